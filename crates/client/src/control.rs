@@ -1,4 +1,4 @@
-//! The control connection: requests and their answers, each within a time.
+//! The control connection: requests and their answers, each before a deadline.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::error::AttachError;
 /// How long an operation waits for the server by default.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The end of the time that one operation may take, all of its requests together.
+/// The deadline of one operation, for all of its requests together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     /// `None`: the deadline is beyond the clock's range, and never expires.
@@ -37,8 +37,8 @@ impl Deadline {
     }
 }
 
-/// Connects to a server's socket. A server that accepts no connection keeps the caller waiting
-/// until the deadline.
+/// Connects to a server's socket. If the server accepts no connection, the caller waits until the
+/// deadline.
 pub(crate) fn connect(path: &Path, deadline: Deadline) -> Result<OwnedFd, AttachError> {
     let failed = |cause: io::Error| AttachError::NoServer { path: path.to_owned(), cause };
     let socket = rustix::net::socket_with(
@@ -49,8 +49,8 @@ pub(crate) fn connect(path: &Path, deadline: Deadline) -> Result<OwnedFd, Attach
     )
     .map_err(|error| failed(error.into()))?;
     let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
-    // The kernel counts this time while the server's queue of connections is full. Zero would mean
-    // no limit.
+    // The kernel applies this timeout while the server's queue of connections is full. Zero would
+    // mean no limit.
     if let Some(left) = deadline.left() {
         let left = left.max(Duration::from_millis(1));
         set_socket_timeout(&socket, Timeout::Send, Some(left))
@@ -81,19 +81,18 @@ pub(crate) enum Answer {
     Wrong(String),
 }
 
-/// Sends a request, and waits for the answer until the deadline. When none has come by then, it
-/// shuts the connection down: the client would take a late answer for that of the next request.
+/// Sends a request, and waits for the answer until the deadline. If none has come by then, shuts
+/// the connection down: the client would take a late answer for that of the next request.
 pub(crate) fn ask(channel: &Channel, message: &Message, deadline: Deadline) -> Answer {
     match channel.send(message, &[]) {
         Ok(()) => {}
-        // The refusal that came before the hang-up is worth reading.
+        // The server may have sent a refusal before it hung up, which the client reads below.
         Err(ChannelError::Socket(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
         Err(ChannelError::Socket(error)) if error.kind() == io::ErrorKind::ConnectionReset => {}
         Err(error) => return Answer::Wrong(error.to_string()),
     }
     // A server that hung up before it read the request leaves an error on the socket. The kernel
-    // reports that before the server's answer: the refusal, with its reason, comes with the second
-    // look.
+    // reports that error first. The second receive returns the server's refusal, with its reason.
     let answer = match receive(channel, deadline) {
         Ok(Some(Incoming::End)) => receive(channel, deadline),
         other => other,
@@ -107,7 +106,7 @@ pub(crate) fn ask(channel: &Channel, message: &Message, deadline: Deadline) -> A
             Answer::HungUp
         }
         Ok(None) => {
-            // It fails only when the connection is down already.
+            // This fails only when the connection is down already.
             let _ = rustix::net::shutdown(channel, Shutdown::Both);
             Answer::Missing(deadline.after)
         }
@@ -130,7 +129,7 @@ fn receive(channel: &Channel, deadline: Deadline) -> Result<Option<Incoming>, Ch
 }
 
 impl Answer {
-    /// Returns the error that an unexpected answer means to a session that attaches.
+    /// Returns the error of a session that attaches for an unexpected answer.
     pub(crate) fn into_attach_error(self) -> AttachError {
         match self {
             Answer::Refused(Refusal::Version, text) => AttachError::Protocol(text),

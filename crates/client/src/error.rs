@@ -1,4 +1,4 @@
-//! The errors of each operation, and the caller's remedies.
+//! The errors of each operation, with the caller's remedies.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use towpath_queue::Violation;
 
 pub use towpath_protocol::message::Refusal;
 
-/// The session is over. Nothing on it works any more; attach again.
+/// The session is over. All further calls on it fail; attach again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Lost {
     /// The server ended, or was killed.
@@ -17,12 +17,12 @@ pub enum Lost {
     /// The server closed the session because of a violation by this application.
     #[error("the driver server closed the session: {0}")]
     Violated(Violation),
-    /// The server wrote an impossible value; the client does not rely on the session's memory any
-    /// more.
-    #[error("the driver server has gone wrong: {0}")]
+    /// The server wrote an impossible value, so the client no longer relies on the session's
+    /// memory.
+    #[error("the driver server broke the protocol: {0}")]
     ServerWrong(Violation),
     /// The server did not answer a request in time ([`crate::Options::answer_timeout`]). The
-    /// session is over, since a late answer could be taken for another request's.
+    /// session is over, since the client could take a late answer for another request's.
     #[error(
         "the driver server did not answer within {after:?}, and the session is over; attach again \
          when the server's process runs, or allow a longer Options::answer_timeout"
@@ -31,17 +31,18 @@ pub enum Lost {
         /// How long the session waited.
         after: Duration,
     },
-    /// This is a child made by `fork`: the session is its parent's.
-    #[error("this process was forked; the session is its parent's, attach one of your own")]
+    /// This process is a child made by `fork`: the session belongs to its parent.
+    #[error("this process was forked, and the session belongs to its parent; attach a new session")]
     Forked,
 }
 
-/// Why attaching failed.
+/// The reason why the client could not attach.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// No server listens there.
+    /// No server listens at the path.
     #[error(
-        "{path}: {cause}; start a server with `towpath serve`, or give the path of a running one's socket"
+        "{path}: {cause}; start a server with `towpath serve`, or give the path of a running \
+        server's socket"
     )]
     NoServer {
         /// The socket's path.
@@ -57,15 +58,15 @@ pub enum AttachError {
         /// The server's text.
         text: String,
     },
-    /// The server speaks another version, or not this protocol at all.
+    /// The server speaks another version of the protocol, or another protocol.
     #[error("{0}")]
     Protocol(String),
     /// The server ended meanwhile.
     #[error("the driver server hung up while this application attached")]
     HungUp,
-    /// The server did not answer in time ([`crate::Options::answer_timeout`]): it is stopped, or
-    /// does not accept connections. As far as the caller knows, the server attached, reported and
-    /// set nothing; a server that goes on later may still follow the request.
+    /// The server did not answer in time ([`crate::Options::answer_timeout`]): its process is
+    /// stopped, or accepts no connections. The caller assumes that the server attached, reported
+    /// and set nothing. A server that continues later may still carry the request out.
     #[error(
         "{}the driver server did not answer within {after:?}; see whether its process is stopped, \
          and try again or restart it",
@@ -99,7 +100,8 @@ impl AttachError {
     }
 }
 
-/// Why an endpoint could not be opened or closed, or a setting or the way of waiting changed.
+/// The reason why the session could not open or close an endpoint, or change a setting or its wait
+/// strategy.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The server refused, or the client refused an impossible request.
@@ -115,32 +117,33 @@ pub enum OpenError {
     Lost(#[from] Lost),
 }
 
-/// Why a packet was not put into the queue.
+/// The reason why the client did not queue a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// The queue is full: wait for room ([`crate::Session::want_room`]), or drop the packet.
     #[error("the transmit queue is full")]
     Full,
-    /// The packet has no bytes, or more than any chain of buffers of this session holds.
+    /// The packet has no bytes, or more than the longest chain of buffers of this session holds.
     #[error("a packet of {len} bytes; 1 to {max} are possible in this session")]
     Length {
-        /// Its length.
+        /// The packet's length.
         len: usize,
         /// The longest allowed length.
         max: usize,
     },
     /// The endpoint belongs to another session: this one has no such queue pair.
     #[error(
-        "an endpoint of queue set {queue_pair}, and this session has {queue_pairs}: it is another's"
+        "an endpoint of queue pair {queue_pair}; this session has {queue_pairs}, so the endpoint \
+        belongs to another session"
     )]
     NoQueuePair {
         /// The endpoint's queue pair.
         queue_pair: u32,
-        /// How many there are.
+        /// The number of queue pairs of this session.
         queue_pairs: u32,
     },
     /// The buffer is not reserved: it was sent or released, or belongs to another session.
-    #[error("a frame that is not reserved in this session: it was sent, released, or another's")]
+    #[error("a buffer that is not reserved in this session: sent, released, or of another session")]
     NotReserved,
     /// The session is over.
     #[error(transparent)]

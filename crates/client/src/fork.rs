@@ -1,4 +1,4 @@
-//! Tells a child made by `fork` from its parent, without a system call.
+//! A guard that tells a child made by `fork` from its parent, without a system call.
 
 use std::io;
 
@@ -20,7 +20,7 @@ impl ForkGuard {
         Ok(ForkGuard { words })
     }
 
-    /// `true` if this process is the one that made the guard.
+    /// `true` if this process made the guard.
     #[inline]
     pub(crate) fn is_parent(&self) -> bool {
         self.words.fetch(0) == 1

@@ -8,17 +8,17 @@
 //!     let endpoint = session.open(&Rule::new().ethertype(0x88b5))?;
 //!     loop {
 //!         session.wait(None)?;
-//!         while let Some(frame) = session.receive_one(0)? {
-//!             send(&mut session, endpoint, &frame)?;
+//!         while let Some(packet) = session.receive_one(0)? {
+//!             send(&mut session, endpoint, &packet)?;
 //!         }
 //!         session.flush()?;
 //!     }
 //! }
 //!
-//! /// Sends a frame. If the queue is full, waits for room and tries again.
-//! fn send(session: &mut Session, endpoint: Endpoint, frame: &[u8]) -> Result<(), SendError> {
+//! /// Sends a packet. If the queue is full, waits for room and tries again.
+//! fn send(session: &mut Session, endpoint: Endpoint, packet: &[u8]) -> Result<(), SendError> {
 //!     loop {
-//!         match session.send_bytes(endpoint, frame) {
+//!         match session.send_bytes(endpoint, packet) {
 //!             Err(SendError::Full) => {
 //!                 session.flush()?;
 //!                 session.want_room(endpoint.queue_pair())?;
@@ -30,10 +30,10 @@
 //! }
 //! ```
 //!
-//! A [`Session`] belongs to one thread at a time: it is [`Send`] and not [`Sync`], and cannot be
-//! cloned. A program in which several threads send attaches a session for each. Or it puts the TCP
-//! and UDP sockets of `towpath-net` on top, which any thread may use. After `fork` the child has no
-//! session: every call there returns [`Lost::Forked`], and the parent's session goes on
+//! A [`Session`] belongs to one thread at a time: it is [`Send`] but neither [`Sync`] nor
+//! [`Clone`]. A program in which several threads send attaches one session per thread. Or it uses
+//! the TCP and UDP sockets of `towpath-net`, which any thread may use. After `fork` the child has
+//! no session: every call there returns [`Lost::Forked`], and the parent's session continues
 //! undisturbed.
 //!
 //! The application trusts the server as it trusts a kernel: the client checks the server's words

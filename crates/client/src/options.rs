@@ -1,4 +1,4 @@
-//! The application's wishes for a session, and the server's grant.
+//! The application's options for a session, and the server's grant.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use towpath_protocol::message::{self, Attached};
 
-/// The parts of a session. Its memory is about
+/// The options of a session, whose memory is about
 /// `queue_pairs * (transmit_slots * transmit_buffer_bytes + receive_slots * receive_buffer_bytes)`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The application's own name; shown by `towpath ls`. Up to 32 bytes count.
+    /// The application's name, which `towpath ls` shows. Up to 32 bytes count.
     pub name: String,
-    /// Queue pairs, 1 to 16 384.
+    /// The number of queue pairs, 1 to 16 384.
     pub queue_pairs: u32,
-    /// Endpoints at most, 1 to 16 384.
+    /// The maximum number of endpoints, 1 to 16 384.
     pub endpoints: u32,
     /// Slots of each transmit queue: a power of two from 8.
     pub transmit_slots: u32,
@@ -24,48 +24,49 @@ pub struct Options {
     pub transmit_buffer_bytes: u32,
     /// Data bytes of a receive buffer.
     pub receive_buffer_bytes: u32,
-    /// Receive buffers that the server has at a time; fewer stay in the processor's caches, more
-    /// take longer bursts. `None`: all.
+    /// Receive buffers that the client provides to the server at a time, per queue pair. Fewer
+    /// buffers stay in the processor's caches; more hold longer bursts. `None`: all.
     pub provided: Option<u32>,
-    /// The IPv4 address wanted, if it matters.
+    /// The requested IPv4 address. `None`: the server chooses one.
     pub ipv4: Option<Ipv4Addr>,
-    /// How [`crate::Session::wait`] waits.
+    /// The strategy of [`crate::Session::wait`].
     pub wait_strategy: WaitStrategy,
-    /// The queue pair for the expedited messages of all endpoints ([`crate::Session::send_expedited`]),
-    /// and for no others; below `queue_pairs`. `None`: each endpoint's own.
+    /// The queue pair for the expedited packets of all endpoints
+    /// ([`crate::Session::send_expedited`]), and for no others; below `queue_pairs`. `None`: each
+    /// endpoint's own.
     pub expedited_queue_pair: Option<u32>,
     /// How long the client waits for the server when it attaches, and for each later request of the
-    /// session (open, close, set). Default 10 s. A request that gets no answer in time ends the
+    /// session (open, close, set); 10 s by default. A request that gets no answer in time ends the
     /// session with [`crate::Lost::NoAnswer`]. A deadline beyond the clock's range never expires.
     pub answer_timeout: Duration,
 }
 
-/// How [`crate::Session::wait`] waits. It does not concern a program that sleeps in an epoll of its
-/// own.
+/// The strategy of [`crate::Session::wait`]. It has no effect on a program that sleeps in an epoll
+/// of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WaitStrategy {
     /// The client sleeps until the server notifies it.
     #[default]
     Block,
-    /// The client polls: it stays awake on a processor of its own, for the shortest delays.
+    /// The client polls: it stays awake on a processor of its own, for the lowest latency.
     Poll,
-    /// The client spins, then sleeps. It spins only if packets are likely to come so soon, and at
-    /// most as long as a wake-up takes. The first such session of a process measures that time,
-    /// within a tenth of a second.
+    /// The client spins, then sleeps. It spins only if packets are likely to come while it spins,
+    /// and at most as long as a wake-up takes. The first such session of a process measures that
+    /// time, within a tenth of a second.
     SpinThenBlock,
-    /// Timer-driven: the client looks this many times a second, 1 to 100 000, and the server does
-    /// not notify it unless half of the receive buffers are used. Between ticks the client sleeps,
-    /// or where sleep takes longer than that, stays awake; [`Statistics`] counts the ticks. The
-    /// first wait of a process at more than 10 000 measures how long sleep takes, within a tenth of
-    /// a second.
+    /// Timer-driven: the client polls this many times per second, 1 to 100 000. The server notifies
+    /// the client only when half of the receive buffers are used. Between ticks the client sleeps.
+    /// If even the shortest sleep takes longer than a tick, the client stays awake. [`Statistics`]
+    /// counts the ticks. The first wait of a process at more than 10 000 per second measures how
+    /// long a sleep takes, within a tenth of a second.
     TimerDriven(u32),
 }
 
-/// Ticks a second that a session's clock may have.
+/// The allowed ticks per second of a timer-driven session.
 const CLOCK_HZ: std::ops::RangeInclusive<u32> = 1..=100_000;
 
 impl WaitStrategy {
-    /// Checks the value, and returns its fault.
+    /// Checks the value. An error is a text that describes the fault.
     pub(crate) fn check(self) -> Result<(), String> {
         match self {
             WaitStrategy::TimerDriven(hz) if !CLOCK_HZ.contains(&hz) => {
@@ -110,23 +111,24 @@ pub struct Info {
     pub mtu: usize,
     /// The session's number, as tools show it.
     pub session: u32,
-    /// Its MAC address.
+    /// The session's MAC address.
     pub mac: [u8; 6],
-    /// Its IPv4 address and prefix length.
+    /// The session's IPv4 address and prefix length.
     pub ipv4: Option<(Ipv4Addr, u8)>,
     /// The IPv4 gateway.
     pub ipv4_gateway: Option<Ipv4Addr>,
-    /// Its IPv6 address and prefix length.
+    /// The session's IPv6 address and prefix length.
     pub ipv6: Option<(Ipv6Addr, u8)>,
     /// The IPv6 gateway.
     pub ipv6_gateway: Option<Ipv6Addr>,
-    /// The session may send partial checksums.
+    /// `true` if the session may send partial checksums.
     pub can_checksum: bool,
-    /// The session may send large TCP packets.
+    /// `true` if the session may send large TCP packets.
     pub can_segment: bool,
-    /// Server and application are one user: server pages are not protected from the application.
+    /// `true` if server and application run as one user. Server pages are then not protected from
+    /// the application.
     pub trusted: bool,
-    /// The server's number; another server has another number.
+    /// The server's number, which differs from that of any other server.
     pub epoch: u64,
 }
 
@@ -138,13 +140,13 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Returns its number in the session, as received packets name it.
+    /// Returns the endpoint's number in the session, as received packets name it.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Returns its queue pair.
+    /// Returns the endpoint's queue pair.
     #[must_use]
     pub fn queue_pair(&self) -> u32 {
         self.queue_pair
@@ -156,7 +158,7 @@ impl Endpoint {
 pub struct Statistics {
     /// Packets received.
     pub received: u64,
-    /// Packets put into transmit queues.
+    /// Packets that the client queued to send.
     pub sent: u64,
     /// Times that the client slept.
     pub sleeps: u64,
@@ -164,18 +166,18 @@ pub struct Statistics {
     pub wake_ups: u64,
     /// Times that the client notified the server.
     pub notifications: u64,
-    /// Notifications that the client suppressed: it had news, and the server was awake, had its
-    /// notification already, or is timer-driven.
+    /// Notifications that the client suppressed, because the server was awake, already notified, or
+    /// timer-driven.
     pub notifications_suppressed: u64,
     /// Notifications that the client deferred.
     pub notifications_deferred: u64,
     /// Times that the client notified the server because half of a queue was in flight.
     pub notifications_early: u64,
-    /// Times that the client published packets to the server.
+    /// Times that the client published a batch of packets to the server.
     pub batches: u64,
-    /// Ticks of [`WaitStrategy::Clocked`] that the client kept.
+    /// Ticks of [`WaitStrategy::TimerDriven`] that the client kept.
     pub ticks: u64,
-    /// Ticks that passed while there was work, or for which sleep took too long.
+    /// Ticks that passed while the client had work or slept too long.
     pub ticks_missed: u64,
     /// Total delay of the ticks kept, in nanoseconds.
     pub ticks_late_ns: u64,
@@ -183,7 +185,7 @@ pub struct Statistics {
     pub tick_latest_ns: u64,
 }
 
-/// Reads the server's answer.
+/// Converts the server's answer.
 pub(crate) fn read_info(attached: &Attached) -> Info {
     let given = |prefix: u8| prefix != 0;
     let (ipv4, ipv6) = (Ipv4Addr::from(attached.ipv4), Ipv6Addr::from(attached.ipv6));

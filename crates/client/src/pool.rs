@@ -3,16 +3,15 @@
 //! Unsafe lives here because the client reads and writes buffers in place.
 //!
 //! A received packet is a `&[u8]` into memory that another process, the server, has mapped
-//! writable. This is the one place of the project where a reference rests on a peer's promise, and
-//! it is the server's promise alone: the server writes a receive buffer only while the buffer is
-//! provided. The queue gives the buffer to the application, and the session provides the buffer
-//! again only after the borrow of the packet has ended. An application trusts its server in this as
-//! it trusts the kernel: the server could as well forge the packets that it delivers. No
-//! application is such a peer of another one, since a receive pool has one writer, the server, and
-//! one reader.
+//! writable. Only here in the project does a reference rest on a peer's promise, and only on the
+//! server's: the server writes a receive buffer only while the buffer is provided. The queue gives
+//! the buffer to the application, and the session provides the buffer again only after the borrow
+//! of the packet has ended. An application trusts its server in this as it trusts the kernel: the
+//! server could as well forge the packets that it delivers. No application depends on another one
+//! in this way, since a receive pool has one writer, the server, and one reader.
 //!
-//! The application alone writes a buffer to be sent until it pushes it: the server has it mapped
-//! for reading, and looks at no buffer that is in no queue.
+//! Until the application pushes a transmit buffer, only the application writes it. The server has
+//! the transmit pool mapped for reading, and reads only buffers that are in a queue.
 
 use std::sync::Arc;
 
@@ -66,20 +65,20 @@ impl<'a> Received<'a> {
         self.len
     }
 
-    /// Returns the number of the endpoint that it is for.
+    /// Returns the number of the endpoint to which the server delivered the packet.
     #[must_use]
     pub fn endpoint(&self) -> u32 {
         self.descriptors[0].endpoint
     }
 
-    /// `true` if the server captured it as it was sent (capturing endpoints only).
+    /// `true` if the server captured the packet as it was sent (capturing endpoints only).
     #[must_use]
     pub fn is_outgoing(&self) -> bool {
         self.descriptors[0].flags & OUTGOING != 0
     }
 
-    /// Returns the offload work that is left to the application; always finished unless the
-    /// endpoint asked otherwise.
+    /// Returns the packet's offload state. Always [`Meta::FULL`] unless the endpoint's rule has
+    /// offload.
     #[must_use]
     pub fn meta(&self) -> Meta {
         let first = &self.descriptors[0];
@@ -95,7 +94,7 @@ impl<'a> Received<'a> {
         Parts { pool: self.pool, descriptors: self.descriptors.iter() }
     }
 
-    /// Returns the whole packet if it is in one piece, as every packet up to the buffer size is.
+    /// Returns the whole packet if it is in one piece; every packet up to the buffer size is.
     #[must_use]
     pub fn contiguous(&self) -> Option<&'a [u8]> {
         if self.descriptors.len() == 1 { Some(self.pool.bytes(&self.descriptors[0])) } else { None }
@@ -110,7 +109,7 @@ impl<'a> Received<'a> {
     }
 }
 
-/// The receive pool: read-only here.
+/// The receive pool, which this process maps read-only.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivePool {
     memory: Arc<Mapping>,
@@ -124,8 +123,8 @@ impl ReceivePool {
         fits.then(|| ReceivePool { memory: Arc::new(memory), shape })
     }
 
-    /// Prefetches `len` bytes of a buffer that the application will read soon: the server's core
-    /// has them.
+    /// Prefetches `len` bytes of a buffer that the application will read soon; the server's core
+    /// has them in its cache.
     #[inline]
     pub(crate) fn prefetch(&self, buffer: u32, len: usize) {
         let start = self.shape.buffer_offset(buffer) + HEADROOM_BYTES as usize;
@@ -135,10 +134,10 @@ impl ReceivePool {
     #[inline]
     fn bytes(&self, descriptor: &Descriptor) -> &[u8] {
         let offset = descriptor.pool_offset(&self.shape);
-        // SAFETY: the queue gave us the buffer, and the session provides it again only after its
-        // borrow that this slice hangs on has ended. The server writes no buffer that is not
-        // provided: that is its contract, which the application trusts (see the module). This
-        // process does not write the pool: it is mapped for reading.
+        // SAFETY: the queue gave the buffer to this side, and the session provides it again only
+        // after the borrow on which this slice depends has ended. The server writes only provided
+        // buffers: that is its contract, which the application trusts (see the module). This
+        // process does not write the pool, which it maps for reading.
         unsafe { self.memory.bytes(offset, descriptor.len as usize) }.unwrap_or(&[])
     }
 
@@ -154,7 +153,7 @@ impl ReceivePool {
     }
 }
 
-/// The transmit pool: written here alone.
+/// The transmit pool, which only this process writes.
 #[derive(Debug)]
 pub(crate) struct TransmitPool {
     memory: Region,
@@ -172,28 +171,29 @@ impl TransmitPool {
         self.shape.data_bytes() as usize
     }
 
-    /// Prefetches `len` bytes of a buffer that the application will write soon: the server's core
-    /// has them.
+    /// Prefetches `len` bytes of a buffer that the application will write soon; the server's core
+    /// has them in its cache.
     #[inline]
     pub(crate) fn prefetch(&self, buffer: u32, len: usize) {
         let start = self.shape.buffer_offset(buffer) + HEADROOM_BYTES as usize;
         self.memory.prefetch_to_write(start, len.min(self.data_bytes()));
     }
 
-    /// Returns the first `len` data bytes of a buffer; `None` when it has fewer. The buffer is the
-    /// caller's own: neither free nor in a queue.
+    /// Returns the first `len` data bytes of a buffer; `None` when it has fewer. The caller owns
+    /// the buffer: it is neither free nor in a queue.
     #[inline]
     pub(crate) fn bytes_mut(&mut self, buffer: u32, len: usize) -> Option<&mut [u8]> {
         if buffer >= self.shape.buffers() || len > self.data_bytes() {
             return None;
         }
         let offset = self.shape.buffer_offset(buffer) + HEADROOM_BYTES as usize;
-        // SAFETY: only this process writes the transmit pool, the server does not look at a buffer
-        // that is in no queue, and `&mut self` is the only way to the pool here.
+        // SAFETY: only this process writes the transmit pool, the server reads only buffers that
+        // are in a queue, and `&mut self` is the only access to the pool here.
         unsafe { self.memory.bytes_mut(offset, len) }
     }
 
-    /// Lets `fill` write a finished packet of `len` bytes into one buffer that it fits into.
+    /// Lets `fill` write a packet of `len` bytes, its checksums full, into one buffer that holds
+    /// it.
     #[inline]
     pub(crate) fn write_one(
         &mut self,
@@ -206,14 +206,14 @@ impl TransmitPool {
             Descriptor { buffer, start: HEADROOM_BYTES, len: len as u32, endpoint, flags: 0 };
         let offset = descriptor.pool_offset(&self.shape);
         // SAFETY: only this process writes the transmit pool, the buffer is free, and `&mut self`
-        // is the only way to the pool here.
+        // is the only access to the pool here.
         let bytes = unsafe { self.memory.bytes_mut(offset, len) }.unwrap_or(&mut []);
         fill(&mut [bytes]);
         descriptor
     }
 
-    /// Lets `fill` write a packet of `len` bytes into the buffers `frames`, and makes their
-    /// descriptors. The buffers are distinct and the caller's own.
+    /// Lets `fill` write a packet of `len` bytes into `buffers`, and returns their descriptors. The
+    /// buffers are distinct, and the caller owns them.
     pub(crate) fn write(
         &mut self,
         buffers: &[u32],
@@ -236,7 +236,7 @@ impl TransmitPool {
         let slice = |descriptor: &Descriptor| {
             let offset = descriptor.pool_offset(&self.shape);
             // SAFETY: only this process writes the transmit pool, the buffers are distinct and
-            // free, and `&mut self` is the only way to the pool here.
+            // free, and `&mut self` is the only access to the pool here.
             unsafe { self.memory.bytes_mut(offset, descriptor.len as usize) }.unwrap_or(&mut [])
         };
         if buffers.len() == 1 {

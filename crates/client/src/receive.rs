@@ -8,7 +8,7 @@ use crate::pool::Received;
 use crate::session::Session;
 
 impl Session {
-    /// Provides empty buffers up to the number that the server is to have.
+    /// Provides empty buffers, up to the limit for one queue pair ([`crate::Options::provided`]).
     pub(crate) fn provide(&mut self, queue_pair: u32) {
         let set = &mut self.queue_pairs[queue_pair as usize];
         let limit = self.provided;
@@ -21,8 +21,9 @@ impl Session {
         }
     }
 
-    /// Gives up to `budget` received packets of a queue pair to `each`, which reads them in place;
-    /// the client provides each packet's buffers again after it. Returns how many there were.
+    /// Passes at most `budget` received packets of a queue pair to `each`, which reads them in
+    /// place. The client provides the packets' buffers again afterwards. Returns the number of
+    /// packets.
     ///
     /// # Errors
     /// [`Lost`].
@@ -58,7 +59,7 @@ impl Session {
             if count == 0 {
                 break;
             }
-            // The next packet is mostly as long as this one.
+            // The next packet is usually as long as this one.
             self.length = self.packet[0].len as usize;
             each(Received::new(&self.receive_pool, &self.packet[..count]));
             for descriptor in &self.packet[..count] {
@@ -77,7 +78,7 @@ impl Session {
         Ok(got)
     }
 
-    /// Receives one packet of a queue pair, copied; `None` when nothing waits.
+    /// Receives a copy of one packet of a queue pair; `None` when nothing waits.
     ///
     /// # Errors
     /// [`Lost`].

@@ -1,4 +1,4 @@
-//! The requests of tools to a server.
+//! The requests that tools send to a server.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use towpath_protocol::settings::Setting;
 use crate::control::{ANSWER_TIMEOUT, Answer, Deadline, ask, connect};
 use crate::error::AttachError;
 
-/// Returns the default path of a device's server socket: `/run/towpath/DEVICE.sock` for root and
-/// for system services, `$XDG_RUNTIME_DIR/towpath/DEVICE.sock` for other users, or where that is
-/// not set or empty, `/tmp/towpath-UID/DEVICE.sock`.
+/// Returns the default path of a device's server socket. For root it is `/run/towpath/DEVICE.sock`,
+/// for other users `$XDG_RUNTIME_DIR/towpath/DEVICE.sock`, or where the variable is not set or
+/// empty, `/tmp/towpath-UID/DEVICE.sock`.
 #[must_use]
 pub fn default_socket(device: &str) -> PathBuf {
     let name = format!("{device}.sock");
@@ -28,8 +28,8 @@ pub fn default_socket(device: &str) -> PathBuf {
     }
 }
 
-/// Asks a server for its sessions and counters; the answer is JSON. Users other than root and the
-/// server's see their own sessions.
+/// Asks a server for its sessions and counters, and returns its JSON. Users other than root and the
+/// server's own see only their own sessions.
 ///
 /// # Errors
 /// As attaching.
@@ -38,7 +38,7 @@ pub fn report(path: impl AsRef<Path>) -> Result<serde_json::Value, AttachError> 
     report_over(connect(path, Deadline::after(ANSWER_TIMEOUT))?).map_err(|error| error.at(path))
 }
 
-/// Asks as [`report()`] does, over a connected socket: one that a server in this process gave.
+/// Asks as [`report()`] does, over a connected socket from a server in this process.
 ///
 /// # Errors
 /// As attaching.
@@ -64,8 +64,7 @@ pub fn report_over(socket: OwnedFd) -> Result<serde_json::Value, AttachError> {
     }
 }
 
-/// Appends a page to the pages before it. A session whose endpoints are on several pages becomes
-/// one.
+/// Appends a page to the pages before it, and merges a session whose endpoints are on both.
 fn append(report: &mut serde_json::Value, mut page: serde_json::Value) {
     if report.is_null() {
         *report = page;
@@ -87,12 +86,12 @@ fn append(report: &mut serde_json::Value, mut page: serde_json::Value) {
     all.append(more);
 }
 
-/// Changes a setting of the device, or of an endpoint, which is named by its session and its number
-/// there. For root and the server's user; an application changes its own endpoints' by
+/// Changes a setting of the device, or of an endpoint, given by its session and its number there.
+/// For root and the server's user; an application changes its own endpoints' settings by
 /// [`crate::Session::set`].
 ///
 /// # Errors
-/// As attaching; the old value stands then.
+/// As attaching; then the old value stays in force.
 pub fn set(
     path: impl AsRef<Path>,
     endpoint: Option<(u32, u32)>,
@@ -104,11 +103,10 @@ pub fn set(
     set_over(socket, endpoint, setting, value).map_err(|error| error.at(path))
 }
 
-/// Changes a setting as [`set`] does, over a connected socket: one that a server in this process
-/// gave.
+/// Changes a setting as [`set`] does, over a connected socket from a server in this process.
 ///
 /// # Errors
-/// As attaching; the old value stands then.
+/// As attaching; then the old value stays in force.
 pub fn set_over(
     socket: OwnedFd,
     endpoint: Option<(u32, u32)>,

@@ -1,5 +1,5 @@
-//! Buffers taken ahead of sending: the application writes any number of them at any time, and sends
-//! each one when its turn comes.
+//! Buffers that the application reserves before it sends them. The application may write any number
+//! of them at any time, and sends each one when it chooses.
 
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
 
@@ -8,16 +8,15 @@ use crate::options::Endpoint;
 use crate::session::Session;
 
 /// A transmit buffer that the application took and has not sent yet ([`Session::reserve`]). It
-/// belongs to the session that gave it; another session does not know it, or takes it for a
-/// reserved buffer of its own with the same number. When it is dropped without
+/// belongs to the session that returned it. Another session does not know it, or takes it for a
+/// reserved buffer of its own with the same number. If the application drops it without
 /// [`Session::release`], the session has one buffer less.
 #[derive(Debug, PartialEq, Eq, Hash)]
-#[must_use = "a frame that is neither sent nor released is lost to its session"]
+#[must_use = "a buffer that is neither sent nor released is lost to its session"]
 pub struct TransmitBuffer(u32);
 
 impl Session {
-    /// Returns how many transmit buffers are free, as far as known: [`Session::unsent`] looks
-    /// again.
+    /// Returns how many transmit buffers are free, as last reclaimed; [`Session::unsent`] reclaims.
     ///
     /// # Errors
     /// [`Lost`].
@@ -26,27 +25,27 @@ impl Session {
         Ok(self.transmit_free.len())
     }
 
-    /// Returns how many data bytes a transmit buffer has.
+    /// Returns how many data bytes a transmit buffer holds.
     #[must_use]
     pub fn transmit_buffer_bytes(&self) -> usize {
         self.transmit_pool.data_bytes()
     }
 
-    /// Returns how many buffers an endpoint's transmit queue holds; 0 for another session's
-    /// endpoint whose queue pair this session does not have.
+    /// Returns how many buffers an endpoint's transmit queue holds; 0 for an endpoint of another
+    /// session whose queue pair this session does not have.
     #[must_use]
     pub fn transmit_slots(&self, endpoint: Endpoint) -> u32 {
         self.queue_pairs.get(endpoint.queue_pair as usize).map_or(0, |set| set.transmit.capacity())
     }
 
-    /// Takes a free transmit buffer, if one is known to be free.
+    /// Takes a free transmit buffer, if the client knows of one.
     pub fn reserve(&mut self) -> Option<TransmitBuffer> {
         let buffer = self.transmit_free.take()?;
         self.reserved[buffer as usize] = true;
         Some(TransmitBuffer(buffer))
     }
 
-    /// Gives a reserved buffer back, unsent.
+    /// Releases a reserved buffer, unsent.
     pub fn release(&mut self, buffer: TransmitBuffer) {
         if self.is_reserved(&buffer) {
             self.reserved[buffer.0 as usize] = false;
@@ -54,8 +53,8 @@ impl Session {
         }
     }
 
-    /// Returns the first `len` bytes of a reserved buffer, in place; they hold the bytes that this
-    /// session wrote there last. `None` when the buffer is not reserved or not so long.
+    /// Returns the first `len` bytes of a reserved buffer, in place. They hold the bytes that this
+    /// session wrote there last. `None` if the buffer is not reserved, or is shorter.
     #[must_use]
     pub fn reserved(&mut self, buffer: &TransmitBuffer, len: usize) -> Option<&mut [u8]> {
         if self.check().is_err() || !self.is_reserved(buffer) {
@@ -64,12 +63,11 @@ impl Session {
         self.transmit_pool.bytes_mut(buffer.0, len)
     }
 
-    /// Puts the finished packet in the first `len` bytes of a reserved buffer into the transmit
-    /// queue of an endpoint. The buffer belongs to the server then, and its name means nothing any
-    /// more.
+    /// Queues the packet in the first `len` bytes of a reserved buffer, its checksums full, on an
+    /// endpoint. The buffer then belongs to the server, and `buffer` is no longer valid.
     ///
     /// # Errors
-    /// [`SendError`]; nothing was queued then, and the buffer stays reserved.
+    /// [`SendError`]; then nothing was queued, and the buffer stays reserved.
     pub fn send_reserved(
         &mut self,
         endpoint: Endpoint,

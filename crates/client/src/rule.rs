@@ -4,18 +4,19 @@ use std::net::IpAddr;
 
 use towpath_protocol::message::{self, Open};
 
-/// A flow rule and the properties of an endpoint. A field that is not given does not count, but for
-/// MAC address and VLAN: these are the session's own address, and none, unless [`Rule::any_mac`] or
-/// [`Rule::any_vlan`] says otherwise.
+/// A flow rule and the properties of an endpoint. A field that a rule leaves out matches anything,
+/// except MAC address and VLAN. By default these are the session's own address, and no tag;
+/// [`Rule::any_mac`] and [`Rule::any_vlan`] make them match anything too.
 ///
-/// An endpoint sends inside of its rule as it receives: local is where its packets come from, and
-/// remote where they go. Whatever a rule leaves out, the packets have the session's own addresses
-/// as source.
+/// The rule also limits the packets that the endpoint sends: their source matches the local fields,
+/// and their destination the remote fields. Also where a rule leaves fields out, the packets have
+/// the session's own addresses as source.
 ///
-/// The server gives a packet that several rules match to the most specific one: the rule with more
-/// fields. Of rules with as many fields, it takes the one that gives the first in which they differ
-/// of remote port, remote address, port, address, protocol, ethertype, VLAN, MAC address.
-/// `Rule::new()` gives two, MAC address and VLAN.
+/// The server delivers a packet that several rules match to the most specific one: the rule with
+/// the most fields. Of rules with equally many fields, the server compares remote port, remote
+/// address, port, address, protocol, ethertype, VLAN and MAC address in this order. At the first
+/// field in which the rules differ, the rule that has it wins. `Rule::new()` has two fields, MAC
+/// address and VLAN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     mac: Option<[u8; 6]>,
@@ -32,7 +33,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Matches everything for the session's MAC address, without a VLAN tag.
+    /// Matches every packet to the session's MAC address without a VLAN tag.
     #[must_use]
     pub fn new() -> Rule {
         Rule::default()
@@ -45,21 +46,22 @@ impl Rule {
         Rule { flags: message::OPEN_PROMISCUOUS, ..Rule::default() }
     }
 
-    /// Asks for a copy of every packet, received or sent, checksums finished. For root and the
-    /// server's user.
+    /// Captures every packet, received or sent, with full checksums. For root and the server's
+    /// user.
     #[must_use]
     pub fn capture() -> Rule {
         Rule { flags: message::OPEN_CAPTURE, ..Rule::default() }
     }
 
-    /// Matches another MAC address than the session's. For root and the server's user.
+    /// Matches packets to this MAC address instead of the session's. For root and the server's
+    /// user.
     #[must_use]
     pub fn mac(self, mac: [u8; 6]) -> Rule {
         Rule { mac: Some(mac), any: self.any & !message::RULE_ANY_MAC, ..self }
     }
 
-    /// Matches packets to any MAC address but a group's. The endpoint still sends from the
-    /// session's own alone. For root and the server's user.
+    /// Matches packets to any MAC address except a group's. The endpoint still sends only from the
+    /// session's own address. For root and the server's user.
     #[must_use]
     pub fn any_mac(self) -> Rule {
         Rule { mac: None, any: self.any | message::RULE_ANY_MAC, ..self }
@@ -71,7 +73,7 @@ impl Rule {
         Rule { vlan: Some(vlan), any: self.any & !message::RULE_ANY_VLAN, ..self }
     }
 
-    /// Matches packets with any VLAN tag, and without.
+    /// Matches packets with any VLAN tag, and packets without one.
     #[must_use]
     pub fn any_vlan(self) -> Rule {
         Rule { vlan: None, any: self.any | message::RULE_ANY_VLAN, ..self }
@@ -95,14 +97,14 @@ impl Rule {
         Rule { protocol: Some(protocol), ..self }
     }
 
-    /// Matches packets to this port, of the rule's protocol, or without one of any that has ports:
-    /// TCP, UDP, SCTP.
+    /// Matches packets to this port. The rule's protocol applies; without one, the rule matches
+    /// TCP, UDP and SCTP.
     #[must_use]
     pub fn port(self, port: u16) -> Rule {
         Rule { port: Some(port), ..self }
     }
 
-    /// Matches packets from this address. Of the same family as [`Rule::ip`], if both are given.
+    /// Matches packets from this address, of the same family as [`Rule::ip`] if both are given.
     #[must_use]
     pub fn remote_ip(self, ip: IpAddr) -> Rule {
         Rule { remote_ip: Some(ip), ..self }
@@ -126,14 +128,14 @@ impl Rule {
         Rule { protocol: Some(6), port: Some(port), ..self }
     }
 
-    /// Also matches broadcast and multicast that the rest of the rule matches.
+    /// Also matches broadcast and multicast packets that the rest of the rule matches.
     #[must_use]
     pub fn with_group(self) -> Rule {
         Rule { flags: self.flags | message::OPEN_GROUP, ..self }
     }
 
     /// Accepts large packets and partial checksums, with their [`crate::Meta`]. Otherwise the
-    /// server finishes the packets and segments them to the MTU.
+    /// server completes the checksums and segments the packets to the MTU.
     #[must_use]
     pub fn with_offload(self) -> Rule {
         Rule { flags: self.flags | message::OPEN_OFFLOAD, ..self }
@@ -172,7 +174,7 @@ impl Rule {
             }
         }
         open.ip_version = match (self.ip, self.remote_ip) {
-            // Two families have no version in common: the server refuses it.
+            // Two families have no version in common: the server refuses the rule.
             (Some(local), Some(remote)) if local.is_ipv4() != remote.is_ipv4() => 0,
             (Some(ip), _) | (None, Some(ip)) => {
                 if ip.is_ipv4() {

@@ -1,5 +1,5 @@
-//! A session's transmit side: the client writes packets in place, publishes them a batch at a time,
-//! and waits for room.
+//! A session's transmit side: the client writes packets in place, publishes them in batches, and
+//! waits for room.
 
 use std::time::{Duration, Instant};
 
@@ -17,21 +17,22 @@ use crate::session::Session;
 /// The conditions for notifying the server.
 #[derive(Debug)]
 pub(crate) struct DoorbellHold {
-    /// Packets after which the client notifies the server; 1: it defers nothing.
+    /// Packets after which the client notifies the server; 1: the client defers nothing.
     packets: u32,
     /// The longest time for which the client defers a notification.
     delay: Duration,
-    /// Since when the client defers a notification.
+    /// The time since which the client has deferred a notification.
     since: Option<Instant>,
     /// Packets that the client had sent when it last notified the server.
     sent: u64,
-    /// `true` if the next notification is not deferred, and reaches a timer-driven server.
+    /// `true` if the client does not defer the next notification, and sends it also to a
+    /// timer-driven server.
     urgent: bool,
-    /// `true` if it is urgent because half of a queue is in flight.
+    /// `true` if the notification is urgent because half of a queue is in flight.
     half: bool,
     /// `true` if a half-full queue causes a notification.
     notifications_early: bool,
-    /// `true` if notifications to an awake server are suppressed.
+    /// `true` if the client suppresses notifications to an awake server.
     saves: bool,
 }
 
@@ -51,12 +52,12 @@ impl Default for DoorbellHold {
 }
 
 impl Session {
-    /// Puts a packet of `len` bytes into the transmit queue of an endpoint. `fill` writes it in
-    /// place: into one slice, or into several one after the other when it is longer than a buffer.
-    /// The next [`Session::flush`] sends it.
+    /// Queues a packet of `len` bytes on an endpoint. `fill` writes the packet in place: into one
+    /// slice, or into several in order if the packet is longer than a buffer. The next
+    /// [`Session::flush`] sends the packet.
     ///
     /// # Errors
-    /// [`SendError`]; nothing was queued then.
+    /// [`SendError`]; then nothing was queued.
     pub fn send(
         &mut self,
         endpoint: Endpoint,
@@ -68,11 +69,11 @@ impl Session {
     }
 
     /// Queues a packet as [`Session::send`] does; the next packet on this queue pair belongs to the
-    /// same message. No other packet comes between the two on the device, as long as both are there
-    /// when it is their turn, and up to the endpoint's setting `max_message_bytes`.
+    /// same message. The engine sends no other packet between the two to the device, if both are
+    /// published when the engine takes the first, up to the endpoint's setting `max_message_bytes`.
     ///
     /// # Errors
-    /// [`SendError`]; nothing was queued then.
+    /// [`SendError`]; then nothing was queued.
     pub fn send_more(
         &mut self,
         endpoint: Endpoint,
@@ -83,23 +84,24 @@ impl Session {
         self.put(endpoint, endpoint.queue_pair, len, meta, TOGETHER, fill)
     }
 
-    /// Queues a finished, expedited packet of at most [`EXPEDITED_BYTES`] bytes, Ethernet header
-    /// included. The engine sends it ahead of the backlog and of every scheduled packet, to the
-    /// device or to an endpoint of this host. In each poll iteration the engine expedites at most
-    /// as many of all applications together as the device's setting `expedited` allows, and sends the
-    /// rest after them. The endpoint's rights, rates and quotas apply.
+    /// Queues an expedited packet of at most [`EXPEDITED_BYTES`] bytes, Ethernet header included,
+    /// with full checksums. The engine sends it ahead of the backlog and of every scheduled packet,
+    /// to the device or to an endpoint of this host. In each poll iteration the device's setting
+    /// `expedited` limits the number of expedited packets of all applications together; the engine
+    /// sends the rest after them. The endpoint's rights, rates and quotas apply.
     ///
-    /// The packet goes by the queue pair of
-    /// [`Options::expedited_queue_pair`](crate::Options::expedited_queue_pair), where only other expedited
-    /// packets wait before it. Without one it waits in the endpoint's own queue pair for earlier
-    /// packets. Once it is at the head, it overtakes the packets that wait for the device. In the
-    /// middle of a message of several packets it comes with that message. Either way it may
-    /// overtake packets that this endpoint sent earlier; expedited packets stay in order.
+    /// The packet uses the queue pair of
+    /// [`Options::expedited_queue_pair`](crate::Options::expedited_queue_pair), where only other
+    /// expedited packets wait before it. Without that option it waits in the endpoint's own queue
+    /// pair for earlier packets. Once it is at the head, it overtakes the packets that wait for the
+    /// device. In the middle of a message of several packets, the engine sends it with that
+    /// message. Either way it may overtake packets that this endpoint sent earlier; expedited
+    /// packets stay in order.
     ///
-    /// The next [`Session::flush`] sends it.
+    /// The next [`Session::flush`] sends the packet.
     ///
     /// # Errors
-    /// [`SendError`]; nothing was queued then.
+    /// [`SendError`]; then nothing was queued.
     pub fn send_expedited(&mut self, endpoint: Endpoint, packet: &[u8]) -> Result<(), SendError> {
         let (len, max) =
             (packet.len(), self.transmit_pool.data_bytes().min(EXPEDITED_BYTES as usize));
@@ -173,7 +175,7 @@ impl Session {
         Ok(())
     }
 
-    /// `true` if [`Session::send`] would take a packet of `len` bytes now.
+    /// `true` if [`Session::send`] would accept a packet of `len` bytes now.
     pub fn has_room(&mut self, endpoint: Endpoint, len: usize) -> bool {
         let needed = len.div_ceil(self.transmit_pool.data_bytes());
         let fits = |session: &Session| {
@@ -187,10 +189,10 @@ impl Session {
         fits(self) || (self.unsent(endpoint.queue_pair).is_ok() && fits(self))
     }
 
-    /// Puts a finished packet into the transmit queue of an endpoint.
+    /// Queues a copy of a packet with full checksums on an endpoint.
     ///
     /// # Errors
-    /// [`SendError`]; nothing was queued then.
+    /// [`SendError`]; then nothing was queued.
     pub fn send_bytes(&mut self, endpoint: Endpoint, packet: &[u8]) -> Result<(), SendError> {
         self.send(endpoint, packet.len(), Meta::FULL, |parts| {
             let mut rest = packet;
@@ -202,7 +204,8 @@ impl Session {
         })
     }
 
-    /// Publishes all queued packets to the server, and wakes it if it sleeps: once a batch.
+    /// Publishes all queued packets to the server, and notifies the server if it sleeps. The caller
+    /// calls this once per batch.
     ///
     /// # Errors
     /// [`Lost`].
@@ -219,10 +222,10 @@ impl Session {
             if transmit.in_flight() < half || !self.doorbell_hold.notifications_early {
                 continue;
             }
-            // By the completions that the client has seen so far.
+            // The check above used the completions that the client had seen; this reclaims more.
             let free = &mut self.transmit_free;
             outcome = outcome.and(transmit.reclaim(|buffer| free.release(buffer)).map(|_| ()));
-            // The queue is soon full, so the server should look now, whatever its wait strategy.
+            // The queue is soon full, so the server should poll now, whatever its wait strategy.
             self.doorbell_hold.half |= transmit.in_flight() >= half;
         }
         self.doorbell_hold.urgent |= self.doorbell_hold.half;
@@ -241,8 +244,8 @@ impl Session {
         Ok(())
     }
 
-    /// Flushes as [`Session::flush`] does, and asks the server to look at once: the client sends a
-    /// deferred notification, also to a timer-driven server. For the last packet of a burst.
+    /// Flushes as [`Session::flush`] does, and sends a deferred notification at once, also to a
+    /// timer-driven server. For the last packet of a burst.
     ///
     /// # Errors
     /// [`Lost`].
@@ -253,16 +256,16 @@ impl Session {
         Ok(())
     }
 
-    /// Defers notifications to the server: until `packets` are queued, `delay` has passed, a queue
-    /// is half full, or [`Session::flush_now`] is called, whichever is first. The packets
-    /// themselves are not held back: a server that is awake finds them at once. The exception is a
-    /// session that had nothing to send for so long that the engine parked it (docs/signalling.md):
-    /// its first packet waits for the notification.
+    /// Defers notifications to the server until `packets` are queued, `delay` has passed, a queue
+    /// is half full, or the application calls [`Session::flush_now`], whichever is first. The
+    /// client does not hold back the packets themselves: a server that is awake finds them at once.
+    /// The exception is a session that had nothing to send for so long that the engine parked it
+    /// (docs/signalling.md): its first packet waits for the notification.
     ///
-    /// No thread watches the time: the session's first call after it sends the notification, and so
-    /// do [`Session::wait`] and [`Session::arm`] before each sleep. A program that computes
-    /// meanwhile calls `flush_now` first. One packet or no delay: the client notifies at once, as
-    /// by default. (Hennrich calls it producer IPC saving.)
+    /// No thread watches the time. The next wait, poll, or flush of packets after the delay sends
+    /// the notification, and so do [`Session::wait`] and [`Session::arm`] before each sleep. A
+    /// program that computes meanwhile calls `flush_now` first. With one packet or no delay, the
+    /// client notifies at once, as it does by default. (Hennrich calls this producer IPC saving.)
     pub fn defer_notifications(&mut self, packets: u32, delay: Duration) {
         if !self.is_parents() {
             return;
@@ -272,27 +275,27 @@ impl Session {
         self.notify_deferred();
     }
 
-    /// Sets whether the client notifies the server when half of a queue is in flight, whatever it
-    /// defers, and also if the server is timer-driven; on by default. If off, a full queue waits
-    /// for its time.
+    /// Sets whether the client notifies the server when half of a queue is in flight, even if the
+    /// client defers notifications or the server is timer-driven; on by default. If off, also a
+    /// full queue waits for its delay or tick.
     pub fn set_early_notification(&mut self, on: bool) {
         self.doorbell_hold.notifications_early = on;
     }
 
     /// Sets whether the client suppresses notifications to a server that is awake, timer-driven or
-    /// notified already; on by default. If off, the client notifies it for each batch, to measure
-    /// what the suppression saves. The device's setting `notification_suppression` does the same in the other
-    /// direction.
+    /// already notified; on by default. If off, the client notifies the server for each batch, to
+    /// measure the effect of suppression. The device's setting `notification_suppression` does the
+    /// same in the other direction.
     pub fn set_notification_suppression(&mut self, on: bool) {
         self.doorbell_hold.saves = on;
     }
 
-    /// Notifies the server, now or later, after packets were published. `new`: the server has had
-    /// no notification of them.
+    /// Notifies the server of published packets, now or later. `new`: no event for them was
+    /// pending.
     fn notify_for(&mut self, new: bool) {
         let hold = &mut self.doorbell_hold;
         if !new && !hold.urgent && hold.since.is_none() && hold.saves {
-            // The server was notified already, and has yet to look.
+            // The server was already notified, and has yet to poll.
             return;
         }
         let now = if hold.packets > 1 && !hold.urgent {
@@ -309,7 +312,7 @@ impl Session {
         }
     }
 
-    /// Sends a deferred notification if its time has come.
+    /// Sends a deferred notification if its delay has passed.
     pub(crate) fn notify_if_due(&mut self) {
         if self.doorbell_hold.since.is_some_and(|since| since.elapsed() >= self.doorbell_hold.delay)
         {
@@ -324,7 +327,7 @@ impl Session {
         }
     }
 
-    /// Wakes the server, if it sleeps.
+    /// Wakes the server if it sleeps, or has parked this session.
     fn notify(&mut self) {
         let hold = &mut self.doorbell_hold;
         let urgent = std::mem::take(&mut hold.urgent);
@@ -332,7 +335,7 @@ impl Session {
         (hold.since, hold.sent) = (None, self.statistics.sent);
         let fenced = doorbell::fence();
         let asleep = self.notifier.must_notify(fenced, urgent);
-        // A server that has parked this session has no clock for it.
+        // A server that has parked this session does not poll it at ticks.
         let parked = self.parked_notifier.must_notify(fenced, true);
         if asleep == Due::Now || parked == Due::Now || !saves {
             self.statistics.notifications += 1;
@@ -343,8 +346,8 @@ impl Session {
         }
     }
 
-    /// Asks that [`Session::wait`] also returns when half of a queue pair's packets to send are
-    /// sent. The request holds once: ask again for the next time.
+    /// Requests that [`Session::wait`] also returns when half of a queue pair's buffers in flight
+    /// are completed. Each request is answered once.
     ///
     /// # Errors
     /// [`Lost`].
@@ -357,16 +360,17 @@ impl Session {
         let half = set.transmit.in_flight().div_ceil(2);
         set.transmit.want(half);
         set.wants = true;
-        // One look, now that the wish is written: later completions come with an event.
+        // One check after the request is written: later completions come with an event.
         self.poll_for_room(queue_pair)
     }
 
-    /// Looks whether a queue pair has the room that the application asked for.
+    /// Checks whether a queue pair has the room that the application requested.
     pub(crate) fn poll_for_room(&mut self, queue_pair: u32) -> Result<(), Lost> {
         self.unsent(queue_pair)?;
         let set = &mut self.queue_pairs[queue_pair as usize];
         if set.transmit.has_what_it_wanted() {
-            // Reported again, though the application never asked for the last report.
+            // The client reports this room even if the application has not asked for the last
+            // report.
             (set.wants, set.room, set.room_told) = (false, true, false);
             if !set.ready {
                 set.ready = true;
@@ -376,7 +380,8 @@ impl Session {
         Ok(())
     }
 
-    /// Looks for completions; returns how many buffers of a queue pair's transmit queue are unsent.
+    /// Reclaims completed buffers. Returns how many buffers of a queue pair's transmit queue are
+    /// unsent.
     ///
     /// # Errors
     /// [`Lost`].

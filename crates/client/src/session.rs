@@ -36,19 +36,20 @@ use crate::wait::Waiter;
 pub(crate) struct QueuePair {
     pub(crate) transmit: TransmitProducer,
     pub(crate) receive: ReceiveConsumer,
-    /// `true` if it is in `ready`.
+    /// `true` if the queue pair is in `ready`.
     pub(crate) ready: bool,
-    /// `true` if it is in `dirty`.
+    /// `true` if the queue pair is in `dirty`.
     pub(crate) dirty: bool,
-    /// `true` if the room that the application asked for is there: news even when no packet waits.
+    /// `true` if the queue pair has the room that the application requested: news even when no
+    /// packet waits.
     pub(crate) room: bool,
-    /// `true` if a wait has ended with that.
+    /// `true` if a wait has ended because of `room`.
     pub(crate) room_told: bool,
-    /// `true` if the application waits for room: the client looks for it with the next event.
+    /// `true` if the application waits for room: the client checks for it at the next event.
     pub(crate) wants: bool,
 }
 
-/// An attachment to a driver server. See the crate's documentation for threads and `fork`.
+/// An attachment to a driver server. The crate's documentation describes threads and `fork`.
 pub struct Session {
     pub(crate) channel: Channel,
     /// How long the client waits for the answer to a request.
@@ -59,7 +60,8 @@ pub struct Session {
     pub(crate) transmit_pool: TransmitPool,
     pub(crate) receive_pool: ReceivePool,
     pub(crate) transmit_free: FreeBuffers,
-    /// `true` for the transmit buffers that the application has, neither free nor in a queue.
+    /// `true` for each transmit buffer that the application has reserved: neither free nor in a
+    /// queue.
     pub(crate) reserved: Box<[bool]>,
     pub(crate) expedited_queue_pair: Option<u32>,
     pub(crate) receive_free: FreeBuffers,
@@ -71,8 +73,8 @@ pub struct Session {
     pub(crate) doorbell_hold: DoorbellHold,
     /// Reads whether the engine sleeps.
     pub(crate) notifier: Notifier,
-    /// Reads whether the engine has parked this session: awake or not, it looks at it only after a
-    /// notification.
+    /// Reads whether the engine has parked this session: awake or not, the engine polls the session
+    /// only after a notification.
     pub(crate) parked_notifier: Notifier,
     header: PeerWords,
     counters: PeerWords,
@@ -83,8 +85,8 @@ pub struct Session {
     pub(crate) length: usize,
     pub(crate) statistics: Statistics,
     pub(crate) lost: Option<Lost>,
-    /// `true` if the doorbell's other end is closed; the application takes the packets in the
-    /// queues first.
+    /// `true` if the doorbell's other end is closed. The application may still take the packets in
+    /// the queues.
     pub(crate) hung_up: bool,
     info: Info,
     guard: ForkGuard,
@@ -102,18 +104,17 @@ impl Session {
     /// Attaches to the server that listens at `path`.
     ///
     /// # Errors
-    /// [`AttachError`] says why it failed.
+    /// [`AttachError`].
     pub fn attach(path: impl AsRef<Path>, options: &Options) -> Result<Session, AttachError> {
         let (path, deadline) = (path.as_ref(), Deadline::after(options.answer_timeout));
         let socket = connect(path, deadline)?;
         Session::attach_by(socket, options, deadline).map_err(|error| error.at(path))
     }
 
-    /// Attaches over a connected socket: one that a server in this process gave, or that another
-    /// process handed over.
+    /// Attaches over a connected socket, from a server in this process or from another process.
     ///
     /// # Errors
-    /// [`AttachError`] says why it failed.
+    /// [`AttachError`].
     pub fn attach_over(socket: OwnedFd, options: &Options) -> Result<Session, AttachError> {
         Session::attach_by(socket, options, Deadline::after(options.answer_timeout))
     }
@@ -158,7 +159,7 @@ impl Session {
             return Err(AttachError::Refused {
                 refusal: message::Refusal::Malformed,
                 text: format!(
-                    "attach: expedited_queue_pair={small}, and there are {sets} queue sets"
+                    "attach: expedited_queue_pair={small}, and the session has {sets} queue pairs"
                 ),
             });
         }
@@ -169,7 +170,7 @@ impl Session {
         let Ok([server, receive_pool, state, application, transmit_pool, doorbell, wake]) =
             <[OwnedFd; 7]>::try_from(descriptors)
         else {
-            return Err(AttachError::Protocol("the memory came without its descriptors".into()));
+            return Err(AttachError::Protocol("the server's answer lacks descriptors".into()));
         };
         let (server, state) = (Arc::new(map_readable(server)?), Arc::new(map_readable(state)?));
         let receive_pool = map_readable(receive_pool)?;
@@ -185,7 +186,7 @@ impl Session {
             Answer::Message(Message::Done, _) => {}
             other => return Err(other.into_attach_error()),
         }
-        let small = || AttachError::Protocol("a heap is too small".into());
+        let small = || AttachError::Protocol("a buffer pool is too small".into());
         let pages = shape.server_peer(&peer_words(&server));
         let own = shape.application_own(own_words(application));
         let queue_pairs: Vec<QueuePair> = own
@@ -266,8 +267,8 @@ impl Session {
         }
     }
 
-    /// Returns the server's counters of an endpoint; all zero in a child made by `fork`, and for
-    /// another session's endpoint whose number is higher than any of this one's.
+    /// Returns the server's counters of an endpoint. All are zero in a child made by `fork`, and
+    /// for an endpoint of another session whose number this session cannot have.
     #[must_use]
     pub fn counters(&self, endpoint: Endpoint) -> Vec<(&'static str, u64)> {
         let start = endpoint.number as usize * ENDPOINT_COUNTERS;
@@ -280,7 +281,7 @@ impl Session {
     /// Opens an endpoint.
     ///
     /// # Errors
-    /// [`OpenError`] says why not.
+    /// [`OpenError`].
     pub fn open(&mut self, rule: &Rule) -> Result<Endpoint, OpenError> {
         self.check()?;
         match self.ask(&Message::Open(rule.to_message()))? {
@@ -291,20 +292,20 @@ impl Session {
         }
     }
 
-    /// Gives an endpoint back. The server drops packets of it that wait to be sent.
+    /// Closes an endpoint. The server drops its packets that wait to be sent.
     ///
     /// # Errors
-    /// [`OpenError`] says why not.
+    /// [`OpenError`].
     pub fn close(&mut self, endpoint: Endpoint) -> Result<(), OpenError> {
         self.check()?;
         self.ask(&Message::Close(message::Close { endpoint: endpoint.number })).map(|_| ())
     }
 
-    /// Changes a setting of one of this session's endpoints. Applications may change those whose
-    /// [`Scope`](crate::Scope) is `OwnEndpoint`.
+    /// Changes a setting of one of this session's endpoints. An application may change the settings
+    /// whose [`Scope`](crate::Scope) is `OwnEndpoint`.
     ///
     /// # Errors
-    /// [`OpenError`] says why not; the old value stands then.
+    /// [`OpenError`]; then the old value stays in force.
     pub fn set(
         &mut self,
         endpoint: Endpoint,
@@ -347,13 +348,13 @@ impl Session {
     }
 
     /// `true` if this is the process that attached. A child made by `fork` does not have the
-    /// session's memory, and messages that come through its descriptors are the parent's.
+    /// session's memory, and messages on its descriptors are for the parent.
     #[inline]
     pub(crate) fn is_parents(&self) -> bool {
         self.guard.is_parent()
     }
 
-    /// Returns whether the session can still be used, as far as known.
+    /// Returns an error if the session is over, as far as the client knows.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Lost> {
         if !self.guard.is_parent() {

@@ -1,4 +1,4 @@
-//! Waiting: by polling, by blocking, or in the caller's epoll.
+//! Waiting: by a wait strategy, or in the caller's epoll.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ use crate::error::{Lost, OpenError, Refusal};
 use crate::options::WaitStrategy;
 use crate::session::Session;
 
-/// Looks without news after which a spinning client checks whether the server lives. Each takes
-/// some ten nanoseconds.
+/// Polls without news after which a polling client checks whether the server lives. Each takes
+/// about ten nanoseconds.
 const POLLS_PER_CHECK: u32 = 65_536;
 /// How often a client that spins between ticks checks whether the server lives, in nanoseconds.
 const CHECK_INTERVAL: u64 = 1_000_000;
-/// The distance between ticks from which a clock always sleeps between them, in nanoseconds:
-/// nothing has to be measured for it.
+/// The distance between ticks from which the client always sleeps between them, in nanoseconds. The
+/// client then measures nothing.
 const ALWAYS_SLEPT: u64 = 100_000;
 
-/// How [`Session::wait`] waits, with what it remembers.
+/// The wait strategy of [`Session::wait`], with its state.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     way: Way,
@@ -37,12 +37,12 @@ enum Way {
     Poll,
     Spin(Spinner),
     TimerDriven(Clock),
-    /// A clock so fast that its first wait measures the shortest sleep, in ticks a second.
+    /// A clock so fast that the first wait measures the shortest sleep; its ticks per second.
     NotMeasured(u64),
 }
 
 /// Returns the shortest time between ticks for which the client sleeps. Unlike the engine, the
-/// client leaves its thread's timers as late as the kernel lets them be.
+/// client does not change its thread's timer slack.
 fn least_sleep() -> u64 {
     let costs = Costs::of_this_machine();
     costs.least_sleep().max(costs.tick_late).min(ALWAYS_SLEPT)
@@ -100,7 +100,7 @@ impl Waiter {
         }
     }
 
-    /// Starts the clock, once the shortest sleep is known.
+    /// Starts the clock with the measured shortest sleep.
     fn measured(&mut self, hz: u64, least_sleep: u64) {
         self.way = Way::TimerDriven(Clock::new(hz, least_sleep, self.now()));
     }
@@ -141,11 +141,10 @@ impl Waiter {
 }
 
 impl Session {
-    /// Waits until a queue pair has news: packets, or room that the application asked for
-    /// ([`Session::want_room`]). Returns `false` when the time is over. `None` never expires, and
-    /// zero only looks; a deadline beyond the clock's range never expires, either. Packets that
-    /// were received before and not taken are news too. The client first flushes the transmit
-    /// queues.
+    /// Waits until a queue pair has news: packets, or room that the application requested
+    /// ([`Session::want_room`]). Returns `false` when the timeout expires. `None` and a deadline
+    /// beyond the clock's range never expire; zero only checks. Packets that were received before
+    /// and not taken are news too. The client first flushes the transmit queues.
     ///
     /// # Errors
     /// [`Lost`], within milliseconds of the server's end.
@@ -169,7 +168,7 @@ impl Session {
                 Step::Spin { until } if self.waiter.is_timer_driven() => {
                     self.spin_to_the_tick(until, left)?;
                 }
-                // The thread that would send the awaited packet may want this very processor.
+                // The thread that would send the awaited packet may need this processor.
                 Step::Spin { .. } => rustix::thread::sched_yield(),
                 Step::SleepUntil { until } => self.sleep_by_the_clock(until, left)?,
                 Step::Block => {
@@ -188,24 +187,26 @@ impl Session {
         }
     }
 
-    /// Changes how [`Session::wait`] waits.
+    /// Changes the strategy of [`Session::wait`].
     ///
     /// # Errors
-    /// [`OpenError`], for example for a clock out of its range; the old way stands then.
+    /// [`OpenError`], for example for a clock out of its range; then the old strategy stays in
+    /// force.
     pub fn set_wait_strategy(&mut self, waiting: WaitStrategy) -> Result<(), OpenError> {
         self.check()?;
         waiting.check().map_err(|wrong| OpenError::Refused {
             refusal: Refusal::Malformed,
             text: format!("set_wait_strategy: {wrong}"),
         })?;
-        // The counts of the old clock stay.
+        // This keeps the counts of the old clock.
         self.statistics = self.statistics();
         self.waiter = Waiter::new(waiting);
         self.sleeper.awake();
         Ok(())
     }
 
-    /// Checks now and then whether the server lives, for a client that spins.
+    /// Checks whether the server lives, once every [`POLLS_PER_CHECK`] calls, for a client that
+    /// polls.
     fn check_server(&mut self) -> Result<(), Lost> {
         std::hint::spin_loop();
         if self.waiter.is_time_to_poll() {
@@ -214,13 +215,13 @@ impl Session {
         Ok(())
     }
 
-    /// Stays awake until the tick, or for `left`, where sleep would take longer than that.
+    /// Stays awake until the tick, or for `left` if that is shorter: a sleep would take longer.
     fn spin_to_the_tick(&mut self, until: u64, left: Option<Duration>) -> Result<(), Lost> {
         self.notify_deferred();
         let left = left.map_or(u64::MAX, |left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
         let until = until.min(self.waiter.now().saturating_add(left));
         while self.waiter.now() < until {
-            // The thread that would send the awaited packet may want this very processor.
+            // The thread that would send the awaited packet may need this processor.
             rustix::thread::sched_yield();
         }
         self.waiter.woke();
@@ -230,8 +231,8 @@ impl Session {
         Ok(())
     }
 
-    /// Sleeps until the tick, or for `left`; the server notifies the client only when half of its
-    /// buffers are used.
+    /// Sleeps until the tick, or for `left` if that is shorter. The server notifies the client only
+    /// when half of its buffers are used.
     fn sleep_by_the_clock(&mut self, until: u64, left: Option<Duration>) -> Result<(), Lost> {
         self.flush()?;
         self.notify_deferred();
@@ -247,8 +248,8 @@ impl Session {
         woken.map(|_| ())
     }
 
-    /// Returns whether a queue pair has news, without a system call: for callers that look again
-    /// and again. Only [`Session::wait`] notices that the server has ended.
+    /// Returns whether a queue pair has news, without a system call, for callers that poll. Only
+    /// [`Session::wait`] notices that the server has ended.
     ///
     /// # Errors
     /// [`Lost`].
@@ -256,8 +257,8 @@ impl Session {
         self.has_news()
     }
 
-    /// Returns a queue pair that has news: packets that wait, the same one until the application
-    /// takes them; or room that the application asked for, reported once.
+    /// Returns a queue pair that has news. With waiting packets, this is the same queue pair until
+    /// the application takes them. Requested room is reported once.
     ///
     /// # Errors
     /// [`Lost`].
@@ -277,7 +278,7 @@ impl Session {
                 self.poll_for_room(queue_pair)?;
             }
             let set = &mut self.queue_pairs[queue_pair as usize];
-            // This look follows the acknowledgement of the event: later packets are a new event.
+            // This check follows the acknowledgement of the event: later packets are a new event.
             match set.receive.observe() {
                 Ok(0) if !set.room => {
                     set.ready = false;
@@ -290,9 +291,10 @@ impl Session {
         Ok(None)
     }
 
-    /// Announces a sleep in the caller's epoll, and looks once more; the caller calls this before
-    /// each sleep. `true`: there is news already, do not sleep. `false`: [`Session::as_fd`] becomes
-    /// readable when there is. After the sleep the caller calls [`Session::disarm`].
+    /// Announces a sleep in the caller's epoll, and checks once more; the caller calls this before
+    /// each sleep. `true`: there is news already, so the caller does not sleep. `false`:
+    /// [`Session::as_fd`] becomes readable when there is news. After the sleep the caller calls
+    /// [`Session::disarm`].
     ///
     /// # Errors
     /// [`Lost`].
@@ -315,7 +317,7 @@ impl Session {
         Ok(true)
     }
 
-    /// Ends an announced sleep: suppresses further notifications, and takes those that came.
+    /// Ends an announced sleep, so that the server suppresses further notifications.
     pub fn disarm(&mut self) {
         if self.is_parents() && self.sleeper.is_announced() {
             self.sleeper.awake();
@@ -338,7 +340,8 @@ impl Session {
         if let Err(violation) = outcome {
             return Err(self.wrong(violation));
         }
-        // Free space is reported once, even if the caller never asks which queue pair has it.
+        // The client reports free space once, even if the caller never asks which queue pair has
+        // it.
         if let Some(first) = self.ready.front() {
             let set = &mut self.queue_pairs[*first as usize];
             set.room &= !std::mem::take(&mut set.room_told);
@@ -359,7 +362,7 @@ impl Session {
         });
         self.statistics.sleeps += u64::from(!is_poll);
         let mut checked_at = [PollFd::new(&self.doorbell, PollFlags::IN)];
-        // An interrupted sleep is one without news.
+        // An interrupted sleep counts as a sleep without news.
         let count = poll(&mut checked_at, timeout.as_ref()).unwrap_or(0);
         if count == 0 {
             return Ok(false);
@@ -376,7 +379,8 @@ impl Session {
         Ok(true)
     }
 
-    /// Empties the doorbell; for the caller's epoll, after it became readable.
+    /// Empties the doorbell. A caller with its own epoll calls this after the doorbell became
+    /// readable.
     pub fn take_notifications(&mut self) {
         if !self.is_parents() {
             return;
@@ -397,8 +401,8 @@ impl Session {
 }
 
 impl AsFd for Session {
-    /// Returns a descriptor that is readable when the server notifies the client, and hung up when
-    /// the server ends. See [`Session::arm`].
+    /// Returns a descriptor that becomes readable when the server notifies the client, and hangs up
+    /// when the server ends. See [`Session::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.doorbell.as_fd()
     }
@@ -423,7 +427,7 @@ mod tests {
             assert_eq!(matches!(step, Step::Spin { .. }), spins, "{hz} Hz: {step:?}");
             assert_eq!(matches!(step, Step::SleepUntil { .. }), !spins, "{hz} Hz: {step:?}");
         }
-        // The longest time for which a client ever spins.
+        // The longest time for which a client spins between ticks.
         for hz in [1, 1000, 10_000] {
             let mut waiter = Waiter::new(WaitStrategy::TimerDriven(hz));
             assert!(matches!(waiter.way, Way::TimerDriven(_)), "{hz} Hz needs no measuring");

@@ -1,5 +1,5 @@
-//! An engine that is bound by processor time or by the clock, in this process, over an in-memory
-//! device: the time that it uses, and that it leaves no packet behind.
+//! An engine with a bound on processor time or with a timer, in this process, over an in-memory
+//! device. The tests check the time that the engine uses, and that it finds every packet.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,8 +48,8 @@ fn counter(server: &Server, name: &str) -> u64 {
     report["device"]["counters"][name].as_u64().unwrap()
 }
 
-/// Returns where the scheduler's account of this process' engine is: each server has a thread of
-/// that name, and only some runners give each test of this file a process of its own.
+/// Returns the paths of the scheduler's accounts of this process's engines. Each server has a
+/// thread of that name, and only some runners give each test of this file a process of its own.
 fn engines() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let paths = tasks.map(|task| task.unwrap().path());
@@ -59,14 +59,14 @@ fn engines() -> Vec<String> {
     named.map(|path| path.join("schedstat").to_str().unwrap().to_owned()).collect()
 }
 
-/// Starts a server, and returns where the account of its engine is.
+/// Starts a server, and returns the path of its engine's account.
 fn serve_alone(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice, String) {
     static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = ONE_AT_A_TIME.lock().unwrap();
     let before = engines();
     let (server, far) = serve(mode);
     let until = Instant::now() + Duration::from_secs(10);
-    // A thread has its name a little after it began.
+    // A thread has its name a little after it starts.
     loop {
         if let Some(new) = engines().into_iter().find(|one| !before.contains(one)) {
             return (server, far, new);
@@ -76,13 +76,13 @@ fn serve_alone(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice, Strin
     }
 }
 
-/// Returns the time on a processor.
+/// Returns the processor time.
 fn cpu(account: &str) -> Duration {
     let text = fs::read_to_string(account).unwrap();
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
 }
 
-/// Ends a flood when the test is over, however it ends.
+/// Ends a flood when the test ends, also by a panic.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -91,7 +91,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Sends as fast as it can, and notifies the engine each time, until the test ends it.
+/// Fills the queue again and again, and notifies the engine each time, until the test ends the
+/// flood.
 fn flood(from: &mut Session, by: Endpoint, packet: &[u8], over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         loop {
@@ -105,15 +106,16 @@ fn flood(from: &mut Session, by: Endpoint, packet: &[u8], over: &AtomicBool) {
     }
 }
 
-/// One application sends as fast as it can, and notifies as often as it may: the engine uses at
-/// most its bound. It finds other sessions that sent notifications meanwhile, and follows commands.
+/// One application sends as fast as it can, and notifies as often as it may. The engine uses at
+/// most its bound. The engine finds other sessions that send notifications meanwhile, and runs
+/// commands.
 #[test]
 fn the_bound_on_processor_time_holds_under_a_flood() {
     const BOUND: f64 = 0.075;
     let (server, _far, account) = serve_alone(EngineStrategy::Auto);
     let ((mut a, by_a), (b, _)) = (attach(&server, "floods"), attach(&server, "flooded"));
     let ((mut c, by_c), (mut d, _)) = (attach(&server, "c"), attach(&server, "d"));
-    // More than the engine keeps active in any case: it parks some.
+    // These are more than the engine always keeps active, so the engine parks some.
     let _idle: Vec<_> = (0..10).map(|_| attach(&server, "idle")).collect();
     let packet = frame(&b, &a, 1);
     let over = AtomicBool::new(false);
@@ -139,17 +141,17 @@ fn the_bound_on_processor_time_holds_under_a_flood() {
             assert!(d.wait(PATIENCE).unwrap(), "packet {number} was not found");
             assert_eq!(d.receive_one(0).unwrap().unwrap()[14], number);
         }
-        // The engine follows a command before the time is over, and the command may lift the bound.
+        // The engine runs a command while it is throttled, and the command may lift the bound.
         set(&server, Setting::CpuPercent, 100);
         println!("{shares:?} of a processor, throttled {throttled} times");
         assert!(shares.iter().any(|share| *share <= BOUND), "{shares:?} of a processor, not 0.05");
-        assert!(throttled > 0, "it was never in need of being throttled");
+        assert!(throttled > 0, "the engine was never throttled");
     });
     server.stop().unwrap();
 }
 
-/// More queue pairs have a packet each than the engine hears of in one poll iteration: all leave in
-/// the tick that finds them, instead of a part of them in each tick.
+/// More queue pairs have a packet each than the engine takes events in one poll iteration. The
+/// engine takes all packets at the tick that finds them, instead of a part of them at each tick.
 #[test]
 fn one_tick_takes_packets_of_all_queue_pairs() {
     const SETS: u32 = 3000;
@@ -182,7 +184,7 @@ fn one_tick_takes_packets_of_all_queue_pairs() {
     }
     many.flush().unwrap();
     let until = Instant::now() + Duration::from_secs(30);
-    // The engine drops most of them at the receiver, and they count as sent too.
+    // The engine drops most of the packets at the receiver, and counts them as sent too.
     let taken = |many: &Session| {
         endpoints.iter().filter(|one| many.counters(**one).contains(&("tx_packets", 1))).count()
     };
@@ -191,13 +193,13 @@ fn one_tick_takes_packets_of_all_queue_pairs() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let (ticks, turns) = (ticks() - before, turns() - busy);
-    assert!(turns >= u64::from(SETS) / 256, "{turns} turns do not show it");
-    assert!(ticks <= 6, "{ticks} ticks for what there was in one");
+    assert!(turns >= u64::from(SETS) / 256, "{turns} poll iterations are too few for this test");
+    assert!(ticks <= 6, "{ticks} ticks for the packets of one");
     server.stop().unwrap();
 }
 
-/// A clock that no sleep keeps up with shows this by its ticks, and the engine finds parked
-/// sessions' notifications at each of them.
+/// The engine counts ticks that are too fast for a sleep as awake, and checks for parked sessions'
+/// notifications at such ticks.
 #[test]
 fn awake_ticks_are_counted_and_check_for_notifications() {
     const HZ: u64 = 100_000;
@@ -214,17 +216,17 @@ fn awake_ticks_are_counted_and_check_for_notifications() {
     assert!(counter(&server, "sessions_parked") > 0);
     set(&server, Setting::Wait, EngineStrategy::TimerDriven as u64);
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(counter(&server, "ticks_awake"), 0, "1000 a second are slept for");
+    assert_eq!(counter(&server, "ticks_awake"), 0, "the engine sleeps at 1000 ticks per second");
     let spins = 1_000_000_000 / HZ < Costs::of_this_machine().least_sleep();
     let until = Instant::now() + PATIENCE.unwrap_or_default();
     loop {
         let before = (counter(&server, "doorbell_polls"), counter(&server, "ticks_awake"));
         set(&server, Setting::TickHz, HZ);
         std::thread::sleep(Duration::from_millis(200));
-        // The engine publishes its counters with the next sleep.
+        // The engine publishes its counters before the next sleep.
         let sleeps = counter(&server, "sleeps");
         set(&server, Setting::TickHz, 1000);
-        comes("it sleeps", || counter(&server, "sleeps") > sleeps + 1);
+        comes("the engine does not sleep", || counter(&server, "sleeps") > sleeps + 1);
         let after = (counter(&server, "doorbell_polls"), counter(&server, "ticks_awake"));
         let (asked, ticks) = (after.0 - before.0, after.1 - before.1);
         if !spins {
@@ -234,7 +236,7 @@ fn awake_ticks_are_counted_and_check_for_notifications() {
         if ticks > 0 && asked >= ticks / 4 {
             break;
         }
-        assert!(Instant::now() < until, "asked {asked} times in {ticks} ticks");
+        assert!(Instant::now() < until, "{asked} doorbell polls in {ticks} ticks");
     }
     server.stop().unwrap();
 }
@@ -265,7 +267,7 @@ fn comes(what: &str, mut there: impl FnMut() -> bool) {
     }
 }
 
-/// The engine sends later deferred notifications of near deadlines together with the first.
+/// The engine sends deferred notifications of near deadlines together with the first.
 #[test]
 fn timer_slack_sends_deferred_notifications_together() {
     const ROUNDS: usize = 10;
@@ -285,9 +287,9 @@ fn timer_slack_sends_deferred_notifications_together() {
                 a.send_bytes(by_a, &frame(other, &a, 1)).unwrap();
             }
             a.flush().unwrap();
-            comes("the first is rung", || counter(&server, "notifications") > before);
-            let rung = counter(&server, "notifications") - before;
-            comes("both are rung", || counter(&server, "notifications") == before + 2);
+            comes("no notification", || counter(&server, "notifications") > before);
+            let notified = counter(&server, "notifications") - before;
+            comes("not two notifications", || counter(&server, "notifications") == before + 2);
             for other in &mut others {
                 other.disarm();
                 other.take_notifications();
@@ -295,18 +297,18 @@ fn timer_slack_sends_deferred_notifications_together() {
                 assert_eq!(other.receive(0, 9, |_| ()).unwrap(), 1);
                 while other.poll().unwrap() {}
             }
-            rung == 2
+            notified == 2
         });
         rounds.count()
     };
-    // On a busy machine some are late.
+    // On a busy machine some notifications are late.
     let (apart, near) = (together(0), together(100_000));
     assert!(apart <= ROUNDS / 2, "{apart} of {ROUNDS} together without slack");
     assert!(near >= ROUNDS / 2, "{near} of {ROUNDS} together");
     server.stop().unwrap();
 }
 
-/// Notifications to an awake side are suppressed, unless that is switched off.
+/// The engine suppresses notifications to an awake client, unless the setting is off.
 #[test]
 fn notifications_to_an_awake_side_can_be_suppressed() {
     const PACKETS: u64 = 10;
@@ -322,16 +324,16 @@ fn notifications_to_an_awake_side_can_be_suppressed() {
             let local = of("local_packets");
             a.send_bytes(by_a, &packet).unwrap();
             a.flush().unwrap();
-            comes("the packet", || of("local_packets") > local);
+            comes("no packet", || of("local_packets") > local);
         }
-        comes("what became of the notifications", || {
+        comes("no notification counted", || {
             of("notifications") + of("notifications_suppressed") + of("notifications_merged")
                 > notifications + saved
         });
         of("notifications") - notifications
     };
-    assert_eq!(notifications(1), 0, "it never slept");
-    assert!(notifications(0) >= PACKETS - 1, "one for each batch");
+    assert_eq!(notifications(1), 0, "the client never sleeps");
+    assert!(notifications(0) >= PACKETS - 1, "one per batch");
     server.stop().unwrap();
 }
 
@@ -339,9 +341,9 @@ fn notifications_to_an_awake_side_can_be_suppressed() {
 fn how_late_ticks_are_is_counted() {
     let (server, _far) = serve(EngineStrategy::TimerDriven);
     let of = |name| counter(&server, name);
-    comes("ticks that are late", || of("ticks") >= 20 && of("ticks_late_ns") > 0);
+    comes("no late ticks", || of("ticks") >= 20 && of("ticks_late_ns") > 0);
     let (ticks, late, latest) = (of("ticks"), of("ticks_late_ns"), of("tick_latest_ns"));
-    // No timer is early, and none exact to the nanosecond. More ticks may have come between the
+    // No timer is early, and none is exact to the nanosecond. More ticks may have come between the
     // reports.
     assert!(latest > 0 && latest <= of("ticks_late_ns"), "{latest} of {late}");
     assert!(late <= of("tick_latest_ns") * of("ticks"), "{late} in {ticks} ticks");
@@ -354,14 +356,14 @@ fn controller_decisions_are_counted() {
     let ((mut a, by_a), (b, _)) = (attach(&server, "a"), attach(&server, "b"));
     let of = |name| counter(&server, name);
     assert_eq!(of("late_packets") + of("throttled"), 0);
-    // No wake-up is so short: the engine stays awake, and sleeps again.
+    // No wake-up is this short, so the engine stays awake. Then it sleeps again.
     let switches = of("wait_switches");
     set(&server, Setting::LatencyUs, 1);
-    comes("it stays awake", || of("wait_switches") > switches);
+    comes("the engine does not stay awake", || of("wait_switches") > switches);
     let switches = of("wait_switches");
     set(&server, Setting::LatencyUs, 1_000_000);
-    comes("it sleeps again", || of("wait_switches") > switches);
-    // A bound that the engine cannot keep at so little processor time.
+    comes("the engine does not sleep again", || of("wait_switches") > switches);
+    // A bound on latency that the engine cannot keep at this little processor time.
     set(&server, Setting::LatencyUs, 1000);
     set(&server, Setting::CpuPercent, 1);
     let packet = frame(&b, &a, 1);
@@ -369,7 +371,7 @@ fn controller_decisions_are_counted() {
     std::thread::scope(|scope| {
         let _ends = Ends(&over);
         scope.spawn(|| flood(&mut a, by_a, &packet, &over));
-        comes("packets that are late", || of("late_packets") > 0 && of("throttled") > 0);
+        comes("no late packets", || of("late_packets") > 0 && of("throttled") > 0);
     });
     server.stop().unwrap();
 }

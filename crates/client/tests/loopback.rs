@@ -1,5 +1,5 @@
-//! A server in this process over an in-memory device, with sessions attached to it: packets that
-//! one session sends reach the other, and the device's far end.
+//! A server in this process over an in-memory device, with sessions attached: packets that one
+//! session sends reach the other session, and the device's far end.
 
 use std::time::Duration;
 
@@ -41,8 +41,8 @@ fn frame(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
     frame
 }
 
-/// Waits, and returns whether a notification woke the session. A session whose time is over also
-/// finds news that it had no notification of.
+/// Waits, and returns whether a notification woke the session. A session whose timeout expires also
+/// finds news without a notification.
 fn is_woken(session: &mut Session) -> bool {
     let (start, limit) = (std::time::Instant::now(), Duration::from_secs(5));
     session.wait(Some(limit)).unwrap() && start.elapsed() < limit
@@ -72,8 +72,8 @@ fn exchange(mode: EngineStrategy, waiting: WaitStrategy, rounds: u32) {
     let rounds = u64::from(rounds);
     assert_eq!(counters["tx_packets"], rounds);
     assert_eq!(counters["rx_packets"], rounds);
-    assert_eq!(counters["rx_copies"], rounds, "one copy a packet received");
-    assert_eq!(counters["tx_copies"], rounds, "at most one copy a packet sent");
+    assert_eq!(counters["rx_copies"], rounds, "one copy per packet received");
+    assert_eq!(counters["tx_copies"], rounds, "one copy per packet sent");
     server.stop().unwrap();
 }
 
@@ -87,7 +87,7 @@ fn endpoint_to_endpoint_polling() {
     exchange(EngineStrategy::Poll, WaitStrategy::Block, 5000);
 }
 
-/// Sends as the crate's first example does, and counts the times that the queue is full.
+/// Sends as the crate's first example does, and counts how often the queue is full.
 fn send_all(a: &mut Session, from: towpath_client::Endpoint, frames: u32, to: [u8; 6]) -> u32 {
     let (mac, mut full) = (a.info().mac, 0);
     for number in 0..frames {
@@ -96,7 +96,7 @@ fn send_all(a: &mut Session, from: towpath_client::Endpoint, frames: u32, to: [u
             full += 1;
             a.flush().unwrap();
             a.want_room(from.queue_pair()).unwrap();
-            assert!(a.wait(Some(Duration::from_secs(10))).unwrap(), "frame {number}: no room");
+            assert!(a.wait(Some(Duration::from_secs(10))).unwrap(), "packet {number}: no room");
         }
     }
     a.flush().unwrap();
@@ -113,7 +113,7 @@ fn a_full_queue_is_flushed_waited_for_and_tried_again() {
         let rule = Rule::new().ethertype(0x88b5);
         let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
         let full = send_all(&mut a, from_a, 1000, b.info().mac);
-        assert!(full > 0, "1000 frames fit into 8 slots");
+        assert!(full > 0, "1000 packets fit into 8 slots");
         assert_eq!(a.statistics().sent, 1000);
         while a.unsent(0).unwrap() > 0 {
             a.want_room(0).unwrap();
@@ -125,7 +125,7 @@ fn a_full_queue_is_flushed_waited_for_and_tried_again() {
     }
 }
 
-/// No side waits in vain, whatever the wait strategies.
+/// No side misses a packet, with any pair of wait strategies.
 #[test]
 fn endpoint_to_endpoint_with_every_wait_strategy() {
     for mode in [
@@ -155,7 +155,8 @@ fn device_counter(server: &Server, name: &str) -> u64 {
     report["device"]["counters"][name].as_u64().unwrap()
 }
 
-/// The mode, and its further settings, change all the time under one packet at a time.
+/// The test changes the wait strategy and its settings all the time, and sends packets one at a
+/// time.
 #[test]
 fn every_change_of_mode_loses_no_wake_up() {
     let (server, _far) = serve(EngineStrategy::Block);
@@ -180,7 +181,7 @@ fn every_change_of_mode_loses_no_wake_up() {
     server.stop().unwrap();
 }
 
-/// A clock ticks as often as it is set to, and urgent work does not wait for it.
+/// A timer-driven engine polls at its ticks, and urgent work does not wait for a tick.
 #[test]
 fn by_the_clock() {
     let (server, _far) = serve(EngineStrategy::TimerDriven);
@@ -190,7 +191,7 @@ fn by_the_clock() {
     let packet = frame(b.info().mac, a.info().mac, 1);
     let before = std::time::Instant::now();
     set(&server, Setting::TickHz, 1);
-    // The engine replies before its poll iteration ends, and looks once more before it sleeps.
+    // The engine replies before its poll iteration ends, and polls once more before it sleeps.
     std::thread::sleep(Duration::from_millis(100));
     let notifications = a.statistics().notifications;
     a.send_bytes(from_a, &packet).unwrap();
@@ -200,7 +201,7 @@ fn by_the_clock() {
     assert_eq!(
         a.statistics().notifications,
         notifications,
-        "a side that looks by itself is not rung"
+        "a notification to a timer-driven engine"
     );
     // The sender of a burst can mark its last packet as urgent.
     a.send_bytes(from_a, &packet).unwrap();
@@ -215,9 +216,8 @@ fn by_the_clock() {
     a.flush().unwrap();
     assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
     assert_eq!(a.statistics().notifications_early, 1);
-    // Half means half of the packets that the server has left to send. A client that sends a little
-    // at a time sends no notification for any of it, though it looks for completions only when it
-    // must.
+    // Half of a queue counts only packets that the server has yet to send. A client that sends few
+    // packets at a time sends no notification, although it reclaims only when it must.
     set(&server, Setting::TickHz, 2000);
     let notifications = a.statistics().notifications;
     for _ in 0..40 {
@@ -229,12 +229,12 @@ fn by_the_clock() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    assert_eq!(a.statistics().notifications, notifications, "the server looks by itself");
+    assert_eq!(a.statistics().notifications, notifications, "the server is timer-driven");
     server.stop().unwrap();
 }
 
-/// The engine notifies a timer-driven application when half of its buffers are used, though the
-/// engine notified it of the first of them long before and it has not looked.
+/// The engine notifies a timer-driven client when half of its buffers are used, even if the first
+/// of them was used long before and the client has not polled since.
 #[test]
 fn timer_driven_client_is_notified_at_half_used_buffers() {
     let (server, _far) = serve(EngineStrategy::Block);
@@ -243,7 +243,7 @@ fn timer_driven_client_is_notified_at_half_used_buffers() {
     let rule = Rule::new().ethertype(0x88b5);
     let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
     let packet = frame(b.info().mac, a.info().mac, 1);
-    // The client's first tick is a second after it attached; the next one a second later.
+    // The client's first tick is a second after it attached, the next one a second later.
     assert!(!b.wait(Some(Duration::from_millis(1100))).unwrap());
     let start = std::time::Instant::now();
     let sender = std::thread::spawn(move || {
@@ -258,18 +258,19 @@ fn timer_driven_client_is_notified_at_half_used_buffers() {
     });
     assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
     let took = start.elapsed();
-    assert!(took >= Duration::from_millis(140), "rung for few: {took:?}");
-    // The notification wakes the application, not the tick.
+    assert!(took >= Duration::from_millis(140), "notified of too few packets: {took:?}");
+    // The notification wakes the client, not the tick.
     let until = std::time::Instant::now() + Duration::from_secs(5);
     while device_counter(&server, "notifications_early") == 0 {
-        assert!(std::time::Instant::now() < until, "nobody rang for half");
+        assert!(std::time::Instant::now() < until, "no notification for half-used buffers");
         std::thread::sleep(Duration::from_millis(1));
     }
     sender.join().unwrap();
     server.stop().unwrap();
 }
 
-/// Both ways of asking for a clock refuse one out of its range, and the earlier choice stands.
+/// Attaching and `set_wait_strategy` refuse a clock out of its range, and the earlier strategy
+/// stays in force.
 #[test]
 fn a_clock_out_of_its_range_is_refused() {
     let (server, _far) = serve(EngineStrategy::Block);
@@ -287,7 +288,7 @@ fn a_clock_out_of_its_range_is_refused() {
     }
     assert!(!a.wait(Some(Duration::from_millis(20))).unwrap());
     let statistics = a.statistics();
-    assert_eq!((statistics.sleeps, statistics.ticks), (1, 0), "it still blocks: {statistics:?}");
+    assert_eq!((statistics.sleeps, statistics.ticks), (1, 0), "not blocking: {statistics:?}");
     for hz in [1, 100_000] {
         let _ = attach_waiting(&server, "b", WaitStrategy::TimerDriven(hz));
         a.set_wait_strategy(WaitStrategy::TimerDriven(hz)).unwrap();
@@ -295,22 +296,22 @@ fn a_clock_out_of_its_range_is_refused() {
     server.stop().unwrap();
 }
 
-/// Where sleep takes longer than a tick, a clocked client stays awake; else it sleeps once a tick.
-/// It counts its ticks, also over a change of the way.
+/// Where sleep takes longer than a tick, a timer-driven client stays awake; else it sleeps once per
+/// tick. The client counts its ticks, also across a change of the wait strategy.
 #[test]
 fn a_client_stays_awake_if_sleep_exceeds_its_tick() {
     let (server, _far) = serve(EngineStrategy::Block);
     let mut a = attach_waiting(&server, "a", WaitStrategy::TimerDriven(100_000));
-    // The first wait measures, and takes longer for it.
+    // The first wait measures the shortest sleep, and so takes longer.
     assert!(!a.wait(Some(Duration::from_millis(1))).unwrap());
     assert!(!a.wait(Some(Duration::from_millis(50))).unwrap());
     let fast = a.statistics();
-    // The client stays awake as surely as timers are late by ten microseconds; the kernel lets them
-    // be late by 50.
+    // The client stays awake if timers are late by ten microseconds; the kernel's default slack is
+    // 50.
     assert_eq!(fast.sleeps, 0, "{fast:?}");
     assert!(fast.ticks > 0 && fast.ticks_late_ns >= fast.tick_latest_ns, "{fast:?}");
     a.set_wait_strategy(WaitStrategy::TimerDriven(1000)).unwrap();
-    assert_eq!(a.statistics(), fast, "what was counted stays");
+    assert_eq!(a.statistics(), fast, "the counts stay");
     let start = std::time::Instant::now();
     while a.statistics().ticks < fast.ticks + 10 {
         assert!(start.elapsed() < Duration::from_secs(20), "{:?}", a.statistics());
@@ -321,7 +322,7 @@ fn a_client_stays_awake_if_sleep_exceeds_its_tick() {
     let (ticks, missed) = (all.ticks - fast.ticks, all.ticks_missed - fast.ticks_missed);
     assert!(ticks + missed <= possible, "{ticks} and {missed} of {possible}");
     assert!((1..=2 * possible).contains(&all.sleeps), "{all:?}");
-    // Ticks that pass while the client is at work are missed.
+    // Ticks that pass while the client works are missed.
     std::thread::sleep(Duration::from_millis(30));
     assert!(!a.wait(Some(Duration::from_millis(1))).unwrap());
     assert!(a.statistics().ticks_missed >= all.ticks_missed + 25, "{:?}", a.statistics());
@@ -349,8 +350,8 @@ fn a_client_awake_between_ticks_notices_packets_and_the_end() {
     assert_eq!(waiter.join().unwrap(), Err(Lost::ServerGone));
 }
 
-/// The engine defers notifications to an application until enough packets have come, and at most
-/// for the time that was set.
+/// The engine defers notifications to a client until enough packets have come, and at most for the
+/// set time.
 #[test]
 fn notifications_to_the_client_are_deferred() {
     let (server, _far) = serve(EngineStrategy::Block);
@@ -360,7 +361,7 @@ fn notifications_to_the_client_are_deferred() {
     let packet = frame(b.info().mac, a.info().mac, 1);
     b.set(to_b, Setting::RxFrames, 10).unwrap();
     b.set(to_b, Setting::RxUsecs, 1_000_000).unwrap();
-    // A client that looks finds waiting packets; only the notification is deferred.
+    // A client that polls finds waiting packets; the engine defers only the notification.
     a.send_bytes(from_a, &packet).unwrap();
     a.flush().unwrap();
     let until = std::time::Instant::now() + Duration::from_secs(5);
@@ -378,7 +379,7 @@ fn notifications_to_the_client_are_deferred() {
         (a, packet)
     });
     assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
-    // The packet that was taken without a notification counts.
+    // The packet that the client took without a notification counts.
     let got = b.receive(0, 99, |_| ()).unwrap();
     assert!(got >= 9, "{got}");
     let (mut a, packet) = sender.join().unwrap();
@@ -387,7 +388,7 @@ fn notifications_to_the_client_are_deferred() {
     let wake_ups = b.statistics().wake_ups;
     assert!(wake_ups <= 2, "{wake_ups} wake-ups for 10 packets");
     assert!(device_counter(&server, "notifications_merged") >= 8);
-    // The time causes the notification, where fewer packets come.
+    // With fewer packets, the engine notifies after the set time.
     b.set(to_b, Setting::RxUsecs, 30_000).unwrap();
     let sender = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(20));
@@ -424,7 +425,7 @@ fn notifications_to_the_server_are_deferred() {
         a.flush().unwrap();
         if number == 9 {
             assert_eq!(a.statistics().notifications, 0);
-            assert!(!b.wait(Some(Duration::from_millis(50))).unwrap(), "nobody was woken");
+            assert!(!b.wait(Some(Duration::from_millis(50))).unwrap(), "the server was woken");
         }
         if number == 10 {
             assert_eq!(a.statistics().notifications, 1);
@@ -443,7 +444,7 @@ fn notifications_to_the_server_are_deferred() {
     let statistics = a.statistics();
     assert!(statistics.notifications + statistics.notifications_suppressed <= 4, "{statistics:?}");
     assert!(statistics.notifications_deferred >= 9, "{statistics:?}");
-    // After its time, the next call sends the notification.
+    // After the delay, the next wait sends the notification.
     a.defer_notifications(10, Duration::from_millis(5));
     a.send_bytes(from_a, &packet).unwrap();
     a.flush().unwrap();
@@ -453,7 +454,7 @@ fn notifications_to_the_server_are_deferred() {
     server.stop().unwrap();
 }
 
-/// Each suppression of notifications to the server can be switched off, to measure what it saves.
+/// Each suppression of notifications to the server can be switched off, to measure its effect.
 #[test]
 fn suppression_of_notifications_to_the_server_is_optional() {
     let (server, _far) = serve(EngineStrategy::Poll);
@@ -471,9 +472,9 @@ fn suppression_of_notifications_to_the_server_is_optional() {
         a.statistics().notifications - before
     };
     // At most one, if the engine had parked the session.
-    assert!(send(true) <= 1, "a server that never sleeps");
+    assert!(send(true) <= 1, "notifications to a server that never sleeps");
     assert_eq!(send(false), 50);
-    // No time is too long for a full queue, where a full queue causes no notification.
+    // Without early notifications, a nearly full queue waits even for a long delay.
     set(&server, Setting::Wait, EngineStrategy::Block as u64);
     a.set_notification_suppression(true);
     a.defer_notifications(1000, Duration::from_secs(100));
@@ -501,10 +502,10 @@ fn suppression_of_notifications_to_the_server_is_optional() {
 fn eventually_sent(session: &mut Session) {
     let until = std::time::Instant::now() + Duration::from_secs(10);
     while session.unsent(0).unwrap() > 0 {
-        assert!(std::time::Instant::now() < until, "it is not sent");
+        assert!(std::time::Instant::now() < until, "packets are unsent");
         std::thread::sleep(Duration::from_millis(1));
     }
-    // And the engine is asleep.
+    // Then the engine falls asleep.
     std::thread::sleep(Duration::from_millis(100));
 }
 
@@ -557,13 +558,13 @@ fn wildcard_rules_receive_packets_without_a_closer_rule() {
         (flow.ports(8, 54).vlan(7).udp(b"x"), anything),
         (strange.ports(8, 54).udp(b"x"), anything),
         (strange.vlan(9).udp(b"x"), port),
-        // The rule has as many fields as the MAC address and the VLAN, but for the port.
+        // The other rule has more fields, MAC address and VLAN, but the VLAN does not match.
         (flow.ports(8, 53).vlan(9).udp(b"x"), port),
         (flow.udp(b"x"), client),
         (flow.vlan(9).udp(b"x"), client),
         (flow.who_has(), own),
     ] {
-        // A request for an address is a broadcast: here it is for one endpoint.
+        // An ARP request is a broadcast: here it goes to one endpoint.
         let mut packet = packet;
         if packet[0] & 1 != 0 {
             packet[..6].copy_from_slice(&mac);
@@ -574,7 +575,7 @@ fn wildcard_rules_receive_packets_without_a_closer_rule() {
         a.receive(0, 1, |packet| got = Some(packet.endpoint())).unwrap();
         assert_eq!(got, Some(endpoint.number()), "{packet:02x?}");
     }
-    // The endpoint may receive for any address, but not send from any.
+    // The endpoint may receive for any MAC address, but not send from any.
     a.send_bytes(anything, &frame(mac, elsewhere, 1)).unwrap();
     a.send_bytes(anything, &frame(elsewhere, mac, 2)).unwrap();
     a.flush().unwrap();
@@ -614,8 +615,8 @@ fn a_full_queue_is_back_pressure_and_room_wakes() {
     while a.unsent(0).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // No application read: the receiver's buffers are full, and the engine dropped and counted the
-    // rest there.
+    // The receiver read no packet: its buffers are full, and the engine dropped and counted the
+    // rest.
     let received = b.counters(theirs).into_iter().collect::<std::collections::BTreeMap<_, _>>();
     assert_eq!(received["rx_packets"] + received["rx_dropped_no_buffers"], sent);
     assert_eq!(received["rx_packets"], 256);
@@ -648,7 +649,7 @@ fn queued_packets_are_flushed_before_a_wait() {
         let rule = Rule::new().ethertype(0x88b5);
         let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
         a.send_bytes(from_a, &frame(b.info().mac, a.info().mac, 1)).unwrap();
-        assert!(!a.wait(Some(Duration::from_millis(20))).unwrap(), "nobody sends to it");
+        assert!(!a.wait(Some(Duration::from_millis(20))).unwrap(), "no packet was sent to a");
         assert!(is_woken(&mut b), "{waiting:?}");
         server.stop().unwrap();
     }
@@ -675,7 +676,7 @@ fn deadlines_beyond_the_clocks_range_never_expire() {
     let waiter = std::thread::spawn(move || a.wait(Some(Duration::from_secs(1 << 62))));
     std::thread::sleep(Duration::from_millis(50));
     server.stop().unwrap();
-    assert_eq!(waiter.join().unwrap(), Err(Lost::ServerGone), "it slept");
+    assert_eq!(waiter.join().unwrap(), Err(Lost::ServerGone), "the wait did not sleep");
 }
 
 #[test]
@@ -739,7 +740,7 @@ fn another_sessions_endpoint_is_refused() {
     let mut a = attach(&server, "a");
     let options = Options { queue_pairs: 4, endpoints: 64, ..Options::default() };
     let mut b = Session::attach_over(server.connect().unwrap(), &options).unwrap();
-    // The last endpoint's number is more than the other session has endpoints, too.
+    // The last endpoint's number is also higher than any of session a's.
     let opened = (0..40).map(|port| b.open(&Rule::new().udp(port + 1).queue_pair(3)).unwrap());
     let theirs = opened.last().unwrap();
     assert!(theirs.queue_pair() == 3 && theirs.number() >= 16, "{theirs:?}");
@@ -750,13 +751,13 @@ fn another_sessions_endpoint_is_refused() {
     assert_eq!(a.send_expedited(theirs, &packet[..60]), refused);
     let frame = a.reserve().unwrap();
     assert_eq!(a.send_reserved(theirs, &frame, 60), refused);
-    assert!(a.reserved(&frame, 60).is_some(), "the frame stays reserved");
+    assert!(a.reserved(&frame, 60).is_some(), "the buffer stays reserved");
     a.release(frame);
     assert!(!a.has_room(theirs, 60));
     assert_eq!(a.transmit_slots(theirs), 0);
     assert!(a.counters(theirs).iter().all(|(_, count)| *count == 0));
     assert!(a.set(theirs, Setting::RxFrames, 2).is_err() && a.close(theirs).is_err());
-    // Nothing was queued, and the session goes on.
+    // Nothing was queued, and the session continues.
     assert_eq!((a.statistics().sent, a.unsent(0).unwrap()), (0, 0));
     assert_eq!(a.free_buffers().unwrap(), 256);
     a.wait(Some(Duration::ZERO)).unwrap();
@@ -781,14 +782,14 @@ fn reserved_buffers_are_sent_in_any_order_and_freed_once() {
         assert!(a.reserved(frame, bytes + 1).is_none());
         a.reserved(frame, packet.len()).unwrap().copy_from_slice(packet);
     }
-    // All buffers are reserved: the session sends nothing else, and has sent nothing.
+    // All buffers are reserved: the session can send nothing else, and has sent nothing.
     assert_eq!(a.send_bytes(endpoint, &packets[0]), Err(SendError::Full));
     for len in [0, bytes + 1] {
         let length = SendError::Length { len, max: bytes };
         assert_eq!(a.send_reserved(endpoint, &frames[0], len), Err(length));
     }
     assert!(!b.wait(Some(Duration::from_millis(20))).unwrap());
-    // The last buffer goes first; the first one is not sent at all.
+    // The test sends the last buffer first, and the first one not at all.
     for (frame, packet) in frames.iter().zip(&packets).skip(1).rev() {
         a.send_reserved(endpoint, frame, packet.len()).unwrap();
         // The buffer belongs to the server now.
@@ -800,7 +801,7 @@ fn reserved_buffers_are_sent_in_any_order_and_freed_once() {
         assert!(b.wait(Some(Duration::from_secs(5))).unwrap());
         assert_eq!(b.receive_one(0).unwrap().as_ref(), Some(packet));
     }
-    // A sent buffer becomes free again once, whatever the application does with its name.
+    // A sent buffer becomes free again only once, even if the application releases its old guard.
     for frame in frames.drain(..) {
         a.release(frame);
     }
@@ -809,8 +810,8 @@ fn reserved_buffers_are_sent_in_any_order_and_freed_once() {
         assert!(std::time::Instant::now() < until);
     }
     assert_eq!(a.free_buffers().unwrap(), slots);
-    // Another session's name for a buffer names none here, unless this session has reserved the
-    // same one.
+    // Another session's guard is of no use here, unless this session has reserved a buffer of the
+    // same number.
     let theirs = b.reserve().unwrap();
     assert!(a.reserved(&theirs, 60).is_none());
     a.release(theirs);

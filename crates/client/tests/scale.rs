@@ -1,5 +1,5 @@
-//! A thousand sessions at one server, and ten thousand endpoints in one session: their cost to the
-//! busy ones, and that the engine forgets none of them.
+//! A thousand sessions at one server, and ten thousand endpoints in one session. The tests check
+//! their cost to the busy ones, and that the engine forgets none of them.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -22,14 +22,15 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 /// Descriptors that a session and its application take in one process, with room to spare.
 const DESCRIPTORS: u64 = 16;
 
-/// Held by a test with many sessions: the limit of descriptors is the process's.
+/// Returns a lock for a test with many sessions, since the limit of descriptors applies to the
+/// process.
 fn alone() -> MutexGuard<'static, ()> {
     static MANY: Mutex<()> = Mutex::new(());
     MANY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns as many sessions as this process may have descriptors for, at most a thousand; raises
-/// the limit as far as it goes. Fewer than a hundred would show nothing.
+/// Returns the number of sessions for which this process may have descriptors, at most a thousand.
+/// Raises the limit as far as possible. Fewer than 50 would show nothing.
 fn sessions() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -87,7 +88,7 @@ fn frame(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
     frame
 }
 
-/// Sends one packet from one application to the other, and waits for it.
+/// Sends one packet from one application to the other, and receives it there.
 fn pass(from: &mut Application, to: &mut Application, number: u32) {
     let packet = frame(to.session.info().mac, from.session.info().mac, number);
     from.session.send_bytes(from.endpoint, &packet).unwrap();
@@ -96,7 +97,7 @@ fn pass(from: &mut Application, to: &mut Application, number: u32) {
     assert_eq!(to.session.receive_one(0).unwrap().unwrap(), packet);
 }
 
-/// Takes two applications out, sends a packet between them, and puts them back.
+/// Sends a packet between two of the applications.
 fn between(all: &mut [Application], from: usize, to: usize, number: u32) {
     let [from, to] = all.get_disjoint_mut([from, to]).unwrap();
     pass(from, to, number);
@@ -111,11 +112,11 @@ fn counters(server: &Server) -> impl Fn(&str) -> u64 + use<> {
     move |name| report["device"]["counters"][name].as_u64().unwrap()
 }
 
-/// Waits for a value that a polling server publishes only now and then.
+/// Waits for a value, since a polling server publishes values only now and then.
 fn comes(what: &str, mut there: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !there() {
-        assert!(Instant::now() < until, "{what}");
+        assert!(Instant::now() < until, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -142,16 +143,16 @@ fn parked_sessions_are_not_polled() {
         between(&mut all, 0, 1, number);
     }
     let before = counters(&server);
-    assert!(before("sessions_parked") >= count - 10, "{} rest", before("sessions_parked"));
+    assert!(before("sessions_parked") >= count - 10, "{} are parked", before("sessions_parked"));
     for number in 0..500 {
         between(&mut all, 0, 1, number);
     }
     let after = counters(&server);
     let since = |name: &str| after(name) - before(name);
-    // Each busy poll iteration is followed by one that is not, and by the look before a sleep.
+    // After each busy poll iteration the engine makes an idle one, and one before a sleep.
     let chances = 3 * (since("busy_iterations") + since("sleeps") + 10);
     let looks = since("session_polls");
-    assert!(looks <= chances * 10, "{looks} looks in {chances} turns, with {count} sessions");
+    assert!(looks <= chances * 10, "{looks} polls in {chances} iterations, {count} sessions");
     server.stop().unwrap();
 }
 
@@ -181,7 +182,7 @@ fn parked_sessions_are_found_with_every_wait_strategy() {
             let to = (from + 1 + numbers.below(all.len() - 1)) % all.len();
             between(&mut all, from, to, number);
         }
-        comes("hundred that begin to rest", || {
+        comes("a hundred more parked sessions", || {
             counters(&server)("sessions_parked") >= before("sessions_parked") + 100
         });
     }
@@ -204,10 +205,10 @@ fn parked_sessions_are_found_by_a_busy_engine() {
                     pass(&mut a, &mut b, number);
                 }
             });
-            comes("the engine is busy", || passed.load(Ordering::Relaxed) > 1);
+            comes("a busy engine", || passed.load(Ordering::Relaxed) > 1);
             let half = all.len() / 2;
             for round in 0..10 {
-                // All of one half send before any of the other half looks.
+                // All of one half send before any of the other half polls.
                 for one in 0..half {
                     let to = all[half + one].session.info().mac;
                     let from = &mut all[one];
@@ -247,7 +248,7 @@ fn parked_sessions_end_and_new_ones_attach() {
             keep <= 2 || keep % 2 == round % 2
         });
         let left = all.len();
-        comes("the others end", || living() == left);
+        comes("the other sessions to end", || living() == left);
         for number in 0..left {
             between(&mut all, number, (number + 1) % left, number as u32);
         }
@@ -261,7 +262,7 @@ fn parked_sessions_end_and_new_ones_attach() {
     server.stop().unwrap();
 }
 
-/// A session by hand, without the library's restraint.
+/// A session without the client library, which can write anything.
 struct Raw {
     _channel: Channel,
     wake: OwnedFd,
@@ -309,8 +310,7 @@ fn raw(server: &Server) -> Raw {
 }
 
 /// Some sessions send notifications all the time without news, one has news and never sends a
-/// notification, one lies. The others go on, and the notifications that the engine takes bound its
-/// looks.
+/// notification, one writes an impossible index. The other sessions continue.
 #[test]
 fn misbehaving_notifiers_hold_up_no_other_session() {
     let (server, _far) = serve(EngineStrategy::Poll);
@@ -322,10 +322,10 @@ fn misbehaving_notifiers_hold_up_no_other_session() {
     for number in 0..300 {
         pass(&mut a, &mut b, number);
     }
-    comes("twenty that rest", || counters(&server)("sessions_parked") >= 20);
+    comes("twenty parked sessions", || counters(&server)("sessions_parked") >= 20);
     let before = counters(&server);
-    // An event that the session publishes, and never sends a notification for: only this session
-    // loses by it.
+    // The session publishes an event and never sends a notification for it. Only this session is
+    // delayed.
     silent.application.events.store(16, 0);
     silent.application.events.publish(0, 1);
     let over = AtomicBool::new(false);
@@ -343,15 +343,14 @@ fn misbehaving_notifiers_hold_up_no_other_session() {
         }
         over.store(true, Ordering::Relaxed);
     });
-    comes("somebody asks for notifications", || {
+    comes("a doorbell poll by the engine", || {
         counters(&server)("doorbell_polls") > before("doorbell_polls")
     });
     assert_eq!(counters(&server)("violations"), before("violations"));
-    // An impossible index with a notification: the engine finds it although it did not poll the
-    // session.
+    // An impossible index with a notification: the engine finds it although the session was parked.
     liar.application.events.publish(0, 1 << 20);
     rustix::io::write(&liar.wake, &1u64.to_ne_bytes()).unwrap();
-    comes("the lie is found", || counters(&server)("violations") > before("violations"));
+    comes("a violation", || counters(&server)("violations") > before("violations"));
     pass(&mut a, &mut b, 1);
     server.stop().unwrap();
 }
@@ -385,7 +384,7 @@ fn ten_thousand_endpoints_in_one_session() {
             a.session.send_bytes(from, &packet).unwrap();
         }
         a.session.flush().unwrap();
-        // These endpoints, each once, and no others.
+        // The session hears of these endpoints, each once, and of no others.
         let mut heard = BTreeSet::new();
         while heard.len() < CHOSEN {
             assert!(many.wait(PATIENCE).unwrap(), "round {round}: {heard:?} of {chosen:?}");
@@ -408,7 +407,7 @@ fn ten_thousand_endpoints_in_one_session() {
             answers.insert(u32::from(u16::from_be_bytes([packet[34], packet[35]])) - 1);
         }
         assert_eq!(answers, chosen);
-        // The engine also reports the room that each waited for.
+        // The engine also reports the room that each queue pair requested.
         let mut rooms = BTreeSet::new();
         while rooms.len() < CHOSEN {
             assert!(many.wait(PATIENCE).unwrap(), "round {round}: room of {rooms:?}");
@@ -416,19 +415,20 @@ fn ten_thousand_endpoints_in_one_session() {
         }
         assert_eq!(rooms, chosen);
     }
-    // The session ends; the server removes its ten thousand rules while the others go on.
+    // The session ends; the server removes its ten thousand rules while the other sessions
+    // continue.
     let mac = many.info().mac;
     drop(many);
     for number in 0..500 {
         pass(&mut a, &mut b, number);
     }
-    comes("the session ends", || {
+    comes("the session to end", || {
         let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
-        // The server gives the addresses back when it has unmapped the session, a little later.
+        // The server releases the addresses when it has unmapped the session, a little later.
         report["sessions"].as_array().unwrap().len() == 2
             && report["device"]["addresses_in_use"] == 2
     });
-    // Its addresses and its rules belong to another session now.
+    // The addresses and the rules now belong to another session.
     let mut again = Session::attach_over(server.connect().unwrap(), &options).unwrap();
     assert_eq!(again.info().mac, mac);
     let first = again.open(&Rule::new().udp(1)).unwrap();

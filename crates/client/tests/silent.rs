@@ -1,5 +1,5 @@
-//! A server that stands still: every request of the client ends with a named error, and the client
-//! takes no late answer for another request's.
+//! A server that does not answer: every request of the client ends with a specific error, and the
+//! client takes no late answer for another request's.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ fn attaching_to_a_silent_server_fails_by_name() {
     assert!(matches!(error, AttachError::NoAnswer { path: None, after: SHORT }), "{error}");
     let said = error.to_string();
     assert!(said.contains("did not answer within 50ms") && said.contains("restart"), "{said}");
-    // The request stands in the server's socket, and behind it the connection's end.
+    // The server's socket holds the request, and after it the connection's end.
     let far = Channel::new(far);
     assert!(matches!(far.receive().unwrap(), Incoming::Message(Message::Attach(_), _)));
     assert!(matches!(far.receive().unwrap(), Incoming::End));
@@ -80,9 +80,9 @@ fn a_server_that_accepts_no_connection_is_named() {
         );
         assert!(error.to_string().starts_with(&format!("{}: ", server.path.display())), "{error}");
     };
-    // The kernel takes the connection and the request, and no answer comes back.
+    // The kernel accepts the connection and the request, and no answer comes back.
     is_named(server.attach());
-    // The kernel takes no further connection.
+    // The kernel accepts no further connection.
     let address = SocketAddrUnix::new(&server.path).unwrap();
     let mut waiting = Vec::new();
     let full = loop {
@@ -97,9 +97,9 @@ fn a_server_that_accepts_no_connection_is_named() {
     is_named(server.attach());
 }
 
-/// Carries requests to a server and answers back, `answered` of them; keeps the next answer until
-/// the test tells it to send that, too. Returns the message that the client's end received then, if
-/// anything could be sent.
+/// Relays `answered` requests to a server and their answers back. Keeps the next answer until the
+/// test says to send that too. If sending then fails, returns the next message from the client's
+/// end as the error.
 fn relay(
     client: OwnedFd,
     server: OwnedFd,
@@ -139,7 +139,7 @@ fn a_late_answer_is_no_other_requests_answer() {
     let connection = server.connect().unwrap();
     let (client, relayed) = pair();
     let (say_go_on, go_on) = mpsc::channel();
-    // Attaching has two requests, opening one.
+    // To attach takes two requests, to open one.
     let relay = std::thread::spawn(move || relay(relayed, connection, 3, &go_on));
     let after = Duration::from_secs(3);
     let mut session = Session::attach_over(client, &within(after)).unwrap();

@@ -1,5 +1,5 @@
-//! The watchdog notices a device that stalls, and resets it; the engine submits the kept packets
-//! again; the sessions go on.
+//! The watchdog notices a stalled device and resets it. The engine submits the packets that the
+//! device kept again, and the sessions continue.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -15,7 +15,7 @@ use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Values, WaitStrategy as EngineStrategy};
 
 const WINDOW: Duration = Duration::from_millis(60);
-/// Longer than any of these tests may wait, and shorter than a stall without a reset.
+/// Longer than any wait of these tests should take, and shorter than a stall without a reset.
 const PATIENCE: Duration = Duration::from_secs(8);
 const OTHER: [u8; 6] = [2, 9, 9, 9, 9, 9];
 const ARMINGS: [(&str, u64); 2] = [("lazy", 1), ("eager", 2)];
@@ -35,7 +35,7 @@ fn serve(mode: EngineStrategy, arming: u64, device: Box<dyn Device>) -> Server {
     Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
 }
 
-/// Returns a device that stops sending for ten seconds now and then.
+/// Returns a device that stalls for ten seconds now and then.
 fn stalling(rate: f64, seed: u64) -> (FaultDevice, FaultCounters, DeviceFarEnd) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let spec = format!("tx.stall={rate},tx.stall_us=10000000,seed={seed}").parse().unwrap();
@@ -82,8 +82,8 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Only the watchdog wakes the engine: packets go out one at a time, and those of a burst together.
-/// All arrive once, in order, whichever of them the device kept.
+/// Only the watchdog wakes the engine. The test sends packets one at a time, then a burst. All
+/// arrive once and in order, whichever of them the device kept.
 #[test]
 fn stalls_end_in_every_mode() {
     for mode in MODES {
@@ -98,7 +98,7 @@ fn stalls_end_in_every_mode() {
                 a.send_bytes(endpoint, &frame(OTHER, mac, number)).unwrap();
                 a.flush_now().unwrap();
                 assert_eq!(next(&mut far, &what), frame(OTHER, mac, number), "{what}");
-                // The receive buffers came back from each reset, too.
+                // The receive buffers are also usable again after each reset.
                 assert!(far.send(&frame(mac, OTHER, number), Meta::FULL));
                 assert!(a.wait(Some(PATIENCE)).unwrap(), "{what}");
                 assert_eq!(a.receive_one(0).unwrap().unwrap(), frame(mac, OTHER, number));
@@ -111,15 +111,15 @@ fn stalls_end_in_every_mode() {
                 assert_eq!(next(&mut far, &what), frame(OTHER, mac, number), "{what}");
             }
             let (took, stalls) = (start.elapsed(), injected.tx().stalls);
-            wait_for("what was sent to be reclaimed", || a.unsent(0).unwrap() == 0);
-            assert!(far.receive().is_none(), "{what}: doubled");
+            wait_for("the client to reclaim its buffers", || a.unsent(0).unwrap() == 0);
+            assert!(far.receive().is_none(), "{what}: duplicated");
             assert!(stalls >= 3, "{what}: {stalls}");
             assert!(took >= WINDOW * stalls as u32, "{what}: too early: {took:?}");
-            // The watchdog checks once in a window, so two are the most; the rest is for a busy
-            // machine.
+            // The watchdog checks once per window, so it needs at most two windows; the rest is for
+            // a busy machine.
             let most = WINDOW * 25 * stalls as u32 + Duration::from_secs(2);
             assert!(took <= most, "{what}: {stalls} stalls noticed too late: {took:?}");
-            // A server that polls publishes its driver's counters every so often.
+            // A server that polls publishes its driver's counters only now and then.
             wait_for(&what, || {
                 let counted = counters(&server);
                 counted["device_resets"] == stalls
@@ -129,7 +129,7 @@ fn stalls_end_in_every_mode() {
             assert!((1..=stalls).contains(&counted["device_stalls"]), "{what}: {counted:?}");
             assert!(counted["tx_resubmitted"] >= stalls, "{what}: {counted:?}");
             assert!(counted["watchdog_arms"] > 0 && counted["watchdog_checks"] >= stalls);
-            // All packets are back: an engine that may sleep does.
+            // All packets are completed: an engine that may sleep does.
             if mode == EngineStrategy::Block {
                 let sleeps = || counters(&server)["sleeps"];
                 wait_for("sleep", || {
@@ -143,8 +143,8 @@ fn stalls_end_in_every_mode() {
     }
 }
 
-/// A far end that takes nothing looks like a stall: one stall, however many resets. No packet is
-/// lost, doubled or out of order when the far end takes them.
+/// A far end that takes nothing counts as one stall, however many resets follow. No packet is lost,
+/// duplicated or reordered when the far end takes them.
 #[test]
 fn stalled_packets_are_sent_once_and_in_order() {
     for (name, arming) in ARMINGS {
@@ -166,15 +166,15 @@ fn stalled_packets_are_sent_once_and_in_order() {
         for number in 0..200 {
             assert_eq!(next(&mut far, name), frame(OTHER, mac, number), "{name}");
         }
-        wait_for("what was sent to be reclaimed", || a.unsent(0).unwrap() == 0);
-        assert!(far.receive().is_none(), "{name}: doubled");
+        wait_for("the client to reclaim its buffers", || a.unsent(0).unwrap() == 0);
+        assert!(far.receive().is_none(), "{name}: duplicated");
         let counted = counters(&server);
         assert_eq!((counted["device_stalls"], counted["tx_dropped_driver"]), (1, 0), "{name}");
         server.stop().unwrap();
     }
 }
 
-/// The engine submits expedited packets that a device kept again before those that waited
+/// The engine submits the expedited packets that a device kept again before those that waited
 /// meanwhile, and those before later ones.
 #[test]
 fn stalled_expedited_packets_stay_in_order() {
@@ -193,7 +193,7 @@ fn stalled_expedited_packets_stay_in_order() {
             frame.resize(60, 0);
             frame
         };
-        // 32 are in the ring, the device keeps 32, and the others wait for it.
+        // The ring holds 32, the device keeps 32, and the others wait for it.
         for number in 0..72 {
             a.send_expedited(endpoint, &small(number)).unwrap();
         }
@@ -203,18 +203,18 @@ fn stalled_expedited_packets_stay_in_order() {
             a.send_expedited(endpoint, &small(number)).unwrap();
         }
         a.flush().unwrap();
-        wait_for("another one", || counters(&server)["device_resets"] >= 3);
+        wait_for("three resets", || counters(&server)["device_resets"] >= 3);
         let mut far = DeviceFarEnd::new(Box::new(far));
         for number in 0..100 {
             assert_eq!(next(&mut far, name), small(number), "{name}: number {number}");
         }
-        wait_for("what was sent to be reclaimed", || a.unsent(0).unwrap() == 0);
-        assert!(far.receive().is_none(), "{name}: doubled");
+        wait_for("the client to reclaim its buffers", || a.unsent(0).unwrap() == 0);
+        assert!(far.receive().is_none(), "{name}: duplicated");
         server.stop().unwrap();
     }
 }
 
-/// The engine resets nothing while the watchdog is off; an administrator may switch it on later.
+/// The engine does not reset while the watchdog is off; an administrator may switch it on later.
 #[test]
 fn the_watchdog_can_be_switched_on_later() {
     let (device, injected, mut far) = stalling(1.0, 3);
@@ -231,7 +231,7 @@ fn the_watchdog_can_be_switched_on_later() {
         towpath_client::set_over(server.connect().unwrap(), None, setting, value).unwrap();
     };
     set(Setting::Watchdog, 1);
-    // Every frame makes this device stall, so it is one stall.
+    // Every packet makes this device stall again, so the engine counts one stall.
     wait_for("resets", || counters(&server)["device_resets"] >= 3);
     assert_eq!(counters(&server)["device_stalls"], 1);
     set(Setting::WatchdogMs, 0);
@@ -241,8 +241,8 @@ fn the_watchdog_can_be_switched_on_later() {
     server.stop().unwrap();
 }
 
-/// A session's packets with a stalled device do not delay its end for ever: the engine drops and
-/// counts them.
+/// A session's packets in flight at a stalled device do not delay its end for ever: the engine
+/// drops and counts them.
 #[test]
 fn a_session_ends_on_a_stalled_device() {
     for (name, arming) in ARMINGS {
@@ -260,8 +260,8 @@ fn a_session_ends_on_a_stalled_device() {
             let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
             report["sessions"].as_array().unwrap().len()
         };
-        wait_for("its end", || sessions() == 0);
-        wait_for("its packets", || counters(&server)["tx_dropped_session_ended"] == 7);
+        wait_for("the session's end", || sessions() == 0);
+        wait_for("seven drops", || counters(&server)["tx_dropped_session_ended"] == 7);
         let (mut b, endpoint) = attach(&server);
         assert!(
             matches!(b.send_bytes(endpoint, &[0; 60]), Ok(()) | Err(SendError::Full)),
@@ -271,7 +271,7 @@ fn a_session_ends_on_a_stalled_device() {
     }
 }
 
-/// How a device that keeps every packet behaves when it is reset.
+/// How a device that keeps every packet behaves when the engine resets it.
 #[derive(Clone, Copy, PartialEq)]
 enum Reset {
     Fails,
@@ -334,7 +334,7 @@ impl Device for Stuck {
     }
 }
 
-/// A device that cannot be brought back ends its server, with both reasons.
+/// A device whose reset fails ends its server, with both reasons.
 #[test]
 fn a_reset_that_fails_ends_the_device() {
     for (reset, reason) in [

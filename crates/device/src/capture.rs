@@ -1,9 +1,10 @@
-//! A wrapper that writes every frame, both ways, to a pcapng capture.
+//! A wrapper that writes every frame of both directions to a pcapng capture.
 //!
-//! The wrapper finishes checksums in the capture, and segments large packets if asked to, so that a
-//! reader finds the frames as the wire has them. Frames sent are those that the device took.
+//! The wrapper completes checksums in the capture, and segments large packets on request, so that a
+//! reader finds the frames as they are on the wire. The capture has the sent frames that the device
+//! took.
 //!
-//! A capture never stands in the traffic's way: when writing fails (a full disk), it ends, and the
+//! A capture never blocks traffic: when writing fails (a full disk), the capture ends, and the
 //! wrapper keeps the failure until the caller asks for it.
 
 use std::io::{self, Write};
@@ -23,10 +24,10 @@ use crate::{
 /// The form of each packet in the capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The wrapper segments large packets as the wire would. Otherwise it writes them whole, with a
-    /// finished checksum.
+    /// `true` to segment large packets as on the wire. Otherwise the wrapper writes them whole,
+    /// with a full checksum.
     pub segmented: bool,
-    /// The most bytes kept of a frame; 0 for all of it.
+    /// The maximum number of bytes to keep of a frame; 0 for all of it.
     pub snap_bytes: u32,
 }
 
@@ -57,27 +58,27 @@ impl CaptureStatus {
         self.shared.frames.load(Ordering::Relaxed)
     }
 
-    /// Returns how many of those packets the wrapper could not finish or segment, and wrote
-    /// unchanged.
+    /// Returns how many packets the wrapper could not complete or segment, and wrote unchanged.
     #[must_use]
     pub fn partial(&self) -> u64 {
         self.shared.partial.load(Ordering::Relaxed)
     }
 
-    /// Returns how many packets passed and are not in the capture, since it had ended.
+    /// Returns how many packets are not in the capture because it had ended.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.shared.missed.load(Ordering::Relaxed)
     }
 
-    /// Returns why the capture ended, once; `None` while it goes on, and after the first call.
+    /// Returns why the capture ended, once; `None` while the capture runs, and after the first
+    /// call.
     #[must_use]
     pub fn take_failure(&self) -> Option<io::Error> {
         self.shared.failure.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
     }
 
     fn count(counter: &AtomicU64) {
-        // Only the engine's thread adds, so that a store is enough.
+        // Only the engine's thread adds, so a store is enough.
         counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 }
@@ -88,7 +89,7 @@ pub struct CaptureDevice<W: Write + Send> {
     options: Options,
     /// `None` once the capture has ended.
     writer: Option<(Writer<W>, InterfaceId)>,
-    /// Something was written since the last flush.
+    /// `true` if the wrapper wrote something since the last flush.
     unflushed: bool,
     status: CaptureStatus,
     assembly: Assembly,
@@ -96,8 +97,9 @@ pub struct CaptureDevice<W: Write + Send> {
 }
 
 impl<W: Write + Send> CaptureDevice<W> {
-    /// Wraps a device, and starts a capture. The wrapper writes to `out` piece by piece: pass a
-    /// [`BufWriter`](io::BufWriter) around a file. The wrapper flushes it before the engine sleeps.
+    /// Wraps a device, and starts a capture. The wrapper writes to `out` in small pieces, so pass a
+    /// [`BufWriter`](io::BufWriter) around a file. The wrapper flushes `out` before the engine
+    /// sleeps.
     ///
     /// # Errors
     /// The error of writing the capture's beginning.
@@ -136,7 +138,7 @@ impl<W: Write + Send> CaptureDevice<W> {
         };
         let sum: u64 = parts.iter().map(|part| u64::from(part.len)).sum();
         if parts.len() > crate::MAX_PARTS || sum > u64::from(u16::MAX) * 2 {
-            // The device has counted it as dropped, as it does a bad part.
+            // The device has counted the packet as dropped, as it does for a bad part.
             return;
         }
         let Some(packet) = self.assembly.assemble(spaces, parts) else { return };
@@ -228,7 +230,7 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
         let taken = self.inner.tx_submit(spaces, packets)?;
         if taken > 0 {
             let time_ns = now_ns();
-            // Their tokens have not been fetched yet, so the parts are unchanged.
+            // The engine has not fetched their tokens yet, so the parts are unchanged.
             for packet in &packets[..taken] {
                 self.write(spaces, packet.parts, packet.meta, Direction::Outbound, time_ns);
             }
@@ -245,8 +247,8 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
     }
 
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
-        // Before arming: flushing takes its time, and the device reports packets that come
-        // meanwhile.
+        // The wrapper flushes before it arms: a flush takes time, and the device reports packets
+        // that come meanwhile.
         self.flush();
         self.inner.arm(tx_waiting)
     }

@@ -1,25 +1,25 @@
-//! The checks that every driver makes of a packet before it touches the parts.
+//! The checks that every driver makes of a packet before it accesses the parts.
 
 use crate::{Capabilities, Checksum, MAX_PARTS, Meta, Part, SpaceId};
 
 /// The limits of a device's packets.
 pub(crate) struct Limits {
-    /// The capabilities that the device offered.
+    /// The capabilities that the device offers.
     pub(crate) can: Capabilities,
     /// The longest frame, in bytes.
     pub(crate) frame_bytes: usize,
-    /// The longest packet that is still to be segmented, in bytes.
+    /// The longest packet that the device will segment, in bytes.
     pub(crate) large_bytes: usize,
-    /// The space that receive buffers are provided from, once some were.
+    /// The space of the receive buffers, once the engine provided some.
     pub(crate) pool: Option<SpaceId>,
 }
 
 impl Limits {
-    /// Returns the packet's length in bytes; `None` for one that the device must not take. Such a
-    /// packet has no parts or too many, is empty or too long, or has metadata that the device did
-    /// not offer or that name places outside of the packet. It may also have a part outside of the
-    /// pool where the device sends from there alone. The drivers check whether the parts lie inside
-    /// their spaces when they reach them.
+    /// Returns the packet's length in bytes; `None` for a packet that the device must not send.
+    /// Such a packet has no parts or too many, is empty or too long, or has metadata that the
+    /// device does not offer or that names offsets outside of the packet. Or it has a part outside
+    /// of the pool, although the device sends only from the pool. The drivers check later whether
+    /// the parts lie inside their spaces.
     pub(crate) fn packet_len(&self, parts: &[Part], meta: Meta) -> Option<usize> {
         if parts.is_empty() || parts.len() > MAX_PARTS {
             return None;
@@ -89,12 +89,12 @@ mod tests {
         };
         let large = Meta { segmentation: Some(segmentation), ..PARTIAL };
         assert_eq!(limits.packet_len(&[part(52)], PARTIAL), Some(52));
-        assert_eq!(limits.packet_len(&[part(51)], PARTIAL), None, "checksum outside");
+        assert_eq!(limits.packet_len(&[part(51)], PARTIAL), None, "a checksum outside");
         assert_eq!(limits.packet_len(&[part(9000)], large), None, "not offered");
         limits.can.tx_segmentation = true;
         assert_eq!(limits.packet_len(&[part(9000)], large), Some(9000));
         let finished = Meta { checksum: Checksum::Full, ..large };
-        assert_eq!(limits.packet_len(&[part(9000)], finished), None, "nothing to finish");
+        assert_eq!(limits.packet_len(&[part(9000)], finished), None, "a full checksum");
         limits.can.tx_checksum = false;
         assert_eq!(limits.packet_len(&[part(52)], PARTIAL), None, "not offered");
     }

@@ -1,13 +1,13 @@
-//! The contract of every device, as a test to be run on each of them.
+//! The contract of every device, as a test suite to run on each of them.
 //!
 //! A driver's tests call [`run`] with a function that makes a device and the other end of its wire.
-//! See `docs/adding-a-device.md`. Everything here asserts: it is for tests alone.
+//! See `docs/adding-a-device.md`. This module asserts, and is only for tests.
 //!
-//! The suite checks, in this order, each on a device of its own: order both ways; budgets; a full
-//! transmit ring; chains of parts; large packets and partial checksums; packets and buffers outside
-//! of every space; reset in the middle; a random mix; that no wake-up is lost. And all the time:
-//! each token comes back exactly once, each buffer exactly once, and the device does not read
-//! memory again whose token came back.
+//! The suite checks, in this order, each on a device of its own: order in both directions; budgets;
+//! a full transmit ring; chains of parts; large packets and partial checksums; packets and buffers
+//! outside of every space; reset during traffic; a random mix; that no wake-up is lost. In every
+//! check, the device returns each token and each buffer exactly once, and does not read the memory
+//! of a packet again after it returned the token.
 
 mod checks;
 mod far;
@@ -21,16 +21,16 @@ use near::Near;
 
 /// A device and the other end of its wire.
 pub struct Pair {
-    /// The device to be tested; not started yet.
+    /// The device to test, not started.
     pub device: Box<dyn Device>,
     /// The other end.
     pub far: Box<dyn FarEnd>,
 }
 
-/// Runs the suite. `seed` makes the run repeatable; every failure's text names it.
+/// Runs the suite. `seed` makes the run repeatable; the text of every failure names it.
 ///
 /// # Panics
-/// When the device does not keep to the contract.
+/// When the device breaks the contract.
 pub fn run(name: &str, seed: u64, mut make: impl FnMut() -> Pair) {
     for (check, body) in checks::ALL {
         println!("conformance of {name}: {check} (seed {seed})");

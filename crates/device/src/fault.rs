@@ -1,10 +1,10 @@
-//! A wrapper that makes a device's wire worse: frames lost, doubled, out of order, late, with a bit
-//! turned, or a whole direction standing still for a while.
+//! A wrapper that injects faults into a device's wire: frames lost, duplicated, out of order, late,
+//! or with a flipped bit, or a whole direction stalled for a while.
 //!
-//! It works on frames as the wire has them: it first finishes partial checksums and segments large
-//! packets. Meanwhile the frames lie in the wrapper's own memory, so that later writes to the
-//! memory they came from do not change them. With the same seed the same sequence of frames meets
-//! the same faults.
+//! The wrapper works on frames as they are on the wire: it first completes partial checksums and
+//! segments large packets. It keeps waiting frames in its own memory, so that later writes to the
+//! original memory do not change them. With the same seed, the same sequence of frames meets the
+//! same faults.
 
 mod in_flight;
 mod lane;
@@ -34,21 +34,22 @@ use lane::{Lane, Place, Shared};
 pub use lane::Injected;
 pub use spec::{Faults, MAX_TIME_US, Spec, SpecError};
 
-/// Places for frames in each direction: the segments of a large packet, each doubled, and as many
+/// Slots for frames in each direction: the segments of a large packet, each duplicated, and as many
 /// again.
 const PLACES: usize = 4 * MAX_SEGMENTS;
-/// Pool buffers kept for sending, where the device sends from its pool alone.
+/// Pool buffers that the wrapper keeps for sending if the device sends only from its pool.
 const POOL_SLOTS: usize = 64;
-/// Pool buffers kept for the segments of large packets, where the device receives such packets.
+/// Pool buffers that the wrapper keeps for segments if the device receives large packets.
 const SPARE_BUFFERS: usize = 64;
-/// The wrapper keeps one of this many provided pool buffers, until it has enough.
+/// The wrapper keeps one of this many provided pool buffers until it has enough.
 const KEPT_SHARE: usize = 4;
-/// Frames fetched from the device in one batch.
+/// The maximum number of frames that the wrapper fetches from the device in one batch.
 const BATCH: usize = 64;
-/// Tokens kept for `tx_complete`; the wrapper takes no more packets before some were fetched.
+/// The maximum number of tokens for `tx_complete`. The wrapper takes no more packets until the
+/// engine fetches some.
 const TX_TOKENS: usize = 1024;
 
-/// Reads from any thread the faults that the frames met.
+/// A handle with which any thread reads the counts of injected faults.
 #[derive(Clone, Debug)]
 pub struct FaultCounters {
     rx: Arc<Shared>,
@@ -56,13 +57,13 @@ pub struct FaultCounters {
 }
 
 impl FaultCounters {
-    /// Returns the faults of frames received.
+    /// Returns the faults of received frames.
     #[must_use]
     pub fn rx(&self) -> Injected {
         self.rx.read()
     }
 
-    /// Returns the faults of frames sent.
+    /// Returns the faults of sent frames.
     #[must_use]
     pub fn tx(&self) -> Injected {
         self.tx.read()
@@ -73,23 +74,23 @@ impl FaultCounters {
 pub struct FaultDevice {
     inner: Box<dyn Device>,
     info: Info,
-    /// Wakes for the device and for due frames; `None` where the engine must poll the device.
+    /// Wakes for the device and for due frames; `None` if the engine must poll the device.
     sleeper: Option<Sleeper>,
     place_bytes: usize,
     rx: Lane,
     tx: Lane,
     /// Pool buffers that neither the engine nor the device has.
     empty: VecDeque<(SpaceId, u32)>,
-    /// How many of those the wrapper keeps though no frame waits for them.
+    /// How many of these the wrapper keeps even if no frame waits for them.
     spare: usize,
-    /// Pool buffers that serve as places of `tx`.
+    /// Pool buffers that serve as slots of `tx`.
     pool_slots: usize,
     in_flight: InFlight,
     tokens: VecDeque<u64>,
-    /// Tokens of packets that the wrapper took while sending stood still, and has not sent since:
-    /// as a card keeps them.
+    /// Tokens of packets that the wrapper took during a stall of sending and has not sent since, as
+    /// a stalled card keeps them.
     kept: VecDeque<u64>,
-    /// Places that the packet which found none would have needed.
+    /// The slots that the last packet needed.
     wanted_places: usize,
     counters: Counters,
     assembly: Assembly,
@@ -98,13 +99,13 @@ pub struct FaultDevice {
 }
 
 impl FaultDevice {
-    /// Wraps a device that was not started yet.
+    /// Wraps a device that is not started.
     ///
     /// # Errors
     /// The error of making a timer or an epoll descriptor.
     pub fn new(inner: Box<dyn Device>, spec: &Spec) -> io::Result<FaultDevice> {
         let mut info = inner.info().clone();
-        // A device that sends from its pool alone gives too few places for a large packet's
+        // A device that sends only from its pool leaves too few slots for a large packet's
         // segments.
         let cuts = info.can.tx_in_place;
         info.can = Capabilities {
@@ -117,7 +118,7 @@ impl FaultDevice {
         let sleeper = inner.sleep_fd().map(Sleeper::new).transpose()?;
         let place_bytes = info.mtu.max(1500) + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
         Ok(FaultDevice {
-            // The directions' sequences are unrelated, though one seed names both.
+            // The two directions have unrelated sequences from one seed.
             rx: Lane::new(spec.rx, spec.seed, place_bytes),
             tx: Lane::new(spec.tx, !spec.seed, place_bytes),
             info,
@@ -138,18 +139,19 @@ impl FaultDevice {
         })
     }
 
-    /// Returns a handle that reports the faults; usable from any thread, and after this is dropped.
+    /// Returns a handle that reports the faults, usable from any thread and after the device is
+    /// dropped.
     #[must_use]
     pub fn fault_counters(&self) -> FaultCounters {
         FaultCounters { rx: self.rx.counters.clone(), tx: self.tx.counters.clone() }
     }
 
-    /// Returns the places that one packet from the device may need: each segment of it twice.
+    /// Returns the slots that one packet from the device may need: two for each segment.
     fn places_to_fetch(&self) -> usize {
         if self.inner.info().can.rx_offload { 2 * MAX_SEGMENTS } else { 2 }
     }
 
-    /// Fetches frames from the device, segments them and keeps them.
+    /// Fetches frames from the device, segments and stores them.
     fn fetch(
         &mut self,
         spaces: &mut Spaces,
@@ -164,7 +166,7 @@ impl FaultDevice {
                 if !self.rx.is_stalled() {
                     return Ok(());
                 }
-                // A wire that stands still does not make the other side wait: it loses frames.
+                // A stalled wire does not make the other side wait: it loses frames.
                 batch = 1;
             }
             self.received.clear();
@@ -194,7 +196,7 @@ impl FaultDevice {
         Ok(())
     }
 
-    /// Gives the device the empty buffers that no waiting buffer needs.
+    /// Provides the device with the empty buffers that no waiting frame needs.
     fn release(&mut self, spaces: &Spaces) {
         while self.empty.len() > self.rx.waiting().max(self.spare) {
             let Some(&(space, buffer)) = self.empty.back() else { return };
@@ -205,7 +207,8 @@ impl FaultDevice {
         }
     }
 
-    /// Releases the frames that are due to be sent; without a stall, it completes the kept packets.
+    /// Releases the frames that are due to be sent, and completes the kept packets if the lane is
+    /// not stalled.
     fn advance_sending(&mut self, now: Instant) {
         self.tx.advance(now);
         if !self.tx.is_stalled() {
@@ -213,7 +216,7 @@ impl FaultDevice {
         }
     }
 
-    /// Takes one packet; returns `false` when there is no room for it now.
+    /// Takes one packet. Returns `false` if there is no room for it now.
     fn take(&mut self, spaces: &mut Spaces, packet: &Packet<'_>, now: Instant) -> bool {
         let limits = Limits {
             can: self.info.can,
@@ -225,7 +228,7 @@ impl FaultDevice {
             self.counters.tx_dropped += 1;
             return true;
         };
-        // Each segment twice. The segmentation refuses segments that are too small.
+        // Two slots for each segment. The segmentation refuses segments that are too small.
         let pieces = packet
             .meta
             .segmentation
@@ -300,7 +303,7 @@ impl Device for FaultDevice {
                 taken += 1;
                 continue;
             }
-            // All up to the next buffer to be kept go to the device at once.
+            // The device gets all buffers up to the next one to keep in one call.
             let end = if keeps {
                 (taken - taken % KEPT_SHARE + KEPT_SHARE - 1).min(buffers.len())
             } else {
@@ -346,7 +349,7 @@ impl Device for FaultDevice {
             let copied = spaces.copy_in(space, offset, bytes);
             self.rx.free.push(frame.place);
             if copied.is_err() {
-                // The pool buffer's memory was taken away; the wrapper drops the buffer with it.
+                // The server removed the pool buffer's memory, so the wrapper drops the buffer.
                 self.counters.rx_dropped += 1;
                 continue;
             }
@@ -374,11 +377,11 @@ impl Device for FaultDevice {
             }
             taken += 1;
         }
-        // A stall that began with one of them keeps those before it, too: none was sent yet.
+        // A stall that began with one of the packets keeps those before it too: none was sent yet.
         let stalled = self.tx.is_stalled();
         let tokens = if stalled { &mut self.kept } else { &mut self.tokens };
         tokens.extend(packets[..taken].iter().map(|packet| packet.token));
-        // Taken packets stay taken; a device that is gone reports it again at the next call.
+        // Taken packets stay taken. A device that is gone reports the error again at the next call.
         match self.in_flight.push(&mut *self.inner, &mut self.tx, spaces) {
             Err(error) if taken == 0 => Err(error),
             _ => Ok(taken),
@@ -410,8 +413,8 @@ impl Device for FaultDevice {
             return Ok(Armed::Work);
         }
         let sends = self.tx.next().is_some();
-        // Frames that wait for their time hold all places: the wrapper cannot fetch the device's
-        // packets before, and they must not wake the engine.
+        // If frames that wait for their time hold all slots, the wrapper cannot fetch the device's
+        // packets before, so packets must not wake the engine.
         let held = !self.rx.is_stalled() && self.rx.free.len() < self.places_to_fetch();
         let time_alone = held && due.is_some() && !sends;
         if let Some(sleeper) = &mut self.sleeper {
@@ -432,7 +435,7 @@ impl Device for FaultDevice {
         buffers.extend(self.empty.drain(..).map(|(_, buffer)| buffer));
         self.rx.clear();
         self.tx.clear();
-        // The device returns every token after a reset, so every place is free afterwards.
+        // The device returns every token after a reset, so every slot is free afterwards.
         let collected = self.in_flight.collect(&mut *self.inner, &mut self.tx);
         if !self.inner.info().can.tx_in_place {
             let offset = |place: Place| place.offset - POOL_HEADROOM_BYTES as u32;
@@ -440,7 +443,7 @@ impl Device for FaultDevice {
             self.pool_slots = 0;
         }
         self.spare = 0;
-        // The engine is to send all kept packets again.
+        // The engine sends all kept packets again.
         self.tokens.append(&mut self.kept);
         outcome.and(collected)
     }

@@ -1,8 +1,8 @@
-//! An in-memory pair of devices: each end receives the packets that the other sends.
+//! An in-memory pair of devices: each end receives the packets that the other end sends.
 //!
-//! It serves tests, benchmarks and programs that carry both ends in one process. Each direction is
+//! The pair serves tests, benchmarks and programs with both ends in one process. Each direction is
 //! two bounded single-producer single-consumer rings, one of bytes and one of packet boundaries, so
-//! the ends may live in different threads without a lock. A batch is published with one store.
+//! the ends may live in different threads without a lock. One store per ring publishes a batch.
 
 mod ring;
 
@@ -22,23 +22,23 @@ use ring::{Batch, Bell, Receiver, Sender, Sent, WANTS_PACKETS, WANTS_ROOM};
 /// The configuration of a pair of devices.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Both ends' name, followed by `-a` and `-b`.
+    /// The name of both ends, to which `-a` and `-b` are appended.
     pub name: String,
     /// The largest IP packet, in bytes; 68 to 65535.
     pub mtu: usize,
-    /// How many packets each direction holds, and how many empty buffers each end takes; 1 to
-    /// 65536.
+    /// The number of packets that each direction holds, and of empty buffers that each end takes; 1
+    /// to 65536.
     pub ring_packets: usize,
-    /// [`Capabilities::tx_in_place`]. Without it, an end sends only out of the space that its
-    /// receive buffers are provided from.
+    /// [`Capabilities::tx_in_place`]. Without it, an end sends only from the space of its receive
+    /// buffers.
     pub tx_in_place: bool,
-    /// [`Capabilities::tx_asynchronous`]: the device fetches packets from the sender's memory in a
-    /// later call than the one that took them, as hardware does, so that memory reused too early
-    /// shows.
+    /// [`Capabilities::tx_asynchronous`]: as hardware does, the device fetches packets from the
+    /// sender's memory in a later call than the one that took them. So tests notice memory that is
+    /// reused too early.
     pub tx_asynchronous: bool,
-    /// Large packets and partial checksums pass as they are, with their metadata.
+    /// `true` to pass large packets and partial checksums unchanged, with their metadata.
     pub offloads: bool,
-    /// There is a descriptor to sleep on. Without it, the engine must poll the ends.
+    /// `true` for a descriptor to sleep on. Without it, the engine must poll the ends.
     pub sleeps: bool,
 }
 
@@ -56,7 +56,7 @@ impl Default for Config {
     }
 }
 
-/// Makes a pair.
+/// Creates a pair.
 ///
 /// # Errors
 /// `EINVAL` when the configuration is out of range; the error of `eventfd`.
@@ -80,8 +80,8 @@ fn longest(config: &Config) -> usize {
 }
 
 fn direction(config: &Config) -> (Sender, Receiver) {
-    // Room for as many frames of the MTU as there are packets, and never less than two of the
-    // longest, so that a large packet always finds room once the ring has drained.
+    // Room for `ring_packets` frames of the MTU, and for at least two of the longest packets, so
+    // that a large packet always finds room once the ring has drained.
     let frame = config.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
     let bytes = (config.ring_packets * frame).max(2 * longest(config));
     let (bytes_in, bytes_out) = rtrb::RingBuffer::new(bytes);
@@ -92,7 +92,8 @@ fn direction(config: &Config) -> (Sender, Receiver) {
     )
 }
 
-/// A packet taken and not yet fetched (asynchronous mode); its parts are in `held_parts`.
+/// A packet that the device took and has not fetched (asynchronous mode); its parts are in
+/// `held_parts`.
 struct Held {
     parts: usize,
     meta: Meta,
@@ -108,15 +109,15 @@ pub struct LoopbackDevice {
     rx: Receiver,
     own: Arc<Bell>,
     peer: Arc<Bell>,
-    /// The space of receive buffers, once some were provided.
+    /// The space of the receive buffers, once the engine provided some.
     pool: Option<SpaceId>,
     buffers: VecDeque<(SpaceId, u32)>,
     held: VecDeque<Held>,
     held_parts: VecDeque<Part>,
-    /// One packet's parts in one piece, while it is fetched.
+    /// One packet's parts in one slice, while the device fetches the packet.
     scratch: Vec<Part>,
     done: VecDeque<u64>,
-    /// Length of the packet that found no room.
+    /// The length of the last packet that found no room.
     wanted_bytes: usize,
     counters: Counters,
 }
@@ -247,7 +248,7 @@ impl Device for LoopbackDevice {
         budget: usize,
     ) -> Result<usize, DeviceError> {
         self.fetch_held(spaces);
-        // Checked before this end looks at the rings, so that it still sees the last packets of a
+        // This checks before it reads the rings, so that this end still sees the last packets of a
         // dropped end.
         let gone = self.other_is_gone();
         let waiting = self.rx.packets.slots();
@@ -273,13 +274,13 @@ impl Device for LoopbackDevice {
             let tail = &second[at.saturating_sub(first.len())..end.saturating_sub(first.len())];
             at = end;
             let mut copied = spaces.copy_in(space, offset, head);
-            // Only a packet that wraps around the ring's end has a tail.
+            // Only a packet that wraps at the ring's end has a tail.
             if copied.is_ok() && !tail.is_empty() {
                 copied = spaces.copy_in(space, offset + head.len() as u32, tail);
             }
             if copied.is_err() {
-                // The buffer's memory was taken away since it was provided; the device drops the
-                // buffer with it.
+                // The server removed the buffer's memory since it was provided, so the device drops
+                // the buffer.
                 self.counters.rx_dropped += 1;
                 continue;
             }
@@ -354,7 +355,7 @@ impl Device for LoopbackDevice {
 
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
         let Some(fd) = &self.own.fd else { return Ok(Armed::Work) };
-        // Empty the bell before asking: a later notification stays.
+        // This empties the doorbell before it sets `wants`, so that a later notification stays.
         let _ = rustix::io::read(fd, &mut [0; 8]);
         self.counters.system_calls += 1;
         let room_wanted = tx_waiting || !self.held.is_empty();
@@ -362,7 +363,8 @@ impl Device for LoopbackDevice {
         let wants =
             if receives { WANTS_PACKETS } else { 0 } | if room_wanted { WANTS_ROOM } else { 0 };
         self.own.wants.store(wants, Ordering::Relaxed);
-        // Pairs with the fence in `Bell::ring`: the other end sees `wants`, or we see its work.
+        // Pairs with the fence in `Bell::ring`: the other end sees `wants`, or this end sees its
+        // work.
         fence(Ordering::SeqCst);
         let work = !self.done.is_empty()
             || (receives && self.rx.packets.slots() > 0)
@@ -378,8 +380,8 @@ impl Device for LoopbackDevice {
     fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
         self.counters.resets += 1;
         buffers.extend(self.buffers.drain(..).map(|(_, buffer)| buffer));
-        // The device forgets packets not fetched yet, as a card does that is reset, but keeps their
-        // tokens.
+        // As a card does on a reset, the device forgets packets that it has not fetched, but
+        // returns their tokens.
         self.done.extend(self.held.drain(..).map(|held| held.token));
         self.held_parts.clear();
         if self.other_is_gone() { Err(self.gone()) } else { Ok(()) }
@@ -392,7 +394,7 @@ impl Device for LoopbackDevice {
 
 impl Drop for LoopbackDevice {
     fn drop(&mut self) {
-        // Published packets stay readable; the flag comes after them, and the notification after
+        // Published packets stay readable. This end sets the flag after them, and notifies after
         // the flag.
         self.peer.closed.store(true, Ordering::Release);
         let _ = self.peer.notify_always();

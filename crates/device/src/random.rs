@@ -1,7 +1,7 @@
 //! Repeatable pseudo-random numbers: SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom
 //! Number Generators, OOPSLA 2014). The same seed gives the same numbers, on every machine.
 
-/// The generator. Not for secrets.
+/// The generator, which is not for secrets.
 #[derive(Clone, Debug)]
 pub struct Random {
     state: u64,
@@ -28,13 +28,13 @@ impl Random {
         ((u128::from(self.draw()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// Returns `true` with this probability. It draws one number whatever the rate, so that a
-    /// change of one rate does not shift the numbers of another.
+    /// Returns `true` with probability `rate`. Draws one number for every rate, so that a change of
+    /// one rate does not shift the numbers of another.
     pub fn chance(&mut self, rate: f64) -> bool {
         self.part() < rate
     }
 
-    /// Returns a number from 0 to 1, and never 1.
+    /// Returns a number from 0 to below 1.
     pub fn part(&mut self) -> f64 {
         // 53 bits: the length of an f64's fraction.
         (self.draw() >> 11) as f64 / (1u64 << 53) as f64

@@ -1,4 +1,4 @@
-//! A descriptor to sleep on that wakes for the wrapped device and for a time.
+//! A descriptor to sleep on that wakes for the wrapped device and at a set time.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,12 +15,12 @@ pub(crate) struct Sleeper {
     timer: OwnedFd,
     /// The time that the timer is set to.
     due: Option<Instant>,
-    /// `true` if it watches the wrapped device's descriptor.
+    /// `true` if the epoll has the wrapped device's descriptor.
     watches: bool,
 }
 
-/// Adds a descriptor. The sleeper does not need to know which of the two woke it, so neither has a
-/// mark of its own.
+/// Adds a descriptor. The sleeper does not need to know which of the two woke it, so both have the
+/// same event data.
 fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
 }
@@ -40,13 +40,12 @@ impl Sleeper {
         self.epoll.as_fd()
     }
 
-    /// Wakes at `due`, or for the device alone; returns the number of system calls made. It forgets
-    /// a time before `now`.
+    /// Sets the wake-up time to `due`, or to none. Returns the number of system calls made.
     pub(crate) fn wake_at(&mut self, due: Option<Instant>, now: Instant) -> io::Result<u64> {
         if due == self.due {
             return Ok(0);
         }
-        // A value of zero stops the timer, so a time that is due now is due a moment later.
+        // A value of zero stops the timer, so a due time becomes one nanosecond from now.
         let left =
             due.map_or(Duration::ZERO, |due| due.duration_since(now).max(Duration::from_nanos(1)));
         let value = Itimerspec {
@@ -56,14 +55,14 @@ impl Sleeper {
                 tv_nsec: i64::from(left.subsec_nanos()),
             },
         };
-        // Setting it also forgets that it ran out.
+        // This also clears an earlier expiration.
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value)?;
         self.due = due;
         Ok(1)
     }
 
-    /// Sets whether `device`, the one given to [`Sleeper::new`], wakes; returns the number of
-    /// system calls made.
+    /// Sets whether `device`, the one given to [`Sleeper::new`], wakes the thread. Returns the
+    /// number of system calls made.
     pub(crate) fn watch(&mut self, device: BorrowedFd<'_>, wanted: bool) -> io::Result<u64> {
         if wanted == self.watches {
             return Ok(0);

@@ -1,8 +1,8 @@
-//! A wrapper that makes a device slow: it sends one packet in a given time, and has few places for
-//! those that wait. It refuses packets that find no place, as a controller does whose ring is full.
+//! A wrapper that makes a device slow: it sends one packet per given time, and has few slots for
+//! waiting packets. It refuses packets that find no slot, as a controller with a full ring does.
 //!
-//! Receiving is as fast as ever. The wrapper copies nothing: a packet stays where it is until it is
-//! sent, so its token comes back that much later.
+//! Receiving is as fast as without it. The wrapper copies nothing: a packet stays in its memory
+//! until the wrapper sends it, so its token comes back later.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,13 +18,14 @@ use crate::{
 /// The pace of a slow device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// The time of sending a packet, whatever its length.
+    /// The time to send a packet of any length.
     pub packet_time: Duration,
-    /// Packets that wait or are being sent; the device refuses more. It takes at least one.
+    /// The maximum number of packets that wait or are being sent, at least one; the device refuses
+    /// more.
     pub places: usize,
 }
 
-/// A packet that waits, or is being sent until `due`.
+/// A packet that waits, or that the wrapper sends until `due`.
 struct Waiting {
     parts: Vec<Part>,
     meta: Meta,
@@ -39,20 +40,20 @@ pub struct SlowDevice {
     pace: Pace,
     sleeper: Option<Sleeper>,
     waiting: VecDeque<Waiting>,
-    /// Unused lists of parts, so that the wrapper allocates none per packet.
+    /// Unused lists of parts, so that the wrapper does not allocate per packet.
     unused: Vec<Vec<Part>>,
-    /// When the last packet taken will be sent.
+    /// When the last taken packet will be sent.
     busy_until: Instant,
-    /// The device behind had no room for a packet that is due.
+    /// `true` if the wrapped device had no room for a due packet.
     blocked: bool,
-    /// Tokens of packets that a reset ended, and of packets that the device behind completed.
+    /// Tokens of packets that a reset ended, and of packets that the wrapped device completed.
     done: VecDeque<u64>,
     fetched: Vec<u64>,
     system_calls: u64,
 }
 
 impl SlowDevice {
-    /// Wraps a device that was not started yet.
+    /// Wraps a device that is not started.
     ///
     /// # Errors
     /// The error of making a timer or an epoll descriptor.
@@ -65,7 +66,8 @@ impl SlowDevice {
             info,
             pace,
             waiting: VecDeque::with_capacity(pace.places),
-            // One part more than allowed is kept of a packet with too many: the device refuses it.
+            // Of a packet with too many parts the wrapper keeps one more than allowed, so that the
+            // wrapped device drops the packet.
             unused: (0..pace.places).map(|_| Vec::with_capacity(MAX_PARTS + 1)).collect(),
             busy_until: Instant::now(),
             blocked: false,
@@ -76,7 +78,7 @@ impl SlowDevice {
         })
     }
 
-    /// Sends the packets that are due.
+    /// Submits the packets that are due.
     fn advance(&mut self, spaces: &mut Spaces, now: Instant) -> Result<(), DeviceError> {
         self.blocked = false;
         while let Some(first) = self.waiting.front()
@@ -99,7 +101,7 @@ impl SlowDevice {
         Some(first.token)
     }
 
-    /// Takes completions from the device behind.
+    /// Takes completions from the wrapped device.
     fn collect(&mut self) -> Result<(), DeviceError> {
         self.inner.tx_complete(&mut self.fetched, usize::MAX)?;
         self.done.extend(self.fetched.drain(..));
@@ -185,7 +187,7 @@ impl Device for SlowDevice {
 
     fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
         let outcome = self.inner.reset(buffers);
-        // The device behind took its packets before those that wait here.
+        // The wrapped device took its packets before those that wait here.
         let collected = self.collect();
         while let Some(token) = self.forget_first() {
             self.done.push_back(token);

@@ -1,8 +1,8 @@
-//! Data spaces: the memories that a device may reach.
+//! Data spaces: the memories that a device may access.
 //!
-//! A peer may write the memory at any moment: drivers reach it by the copies of [`towpath_memory`]
-//! and by addresses, never through references. The copied bytes are payload; the queue crate
-//! fetches bytes that decide something first.
+//! A peer may write the memory at any moment. So drivers access it by the copies of
+//! [`towpath_memory`] and by addresses, never through references. The copied bytes are payload; the
+//! queue crate fetches bytes on which a decision depends.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -10,39 +10,38 @@ use std::sync::Arc;
 
 use towpath_memory::{Mapping, Region};
 
-/// Names a data space. Names are given again after [`Spaces::remove`].
+/// The id of a data space. [`Spaces::add`] reuses an id after [`Spaces::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpaceId(pub u32);
 
-/// A memory: mapped here for as long as this value lives. All of it can be read; only the region
-/// that the space was given can be written.
+/// A memory that is mapped for as long as this value lives. All of it is readable; only the space's
+/// region is writable.
 #[derive(Debug)]
 pub struct Space {
     mapping: Arc<Mapping>,
     region: Option<Region>,
 }
 
-/// A range outside of a data space, or a write to one that is read-only here.
+/// A range outside of a data space, or a write to a read-only part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {offset} to {offset}+{len} are not in data space {space:?}, or not writable")]
 pub struct SpaceError {
     /// The space.
     pub space: SpaceId,
-    /// Where the range starts.
+    /// The offset of the range.
     pub offset: u32,
-    /// How many bytes.
+    /// The number of bytes.
     pub len: u32,
 }
 
 impl Space {
-    /// Creates a data space over a whole mapping, for reading alone.
+    /// Creates a read-only data space over a whole mapping.
     #[must_use]
     pub fn new(mapping: Arc<Mapping>) -> Space {
         Space { mapping, region: None }
     }
 
-    /// Creates a data space over the whole mapping that the region is in; the region can be
-    /// written.
+    /// Creates a data space over the region's whole mapping, in which the region is writable.
     #[must_use]
     pub fn writable(region: Region) -> Space {
         Space { mapping: region.mapping().clone(), region: Some(region) }
@@ -67,14 +66,14 @@ impl Spaces {
         SpaceId(index)
     }
 
-    /// Takes a space away. The caller knows that no packet of it is in flight.
+    /// Removes a space. The caller ensures that no packet of the space is in flight.
     pub fn remove(&mut self, id: SpaceId) -> Option<Space> {
         let space = self.table.get_mut(id.0 as usize)?.take()?;
         self.free.push(id.0);
         Some(space)
     }
 
-    /// Returns the address of `len` readable bytes; good for as long as the space is in the table.
+    /// Returns the address of `len` readable bytes, valid for as long as the space is in the table.
     ///
     /// # Errors
     /// When they are not all inside.
@@ -85,10 +84,10 @@ impl Spaces {
         space.mapping.range(offset as usize, len as usize).ok_or(outside)
     }
 
-    /// Returns the address of `len` writable bytes; good for as long as the space is in the table.
+    /// Returns the address of `len` writable bytes, valid for as long as the space is in the table.
     ///
     /// # Errors
-    /// When they are not all inside, or the space cannot be written there.
+    /// When they are not all inside the space's region.
     #[inline]
     pub fn writable(
         &mut self,
@@ -101,7 +100,7 @@ impl Spaces {
         region.range(at, len as usize).ok_or(outside)
     }
 
-    /// `true` if `len` bytes can be written.
+    /// `true` if `len` bytes at `offset` are writable.
     #[inline]
     #[must_use]
     pub fn is_writable(&self, id: SpaceId, offset: u32, len: u32) -> bool {
@@ -111,7 +110,7 @@ impl Spaces {
         region.is_some_and(|one| at(one).is_some_and(|at| one.range(at, len as usize).is_some()))
     }
 
-    /// Returns the writable region of a space, and where in it an offset of the space is.
+    /// Returns the writable region of a space, and an offset of the space as an offset in it.
     #[inline]
     fn region(
         &mut self,
@@ -126,7 +125,7 @@ impl Spaces {
     }
 
     /// Copies bytes out of a space into private memory. A peer that writes meanwhile makes the
-    /// bytes arbitrary, and they are payload: no decision reads the source again.
+    /// bytes arbitrary. They are payload: no decision reads the source again.
     ///
     /// # Errors
     /// When they are not all inside.
@@ -136,11 +135,10 @@ impl Spaces {
         if space.mapping.copy_out(offset as usize, to) { Ok(()) } else { Err(outside) }
     }
 
-    /// Copies as [`Spaces::copy_out`] does, into memory that was not written before; all of it is
-    /// then.
+    /// Copies as [`Spaces::copy_out`] does, into uninitialized memory, and writes all of it.
     ///
     /// # Errors
-    /// When the bytes are not all inside; nothing was written then.
+    /// When the bytes are not all inside; then nothing was written.
     #[inline]
     pub fn copy_into(
         &self,
@@ -156,7 +154,7 @@ impl Spaces {
     /// Copies private bytes into a space.
     ///
     /// # Errors
-    /// When they do not fit inside, or the space cannot be written there.
+    /// When they are not all inside the space's region.
     pub fn copy_in(&mut self, id: SpaceId, offset: u32, from: &[u8]) -> Result<(), SpaceError> {
         let outside = SpaceError { space: id, offset, len: from.len() as u32 };
         let (region, at) = self.region(id, offset, outside)?;

@@ -1,15 +1,15 @@
 //! A TAP interface: the kernel's network stack at the other end of a descriptor.
 //!
-//! One system call moves one packet. The driver receives straight into a pool buffer, with the
-//! virtio-net header in its headroom, and transmits straight out of the data spaces. With offloads
-//! the kernel hands over and takes TCP packets of up to 64 KiB whole, and neither side computes a
-//! checksum for the way between them.
+//! One system call moves one packet. The driver receives directly into a pool buffer, with the
+//! virtio-net header in its headroom, and transmits directly from the data spaces. With offloads
+//! the kernel and the driver exchange TCP packets of up to 64 KiB whole, and neither side computes
+//! a checksum in between.
 //!
-//! The descriptor is the interface: when the last one is closed, an interface that is not
+//! The descriptor is the interface: when the last descriptor is closed, an interface that is not
 //! persistent vanishes with its addresses and routes. So the driver never closes and reopens it.
 //!
-//! Unsafe lives here for `read` and `writev` on addresses of data spaces: a peer may be writing
-//! there, so no reference may be formed, and the safe wrappers take references.
+//! Unsafe lives here for `read` and `writev` on addresses of data spaces. A peer may be writing
+//! there, so the driver may form no reference, and the safe wrappers take references.
 
 mod open;
 
@@ -29,9 +29,10 @@ use crate::{
 
 pub use open::TapError;
 
-/// Empty buffers that the driver takes at once.
+/// The maximum number of empty buffers that the driver holds.
 const RX_BUFFERS: usize = 512;
-/// Tokens kept for `tx_complete`; the driver takes no more packets before some were fetched.
+/// The maximum number of tokens for `tx_complete`. The driver takes no more packets until the
+/// engine fetches some.
 const TX_TOKENS: usize = 1024;
 /// The shortest Ethernet frame without its check sequence, in bytes (IEEE 802.3, 4A.4.2); the
 /// driver pads shorter ones with zeros.
@@ -41,14 +42,14 @@ const LARGE_BYTES: usize = LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN
 
 static PADDING: [u8; SHORTEST_FRAME_BYTES] = [0; SHORTEST_FRAME_BYTES];
 
-/// The interface, and the driver's requests to it.
+/// The interface, and the driver's requests for it.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Its name; the driver takes an existing interface, and creates any other. `tap%d` lets the
-    /// kernel choose a number.
+    /// The interface's name. The driver takes an existing interface, and creates a missing one.
+    /// With `tap%d` the kernel chooses a number.
     pub name: String,
-    /// `true` to ask for large packets and partial checksums. If the kernel refuses them, the
-    /// driver does without.
+    /// `true` to request large packets and partial checksums. If the kernel refuses them, the
+    /// driver works without.
     pub offloads: bool,
 }
 
@@ -62,17 +63,17 @@ impl Default for Options {
 pub struct TapDevice {
     info: Info,
     fd: OwnedFd,
-    /// Readable when the awaited event of `fd` is there: readable while there are empty buffers,
-    /// writable while packets found no room. `fd` itself would be readable with no buffer to read
-    /// into.
+    /// An epoll that becomes readable when `fd` has an awaited event: readable if there are empty
+    /// buffers, writable if packets found no room. `fd` itself would be readable also without a
+    /// buffer to read into.
     sleep: OwnedFd,
     /// The events that `sleep` waits for.
     waits_for: epoll::EventFlags,
     buffers: VecDeque<(SpaceId, u32)>,
     tokens: VecDeque<u64>,
-    /// The last read found nothing.
+    /// `true` if the last read found nothing.
     drained: bool,
-    /// The last write found no room.
+    /// `true` if the last write found no room.
     full: bool,
     counters: Counters,
 }
@@ -80,7 +81,7 @@ pub struct TapDevice {
 impl TapDevice {
     /// Creates an interface, or takes a persistent one that no process has open.
     ///
-    /// It is neither brought up nor given an address here.
+    /// This neither brings the interface up nor sets its address.
     ///
     /// # Errors
     /// See [`TapError`].
@@ -88,8 +89,8 @@ impl TapDevice {
         Self::new(open::create(&options.name)?, options.offloads)
     }
 
-    /// Takes over an open descriptor of a TAP, as [`TapDevice::as_fd`] gives it to its keeper. The
-    /// interface must be in this thread's network namespace.
+    /// Takes over an open descriptor of a TAP, which an earlier driver returned from
+    /// [`TapDevice::as_fd`]. The interface must be in this thread's network namespace.
     ///
     /// # Errors
     /// See [`TapError`]; [`TapError::BadDescriptor`] for anything but a TAP with `IFF_NO_PI` and
@@ -128,7 +129,8 @@ impl TapDevice {
                 rx_offload: granted,
                 tx_asynchronous: false,
             },
-            // At least one byte more than the longest packet, so that a longer one shows.
+            // At least one byte more than the longest packet, so that the driver notices a longer
+            // one.
             rx_buffer_bytes: (POOL_HEADROOM_BYTES + longest + 1).next_multiple_of(256),
             rx_queue_packets: interface.queue_packets,
         };
@@ -145,7 +147,7 @@ impl TapDevice {
         })
     }
 
-    /// Returns the fault of the interface as a whole that a system call's error stands for.
+    /// Converts a system call's error into the fault of the interface as a whole.
     fn failure(&self, what: &'static str, cause: io::Error) -> DeviceError {
         let name = self.info.name.clone();
         match cause.raw_os_error() {
@@ -157,7 +159,7 @@ impl TapDevice {
     }
 
     /// Reads one packet into a buffer. Returns its length in bytes and its metadata; `None` for a
-    /// packet to be dropped, whose buffer can be used again.
+    /// packet to drop, whose buffer is free again.
     fn read_into(
         &mut self,
         spaces: &mut Spaces,
@@ -170,15 +172,15 @@ impl TapDevice {
             .writable(space, start, room as u32)
             .map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))?;
         self.counters.system_calls += 1;
-        // SAFETY: `to` is good for `room` writable bytes, just checked; the kernel writes them,
-        // and no reference to them exists.
+        // SAFETY: `to` has `room` writable bytes, as just checked. The kernel writes them, and no
+        // reference to them exists.
         let got = unsafe { libc::read(self.fd.as_raw_fd(), to.as_ptr().cast(), room) };
         let Ok(got) = usize::try_from(got) else {
             return Err(io::Error::last_os_error());
         };
         let mut header = [0; HEADER_BYTES];
-        // A read that fills the buffer to its last byte was cut off: the buffer is a byte longer
-        // than any packet that may come.
+        // A read that fills the buffer to its last byte was truncated: the buffer is at least a
+        // byte longer than any allowed packet.
         if got <= HEADER_BYTES || got == room || spaces.copy_out(space, start, &mut header).is_err()
         {
             return Ok(None);
@@ -187,11 +189,11 @@ impl TapDevice {
         Ok(virtio::meta(header, len).map(|meta| (len, meta)))
     }
 
-    /// Writes one packet; returns `Ok(None)` for one that it drops.
+    /// Writes one packet. Returns its length in bytes, or `Ok(None)` for a packet to drop.
     fn write_out(&mut self, spaces: &Spaces, packet: &Packet<'_>) -> io::Result<Option<usize>> {
         let limits = Limits {
             can: self.info.can,
-            // An administrator may have raised the kernel's MTU since; the kernel checks the length
+            // An administrator may have raised the kernel's MTU since. The kernel checks the length
             // itself.
             frame_bytes: LARGE_BYTES,
             large_bytes: LARGE_BYTES,
@@ -203,7 +205,7 @@ impl TapDevice {
             iov_base: start.cast_mut().cast(),
             iov_len: len,
         };
-        // The header, the parts, the padding.
+        // The pieces are the header, the parts and the padding.
         let mut pieces = [piece(std::ptr::null(), 0); MAX_PARTS + 2];
         pieces[0] = piece(header.as_ptr(), HEADER_BYTES);
         let mut count = 1;
@@ -219,8 +221,8 @@ impl TapDevice {
             count += 1;
         }
         self.counters.system_calls += 1;
-        // SAFETY: the first `count` pieces name live memory: the header on this stack, parts just
-        // checked to lie in their spaces, the static padding. The kernel only reads them.
+        // SAFETY: the first `count` pieces name live memory: the header on this stack, parts that
+        // lie in their spaces as just checked, and the static padding. The kernel only reads them.
         let put =
             unsafe { libc::writev(self.fd.as_raw_fd(), pieces.as_ptr(), count as libc::c_int) };
         if put < 0 { Err(io::Error::last_os_error()) } else { Ok(Some(len)) }
@@ -228,7 +230,7 @@ impl TapDevice {
 }
 
 impl AsFd for TapDevice {
-    /// Returns the interface's descriptor, for a keeper to hold a duplicate of.
+    /// Returns the interface's descriptor, of which another process may hold a duplicate.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -279,8 +281,8 @@ impl Device for TapDevice {
                         return Ok(returned);
                     }
                     Some(libc::EINTR) => {}
-                    // The buffer's memory was taken away since it was provided; the driver drops
-                    // the buffer with it.
+                    // The server removed the buffer's memory since it was provided, so the driver
+                    // drops the buffer.
                     Some(libc::EFAULT) => {
                         self.buffers.pop_front();
                         self.counters.rx_dropped += 1;
@@ -316,15 +318,15 @@ impl Device for TapDevice {
                     }
                     Some(libc::EBADFD | libc::ENODEV | libc::ENXIO) => {
                         if taken > 0 {
-                            // The next call reports the error; this one returns how many packets it
-                            // took.
+                            // The next call reports the error; this call returns how many packets
+                            // it took.
                             break;
                         }
                         return Err(self.failure("write", cause));
                     }
-                    // EIO: the interface is down, and may come up. EINVAL: the kernel does not
-                    // like the headers. ENOBUFS, ENOMEM: no memory for a buffer now. As on any
-                    // wire, the packet is lost.
+                    // EIO: the interface is down, and may come up. EINVAL: the kernel refuses the
+                    // headers. ENOBUFS, ENOMEM: the kernel has no memory for a buffer now. As on
+                    // any wire, the packet is lost.
                     _ => self.counters.tx_dropped += 1,
                 },
             }
@@ -344,8 +346,8 @@ impl Device for TapDevice {
         Some(self.sleep.as_fd())
     }
 
-    /// Arms the sleep. The descriptor is level-triggered: work that comes between the last look and
-    /// the sleep makes it readable, so no further look is necessary.
+    /// Arms the sleep. The descriptor is level-triggered: work that comes between the last poll and
+    /// the sleep makes it readable, so no further check is necessary.
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
         let receives = !self.buffers.is_empty();
         let room_came = tx_waiting && !self.full;
@@ -356,9 +358,9 @@ impl Device for TapDevice {
         if receives {
             wanted |= epoll::EventFlags::IN;
         } else {
-            // With no buffer to read into, no readable event would report that the interface is
-            // gone. The kernel reports that as priority data too, which a TAP never has: waiting
-            // for that wakes for the end alone.
+            // Without a buffer to read into, the driver does not wait for readable events, which
+            // would report that the interface is gone. The kernel reports that as priority data
+            // too, which a TAP never has. So to wait for priority data wakes only for the end.
             wanted |= epoll::EventFlags::PRI;
             self.counters.system_calls += 1;
             open::name(&self.fd).map_err(|cause| self.failure("TUNGETIFF", cause))?;
@@ -407,8 +409,7 @@ mod tests {
     use super::*;
     use crate::{Meta, Part, Space};
 
-    /// Returns a driver on a pair of packet sockets: a TAP's descriptor can hardly be filled, this
-    /// one can.
+    /// Returns a driver on a socket pair: a test can fill a socket, but hardly a TAP's descriptor.
     fn on_sockets() -> (TapDevice, OwnedFd) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (fd, other) =
@@ -473,9 +474,9 @@ mod tests {
         assert_eq!(device.tx_submit(&mut spaces, &packets[..3]).unwrap(), 3);
         device.tx_complete(&mut Vec::new(), 9).unwrap();
 
-        // No packet waits for room: room does not wake.
+        // No packet waits for room, so room does not wake.
         assert_eq!(device.arm(false).unwrap(), Armed::Sleep);
-        assert!(!wakes(&device), "woken by room that nobody waits for");
+        assert!(!wakes(&device), "woken by room for which no packet waits");
         rustix::io::write(&other, &[0; 100]).unwrap();
         assert!(wakes(&device), "not woken by a packet");
         assert_eq!(device.rx_poll(&mut spaces, &mut Vec::new(), 9).unwrap(), 1);

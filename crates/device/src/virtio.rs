@@ -1,10 +1,9 @@
-//! The virtio-net header that a TAP puts in front of each packet (`struct virtio_net_hdr`,
-//! virtio 1.2, section 5.1.6; `include/uapi/linux/virtio_net.h`), host byte order as a TAP has it
-//! by default.
+//! The virtio-net header in front of each packet of a TAP (`struct virtio_net_hdr`, virtio 1.2,
+//! section 5.1.6; `include/uapi/linux/virtio_net.h`), in host byte order, a TAP's default.
 
 use crate::{Checksum, Meta, Segmentation, SegmentationKind};
 
-/// Size of the header with the field for merged receive buffers, in bytes.
+/// The size of the header with the field for merged receive buffers, in bytes.
 pub const HEADER_BYTES: usize = 12;
 
 /// VIRTIO_NET_HDR_F_NEEDS_CSUM.
@@ -20,7 +19,7 @@ const GSO_TCP6: u8 = 4;
 /// VIRTIO_NET_HDR_GSO_ECN.
 const GSO_ECN: u8 = 0x80;
 
-/// Returns the header of a packet to be sent.
+/// Returns the header of a packet to send.
 #[must_use]
 pub fn header(meta: Meta) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
@@ -44,8 +43,9 @@ pub fn header(meta: Meta) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// Returns the metadata in a received header of a packet of `len` bytes; `None` for a kind of
-/// segmentation that the driver did not ask for, and for places outside of the packet.
+/// Returns the metadata in the header of a received packet of `len` bytes. `None` for a kind of
+/// segmentation that the driver did not request, for segments without length or partial checksum,
+/// and for offsets outside of the packet.
 #[must_use]
 pub fn meta(header: [u8; HEADER_BYTES], len: usize) -> Option<Meta> {
     let field = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
@@ -70,8 +70,8 @@ pub fn meta(header: [u8; HEADER_BYTES], len: usize) -> Option<Meta> {
     if segment_bytes == 0 || !matches!(checksum, Checksum::Partial { .. }) {
         return None;
     }
-    // The driver ignores the header's length: the kernel puts there how much of its buffer was in
-    // one piece (`virtio_net_hdr_from_skb`), which may be more or less than the headers.
+    // The driver ignores the field for the headers' length. The kernel stores there how much of its
+    // buffer was contiguous (`virtio_net_hdr_from_skb`), which may be more or less.
     let ecn = header[1] & GSO_ECN != 0;
     Some(Meta {
         checksum,
@@ -104,15 +104,15 @@ mod tests {
     fn mangled_headers_are_refused() {
         let partial =
             Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, segmentation: None };
-        assert_eq!(meta(header(partial), 51), None, "the checksum lies outside");
+        assert_eq!(meta(header(partial), 51), None, "a checksum outside");
         let mut udp = header(partial);
         udp[1] = 5;
-        assert_eq!(meta(udp, 1000), None, "a kind that was not asked for");
+        assert_eq!(meta(udp, 1000), None, "a kind that the driver did not request");
         let mut nothing = header(partial);
         nothing[1] = GSO_TCP4;
         assert_eq!(meta(nothing, 1000), None, "segments of no bytes");
         nothing[0] = 0;
         nothing[4] = 1;
-        assert_eq!(meta(nothing, 1000), None, "segments without a checksum to finish");
+        assert_eq!(meta(nothing, 1000), None, "segments without a partial checksum");
     }
 }

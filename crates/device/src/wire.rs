@@ -1,20 +1,20 @@
-//! Packets in one piece of private memory, for the wrappers that look at or keep them.
+//! Packets in contiguous private memory, for the wrappers that inspect or keep them.
 
 use crate::{Part, Spaces};
 
-/// Memory in which a wrapper puts a packet together, kept from packet to packet.
+/// Memory in which a wrapper assembles a packet, reused from packet to packet.
 #[derive(Default)]
 pub(crate) struct Assembly {
     bytes: Vec<u8>,
 }
 
 impl Assembly {
-    /// Returns the packet's bytes; `None` when a part is not inside of its space. The parts
-    /// together are as long as the driver's limits let them be, so this stays as small.
+    /// Returns the packet's bytes; `None` when a part is not inside of its space. The caller's
+    /// limits on the length of all parts also bound this memory.
     pub(crate) fn assemble(&mut self, spaces: &Spaces, parts: &[Part]) -> Option<&[u8]> {
         let mut at = 0;
         for part in parts {
-            // Checked before the memory grows: a part may claim to be of any length.
+            // This checks before the memory grows, since a part may claim any length.
             spaces.readable(part.space, part.offset, part.len).ok()?;
             let end = at + part.len as usize;
             if self.bytes.len() < end {

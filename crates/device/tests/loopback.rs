@@ -1,4 +1,4 @@
-//! The in-memory pair under the conformance suite, in each of its configurations.
+//! The conformance suite on the in-memory pair, in several configurations.
 
 use towpath_device::conformance::{self, DeviceFarEnd, Pair};
 use towpath_device::loopback::{self, Config};

@@ -1,4 +1,4 @@
-//! TAP interfaces on the real kernel, in a network namespace of the test's own.
+//! TAP interfaces on the real kernel, in the test's own network namespace.
 
 mod support;
 
@@ -100,8 +100,8 @@ fn says_what_it_is() {
     let fd = device.as_fd().try_clone_to_owned().unwrap();
     let info = TapDevice::from_fd(fd, true).unwrap().info().clone();
     assert_eq!((info.name.as_str(), info.mtu), ("info0", 1400));
-    // An interface that the driver made holds a clock's ticks, where the kernel lets its maker set
-    // the queue's length. It does not in a user namespace, where the kernel's own length stays.
+    // The driver raises the queue's length of an interface that it creates, if the kernel permits.
+    // In a user namespace the kernel refuses, and keeps its own length.
     let granted =
         !std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny");
     if granted {
@@ -130,11 +130,11 @@ fn open_errors() {
     assert!(matches!(error, TapError::NotATap { .. }), "{error}");
     let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
     assert!(matches!(TapDevice::from_fd(null, true), Err(TapError::BadDescriptor { .. })));
-    // Not attached to an interface yet.
+    // This descriptor is not attached to an interface.
     let fresh: OwnedFd =
         std::fs::File::options().read(true).write(true).open("/dev/net/tun").unwrap().into();
     assert!(matches!(TapDevice::from_fd(fresh, true), Err(TapError::BadDescriptor { .. })));
-    // The driver takes a persistent interface made beforehand as it is, and it is there afterwards.
+    // The driver takes an existing persistent interface unchanged, which stays afterwards.
     ip("tuntap add dev keep0 mode tap");
     ip("link set keep0 txqueuelen 77");
     assert_eq!(open_held("keep0").info().rx_queue_packets, 77);
@@ -146,7 +146,7 @@ fn open_held(name: &str) -> TapDevice {
     TapDevice::open(&Options { name: name.to_owned(), offloads: true }).unwrap()
 }
 
-/// A device with its memory, for sending and receiving by hand.
+/// A device with its memory, through which a test sends and receives.
 struct Fixture {
     device: TapDevice,
     spaces: Spaces,
@@ -178,7 +178,7 @@ impl Fixture {
 fn down_and_up() {
     let device = open_held("down0");
     let mut fixture = Fixture::new(device, 4);
-    assert_eq!(fixture.send(60).unwrap(), 1, "taken, as on a wire that is cut");
+    assert_eq!(fixture.send(60).unwrap(), 1, "the device does not take a packet while down");
     let counters = fixture.device.counters();
     assert_eq!((counters.tx_dropped, counters.tx_packets), (1, 0));
     assert_eq!(fixture.device.rx_poll(&mut fixture.spaces, &mut Vec::new(), 9).unwrap(), 0);
@@ -191,12 +191,12 @@ fn down_and_up() {
 fn gone() {
     for frames in [4, 0] {
         let mut fixture = Fixture::new(open("gone0", true), frames);
-        // The packets that the kernel sends at the beginning, if it does.
+        // The test first takes the packets that the kernel may send at the beginning.
         let deadline = Instant::now() + Duration::from_secs(5);
         while fixture.device.rx_poll(&mut fixture.spaces, &mut Vec::new(), 9).unwrap() > 0
             || fixture.device.arm(false).unwrap() == Armed::Work
         {
-            assert!(Instant::now() < deadline, "never at rest");
+            assert!(Instant::now() < deadline, "the device never allows sleep");
         }
         ip("link del gone0");
         assert!(wakes(&fixture, 5000), "not woken");
@@ -205,14 +205,14 @@ fn gone() {
             Ok(_) => fixture.device.arm(false).map(|_| ()),
             Err(error) => Err(error),
         };
-        assert!(matches!(told, Err(DeviceError::Gone { .. })), "{told:?} with {frames} frames");
+        assert!(matches!(told, Err(DeviceError::Gone { .. })), "{told:?} with {frames} buffers");
         let mut back = Vec::new();
         assert!(matches!(fixture.device.reset(&mut back), Err(DeviceError::Gone { .. })));
         assert_eq!(back.len(), frames as usize);
     }
 }
 
-/// A packet that the driver cannot read, for want of a buffer, still lets the engine sleep.
+/// A packet that the driver cannot read without a buffer does not keep the engine awake.
 fn out_of_buffers() {
     let mut fixture = Fixture::new(open("none0", true), 1);
     let mut far = PacketSocket::open("none0").unwrap();
@@ -234,14 +234,14 @@ fn out_of_buffers() {
 fn pads_short_frames() {
     let mut fixture = Fixture::new(open("pad0", true), 1);
     let mut far = PacketSocket::open("pad0").unwrap();
-    // The bytes behind the frame must not go out with it.
+    // The driver must not send the bytes after the frame.
     fixture.spaces.copy_in(fixture.memory, fixture.outgoing, &[0xaa; 100]).unwrap();
     fixture.send(20).unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
     let frame = loop {
         match far.receive() {
             Some((frame, _)) if frame.starts_with(&[0xaa; 12]) => break frame,
-            _ => assert!(Instant::now() < deadline, "it did not arrive"),
+            _ => assert!(Instant::now() < deadline, "the frame did not arrive"),
         }
     };
     assert_eq!(frame.len(), 60);
@@ -285,7 +285,7 @@ fn addressed(name: &str, net: u8, offloads: bool) -> (TapDevice, Ipv4Addr) {
 
 fn ping(address: Ipv4Addr) {
     if !namespace::has("ping") {
-        println!("SKIP tap: the command ping is not there");
+        println!("SKIP tap: there is no command ping");
         assert!(!namespace::required(), "ping is required");
         return;
     }
@@ -304,7 +304,7 @@ fn answers_ping() {
     let (_, seen, error) = peer.stop();
     assert!(error.is_none(), "{error:?}");
     assert_eq!(seen.wrong_checksums, 0);
-    assert!(seen.sleeps > 0, "it slept between the requests");
+    assert!(seen.sleeps > 0, "the peer never slept");
 }
 
 fn connect(address: Ipv4Addr) -> TcpStream {
@@ -328,7 +328,7 @@ fn kernel_sends_large() {
         let sent = bytes(1 << 20);
         stream.write_all(&sent).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
-        // The kernel has sent all when the peer has acknowledged all of it.
+        // The kernel has sent all bytes when the peer has acknowledged all of them.
         let deadline = Instant::now() + Duration::from_secs(5);
         while unacknowledged(&stream) > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -350,11 +350,12 @@ fn kernel_sends_large() {
     }
 }
 
-/// Returns how many bytes the kernel keeps because they are not acknowledged (tcp(7), SIOCOUTQ).
+/// Returns how many bytes the kernel keeps because the peer has not acknowledged them (tcp(7),
+/// SIOCOUTQ).
 fn unacknowledged(stream: &TcpStream) -> i32 {
     use std::os::fd::AsRawFd;
     let mut waiting = 0;
-    // SAFETY: SIOCOUTQ writes an integer to the live one given.
+    // SAFETY: SIOCOUTQ writes an integer to the given live integer.
     let result = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut waiting) };
     assert_eq!(result, 0);
     waiting
@@ -365,12 +366,12 @@ fn kernel_takes_large() {
     let reply = bytes(60_000);
     let peer = Peer::start(Box::new(device), address, reply.clone(), 20_000);
     let mut stream = connect(address);
-    // Bytes for the peer to answer, in case it saw nothing of the handshake's end.
+    // The peer answers these bytes if it missed the end of the handshake.
     stream.write_all(b"go").unwrap();
     let mut got = vec![0; reply.len()];
     stream.read_exact(&mut got).unwrap();
-    assert!(got == reply, "other bytes than were sent");
-    // The reply answers the handshake, and may be there before the peer has read a word.
+    assert!(got == reply, "the bytes differ from those sent");
+    // The reply answers the handshake, and may arrive before the peer has read any bytes.
     let until = Instant::now() + Duration::from_secs(5);
     while unacknowledged(&stream) > 0 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
@@ -378,10 +379,10 @@ fn kernel_takes_large() {
     let (device, seen, _) = peer.stop();
     assert_eq!(seen.stream, b"go");
     assert_eq!(device.counters().tx_dropped, 0);
-    assert!(device.counters().tx_packets < 12, "sent whole: {:?}", device.counters());
+    assert!(device.counters().tx_packets < 12, "not sent whole: {:?}", device.counters());
 }
 
-/// The descriptor outlives its driver, and with it the interface, its address and the kernel's
+/// The descriptor outlives its driver, and so do the interface, its address and the kernel's
 /// connections.
 fn handed_over() {
     let (device, address) = addressed("hand0", 5, true);
@@ -401,8 +402,8 @@ fn handed_over() {
     assert!(matches!(error, Some(DeviceError::Gone { .. })), "{error:?}");
 }
 
-/// Packets that the kernel hands over large and with partial checksums, and those that the driver
-/// hands to it so, are in the capture as the wire would have them.
+/// The capture has packets as they would be on the wire, although the kernel and the driver
+/// exchange them large and with partial checksums.
 fn captures_are_right() {
     for (net, segmented) in [(6, true), (7, false)] {
         let name = format!("cap{net}");
@@ -419,7 +420,7 @@ fn captures_are_right() {
         stream.write_all(&bytes(200_000)).unwrap();
         let mut got = vec![0; reply.len()];
         stream.read_exact(&mut got).unwrap();
-        assert!(got == reply, "other bytes than were sent");
+        assert!(got == reply, "the bytes differ from those sent");
         let deadline = Instant::now() + Duration::from_secs(5);
         while unacknowledged(&stream) > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -448,13 +449,13 @@ fn judge(path: &str, segmented: bool, frames: u64) {
     ];
     for (tool, arguments) in tools {
         if !namespace::has(tool) {
-            println!("SKIP tap: the command {tool} is not there");
+            println!("SKIP tap: there is no command {tool}");
             assert!(!namespace::required(), "{tool} is required");
             continue;
         }
         let mut command = Command::new(tool);
         namespace::unprivileged(&mut command);
-        // Without the user's own settings.
+        // The tool runs without the user's own settings.
         command.env("HOME", std::env::temp_dir());
         let output = command.args(arguments.split_whitespace()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
@@ -466,18 +467,18 @@ fn judge(path: &str, segmented: bool, frames: u64) {
                 let line = text.lines().find(|line| line.contains(word));
                 assert!(line.is_none(), "{word}: {}", line.unwrap_or_default());
             }
-            // How many there are is the kernel's choice, but tcpdump looks at each.
+            // The kernel chooses the number of segments, but tcpdump checks each.
             let segments = text.matches("Flags [").count();
             let right = text.matches("(correct)").count();
             assert!(segments >= 6, "{segments} TCP segments in {frames} frames: {text}");
-            assert_eq!(right, segments, "TCP checksums that tcpdump found right: {text}");
+            assert_eq!(right, segments, "TCP checksums that tcpdump found correct: {text}");
         } else {
             assert_eq!(text.lines().count() as u64, frames);
             for line in text.lines() {
                 let mut fields = line.split('\t');
                 let len: usize = fields.next().unwrap_or_default().parse().unwrap();
                 longest = longest.max(len);
-                // 0: bad, 1: good, 2: not looked at; nothing where there is no such checksum.
+                // 0: bad, 1: good, 2: not verified; empty if there is no such checksum.
                 let states: Vec<&str> = fields.collect();
                 assert!(!states.contains(&"0"), "a bad checksum: {line}");
             }

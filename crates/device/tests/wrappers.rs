@@ -1,4 +1,4 @@
-//! Faults and captures around the in-memory pair.
+//! Wrappers around the in-memory pair: faults, captures and slow devices.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
@@ -47,7 +47,7 @@ fn faults_at_no_rate_change_nothing() {
     check("faults at no rate", |device| Box::new(fault(device, "seed=1")));
 }
 
-/// Every frame late, by the same time: order, frames and wake-ups are as ever.
+/// An equal delay of every frame changes neither order, frames nor wake-ups.
 #[test]
 fn equal_delay_keeps_order() {
     let (_, config) = &configurations()[0];
@@ -64,8 +64,8 @@ fn slowness_changes_nothing_else() {
     check("slow", |device| Box::new(SlowDevice::new(Box::new(device), pace).unwrap()));
 }
 
-/// The device refuses more packets than it has places for, sends none before its time, and takes
-/// refused packets after one was sent.
+/// The device refuses more packets than it has slots, sends none before its time, and takes refused
+/// packets after one was sent.
 #[test]
 fn a_full_slow_device_refuses_packets() {
     let packet_time = Duration::from_millis(20);
@@ -79,16 +79,16 @@ fn a_full_slow_device_refuses_packets() {
     assert_eq!(
         fixture.device.tx_submit(&mut fixture.spaces, &packets[3..]).unwrap(),
         0,
-        "no place is free"
+        "no slot is free"
     );
     assert_eq!(fixture.device.arm(true).unwrap(), Armed::Sleep);
     let (mut tokens, mut received) = (Vec::new(), Vec::new());
     let mut next = 3;
     while tokens.len() < 5 {
-        assert!(start.elapsed() < Duration::from_secs(10), "only {tokens:?} came back");
+        assert!(start.elapsed() < Duration::from_secs(10), "only tokens {tokens:?}");
         fixture.device.rx_poll(&mut fixture.spaces, &mut received, 1).unwrap();
         fixture.device.tx_complete(&mut tokens, 8).unwrap();
-        assert!(start.elapsed() >= packet_time * tokens.len() as u32, "{tokens:?} came early");
+        assert!(start.elapsed() >= packet_time * tokens.len() as u32, "early tokens {tokens:?}");
         if next < 5 {
             next += fixture.device.tx_submit(&mut fixture.spaces, &packets[next..]).unwrap();
         }
@@ -151,7 +151,7 @@ impl<D: Device> Fixture<D> {
         self.free.drain(..taken);
     }
 
-    /// Takes the frames that come in.
+    /// Takes received frames and completions, and provides free buffers.
     fn turn(&mut self) -> Vec<(Vec<u8>, Meta)> {
         let mut received = Vec::new();
         self.device.rx_poll(&mut self.spaces, &mut received, 64).unwrap();
@@ -180,8 +180,8 @@ impl<D: Device> Fixture<D> {
         self.turn();
     }
 
-    /// Returns the frame numbers that come out at the far end when `count` of 100 bytes are sent,
-    /// and then nothing for 30 ms.
+    /// Sends `count` frames of 100 bytes. Returns the frames that arrive at the far end, until none
+    /// arrives for 30 ms.
     fn through(&mut self, count: u32) -> Vec<Vec<u8>> {
         let mut got = Vec::new();
         for number in 0..count {
@@ -211,7 +211,7 @@ fn number(frame: &[u8]) -> u32 {
 #[test]
 fn the_same_seed_gives_the_same_faults() {
     let spec = "drop=0.1,dup=0.1,reorder=0.1,flip=0.1,seed=7";
-    // The arrival of a late frame is a matter of time; the fate of each is not.
+    // The order of late frames depends on time; the faults of each frame do not.
     let run = |spec: &str| {
         let mut fixture = Fixture::new(|device| fault(device, spec));
         let counters = fixture.device.fault_counters();
@@ -230,7 +230,7 @@ fn each_fault_alone() {
         let mut fixture = Fixture::new(|device| fault(device, spec));
         let counters = fixture.device.fault_counters();
         let got = fixture.through(2000);
-        assert_eq!(counters.rx(), Default::default(), "nothing was received");
+        assert_eq!(counters.rx(), Default::default(), "faults of received frames");
         (got, counters.tx())
     };
     let all: Vec<u32> = (0..2000).collect();
@@ -276,7 +276,7 @@ fn each_fault_alone() {
     assert_eq!((got.len(), injected.dropped), (2000, 0));
 }
 
-/// The pool buffers of lost packets go back to the device: a small pool outlives many losses.
+/// The wrapper provides the pool buffers of lost packets again: a small pool survives many losses.
 #[test]
 fn lost_packets_cost_no_buffers() {
     let mut fixture = Fixture::new(|device| fault(device, "rx.drop=1"));
@@ -290,7 +290,7 @@ fn lost_packets_cost_no_buffers() {
     }
 }
 
-/// Sleeps as the engine does; returns whether it was woken.
+/// Sleeps as the engine does. Returns whether there was work or a wake-up.
 fn sleep<D: Device>(fixture: &mut Fixture<D>) -> bool {
     if fixture.device.arm(false).unwrap() == Armed::Work {
         return true;
@@ -306,7 +306,7 @@ fn delayed_packets_wake_the_engine() {
     for (spec, at_least_ms) in
         [("delay_us=30000", 30), ("stall=1,stall_us=30000", 30), ("reorder=1", 10)]
     {
-        // Received: the frame arrives, the wrapper holds it, and the timer brings it.
+        // Received: the frame arrives, the wrapper holds it, and the timer releases it.
         let mut fixture = Fixture::new(|device| fault(device, spec));
         let start = Instant::now();
         assert!(fixture.far.send(&[0x55; 100], Meta::FULL));
@@ -316,7 +316,7 @@ fn delayed_packets_wake_the_engine() {
         let elapsed = start.elapsed();
         assert!(elapsed >= Duration::from_millis(at_least_ms), "{spec}: {elapsed:?}");
 
-        // Sent: only the timer wakes the engine to hand it on.
+        // Sent: only the timer wakes the engine to submit the frame.
         let mut fixture = Fixture::new(|device| fault(device, spec));
         let start = Instant::now();
         fixture.send(&[0x55; 100], Meta::FULL);
@@ -329,7 +329,7 @@ fn delayed_packets_wake_the_engine() {
     }
 }
 
-/// When every place holds a frame that waits for its time, further frames of the device do not keep
+/// When every slot holds a frame that waits for its time, further frames of the device do not keep
 /// the engine awake, and come afterwards.
 #[test]
 fn a_wrapper_full_of_delayed_packets_allows_sleep() {
@@ -345,12 +345,13 @@ fn a_wrapper_full_of_delayed_packets_allows_sleep() {
         assert!(Instant::now() < deadline, "{received} of {sent}");
     }
     assert_eq!(sent, 4000);
-    // 64 at a time, in and out, and a few more; awake all the time it would be many thousands.
-    assert!(turns < 1000, "{turns} turns for {sent} frames");
+    // At most 64 frames per poll, and a few more polls. An engine that stays awake would make many
+    // thousands.
+    assert!(turns < 1000, "{turns} polls for {sent} frames");
 }
 
 /// The wrapper loses frames that it cannot hold during a stall, and counts each once. The pool has
-/// more buffers than the wrapper has places, or the device would be out of buffers before.
+/// more buffers than the wrapper has slots, else the device would first run out of buffers.
 #[test]
 fn a_stall_counts_each_packet_that_it_cannot_hold() {
     let config = Config { offloads: false, ..Config::default() };
@@ -375,7 +376,7 @@ fn a_stall_counts_each_packet_that_it_cannot_hold() {
     assert_eq!(received + injected.overflowed, sent, "{injected:?}");
 }
 
-/// Faults meet finished frames of the wire, not packets that are still to be segmented.
+/// Faults apply to frames of the wire with full checksums, not to packets before segmentation.
 #[test]
 fn large_packets_are_segmented_before_faults() {
     let payload: Vec<u8> = (0..40_000u32).map(|at| at as u8).collect();
@@ -390,7 +391,7 @@ fn large_packets_are_segmented_before_faults() {
     assert_eq!(counters.tx().frames, 40);
     assert_eq!(got.len() as u64, 40 - counters.tx().dropped);
     assert!(fixture.far.send(&large, meta));
-    // The wrapper kept enough buffers back for the packet to come out in a few turns.
+    // The wrapper kept enough buffers to deliver the packet in a few polls.
     for _ in 0..4 {
         got.extend(fixture.turn());
     }
@@ -448,7 +449,7 @@ fn a_capture_has_full_checksums_in_both_directions() {
         fixture.far.send(&small, small_meta);
         assert_eq!(fixture.turn().len(), 2);
         let received = fixture.far.receive().unwrap();
-        assert_eq!(received, (large.clone(), meta), "what passes is as it was");
+        assert_eq!(received, (large.clone(), meta), "the capture changed a packet");
         assert_eq!((status.frames(), status.partial(), status.missed()), (count, 0, 0));
 
         let bytes = disk.bytes.lock().unwrap().clone();
@@ -478,11 +479,11 @@ fn a_full_disk_ends_the_capture_alone() {
         Fixture::new(|device| CaptureDevice::new(Box::new(device), disk.clone(), options).unwrap());
     let status = fixture.device.status();
     let got = fixture.through(50);
-    assert_eq!(got.len(), 50, "the traffic goes on");
-    let failure = status.take_failure().expect("the failure is told");
+    assert_eq!(got.len(), 50, "the traffic continues");
+    let failure = status.take_failure().expect("the failure is reported");
     assert_eq!(failure.raw_os_error(), Some(libc::ENOSPC));
-    assert!(status.take_failure().is_none(), "once");
+    assert!(status.take_failure().is_none(), "reported twice");
     assert!(status.frames() > 0 && status.missed() > 0);
-    // The packet that hit the end is neither.
+    // The packet whose write failed counts as neither.
     assert_eq!(status.frames() + status.missed(), 49);
 }

@@ -14,14 +14,14 @@ use towpath_queue::buffers::FreeBuffers;
 use crate::sleep::Bell;
 use crate::{Config, Counts, SendError};
 
-/// Packets given to a device in one batch.
+/// The maximum number of packets of one batch for the device.
 const BATCH: usize = 32;
 /// Bytes that an Ethernet header and a VLAN tag add to an IP packet.
 const AROUND_BYTES: usize = 18;
-/// Bytes in front of a packet to be sent; they hold its length.
+/// Bytes in front of a packet to send; they hold its length.
 const LENGTH_BYTES: usize = 64;
 
-/// A device and the memory of what is sent through it, for one thread at a time.
+/// A device and the memory of its packets, for one thread at a time.
 pub struct Driver {
     device: Box<dyn Device>,
     spaces: Spaces,
@@ -31,10 +31,10 @@ pub struct Driver {
     /// The memory of the driver's own buffers.
     own_memory: Region,
     receive: FreeBuffers,
-    /// Buffers of packets that the device had no room for, in order.
+    /// Buffers of packets for which the device had no room, in order.
     pub(super) waiting: VecDeque<u32>,
     tokens: Vec<u64>,
-    /// `true` if the device may have packets for longer than the call that submitted them.
+    /// `true` if packets may stay in flight after the call that submitted them.
     goes_on: bool,
     /// Buffers of packets that other threads left, and that the device completed.
     pub(super) slots: Vec<u32>,
@@ -42,16 +42,16 @@ pub struct Driver {
     returned_buffers: Vec<u32>,
     bytes: Vec<u8>,
     pub(super) failure: Option<DeviceError>,
-    /// Wakes the sleeping thread for work that the device does not know of.
+    /// Wakes the sleeping thread for work of which the device does not know.
     pub(super) bell: Option<Bell>,
     counts: Counts,
 }
 
-/// Where buffers are: first those of packets that threads left, then those of threads that were
+/// The positions of the buffers: first those of packets that threads left, then those of threads
 /// inside, then those to receive into.
 #[derive(Clone, Debug)]
 pub(super) struct Buffers {
-    /// For reading. Writing a packet takes its buffer's [`Region`].
+    /// For reading. To write a packet takes its buffer's [`Region`].
     memory: Arc<Mapping>,
     left: u32,
     own: u32,
@@ -73,7 +73,7 @@ impl Buffers {
         Part { space, offset: (start + LENGTH_BYTES) as u32, len: u32::from_ne_bytes(len) }
     }
 
-    /// Returns where a buffer to receive into starts.
+    /// Returns the offset of a buffer to receive into.
     fn receive_start(&self, buffer: u32) -> u32 {
         let transmit = (self.left + self.own) as usize * self.transmit_bytes;
         (transmit + buffer as usize * self.receive_bytes) as u32
@@ -84,7 +84,7 @@ impl Buffers {
     }
 }
 
-/// Writes a packet, and its length in front, into a buffer that starts somewhere in a region.
+/// Writes a packet, and its length in front, into the buffer at offset `start` of a region.
 pub(super) fn write(region: &mut Region, start: usize, packet: &[u8]) {
     let len = (packet.len() as u32).to_ne_bytes();
     let written = region.copy_in(start, &len) && region.copy_in(start + LENGTH_BYTES, packet);
@@ -101,7 +101,8 @@ impl Driver {
     /// Starts a device.
     ///
     /// # Errors
-    /// When memory, or the device's start, fails; also when a number is out of its range.
+    /// When there is no memory, when the device does not start, or when a number is out of its
+    /// range.
     pub fn new(device: Box<dyn Device>, config: Config) -> Result<Driver, DeviceError> {
         Driver::with_left(device, config).map(|(driver, _)| driver)
     }
@@ -146,7 +147,7 @@ impl Driver {
         let left = (0..config.left).map(|_| memory.split_off_front(transmit_bytes)).collect();
         let own_memory = memory.split_off_front(config.own as usize * transmit_bytes);
         let mut spaces = Spaces::default();
-        // The device writes the buffers to receive into, and only reads the others.
+        // The device writes the receive buffers, and only reads the others.
         let space = spaces.add(Space::writable(memory));
         device.start(&mut spaces)?;
         let packets = (config.left + config.own) as usize;
@@ -172,7 +173,7 @@ impl Driver {
         Ok((driver, left))
     }
 
-    /// Sends a packet of the thread that is inside, behind all waiting packets.
+    /// Sends a packet of the thread inside, after all waiting packets.
     ///
     /// # Errors
     /// [`SendError`].
@@ -211,7 +212,8 @@ impl Driver {
         }
     }
 
-    /// Gives waiting packets to the device, as far as it has room. Returns whether it took all.
+    /// Submits waiting packets to the device while it has room. Returns whether the device took
+    /// all.
     pub fn flush(&mut self) -> bool {
         let all = self.give_all();
         if self.is_owed()
@@ -222,19 +224,19 @@ impl Driver {
         all
     }
 
-    /// `true` if the driver must look at the device again for sent packets: it had no room, or it
+    /// `true` if the driver must poll the device again for sent packets: the device had no room, or
     /// completes packets later.
     fn is_owed(&self) -> bool {
         !self.waiting.is_empty() || self.goes_on && self.pending() > 0
     }
 
     fn give_all(&mut self) -> bool {
-        // The device may now have room for packets that it took before. So it is called at least
-        // once, with no packets if none wait.
+        // The device may now have room to go on with packets that it took before. So the driver
+        // calls it at least once, without packets if none wait.
         let mut asked = !self.goes_on || self.pending() == 0;
         while !asked || !self.waiting.is_empty() {
             asked = true;
-            // Mostly one packet waits, whose descriptors are soon made.
+            // Usually one packet waits, and one descriptor is cheap to make.
             let all = if self.waiting.len() <= 1 { self.give::<1>() } else { self.give::<BATCH>() };
             match all {
                 Ok(true) => {}
@@ -248,7 +250,8 @@ impl Driver {
         true
     }
 
-    /// Gives the device the first `MOST` waiting packets. Returns whether it took them.
+    /// Submits at most the first `MOST` waiting packets. Returns whether the device took all of
+    /// them.
     fn give<const MOST: usize>(&mut self) -> Result<bool, DeviceError> {
         let mut parts = [[Part { space: self.space, offset: 0, len: 0 }; 1]; MOST];
         let count = self.waiting.len().min(MOST);
@@ -266,8 +269,8 @@ impl Driver {
         Ok(taken == count)
     }
 
-    /// Resets the device. Packets that it had and did not send are lost, and counted; waiting
-    /// packets are sent.
+    /// Resets the device. Packets in flight that the device did not send are lost and counted.
+    /// Waiting packets stay queued.
     pub fn reset(&mut self) {
         self.collect();
         self.returned_buffers.clear();
@@ -279,7 +282,7 @@ impl Driver {
         let before = self.counts.returned;
         self.collect();
         self.counts.lost += self.counts.returned - before;
-        // The reset device has forgotten which wake-ups it was asked for.
+        // The reset device has forgotten the wake-ups that a thread requested.
         self.wake();
     }
 
@@ -294,8 +297,8 @@ impl Driver {
         }
     }
 
-    /// Asks the device to wake the thread that is about to sleep. No thread sleeps on a device that
-    /// failed, or that has no descriptor.
+    /// Requests that the device wake the thread that is about to sleep. Returns [`Armed::Work`] for
+    /// a device that failed, or that has no descriptor.
     pub(super) fn arm(&mut self) -> Armed {
         let Some(bell) = &mut self.bell else { return Armed::Work };
         bell.silence();
@@ -323,7 +326,7 @@ impl Driver {
         self.device.sleep_fd()
     }
 
-    /// Receives at most `budget` packets. Returns how many.
+    /// Receives at most `budget` packets, and at most one batch. Returns their number.
     pub fn receive(&mut self, budget: usize, mut each: impl FnMut(&[u8], Meta)) -> usize {
         self.provide();
         self.received.clear();
@@ -367,7 +370,7 @@ impl Driver {
         self.waiting.len() + (self.counts.taken - self.counts.returned) as usize
     }
 
-    /// Returns the counts; those that only the section knows are 0.
+    /// Returns the counts; the counts of the section are 0.
     #[must_use]
     pub fn counts(&self) -> Counts {
         Counts { device: self.device.counters(), ..self.counts }

@@ -1,17 +1,17 @@
 //! One driver for all threads of a program, without a server, an engine or a lock.
 //!
-//! Any thread sends, and any thread may reset the device. A thread that finds no other inside
-//! drives the device with its own packet and with those that others left. A thread that finds
-//! another inside leaves its packet in a buffer of its own and goes on
-//! ([`towpath_queue::optimistic`]; Tracey and Banerji, 3.3). The program is one, and trusts itself:
-//! there are no rights, rules or copies for trust here, and no doorbells. The sending thread copies
-//! a packet once, into memory that the device may reach.
+//! Any thread may send, and any thread may reset the device. A thread that finds no other thread
+//! inside drives the device with its own packet and with those that others left. A thread that
+//! finds another one inside leaves its packet in a buffer of its own and continues
+//! ([`towpath_queue::optimistic`]; Tracey and Banerji, 3.3). The program trusts itself: it needs no
+//! rights, rules, protective copies or doorbells. The sending thread copies a packet once, into
+//! memory that the device may access.
 //!
-//! Packets of one thread go to the device in the order in which it sent them. No thread waits, but
-//! packets wait where the device is full. The driver takes them as long as there are buffers for
-//! them; when there are none, [`SendError::WouldBlock`] says so. The next call of any thread that
-//! finds the device with room goes on with the waiting packets. Where no such call may come, one
-//! thread drives for all, and sleeps on [`Embedded::sleep_fd`] meanwhile:
+//! The device gets the packets of one thread in the order in which that thread sent them. No thread
+//! waits, but packets wait while the device is full. The driver accepts packets while it has
+//! buffers for them, and then returns [`SendError::WouldBlock`]. The next call of any thread that
+//! finds room in the device submits the waiting packets. If no such call may come, one thread
+//! drives for all, and sleeps on [`Embedded::sleep_fd`] meanwhile:
 //!
 //! ```no_run
 //! # use towpath_device::Armed;
@@ -41,15 +41,15 @@ use towpath_queue::optimistic::{Entered, Left, Optimistic};
 pub use driver::Driver;
 use driver::write;
 
-/// The one request that a thread can leave.
+/// The only request that a thread can leave.
 const RESET: u64 = 1;
 
-/// How much memory a driver has.
+/// The numbers of a driver's buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Packets that threads may leave, a power of two up to 65 536.
     pub left: u32,
-    /// Packets of the threads inside that may wait for the device, 1 to 65 536.
+    /// Packets of threads inside that may wait for the device, 1 to 65 536.
     pub own: u32,
     /// Buffers to receive into, 1 to 65 536.
     pub receive: u32,
@@ -61,7 +61,7 @@ impl Default for Config {
     }
 }
 
-/// Why the driver did not send a packet. The caller may send it again.
+/// The reason why the driver did not send a packet. The packet stays with the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// There is no room now.
@@ -75,7 +75,7 @@ pub enum SendError {
         /// The longest packet, in bytes.
         most: usize,
     },
-    /// The device failed; [`Embedded::failure`] returns the reason. A reset may mend it.
+    /// The device failed; [`Embedded::failure`] returns the reason. A reset may repair it.
     #[error("the device failed")]
     Failed,
 }
@@ -85,7 +85,7 @@ pub enum SendError {
 pub struct Counts {
     /// Packets that the thread inside sent itself.
     pub direct: u64,
-    /// Packets that other threads left for it.
+    /// Packets that other threads left for the thread inside.
     pub left: u64,
     /// Packets that the device took.
     pub taken: u64,
@@ -107,7 +107,7 @@ pub struct Embedded {
     section: Optimistic<Driver, Region>,
     /// The longest packet that the driver sends, in bytes.
     longest: usize,
-    /// The descriptor that a thread sleeps on.
+    /// The descriptor on which a thread sleeps.
     sleep: Option<OwnedFd>,
 }
 
@@ -136,14 +136,14 @@ impl Embedded {
         Ok(Embedded { section, longest, sleep })
     }
 
-    /// Sends a packet: this thread sends it itself when no other is inside, else it leaves it to
-    /// the thread that is. The call never waits. The driver has the packet then. It goes to the
-    /// device now if that has room, or else, behind the packets that wait already, with a later
-    /// call of any thread. [`Embedded::drive`] returns how many packets wait, and [`Embedded::arm`]
-    /// makes sure that room for it wakes a sleeping thread.
+    /// Sends a packet. This thread submits the packet itself when no other thread is inside, and
+    /// else leaves the packet to the thread inside. The call never waits. If the device has no
+    /// room, the packet stays with the driver, after the packets that already wait, and a later
+    /// call of any thread submits it. [`Embedded::drive`] returns how many packets wait. After
+    /// [`Embedded::arm`], room in the device wakes a sleeping thread.
     ///
     /// # Errors
-    /// [`SendError`]; the packet is not sent then, and not left.
+    /// [`SendError`]; then the packet is neither sent nor left.
     pub fn send(&self, packet: &[u8]) -> Result<(), SendError> {
         let most = self.longest;
         if packet.len() > most {
@@ -160,8 +160,8 @@ impl Embedded {
         let outcome = if entered.is_nothing_left() {
             entered.state().send(packet)
         } else if let Some(mut leaving) = entered.leave() {
-            // Another thread is writing a packet that this thread's packet may be behind: this one
-            // goes behind it as well.
+            // Another thread is still writing a packet, after which this thread may have left
+            // earlier packets. So this packet goes after that one too.
             leaving.write(|buffer| write(buffer, 0, packet));
             leaving.publish();
             could = pump(&mut entered);
@@ -179,7 +179,7 @@ impl Embedded {
         outcome
     }
 
-    /// Goes on with waiting packets. Returns how many packets wait for the device or are in flight;
+    /// Submits waiting packets. Returns how many packets wait for the device or are in flight;
     /// `None` when another thread is inside, which does the work.
     pub fn drive(&self) -> Option<usize> {
         let mut pending = None;
@@ -193,16 +193,16 @@ impl Embedded {
 
     /// Returns the descriptor that becomes readable when the device has packets, or room for
     /// waiting packets; `None` for a device that must be polled. One thread at a time may sleep on
-    /// it, after [`Embedded::arm`].
+    /// the descriptor, after [`Embedded::arm`].
     #[must_use]
     pub fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
         self.sleep.as_ref().map(AsFd::as_fd)
     }
 
-    /// Prepares each sleep: goes on with waiting packets and asks for wake-ups. The device wakes
-    /// the caller for packets if the caller called [`Embedded::receive`] until it returned 0. It
-    /// wakes the caller for room if packets wait for it, also those that other threads send
-    /// meanwhile.
+    /// Submits waiting packets and requests wake-ups; the caller calls this before each sleep. The
+    /// device wakes the caller for packets if the caller called [`Embedded::receive`] until it
+    /// returned 0. If packets wait for room, the device wakes the caller for room, also for packets
+    /// that other threads send meanwhile.
     ///
     /// [`Armed::Sleep`]: [`Embedded::sleep_fd`] becomes readable when there is work.
     /// [`Armed::Work`]: there is work already, the device failed, or it must be polled. `None`:
@@ -217,14 +217,14 @@ impl Embedded {
         armed
     }
 
-    /// Resets the device, now or by the thread that is inside before it leaves.
+    /// Resets the device now; if another thread is inside, that thread resets it before it leaves.
     pub fn reset(&self) {
         self.section.request(RESET);
         self.section.drive(pump);
     }
 
-    /// Receives at most `budget` packets, and at most 32; 0 also when another thread is inside.
-    /// `each` may send.
+    /// Receives at most `budget` packets, and at most 32. Returns their number, which is 0 also
+    /// when another thread is inside. `each` may send.
     pub fn receive(&self, budget: usize, each: impl FnMut(&[u8], Meta)) -> usize {
         let Some(mut entered) = self.section.try_enter() else { return 0 };
         let could = pump(&mut entered);
@@ -252,7 +252,8 @@ impl Embedded {
         counts.map(|counts| Counts { left: self.section.left(), ..counts })
     }
 
-    /// Takes the device's failure; `None` when it did not fail, or another thread is inside.
+    /// Takes the device's failure; `None` when the device did not fail, or another thread is
+    /// inside.
     pub fn failure(&self) -> Option<DeviceError> {
         let mut failure = None;
         self.section.drive(|entered| {
@@ -265,13 +266,13 @@ impl Embedded {
 }
 
 /// Does the work that comes first for each holder: requests, completions, packets that other
-/// threads left, and packets that the device has room for. Returns whether all went.
+/// threads left, and waiting packets. Returns whether the device took all of them.
 fn pump(entered: &mut Entered<'_, Driver, Region>) -> bool {
     if entered.requests() & RESET != 0 {
         entered.state().reset();
     }
     entered.state().collect();
-    // Slots go back to the queue, which the driver cannot reach.
+    // The section releases the slots, since the driver cannot reach it.
     while let Some(slot) = entered.state().slots.pop() {
         entered.release(slot);
     }

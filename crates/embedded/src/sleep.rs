@@ -1,12 +1,14 @@
-//! The descriptors of a thread that drives for all and sleeps: the device's, and a bell. Other
-//! threads use the bell for work that comes during the sleep and that the device does not know of.
+//! The descriptors of a thread that drives for all and sleeps: the device's, and a doorbell. Other
+//! threads use the doorbell for work that comes during the sleep and of which the device does not
+//! know.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
-/// Wakes the sleeping thread. The bell belongs to the driver: the thread inside uses it.
+/// The doorbell of the sleeping thread. It belongs to the driver, so only the thread inside uses
+/// it.
 pub(super) struct Bell {
     eventfd: OwnedFd,
     sleeps: Option<Sleeps>,
@@ -14,14 +16,14 @@ pub(super) struct Bell {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sleeps {
-    /// Sleeps for packets alone.
+    /// The device wakes the thread for received packets only.
     ForPackets,
-    /// Sleeps also for sent packets, which the device knows of.
+    /// The device wakes the thread also for sent packets.
     ForSent,
 }
 
-/// Returns the bell, and a descriptor that is readable when the device's is, or when a thread used
-/// the bell.
+/// Returns the doorbell, and a descriptor that is readable when the device's is, or after a
+/// notification by the doorbell.
 pub(super) fn over(device: BorrowedFd<'_>) -> io::Result<(OwnedFd, Bell)> {
     let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -32,20 +34,20 @@ pub(super) fn over(device: BorrowedFd<'_>) -> io::Result<(OwnedFd, Bell)> {
 }
 
 impl Bell {
-    /// Notes that a thread is about to sleep. `for_sent`: the device is to wake it for sent
-    /// packets, too.
+    /// Notes that a thread is about to sleep. `for_sent`: the device will wake it also for sent
+    /// packets.
     pub(super) fn sleeps(&mut self, for_sent: bool) {
         self.sleeps = Some(if for_sent { Sleeps::ForSent } else { Sleeps::ForPackets });
     }
 
-    /// Notes that no thread sleeps, and takes notifications that came.
+    /// Notes that no thread sleeps, and takes pending notifications.
     pub(super) fn silence(&mut self) {
         self.sleeps = None;
         let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
     }
 
-    /// Notes that the driver must look at the device again for sent packets. A thread that sleeps
-    /// for packets alone wakes to ask the device for that.
+    /// Notes that the driver must poll the device again for sent packets. A thread that sleeps only
+    /// for received packets wakes up, to arm the device for both.
     pub(super) fn sent(&mut self) {
         if self.sleeps == Some(Sleeps::ForPackets) {
             self.notify();
@@ -81,16 +83,16 @@ mod tests {
         assert!(!is_readable(&both), "no thread sleeps");
         bell.sleeps(true);
         bell.sent();
-        assert!(!is_readable(&both), "the device wakes it for sent packets");
+        assert!(!is_readable(&both), "the device wakes the thread for sent packets");
         bell.notify();
         assert!(is_readable(&both));
         bell.silence();
         assert!(!is_readable(&both));
         bell.sleeps(false);
         bell.sent();
-        assert!(is_readable(&both), "the device does not wake it for sent packets");
+        assert!(is_readable(&both), "the device does not wake the thread for sent packets");
         bell.silence();
         rustix::io::write(&device, &1_u64.to_ne_bytes()).unwrap();
-        assert!(is_readable(&both), "the device itself wakes it");
+        assert!(is_readable(&both), "the device itself wakes the thread");
     }
 }

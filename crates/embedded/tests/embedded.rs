@@ -1,5 +1,5 @@
-//! Several threads send through one driver of their own process while another one resets it: only
-//! the packets that the reset counts are lost, none is doubled, and each thread's packets keep
+//! Several threads send through one driver of their own process while another thread resets it.
+//! Only packets that a reset counts are lost, none is duplicated, and each thread's packets keep
 //! their order.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -43,7 +43,7 @@ struct Arrived {
 impl Arrived {
     fn take(&mut self, bytes: &[u8]) {
         let (thread, number) = read(bytes);
-        assert_eq!(bytes, packet(thread, number), "as it was sent");
+        assert_eq!(bytes, packet(thread, number), "a changed packet");
         let last = &mut self.last[thread as usize];
         assert!(last.is_none_or(|last| number > last), "{thread}: {number} after {last:?}");
         *last = Some(number);
@@ -86,7 +86,7 @@ fn exchange(device: &loopback::Config, config: Config, each: u64, resets: bool) 
                 }
             }));
         }
-        wait("all that was sent is done with", || {
+        wait("completion of all packets", || {
             while let Some((frame, _)) = far.receive() {
                 arrived.take(&frame);
             }
@@ -99,14 +99,14 @@ fn exchange(device: &loopback::Config, config: Config, each: u64, resets: bool) 
     while let Some((frame, _)) = far.receive() {
         arrived.take(&frame);
     }
-    let counts = driver.counts().expect("nobody else is inside");
+    let counts = driver.counts().expect("no other thread is inside");
     println!("{counts:?}, {} refused, {} arrived", refused.load(Ordering::Relaxed), arrived.count);
     assert!(driver.failure().is_none());
     let sent = THREADS * each;
-    // Each slot that a thread took was published: no thread gives one up.
+    // Each thread published each slot that it took; no thread gave one up.
     assert_eq!(counts.direct + counts.left, sent);
     assert_eq!((counts.taken, counts.returned), (sent, sent));
-    assert_eq!(arrived.count + counts.lost, sent, "lost, or doubled");
+    assert_eq!(arrived.count + counts.lost, sent, "lost or duplicated packets");
     assert_eq!(counts.device.tx_dropped, 0);
     assert_eq!(counts.device.resets, counts.resets);
     if resets {
@@ -144,7 +144,8 @@ fn received_packets_are_whole_and_can_be_answered() {
         wait("room", || far.send(&packet, Meta::FULL));
         let mut got = 0;
         wait("a packet", || {
-            // From inside: the answer is left, and sent before this thread leaves.
+            // The callback runs inside: it leaves the answer, which is sent before this thread
+            // exits.
             got += driver.receive(1, |bytes, meta| {
                 assert_eq!((bytes, meta), (&packet[..], Meta::FULL));
                 driver.send(bytes).unwrap();
@@ -170,8 +171,8 @@ fn is_readable(driver: &Embedded, within: Duration) -> bool {
     poll(&mut polled, Some(&timeout)).unwrap() == 1
 }
 
-/// A packet that the driver took may wait: room wakes the sleeping thread, also for a packet that
-/// another thread sent during the sleep.
+/// A packet that the driver accepted may wait. Room wakes the sleeping thread, also for a packet
+/// that another thread sent during the sleep.
 #[test]
 fn a_sleeping_thread_is_woken_by_room_and_by_packets() {
     const LONG: Duration = Duration::from_secs(20);
@@ -188,15 +189,15 @@ fn a_sleeping_thread_is_woken_by_room_and_by_packets() {
             assert!(!is_readable(&driver, Duration::ZERO), "{why}");
         };
         asleep("nothing was sent");
-        // The far end holds four packets; the driver takes the others all the same, and they wait.
+        // The far end holds four packets. The driver accepts the others too, and they wait.
         for number in 0..12 {
             driver.send(&packet(0, number)).unwrap();
         }
-        assert!(is_readable(&driver, LONG), "packets wait that the device was not told of");
+        assert!(is_readable(&driver, LONG), "packets wait and the device was not armed for them");
         let mut number = 0;
         while number < 12 {
             asleep("there is no room");
-            let (frame, _) = far.receive().expect("what the device took");
+            let (frame, _) = far.receive().expect("a packet that the device took");
             assert_eq!(frame, packet(0, number));
             number += 1;
             while let Some((frame, _)) = far.receive() {
@@ -206,10 +207,10 @@ fn a_sleeping_thread_is_woken_by_room_and_by_packets() {
             assert!(number == 12 || is_readable(&driver, LONG), "room came");
             driver.drive();
         }
-        wait("all is done with", || driver.drive() == Some(0));
+        wait("completion of all packets", || driver.drive() == Some(0));
         // Packets do not wake a thread that never received.
         assert!(far.send(&packet(0, 0), Meta::FULL));
-        asleep("nobody receives");
+        asleep("no thread receives");
         wait("the packet", || driver.receive(9, |_, _| ()) == 1);
         assert_eq!(driver.receive(9, |_, _| ()), 0);
         asleep("no packets");
@@ -218,7 +219,7 @@ fn a_sleeping_thread_is_woken_by_room_and_by_packets() {
         assert_eq!(driver.arm(), Some(Armed::Work));
         assert_eq!(driver.receive(9, |_, _| ()), 1);
         assert_eq!(driver.receive(9, |_, _| ()), 0);
-        // A reset makes the device forget which wake-ups it was asked for.
+        // A reset makes the device forget the wake-ups that a thread requested.
         asleep("before the reset");
         driver.reset();
         assert!(is_readable(&driver, LONG), "a reset");
@@ -226,13 +227,13 @@ fn a_sleeping_thread_is_woken_by_room_and_by_packets() {
         drop(far);
         let _ = driver.send(&packet(0, 0));
         wait("the failure", || driver.send(&packet(0, 1)) == Err(SendError::Failed));
-        assert!(is_readable(&driver, LONG), "it failed");
-        assert_eq!(driver.arm(), Some(Armed::Work), "nobody sleeps on a device that failed");
+        assert!(is_readable(&driver, LONG), "the device failed");
+        assert_eq!(driver.arm(), Some(Armed::Work), "no thread sleeps on a device that failed");
     }
     let config = loopback::Config { sleeps: false, ..Default::default() };
     let (near, _far) = loopback::pair(&config).unwrap();
     let driver = Embedded::new(Box::new(near), Config::default()).unwrap();
-    assert!(driver.sleep_fd().is_none(), "it must be polled");
+    assert!(driver.sleep_fd().is_none(), "the device must be polled");
     assert_eq!(driver.arm(), Some(Armed::Work));
 }
 
@@ -252,7 +253,7 @@ fn one_driving_thread_sleeps_and_no_packet_stays_behind() {
             while !over.load(Ordering::Acquire) {
                 driver.drive();
                 if driver.arm() == Some(Armed::Sleep) {
-                    assert!(is_readable(driver, Duration::from_secs(20)), "nobody woke it");
+                    assert!(is_readable(driver, Duration::from_secs(20)), "no wake-up came");
                 }
             }
         });
@@ -268,7 +269,7 @@ fn one_driving_thread_sleeps_and_no_packet_stays_behind() {
             });
         }
         // After the last packet was sent, only the sleeping thread drives.
-        wait("all arrives", || {
+        wait("all packets", || {
             while let Some((frame, _)) = far.receive() {
                 arrived.take(&frame);
             }

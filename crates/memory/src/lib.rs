@@ -3,15 +3,15 @@
 //! | type | is | offers |
 //! |---|---|---|
 //! | [`SharedFile`] | a memory file whose length is sealed | mappings |
-//! | [`Mapping`] | mapped memory that others may write; any number of threads read it | copies out of it, by atomics |
-//! | [`Region`] | the right to write a range of a mapping; there is one of each range | copies into it, by atomics and `&mut self` |
+//! | [`Mapping`] | mapped memory that another side may write; any number of threads read it | copies out of it, by atomics |
+//! | [`Region`] | the right to write a range of a mapping; each range has one | copies into it, by atomics and `&mut self` |
 //!
-//! The types promise: a mapping is mapped for as long as the value lives, and its file can neither
-//! shrink nor grow meanwhile (seals). Safe code reads and writes mapped memory by the queue crate's
-//! atomics and copies alone, so no peer and no thread can make a data race of it. A reference into
-//! mapped memory is formed in three ways: from private memory of this process that only a region
-//! writes ([`Region::bytes`], while the region is borrowed), and by the two functions that are
-//! unsafe for it.
+//! The types promise that a mapping stays mapped for as long as its value lives, and that its file
+//! can neither shrink nor grow meanwhile (seals). Safe code reads and writes mapped memory only by
+//! the queue crate's atomics and copies, so no peer and no thread can cause a data race. One safe
+//! function forms a reference into mapped memory: [`Region::bytes`], while the region is borrowed,
+//! for private memory of this process that only the region writes. The other functions that form
+//! one are unsafe.
 
 mod mapping;
 mod region;
@@ -26,11 +26,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 
-/// Size of a page; every region's length is a multiple of it.
+/// The size of a page. Created files and anonymous mappings have a multiple of it as length.
 pub const PAGE_BYTES: usize = 4096;
 
-/// A sealed memory file made by the server: its own read-write descriptor, and a read-only one to
-/// hand out.
+/// A sealed memory file: the descriptor and its length.
 #[derive(Debug)]
 pub struct SharedFile {
     file: OwnedFd,
@@ -38,19 +37,19 @@ pub struct SharedFile {
 }
 
 impl SharedFile {
-    /// Makes a memory file of `len` bytes, rounded up to pages, of mode 0600, that can neither
-    /// shrink nor grow from now on.
+    /// Creates a memory file of `len` bytes, rounded up to pages, of mode 0600. From now on it can
+    /// neither shrink nor grow.
     ///
     /// # Errors
-    /// The error of `memfd_create`, `ftruncate` or `fcntl(F_ADD_SEALS)`; `ENOMEM` when the memory
-    /// is not to be had.
+    /// The error of `memfd_create`, `fchmod`, `ftruncate` or `fcntl(F_ADD_SEALS)`; `ENOMEM` when
+    /// there is no memory.
     pub fn create(name: &str, len: usize) -> io::Result<SharedFile> {
         let file = rustix::fs::memfd_create(
             name,
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL,
         )
-        // MFD_NOEXEC_SEAL came with Linux 6.3; before it, a memory file is executable and that is
-        // all.
+        // MFD_NOEXEC_SEAL came with Linux 6.3. Before it, the only difference is that a memory file
+        // is executable.
         .or_else(|error| match error {
             rustix::io::Errno::INVAL => {
                 rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
@@ -67,7 +66,8 @@ impl SharedFile {
     /// Takes over a descriptor received from a peer or a store; the kernel reports its length.
     ///
     /// # Errors
-    /// `EINVAL` when the file is not sealed against shrinking and growing: it could fault us.
+    /// `EINVAL` when the file is not sealed against shrinking and growing: a shrunk file would
+    /// fault this process.
     pub fn adopt(file: OwnedFd) -> io::Result<SharedFile> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
@@ -90,8 +90,8 @@ impl SharedFile {
         self.len == 0
     }
 
-    /// Forbids all further writable mappings and writes, through any descriptor; those that exist
-    /// stay. The peer that mapped it before is from now on its only writer.
+    /// Forbids all further writable mappings and writes, through any descriptor; existing writable
+    /// mappings stay. The peer that mapped the file before is from now on its only writer.
     ///
     /// # Errors
     /// The error of `fcntl(F_ADD_SEALS)`.
@@ -99,7 +99,7 @@ impl SharedFile {
         Ok(rustix::fs::fcntl_add_seals(&self.file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
     }
 
-    /// Forbids further seals, so that no process can make the file unwritable for us.
+    /// Forbids further seals, so that no process can make the file unwritable for this one.
     ///
     /// # Errors
     /// The error of `fcntl(F_ADD_SEALS)`.
@@ -107,8 +107,8 @@ impl SharedFile {
         Ok(rustix::fs::fcntl_add_seals(&self.file, SealFlags::SEAL)?)
     }
 
-    /// Returns a new descriptor of the same file that can only be read. A process of another user
-    /// cannot make it writable again, since the file's mode is 0600.
+    /// Returns a new read-only descriptor of the same file. A process of another user cannot make
+    /// it writable again, since the file's mode is 0600.
     ///
     /// # Errors
     /// The error of opening `/proc/self/fd/N`: `ENOENT` where `/proc` is not mounted.
@@ -122,7 +122,7 @@ impl SharedFile {
         )?)
     }
 
-    /// Maps all of it for reading and writing.
+    /// Maps the whole file for reading and writing.
     ///
     /// # Errors
     /// The error of `mmap`.
@@ -130,7 +130,7 @@ impl SharedFile {
         Ok(Region::of_file(Mapping::new(self.file.as_fd(), self.len, true)?))
     }
 
-    /// Maps all of it for reading alone.
+    /// Maps the whole file for reading only.
     ///
     /// # Errors
     /// The error of `mmap`.

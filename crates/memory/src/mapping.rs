@@ -1,7 +1,7 @@
 //! Mapped memory, for reading.
 //!
-//! Unsafe lives here because a mapping is raw memory that another process may write at any moment:
-//! system calls make and unmake it, and the queue crate's copy reads it.
+//! Unsafe lives here because a mapping is raw memory that another process may write at any moment.
+//! System calls create and remove mappings, and the queue crate's copy reads them.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -16,10 +16,10 @@ use crate::PAGE_BYTES;
 /// The unit in which processors move memory between their caches, in bytes.
 pub(crate) const CACHE_LINE_BYTES: usize = 64;
 
-/// Mapped memory that another side may write meanwhile: a peer, or the holder of a
-/// [`Region`](crate::Region) of it. The addresses stay good for as long as this lives.
+/// Mapped memory that another side may write meanwhile: a peer, or the owner of a
+/// [`Region`](crate::Region) of it. The addresses stay valid for as long as this value lives.
 ///
-/// Threads share it, since it offers nothing that writes:
+/// Threads share a mapping, since none of its safe methods writes:
 ///
 /// ```compile_fail,E0599
 /// # use towpath_memory::Region;
@@ -38,26 +38,26 @@ pub struct Mapping {
 
 // SAFETY: a mapping is an address range of the process, not of a thread.
 unsafe impl Send for Mapping {}
-// SAFETY: no safe method writes through the mapping, and they all read it by the queue crate's
-// copy, beside which other threads and processes may write.
+// SAFETY: no safe method writes through the mapping, and all safe methods read it by the queue
+// crate's copy, during which other threads and processes may write.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     pub(super) fn new(file: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Mapping> {
         let protection =
             if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: the kernel chooses a free address range, so no memory of ours is replaced.
+        // SAFETY: the kernel chooses a free address range, so the call replaces no other mapping.
         let start = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)?
         };
         Self::owned(start, len, writable, false)
     }
 
-    /// Maps memory without a file: of this process alone, or also of those that are forked from it.
+    /// Maps memory without a file: for this process only, or also for processes forked from it.
     pub(super) fn anonymous(len: usize, private: bool) -> io::Result<Mapping> {
         let flags = if private { MapFlags::PRIVATE } else { MapFlags::SHARED };
         let len = len.max(1).next_multiple_of(PAGE_BYTES);
-        // SAFETY: the kernel chooses a free address range, so no memory of ours is replaced.
+        // SAFETY: the kernel chooses a free address range, so the call replaces no other mapping.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -98,22 +98,22 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Populates every page before its first access, as far as the kernel can (Linux 5.14): a fault
+    /// Populates every page before its first access, if the kernel can (Linux 5.14): a page fault
     /// takes longer than a packet.
     pub fn populate(&self) {
         self.populate_part(0, self.len);
     }
 
-    /// Populates a part, from a page's beginning on. It leaves a part alone that is not inside.
+    /// Populates a part, from a page's beginning on. Ignores a part that is not inside.
     pub fn populate_part(&self, offset: usize, len: usize) {
         let advice =
             if self.writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         self.advise(offset, len, advice);
     }
 
-    /// Takes a part out of this process' page tables, from a page's beginning on. Without this, the
-    /// drop of the mapping would do so for all of it at once. The content stays. Private memory is
-    /// left alone.
+    /// Removes a part from this process's page tables, from a page's beginning on. Without this
+    /// call, the drop of the mapping would do so for all of it at once. The content stays. Ignores
+    /// private memory.
     pub fn release_part(&self, offset: usize, len: usize) {
         if !self.private {
             self.advise(offset, len, Advice::LinuxDontNeed);
@@ -122,14 +122,14 @@ impl Mapping {
 
     fn advise(&self, offset: usize, len: usize, advice: Advice) {
         if let Some(start) = self.range(offset, len) {
-            // SAFETY: the part is inside; neither populating nor dropping the pages of a shared
-            // mapping changes the bytes that are read there.
+            // SAFETY: the part is inside. Neither to populate nor to drop the pages of a shared
+            // mapping changes the bytes there.
             let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, advice) };
         }
     }
 
-    /// Locks all of it in memory, so that no access waits for a swap device. It allocates missing
-    /// pages.
+    /// Locks the whole mapping in memory, so that no access waits for a swap device, and allocates
+    /// missing pages.
     ///
     /// # Errors
     /// The error of `mlock`: `EPERM` and `ENOMEM` where `RLIMIT_MEMLOCK` is too small.
@@ -139,25 +139,25 @@ impl Mapping {
         Ok(())
     }
 
-    /// Wipes the mapping in children made by `fork`: they find zeros. Only private mappings.
+    /// Wipes the mapping in children made by `fork`: they find zeros. Only for private mappings.
     ///
     /// # Errors
     /// The error of `madvise`.
     pub fn wipe_in_children(&self) -> io::Result<()> {
-        // SAFETY: MADV_WIPEONFORK changes nothing of this process' memory.
+        // SAFETY: MADV_WIPEONFORK does not change this process's memory.
         unsafe {
             rustix::mm::madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxWipeOnFork)?;
         }
         Ok(())
     }
 
-    /// Keeps the mapping out of children made by `fork`: there, touching it is a fault instead of a
-    /// second writer.
+    /// Keeps the mapping out of children made by `fork`: an access there faults, instead of making
+    /// the child a second writer.
     ///
     /// # Errors
     /// The error of `madvise`.
     pub fn keep_from_children(&self) -> io::Result<()> {
-        // SAFETY: MADV_DONTFORK changes nothing of this process' memory.
+        // SAFETY: MADV_DONTFORK does not change this process's memory.
         unsafe {
             rustix::mm::madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontFork)?;
         }
@@ -175,20 +175,20 @@ impl Mapping {
         Some(unsafe { self.start.add(offset) })
     }
 
-    /// Copies payload out of the mapping. A peer that writes meanwhile makes the bytes arbitrary;
-    /// the copy stays as it is. Returns whether the range lies inside.
+    /// Copies payload out of the mapping. A peer that writes meanwhile makes the bytes arbitrary,
+    /// but cannot change the copy later. Returns whether the range lies inside.
     #[inline]
     #[must_use]
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) -> bool {
         let Some(from) = self.range(offset, to.len()) else { return false };
-        // SAFETY: `from` is mapped for as many bytes, as just checked, and `to` is borrowed. Plain
-        // accesses do not write the range: see `Region` and `bytes`.
+        // SAFETY: `from` is mapped for the length of `to`, as just checked, and `to` is borrowed.
+        // No plain access writes the range: see `Region` and `bytes`.
         unsafe { copy(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         true
     }
 
-    /// Copies as [`Mapping::copy_out`] does, into memory that was not written before. It writes all
-    /// of it if it returns `true`, and nothing otherwise.
+    /// Copies as [`Mapping::copy_out`] does, into uninitialized memory. Writes all of it if this
+    /// returns `true`, and nothing otherwise.
     #[inline]
     #[must_use]
     pub fn copy_into(&self, offset: usize, to: &mut [MaybeUninit<u8>]) -> bool {
@@ -198,8 +198,8 @@ impl Mapping {
         true
     }
 
-    /// Prefetches the lines of a range that this side will read soon: another core has them.
-    /// Nothing is read and nothing decided; a range that is not inside is ignored.
+    /// Prefetches the lines of a range that this side will read soon, since another core's cache
+    /// holds them. This is a hint that reads nothing, and ignores a range that is not inside.
     #[inline]
     pub fn prefetch(&self, offset: usize, len: usize) {
         #[cfg(target_arch = "x86_64")]
@@ -219,7 +219,7 @@ impl Mapping {
     /// Returns the bytes of a range; `None` when it is not inside.
     ///
     /// # Safety
-    /// No peer, and nothing in this process, writes the range while the slice lives.
+    /// Neither a peer nor this process writes the range while the slice lives.
     #[inline]
     #[must_use]
     pub unsafe fn bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
@@ -231,11 +231,11 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // A forked child may not have the mapping, and another one in its place.
+        // A forked child may lack this mapping, and have another one at its addresses.
         if self.process != std::process::id() {
             return;
         }
-        // SAFETY: the range was mapped by `new` or `private` and belongs to this value alone; a
+        // SAFETY: `new` or `anonymous` mapped the range, which belongs to this value alone. A
         // holder of addresses into it keeps the value too (see `Mapping::start`).
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
     }

@@ -1,7 +1,7 @@
 //! The right to write mapped memory.
 //!
-//! Unsafe lives here because this side writes memory that a peer or another thread may be reading:
-//! by the queue crate's copy and atomics, at addresses.
+//! Unsafe lives here because this side writes memory that a peer or another thread may be reading.
+//! It writes by the queue crate's copy and atomics, at addresses.
 
 use std::io;
 use std::marker::PhantomData;
@@ -16,11 +16,11 @@ use crate::Mapping;
 use crate::mapping::CACHE_LINE_BYTES;
 
 /// The right to write a range of a mapping. No two regions of one mapping overlap, a region cannot
-/// be cloned, and only `&mut self` writes it: so a range has one writer at a time in this process.
-/// Any number of threads may read beside it, through [`Region::mapping`]: both sides copy by
-/// atomics.
+/// be cloned, and only `&mut self` writes it. So a range has one writer at a time in this process.
+/// Any number of threads may read at the same time, through [`Region::mapping`], since both sides
+/// copy by atomics.
 ///
-/// It moves between threads and is not shared by them:
+/// A region moves between threads, and threads do not share it:
 ///
 /// ```compile_fail,E0277
 /// fn shared<T: Sync>(_: T) {}
@@ -35,7 +35,7 @@ use crate::mapping::CACHE_LINE_BYTES;
 /// reader.copy_in(0, b"written");
 /// ```
 ///
-/// Bytes that are borrowed stay as they are:
+/// Borrowed bytes do not change:
 ///
 /// ```compile_fail,E0502
 /// let mut region = towpath_memory::Region::private(64).unwrap();
@@ -47,19 +47,20 @@ use crate::mapping::CACHE_LINE_BYTES;
 pub struct Region {
     start: NonNull<u8>,
     len: usize,
-    /// Its beginning in the mapping.
+    /// The region's offset in the mapping.
     offset: usize,
-    /// `true` if it is memory of this process alone.
+    /// `true` if the memory belongs to this process alone.
     private: bool,
     mapping: Arc<Mapping>,
-    /// Not `Sync`, whatever the other fields are.
+    /// Makes the region not `Sync`, whatever the other fields are.
     _one_thread: PhantomData<*mut u8>,
 }
 
-// SAFETY: a region is an address range of the process, not of a thread; it is written by its owner.
+// SAFETY: a region is an address range of the process, not of a thread; only its owner writes it.
 unsafe impl Send for Region {}
 
-// An error if a region were `Sync`: then both implementations would do, and none could be chosen.
+// This fails to compile if a region is `Sync`: then both implementations apply, and the compiler
+// can choose neither.
 const _: () = {
     trait NotSync<A> {
         const CHOSEN: () = ();
@@ -71,7 +72,7 @@ const _: () = {
 };
 
 impl Region {
-    /// Maps private, zeroed memory of this process alone, rounded up to pages.
+    /// Maps private, zeroed memory for this process only, rounded up to pages.
     ///
     /// # Errors
     /// The error of `mmap`: `ENOMEM`.
@@ -79,8 +80,7 @@ impl Region {
         Ok(Region { private: true, ..Region::of_file(Mapping::anonymous(len, true)?) })
     }
 
-    /// Maps zeroed memory of this process and of those that are forked from it, rounded up to
-    /// pages.
+    /// Maps zeroed memory for this process and for processes forked from it, rounded up to pages.
     ///
     /// # Errors
     /// The error of `mmap`: `ENOMEM`.
@@ -88,7 +88,7 @@ impl Region {
         Ok(Region::of_file(Mapping::anonymous(len, false)?))
     }
 
-    /// Returns the region of all of a mapping that was made for this, and is writable.
+    /// Returns the region of a whole mapping, which is new and writable.
     pub(super) fn of_file(mapping: Mapping) -> Region {
         Region {
             start: mapping.start(),
@@ -100,13 +100,13 @@ impl Region {
         }
     }
 
-    /// Returns the mapping that this is a region of, for reading.
+    /// Returns the region's mapping, for reading.
     #[must_use]
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
-    /// Returns its beginning in the mapping, in bytes.
+    /// Returns the region's offset in the mapping, in bytes.
     #[inline]
     #[must_use]
     pub fn offset(&self) -> usize {
@@ -119,16 +119,16 @@ impl Region {
         self.len
     }
 
-    /// `true` if nothing is left of it.
+    /// `true` if the region has no bytes left.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Cuts `len` bytes off the front.
+    /// Splits `len` bytes off the front.
     ///
     /// # Panics
-    /// When there are fewer: a mistake in the layout, which no peer decides.
+    /// When there are fewer: a mistake in the layout, which no peer can cause.
     #[must_use]
     pub fn split_off_front(&mut self, len: usize) -> Region {
         assert!(len <= self.len, "a part outside of its region");
@@ -163,15 +163,15 @@ impl Region {
     #[must_use]
     pub fn copy_in(&mut self, offset: usize, from: &[u8]) -> bool {
         let Some(to) = self.range(offset, from.len()) else { return false };
-        // SAFETY: `to` is mapped and writable for as many bytes, as just checked, and `from` is
-        // borrowed. Plain accesses touch the range only through `bytes`, which borrows the region,
-        // and through functions whose callers promise not to.
+        // SAFETY: `to` is mapped and writable for the length of `from`, as just checked, and `from`
+        // is borrowed. Plain accesses touch the range only through `bytes`, which borrows the
+        // region, and through functions whose callers promise to make none meanwhile.
         unsafe { copy(from.as_ptr(), to.as_ptr(), from.len()) };
         true
     }
 
     /// Copies payload from a mapping into the region. Returns whether both ranges lie inside. Where
-    /// they are the same memory, the bytes are arbitrary.
+    /// the ranges overlap, the bytes are arbitrary.
     #[inline]
     #[must_use]
     pub fn copy_from(
@@ -190,9 +190,8 @@ impl Region {
         true
     }
 
-    /// Fetches a peer's words into the region: bytes that this side will check there. Returns
-    /// whether both ranges lie inside, and the region's starts at a multiple of 8 bytes or is
-    /// short.
+    /// Fetches a peer's words into the region, where this side will check them. Returns whether
+    /// both ranges lie inside.
     #[inline]
     #[must_use]
     pub fn fetch(
@@ -224,8 +223,8 @@ impl Region {
         })
     }
 
-    /// Returns the bytes of a range; `None` when it is not inside, or when the region is of a file:
-    /// another mapping of that may be written.
+    /// Returns the bytes of a range; `None` when it is not inside, or when the region is not
+    /// private: another mapping of the same memory may be written.
     #[inline]
     #[must_use]
     pub fn bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
@@ -233,29 +232,29 @@ impl Region {
             return None;
         }
         // SAFETY: private memory of this process is mapped once. The region alone writes this
-        // range, and only by `&mut self`, which the slice's borrow of it excludes.
+        // range, and only by `&mut self`, which the slice's borrow of the region excludes.
         unsafe { self.bytes_of_file(offset, len) }
     }
 
     /// Returns the bytes of a range of a file; `None` when it is not inside.
     ///
     /// # Safety
-    /// No peer writes the range while the slice lives, nor does this process through another
-    /// mapping.
+    /// No peer writes the range while the slice lives, and neither does this process through
+    /// another mapping.
     #[inline]
     #[must_use]
     pub unsafe fn bytes_of_file(&self, offset: usize, len: usize) -> Option<&[u8]> {
         let start = self.range(offset, len)?;
-        // SAFETY: the range is inside and mapped; the region is borrowed, so nothing writes through
-        // it; the rest is the caller's promise.
+        // SAFETY: the range is inside and mapped. The region is borrowed, so no safe call writes
+        // through it. The rest is the caller's promise.
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 
-    /// Returns the bytes of a range, to be changed in place; `None` when it is not inside.
+    /// Returns the bytes of a range, for changes in place; `None` when it is not inside.
     ///
     /// # Safety
-    /// No peer writes the range while the slice lives. Nothing else in this process reads or writes
-    /// it meanwhile, neither through this region nor through a mapping.
+    /// No peer writes the range while the slice lives. No other access of this process reads or
+    /// writes it meanwhile, neither through this region nor through a mapping.
     #[inline]
     #[must_use]
     #[expect(clippy::mut_from_ref, reason = "several ranges of one region are written at once")]
@@ -265,11 +264,12 @@ impl Region {
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) })
     }
 
-    /// Prefetches as [`Mapping::prefetch`] does, lines that this side will write soon.
+    /// Prefetches lines that this side will write soon, as [`Mapping::prefetch`] does for reads.
     #[inline]
     pub fn prefetch_to_write(&self, offset: usize, len: usize) {
-        // Not the intrinsic: compiled for any x86-64 it asks for the line to be read, and the
-        // store then waits for it a second time. Processors without the instruction ignore it.
+        // This does not use the intrinsic, which compiles to a prefetch for reading on generic
+        // x86-64: the store would then wait for the line a second time. Processors without the
+        // instruction ignore it.
         #[cfg(target_arch = "x86_64")]
         if self.range(offset, len).is_some() {
             let mut at = offset;
@@ -343,6 +343,6 @@ mod tests {
             );
         }
         assert!(!region.fetch(0, &words, 4096 - 7, 8) && !region.fetch(4096 - 7, &words, 0, 8));
-        assert!(!region.fetch(1, &words, usize::MAX, 8), "far outside");
+        assert!(!region.fetch(1, &words, usize::MAX, 8), "an offset far outside");
     }
 }

@@ -1,4 +1,4 @@
-//! Buffers: the side that holds each, and the one to use next.
+//! Buffers: the side that holds each buffer, and the buffer to use next.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 use crate::Violation;
 use crate::word::OwnWords;
 
-/// The ledger of a pool: one bit a buffer, set while the server holds the buffer. The server writes
-/// it, into memory that outlives it.
+/// The ledger of a pool: one bit per buffer, set while the server holds the buffer. The server
+/// writes the ledger into memory that can outlive the server.
 #[derive(Debug)]
 pub struct Ledger {
     words: OwnWords,
@@ -21,13 +21,13 @@ impl Ledger {
         buffers.div_ceil(64) as usize
     }
 
-    /// Takes over ledger words; they are as a predecessor left them, or zero.
+    /// Takes over ledger words, which a predecessor left or which are zero.
     ///
     /// # Panics
     /// When there are too few words: a mistake in the layout.
     #[must_use]
     pub fn new(words: OwnWords, buffers: u32) -> Ledger {
-        assert!(words.len() >= Self::words_for(buffers), "a ledger smaller than its heap");
+        assert!(words.len() >= Self::words_for(buffers), "a ledger smaller than its pool");
         Ledger { words, buffers }
     }
 
@@ -39,11 +39,11 @@ impl Ledger {
         }
     }
 
-    /// Notes that the application gave the buffer to the server.
+    /// Records that the application handed the buffer over to the server.
     ///
     /// # Errors
     /// [`Violation::Buffer`] when there is no such buffer, [`Violation::Ownership`] when the server
-    /// has it already.
+    /// already holds it.
     #[inline]
     pub fn take(&mut self, buffer: u32) -> Result<(), Violation> {
         if buffer >= self.buffers {
@@ -58,8 +58,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Gives the server's buffers back, in this order. It stores each word once for as many of them
-    /// as follow each other in it.
+    /// Releases the server's buffers, in this order. Buffers of one word that follow each other
+    /// share one store of that word.
     #[inline]
     pub fn release_all(&mut self, buffers: impl Iterator<Item = u32>) {
         let mut current: Option<(usize, u64)> = None;
@@ -74,7 +74,7 @@ impl Ledger {
                     self.words.get(index)
                 }
             };
-            debug_assert!(word & bit != 0, "a frame given back that was not there");
+            debug_assert!(word & bit != 0, "a released buffer that the server does not hold");
             current = Some((index, word & !bit));
         }
         if let Some((at, word)) = current {
@@ -82,27 +82,28 @@ impl Ledger {
         }
     }
 
-    /// Gives one of the server's buffers back.
+    /// Releases one of the server's buffers.
     #[inline]
     pub fn release(&mut self, buffer: u32) {
         self.release_all(core::iter::once(buffer));
     }
 
-    /// `true` if the server has the buffer.
+    /// `true` if the server holds the buffer.
     #[must_use]
     pub fn holds(&self, buffer: u32) -> bool {
         buffer < self.buffers && self.words.get(buffer as usize / 64) >> (buffer % 64) & 1 != 0
     }
 
-    /// Returns how many buffers the server has.
+    /// Returns how many buffers the server holds.
     #[must_use]
     pub fn held(&self) -> u32 {
         (0..Self::words_for(self.buffers)).map(|index| self.words.get(index).count_ones()).sum()
     }
 }
 
-/// A side's free buffers, last in first out: the buffer that was in cache last is used first. Needs
-/// neither the other side nor a system call (Tracey and Banerji's per-domain allocators).
+/// A side's free buffers, last in, first out: the buffer released last is most likely still in
+/// cache. Needs neither the other side nor a system call (Tracey and Banerji's per-domain
+/// allocators).
 #[derive(Clone, Debug)]
 pub struct FreeBuffers {
     stack: Vec<u32>,
@@ -137,14 +138,14 @@ impl FreeBuffers {
         self.stack.is_empty()
     }
 
-    /// Takes the buffer used last.
+    /// Takes the buffer released last.
     #[inline]
     pub fn take(&mut self) -> Option<u32> {
         self.stack.pop()
     }
 
-    /// Returns the buffer that [`FreeBuffers::take`] will return after `ahead` others, if none comes
-    /// back meanwhile.
+    /// Returns the buffer that [`FreeBuffers::take`] will return after `ahead` others, if none is
+    /// released meanwhile.
     #[inline]
     #[must_use]
     pub fn next(&self, ahead: usize) -> Option<u32> {
@@ -152,25 +153,25 @@ impl FreeBuffers {
         self.stack.get(place).copied()
     }
 
-    /// Gives a buffer back.
+    /// Releases a buffer.
     ///
     /// # Panics
-    /// When more come back than there are: the caller gave one back twice, and going on would hand
-    /// one buffer to two packets.
+    /// When the caller releases more buffers than there are. It released one twice, and to continue
+    /// would give one buffer to two packets.
     #[inline]
     pub fn release(&mut self, buffer: u32) {
-        assert!(self.stack.len() < self.limit, "a frame given back twice");
+        assert!(self.stack.len() < self.limit, "a buffer released twice");
         self.stack.push(buffer);
     }
 
-    /// Returns the free buffers, in no order that matters.
+    /// Returns the free buffers, in no particular order.
     #[must_use]
     pub fn as_slice(&self) -> &[u32] {
         &self.stack
     }
 }
 
-/// The buffer that stands in each slot of a queue, for the side that put it there.
+/// The buffer in each slot of a queue, for the side that put it there.
 #[derive(Debug)]
 pub(crate) struct Slots {
     buffers: Box<[u32]>,

@@ -1,16 +1,17 @@
 //! Copies of payload into and out of shared memory.
 //!
 //! A peer may write or read the copied memory at any moment. A plain copy (`memcpy`) of such memory
-//! is a data race, which is undefined behaviour, and the compiler may read its source twice.
-//! Relaxed atomic loads and stores of the bytes are neither, but the compiler does not make vector
-//! moves of them. So on x86-64 the copy is assembly: the compiler sees that memory is read and
+//! is a data race, which is undefined behaviour, and the compiler may read the source twice.
+//! Relaxed atomic loads and stores of the bytes avoid both, but the compiler does not make vector
+//! moves of them. So on x86-64 the copy is assembly: the compiler knows that memory is read and
 //! written, and assumes nothing about the values found there. The processor moves each byte with
-//! one load and one store, as it does for relaxed atomics. A peer that writes meanwhile makes the
-//! bytes arbitrary, and nothing more. Elsewhere, and where a tool has to see each access (loom,
+//! loads and stores, as it does for relaxed atomics. A peer that writes meanwhile makes the bytes
+//! arbitrary, and nothing more. On other targets, and where a tool has to see each access (loom,
 //! Miri, sanitizers), the copy is atomic loads and stores.
 //!
-//! Bytes are copied in no particular order, and where two moves overlap, twice. Words that decide
-//! something are fetched by [`PeerWords`](crate::PeerWords), not copied.
+//! The copy has no particular order, and moves a byte twice where two moves overlap.
+//! [`PeerWords`](crate::PeerWords) fetches words on which a decision depends; such words are not
+//! copied.
 //!
 //! Unsafe lives here because the copy works on addresses.
 
@@ -29,7 +30,7 @@ mod atomic;
 ))]
 mod vector;
 
-// The two conditions are each other's opposites.
+// The next two conditions are each other's opposites.
 #[cfg(not(all(
     target_arch = "x86_64",
     target_feature = "sse2",
@@ -43,9 +44,9 @@ use atomic::copy as copy_bytes;
 ))]
 use vector::copy as copy_bytes;
 
-/// Copies `len` bytes. Other threads and processes may read and write both ranges meanwhile by this
-/// routine, by atomics, or in another process by any means. Where the ranges overlap, the bytes
-/// written are arbitrary.
+/// Copies `len` bytes. Meanwhile other threads may read and write both ranges by this routine or by
+/// atomics, and other processes by any means. Where the ranges overlap, the bytes written are
+/// arbitrary.
 ///
 /// # Safety
 /// `from` is readable and `to` is writable for `len` bytes during the call. In this process no
@@ -53,7 +54,7 @@ use vector::copy as copy_bytes;
 /// call.
 #[inline(always)]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: the caller's promise.
     unsafe { copy_bytes(from, to, len) }
 }
 
@@ -61,8 +62,8 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 mod tests {
     type Copy = unsafe fn(*const u8, *mut u8, usize);
 
-    /// Tests every length up to a few of the longest loop's rounds, from and to every alignment
-    /// that matters: the bytes come over, and those around them stay.
+    /// Tests every length in `lengths`, from and to several alignments: the copy moves the bytes,
+    /// and leaves those around them unchanged.
     fn copies_what_it_should_and_nothing_else(copy: Copy, lengths: core::ops::Range<usize>) {
         let from: Vec<u8> =
             (0..2048).map(|place: u32| (place * 7 + place / 256) as u8 | 1).collect();

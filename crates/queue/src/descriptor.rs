@@ -1,27 +1,27 @@
 //! The entries of a queue: 16 bytes that say where a packet's data is.
 //!
 //! ```text
-//! word 0   0..24 frame   24..44 start   44..64 length    (start and length in bytes)
+//! word 0   0..24 buffer   24..44 start   44..64 length    (start and length in bytes)
 //! word 1   0..32 endpoint   32..48 flags   48..64 zero
 //! ```
-//! A descriptor names a buffer by its number and not by its offset in the pool: the check is then
-//! three comparisons for any distance between buffers, without a division.
+//! A descriptor names a buffer by its number, not by its offset in the pool. The check then takes
+//! three comparisons for any distance between buffers, and no division.
 
 use crate::Violation;
 
-/// The most buffers that a packet may consist of: a 64 KiB segment in buffers of 2 KiB, and room
-/// for buffers that are not full.
+/// The maximum number of buffers of a packet: a 64 KiB segment in buffers of 2 KiB, and room for
+/// buffers that are not full.
 pub const MAX_CHAIN: usize = 48;
 
 /// The largest packet, in bytes: an IP packet of 64 KiB with its Ethernet and VLAN header.
 pub const MAX_PACKET_BYTES: usize = 65_535 + 18;
 
-/// Bytes at the start of each buffer. They hold metadata, and make the distance between buffers an
-/// odd number of cache line pairs, so that headers do not all fall into the same sets.
+/// Bytes at the start of each buffer. They hold metadata. They also make the distance between
+/// buffers an odd number of cache line pairs, so that headers spread over the cache's sets.
 pub const HEADROOM_BYTES: u32 = 128;
 
-/// Returns how many packets ahead of one of `len` bytes a side prefetches the buffer of a later
-/// packet, where it knows which buffer that will be: about two kilobytes are then being fetched.
+/// Returns how many packets ahead of a packet of `len` bytes a side prefetches a later packet's
+/// buffer, where the side knows that buffer. About two kilobytes are then being fetched.
 #[inline]
 #[must_use]
 pub const fn prefetch_distance(len: usize) -> u32 {
@@ -34,14 +34,14 @@ pub const MORE: u16 = 1;
 pub const META: u16 = 2;
 /// The server captured the packet as it was sent (only on capture endpoints, only from the server).
 pub const OUTGOING: u16 = 4;
-/// The next packet in the queue belongs to the same message: on the device no other packet comes
-/// between the two, up to a limit that the server sets (only to the server, on a packet's last
-/// descriptor). "Several requests as one logical message" of Riddoch and Pope.
+/// The next packet in the queue belongs to the same message: the server places no other packet
+/// between the two on the device, up to a limit of its own. Only to the server, on a packet's last
+/// descriptor. "Several requests as one logical message" of Riddoch and Pope.
 pub const TOGETHER: u16 = 8;
-/// An expedited packet: one buffer and at most [`EXPEDITED_BYTES`], sent ahead of others (only to the
-/// server, with no other flag). Tracey and Banerji's tiny messages, section 3.4.
+/// An expedited packet: one buffer and at most [`EXPEDITED_BYTES`], sent ahead of others (only to
+/// the server, with no other flag). Tracey and Banerji's tiny messages, section 3.4.
 pub const EXPEDITED: u16 = 16;
-/// The longest packet that may be [`SMALL`], in bytes: packets that go past all others must be
+/// The longest packet that may be [`EXPEDITED`], in bytes: packets that overtake all others must be
 /// little work.
 pub const EXPEDITED_BYTES: u32 = 128;
 
@@ -53,15 +53,16 @@ pub struct PoolShape {
 }
 
 impl PoolShape {
-    /// The most buffers of a pool.
+    /// The maximum number of buffers of a pool.
     pub const MAX_BUFFERS: u32 = 1 << 24;
     /// The largest buffer, in bytes.
     pub const MAX_BUFFER_BYTES: u32 = 1 << 18;
 
-    /// Returns the shape of a pool of `frames` buffers that hold `data_bytes` each. The buffer's
-    /// size is that and the headroom, rounded up to an odd number of 128-byte line pairs.
+    /// Returns the shape of a pool of `buffers` buffers that hold `data_bytes` each. A buffer's
+    /// size is the sum of `data_bytes` and the headroom, rounded up to an odd number of 128-byte
+    /// line pairs.
     ///
-    /// `None` when there are no buffers, or too many or too large ones.
+    /// `None` if either number is zero or too large.
     #[must_use]
     pub const fn new(buffers: u32, data_bytes: u32) -> Option<PoolShape> {
         if buffers == 0 || buffers > Self::MAX_BUFFERS || data_bytes == 0 {
@@ -117,7 +118,7 @@ pub struct Descriptor {
     /// The endpoint: on transmit the sender's, on receive the one that the engine found for the
     /// packet.
     pub endpoint: u32,
-    /// [`MORE`], [`META`], [`OUTGOING`], [`TOGETHER`], [`SMALL`].
+    /// [`MORE`], [`META`], [`OUTGOING`], [`TOGETHER`], [`EXPEDITED`].
     pub flags: u16,
 }
 

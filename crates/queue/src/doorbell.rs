@@ -1,17 +1,18 @@
 //! The doorbell's flag: which side sleeps, and whether the other side must notify it.
 //!
-//! The sleeper sets its flag, fences, looks at its queues once more, and sleeps. The producer
-//! publishes, fences, reads the flag and sends a notification if it is set. One of the two is
-//! certain to see the other. This module does not know how a notification travels (a pipe, an
-//! eventfd); it must persist until the sleeper takes it.
+//! The sleeper sets its flag, fences, checks its queues once more, and sleeps. The producer
+//! publishes, fences, reads the flag, and sends a notification if the flag is set. At least one of
+//! the two sees the other's store. This module does not know how a notification travels (a pipe, an
+//! eventfd). A notification must persist until the sleeper takes it.
 //!
-//! The flag counts. Its two lowest bits say awake, asleep, or the same by the clock; the others
-//! number the sleep. The notifier remembers the sleep for which it sent its last notification, and
-//! sends one for each sleep, however long the sleeper takes to wake up.
+//! The flag's two lowest bits say awake or asleep, each with or without a timer. The other bits
+//! number the sleep. The notifier remembers the sleep for which it sent its last notification. It
+//! sends at most one per sleep, however long the sleeper takes to wake up.
 //!
-//! A timer-driven sleeper looks by itself, and receives notifications only for urgent work that
-//! cannot wait so long. It does not look again before it sleeps. The notifier therefore sends an
-//! urgent notification also while that sleeper is awake: it ends the sleep that comes.
+//! A timer-driven sleeper checks its queues at each tick, and receives notifications only for
+//! urgent work that cannot wait for the tick. The sleeper does not check again before it sleeps. So
+//! the notifier sends an urgent notification also to an awake sleeper: the next sleep then ends at
+//! once.
 
 use crate::word::{Barrier, OwnWords, PeerWords, full_fence};
 
@@ -32,26 +33,26 @@ impl Sleeper {
     /// Takes over the flag's word and marks this side awake.
     #[must_use]
     pub fn new(mut flag: OwnWords) -> Sleeper {
-        // A predecessor may have died asleep. The count goes on, so that no notifier believes that
-        // it has notified a sleep that is yet to come.
+        // A predecessor may have died asleep. The count continues, so that no notifier takes a
+        // later sleep for one that it has notified.
         let count = (flag.get(0) | STATE).wrapping_add(1);
         flag.store(0, count);
         Sleeper { flag, count }
     }
 
-    /// Announces sleep. **After this call, the caller must look at everything for which the other
-    /// side would wake it, and sleep only if there is nothing.** The sleep ends with
+    /// Announces sleep. **After this call, the caller must check everything for which the other
+    /// side would wake it, and sleep only if there is nothing.** The caller ends the sleep with
     /// [`Sleeper::awake`] either way.
     pub fn prepare(&mut self) {
         self.say(self.count & !STATE | ASLEEP);
-        // SYNC: the flag is set before this side looks at the queues. Partner: `NotifierChecks`.
+        // SYNC: the flag is set before this side checks the queues. Partner: `NotifierChecks`.
         full_fence(Barrier::SleeperChecks);
     }
 
-    /// Announces a sleep that ends by itself: only urgent work causes a notification. Returns
-    /// whether the caller must look once more, as after [`Sleeper::prepare`]. A side that was awake
-    /// by the clock need not look, since urgent work has caused a notification since its last look.
-    /// The sleep ends with [`Sleeper::awake_timer_driven`].
+    /// Announces a sleep that a timer ends: only urgent work causes a notification. Returns whether
+    /// the caller must check once more, as after [`Sleeper::prepare`]. A side that was awake and
+    /// timer-driven need not check, since urgent work has caused a notification since its last
+    /// check. The caller ends the sleep with [`Sleeper::awake_timer_driven`].
     #[must_use]
     pub fn prepare_timer_driven(&mut self) -> bool {
         let must_check = self.count & STATE != AWAKE_TIMER_DRIVEN;
@@ -70,12 +71,12 @@ impl Sleeper {
         }
     }
 
-    /// Marks this side awake, about to look once and sleep by the clock: urgent work causes a
-    /// notification.
+    /// Marks this side awake, about to check once and start a timer-driven sleep: urgent work
+    /// causes a notification.
     pub fn awake_timer_driven(&mut self) {
         self.say((self.count | STATE).wrapping_add(1) | AWAKE_TIMER_DRIVEN);
         // SYNC: a notifier that still sees the flag of the previous sleep, and has sent its
-        // notification for it, published before this side looks. Partner: `NotifierChecks`.
+        // notification for it, published before this side checks. Partner: `NotifierChecks`.
         full_fence(Barrier::SleeperChecks);
     }
 
@@ -93,16 +94,17 @@ impl Sleeper {
     }
 }
 
-/// Proof that [`fence`] was called; one serves all notifiers of a batch.
+/// Proof that the caller called [`fence`]; one serves all notifiers of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Fenced(());
 
-/// Orders what was published before the flags that are read next. The caller calls it once a batch,
+/// Orders earlier publications before later loads of the flags. The caller calls it once per batch,
 /// after it has published everything.
 #[inline]
 #[must_use]
 pub fn fence() -> Fenced {
-    // SYNC: what was published is there before this side reads the flags. Partner: `SleeperChecks`.
+    // SYNC: this side's publications are visible before it reads the flags. Partner:
+    // `SleeperChecks`.
     full_fence(Barrier::NotifierChecks);
     Fenced(())
 }
@@ -115,15 +117,16 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Creates a notifier that watches the flag's word.
+    /// Creates a notifier that reads the flag's word.
     #[must_use]
     pub fn new(flag: PeerWords) -> Notifier {
         Notifier { flag, notified: 0 }
     }
 
-    /// Returns whether this side must notify the other one, once a batch, after publishing and
-    /// [`fence`]. A caller that gets [`Due::Now`] must send the notification: later calls do not
-    /// ask for it again for the same sleep. `urgent` asks even a timer-driven side to look now.
+    /// Returns whether this side must notify the other one. The caller asks once per batch, after
+    /// publishing and [`fence`]. A caller that gets [`Due::Now`] must send the notification, since
+    /// later calls do not ask for it again for the same sleep. With `urgent`, a timer-driven side
+    /// is notified too.
     #[inline]
     #[must_use]
     pub fn must_notify(&mut self, _: Fenced, urgent: bool) -> Due {
@@ -146,7 +149,7 @@ impl Notifier {
 pub enum Due {
     /// The other side sleeps: notify it.
     Now,
-    /// This sleep has its notification, and the other side is about to look.
+    /// This side has sent this sleep's notification, and the other side is about to check.
     Already,
     /// The other side is awake, or timer-driven: the notification is suppressed.
     Not,

@@ -1,15 +1,16 @@
-//! Events: a side finds the queue pairs that have news without looking at each.
+//! Events: a side finds the queue pairs that have news without checking each.
 //!
 //! A queue pair with news is in the event queue at most once until its event is acknowledged, so
-//! the queue cannot overflow (Riddoch and Pope's event queue). Two words with one writer each say
-//! whether it is in there: the marker's toggle, which is private to it, and the acknowledger's.
-//! They differ while an event is pending.
+//! the queue cannot overflow (Riddoch and Pope's event queue). Two bits with one writer each say
+//! whether an event is pending: the marker's private toggle, and the acknowledger's shared bit.
+//! They differ while it is.
 //!
-//! The same queue serves both ways: from the server to a session that waits, and from a session to
-//! the server. The server's cost then follows the queue pairs that send and not those that exist.
+//! The same design serves both directions: from the server to a session that waits, and from a
+//! session to the server. The server's cost then depends on the queue pairs that send, not on those
+//! that exist.
 //!
 //! Marker: publish queues, fence, read acknowledgements, queue an event where none is pending.
-//! Acknowledger: take events, acknowledge, fence, look at the queues named.
+//! Acknowledger: take events, acknowledge, fence, check the queues named.
 
 use alloc::boxed::Box;
 
@@ -53,16 +54,16 @@ impl EventShape {
     }
 }
 
-/// Proof that [`fence`] was called; one serves all markers of a batch.
+/// Proof that the caller called [`fence`]; one serves all markers of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Fenced(());
 
-/// Orders published queues before the acknowledgements that are read next. The caller calls it once
-/// a batch, after it has published queues and before it marks their sets.
+/// Orders earlier publications of queues before later loads of acknowledgements. The caller calls
+/// it once per batch, after it has published queues and before it marks their queue pairs.
 #[inline]
 #[must_use]
 pub fn fence() -> Fenced {
-    // SYNC: the queues are published before acknowledgements are read. Partner:
+    // SYNC: the marker publishes the queues before it reads acknowledgements. Partner:
     // `AcknowledgerChecks`.
     full_fence(Barrier::MarkerChecks);
     Fenced(())
@@ -80,7 +81,7 @@ pub struct Marker {
 }
 
 impl Marker {
-    /// Creates an empty event queue: nothing is pending, whatever the peer's words say.
+    /// Creates an empty event queue: no event is pending, whatever the peer's words say.
     #[must_use]
     pub fn new(shape: EventShape, mut own: OwnWords, peer: &PeerWords) -> Marker {
         let line = own.split_off_front(LINE_WORDS);
@@ -91,8 +92,8 @@ impl Marker {
         Marker { head, queue: own, tail, acknowledged, toggles, shape }
     }
 
-    /// Queues an event for a queue pair, unless one is pending; the caller calls it after
-    /// publishing and [`fence`]. Returns whether it queued one.
+    /// Queues an event for a queue pair, unless one is pending. The caller calls this after
+    /// publishing and [`fence`]. Returns whether this queued an event.
     ///
     /// # Errors
     /// [`Violation::Event`] when the peer acknowledged events that it did not take.
@@ -116,15 +117,15 @@ impl Marker {
         Ok(true)
     }
 
-    /// Publishes the events. Returns whether there were any: then, and only then, the caller may
-    /// have to wake the other side. (While an event is pending, the other side has yet to look.)
+    /// Publishes the events. Returns whether there were any. Only then may the caller have to wake
+    /// the other side: while an earlier event is pending, the other side has yet to check.
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.head.publish()
     }
 }
 
-/// The side that looks for news.
+/// The side that takes and acknowledges events.
 #[derive(Debug)]
 pub struct Acknowledger {
     tail: Published,
@@ -135,7 +136,7 @@ pub struct Acknowledger {
 }
 
 impl Acknowledger {
-    /// Creates an acknowledger that goes on where its own index stands.
+    /// Creates an acknowledger that resumes at its own index.
     #[must_use]
     pub fn new(shape: EventShape, mut own: OwnWords, peer: &PeerWords) -> Acknowledger {
         let tail = Published::resume(own.split_off_front(LINE_WORDS));
@@ -148,9 +149,9 @@ impl Acknowledger {
         }
     }
 
-    /// Takes at most `budget` events, acknowledges them, and gives the queue pairs to `found`. The
-    /// caller **must look at these queue pairs after this returns**: later news is a new event.
-    /// Returns how many there were.
+    /// Takes at most `budget` events, acknowledges them, and passes the queue pairs to `found`. The
+    /// caller **must check these queue pairs after this returns**: later news is a new event.
+    /// Returns the number of events.
     ///
     /// # Errors
     /// [`Violation::Index`], or [`Violation::Event`] for a queue pair that does not exist.
@@ -171,8 +172,9 @@ impl Acknowledger {
                 return Err(Violation::Event);
             }
             let queue_pair = event as u32;
-            // This side gives up the slot before it acknowledges the event: a marker that sees the
-            // acknowledgement sees the room too, and never takes a correct peer for a bad one.
+            // This side releases the slot before it acknowledges the event. A marker that sees the
+            // acknowledgement sees the free slot too, and never reports a violation of a correct
+            // peer.
             self.tail.advance(1);
             self.tail.publish();
             let word = queue_pair as usize / 64;
@@ -181,7 +183,7 @@ impl Acknowledger {
             self.acknowledged.publish(word, bits);
             found(queue_pair);
         }
-        // SYNC: acknowledged before this side looks at the queues. Partner: `MarkerChecks`.
+        // SYNC: this side acknowledges before it checks the queues. Partner: `MarkerChecks`.
         full_fence(Barrier::AcknowledgerChecks);
         Ok(count)
     }

@@ -29,10 +29,9 @@ fn is_inside(descriptor: &Descriptor, pair: &Pair) -> bool {
         && descriptor.start + descriptor.len <= pair.pool.frame_bytes()
 }
 
-/// The flip test: a thread changes descriptor, index and provide words between a good and a bad
-/// value all the time. Each packet that the server takes is inside of the pool, also when the
-/// server looks at it again later: it is a private copy. The test requires that the server saw both
-/// good and bad values.
+/// The flip test: a thread flips descriptor, index and provide words between a good and a bad value
+/// all the time. Each packet that the server takes is inside of the pool, and stays so, because the
+/// server has a private copy. The test requires that the server saw both good and bad values.
 #[test]
 fn checked_descriptors_are_the_used_ones() {
     let pair = Pair::new(8, 8);
@@ -68,7 +67,7 @@ fn checked_descriptors_are_the_used_ones() {
         let until = Instant::now() + Duration::from_millis(700);
         let mut packet = [Descriptor::default(); MAX_CHAIN];
         while Instant::now() < until {
-            // Each round is a session of its own: a violation ends it.
+            // Each round is a session of its own, since a violation ends a session.
             let mut server = pair.server();
             match server
                 .transmit
@@ -97,11 +96,11 @@ fn checked_descriptors_are_the_used_ones() {
         // ThreadSanitizer sees the end of a thread that is joined, not that of a scope.
         peer.join().unwrap();
     });
-    assert!(taken > 1000 && refused > 1000, "taken {taken}, refused {refused}: nothing was tried");
+    assert!(taken > 1000 && refused > 1000, "taken {taken}, refused {refused}: too few");
 }
 
-/// Random values in random words: the server returns packets inside of the pool or a violation,
-/// never anything else, and its work is bounded.
+/// Random values in random words: the server returns only packets inside of the pool or a
+/// violation, and its work is bounded.
 #[test]
 fn random_words_give_a_violation_or_stay_in_the_pool() {
     let seed = 0x7041_7a55;
@@ -112,7 +111,7 @@ fn random_words_give_a_violation_or_stay_in_the_pool() {
     for _ in 0..30_000 {
         let pair = Pair::new(16, 16);
         let (mut producer, mut consumer) = pair.application();
-        // Mostly right, so that the test reaches the deeper checks.
+        // Most words are correct, so that the test reaches the later checks.
         for buffer in 0..8 {
             let flags = u16::from(buffer % 3 == 0);
             let one = Descriptor { buffer, start: HEADROOM_BYTES, len: 60, endpoint: 0, flags };
@@ -177,8 +176,8 @@ fn random_words_give_a_violation_or_stay_in_the_pool() {
     assert!(packets > 10_000);
 }
 
-/// A chain longer than allowed, and one whose end never comes, are violations. The server cannot
-/// fill a buffer that it could not take, even if the caller goes on after the violation.
+/// The server cannot fill a buffer that it could not take, even if the caller continues after the
+/// violation.
 #[test]
 fn only_buffers_that_were_taken_can_be_filled() {
     for bad in [2, 8, u64::MAX] {
@@ -190,7 +189,8 @@ fn only_buffers_that_were_taken_can_be_filled() {
         }
         application.publish();
         let provided = 2 * LINE_WORDS + 16;
-        // The sixth is no buffer, or one that the application provided before.
+        // The sixth number is no buffer's, or that of a buffer which the application provided
+        // before.
         pair.application.word(provided + 5).store(bad, Ordering::Relaxed);
         for _ in 0..3 {
             assert!(server.receive.observe(&mut server.receive_ledger).is_err());
@@ -208,6 +208,7 @@ fn only_buffers_that_were_taken_can_be_filled() {
     }
 }
 
+/// A chain longer than allowed, and a chain without a published end, are violations.
 #[test]
 fn broken_chains() {
     for (count, flags) in [(MAX_CHAIN + 1, 1), (3, 1)] {
@@ -234,8 +235,8 @@ fn broken_chains() {
     }
 }
 
-/// A look at the next packet holds as long as its writer leaves it, and takes nothing; the look
-/// also finds an impossible index.
+/// To peek returns the next packet's endpoint and flags, takes nothing, and finds an impossible
+/// index.
 #[test]
 fn peek_takes_nothing() {
     let pair = Pair::new(8, 8);
@@ -265,7 +266,7 @@ fn peek_takes_nothing() {
     assert_eq!(server.transmit.peek(), Err(Violation::Index));
 }
 
-/// A peer that acknowledges events that it never took cannot make the event queue overflow.
+/// A peer that acknowledges events without taking them cannot make the event queue overflow.
 #[test]
 fn events_acknowledged_and_not_taken() {
     let shape = EventShape::new(4).unwrap();
@@ -292,5 +293,5 @@ fn impossible_events_are_violations() {
     assert_eq!(acknowledger.take(8, |_| {}), Err(Violation::Index));
     theirs.word(0).store(1, Ordering::Relaxed);
     theirs.word(LINE_WORDS).store(4, Ordering::Relaxed);
-    assert_eq!(acknowledger.take(8, |_| panic!("not a queue set")), Err(Violation::Event));
+    assert_eq!(acknowledger.take(8, |_| panic!("not a queue pair")), Err(Violation::Event));
 }

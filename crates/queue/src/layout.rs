@@ -1,12 +1,13 @@
-//! The places of a queue pair's words, in each of the three memories that hold them.
+//! The positions of a queue pair's words, in each of the three memories that hold them.
 //!
 //! | memory | line 0 | line 1 | then |
 //! |---|---|---|---|
-//! | application pages | transmit head, index wanted | receive head | transmit descriptors, provided frames |
+//! | application pages | transmit head, index wanted | receive head | transmit descriptors, provided buffers |
 //! | server pages | transmit commit | receive commit | receive descriptors |
-//! | ledger | transmit slots done out of order | | |
+//! | ledger | transmit slots completed out of order | | |
 //!
-//! Both sides compute this from the same two numbers, agreed once and private from then on.
+//! Both sides compute this layout from the same two numbers. They agree on the numbers once and
+//! keep them in private memory from then on.
 
 use crate::spsc::MAX_CAPACITY;
 use crate::word::{LINE_WORDS, OwnWords, PeerWords};
@@ -73,7 +74,7 @@ impl QueueShape {
         }
     }
 
-    /// Returns the same words, as the server sees them.
+    /// Returns the parts of the application's words, as the server sees them.
     pub(crate) fn application_peer(&self, words: &PeerWords) -> ApplicationPeer {
         let descriptors = 2 * self.transmit as usize;
         ApplicationPeer {
@@ -93,7 +94,7 @@ impl QueueShape {
         }
     }
 
-    /// Returns the same words, as the application sees them.
+    /// Returns the parts of the server's words, as the application sees them.
     pub(crate) fn server_peer(&self, words: &PeerWords) -> ServerPeer {
         ServerPeer {
             transmit_line: words.part(0, LINE_WORDS),

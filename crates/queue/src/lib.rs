@@ -1,15 +1,15 @@
 //! Asynchronous queues, doorbells, events and buffers in memory that two processes share.
 //!
-//! Every shared-memory atomic of the project is in this crate, and little else is: it allocates a
-//! little private memory, makes no system call and depends on nothing. The rules that it keeps:
+//! This crate holds every shared-memory atomic of the project, and little else. The crate allocates
+//! a little private memory, makes no system call and depends on nothing. Its rules:
 //!
 //! 1. Every word has exactly one writer: [`OwnWords`] on its writer's side, [`PeerWords`] on the
 //!    other's.
 //! 2. Capacity, layout and a side's own index live in private memory; the shared words are a copy
 //!    for the other side.
-//! 3. Words that a peer can write are fetched once, by [`PeerWords::fetch`], into private memory;
-//!    then checked; then used.
-//! 4. A failed check is a [`Violation`], and the side that gets one closes the session.
+//! 3. A side fetches each word that a peer can write once, by [`PeerWords::fetch`], into private
+//!    memory; then checks it; then uses it.
+//! 4. A failed check is a [`Violation`], and the side that finds one closes the session.
 //!
 //! | module | holds |
 //! |---|---|
@@ -23,7 +23,7 @@
 //! | [`doorbell`] | which side sleeps, and whether to notify it |
 //! | [`events`] | which queues have news |
 //! | [`optimistic`] | a section of one process for which no thread waits; not in shared memory |
-//! | [`frames`] | which side holds a buffer, and which to use next |
+//! | [`buffers`] | which side holds a buffer, and which to use next |
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 extern crate alloc;
@@ -66,13 +66,13 @@ pub enum Violation {
     Buffer = 2,
     /// Data outside of its buffer, or of no length.
     Range = 3,
-    /// A buffer given away that was given away before and not returned.
+    /// A buffer handed over twice without a return in between.
     Ownership = 4,
     /// A packet of more than [`descriptor::MAX_CHAIN`] buffers, or one whose end was not published.
     Chain = 5,
     /// An endpoint that does not belong to this queue pair.
     Endpoint = 6,
-    /// Flags or metadata that mean nothing.
+    /// Flags or metadata that have no meaning.
     Flags = 7,
     /// An event for a queue pair that does not exist, or more events than queue pairs.
     Event = 8,

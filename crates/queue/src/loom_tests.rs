@@ -2,9 +2,9 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p towpath-queue --release`.
 //!
 //! A wake-up is lost when the sleeper sleeps for ever with work in its queue: in the model, a
-//! deadlock. For each of the barriers a test shows that loom does find that deadlock, or the event
-//! that goes with it, when the barrier is taken out. This module holds the code that the tests
-//! share; they are in files by the two sides' actions.
+//! deadlock. For each barrier a test shows that loom finds the failure when the barrier is taken
+//! out. This module holds the code that the tests share. Each file has the tests of one
+//! interaction.
 
 mod doorbell;
 mod events;
@@ -25,7 +25,7 @@ use crate::test_memory::Memory;
 use crate::word::Barrier;
 
 thread_local! {
-    // The model runs all of its threads on one thread of the system, so this reaches them all.
+    // The model runs all of its threads on one thread of the system, so all of them see this value.
     static TAKEN_OUT: Cell<Option<Barrier>> = const { Cell::new(None) };
 }
 

@@ -1,30 +1,30 @@
 //! A section that one thread at a time holds, and for which no thread waits.
 //!
-//! It follows the optimistic interrupt protection of Stodolsky, Chen and Bershad, as Tracey and
-//! Banerji (3.3, 4.3) put it into a driver: instead of raising the interrupt level the driver sets
-//! a flag, and an interrupter that finds it set leaves its work for the holder. Here threads take
-//! the interrupter's place. A thread that finds the flag free enters; a thread that finds it set
-//! leaves its work in a bounded queue and goes on. The holder does the work that other threads left
-//! before its own, so the work of one thread keeps its order.
+//! The section follows the optimistic interrupt protection of Stodolsky, Chen and Bershad, as
+//! Tracey and Banerji (3.3, 4.3) put it into a driver: instead of raising the interrupt level the
+//! driver sets a flag, and an interrupter that finds the flag set leaves its work for the holder.
+//! Here threads take the interrupter's role. A thread that finds the flag free enters; a thread
+//! that finds the flag set leaves its work in a bounded queue and continues. The holder does the
+//! work that other threads left before its own, so the work of one thread keeps its order.
 //!
 //! ```text
-//!   a thread that comes                  the holder
-//!   the flag is set: take a slot,        do all that was left; release the flag;
+//!   a thread that arrives                the holder
+//!   the flag is set: take a slot,        do all work that was left; release the flag;
 //!   write, publish it;                   fence;
-//!   fence;                               look whether something was left;
-//!   look at the flag: free? enter        if so, enter again
+//!   fence;                               check whether work was left;
+//!   check the flag: free? enter          if so, enter again
 //! ```
 //!
-//! Both fences are needed: with either taken out, work may be left that each thread expects the
+//! Both fences are needed: with either taken out, work may remain that each thread expects the
 //! other to do. A slot may have memory, which only the thread that took the slot writes.
 //!
-//! The queue of slots has a sequence word for each, after Vyukov's bounded queue. A thread that is
-//! stopped between taking a slot and publishing it delays only the work that was left behind it.
-//! The other threads go on until the slots are used up, and the stopped thread looks after that
-//! work when it goes on.
+//! The queue has a sequence word for each slot, after Vyukov's bounded queue. A thread that is
+//! stopped between taking a slot and publishing it delays only the work that was left behind that
+//! slot. The other threads continue until the slots are used up, and the stopped thread drives the
+//! section when it runs again.
 //!
 //! Unsafe lives here, and in `entered`, for the state inside, which the thread that took the flag
-//! touches; and for the slots' memory, which the thread that took the slot writes.
+//! touches; and for a slot's memory, which the thread that took the slot writes.
 
 mod entered;
 
@@ -40,22 +40,22 @@ use crate::word::{AtomicU64, Barrier, Ordering, full_fence};
 pub use entered::{Entered, Left};
 
 /// Times that the holder enters again for other threads before it closes the section to further
-/// work. It also does the work that is being left meanwhile: at most one slot for each other
+/// work. The holder also does the work that is being left meanwhile: at most one slot per other
 /// thread.
 const ROUNDS: u32 = 4;
 
-/// The most slots of a section.
+/// The maximum number of slots of a section.
 const MOST_SLOTS: u32 = 1 << 16;
 
 /// State `S` that one thread at a time may touch, and a bounded queue of the work that other
 /// threads left. Each slot of the queue has an `M`, which the thread that took the slot writes.
 pub struct Optimistic<S, M = ()> {
     door: Apart<Door>,
-    /// The next slot to be taken, free-running.
+    /// The position in the queue of the next slot to be taken, free-running.
     tail: Apart<AtomicU64>,
-    /// For each slot the place in the queue that it serves; see [`word`].
+    /// For each slot the position in the queue that it serves; see [`word`].
     sequence: Box<[AtomicU64]>,
-    /// For each slot the memory that the thread which took it writes.
+    /// For each slot the memory, which the thread that took the slot writes.
     memory: Box<[UnsafeCell<M>]>,
     inside: Apart<UnsafeCell<Inside<S>>>,
 }
@@ -68,34 +68,35 @@ struct Apart<T>(T);
 struct Door {
     /// 0: no thread is inside.
     flag: AtomicU64,
-    /// Requests that threads left, one bit each.
+    /// The requests that threads left, one bit each.
     requests: AtomicU64,
     /// Not 0: the holder has done enough for other threads.
     closed: AtomicU64,
 }
 
 struct Inside<S> {
-    /// The next slot to be done, free-running.
+    /// The position in the queue of the next slot to be done, free-running.
     head: u64,
-    /// Times that a thread entered.
+    /// How often threads have entered.
     entered: u64,
-    /// For each slot the place in the queue for which it was handed out; [`NOT_OUT`] when it is
-    /// not.
+    /// For each slot the position in the queue for which [`Entered::take`] handed it out; else
+    /// [`NOT_OUT`].
     places: Box<[u64]>,
     state: S,
 }
 
-// SAFETY: only the thread that took the flag touches `inside`, and the next thread that takes it
-// sees everything before its release (`try_enter`, `Entered::exit`). Only the thread that took a
-// slot touches the slot's memory, and its next taker sees everything before its publication: by way
-// of the thread that is inside, which takes each slot as often as it releases it (`take_slot`,
-// `Leaving`'s end, `Entered::take`, `Entered::release`). The rest are atomics. So the state and the
-// memory move between threads, and no two threads have them at once.
+// SAFETY: only the thread that took the flag touches `inside`, and the next thread that takes the
+// flag sees everything before its release (`try_enter`, `Entered::exit`). Only the thread that took
+// a slot touches the slot's memory, and the slot's next taker sees everything before its
+// publication. That order goes through the thread inside, which takes each slot as often as it
+// releases the slot (`take_slot`, `Leaving`'s drop, `Entered::take`, `Entered::release`). The rest
+// are atomics. So the state and the memory move between threads, and no two threads have them at
+// once.
 unsafe impl<S: Send, M: Send> Sync for Optimistic<S, M> {}
 // SAFETY: as above; all that is inside may move.
 unsafe impl<S: Send, M: Send> Send for Optimistic<S, M> {}
 
-/// No place: the slot was not handed out by [`Entered::take`], or was released since.
+/// No position: [`Entered::take`] did not hand the slot out, or the slot was released since.
 const NOT_OUT: u64 = u64::MAX;
 
 impl<S, M> core::fmt::Debug for Optimistic<S, M> {
@@ -104,8 +105,8 @@ impl<S, M> core::fmt::Debug for Optimistic<S, M> {
     }
 }
 
-/// Returns a slot's word: free for a place in the queue, published for it, or given up by the
-/// thread that took it.
+/// Returns a slot's word for a position in the queue: free, published, or given up by the thread
+/// that took the slot.
 const fn word(place: u64, what: u64) -> u64 {
     place << 2 | what
 }
@@ -160,7 +161,7 @@ impl<S, M> Optimistic<S, M> {
     #[inline]
     #[must_use]
     pub fn try_enter(&self) -> Option<Entered<'_, S, M>> {
-        // A thread that only looks does not take the flag's line from the holder.
+        // A thread that only loads the flag does not take its line from the holder.
         if self.door.0.flag.load(Ordering::Relaxed) != 0 {
             return None;
         }
@@ -170,8 +171,8 @@ impl<S, M> Optimistic<S, M> {
         Some(Entered::begin(self))
     }
 
-    /// Takes a slot to leave work in. `None` when all slots are in use, or when the holder has done
-    /// enough for other threads: that is back pressure.
+    /// Takes a slot to leave work in. `None` is back pressure: all slots are in use, or the holder
+    /// has closed the section to further work.
     #[inline]
     #[must_use]
     pub fn leave(&self) -> Option<Leaving<'_, S, M>> {
@@ -182,7 +183,7 @@ impl<S, M> Optimistic<S, M> {
         let mut place = self.tail.0.load(Ordering::Relaxed);
         // Each iteration means that another thread has taken a slot, or that all are in use.
         loop {
-            // SYNC: the slot's previous user has finished reading its memory. Partner:
+            // SYNC: the holder has finished reading the slot's memory. Partner:
             // `Entered::release`.
             let now = self.sequence[self.slot(place)].load(Ordering::Acquire);
             if now != word(place, FREE) {
@@ -206,27 +207,28 @@ impl<S, M> Optimistic<S, M> {
         }
     }
 
-    /// Leaves requests, one bit each; a request that is left already is left once. The caller calls
-    /// [`Optimistic::drive`] afterwards.
+    /// Leaves requests, one bit each; a second request of the same bit merges with the first. The
+    /// caller calls [`Optimistic::drive`] afterwards.
     pub fn request(&self, bits: u64) {
         self.door.0.requests.fetch_or(bits, Ordering::Release);
     }
 
-    /// Enters and works, again while other threads leave work meanwhile. It does nothing when
-    /// another thread is inside: that thread does the work.
+    /// Enters and works, and repeats this while other threads leave work meanwhile. Does nothing
+    /// when another thread is inside: that thread does the work.
     ///
-    /// `work` does what was left ([`Entered::requests`], [`Entered::take`]), and returns whether it
-    /// could. If it could not, because a device has no room, the work that is left waits for the
-    /// next call; requests do not. The caller calls this after it has left everything. Returns how
-    /// often this thread entered.
+    /// `work` does the requests and slots that threads left ([`Entered::requests`],
+    /// [`Entered::take`]). It returns `false` if it could not, because a device has no room. Then
+    /// the slots wait for the next call; requests do not. The caller calls this after it has left
+    /// all of its work. Returns how often this thread entered.
     pub fn drive(&self, mut work: impl FnMut(&mut Entered<'_, S, M>) -> bool) -> u32 {
-        // SYNC: what this thread left is there before it looks at the flag. Partner: `HolderChecks`.
+        // SYNC: the work that this thread left is visible before the thread checks the flag.
+        // Partner: `HolderChecks`.
         full_fence(Barrier::LeaverChecks);
         let mut rounds = 0;
         while let Some(mut entered) = self.try_enter() {
             rounds += 1;
-            // Closed in each iteration anew: another thread that had stayed as long may have opened
-            // the section in leaving.
+            // This closes the section in each iteration anew: another thread that had closed it may
+            // have opened it on leaving.
             if rounds >= ROUNDS {
                 self.door.0.closed.store(1, Ordering::Relaxed);
             }
@@ -250,9 +252,10 @@ impl<S, M> Optimistic<S, M> {
     }
 }
 
-/// A slot that a thread took: its memory belongs to that thread until it publishes the slot. A slot
-/// that is dropped unpublished is given up. In both cases the thread calls [`Optimistic::drive`]
-/// afterwards: the holder may have left the section at this slot, with others published behind it.
+/// A slot that a thread took. The slot's memory belongs to that thread until the thread publishes
+/// the slot. To drop the slot unpublished gives it up. In both cases the thread calls
+/// [`Optimistic::drive`] afterwards: the holder may have stopped at this slot and left the section,
+/// with other slots published behind it.
 #[derive(Debug)]
 pub struct Leaving<'a, S, M = ()> {
     section: &'a Optimistic<S, M>,
@@ -274,13 +277,14 @@ impl<S, M> Leaving<'_, S, M> {
         // SAFETY: as below; the model checks it.
         return memory.with_mut(|memory| write(unsafe { &mut *memory }));
         #[cfg(not(loom))]
-        // SAFETY: this value took the slot for its place in the queue, alone, and has not published
-        // it: the slot's word says FREE for no other place meanwhile, so there is no other
-        // `Leaving` of the slot. `&mut self` keeps two of these references from living at once.
+        // SAFETY: this value alone took the slot for its position in the queue, and has not
+        // published the slot. The slot's word says FREE for no other position meanwhile, so there
+        // is no other `Leaving` of the slot. `&mut self` keeps two of these references from living
+        // at once.
         write(unsafe { &mut *memory.get() })
     }
 
-    /// Publishes the slot: its memory is written. The caller calls [`Optimistic::drive`]
+    /// Publishes the slot, whose memory is written. The caller calls [`Optimistic::drive`]
     /// afterwards.
     pub fn publish(mut self) {
         self.what = PUBLISHED;
@@ -289,7 +293,8 @@ impl<S, M> Leaving<'_, S, M> {
 
 impl<S, M> Drop for Leaving<'_, S, M> {
     fn drop(&mut self) {
-        // SYNC: the thread that takes the slot sees what was written. Partner: `Entered::take`.
+        // SYNC: the holder that takes the slot sees the writes to its memory. Partner:
+        // `Entered::take`.
         let slot = &self.section.sequence[self.section.slot(self.place)];
         slot.store(word(self.place, self.what), Ordering::Release);
     }
@@ -345,7 +350,7 @@ mod tests {
         assert_eq!((inside.take(), inside.take()), (Some(1), None));
         assert!(inside.is_nothing_left());
         inside.release(1);
-        assert!(section.leave().is_some(), "and is given up at once");
+        assert!(section.leave().is_some(), "the released slot is free");
         assert_eq!(inside.exit(), Left::Work);
     }
 
@@ -372,7 +377,7 @@ mod tests {
         assert_eq!(section.leave().unwrap().write(|memory| *memory), 7);
         inside.release(0);
         let slot = section.leave().map(|leaving| leaving.slot());
-        assert_eq!(slot, None, "the first was given up, and is not free yet; it was released once");
+        assert_eq!(slot, None, "slot 0 was given up: it is not free, and is not released again");
     }
 
     #[test]
@@ -381,7 +386,7 @@ mod tests {
         let mut inside = section.try_enter().unwrap();
         section.request(1);
         section.request(5);
-        assert_eq!(section.drive(|_| true), 0, "somebody is inside");
+        assert_eq!(section.drive(|_| true), 0, "a thread is inside");
         assert_eq!((inside.requests(), inside.requests()), (5, 0));
         section.request(2);
         assert_eq!(inside.exit(), Left::Requests);
@@ -404,7 +409,7 @@ mod tests {
             while let Some(slot) = entered.take() {
                 entered.release(slot);
             }
-            // Another thread would do so all the time.
+            // Stands for another thread that leaves work all the time.
             match section.leave() {
                 Some(leaving) => leaving.publish(),
                 None => refused += 1,

@@ -1,4 +1,4 @@
-//! Queues against simple oracles, driven by random programs.
+//! Queues compared with simple oracles, driven by random steps.
 
 use std::collections::VecDeque;
 
@@ -38,7 +38,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// The transmit queue is a FIFO of packets; buffers come back exactly once, in order, and only
+    /// The transmit queue is a FIFO of packets. Buffers return exactly once, in order, and only
     /// after the server completed all packets before them.
     #[test]
     fn transmit_is_a_fifo(steps in proptest::collection::vec(step(), 1..400)) {
@@ -93,7 +93,7 @@ proptest! {
         }
         prop_assert_eq!(sent - back, producer.in_flight() as usize);
         prop_assert_eq!(free.len() + producer.in_flight() as usize, 64);
-        // The server can complete everything.
+        // The server completes everything.
         producer.publish();
         server.transmit.observe().unwrap();
         let mut packet = [Descriptor::default(); MAX_CHAIN];
@@ -146,7 +146,7 @@ proptest! {
         }
     }
 
-    /// An event is queued exactly when none is pending; each event taken was marked.
+    /// The marker queues an event exactly when none is pending; each event taken was marked.
     #[test]
     fn events_against_a_set(moves in proptest::collection::vec((0..3u8, 0..70u32), 1..300)) {
         let shape = EventShape::new(70).unwrap();
@@ -165,7 +165,7 @@ proptest! {
                 1 => { prop_assert_eq!(marker.publish(), pending.len() > known); known = pending.len(); }
                 _ => {
                     let mut found = Vec::new();
-                    // The acknowledger uses up its last observation before it looks again.
+                    // The acknowledger uses up its last observation before it observes again.
                     while acknowledger.take(queue_pair % 5 + 1, |set| found.push(set)).unwrap() > 0 {}
                     prop_assert_eq!(found.len(), known);
                     for set in found { prop_assert_eq!(pending.pop_front(), Some(set)); }
@@ -176,7 +176,7 @@ proptest! {
         }
     }
 
-    /// The server fetches bytes from any place, and never past the end.
+    /// The server fetches bytes from any offset, and never past the end.
     #[test]
     fn bytes_are_fetched(offset in 0..40usize, len in 0..50usize) {
         let memory = Memory::new(5);
@@ -193,7 +193,7 @@ proptest! {
         }
         let mut words = [0u64; 8];
         let to = std::ptr::NonNull::from(&mut words).cast();
-        // SAFETY: 64 bytes, aligned as words are; `len` is below 50; nothing else touches them.
+        // SAFETY: 64 bytes, aligned as words are; `len` is below 50; no other access touches them.
         prop_assert_eq!(unsafe { memory.peer().fetch_into(offset, to, len) }, inside);
         if inside {
             let got: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -221,7 +221,7 @@ proptest! {
 #[test]
 fn indices_wrap() {
     let pair = Pair::new(8, 8);
-    // Both indices near the end of 32 bits, as after four billion frames.
+    // Both indices are near the end of 32 bits, as after four billion buffers.
     let near = u64::from(u32::MAX - 3);
     for word in [0, crate::word::LINE_WORDS] {
         pair.application.word(word).store(near, std::sync::atomic::Ordering::Relaxed);

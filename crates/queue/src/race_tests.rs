@@ -1,9 +1,9 @@
-//! Both sides of a queue in two threads, over one memory at one address, as ThreadSanitizer needs.
-//! It finds nothing where two sides map one file at two addresses.
+//! Both sides of a queue in two threads, over one memory at one address. ThreadSanitizer needs
+//! that: it finds no race where two sides map one file at two addresses.
 //!
-//! The tests write and read buffers plainly, as an application does. A queue that hands a buffer
-//! over without ordering the earlier writes is then a data race that the sanitizer reports, and
-//! under ordinary runs bytes that are wrong.
+//! The tests access buffers by plain reads and writes, as an application does. A queue that hands a
+//! buffer over without ordering the earlier writes then causes a data race that the sanitizer
+//! reports, and wrong bytes in ordinary runs.
 //!
 //! Unsafe lives here because the two sides share buffers by address.
 
@@ -19,11 +19,11 @@ use crate::test_memory::Pair;
 const SLOTS: u32 = 8;
 const PACKETS: u64 = if cfg!(miri) { 100 } else { 5_000 };
 
-/// One number for each buffer, written and read plainly by the side that has the buffer.
+/// One number per buffer, which the side that has the buffer writes and reads by plain accesses.
 struct Buffers(Vec<UnsafeCell<u64>>);
 
-// SAFETY: the queue gives each buffer to one side at a time, and orders earlier accesses: these
-// tests try exactly that.
+// SAFETY: the queue gives each buffer to one side at a time, and orders earlier accesses. These
+// tests check exactly that.
 unsafe impl Sync for Buffers {}
 
 impl Buffers {
@@ -64,11 +64,7 @@ fn a_transmit_queue_hands_buffers_over_and_back() {
             let ledger = &mut server.transmit_ledger;
             while let Some((1, first)) = server.transmit.take(ledger, &mut packet).unwrap() {
                 let buffer = packet[0].buffer;
-                assert_eq!(
-                    far.read(buffer),
-                    next,
-                    "the frame came before what was written into it"
-                );
+                assert_eq!(far.read(buffer), next, "the buffer arrived before its data");
                 far.write(buffer, u64::MAX);
                 next += 1;
                 server.transmit.complete(ledger, first, 1);
@@ -86,7 +82,7 @@ fn a_transmit_queue_hands_buffers_over_and_back() {
         while next < PACKETS
             && let Some(buffer) = free.take()
         {
-            assert_eq!(buffers.read(buffer), u64::MAX, "the frame came back before it was read");
+            assert_eq!(buffers.read(buffer), u64::MAX, "the buffer returned before it was read");
             buffers.write(buffer, next);
             assert!(producer.push(&[descriptor(buffer)]));
             next += 1;
@@ -116,7 +112,7 @@ fn a_receive_queue_hands_buffers_over_and_back() {
             }
             while next < PACKETS && server.receive.available() > 0 {
                 let buffer = server.receive.buffer(0);
-                assert_eq!(far.read(buffer), u64::MAX, "the frame came back before it was read");
+                assert_eq!(far.read(buffer), u64::MAX, "the buffer returned before it was read");
                 far.write(buffer, next);
                 server.receive.push(ledger, descriptor(buffer));
                 next += 1;
@@ -133,7 +129,7 @@ fn a_receive_queue_hands_buffers_over_and_back() {
             continue;
         }
         let buffer = packet[0].buffer;
-        assert_eq!(buffers.read(buffer), next, "the frame came before what was written into it");
+        assert_eq!(buffers.read(buffer), next, "the buffer arrived before its data");
         buffers.write(buffer, u64::MAX);
         next += 1;
         assert!(application.provide(buffer));
@@ -142,8 +138,8 @@ fn a_receive_queue_hands_buffers_over_and_back() {
     producer.join().unwrap();
 }
 
-/// A slot's memory goes from the thread that wrote it to the thread that is inside, and on to the
-/// next taker; the state goes from each thread that was inside to the next.
+/// A slot's memory moves from the thread that wrote it to the thread inside, and on to the slot's
+/// next taker. The state moves from each thread inside to the next.
 #[test]
 fn a_section_hands_its_state_and_slots_over() {
     let section = Arc::new(Optimistic::with_memory(vec![0_u64; 4], (0_u64, 0_u64)).unwrap());
@@ -175,17 +171,17 @@ fn a_section_hands_its_state_and_slots_over() {
         .collect();
     let left: u64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
     let mut entered = section.try_enter().unwrap();
-    assert_eq!(entered.state().1, left, "each slot that was left was done once");
+    assert_eq!(entered.state().1, left, "the holders did each slot once");
     assert!(entered.state().0 > 0);
 }
 
-/// Races that the sanitizer must report: `tests/sanitize` runs these by themselves, and fails where
-/// they pass. Every other run leaves them out.
+/// Races that the sanitizer must report: `tests/sanitize` runs these separately, and fails if they
+/// pass. Every other run leaves them out.
 #[cfg(towpath_sanitize)]
 mod deliberate {
     use super::*;
 
-    /// Two threads write a buffer, and no queue says which of them has it.
+    /// Two threads write one buffer, and no queue orders their writes.
     #[test]
     fn a_race_is_reported() {
         let buffers = Buffers::new();
@@ -195,7 +191,7 @@ mod deliberate {
         other.join().unwrap();
     }
 
-    /// A copy goes a byte past the end of its memory.
+    /// A copy writes one byte past the end of its memory.
     #[test]
     fn an_overrun_is_reported() {
         let (from, mut to) = (vec![1_u8; 65], vec![0_u8; 64]);

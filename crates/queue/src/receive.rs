@@ -1,9 +1,9 @@
 //! The receive queue: from the server to the application.
 //!
-//! The application provides empty buffers; the server fills them in order and writes a descriptor
+//! The application provides empty buffers. The server fills them in order, and writes a descriptor
 //! for each into the slot of the same number. One index says both "received up to here" and
-//! "provided buffers used up to here". With two, a server that dies between storing the one and the
-//! other would lose or double a buffer.
+//! "provided buffers used up to here". With two indices, a server that dies between the two stores
+//! would lose or duplicate a buffer.
 
 use crate::Violation;
 use crate::buffers::{Ledger, Slots};
@@ -16,12 +16,12 @@ use crate::word::{OwnWords, PeerWords};
 /// Descriptors that this side prefetches before it fetches them.
 const AHEAD: u32 = 64;
 
-/// Provided buffers whose numbers the server prefetches: an application decides how many it
-/// provides, and more than a cache holds would only displace other data.
+/// Provided buffers whose numbers the server prefetches. The application decides how many it
+/// provides, and to prefetch more than a cache holds would only displace other data.
 const AHEAD_PROVIDED: u32 = 512;
 
-/// The application's side. It checks the server's words too: a faulty server must not make it read
-/// outside of its pool.
+/// The application's side. It checks the server's words too: a faulty server must not make the
+/// application read outside of its pool.
 #[derive(Debug)]
 pub struct ReceiveConsumer {
     provided: OwnWords,
@@ -42,14 +42,15 @@ impl ReceiveConsumer {
         self.capacity - self.head.now().wrapping_sub(self.taken)
     }
 
-    /// Returns how many buffers the server has, or has filled and the application has not taken.
+    /// Returns how many provided buffers the application has not taken back: empty ones, and filled
+    /// ones that wait.
     #[inline]
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.head.now().wrapping_sub(self.taken)
     }
 
-    /// Provides an empty buffer. Returns whether there was room. The server sees it after
+    /// Provides an empty buffer. Returns whether there was room. The server sees the buffer after
     /// [`ReceiveConsumer::publish`].
     #[inline]
     pub fn provide(&mut self, buffer: u32) -> bool {
@@ -71,10 +72,10 @@ impl ReceiveConsumer {
         self.head.publish()
     }
 
-    /// Looks how far the server got. Returns how many descriptors wait.
+    /// Observes the server's commit index. Returns how many descriptors wait.
     ///
     /// # Errors
-    /// [`Violation::Index`] for an impossible index of the server's.
+    /// [`Violation::Index`] when the server's index is impossible.
     #[inline]
     pub fn observe(&mut self) -> Result<u32, Violation> {
         let commit = self.commit.observe(self.head.now())?;
@@ -92,16 +93,16 @@ impl ReceiveConsumer {
         self.commit.seen().wrapping_sub(self.taken)
     }
 
-    /// Returns the buffer of the descriptor after `ahead` others that wait; `None` when so many do
-    /// not wait. The server fills buffers in their order, so this needs no look at shared memory.
+    /// Returns the buffer of the descriptor after `ahead` others that wait; `None` when no more
+    /// than `ahead` wait. The server fills buffers in order, so this reads no shared memory.
     #[inline]
     #[must_use]
     pub fn waiting_buffer(&self, ahead: u32) -> Option<u32> {
         (ahead < self.waiting()).then(|| self.slots.get(self.taken.wrapping_add(ahead)))
     }
 
-    /// Takes the next packet: its buffers belong to the application from now on. Returns how many
-    /// they are; 0 when nothing waits.
+    /// Takes the next packet, whose buffers belong to the application from now on. Returns the
+    /// number of its buffers; 0 when nothing waits.
     ///
     /// # Errors
     /// The check that failed.
@@ -143,13 +144,13 @@ pub struct ReceiveProducer {
     commit: Published,
     slots: Slots,
     capacity: u32,
-    /// The most buffers that the server saw provided at once.
+    /// The maximum number of buffers that the server saw provided at once.
     most: u32,
 }
 
 impl ReceiveProducer {
-    /// Looks which buffers the application provided, fetches and checks them, and takes them.
-    /// Returns how many the server can fill. Bounded by the capacity.
+    /// Observes which buffers the application provided, fetches and checks their numbers, and takes
+    /// them. Returns how many the server can fill. The capacity bounds the loop.
     ///
     /// # Errors
     /// [`Violation::Index`], [`Violation::Buffer`], [`Violation::Ownership`].
@@ -189,15 +190,16 @@ impl ReceiveProducer {
     }
 
     /// `true` if more than half of the buffers that the application provides are filled, as last
-    /// observed. [`ReceiveProducer::observe`] says whether it has provided them again since. If
-    /// not, the application should look now, whatever its wait strategy.
+    /// observed. [`ReceiveProducer::observe`] tells whether the application has provided buffers
+    /// again since. If not, the application should check now, whatever its wait strategy.
     #[inline]
     #[must_use]
     pub fn is_half_used(&self) -> bool {
         self.available() < self.most.div_ceil(2)
     }
 
-    /// Returns the buffer to be filled after `ahead` others; below [`ReceiveProducer::available`].
+    /// Returns the buffer to fill after `ahead` others. `ahead` is below
+    /// [`ReceiveProducer::available`].
     #[inline]
     #[must_use]
     pub fn buffer(&self, ahead: u32) -> u32 {
@@ -205,8 +207,8 @@ impl ReceiveProducer {
         self.slots.get(self.commit.now().wrapping_add(ahead))
     }
 
-    /// Puts in the next filled buffer: `descriptor` names it and its data. The caller pushes all of
-    /// a packet's buffers or none, and so checks [`ReceiveProducer::available`] first.
+    /// Pushes the next filled buffer: `descriptor` names the buffer and its data. The caller pushes
+    /// all of a packet's buffers or none, and so checks [`ReceiveProducer::available`] first.
     #[inline]
     pub fn push(&mut self, ledger: &mut Ledger, descriptor: Descriptor) {
         let index = self.commit.now();
@@ -227,7 +229,7 @@ impl ReceiveProducer {
     }
 }
 
-/// Returns a queue pair as the application has it. `own` are its words in the application pages,
+/// Returns the application's side of a queue pair. `own` are its words in the application pages,
 /// new and zero; `peer` those in the server pages.
 #[must_use]
 pub fn application_side(
@@ -255,9 +257,9 @@ pub fn application_side(
     (transmit, receive)
 }
 
-/// Returns a queue pair as the server has it, new or left by a predecessor: it goes on where the
-/// commit words stand. `own` are its words in the server pages, `peer` those in the application
-/// pages, `done` those in the ledger. The session's [`Ledger`] is new or was cleared.
+/// Returns the server's side of a queue pair, new or left by a predecessor: the server resumes at
+/// the commit words. `own` are the pair's words in the server pages, `peer` those in the
+/// application pages, `done` those in the ledger. The session's [`Ledger`] is new or was cleared.
 #[must_use]
 pub fn server_side(
     shape: &QueueShape,

@@ -1,9 +1,9 @@
 //! The two indices of a single-producer single-consumer queue.
 //!
-//! Indices are free-running and 32 bits wide. The capacity is at most half of their range, so that
-//! "ahead" and "behind" can be told apart, and there is no full or empty flag. Each side keeps its
-//! own index in private memory and publishes it once a batch. Of the other side's index it keeps
-//! the last observation, and looks again only when that is used up.
+//! Indices are free-running and 32 bits wide. The capacity is at most half of their range, which
+//! tells "ahead" from "behind" without a full or empty flag. Each side keeps its own index in
+//! private memory and publishes it once per batch. Each side also keeps its last observation of the
+//! other side's index, and loads that index again only when the observation is used up.
 
 use crate::Violation;
 use crate::word::{OwnWords, PeerWords};
@@ -12,7 +12,7 @@ use crate::word::{OwnWords, PeerWords};
 /// that a difference of two indices tells ahead from behind.
 pub const MAX_CAPACITY: u32 = 1 << 20;
 
-/// A side's own index: the private value, and the value that the other side was told.
+/// A side's own index: the private value, and the value that this side published last.
 #[derive(Debug)]
 pub struct Published {
     words: OwnWords,
@@ -21,7 +21,7 @@ pub struct Published {
 }
 
 impl Published {
-    /// Goes on from the word's value: 0 in new memory, the index that a predecessor reached in its.
+    /// Resumes from the word's value: 0 in new memory, else the index that a predecessor reached.
     #[must_use]
     pub fn resume(words: OwnWords) -> Published {
         let now = words.get(0) as u32;
@@ -47,7 +47,7 @@ impl Published {
         let news = self.has_news();
         if news {
             // SYNC: a side that observes this index sees everything stored before
-            // (`Observed::look`).
+            // (`Observed::observe`).
             self.words.publish(0, u64::from(self.now));
             self.published = self.now;
         }
@@ -68,13 +68,13 @@ impl Published {
         self.published != self.now
     }
 
-    /// Returns the other words of the same line: a side's notes beside its index.
+    /// Returns the words of the index's line: a side stores its notes in the others.
     pub(crate) fn line(&mut self) -> &mut OwnWords {
         &mut self.words
     }
 }
 
-/// The other side's index, as last observed, and checked.
+/// The other side's index, as last observed and checked.
 #[derive(Debug)]
 pub struct Observed {
     words: PeerWords,
@@ -82,7 +82,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Starts from an index that is known to be right.
+    /// Creates an observation that starts from an index known to be right.
     #[must_use]
     pub fn new(words: PeerWords, seen: u32) -> Observed {
         Observed { words, seen }
@@ -95,10 +95,10 @@ impl Observed {
         self.seen
     }
 
-    /// Looks again. The index must lie between the last observation and `limit`.
+    /// Loads the index again. It must lie between the last observation and `limit`.
     ///
     /// # Errors
-    /// [`Violation::Index`] when it does not; the last observation stands.
+    /// [`Violation::Index`] when it does not; then the last observation stays valid.
     #[inline]
     pub fn observe(&mut self, limit: u32) -> Result<u32, Violation> {
         // SYNC: pairs with `Published::publish`.
@@ -111,12 +111,12 @@ impl Observed {
         Ok(index)
     }
 
-    /// Forgets the observation beyond `index`: a check of the entries there failed.
+    /// Forgets the observation beyond `index`, because a check of the entries there failed.
     pub(crate) fn forget_beyond(&mut self, index: u32) {
         self.seen = index;
     }
 
-    /// Returns the other words of the same line.
+    /// Returns the words of the index's line.
     pub(crate) fn line(&self) -> &PeerWords {
         &self.words
     }

@@ -1,7 +1,7 @@
-//! Stop anywhere: the test stops the server before its k-th shared store, for every k, and a
-//! successor goes on from the memories and the ledger alone. Each buffer is exactly once somewhere,
-//! no accepted packet is lost, and the successor sends no packet twice whose completion out of
-//! order was noted.
+//! Stop anywhere: the test stops the server before its k-th shared store, for every k. A successor
+//! continues from the memories and the ledger alone. Each buffer has exactly one holder, no
+//! accepted packet is lost, and the successor sends no packet again whose out-of-order completion
+//! was noted.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -17,7 +17,8 @@ thread_local! {
 
 struct Stopped;
 
-/// Stops the server when its time has come; the views call it before each store into shared memory.
+/// Stops the server when its stores are used up. The views call this before each store into shared
+/// memory.
 pub(crate) fn before_store() {
     if let Some(left) = STORES_LEFT.get() {
         if left == 0 {
@@ -28,7 +29,8 @@ pub(crate) fn before_store() {
     }
 }
 
-/// Runs a piece of the server; returns `true` when it got to its end before its k-th store.
+/// Runs `body`, and stops it before store number `stores`, counted from 0. Returns `true` if `body`
+/// ended before that store.
 fn run_stopped(stores: u64, body: impl FnOnce()) -> bool {
     STORES_LEFT.set(Some(stores));
     let outcome = catch_unwind(AssertUnwindSafe(body));
@@ -42,24 +44,23 @@ fn run_stopped(stores: u64, body: impl FnOnce()) -> bool {
 
 const FRAMES: u32 = 32;
 
-/// The wire's record: how often each packet number was sent, and which packets were received.
+/// The wire's record: how often the server sent each packet number, and how many packets arrived.
 #[derive(Default)]
 struct Wire {
     sent: BTreeMap<u32, u32>,
     arrived: u32,
 }
 
-/// The manner of a server's poll iteration: the packets of a batch, and the order of their
-/// completion.
+/// Parameters of a server's poll iteration: the size of a batch, and the order of completion.
 #[derive(Clone, Copy)]
 struct Manner {
     together: usize,
     backwards: bool,
 }
 
-/// Runs one poll iteration of a server. It takes all waiting packets, one batch after the other, of
-/// which it puts the last packet back once; it sends and completes them. Then it delivers two
-/// packets (one of them a chain of two), and publishes.
+/// Runs one poll iteration of a server. The server takes all waiting packets batch by batch, puts
+/// the last packet of a batch back once, and sends and completes the packets. Then the server
+/// delivers two packets (one of them a chain of two), and publishes.
 fn turn(server: &mut ServerSide, wire: &mut Wire, manner: Manner) {
     let mut packet = [Descriptor::default(); MAX_CHAIN];
     let mut put_back = false;
@@ -125,14 +126,14 @@ fn stopped_at_every_store() {
             while one_life_and_its_successor(round, stops, before, after) {
                 stops += 1;
             }
-            // A poll iteration has at least twenty stores; the test stopped the server at each.
+            // A poll iteration has at least twenty stores, and the test stopped the server at each.
             assert!(stops >= 20, "only {stops} stops");
         }
     }
 }
 
-/// Returns whether the test stopped the server; if not, its poll iteration has fewer stores than
-/// that.
+/// Returns `true` if the test stopped the server; if not, the poll iteration has at most `stores`
+/// stores.
 fn one_life_and_its_successor(
     stopped_round: u32,
     stores: u64,
@@ -149,7 +150,7 @@ fn one_life_and_its_successor(
     let mut stopped = false;
     let mut server = pair.server();
     for round in 0..12 {
-        // The application does the usual.
+        // The application pushes packets and provides buffers.
         for buffers in [1, 2, 1] {
             if transmit_free.len() < buffers || (producer.room() as usize) < buffers {
                 continue;
@@ -196,25 +197,24 @@ fn one_life_and_its_successor(
                 receive_free.release(descriptor.buffer);
             }
         }
-        // Conservation: each buffer is free, or in the application's queue and maybe with the
-        // server; never both, never neither. The server's ledger agrees.
+        // Conservation: each buffer is either free, or in the application's queue and perhaps held
+        // by the server. The server's ledger agrees.
         let mut places = vec![0; FRAMES as usize];
         transmit_free.as_slice().iter().for_each(|buffer| places[*buffer as usize] += 1);
         for buffer in 0..FRAMES {
             if server.transmit_ledger.holds(buffer) {
-                assert_eq!(places[buffer as usize], 0, "frame {buffer} is in two places");
+                assert_eq!(places[buffer as usize], 0, "buffer {buffer} has two holders");
             }
         }
         assert_eq!(transmit_free.len() as u32 + producer.in_flight(), FRAMES);
         let with_server = consumer.in_flight();
         assert_eq!(receive_free.len() as u32 + with_server, FRAMES);
         for buffer in receive_free.as_slice() {
-            assert!(!server.receive_ledger.holds(*buffer), "frame {buffer} is in two places");
+            assert!(!server.receive_ledger.holds(*buffer), "buffer {buffer} has two holders");
         }
     }
-    assert!(number > 16, "slots were used again");
-    // The server sent every accepted packet at least once, and at most once but for the stopped
-    // poll iteration.
+    assert!(number > 16, "no slot was used again");
+    // The server sent every accepted packet once, or twice if the stopped poll iteration sent it.
     producer.reclaim(|buffer| transmit_free.release(buffer)).unwrap();
     assert_eq!(transmit_free.len() as u32, FRAMES);
     for packet in 1..=number {
@@ -224,13 +224,13 @@ fn one_life_and_its_successor(
     if !stopped {
         assert!(wire.sent.values().all(|times| *times == 1));
     }
-    // The received packets came in order and whole; a stopped poll iteration's deliveries may be
+    // The received packets came in order and whole. Deliveries of a stopped poll iteration may be
     // lost.
     assert!(received.is_sorted(), "{received:?}");
     stopped
 }
 
-/// The successor does not send a packet again that was noted as completed before the crash.
+/// The successor does not send a packet again whose completion was noted before the crash.
 #[test]
 fn packets_completed_out_of_order_are_not_sent_again() {
     let pair = Pair::new(16, FRAMES);
@@ -267,15 +267,14 @@ fn packets_completed_out_of_order_are_not_sent_again() {
     assert_eq!(producer.reclaim(|_| {}), Ok(4));
 }
 
-/// The note on a packet goes when a successor's batch skips that packet: the successor sends the
-/// next packet in that slot.
+/// A successor that skips a noted packet clears the note, and sends the next packet in that slot.
 #[test]
 fn a_completion_note_applies_to_one_packet() {
     let pair = Pair::new(8, FRAMES);
     let (mut producer, _) = pair.application();
     let mut push = |buffer| {
         let one = Descriptor { buffer, start: HEADROOM_BYTES, len: 60, ..Default::default() };
-        assert!(producer.push(&[one]), "frame {buffer}");
+        assert!(producer.push(&[one]), "buffer {buffer}");
         producer.publish();
     };
     (0..8).for_each(&mut push);
@@ -291,14 +290,14 @@ fn a_completion_note_applies_to_one_packet() {
     server.transmit.complete(&mut server.transmit_ledger, firsts[1], 1);
     drop(server);
     let mut successor = pair.server();
-    // The first alone, and completed; then the successor takes one around the noted one, and puts
-    // it back.
+    // The successor takes the first packet, then skips the noted one and takes the third. It puts
+    // both back.
     let (first, buffer) = take(&mut successor, &mut packet).unwrap();
     assert_eq!(buffer, 0);
     let (second, buffer) = take(&mut successor, &mut packet).unwrap();
     assert_eq!(buffer, 2);
     successor.transmit.put_back(&mut successor.transmit_ledger, second);
-    assert_eq!(successor.transmit_ledger.held(), 2, "the first, and the noted one behind it");
+    assert_eq!(successor.transmit_ledger.held(), 2, "the first, and the noted one after it");
     successor.transmit.put_back(&mut successor.transmit_ledger, first);
     assert_eq!(successor.transmit_ledger.held(), 0);
     for expected in [0, 2, 3, 4, 5, 6, 7] {

@@ -1,4 +1,4 @@
-//! Shared memory for tests: words on the heap, which two sides view.
+//! Shared memory for tests: allocated words, which two sides view.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::receive::{ReceiveConsumer, ReceiveProducer, application_side, server_
 use crate::transmit::{TransmitConsumer, TransmitProducer};
 use crate::word::{AtomicU64, OwnWords, PeerWords};
 
-/// Zeroed words, leaked: a model that ends in a found deadlock must not run destructors.
+/// Zeroed words, leaked: a model that ends in a deadlock must not run destructors.
 #[derive(Clone, Copy)]
 pub(crate) struct Memory {
     words: &'static [AtomicU64],
@@ -23,13 +23,13 @@ impl Memory {
 
     pub(crate) fn own(&self) -> OwnWords {
         let first = std::ptr::NonNull::from(&self.words[0]);
-        // SAFETY: the words live for ever, and the test makes one writer of them.
+        // SAFETY: the words are never freed, and the test makes one writer of them.
         unsafe { OwnWords::new(first, self.words.len(), Arc::new(())) }
     }
 
     pub(crate) fn peer(&self) -> PeerWords {
         let first = std::ptr::NonNull::from(&self.words[0]);
-        // SAFETY: the words live for ever.
+        // SAFETY: the words are never freed.
         unsafe { PeerWords::new(first, self.words.len(), Arc::new(())) }
     }
 
@@ -44,7 +44,7 @@ impl Memory {
     }
 }
 
-/// The memories of a session with one queue pair, from which the tests make both sides.
+/// The memories of a session with one queue pair, over which the tests make both sides.
 pub(crate) struct Pair {
     pub(crate) shape: QueueShape,
     pub(crate) pool: PoolShape,

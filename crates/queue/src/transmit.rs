@@ -1,8 +1,8 @@
 //! The transmit queue: from the application to the server.
 //!
-//! The application writes descriptors and advances its head. The server's commit index advances
-//! only on completion of a packet, sent or copied. Every slot between commit and head is intact
-//! after a crash, and the successor starts there. The server notes completions out of order in the
+//! The application writes descriptors and advances its head. The server advances the commit index
+//! only when it completes a packet, sent or copied. Every slot between commit and head is intact
+//! after a crash, and the successor starts there. The server notes out-of-order completions in the
 //! ledger, so that a successor does not send those packets again.
 
 use crate::Violation;
@@ -57,15 +57,15 @@ impl TransmitProducer {
         self.capacity
     }
 
-    /// Returns how many slots are free, as far as known without looking again.
+    /// Returns how many slots are free, as last reclaimed.
     #[inline]
     #[must_use]
     pub fn room(&self) -> u32 {
         self.capacity - self.head.now().wrapping_sub(self.reclaimed)
     }
 
-    /// Puts a packet in: all of its buffers or none. Returns whether there was room. The server
-    /// sees it after [`TransmitProducer::publish`].
+    /// Pushes a packet: all of its buffers or none. Returns whether there was room. The server sees
+    /// the packet after [`TransmitProducer::publish`].
     #[inline]
     pub fn push(&mut self, packet: &[Descriptor]) -> bool {
         if packet.is_empty() || packet.len() > MAX_CHAIN || packet.len() as u32 > self.room() {
@@ -91,10 +91,10 @@ impl TransmitProducer {
         self.head.publish()
     }
 
-    /// Looks which buffers the server completed, and gives them to `free`.
+    /// Reads which buffers the server completed, and passes them to `free`. Returns their number.
     ///
     /// # Errors
-    /// [`Violation::Index`] for an impossible index of the server's.
+    /// [`Violation::Index`] when the server's index is impossible.
     #[inline]
     pub fn reclaim(&mut self, mut free: impl FnMut(u32)) -> Result<u32, Violation> {
         let commit = self.commit.observe(self.head.now())?;
@@ -106,26 +106,26 @@ impl TransmitProducer {
         Ok(count)
     }
 
-    /// Returns how many slots the application knows no completion of.
+    /// Returns how many slots the application does not know to be completed.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.capacity - self.room()
     }
 
-    /// Asks for an event when `slots` of those in flight are completed. **After this the caller
-    /// must reclaim once more and check whether it
-    /// [`has_what_it_wanted`](TransmitProducer::has_what_it_wanted)**: from then on it needs to
-    /// look only when an event of this queue pair comes.
+    /// Requests an event when `slots` of those in flight are completed. **After this the caller
+    /// must reclaim once more and check
+    /// [`has_what_it_wanted`](TransmitProducer::has_what_it_wanted)**. From then on the caller
+    /// needs to reclaim only when an event of this queue pair comes.
     pub fn want(&mut self, slots: u32) {
         let index = self.reclaimed.wrapping_add(slots.min(self.in_flight()));
         self.wanted = Some(index);
         self.head.line().store(WANTED_WORD, WANTED | u64::from(index));
-        // SYNC: the wish is there before this side looks at the commit index. Partner:
+        // SYNC: the request is visible before this side reads the commit index. Partner:
         // `MarkerChecks`.
         full_fence(Barrier::RequesterChecks);
     }
 
-    /// `true` if the wanted slots are free, as last reclaimed. Then the wish is over.
+    /// `true` if the requested slots are free, as last reclaimed. This ends the request.
     pub fn has_what_it_wanted(&mut self) -> bool {
         let there =
             self.wanted.is_some_and(|wanted| self.reclaimed.wrapping_sub(wanted) as i32 >= 0);
@@ -145,7 +145,7 @@ pub struct TransmitConsumer {
     commit: Published,
     taken: u32,
     done: OwnWords,
-    /// How many completions the ledger notes: mostly none, and then the server does not look which.
+    /// How many completions the ledger notes. Mostly none, and then the server reads no note.
     noted: u32,
     slots: Slots,
     pool: PoolShape,
@@ -178,7 +178,7 @@ impl TransmitConsumer {
         }
     }
 
-    /// Looks how far the application got. Returns how many descriptors wait.
+    /// Observes the application's head index. Returns how many descriptors wait.
     ///
     /// # Errors
     /// [`Violation::Index`].
@@ -205,8 +205,8 @@ impl TransmitConsumer {
         self.head.seen().wrapping_sub(self.taken)
     }
 
-    /// Returns the next packet's endpoint and flags, and takes nothing. A hint: the application may
-    /// write something else before the server takes the packet.
+    /// Returns the next packet's endpoint and flags, and takes nothing. They are a hint: the
+    /// application may overwrite them before the server takes the packet.
     ///
     /// # Errors
     /// [`Violation::Index`].
@@ -220,8 +220,8 @@ impl TransmitConsumer {
         Ok(Some((word as u32, (word >> 32) as u16)))
     }
 
-    /// Returns the application's index as last observed: the end of the descriptors that it had
-    /// written by then.
+    /// Returns the application's index as last observed: the end of the descriptors that the
+    /// application had published by then.
     #[inline]
     #[must_use]
     pub fn seen(&self) -> u32 {
@@ -229,8 +229,8 @@ impl TransmitConsumer {
     }
 
     /// Fetches the next packet into private memory, checks it and takes its buffers. Returns the
-    /// number of its buffers and the index to [`TransmitConsumer::complete`] it by; `None` when
-    /// nothing waits.
+    /// number of its buffers, and the index by which [`TransmitConsumer::complete`] completes it;
+    /// `None` when nothing waits.
     ///
     /// The last observation and [`MAX_CHAIN`] bound the loop.
     ///
@@ -254,8 +254,8 @@ impl TransmitConsumer {
         Ok(Some((1, first)))
     }
 
-    /// Goes on with a packet of several buffers, or past earlier completions; the first buffer is
-    /// taken.
+    /// Continues with a packet of several buffers, or past earlier completions. The caller has
+    /// taken the first buffer.
     #[inline(never)]
     fn take_more(
         &mut self,
@@ -291,7 +291,7 @@ impl TransmitConsumer {
     #[inline]
     fn take_buffer(&mut self, ledger: &mut Ledger, index: u32) -> Result<Descriptor, Violation> {
         let slot = (index & (self.capacity - 1)) as usize * 2;
-        // Once a line: prefetches the descriptor [`AHEAD`] slots later, if the application has
+        // Once per line: prefetches the descriptor [`AHEAD`] slots later, if the application has
         // published it.
         if slot.is_multiple_of(8) && self.head.seen().wrapping_sub(index) > AHEAD {
             self.prefetch(index.wrapping_add(AHEAD), 1);
@@ -303,16 +303,16 @@ impl TransmitConsumer {
         Ok(descriptor)
     }
 
-    /// Gives all packets taken from index `first` on back to the queue, untouched: there is no room
-    /// for them now. The server will fetch and check them again. None of them is completed, except
-    /// those that a predecessor completed, which the server will skip again.
+    /// Puts all packets taken from index `first` on back into the queue, unchanged, because there
+    /// is no room for them now. The server will fetch and check them again. None of them is
+    /// completed, except those that a predecessor completed, which the server will skip again.
     pub fn put_back(&mut self, ledger: &mut Ledger, first: u32) {
         let count = self.taken.wrapping_sub(first);
         ledger.release_all((0..count).map(|step| self.slots.get(first.wrapping_add(step))));
         self.taken = first;
     }
 
-    /// Notes the completion of a packet: its buffers go back to the application with the next
+    /// Notes the completion of a packet. Its buffers return to the application with the next
     /// [`TransmitConsumer::publish`] after all earlier packets are completed too.
     #[inline]
     pub fn complete(&mut self, ledger: &mut Ledger, first: u32, count: u32) {
@@ -337,8 +337,8 @@ impl TransmitConsumer {
         }
         self.release(ledger, count);
         while self.commit.now() != self.taken && self.is_done(self.commit.now()) {
-            // The note goes before the index advances: the other way round, a crash between the two
-            // would leave a note on a slot whose next packet was never sent.
+            // The server clears the note before it advances the index. In the other order, a crash
+            // between the two would leave a note on a slot whose next packet was never sent.
             self.set_done(self.commit.now(), false);
             self.release(ledger, 1);
         }
@@ -357,8 +357,8 @@ impl TransmitConsumer {
         self.commit.has_news()
     }
 
-    /// `true` if the application waits for room that is there now; to be asked after publishing and
-    /// [`crate::events::fence`].
+    /// `true` if the application waits for room that it has now. The caller asks after publishing
+    /// and [`crate::events::fence`].
     #[inline]
     #[must_use]
     pub fn is_wanted(&self) -> bool {

@@ -1,15 +1,15 @@
 //! Words of shared memory, each with one writer. Bytes within words are in little-endian order, the
-//! only one that this project runs on.
+//! only one that this project supports.
 //!
-//! Unsafe lives here because shared memory is an address from outside. The maker of a view promises
-//! that the memory is mapped for as long as the `keep` value that it hands along lives. It also
-//! promises that this process makes no plain access to the memory that would race with one of the
-//! view's. From then on everything is atomics, and no reference to plain data is ever formed. (A
-//! second writer of a word would break the protocol, not the memory.)
+//! Unsafe lives here because shared memory is an address from outside. The caller that creates a
+//! view promises that the memory stays mapped while the `keep` value of the call lives. The caller
+//! also promises that this process makes no plain access to the memory that would race with one of
+//! the view's. The view then uses atomics only, and forms no reference to plain data. (A second
+//! writer of a word would break the protocol, not the memory.)
 //!
-//! While this process fetches a word, another process may write it by accesses of any size, and
-//! this process may write it by [`crate::copy`]. Rust's memory model says nothing of atomics of
-//! different sizes that race. The processor does: each byte of the word is the old one or a new
+//! While this process fetches a word, another process may write that word by accesses of any size,
+//! and this process may write it by [`crate::copy`]. Rust's memory model does not define racing
+//! atomics of different sizes. The processor does: each byte of the word is the old one or a new
 //! one.
 
 use alloc::sync::Arc;
@@ -24,45 +24,45 @@ pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
 const _: () = assert!(cfg!(target_endian = "little"), "bytes in words are little-endian here");
 
-/// Words in a cache line pair: words that different sides write are kept that far apart, since
-/// processors fetch lines in pairs.
+/// Words in a cache line pair. The layout keeps words that different sides write this far apart,
+/// since processors fetch lines in pairs.
 pub const LINE_WORDS: usize = 16;
 
 /// Words in a single cache line.
 #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
 const CACHE_LINE_WORDS: usize = 8;
 
-/// How many lines ahead of a store [`OwnWords::prefetch_ring`] looks.
+/// How many lines ahead of a store [`OwnWords::prefetch_slots`] prefetches.
 #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
 const LINES_AHEAD: usize = 4;
 
-/// The places where a store must be seen before a load is made, in pairs. Of each pair, one side is
-/// certain to see the other's store; with either barrier taken out, neither side may.
+/// The points at which a store must become visible before a load, in pairs. Of each pair, at least
+/// one side sees the other's store. With either barrier taken out, both sides may miss it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
-    /// The sleeper set its flag and looks at the queue. Partner: [`Barrier::NotifierChecks`].
+    /// The sleeper set its flag and checks the queue. Partner: [`Barrier::NotifierChecks`].
     SleeperChecks,
-    /// The producer published and looks at the flag. Partner: [`Barrier::SleeperChecks`].
+    /// The producer published and checks the flag. Partner: [`Barrier::SleeperChecks`].
     NotifierChecks,
-    /// The acknowledger acknowledged events, and looks at their queues. Partner:
+    /// The acknowledger acknowledged events, and checks their queues. Partner:
     /// [`Barrier::MarkerChecks`].
     AcknowledgerChecks,
-    /// The marker published queues, and looks at the acknowledgements. Partner:
-    /// [`Barrier::AcknowledgerChecks`] and, for the wish for room that is read with them,
-    /// [`Barrier::RequesterChecks`].
+    /// The marker published queues, and checks the acknowledgements. Partners:
+    /// [`Barrier::AcknowledgerChecks`]; and [`Barrier::RequesterChecks`] for the request for room,
+    /// which the marker's side reads with them.
     MarkerChecks,
-    /// A thread left work, and looks at the flag. Partner: [`Barrier::HolderChecks`].
+    /// A thread left work, and checks the flag. Partner: [`Barrier::HolderChecks`].
     LeaverChecks,
-    /// The holder released the flag, and looks for work that was left. Partner:
+    /// The holder released the flag, and checks for work that other threads left. Partner:
     /// [`Barrier::LeaverChecks`].
     HolderChecks,
-    /// The sender wrote a wish for room, and looks whether there is room. Partner:
+    /// The sender wrote a request for room, and checks whether there is room. Partner:
     /// [`Barrier::MarkerChecks`].
     RequesterChecks,
 }
 
-/// Executes a full barrier. It is a fence and not SeqCst accesses: those order only among each
-/// other, and the model checker misjudges them.
+/// Executes a full barrier: a fence, because SeqCst accesses order only among each other, and the
+/// model checker misjudges them.
 #[inline]
 pub fn full_fence(barrier: Barrier) {
     #[cfg(all(test, loom))]
@@ -103,8 +103,8 @@ impl core::fmt::Debug for OwnWords {
     }
 }
 
-// SAFETY: the views hold an address of atomics; loads and stores of atomics may be made by any
-// thread. `OwnWords` has one owner, so a word has one writing thread at a time.
+// SAFETY: the views hold an address of atomics, and any thread may load and store atomics.
+// `OwnWords` has one owner, so a word has one writing thread at a time.
 unsafe impl Send for PeerWords {}
 // SAFETY: as above.
 unsafe impl Sync for PeerWords {}
@@ -125,7 +125,7 @@ impl PeerWords {
     /// Returns a part of the words.
     ///
     /// # Panics
-    /// When it is not inside: a mistake in the layout, which no peer decides.
+    /// When the part is not inside: a mistake in the layout, which no peer can cause.
     #[must_use]
     pub fn part(&self, start: usize, len: usize) -> PeerWords {
         assert!(start <= self.len && len <= self.len - start, "a part outside of its words");
@@ -146,9 +146,9 @@ impl PeerWords {
         self.len == 0
     }
 
-    /// Fetches a word, once. This is **the fetch function**: the one way by which a peer's words
-    /// come into private memory. The compiler may not drop an atomic load's result and load again,
-    /// as it does with plain reads; so the checked value is the used value.
+    /// Fetches a word, once. This is **the fetch function**, by which a peer's words come into
+    /// private memory. The compiler may not drop an atomic load's result and load again, as it does
+    /// with plain reads. So the checked value is the used value.
     #[inline]
     #[must_use]
     pub fn fetch(&self, index: usize) -> u64 {
@@ -163,8 +163,8 @@ impl PeerWords {
         [first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)]
     }
 
-    /// Prefetches the lines of `count` words of a ring of `words`, from word `index` on: the peer
-    /// has written them, and its core has them. Nothing is read.
+    /// Prefetches the lines of `count` words of a queue of `words`, from word `index` on: the peer
+    /// has written them, and its core's cache holds them. This reads nothing.
     #[inline]
     pub(crate) fn prefetch_slots(&self, index: usize, count: usize, words: usize) {
         #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
@@ -193,7 +193,7 @@ impl PeerWords {
     }
 
     /// Fetches bytes from byte `offset` on: the beginning of a packet, whose headers decide its
-    /// way. Returns whether the bytes all lie inside.
+    /// route. Returns whether all of the bytes lie inside.
     #[inline]
     #[must_use]
     pub fn fetch_bytes(&self, offset: usize, to: &mut [u8]) -> bool {
@@ -204,7 +204,7 @@ impl PeerWords {
         if shift == 0 {
             return self.fetch_words(index, to);
         }
-        // Each word is fetched whole and once, also where it lies across two of `to`'s.
+        // This fetches each word whole and once, also where it lies across two pieces of `to`.
         let mut carried = self.fetch(index) >> shift;
         index += 1;
         for piece in to.chunks_mut(8) {
@@ -220,8 +220,8 @@ impl PeerWords {
         true
     }
 
-    /// Fetches as [`PeerWords::fetch_bytes`] does, into memory that other threads and processes may
-    /// read meanwhile.
+    /// Fetches bytes as [`PeerWords::fetch_bytes`] does, into memory that other threads and
+    /// processes may read meanwhile.
     ///
     /// # Safety
     /// `to` is aligned to 8 bytes and writable for `len` bytes during the call. In this process no
@@ -240,8 +240,8 @@ impl PeerWords {
         let words = to.cast::<core::sync::atomic::AtomicU64>();
         for index in 0..whole {
             // SAFETY: both words are inside: first + index < (offset + len) / 8, as checked above,
-            // and index * 8 + 8 <= len. Mapped, and touched by nothing but atomics, as promised to
-            // `new` and by the caller.
+            // and index * 8 + 8 <= len. They are mapped, and only atomics touch them, as promised
+            // to `new` and by the caller.
             let (word, place) =
                 unsafe { (self.first.add(first + index).as_ref(), words.add(index).as_ref()) };
             place.store(word.load(Ordering::Relaxed), core::sync::atomic::Ordering::Relaxed);
@@ -274,11 +274,11 @@ impl PeerWords {
         true
     }
 
-    /// Fetches bytes from a whole word on, where buffers' data usually starts.
+    /// Fetches bytes from a word boundary on, where buffers' data usually starts.
     #[inline]
     fn fetch_words(&self, first: usize, to: &mut [u8]) -> bool {
         let (whole, rest) = to.as_chunks_mut::<8>();
-        // Checked once, so that the loop need not.
+        // This checks once, so that the loop need not.
         let Some(end) = first.checked_add(whole.len()).filter(|end| *end <= self.len) else {
             return false;
         };
@@ -321,10 +321,10 @@ impl OwnWords {
         OwnWords { first, len, keep }
     }
 
-    /// Cuts `len` words off the front.
+    /// Splits `len` words off the front.
     ///
     /// # Panics
-    /// When there are fewer: a mistake in the layout, which no peer decides.
+    /// When there are fewer: a mistake in the layout, which no peer can cause.
     #[must_use]
     pub fn split_off_front(&mut self, len: usize) -> OwnWords {
         assert!(len <= self.len, "a part outside of its words");
@@ -379,10 +379,10 @@ impl OwnWords {
         self.word(index).store(value, Ordering::Release);
     }
 
-    /// Prefetches a line of a ring of `words` that this side will store to some lines later. The
-    /// caller calls this before it stores word `index`, in order; the call does nothing unless that
-    /// word is the first of its line. The other side's core has the line, and a store that waits
-    /// holds up all later stores.
+    /// Prefetches a line of a queue of `words` to which this side will store some lines later. The
+    /// caller calls this before each store of a word `index`, in order. The call does nothing
+    /// unless that word is the first of its line. The other side's core has the line, and a store
+    /// that waits for a line delays all later stores.
     #[inline]
     pub(crate) fn prefetch_slots(&self, index: usize, words: usize) {
         #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]

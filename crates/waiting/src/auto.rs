@@ -1,32 +1,32 @@
-//! The controller of the automatic wait strategy: it spins, sleeps until a notification, or sleeps
-//! by the clock. It takes the cheapest of these within a bound on added latency, and never uses
-//! more than a bound on processor time.
+//! The controller of the automatic wait strategy. It makes a side spin, sleep until a notification,
+//! or sleep until a tick. It chooses the cheapest of these within a bound on added latency, and
+//! never exceeds a bound on processor time.
 //!
-//! Smith and Traw left the choice of their clock's base rate as an unsolved problem. Here it
-//! follows from the bounds: a packet that comes just after a look waits until the next one. The
-//! longest interval that keeps the bound is therefore the bound less the timer's delay and the
-//! work's time, here and behind the next wake-up. The work of a tick grows with the time since the
-//! last one, so the controller derives it from the share of time that this side works. The nearer
-//! that share is to the whole, the shorter this side sleeps. A longer interval breaks the bound; a
-//! shorter one only costs more. The controller decides whether the clock pays at all by counting:
+//! Smith and Traw left the choice of their clock's base rate as an unsolved problem. Here the
+//! bounds determine the rate: a packet that comes just after a poll waits until the next one. The
+//! longest interval that keeps the bound is therefore the bound minus the timer's delay and the
+//! time of the work, on this side and after the application's wake-up. The work of a tick grows
+//! with the time since the last tick, so the controller derives it from the share of time that this
+//! side works. The larger that share is, the shorter this side sleeps. A longer interval breaks the
+//! bound; a shorter one only costs more. The controller decides by counting whether the clock is
+//! cheaper:
 //!
-//! - While this side sleeps until a notification, the controller sees when packets come. Beside its
-//!   actual cost it counts the clock's cost for the same packets. When that is less, it changes to
-//!   the clock.
-//! - While this side sleeps by the clock, the controller cannot see how many notifications would
-//!   have come. At least one would have come for each tick that found something. Where that costs
-//!   less than the ticks, this side sleeps until a notification for a few wake-ups, and the
-//!   controller counts. A tick that finds nothing ends the ticking until the next notification, so
-//!   that an idle side sleeps altogether.
-//! - Only spinning can keep a bound that is shorter than a wake-up. This side spins long enough
-//!   that all but one packet in a hundred find it awake, and sleeps after that.
+//! - While this side sleeps until notifications, the controller sees when packets come. It counts
+//!   the actual cost, and the clock's cost for the same packets. If the clock costs less, the
+//!   controller changes to the clock.
+//! - While this side is timer-driven, the controller cannot see how many notifications would have
+//!   come: at least one for each tick that found packets. Unless these alone would cost more than
+//!   the ticks, this side sleeps until notifications for a few wake-ups, and the controller counts.
+//!   A tick that finds nothing ends the ticking until the next notification, so that an idle side
+//!   does not wake up at all.
+//! - Only spinning can keep a bound that is shorter than a wake-up. This side spins long enough for
+//!   all but one packet in a hundred to find it awake, and then sleeps.
 //!
-//! The bound on processor time is a bucket of tokens that fills at the bound's rate. When it is
-//! empty, this side waits for tokens, whatever comes meanwhile, in a separate wait that traffic
-//! cannot cut short. The controller estimates the tokens used from the time that passes awake.
-//! Every few milliseconds it corrects the estimate by the scheduler's figure for the thread's
-//! processor time: a real debt is paid in full, and time in which the thread was stopped is no
-//! debt.
+//! The bound on processor time is a token bucket that fills at the bound's rate. When the bucket is
+//! empty, this side waits for tokens, in a separate wait that traffic cannot cut short. The
+//! controller estimates the used tokens from the time awake. Every few milliseconds it corrects the
+//! estimate by the scheduler's figure for the thread's processor time. So this side pays a real
+//! debt in full, and owes nothing for time in which its thread was stopped.
 
 use crate::gaps::Gaps;
 use crate::imagined::Imagined;
@@ -35,29 +35,28 @@ use crate::{Costs, Spinner, Step};
 /// The bounds that the controller keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// The longest time that waiting may add to a packet's way, for 99 packets in 100, in
-    /// nanoseconds.
+    /// The longest latency that waiting may add, for 99 packets in 100, in nanoseconds.
     pub latency: u64,
-    /// Processor time, in hundredths of a processor: 1 to 100.
+    /// Processor time, in percent of a processor: 1 to 100.
     pub cpu_percent: u64,
-    /// The most packets that may come between two ticks: the device may lose packets once more than
-    /// half of its capacity has come. 0: no limit.
+    /// The maximum number of packets that may come between two ticks: the device may lose packets
+    /// once more than half of its capacity has come. 0: no limit.
     pub packets: u64,
 }
 
-/// The result of a look.
+/// The result of a poll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// All work: received packets, packets to send and completions, commands.
     pub work: usize,
-    /// Packets that had waited for the look: received, or to be sent.
+    /// Packets that had waited for the poll: received, or to be sent.
     pub packets: usize,
     /// Of these, the packets that had waited in the device, whose capacity is bounded.
     pub received: usize,
 }
 
 impl Found {
-    /// Returns the result of a look that only received packets.
+    /// Returns the result of a poll that only received packets.
     #[must_use]
     pub fn received(packets: usize) -> Found {
         Found { work: packets, packets, received: packets }
@@ -67,22 +66,22 @@ impl Found {
 /// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The wait strategy's step.
+    /// Take the wait strategy's step.
     Take(Step),
-    /// The bound on processor time is reached: sleep until then, and ignore notifications of
-    /// traffic.
+    /// Sleep until then and ignore notifications of traffic: the bound on processor time is
+    /// reached.
     Throttle {
-        /// When to look.
+        /// When to poll.
         until: u64,
     },
 }
 
-/// How a throttled side goes on after it followed commands.
+/// How a throttled side continues after it ran commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Throttled {
-    /// When to look.
+    /// When to poll.
     pub until: u64,
-    /// Until then, commands wait too: this side first pays for those that it followed.
+    /// Until then, commands wait too: this side first pays for those that it ran.
     pub deaf: u64,
 }
 
@@ -93,7 +92,7 @@ pub struct Counts {
     pub switches: u64,
     /// Packets found later than the bound allows, in the worst case.
     pub late: u64,
-    /// Times that this side waited because it reached the bound on processor time.
+    /// How often this side waited because it reached the bound on processor time.
     pub throttled: u64,
     /// Ticks.
     pub ticks: u64,
@@ -102,40 +101,40 @@ pub struct Counts {
 /// The current wait strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Asleep until a notification.
+    /// Sleeps until a notification.
     Block,
-    /// By the clock.
+    /// Timer-driven.
     Clock,
-    /// Awake, for a bound that no sleep keeps.
+    /// Spins, for a bound that no sleep keeps.
     Awake,
 }
 
 /// Wake-ups after which the controller compares the strategies.
 const WINDOW: u32 = 16;
-/// Share of a strategy's cost, per hundred, below which another's cost must lie for a change: noise
-/// changes nothing.
+/// The percentage of a strategy's cost below which another strategy's cost must lie for a change,
+/// so that noise changes nothing.
 const WORTH: u64 = 87;
-/// Windows in a row that must favour a change, unless the difference is great.
+/// Windows in a row that must favour a change, unless the difference is large.
 const VOTES: u32 = 3;
-/// Time after a change to the clock until the controller tries again whether notifications cost
-/// less, the shortest and the longest, in nanoseconds.
+/// The shortest and the longest time after a change to the clock until the controller tests again
+/// whether notifications cost less, in nanoseconds.
 const TRY_FIRST: u64 = 10_000_000;
 const TRY_LAST: u64 = 160_000_000;
-/// Processor time that this side may save up, in nanoseconds.
+/// The maximum processor time that this side may save, in nanoseconds.
 const SAVED: i64 = 2_000_000;
-/// The most processor time that the estimate takes as a debt, in nanoseconds. Few poll iterations
-/// take as long: a side that seems to have been awake for longer was stopped, or another thread had
-/// its processor. A debt by the scheduler's figure is owed in full.
+/// The maximum debt by the estimate, in nanoseconds. Few poll iterations take as long: if a side
+/// seems to have been awake for longer, its thread was stopped, or another thread had its
+/// processor. A debt by the scheduler's figure has no maximum.
 const OWED: i64 = 4 * SAVED;
 /// How often the controller asks for the scheduler's figure, in nanoseconds.
 const ASK: u64 = 5_000_000;
-/// The longest time that commands wait, in nanoseconds.
+/// The longest time for which commands wait, in nanoseconds.
 const DEAF: u64 = 500_000_000;
 
-/// The whole of the time, as the controller counts shares of it.
+/// The denominator of the controller's shares of time.
 const ALL: u64 = 1024;
 
-/// Chooses how to wait.
+/// Chooses the wait strategy.
 #[derive(Clone, Debug)]
 pub struct Controller {
     bounds: Bounds,
@@ -143,24 +142,24 @@ pub struct Controller {
     /// The controller's counts.
     pub counts: Counts,
     way: Way,
-    /// The start of the awake time that is not accounted for yet; 0: not begun.
+    /// The start of the awake time that is not yet accounted for; 0: not begun.
     mark: u64,
-    /// When this side had last looked.
+    /// When this side last polled.
     looked: u64,
-    /// Since when there was always more work than this side took; `None`: it took all.
+    /// The time since which there was always more work than this side took; `None`: it took all.
     behind: Option<u64>,
     slept: Option<Next>,
-    /// `true` if the last look was one of its spinning.
+    /// `true` if the last poll was part of a spin.
     spins: bool,
-    /// A follower of how late ticks are, which most ticks stay below.
+    /// An estimate of the ticks' delay that most ticks stay below.
     late: u64,
     /// The recent share of the time that this side works, in parts of [`ALL`].
     share: u64,
-    /// When this side last woke, last found something, and last went to sleep.
+    /// When this side last woke up, last found work, and last went to sleep.
     woken: u64,
     served: u64,
     asleep: u64,
-    /// Packets that the device receives in a second, when it receives many.
+    /// Packets per second that the device receives at times of high load.
     per_second: u64,
     tokens: i64,
     /// When the controller last asked for the scheduler's figure, that figure, and the tokens at
@@ -168,7 +167,8 @@ pub struct Controller {
     asked: Option<(u64, u64, i64)>,
     spinner: Spinner,
     gaps: Gaps,
-    /// The actual cost in this window, what it paid for, and what the clock would have cost.
+    /// For this window: the actual cost, the number of wake-ups, the number of polls that found
+    /// work, and the clock's cost.
     paid: u64,
     blocked: u32,
     found: u32,
@@ -176,14 +176,14 @@ pub struct Controller {
     votes: u32,
     try_at: u64,
     try_after: u64,
-    /// Of 256 ticks after an empty one, the ticks that find something.
+    /// Of 256 ticks after an empty one, the ticks that find work.
     again: u32,
     empty: bool,
     armed_empty: u64,
 }
 
 impl Controller {
-    /// Creates a controller that begins asleep until a notification.
+    /// Creates a controller that begins with [`Way::Block`].
     #[must_use]
     pub fn new(bounds: Bounds, costs: Costs) -> Controller {
         Controller {
@@ -222,7 +222,7 @@ impl Controller {
     /// Replaces the bounds.
     pub fn set(&mut self, bounds: Bounds) {
         self.bounds = bounds;
-        // The processor time used before was within another bound.
+        // The processor time used before was under another bound.
         self.asked = None;
     }
 
@@ -232,22 +232,22 @@ impl Controller {
         self.way
     }
 
-    /// Returns how often another thread got the processor while this side spun.
+    /// Returns how often another thread took the processor while this side spun.
     #[must_use]
     pub fn preempted(&self) -> u64 {
         self.spinner.preempted()
     }
 
     /// Returns the interval between ticks, in nanoseconds: the longest that keeps the bound.
-    /// `None`: no sleep is so short.
+    /// `None`: no sleep is this short.
     #[must_use]
     pub fn interval(&self) -> Option<u64> {
         let latency = self.bounds.latency;
-        // Where the timer is later than that, no other strategy would be earlier. A packet that a
-        // tick finds has a wake-up of its own ahead of it, the application's.
+        // Where the timer's delay is longer than half of the bound, no other strategy would be
+        // earlier. A packet that a tick finds still needs the application's wake-up.
         let left = latency - self.late.min(latency / 2) - (2 * self.costs.wake_up).min(latency / 8);
-        // Of an interval and its work, the work is the share. The application takes about as long
-        // for the packets of a tick as this side took.
+        // The share is the work's part of an interval with its work. The application takes about as
+        // long for the packets of a tick as this side.
         let interval = left * (ALL - self.share) / (ALL + self.share);
         let least = self.costs.least_sleep().max(2 * self.costs.tick_cpu);
         let most = if self.bounds.packets > 0 && self.per_second > 0 {
@@ -255,12 +255,12 @@ impl Controller {
         } else {
             left
         };
-        // Slightly less, as a reserve for unforeseen delay.
+        // The subtraction reserves a little for unforeseen delay.
         let interval = interval.min(most);
         (most >= least).then(|| (interval - interval / 24).max(least))
     }
 
-    /// Returns the next step after a look. `drained` is `true` if this side took all work.
+    /// Returns the next step after a poll. `drained` is `true` if this side took all work.
     pub fn after(&mut self, now: u64, found: Found, drained: bool) -> Next {
         if self.mark == 0 {
             (self.mark, self.looked) = (now, now);
@@ -293,14 +293,14 @@ impl Controller {
         next
     }
 
-    /// Returns the time until the debt is paid and a few tokens are saved up.
+    /// Returns the time until the debt is paid and a few tokens are saved.
     fn until_paid(&self) -> u64 {
         let owed = (SAVED / 4).saturating_sub(self.tokens).max(0) as u64;
         owed.saturating_mul(100) / self.bounds.cpu_percent.max(1)
     }
 
-    /// Returns how a throttled side goes on after it followed commands before its time was over.
-    /// `None`: throttling is over now.
+    /// Returns how a throttled side continues after it ran commands during the wait. `None`: the
+    /// wait ends now.
     pub fn throttled(&mut self, now: u64) -> Option<Throttled> {
         let spent = now.saturating_sub(self.mark) + self.costs.wake_up_cpu;
         self.account(now, true);
@@ -320,8 +320,8 @@ impl Controller {
             && self.asked.is_none_or(|(at, ..)| now.saturating_sub(at) >= ASK)
     }
 
-    /// Corrects the estimates since the last call. `cpu` is the processor time that this side has
-    /// ever used, in nanoseconds, as the scheduler has it.
+    /// Corrects the estimates since the last call. `cpu` is the scheduler's figure for the total
+    /// processor time of this side, in nanoseconds.
     pub fn used(&mut self, now: u64, cpu: u64) {
         if let Some((at, before, tokens)) = self.asked {
             let filled = now.saturating_sub(at).saturating_mul(self.bounds.cpu_percent) / 100;
@@ -333,8 +333,8 @@ impl Controller {
         self.asked = Some((now, cpu, self.tokens));
     }
 
-    /// Notes the end of a sleep, before the look. A sleep that this side announced but did not
-    /// begin, because a last look found work, does not count.
+    /// Notes the end of a sleep, before the poll. A sleep that this side announced but did not
+    /// begin, because a last check found work, does not count.
     pub fn woke(&mut self, now: u64) {
         let Some(next) = self.slept else { return };
         self.account(now, false);
@@ -364,12 +364,13 @@ impl Controller {
         }
     }
 
-    /// Notes that this side announced a sleep but did not begin it, because a last look found work.
+    /// Notes that this side announced a sleep but did not begin it, because a last check found
+    /// work.
     pub fn stayed(&mut self) {
         self.slept = None;
     }
 
-    /// Fills the bucket for the time that passed, and empties it for the awake part of it.
+    /// Fills the bucket for the time that passed, and takes tokens from it if that time was awake.
     fn account(&mut self, now: u64, awake: bool) {
         let passed = now.saturating_sub(self.mark);
         self.mark = now;
@@ -379,8 +380,8 @@ impl Controller {
         }
         let share = |percent| (passed.saturating_mul(percent) / 100).min(i64::MAX as u64) as i64;
         if awake {
-            // What was used less what was filled up: at most the plausible amount, and an existing
-            // debt is not forgiven.
+            // The used tokens minus the added ones. The debt grows to at most the plausible amount,
+            // and a larger existing debt stays.
             let least = self.tokens.min(-OWED);
             let change = share(100 - self.bounds.cpu_percent);
             self.tokens = self.tokens.saturating_sub(change).max(least);
@@ -390,7 +391,8 @@ impl Controller {
         }
     }
 
-    /// Notes the beginning of a sleep: which share of the time since the last one was work.
+    /// Notes the beginning of a sleep, and updates the share of work with the time since the last
+    /// one.
     fn sleeps(&mut self, now: u64) {
         let work = self.served.saturating_sub(self.woken.max(self.asleep));
         let passed = now.saturating_sub(std::mem::replace(&mut self.asleep, now));
@@ -398,20 +400,20 @@ impl Controller {
         self.share = (self.share * 7 + seen) / 8;
     }
 
-    /// Notes that a look found work.
+    /// Notes that a poll found work.
     fn came(&mut self, now: u64, found: Found) {
         let waited = now.saturating_sub(self.looked);
         let slept = self.slept.take();
-        // After a notification, the first packet came a wake-up ago; the others, and those of a
-        // tick, came since the last look.
+        // After a notification, the first packet came one wake-up ago. Packets of a tick may have
+        // come at any time since the last poll.
         let longest = match slept {
             Some(Next::Take(Step::Block)) => waited.min(self.costs.wake_up),
             _ => waited,
         };
-        // A side that never drains has packets that wait since it last did.
+        // If a side does not drain, packets may have waited since it last did.
         let longest = longest.max(self.behind.map_or(0, |at| self.looked.saturating_sub(at)));
         if longest > self.bounds.latency + self.bounds.latency / 8 {
-            // No side waits for completions, or for the poll iteration after a command.
+            // Only packets count as late, not completions or commands.
             self.counts.late += found.packets as u64;
         }
         let was_notified = slept == Some(Next::Take(Step::Block));
@@ -420,7 +422,7 @@ impl Controller {
         self.gaps.add(now, late, found.work as u64);
         self.found += 1;
         if waited > 0 {
-            // Rounded up: the next tick may find as many again.
+            // Rounded up: the next tick may find as many packets again.
             let received = found.received as u64 * 1_000_000_000;
             follow(&mut self.per_second, received.div_ceil(waited));
         }
@@ -429,7 +431,7 @@ impl Controller {
             self.clock.came(now, interval);
         }
         if self.empty {
-            // `true` if one more tick would have found this.
+            // `true` if one more tick would have found this work.
             let soon = self.interval().is_some_and(|one| now - self.armed_empty <= one);
             self.again =
                 if soon { self.again + (256 - self.again) / 8 } else { self.again * 7 / 8 };
@@ -440,7 +442,7 @@ impl Controller {
     /// Returns the next step when no work is left.
     fn idle(&mut self, now: u64, found: bool) -> Step {
         let Some(interval) = self.interval() else {
-            // With notifications, a packet waits for a wake-up; that may be soon enough.
+            // With notifications, a packet waits for one wake-up, which the bound may allow.
             let way =
                 if self.bounds.latency < self.costs.wake_up { Way::Awake } else { Way::Block };
             self.go(way);
@@ -453,7 +455,7 @@ impl Controller {
             Way::Clock => self.by_the_clock(now, found, interval),
             Way::Block | Way::Awake => {
                 let clock = self.clock.cost(&self.costs);
-                // Where the difference is great, a few wake-ups are enough to see it.
+                // A large difference shows after a few wake-ups.
                 let much_better = self.blocked >= WINDOW / 4 && clock * 2 < self.paid;
                 if self.blocked >= WINDOW || much_better {
                     let better = clock * 100 < self.paid * WORTH;
@@ -472,7 +474,7 @@ impl Controller {
 
     fn by_the_clock(&mut self, now: u64, found: bool, interval: u64) -> Step {
         if now >= self.try_at {
-            // Notifications would have cost at least this.
+            // Notifications would have cost at least this much.
             let least = u64::from(self.found) * self.costs.wake_up_cpu;
             let sure = self.paid * 100 < least * WORTH;
             self.begin_window();
@@ -491,7 +493,7 @@ impl Controller {
         if !self.empty {
             self.empty = true;
             self.armed_empty = now;
-            // Another tick, if it is likely to cost less than a notification.
+            // Take another tick if it is likely to cost less than a notification.
             if u64::from(self.again) * self.costs.wake_up_cpu > 256 * self.costs.tick_cpu {
                 return Step::SleepUntil { until: now + interval };
             }
@@ -499,7 +501,8 @@ impl Controller {
         Step::Block
     }
 
-    /// Spins as long as that costs less than sleeping, and sleeps until a notification.
+    /// Spins while the spinner expects that to cost less than a sleep, then sleeps until a
+    /// notification.
     fn until_notified(&mut self, now: u64) -> Step {
         if self.tokens > 0 && self.spinner.poll_again(now) {
             self.spins = true;
@@ -508,7 +511,7 @@ impl Controller {
         Step::Block
     }
 
-    /// Spins as long as the bound needs it and processor time is left, and sleeps.
+    /// Spins while the bound needs it and processor time is left, then sleeps until a notification.
     fn awake(&mut self, now: u64) -> Step {
         let limited = self.bounds.cpu_percent < 100;
         if limited && self.tokens < SAVED / 2 {
@@ -537,8 +540,8 @@ impl Controller {
     }
 }
 
-/// Follows the value that most samples stay below: quickly up and slowly down. A sample that is far
-/// off counts little.
+/// Moves an estimate that most samples stay below: quickly up and slowly down. A sample far above
+/// the estimate counts little.
 fn follow(estimate: &mut u64, seen: u64) {
     if seen > *estimate {
         *estimate += (seen - *estimate).min(*estimate + 1000) / 3;

@@ -1,4 +1,4 @@
-//! A clock: it ticks β times a second, whatever comes.
+//! A clock, which ticks β times per second, whatever traffic comes.
 //!
 //! Smith and Traw's clocked interrupts: with C the cost of a wake-up, α that of a frame and k
 //! frames per packet, a clock carries a load λ as long as 1 > βC + λkα, where one interrupt per
@@ -11,7 +11,7 @@ use crate::Step;
 pub struct Clock {
     period: u64,
     next: u64,
-    /// `true` if sleeping takes longer than a period: the side stays awake between ticks.
+    /// `true` if the shortest sleep is longer than a period: the side stays awake between ticks.
     spins: bool,
     /// The counts of the ticks.
     pub counts: Ticks,
@@ -22,7 +22,7 @@ pub struct Clock {
 pub struct Ticks {
     /// Ticks that were kept.
     pub kept: u64,
-    /// Ticks that passed while there was work, or for which sleep took too long.
+    /// Ticks that passed while the side worked or slept too long.
     pub missed: u64,
     /// Total delay of the ticks kept, in nanoseconds.
     pub late: u64,
@@ -33,8 +33,8 @@ pub struct Ticks {
 }
 
 impl Clock {
-    /// Creates a clock of `hz` ticks a second, 1 to 1 000 000. `least_sleep` is the shortest time
-    /// that sleeping holds, in nanoseconds: below, the side spins between ticks.
+    /// Creates a clock of `hz` ticks per second, 1 to 1 000 000. `least_sleep` is the shortest
+    /// sleep in nanoseconds: with a shorter period, the side spins between ticks.
     #[must_use]
     pub fn new(hz: u64, least_sleep: u64, now: u64) -> Clock {
         let period = 1_000_000_000 / hz.clamp(1, 1_000_000);
@@ -53,7 +53,7 @@ impl Clock {
         self.period
     }
 
-    /// Returns the next tick when nothing is left to do.
+    /// Returns the step to the next tick, when no work is left.
     pub fn step(&mut self, now: u64) -> Step {
         if let Some(behind) = now.checked_sub(self.next) {
             let passed = behind / self.period + 1;
@@ -85,14 +85,14 @@ mod tests {
         let mut clock = Clock::new(1_000, 30_000, 5);
         assert_eq!(clock.step(100), Step::SleepUntil { until: 1_000_005 });
         clock.woke(900_000);
-        assert_eq!(clock.counts, Ticks::default(), "woken before the tick for what is urgent");
+        assert_eq!(clock.counts, Ticks::default(), "woken before the tick for urgent work");
         assert_eq!(clock.step(900_100), Step::SleepUntil { until: 1_000_005 });
         clock.woke(1_040_005);
         assert_eq!(
             clock.counts,
             Ticks { kept: 1, missed: 0, late: 40_000, latest: 40_000, awake: 0 }
         );
-        // At work over three ticks.
+        // The side works during three ticks.
         assert_eq!(clock.step(4_500_000), Step::SleepUntil { until: 5_000_005 });
         assert_eq!(clock.counts.missed, 3);
         clock.woke(5_000_005);

@@ -10,9 +10,9 @@ use rustix::time::Timespec;
 
 use crate::wake_ups::{cpu, round_trips};
 
-/// Round trips, at most.
+/// The maximum number of round trips.
 const ROUNDS: usize = 200;
-/// Ticks, and the length of each.
+/// The maximum number of ticks, and the length of each.
 const TICKS: usize = 40;
 const TICK: Duration = Duration::from_micros(100);
 /// The longest time of each measurement.
@@ -21,23 +21,23 @@ const LIMIT: Duration = Duration::from_millis(30);
 /// The costs of a wake-up, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// From the notification of a sleeping thread until it runs: the median.
+    /// The time from the notification of a sleeping thread until it runs: the median.
     pub wake_up: u64,
-    /// Processor time of both sides for it.
+    /// Processor time of both sides for a wake-up.
     pub wake_up_cpu: u64,
     /// Processor time of a sleep that a timer ends.
     pub tick_cpu: u64,
-    /// Delay of a timer's wake-up: the 90th percentile.
+    /// The delay of a timer's wake-up: the 90th percentile.
     pub tick_late: u64,
 }
 
 impl Costs {
-    /// The costs of a machine that has not been measured: those of virtual machines.
+    /// The default costs of a machine without measurements, typical of virtual machines.
     pub const USUAL: Costs =
         Costs { wake_up: 34_000, wake_up_cpu: 9_000, tick_cpu: 5_000, tick_late: 60_000 };
 
-    /// Returns the costs of this machine, measured on the first call within a tenth of a second. A
-    /// cost that cannot be measured is the usual one.
+    /// Returns the costs of this machine. The first call measures them within a tenth of a second,
+    /// and takes [`Costs::USUAL`] if the measurement fails.
     pub fn of_this_machine() -> Costs {
         static MEASURED: OnceLock<Costs> = OnceLock::new();
         *MEASURED.get_or_init(|| Costs::measure().unwrap_or(Costs::USUAL))
@@ -46,7 +46,7 @@ impl Costs {
     /// Measures the costs.
     ///
     /// # Errors
-    /// When threads or descriptors are not to be had, or nothing came back in time.
+    /// When the system has no threads or descriptors left, or no measurement ended in time.
     pub fn measure() -> io::Result<Costs> {
         Costs::within(ROUNDS, LIMIT)
     }
@@ -65,7 +65,7 @@ impl Costs {
         Ok(Costs { wake_up, wake_up_cpu, tick_cpu, tick_late })
     }
 
-    /// Returns the shortest time that sleeping holds: a shorter one is over before the sleeper is
+    /// Returns the shortest useful sleep, in nanoseconds: a shorter one ends before the sleeper is
     /// awake.
     #[must_use]
     pub fn least_sleep(&self) -> u64 {
@@ -73,7 +73,7 @@ impl Costs {
     }
 }
 
-/// Returns the value below which `per_cent` of a hundred samples lie.
+/// Returns the value below which `per_cent` percent of the samples lie.
 fn at(mut samples: Vec<u64>, per_cent: usize) -> u64 {
     samples.sort_unstable();
     samples[samples.len() * per_cent / 100]
@@ -86,7 +86,7 @@ fn two_processors() -> Option<[usize; 2]> {
     Some([processors.next()?, processors.next()?])
 }
 
-/// Measures sleeps that a timer ends.
+/// Measures sleeps that a timer ends: their processor time, and the delay's 90th percentile.
 fn ticks(limit: Duration) -> io::Result<(u64, u64)> {
     let mut late = Vec::with_capacity(TICKS);
     let (start, limit) = (cpu(), Instant::now() + limit);
@@ -104,7 +104,7 @@ fn ticks(limit: Duration) -> io::Result<(u64, u64)> {
 }
 
 fn unseen() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "nothing woke in time to be measured")
+    io::Error::new(io::ErrorKind::TimedOut, "no wake-up came in time to be measured")
 }
 
 #[cfg(test)]
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn costs_without_one_sample_are_an_error() {
-        // The limits allow neither a round trip nor a tick: zeros would be no costs.
+        // The limits allow no round trip and no tick, and zeros are not costs.
         for (rounds, limit) in [(0, LIMIT), (ROUNDS, Duration::ZERO)] {
             let error = Costs::within(rounds, limit).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");

@@ -1,14 +1,14 @@
-//! How long no packet came, of late.
+//! The recent idle times between packets.
 
-/// The longest idle time through which a side spins, in nanoseconds.
+/// The longest idle time during which a side spins, in nanoseconds.
 const LONGEST_SPIN: u64 = 1_000_000_000;
-/// Idle times by their length, in powers of two of nanoseconds.
+/// The number of classes of idle times by length, in powers of two of nanoseconds.
 const LENGTHS: usize = 40;
-/// The count of one idle time: large, so that a rare one is not lost when all counts are halved.
+/// The count of one idle time, large so that halving all counts does not lose a rare one.
 const ONE: u32 = 256;
 
-/// How long no packet came, of late: a side must spin so long that all but one packet in a hundred
-/// find it awake.
+/// The recent idle times between packets. They tell how long a side must spin so that all but one
+/// packet in a hundred find it awake.
 #[derive(Clone, Debug)]
 pub(crate) struct Gaps {
     lengths: [u32; LENGTHS],
@@ -16,7 +16,7 @@ pub(crate) struct Gaps {
     seen: u32,
     /// When packets last came.
     pub(crate) since: u64,
-    /// How long the side spins after that, in nanoseconds.
+    /// How long the side spins after packets, in nanoseconds.
     pub(crate) spin: u64,
 }
 
@@ -27,7 +27,7 @@ impl Default for Gaps {
 }
 
 impl Gaps {
-    /// Notes that packets came, `late` before now.
+    /// Notes that packets came `late` nanoseconds before now.
     pub(crate) fn add(&mut self, now: u64, late: u64, packets: u64) {
         let gap = now.saturating_sub(self.since).saturating_sub(late);
         self.since = now;
@@ -44,7 +44,7 @@ impl Gaps {
         }
         if self.seen.is_multiple_of(32) {
             let mut longer = 0;
-            // A burst has several packets in the time of a wake-up.
+            // A burst brings several packets in the time of a wake-up.
             let may_be_late = u64::from(ONE) * self.packets / 4096;
             let length = (0..LENGTHS).rev().find(|length| {
                 longer += u64::from(self.lengths[*length]);

@@ -1,9 +1,9 @@
-//! The clock's cost for the packets that came while a side slept until a notification.
+//! The clock's cost for the packets that came while a side slept until notifications.
 
 use crate::Costs;
 
-/// The clock's imagined cost: it ticks after each look that found something, and an empty tick ends
-/// it until the next notification.
+/// The cost that a clock would have had. The clock ticks after each poll that found work, and an
+/// empty tick stops it until the next notification.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Imagined {
     next: Option<u64>,

@@ -1,9 +1,9 @@
-//! Wait strategies: a side polls, sleeps until a notification, spins a while first, is
-//! timer-driven, or takes the cheapest of these within bounds.
+//! Wait strategies: a side polls, sleeps until a notification, spins before that, is timer-driven,
+//! or takes the cheapest of these within bounds.
 //!
-//! Nothing here sleeps or reads a clock: time is an argument, in nanoseconds of any monotonic
-//! clock, and the result is a [`Step`] for the caller to take. Only [`Costs`] measures, once, by
-//! [`wake_ups`].
+//! The strategies neither sleep nor read a clock: time is an argument, in nanoseconds of any
+//! monotonic clock, and the result is a [`Step`] for the caller to take. Only [`Costs`] measures,
+//! once, by [`wake_ups`].
 //!
 //! | module | holds |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | [`spinner`] | how long to spin before sleep |
 //! | [`clock`] | ticks, and their counts |
 //! | [`auto`] | the controller |
-//! | [`wake_ups`] | how long a thread sleeps on after a notification |
+//! | [`wake_ups`] | the time from a notification until the thread runs |
 #![forbid(unsafe_code)]
 
 pub mod auto;
@@ -31,18 +31,18 @@ pub use spinner::Spinner;
 /// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Look again at once.
+    /// Poll again at once.
     Poll,
-    /// Stay awake without looking, until then.
+    /// Stay awake without polling, until then.
     Spin {
-        /// When to look.
+        /// When to poll.
         until: u64,
     },
-    /// Announce sleep, look once more, and sleep until a notification.
+    /// Announce sleep, check once more, and sleep until a notification.
     Block,
     /// Sleep until then; only urgent work causes a notification.
     SleepUntil {
-        /// When to look.
+        /// When to poll.
         until: u64,
     },
 }

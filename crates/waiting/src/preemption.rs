@@ -1,32 +1,32 @@
-//! Detects that another thread wants the processor on which this one spins.
+//! A detector of other threads that need the processor on which a thread spins.
 //!
-//! A spinning thread is always ready to run, so the kernel takes the processor from it only when
-//! its share is used up. That takes some milliseconds, for which all other threads of that
-//! processor wait, perhaps only to take what the spinner has just delivered. The spinner sees this
-//! as a look that took far too long. Then it stops spinning for a while: a sleeping thread leaves
+//! A spinning thread is always ready to run, so the kernel preempts it only when its share is used
+//! up. That takes some milliseconds, for which all other threads of that processor wait, perhaps
+//! only to take packets that the spinner has just delivered. The spinner sees this as a poll that
+//! took far too long. Then the spinner stops spinning for a while, since a sleeping thread leaves
 //! the processor at once.
 
-/// A look that takes longer was interrupted, in nanoseconds. The kernel's shares are longer
-/// (`kernel/sched/fair.c`: 0.7 ms and more), and a poll iteration that takes a batch is shorter.
+/// The longest poll that was not preempted, in nanoseconds. The kernel's shares are longer
+/// (`kernel/sched/fair.c`: 0.7 ms and more), and a poll iteration with a full batch is shorter.
 const LONGEST_POLL: u64 = 500_000;
-/// The pause in spinning, the shortest and the longest, in nanoseconds.
+/// The shortest and the longest pause in spinning, in nanoseconds.
 const FIRST: u64 = 50_000_000;
 const LAST: u64 = 1_600_000_000;
 
-/// Stops a spinner that was interrupted from spinning for a while.
+/// Stops a preempted spinner from spinning for a while.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Preemption {
-    /// When it last looked, if it spins.
+    /// When the spinner last polled, if it spins.
     looked: Option<u64>,
     until: u64,
     pause: u64,
-    /// Times that another thread interrupted it.
+    /// How often another thread preempted the spinner.
     pub(crate) times: u64,
 }
 
 impl Preemption {
-    /// Returns whether to spin when there is nothing to do. A spinner calls this or [`Aside::over`]
-    /// after each look.
+    /// Returns whether to spin when no work is left. A spinner calls this or [`Preemption::over`]
+    /// after each poll.
     pub(crate) fn may_spin(&mut self, now: u64) -> bool {
         self.over(now);
         let may = now >= self.until;
@@ -36,14 +36,14 @@ impl Preemption {
         may
     }
 
-    /// Notes that a look was the last one: the spinner found something to do, or goes to sleep.
+    /// Notes the last poll of a spin: the spinner found work, or goes to sleep.
     pub(crate) fn over(&mut self, now: u64) {
         let Some(looked) = self.looked.take() else { return };
         if now.saturating_sub(looked) < LONGEST_POLL {
             return;
         }
         self.times += 1;
-        // A spinner that has spun for as long as its last pause starts anew.
+        // A spinner that ran for longer than its last pause starts with the shortest pause again.
         let well = now.saturating_sub(self.until) > self.pause;
         self.pause = if well { FIRST } else { (self.pause * 2).clamp(FIRST, LAST) };
         self.until = now + self.pause;
@@ -57,8 +57,8 @@ mod tests {
     const POLL: u64 = 100;
     const SLICE: u64 = 4_000_000;
 
-    /// Spins until `until` where it may. If another thread is there, that thread gets a slice after
-    /// each slice of spinning. Returns how long the other thread waited.
+    /// Spins until `until` where the detector allows it. If `crowded`, another thread gets a slice
+    /// after each slice of spinning. Returns how long the other thread waited.
     fn spin(preemption: &mut Preemption, now: &mut u64, until: u64, crowded: bool) -> u64 {
         let (mut spun, mut waited) = (0, 0);
         while *now < until {
@@ -81,12 +81,12 @@ mod tests {
         spin(&mut preemption, &mut now, 1_000_000_000, false);
         assert_eq!(preemption.times, 0);
         assert!(preemption.may_spin(now));
-        // The other thread loses some shares in the first half-second, and then one in a second and
-        // a half.
+        // The other thread waits for some slices in the first half-second, and then for one in a
+        // second and a half.
         spin(&mut preemption, &mut now, 2_000_000_000, true);
         let waited = spin(&mut preemption, &mut now, 12_000_000_000, true);
         assert!((1..=8).contains(&(waited / SLICE)), "{waited}");
-        // The other thread is gone: the spinner spins again, and gives way at once to the next one.
+        // The other thread is gone: the spinner spins again, and yields to the next one at once.
         spin(&mut preemption, &mut now, 20_000_000_000, false);
         let times = preemption.times;
         assert!(preemption.may_spin(now));

@@ -1,25 +1,25 @@
-//! How long to spin before sleep.
+//! The time to spin before sleep.
 //!
-//! A side with nothing to do may look again for a while, which costs that while, or sleep, which
-//! costs a wake-up. By the lengths of the last idle times, one time to spin would have cost least.
-//! It is never longer than the cost of a wake-up, so that this side pays at most twice the best
-//! possible cost (the ski rental problem). When no packet is likely to come so soon, it is zero. It
-//! is zero, too, where another thread wants the processor.
+//! A side without work may poll for a while, which costs that time, or sleep, which costs a
+//! wake-up. From the lengths of the last idle times, the spinner finds the time to spin that would
+//! have cost least. That time is at most the cost of a wake-up, so this side pays at most twice the
+//! best possible cost (the ski rental problem). The time is zero when no packet is likely to come
+//! within it. The side also does not spin while another thread needs the processor.
 
 use crate::preemption::Preemption;
 
-/// Parts in which the longest time to spin is counted.
+/// The number of parts into which the longest time to spin is divided.
 const PARTS: usize = 16;
 /// Idle times after which the spinner chooses anew.
 const EACH: u32 = 16;
-/// Idle times that count: older ones count half, quarter and so on.
+/// Idle times after which the spinner halves all counts, so that older ones count less.
 const HISTORY: u32 = 128;
 
 /// Chooses how long to spin, from the last idle times.
 #[derive(Clone, Debug)]
 pub struct Spinner {
     wake_up: u64,
-    /// Idle times by their length in parts of a wake-up's cost; the last: longer than that.
+    /// Idle times by their length in parts of a wake-up's cost; the last counts longer ones.
     lengths: [u32; PARTS + 1],
     seen: u32,
     until_choice: u32,
@@ -29,8 +29,8 @@ pub struct Spinner {
 }
 
 impl Spinner {
-    /// Creates a spinner for a side whose wake-up costs `wake_up` nanoseconds. It does not spin
-    /// before it has seen that spinning helps.
+    /// Creates a spinner for a side whose wake-up costs `wake_up` nanoseconds. The side does not
+    /// spin until idle times show that spinning helps.
     #[must_use]
     pub fn new(wake_up: u64) -> Spinner {
         Spinner {
@@ -44,8 +44,8 @@ impl Spinner {
         }
     }
 
-    /// Returns how often another thread got the processor while this side spun, so that it does not
-    /// spin for a while: 50 ms the first time, and up to 1.6 s where it happens again at once.
+    /// Returns how often another thread took the processor while this side spun. After each time
+    /// this side does not spin for 50 ms, and up to 1.6 s if it happens again at once.
     #[must_use]
     pub fn preempted(&self) -> u64 {
         self.preemption.times
@@ -57,7 +57,7 @@ impl Spinner {
         self.spin
     }
 
-    /// Returns whether to look again when there is nothing to do; if not, the side sleeps.
+    /// Returns whether to poll again when no work is left; if not, the side sleeps.
     pub fn poll_again(&mut self, now: u64) -> bool {
         let since = *self.idle_since.get_or_insert(now);
         if now.saturating_sub(since) < self.spin {
@@ -67,8 +67,8 @@ impl Spinner {
         false
     }
 
-    /// Notes that a look found something. `slept`: after a sleep, so that a wake-up lies between
-    /// the packet's arrival and now.
+    /// Notes that a poll found work. `slept`: the side slept, so a wake-up lies between the
+    /// packet's arrival and now.
     pub fn found(&mut self, now: u64, slept: bool) {
         self.preemption.over(now);
         let Some(since) = self.idle_since.take() else { return };
@@ -90,11 +90,11 @@ impl Spinner {
         }
     }
 
-    /// Chooses the time to spin with which the idle times seen would have cost least.
+    /// Chooses the time to spin with which the counted idle times would have cost least.
     fn choose(&mut self) {
         let total: u64 = self.lengths.iter().map(|count| u64::from(*count)).sum();
-        // Costs in halves of parts. When spinning for n parts, an idle time within them cost its
-        // own length, and any other n parts and a wake-up.
+        // Costs are in halves of parts. For a spin of n parts, an idle time within them costs its
+        // own length, and any other costs n parts and a wake-up.
         let (mut best, mut best_cost) = (0, total * 2 * PARTS as u64);
         let (mut came, mut came_cost) = (0, 0);
         for parts in 1..=PARTS {
@@ -116,7 +116,7 @@ mod tests {
 
     const COST: u64 = 32_000;
 
-    /// Goes through idle times; returns the cost paid, in spinning and wake-ups.
+    /// Runs the spinner through idle times. Returns the cost of spinning and wake-ups.
     fn paid(spinner: &mut Spinner, idle: impl IntoIterator<Item = u64>) -> u64 {
         let mut now = 0;
         let mut paid = 0;
@@ -146,11 +146,10 @@ mod tests {
         paid(&mut spinner, [3_000; 100]);
         assert!((3_000..6_000).contains(&spinner.spin()), "{}", spinner.spin());
         let soon = paid(&mut spinner, [3_000; 100]);
-        assert!(soon < 110 * 3_200, "{soon}: no wake-ups");
+        assert!(soon < 110 * 3_200, "{soon}: wake-ups");
         paid(&mut spinner, [10_000_000; 300]);
-        assert_eq!(spinner.spin(), 0, "nobody comes so soon any more");
-        // Half and half: spinning is worth it for those that come soon, as long as they are very
-        // soon.
+        assert_eq!(spinner.spin(), 0, "no packet comes within a spin any more");
+        // Half of the idle times are very short: spinning pays for them.
         paid(&mut spinner, (0..600).map(|n| if n % 2 == 0 { 2_000 } else { 1_000_000 }));
         assert!((2_000..=4_000).contains(&spinner.spin()), "{}", spinner.spin());
     }

@@ -1,4 +1,4 @@
-//! How long a thread sleeps on after a notification.
+//! The time from a notification until the notified thread runs.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// How long a thread waits for its partner before it takes the partner to be gone.
+/// How long a thread waits for its partner before it assumes that the partner has ended.
 const PARTNER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// The measurements.
@@ -16,16 +16,16 @@ const PARTNER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 pub struct RoundTrips {
     /// The time of each round trip: two wake-ups.
     pub times: Vec<Duration>,
-    /// Processor time of both threads, all together.
+    /// The total processor time of both threads.
     pub cpu: Duration,
 }
 
-/// Measures round trips between two threads that each sleep on an eventfd until the other notifies
-/// it: at most the given number, and as many as fit into `limit`. The threads run on the given
-/// processors, or where that is not allowed, or none are given, where the scheduler has them.
+/// Measures round trips between two threads that each sleep on an eventfd until the other one
+/// notifies it: at most `most`, and as many as fit into `limit`. The threads run on the given
+/// processors. If there are none, or they are not allowed, the scheduler places the threads.
 ///
 /// # Errors
-/// When threads or descriptors are not to be had.
+/// When the system has no threads or descriptors left, or a thread ends early.
 pub fn round_trips(
     processors: Option<[usize; 2]>,
     most: usize,
@@ -45,7 +45,7 @@ pub fn round_trips(
     std::thread::scope(|scope| {
         let partner = std::thread::Builder::new().spawn_scoped(scope, || {
             let start = place(0);
-            // The partner ends when the calls stop.
+            // The partner ends after the last call.
             while wait(&call)? {
                 ring(&answer)?;
             }
@@ -93,7 +93,7 @@ fn ring(bell: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Sleeps until a notification. Returns `false` when the other side asks it to end, or is gone.
+/// Sleeps until a notification. Returns `false` when the other side requests the end, or has ended.
 fn wait(bell: &OwnedFd) -> io::Result<bool> {
     let mut polled = [PollFd::new(bell, PollFlags::IN)];
     if poll(&mut polled, Some(&PARTNER))? == 0 {

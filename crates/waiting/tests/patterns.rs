@@ -1,5 +1,5 @@
-//! The controller against every fixed setting, on the same arrivals, with the costs of a machine.
-//! Time is simulated, so that every figure is exact and the same everywhere.
+//! The controller compared with every fixed setting, on the same arrivals, with the costs of one
+//! machine. Time is simulated, so that every figure is exact and the same everywhere.
 
 use towpath_waiting::auto::{Bounds, Controller};
 use towpath_waiting::{Clock, Costs, Found, Next, Spinner, Step};
@@ -11,7 +11,7 @@ const FRAME: u64 = 250;
 const BATCH: usize = 64;
 const SECOND: u64 = 1_000_000_000;
 
-/// Numbers that look random and are the same every time.
+/// Pseudo-random numbers, the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -27,7 +27,7 @@ impl Random {
     }
 }
 
-/// How a side waits.
+/// The wait strategy of a side.
 enum Waiter {
     Poll,
     Block,
@@ -56,9 +56,9 @@ impl Waiter {
         })
     }
 
-    fn found(&mut self, now: u64, rung: bool) {
+    fn found(&mut self, now: u64, notified: bool) {
         if let Waiter::SpinThenBlock(spinner) = self {
-            spinner.found(now, rung);
+            spinner.found(now, notified);
         }
     }
 
@@ -73,16 +73,16 @@ impl Waiter {
 
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
-    /// Of one processor.
+    /// The share of one processor.
     cpu: f64,
-    /// Of the time that packets waited, in nanoseconds.
+    /// The 99th percentile of the time that packets waited, in nanoseconds.
     p99: u64,
     /// The largest share of a processor in any tenth of a second.
     worst: f64,
-    /// The share of a processor in the last half of the time, and in the two halves of that.
+    /// The share of a processor in the second half of the time, and in the two halves of that.
     later: f64,
     halves: [f64; 2],
-    /// As `p99`, of packets that came in the last half, and in the two halves of that.
+    /// As `p99`, of packets that came in the second half, and in the two halves of that.
     later_p99: u64,
     halves_p99: [u64; 2],
 }
@@ -90,18 +90,18 @@ struct Outcome {
 /// Further conditions of a simulation.
 #[derive(Clone, Copy, Debug)]
 struct World {
-    /// Waiting packets that cause an urgent notification, and end a sleep by the clock. 0: none
-    /// ever do.
+    /// The number of waiting packets that causes an urgent notification, which ends a timer-driven
+    /// sleep. 0: no number does.
     urgent: usize,
     /// The factor by which sleeps and packets cost more than the waiter expects.
     dearer: u64,
-    /// The scheduler reports the processor time used.
+    /// `true` if the controller gets the scheduler's figures.
     is_told: bool,
 }
 
 const QUIET: World = World { urgent: 0, dearer: 1, is_told: false };
 
-/// Serves the arrivals for as long as they last.
+/// Serves the arrivals until `end`.
 fn simulate(waiter: &mut Waiter, arrivals: &[u64], end: u64) -> Outcome {
     simulate_in(QUIET, waiter, arrivals, end)
 }
@@ -112,7 +112,7 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
     let (mut now, mut busy, mut next) = (1, 0, 0);
     // When each packet came, and how long it waited.
     let mut waits: Vec<(u64, u64)> = Vec::with_capacity(arrivals.len());
-    let mut rung = false;
+    let mut notified = false;
     let (mut tenth, mut before, mut worst) = (SECOND / 10, 0, 0);
     let (mut half, mut quarter) = (None, None);
     while now < end {
@@ -130,9 +130,9 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
         let there = arrivals[next..].iter().take(BATCH).take_while(|at| **at <= now).count();
         let took = TURN + there as u64 * FRAME;
         if there > 0 {
-            waiter.found(now, rung);
+            waiter.found(now, notified);
         }
-        rung = false;
+        notified = false;
         now += took;
         busy += took;
         waits.extend(arrivals[next..next + there].iter().map(|at| (*at, now - at)));
@@ -146,7 +146,7 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
         let step = match waiter.after(now, there, there < BATCH) {
             Next::Take(step) => step,
             Next::Throttle { until } => {
-                // No notification ends it.
+                // No notification ends this wait.
                 busy += tick_cpu;
                 now = now.max(until) + random.gap(COSTS.tick_late as f64 / 3.0);
                 waiter.woke(now);
@@ -161,14 +161,14 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
                 waiter.woke(now);
             }
             Step::Block => {
-                // It looks once more after it announced its sleep.
+                // The side checks once more after it announced its sleep.
                 busy += TURN;
                 now += TURN;
                 let comes = arrivals.get(next).copied().unwrap_or(end);
                 if comes > now {
                     now = comes + COSTS.wake_up;
                     busy += wake_up_cpu;
-                    rung = true;
+                    notified = true;
                     waiter.woke(now);
                 }
             }
@@ -188,7 +188,7 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
             }
         }
     }
-    // Packets that the waiter did not serve in time are late.
+    // Packets that the waiter did not serve waited until the end.
     waits.extend(arrivals[next..].iter().map(|at| (*at, end.saturating_sub(*at))));
     // The waits are in the order in which their packets came.
     let p99 = |from: u64, to: u64| {
@@ -231,14 +231,14 @@ fn controller(latency: u64, cpu_percent: u64) -> Waiter {
     Waiter::Auto(Box::new(Controller::new(Bounds { latency, cpu_percent, packets: 0 }, COSTS)))
 }
 
-/// Returns the outcome of all fixed settings, whatever the latency bound.
+/// Returns the outcome of each fixed setting; they have no latency bound.
 fn outcomes(arrivals: &[u64], end: u64) -> Vec<(String, Outcome)> {
     let all = fixed().into_iter();
     all.map(|(name, mut waiter)| (name, simulate(&mut waiter, arrivals, end))).collect()
 }
 
-/// Runs the controller: it keeps the bound, and uses at most 1.2 times the processor time of the
-/// best fixed setting that keeps it.
+/// Runs the controller. Returns `true` if it keeps the bound, and uses at most 1.2 times the
+/// processor time of the best fixed setting that keeps the bound; also if no fixed setting does.
 fn judge(
     name: &str,
     fixed: &[(String, Outcome)],
@@ -283,7 +283,7 @@ fn steady(random: &mut Random, start: u64, end: u64, rate: f64, to: &mut Vec<u64
     }
 }
 
-/// Appends bursts of a given length, at given distances from each other and within.
+/// Appends bursts of `count` arrivals, `within` apart, with exponential gaps of mean `between`.
 fn bursts(
     random: &mut Random,
     (start, end): (u64, u64),
@@ -318,21 +318,21 @@ fn pattern(name: &str, seconds: u64, make: impl Fn(&mut Random, u64, &mut Vec<u6
 
 #[test]
 fn steady_and_slow() {
-    pattern("50 a second", 10, |random, end, to| steady(random, 0, end, 50.0, to));
-    pattern("1000 a second", 5, |random, end, to| steady(random, 0, end, 1_000.0, to));
+    pattern("50 per second", 10, |random, end, to| steady(random, 0, end, 50.0, to));
+    pattern("1000 per second", 5, |random, end, to| steady(random, 0, end, 1_000.0, to));
 }
 
 #[test]
 fn steady_and_fast() {
     for rate in [10_000.0, 100_000.0, 400_000.0, 2_500_000.0] {
-        pattern(&format!("{rate} a second"), 2, |random, end, to| {
+        pattern(&format!("{rate} per second"), 2, |random, end, to| {
             steady(random, 0, end, rate, to);
         });
     }
 }
 
-/// A device with few places is polled before more packets come than it has places, and not by a
-/// clock where no sleep is so short.
+/// The controller polls a device with few slots before more packets come than it has slots, and
+/// does not use a clock if no sleep is this short.
 #[test]
 fn a_device_with_few_slots_is_polled_in_time() {
     let interval = |packets, rate| {
@@ -352,7 +352,7 @@ fn a_device_with_few_slots_is_polled_in_time() {
 }
 
 /// Sent packets and completions do not wait in the device: the controller does not poll a device
-/// that receives nothing more often for them, and counts none of them as late.
+/// without received packets more often for them. Completions do not count as late.
 #[test]
 fn sent_packets_do_not_count_as_received() {
     let serve = |found: Found, sleeps: bool| {
@@ -365,7 +365,7 @@ fn sent_packets_do_not_count_as_received() {
             if sleeps {
                 controller.woke(now);
             } else {
-                // The side was busy with something else all the time.
+                // The side was busy with other work all the time.
                 controller.stayed();
             }
         }
@@ -449,7 +449,7 @@ fn twenty_random_load_changes() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// The bound holds whatever the work, the latency, the notifications, and the real cost of a sleep.
+/// The bound holds for every load, latency bound, rate of notifications and real cost of a sleep.
 #[test]
 fn the_bound_on_processor_time_is_hard() {
     let end = 2 * SECOND;
@@ -466,15 +466,15 @@ fn the_bound_on_processor_time_is_hard() {
             for cpu_percent in [5, 25, 60] {
                 let mut waiter = controller(latency, cpu_percent);
                 let outcome = simulate_in(world, &mut waiter, &arrivals, end);
-                // The side may also spend the time that it saved up, and time that it did not know
-                // of yet.
+                // The side may also spend saved time, and time of which the controller does not
+                // know yet.
                 let slack = if world.dearer > 1 { 0.05 } else { 0.025 };
                 let most = cpu_percent as f64 / 100.0 + slack;
                 assert!(
                     outcome.worst <= most,
                     "{rate} {latency} {cpu_percent} {world:?}: {outcome:?}"
                 );
-                // Over a longer time, the scheduler's figures leave no use unknown.
+                // Over a longer time, the scheduler's figures account for all use.
                 let slack = if world.is_told { 0.005 } else { 0.02 };
                 let whole = cpu_percent as f64 / 100.0 + slack;
                 assert!(
@@ -489,8 +489,8 @@ fn the_bound_on_processor_time_is_hard() {
     }
 }
 
-/// The controller pays a debt that the scheduler knows of in full, however long the poll iteration
-/// was; a stopped thread owes nothing.
+/// The side pays a debt by the scheduler's figure in full, however long the poll iteration was. A
+/// stopped thread owes nothing.
 #[test]
 fn processor_time_that_the_scheduler_reports_is_paid() {
     for (worked, least, most) in
@@ -502,7 +502,7 @@ fn processor_time_that_the_scheduler_reports_is_paid() {
         assert!(controller.wants_usage(now));
         controller.used(now, 77);
         controller.after(now, Found::received(1), true);
-        // A poll iteration that took so long by the wall clock.
+        // A poll iteration that took this long by the wall clock.
         now += 100_000_000;
         assert!(controller.wants_usage(now));
         controller.used(now, 77 + worked);
@@ -514,8 +514,8 @@ fn processor_time_that_the_scheduler_reports_is_paid() {
     }
 }
 
-/// The side pays for commands that it follows meanwhile before it takes others; they end a throttle
-/// only where they lift the bound.
+/// A throttled side pays for commands that it runs before it takes others. A command ends a
+/// throttle only if it lifts the bound.
 #[test]
 fn commands_do_not_end_a_throttle() {
     let bounds = Bounds { latency: 1_000_000, cpu_percent: 5, packets: 0 };
@@ -527,20 +527,20 @@ fn commands_do_not_end_a_throttle() {
     };
     let (start, mut followed, mut until) = (now, 0, first);
     loop {
-        // As soon as it takes commands.
+        // A command comes as soon as the side takes commands.
         now += 1_000;
         controller.woke(now);
         now += 20_000;
         followed += 20_000 + COSTS.wake_up_cpu;
         let Some(throttled) = controller.throttled(now) else { break };
-        assert!(throttled.until >= until, "orders cost time");
+        assert!(throttled.until >= until, "commands shorten the throttle");
         (now, until) = (throttled.deaf.min(throttled.until), throttled.until);
         if now == until {
             break;
         }
     }
     let percent = followed as f64 / (now - start) as f64 * 100.0;
-    assert!(followed > 0 && percent <= 5.5, "{percent} of processor time for orders");
+    assert!(followed > 0 && percent <= 5.5, "{percent} % of processor time for commands");
     let Next::Throttle { .. } = controller.after(now, Found::received(0), true) else {
         return;
     };
@@ -549,7 +549,7 @@ fn commands_do_not_end_a_throttle() {
     assert_eq!(controller.throttled(now + 2_000), None);
 }
 
-/// Returns the debt of a poll iteration that was as long as `stall`, in time that passes.
+/// Returns how long the side waits after a poll iteration of length `stall`, and how often.
 fn owed_after(stall: u64, cpu_percent: u64) -> (u64, u64) {
     let bounds = Bounds { latency: 1_000_000, cpu_percent, packets: 0 };
     let mut controller = Controller::new(bounds, COSTS);
@@ -567,21 +567,22 @@ fn owed_after(stall: u64, cpu_percent: u64) -> (u64, u64) {
         let Next::Throttle { until } = step else { panic!("{step:?}") };
         now = until;
         controller.woke(now);
-        assert!(now - start < 100 * SECOND, "it never looks again");
+        assert!(now - start < 100 * SECOND, "the side never polls again");
     }
 }
 
 #[test]
 fn one_long_iteration_is_paid_once_and_within_bounds() {
     for cpu_percent in [1, 10, 50, 99] {
-        // Awake that long, the side owes this much rest, less the time that it had saved up.
+        // After this long awake, the side owes this much rest, minus its saved time.
         for stall in [3_000_000, 5_000_000] {
             let (rest, throttled) = owed_after(stall, cpu_percent);
             let fair = stall * (100 - cpu_percent) / cpu_percent;
             assert!(throttled <= 2, "{cpu_percent} %, {stall} ns: throttled {throttled} times");
             assert!(rest <= fair + fair / 10 + 1_000_000, "{cpu_percent} %: {rest}, not {fair}");
         }
-        // Stopped, or without its processor: the side did no work then, and does not pay for ever.
+        // The thread was stopped or without its processor: it did no work, and pays only a bounded
+        // debt.
         for stall in [SECOND, 3600 * SECOND, u64::MAX / 2] {
             let (rest, throttled) = owed_after(stall, cpu_percent);
             assert!(throttled <= 2, "{cpu_percent} %, {stall} ns: throttled {throttled} times");
@@ -590,9 +591,9 @@ fn one_long_iteration_is_paid_once_and_within_bounds() {
     }
 }
 
-/// After a change of the load, neither the first 200 ms, in which the controller settles, nor the
-/// next cost much more than the same load from the beginning, or keep the bound less well. Steady
-/// loads change nothing.
+/// After a change of the load, the controller settles within 200 ms. Neither these nor the next 200
+/// ms cost much more than the same load from the beginning, or keep the bound less well. Under a
+/// steady load the controller rarely switches.
 #[test]
 fn the_controller_settles_and_does_not_oscillate() {
     let rates = [100.0, 3_000.0, 20_000.0, 300_000.0];
@@ -603,7 +604,7 @@ fn the_controller_settles_and_does_not_oscillate() {
                 let mut arrivals = Vec::new();
                 steady(&mut Random(11), 0, end / 2, after, &mut arrivals);
                 let shifted: Vec<u64> = arrivals.iter().map(|at| at + end / 2).collect();
-                // The same load for long, and at once after the other.
+                // The same load from the beginning, and after the other load.
                 let mut long = arrivals;
                 long.extend(&shifted);
                 let mut fresh = controller(latency, 100);
@@ -613,15 +614,15 @@ fn the_controller_settles_and_does_not_oscillate() {
                 changed.extend(long.iter().map(|at| at + end));
                 let mut waiter = controller(latency, 100);
                 let outcome = simulate(&mut waiter, &changed, 2 * end);
-                // Each half of the time after the change is judged by itself, so that a cheap half
-                // hides no expensive one.
+                // The test judges each half of the time after the change separately, so that a
+                // cheap half hides no expensive one.
                 let what = format!("{before} to {after}, {latency}: {outcome:?} against {alone:?}");
                 let [first, second] = outcome.halves;
                 assert!(first <= alone.cpu * 1.3 + 0.004, "settling: {what}");
                 assert!(second <= alone.later * 1.3 + 0.004, "settled: {what}");
-                // The controller knows after some packets how long it must spin for a bound that is
-                // shorter than a wake-up; until then some packets wait for a wake-up. At a hundred
-                // a second those are more than come in this time.
+                // The controller knows only after some packets how long it must spin for a bound
+                // shorter than a wake-up. Until then some packets wait for a wake-up. At a hundred
+                // per second, this is so for longer than the test runs.
                 let [first, second] = outcome.halves_p99;
                 let kept = latency.max(alone.later_p99);
                 let settling = kept.max(COSTS.wake_up + 2 * TURN);

@@ -20,15 +20,15 @@ pub(super) const ALL: [(&str, Check); 9] = [
     ("budgets", budgets),
     ("a full ring", full_ring),
     ("chains of parts", chains),
-    ("large and unfinished packets", metadata),
-    ("bad parts and frames", bad_parts),
+    ("large packets and partial checksums", metadata),
+    ("bad parts and buffers", bad_parts),
     ("reset in the middle", reset),
     ("a random mix", random_mix),
     ("no wake-up is lost", wake_ups),
 ];
 
 /// Returns a frame of the suite: the ethertype for local experiments (IEEE 802, 9.2.3), a number,
-/// and bytes that follow from it.
+/// and bytes that depend on the number.
 pub(super) fn frame(source: [u8; 6], number: u32, len: usize) -> Vec<u8> {
     let destination = if source == NEAR_MAC { FAR_MAC } else { NEAR_MAC };
     let mut frame = Vec::with_capacity(len);
@@ -44,7 +44,7 @@ pub(super) fn frame(source: [u8; 6], number: u32, len: usize) -> Vec<u8> {
     frame
 }
 
-/// Returns a size from the shortest frame to the longest of the MTU, or of a place to send from.
+/// Returns a length between the shortest frame and the longest one that the MTU and a slot allow.
 fn size(near: &Near, random: &mut Random) -> usize {
     let longest = (near.info.mtu + ETHERNET_HEADER_BYTES).min(PLACE_BYTES as usize);
     60 + random.below((longest - 60 + 1) as u64) as usize
@@ -56,8 +56,8 @@ pub(super) fn assert_frames(what: &str, got: &[(Vec<u8>, Meta)], expected: &[Vec
         let Some((got, meta)) = got.get(at) else {
             panic!("{what}: frame {at} of {} did not arrive", expected.len());
         };
-        assert!(got == expected, "{what}: frame {at} is another:\n{got:x?}\n{expected:x?}");
-        assert!(meta.is_full(), "{what}: frame {at} is unfinished");
+        assert!(got == expected, "{what}: frame {at} differs:\n{got:x?}\n{expected:x?}");
+        assert!(meta.is_full(), "{what}: frame {at} has offload work left");
     }
     assert_eq!(got.len(), expected.len(), "{what}: more frames than were sent");
 }
@@ -105,12 +105,12 @@ fn budgets(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         while fed < frames.len() && far.send(&frames[fed], Meta::FULL) {
             fed += 1;
         }
-        // A far end that is a device itself moves only when the suite calls it.
+        // A far end that is a device itself works only when the suite calls it.
         drain(far, &mut Vec::new());
         let (_, count) = near.receive_up_to(0);
         assert_eq!(count, 0, "{}: a budget of nothing", near.what());
         let (mut some, count) = near.receive_up_to(3);
-        // The count includes frames of others.
+        // The count includes frames of other senders.
         assert!(some.len() <= count);
         received.append(&mut some);
         near.provide();
@@ -136,8 +136,8 @@ fn budgets(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
 fn full_ring(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     let mut random = Random::new(seed);
     let (mut frames, mut sent) = (Vec::new(), 0);
-    // The far end does not read and the suite fetches no token: the device must refuse at some
-    // time, from the back.
+    // The far end does not read and the suite fetches no token, so the device must refuse packets
+    // at some time, from the back.
     while sent == frames.len() {
         let batch = 64.min(PLACES as usize - sent);
         assert!(batch > 0, "{}: took {sent} packets and is not full", near.what());
@@ -160,7 +160,7 @@ fn full_ring(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     assert_frames(near.what(), &arrived, &frames);
 }
 
-/// Returns where to cut `len` bytes into `parts` parts of at least a byte each.
+/// Returns the offsets at which to split `len` bytes into `parts` parts of at least one byte each.
 fn cuts(random: &mut Random, len: usize, parts: usize) -> Vec<usize> {
     let mut cuts = std::collections::BTreeSet::new();
     while cuts.len() < parts - 1 {
@@ -193,22 +193,23 @@ fn chains(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     });
     assert_frames(near.what(), &arrived, &expected);
 
-    // The shortest frame: zeros follow it, if anything does.
+    // A short frame: only zeros may follow it.
     let short = frame(NEAR_MAC, 1, 20);
     near.run_until("room", |near, _| near.offer(&[Outgoing::whole(&short)]) == 1);
     let arrived = near.collect(far, 1);
     let (got, _) = &arrived[0];
     assert!(got.starts_with(&short), "{}: a short frame", near.what());
-    assert!(got[20..].iter().all(|byte| *byte == 0), "{}: what follows it", near.what());
+    assert!(got[20..].iter().all(|byte| *byte == 0), "{}: padding not zero", near.what());
 }
 
-/// Returns whether `got` is `sent`, either unchanged, with its metadata, or finished and segmented.
+/// Returns whether `got` is all of `sent`, either unchanged, with its metadata, or segmented with
+/// full checksums. An error describes a difference.
 fn is_whole(got: &[(Vec<u8>, Meta)], sent: &[u8], meta: Meta) -> Result<bool, String> {
     let Some((first, got_meta)) = got.first() else { return Ok(false) };
     if !got_meta.is_full() {
         let mut wanted = meta;
         if let (Some(wanted), Some(got)) = (&mut wanted.segmentation, got_meta.segmentation) {
-            // A device need not pass on the length of the headers.
+            // A device need not deliver the length of the headers.
             if got.header_bytes == 0 {
                 wanted.header_bytes = 0;
             }
@@ -242,15 +243,16 @@ fn is_whole(got: &[(Vec<u8>, Meta)], sent: &[u8], meta: Meta) -> Result<bool, St
     }
     let wanted = payload(sent)?;
     if !wanted.starts_with(&bytes) {
-        return Err("other bytes than were sent".to_owned());
+        return Err("the bytes differ from those sent".to_owned());
     }
     Ok(bytes.len() == wanted.len())
 }
 
-/// Returns a complaint when a finished TCP frame is as long as the large one it was segmented from.
+/// Returns an error text if a TCP frame with a full checksum comes from a large packet and was not
+/// segmented.
 fn meta_segment_bytes(sent: &[u8], protocol: Option<u8>, frame: &[u8]) -> Option<String> {
     (protocol == Some(PROTOCOL_TCP) && sent.len() > 20_000 && frame.len() > 2_000)
-        .then(|| format!("a finished frame of {} bytes", frame.len()))
+        .then(|| format!("a frame of {} bytes that was not segmented", frame.len()))
 }
 
 fn metadata(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
@@ -299,12 +301,12 @@ fn bad_parts(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
     let too_long = vec![near.part(0, 65_000); 3];
     let cases: [(&str, Vec<Part>); 9] = [
         ("no part", vec![]),
-        ("nothing in it", vec![near.part(0, 0)]),
+        ("no bytes", vec![near.part(0, 0)]),
         ("too many parts", too_many),
         ("too long", too_long),
         ("an unknown space", vec![Part { space: nowhere, offset: 0, len: 60 }]),
-        ("over the end", vec![at(end - 59, 60)]),
-        ("behind the end", vec![at(u32::MAX - 10, 60)]),
+        ("across the end", vec![at(end - 59, 60)]),
+        ("after the end", vec![at(u32::MAX - 10, 60)]),
         ("a length that overflows", vec![good, at(0, u32::MAX)]),
         ("a good part before", vec![good, at(end, 1)]),
     ];
@@ -327,12 +329,12 @@ fn bad_parts(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
     }
 
     let taken = near.device.rx_fill(&near.spaces, nowhere, &[0]);
-    assert_eq!(taken, 0, "{}: a frame in an unknown space", near.what());
+    assert_eq!(taken, 0, "{}: a buffer in an unknown space", near.what());
     let mut frames = Vec::new();
     near.reset();
     for outside in [u32::MAX, near.memory_end().max(u32::MAX / 2)] {
         let taken = near.device.rx_fill(&near.spaces, near.pool, &[outside]);
-        assert_eq!(taken, 0, "{}: a frame outside of its space", near.what());
+        assert_eq!(taken, 0, "{}: a buffer outside of its space", near.what());
         near.device.reset(&mut frames).expect("reset");
         assert!(frames.is_empty());
     }
@@ -357,7 +359,8 @@ fn reset(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         assert_eq!(near.device.counters().resets, u64::from(round) + 1, "{}", near.what());
         near.provide();
 
-        // Afterwards the device works, both ways. Packets in flight may arrive before, or be lost.
+        // Afterwards the device works in both directions. Packets in flight may arrive before, or
+        // be lost.
         let marker = frame(NEAR_MAC, 5000 + round, 300);
         let mut arrived = Vec::new();
         let mut sent = false;
@@ -406,8 +409,8 @@ fn random_mix(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
             2 => {
                 let len = size(near, &mut random);
                 let frame = frame(FAR_MAC, inward.len() as u32, len);
-                // A wire may lose frames that the far end does not take in time; the suite gives it
-                // time.
+                // A wire may lose frames that the receiver does not take in time, so the suite
+                // limits their number.
                 if inward.len() - received.len() < 32 && far.send(&frame, Meta::FULL) {
                     inward.push(frame);
                 }
@@ -422,12 +425,12 @@ fn random_mix(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
             }
             6 => drain(far, &mut arrived),
             _ => {
-                // Armed or not, the device works on.
+                // Armed or not, the device continues to work.
                 near.device.arm(random.below(2) == 0).expect("arm");
             }
         }
     }
-    let late = near.run_until("what was under way", |near, late| {
+    let late = near.run_until("packets in flight", |near, late| {
         drain(far, &mut arrived);
         near.outstanding() == 0
             && arrived.len() >= outward.len()

@@ -8,28 +8,28 @@ use crate::{Device, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
 
 /// Puts frames on a device's wire, and takes them off.
 pub trait FarEnd: Send {
-    /// Sends a frame toward the device; returns `false` when there is no room now.
+    /// Sends a frame toward the device. Returns `false` if there is no room now.
     fn send(&mut self, frame: &[u8], meta: Meta) -> bool;
 
-    /// Returns the next frame that the device sent, if there is one now. Other traffic on the wire
-    /// may be among them; the suite knows its own frames by their source address.
+    /// Returns the next frame from the wire, if there is one now. This may be other traffic; the
+    /// suite recognizes its own frames by their source address.
     fn receive(&mut self) -> Option<(Vec<u8>, Meta)>;
 
     /// `true` if [`FarEnd::send`] takes large packets and partial checksums.
     fn takes_metadata(&self) -> bool;
 }
 
-/// Empty buffers that the far device has at most, and places that it sends packets from.
+/// The number of the far device's empty buffers, and of its slots for packets to send.
 const BUFFERS: u32 = 128;
 const PLACES: u32 = 64;
 
-/// A device as the other end: for devices that come in pairs.
+/// A device as the other end, for devices that come in pairs.
 pub struct DeviceFarEnd {
     device: Box<dyn Device>,
     spaces: Spaces,
     memory: SpaceId,
     buffer_bytes: u32,
-    /// Free places to send from: offsets, which serve as tokens.
+    /// Free slots for packets to send: offsets, which serve as tokens.
     places: Vec<u64>,
     received: VecDeque<Received>,
 }
@@ -66,7 +66,7 @@ impl DeviceFarEnd {
 
 impl FarEnd for DeviceFarEnd {
     fn send(&mut self, frame: &[u8], meta: Meta) -> bool {
-        assert!(frame.len() <= self.buffer_bytes as usize, "no longer than a buffer");
+        assert!(frame.len() <= self.buffer_bytes as usize, "a frame longer than a buffer");
         self.turn();
         let Some(token) = self.places.pop() else { return false };
         let offset = token as u32;

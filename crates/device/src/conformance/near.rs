@@ -1,4 +1,4 @@
-//! The side of the engine: provides buffers, sends packets, and keeps account of both.
+//! The engine's side: provides buffers, sends packets, and keeps account of both.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,15 +10,17 @@ use crate::{Armed, Device, Info, Meta, Packet, Part, Received, Space, SpaceId, S
 
 /// Buffers in the pool.
 const BUFFERS: u32 = 640;
-/// Places to send from, and their size in bytes; a ring must refuse before all are with it.
+/// The number of slots for packets to send, and their size in bytes. A ring must refuse packets
+/// before it has all slots.
 pub(super) const PLACES: u32 = 4096;
 pub(super) const PLACE_BYTES: u32 = 2048;
-/// A place for one large packet, behind the others.
+/// The size of a slot for one large packet, after the other slots.
 const LARGE_BYTES: u32 = 128 * 1024;
-/// The suite fails after this time: a later event will not come.
+/// The time after which the suite fails, since it no longer expects the event.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The source addresses of the suite's frames, by which it knows them: this end's, the other's.
+/// The source addresses of the suite's frames, by which it recognizes them: this end's, and the
+/// other end's.
 pub(super) const NEAR_MAC: [u8; 6] = [0x02, 0xc0, 0, 0, 0, 1];
 pub(super) const FAR_MAC: [u8; 6] = [0x02, 0xc0, 0, 0, 0, 2];
 
@@ -29,7 +31,7 @@ enum Holder {
     Device,
 }
 
-/// Bytes to be sent as one packet, cut into parts at these places.
+/// Bytes to send as one packet, split into parts at the offsets `cuts`.
 pub(super) struct Outgoing<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) cuts: &'a [usize],
@@ -46,14 +48,14 @@ pub(super) struct Near {
     pub(super) device: Box<dyn Device>,
     pub(super) spaces: Spaces,
     pub(super) info: Info,
-    /// The pool, and the space that the suite sends packets from: the pool itself, or a space of
-    /// its own where the device can send from any.
+    /// The pool, and the space from which the suite sends packets: a space of its own if the device
+    /// can send from any, else the pool.
     pub(super) pool: SpaceId,
     pub(super) memory: SpaceId,
     memory_start: u32,
     buffers: Vec<Holder>,
     places: Vec<u32>,
-    /// Token to place and length in bytes.
+    /// Maps a token to its slot and length in bytes.
     outstanding: BTreeMap<u64, (u32, u32)>,
     next_token: u64,
     what: String,
@@ -106,7 +108,7 @@ impl Near {
         self.outstanding.len()
     }
 
-    /// Gives the device every buffer that it does not have.
+    /// Provides the device with every buffer that it does not have.
     pub(super) fn provide(&mut self) {
         let size = self.info.rx_buffer_bytes as u32;
         let ours: Vec<u32> = (0..BUFFERS)
@@ -131,12 +133,12 @@ impl Near {
         self.buffers[index] = Holder::Suite;
     }
 
-    /// Takes at most `budget` received frames; returns those of the suite's far end, with how many
-    /// there were of all.
+    /// Takes at most `budget` received frames. Returns those of the suite's far end, and the number
+    /// of all.
     pub(super) fn receive_up_to(&mut self, budget: usize) -> (Vec<(Vec<u8>, Meta)>, usize) {
         let mut received: Vec<Received> = Vec::new();
         let count = self.device.rx_poll(&mut self.spaces, &mut received, budget).expect("rx_poll");
-        assert_eq!(count, received.len(), "{}: rx_poll's answer", self.what);
+        assert_eq!(count, received.len(), "{}: rx_poll's count", self.what);
         assert!(count <= budget, "{}: rx_poll over its budget", self.what);
         let mut frames = Vec::new();
         for got in received {
@@ -149,7 +151,7 @@ impl Near {
                 self.what
             );
             if !self.info.can.rx_offload {
-                assert!(got.meta.is_full(), "{}: unasked {:?}", self.what, got.meta);
+                assert!(got.meta.is_full(), "{}: not requested: {:?}", self.what, got.meta);
             }
             let mut bytes = vec![0; got.len as usize];
             self.spaces.copy_out(got.space, got.offset, &mut bytes).expect("inside the pool");
@@ -167,14 +169,14 @@ impl Near {
         frames
     }
 
-    /// Offers packets; returns how many the device took.
+    /// Offers packets. Returns how many the device took.
     pub(super) fn offer(&mut self, packets: &[Outgoing<'_>]) -> usize {
         let mut placed = Vec::new();
         let mut parts = Vec::new();
         for packet in packets {
             let len = packet.bytes.len() as u32;
             let place = if len <= PLACE_BYTES {
-                self.places.pop().expect("a place to send from")
+                self.places.pop().expect("a free slot")
             } else {
                 assert!(
                     !self.outstanding.values().any(|(place, _)| *place == PLACES),
@@ -218,7 +220,7 @@ impl Near {
         taken
     }
 
-    /// Offers packets whose parts are given as they are; the device must take all.
+    /// Offers packets with the given parts, unchanged; the device must take all.
     pub(super) fn offer_parts(&mut self, packets: &[(&[Part], Meta)]) {
         let list: Vec<Packet<'_>> = packets
             .iter()
@@ -233,30 +235,30 @@ impl Near {
         }
     }
 
-    /// Returns where a part of a packet of `len` bytes lies that no other packet uses.
+    /// Returns a part of `len` bytes in the large slot, which the suite's other packets do not use.
     pub(super) fn part(&self, offset: u32, len: u32) -> Part {
         let start = self.memory_start + PLACES * PLACE_BYTES;
         Part { space: self.memory, offset: start + offset, len }
     }
 
-    /// Returns where the memory ends that packets are sent from.
+    /// Returns the end of the memory from which the suite sends packets.
     pub(super) fn memory_end(&self) -> u32 {
         let end = self.memory_start + PLACES * PLACE_BYTES + LARGE_BYTES;
         end.next_multiple_of(towpath_memory::PAGE_BYTES as u32)
     }
 
-    /// Takes at most `budget` tokens back, and spoils the memory that they stood for, so that the
-    /// suite detects a device that reads it now.
+    /// Takes at most `budget` tokens, and overwrites the memory of their packets, so that the suite
+    /// detects a device that reads it later. Returns their number.
     pub(super) fn take_tokens(&mut self, budget: usize) -> usize {
         self.take_tokens_after(budget, 0).0
     }
 
-    /// Takes tokens as above; also returns the last of them, when each came in the order in which
-    /// the device took them, and behind `last`.
+    /// Takes tokens as above. Also returns the last token if all came after `last` and in the order
+    /// in which the device took the packets.
     fn take_tokens_after(&mut self, budget: usize, last: u64) -> (usize, Option<u64>) {
         let mut tokens = Vec::new();
         let count = self.device.tx_complete(&mut tokens, budget).expect("tx_complete");
-        assert_eq!(count, tokens.len(), "{}: tx_complete's answer", self.what);
+        assert_eq!(count, tokens.len(), "{}: tx_complete's count", self.what);
         assert!(count <= budget, "{}: tx_complete over its budget", self.what);
         let mut in_order = Some(last);
         for token in tokens {
@@ -276,8 +278,8 @@ impl Near {
         (count, in_order)
     }
 
-    /// Runs the device until `done` says so, taking frames as they come; returns the frames
-    /// received.
+    /// Runs the device until `done` returns `true`, and takes frames as they come. Returns the
+    /// received frames.
     pub(super) fn run_until(
         &mut self,
         goal: &str,
@@ -295,7 +297,7 @@ impl Near {
         }
     }
 
-    /// Takes frames that the other end got from this suite until there are `count` of them.
+    /// Takes this suite's frames at the far end until there are `count` of them.
     pub(super) fn collect(&mut self, far: &mut dyn FarEnd, count: usize) -> Vec<(Vec<u8>, Meta)> {
         let mut got = Vec::new();
         self.run_until("frames at the far end", |_, _| {
@@ -305,7 +307,7 @@ impl Near {
         got
     }
 
-    /// Resets the device, and checks that it keeps nothing.
+    /// Resets the device, and checks that it keeps no buffer and no token.
     pub(super) fn reset(&mut self) {
         let mut buffers = Vec::new();
         self.device.reset(&mut buffers).expect("reset");
@@ -327,19 +329,19 @@ impl Near {
         assert_eq!(self.outstanding(), 0, "{}: tokens kept over a reset", self.what);
     }
 
-    /// Sleeps until the device has work; returns at once when it says so.
+    /// Sleeps until the device has work. Returns at once if arming reports work.
     pub(super) fn sleep(&mut self, tx_waiting: bool, goal: &str) {
         if self.device.arm(tx_waiting).expect("arm") == Armed::Work {
             return;
         }
-        let fd = self.device.sleep_fd().expect("a device that lets sleep has a descriptor");
+        let fd = self.device.sleep_fd().expect("a device that allows sleep has a descriptor");
         let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
         let timeout = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
         let ready = rustix::event::poll(&mut fds, Some(&timeout)).expect("poll");
         assert!(ready > 0, "{}: a wake-up was lost, {goal}", self.what);
     }
 
-    /// Ends the checks, and requires that every buffer and token comes back.
+    /// Ends the checks, and requires that the device returns every buffer and token.
     pub(super) fn finish(mut self) {
         self.reset();
     }

@@ -9,7 +9,7 @@ use super::near::{FAR_MAC, NEAR_MAC, Near, Outgoing, PATIENCE, drain};
 use crate::Meta;
 use crate::random::Random;
 
-/// Ends the other thread's loop however this one ends.
+/// Ends the other thread's loop when this thread ends, also by a panic.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -21,14 +21,14 @@ impl Drop for Stop<'_> {
 pub(super) fn wake_ups(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     if near.device.sleep_fd().is_none() {
         let armed = near.device.arm(false).expect("arm");
-        assert_eq!(armed, crate::Armed::Work, "{}: must be polled, and lets sleep", near.what());
+        assert_eq!(armed, crate::Armed::Work, "{}: allows sleep without fd", near.what());
         return;
     }
     arrivals_wake(near, far, seed);
     room_wakes(near, far, seed);
 }
 
-/// Sends one frame at a time, each right when the device may be falling asleep.
+/// Sends one frame at a time, each when the suite may be falling asleep.
 fn arrivals_wake(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     const COUNT: usize = 2000;
     let seen = AtomicUsize::new(0);
@@ -67,7 +67,7 @@ fn arrivals_wake(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     });
 }
 
-/// Fills the ring, with another end that takes some frames now and then.
+/// Fills the ring, while the other end takes some frames now and then.
 fn room_wakes(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     const COUNT: usize = 4000;
     let taken = AtomicUsize::new(0);

@@ -3,10 +3,10 @@
 use super::lane::{Lane, Place};
 use crate::{Device, DeviceError, Meta, Packet, Part, SpaceId, Spaces};
 
-/// Frames handed to the device in one batch.
+/// The maximum number of frames of one batch for the device.
 const BATCH: usize = 64;
 
-/// The place of each frame in flight: the device's tokens are indices.
+/// The slot of each frame in flight; the device's tokens are indices.
 #[derive(Default)]
 pub(super) struct InFlight {
     places: Vec<Option<Place>>,
@@ -23,7 +23,7 @@ impl InFlight {
         }
     }
 
-    /// Fetches the device's tokens: their places are free.
+    /// Fetches the device's tokens, and frees their slots.
     pub(super) fn collect(
         &mut self,
         device: &mut dyn Device,

@@ -11,29 +11,30 @@ use crate::{SpaceId, Spaces};
 
 use super::spec::Faults;
 
-/// The longest time that a frame waits for others to overtake it.
+/// The longest time for which a frame waits until others overtake it.
 const REORDER_WAIT: Duration = Duration::from_millis(10);
-/// The most frames that wait for others to overtake them; further frames stay in order.
+/// The maximum number of frames that wait until others overtake them; further frames stay in order.
 const MAX_DISPLACED: usize = 64;
 
-/// The faults of one direction's frames.
+/// The counts of one direction's frames and faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Injected {
-    /// Frames that passed through.
+    /// Frames that entered the lane.
     pub frames: u64,
     /// Frames lost.
     pub dropped: u64,
     /// Frames that passed twice.
     pub duplicated: u64,
-    /// Frames that others were to overtake.
+    /// Frames held back so that others overtake them.
     pub reordered: u64,
-    /// Frames of which a bit was turned.
+    /// Frames with a flipped bit.
     pub flipped: u64,
     /// Frames delayed.
     pub delayed: u64,
     /// Stalls begun.
     pub stalls: u64,
-    /// Frames lost for want of room: received during a stall, or held when the device was reset.
+    /// Frames lost because there was no free slot, or because they waited when the device was
+    /// reset.
     pub overflowed: u64,
 }
 
@@ -50,7 +51,7 @@ pub(super) struct Shared {
     overflowed: AtomicU64,
 }
 
-/// Adds to a counter. Only the engine's thread adds, so that a store is enough.
+/// Adds to a counter. Only the engine's thread adds, so a store is enough.
 fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
 }
@@ -71,7 +72,7 @@ impl Shared {
     }
 }
 
-/// A place that holds one frame.
+/// A slot that holds one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) space: SpaceId,
@@ -86,7 +87,7 @@ pub(super) struct Frame {
 }
 
 struct Displaced {
-    /// Frames that are still to overtake it.
+    /// The number of frames that will still overtake it.
     behind: u64,
     due: Instant,
     frame: Frame,
@@ -95,7 +96,7 @@ struct Displaced {
 pub(super) struct Lane {
     faults: Faults,
     random: Random,
-    /// The longest frame that a place holds, in bytes.
+    /// The longest frame that a slot holds, in bytes.
     place_bytes: usize,
     pub(super) free: Vec<Place>,
     /// Frames that may go, in this order.
@@ -124,27 +125,27 @@ impl Lane {
         }
     }
 
-    /// Makes room for places, so that no frame needs an allocation.
+    /// Reserves memory for the slots, so that no frame needs an allocation.
     pub(super) fn reserve(&mut self, places: usize) {
         self.free.reserve(places);
         self.ready.reserve(places);
         self.delayed.reserve(places);
     }
 
-    /// Counts a frame that cannot be held.
+    /// Counts a frame that found no slot.
     pub(super) fn overflow(&self) {
         add(&self.counters.overflowed, 1);
     }
 
-    /// Takes a frame of the wire; returns `false` when it is too long. Without a free place the
-    /// lane loses the frame, and counts it; it does not make a duplicate without a free place.
+    /// Takes a frame of the wire. Returns `false` if it is empty or too long. Without a free slot
+    /// the lane loses the frame and counts it, and makes no duplicate.
     pub(super) fn admit(&mut self, spaces: &mut Spaces, bytes: &[u8], now: Instant) -> bool {
         if bytes.is_empty() || bytes.len() > self.place_bytes {
             return false;
         }
         add(&self.counters.frames, 1);
-        // The lane draws all numbers for each frame, so that the other configured faults do not
-        // change the fate of a frame.
+        // The lane draws all numbers for each frame, so that each fault of a frame is independent
+        // of the other configured faults.
         let faults = self.faults;
         let stall = self.random.chance(faults.stall);
         let drop = self.random.chance(faults.drop);
@@ -195,11 +196,11 @@ impl Lane {
             let other = [bytes[at] ^ (1 << (bit % 8))];
             stored = stored.and(spaces.copy_in(place.space, place.offset + at as u32, &other));
         }
-        // The lane does not use a place again whose memory was taken away.
+        // The lane does not use a slot again if the server removed its memory.
         stored.ok().map(|()| Frame { place, len: bytes.len() as u32 })
     }
 
-    /// Releases a frame, and after it the frames that it was the last to overtake.
+    /// Releases a frame, and after it the frames that needed only this frame to overtake them.
     fn pass(&mut self, frame: Frame) {
         self.ready.push_back(frame);
         let ready = &mut self.ready;
@@ -246,7 +247,7 @@ impl Lane {
         self.ready.iter().take(count).copied()
     }
 
-    /// Removes the first `count` frames that could go: they have gone.
+    /// Removes the first `count` ready frames, which have left the lane.
     pub(super) fn gone(&mut self, count: usize) {
         self.ready.drain(..count);
     }
@@ -260,14 +261,14 @@ impl Lane {
         self.stalled_until.is_some()
     }
 
-    /// Returns when a frame will be due; `None` when none waits for its time.
+    /// Returns when the next frame is due or the stall ends; `None` if there is neither.
     pub(super) fn due(&self) -> Option<Instant> {
         let delayed = self.delayed.peek().map(|Reverse((due, ..))| *due);
         let displaced = self.displaced.iter().map(|displaced| displaced.due).min();
         [delayed, displaced, self.stalled_until].into_iter().flatten().min()
     }
 
-    /// Loses all waiting frames; the places are free again.
+    /// Drops and counts all waiting frames, frees their slots, and ends a stall.
     pub(super) fn clear(&mut self) {
         add(&self.counters.overflowed, self.waiting() as u64);
         let waiting = self

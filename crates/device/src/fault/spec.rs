@@ -1,4 +1,4 @@
-//! The faults and their rates, as a text.
+//! The faults and their rates, and their form as text.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -13,17 +13,16 @@ pub struct Faults {
     pub drop: f64,
     /// The frame comes twice.
     pub duplicate: f64,
-    /// The frame comes after one to three of those behind it, or 10 ms later if there are none.
+    /// The frame comes after one to three of its successors, or 10 ms later if too few follow.
     pub reorder: f64,
-    /// One bit of the frame is another.
+    /// One bit of the frame is flipped.
     pub flip: f64,
-    /// The frame comes later by [`Faults::delay_time`]; those that are not delayed overtake it.
+    /// The frame comes later by [`Faults::delay_time`]; frames without delay overtake it.
     pub delay: f64,
     /// The length of the delay.
     pub delay_time: Duration,
-    /// From this frame on no frame passes for [`Faults::stall_time`], or until a reset. When
-    /// sending stands still, the wrapper keeps the packets that it takes, and their tokens: a reset
-    /// ends that.
+    /// From this frame on no frame passes for [`Faults::stall_time`], or until a reset. While
+    /// sending is stalled, the wrapper keeps the packets that it takes, and their tokens.
     pub stall: f64,
     /// The length of the stall.
     pub stall_time: Duration,
@@ -31,22 +30,22 @@ pub struct Faults {
 
 /// The faults of both directions.
 ///
-/// As a text: `drop=0.01,dup=0.01,reorder=0.01,flip=0.001,seed=42`. The keys are `drop`, `dup`,
+/// As text: `drop=0.01,dup=0.01,reorder=0.01,flip=0.001,seed=42`. The keys are `drop`, `dup`,
 /// `reorder`, `flip`, `delay` and `stall` (rates), `delay_us` and `stall_us` (microseconds), and
-/// `seed`. All but the seed may be given for one direction alone: `rx.drop=0.1` of frames received,
-/// `tx.drop=0.1` of frames sent. A later word overrules an earlier one. `delay_us` without a rate
+/// `seed`. All keys except `seed` may have a direction: `rx.drop=0.1` for received frames,
+/// `tx.drop=0.1` for sent frames. A later entry overrides an earlier one. `delay_us` without a rate
 /// delays every frame; a rate of delays or stalls needs its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spec {
-    /// The start of the random numbers. The same seed and the same frames give the same faults.
+    /// The seed of the random numbers. The same seed and the same frames give the same faults.
     pub seed: u64,
-    /// The faults of frames received.
+    /// The faults of received frames.
     pub rx: Faults,
-    /// What happens to frames sent.
+    /// The faults of sent frames.
     pub tx: Faults,
 }
 
-/// A text that is no [`Spec`].
+/// The reason why a text is not a [`Spec`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SpecError {
     /// Neither empty nor `key=value`.
@@ -58,7 +57,7 @@ pub enum SpecError {
          (each also as rx.… or tx.…), and seed"
     )]
     UnknownKey(String),
-    /// A rate that is no probability.
+    /// A rate that is not a probability.
     #[error("{key}={value}: a rate from 0 to 1 is needed")]
     BadRate {
         /// The rate's key.
@@ -74,10 +73,10 @@ pub enum SpecError {
         /// The value given.
         value: String,
     },
-    /// A seed that is no number.
+    /// A seed that is not a number.
     #[error("seed={0}: a whole number up to 2^64 - 1 is needed")]
     BadSeed(String),
-    /// Delays or stalls of no length.
+    /// A rate of delays or stalls without a time.
     #[error("{direction}.{what} has a rate and no {what}_us")]
     NoTime {
         /// `rx` or `tx`.

@@ -1,8 +1,8 @@
-//! One direction of the pair: its rings, a batch being written into them, and the bell that wakes
-//! the end that waits for them.
+//! One direction of the pair: its rings, a batch that is being written into them, and the doorbell
+//! that wakes the end that waits for them.
 //!
-//! Unsafe lives here because packets are copied straight into the ring's uninitialised memory, and
-//! published there.
+//! Unsafe lives here because this module copies packets directly into the ring's uninitialized
+//! memory, and publishes them there.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ pub(super) struct Receiver {
     pub(super) packets: rtrb::Consumer<Boundary>,
 }
 
-/// The packet's length and metadata; its bytes follow those of the packet before.
+/// A packet's length and metadata; its bytes follow those of the previous packet.
 #[derive(Clone, Copy)]
 pub(super) struct Boundary {
     pub(super) len: u32,
@@ -35,8 +35,8 @@ pub(super) const WANTS_PACKETS: u8 = 1;
 /// The sleeper waits for room.
 pub(super) const WANTS_ROOM: u8 = 2;
 
-/// Wakes one end. The sleeper writes `wants`, and the end that notifies it clears it; the other end
-/// writes `closed`, once, when it is dropped.
+/// The doorbell of one end. The sleeper writes `wants`, and the other end clears it when it
+/// notifies the sleeper. The other end writes `closed` once, when it is dropped.
 pub(super) struct Bell {
     pub(super) wants: AtomicU8,
     pub(super) closed: AtomicBool,
@@ -50,10 +50,11 @@ impl Bell {
         Ok(Bell { wants: AtomicU8::new(0), closed: AtomicBool::new(false), fd })
     }
 
-    /// Executes the producer's half of the handshake; returns the number of system calls made.
+    /// Notifies the sleeper if it waits for `why`, after the caller published. Returns the number
+    /// of system calls made.
     ///
-    /// The fence pairs with the one in `LoopbackDevice::arm`: either the sleeper sees what was
-    /// published before this call, or this sees the sleeper's `wants`.
+    /// The fence pairs with the one in `LoopbackDevice::arm`: either the sleeper sees the
+    /// publications before this call, or this call sees the sleeper's `wants`.
     pub(super) fn ring(&self, why: u8) -> u64 {
         fence(Ordering::SeqCst);
         if self.wants.load(Ordering::Relaxed) & why == 0 {
@@ -65,7 +66,7 @@ impl Bell {
 
     pub(super) fn notify_always(&self) -> u64 {
         let Some(fd) = &self.fd else { return 0 };
-        // It fails only when 2^64 - 2 notifications are unread, and then it is readable anyhow.
+        // This fails only when 2^64 - 2 notifications are unread, and then the eventfd is readable.
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
         1
     }
@@ -78,7 +79,7 @@ pub(super) enum Sent {
     NoRoom(usize),
 }
 
-/// Packets being written into the free part of a direction's rings, published at once.
+/// Packets that this end writes into the free part of a direction's rings and publishes together.
 pub(super) struct Batch<'a> {
     bytes: rtrb::chunks::WriteChunkUninit<'a, u8>,
     packets: rtrb::chunks::WriteChunkUninit<'a, Boundary>,
@@ -90,7 +91,7 @@ pub(super) struct Batch<'a> {
 
 impl<'a> Batch<'a> {
     pub(super) fn new(tx: &'a mut Sender) -> Batch<'a> {
-        // Only this end adds, so the room that it sees can only grow until it takes it.
+        // Only this end adds, so the free room can only grow until this end uses it.
         let (room, slots) = (tx.bytes.slots(), tx.packets.slots());
         let bytes = tx.bytes.write_chunk_uninit(room).expect("room just counted");
         let packets = tx.packets.write_chunk_uninit(slots).expect("room just counted");
@@ -111,12 +112,12 @@ impl<'a> Batch<'a> {
         let (first, second) = self.bytes.as_mut_slices();
         let mut at = self.used_bytes;
         for part in parts {
-            // The bytes copied so far lie behind `used_bytes`; the next packet overwrites them.
+            // The bytes copied so far lie after `used_bytes`, so the next packet overwrites them.
             if spaces.readable(part.space, part.offset, part.len).is_err() {
                 return Sent::Bad;
             }
             let len = part.len as usize;
-            // The free part of the ring may wrap: up to two pieces.
+            // The free part of the ring may wrap, into at most two pieces.
             let split = first.len().saturating_sub(at).min(len);
             let mut copied = true;
             if split > 0 {
@@ -144,8 +145,8 @@ impl<'a> Batch<'a> {
         Sent::Yes(len)
     }
 
-    /// Publishes the bytes first, then the boundaries: an end that sees a boundary finds its bytes.
-    /// Returns whether there was something to publish.
+    /// Publishes the bytes first, then the boundaries, so that an end that sees a boundary finds
+    /// its bytes. Returns whether there were packets to publish.
     pub(super) fn publish(self) -> bool {
         if self.used_packets == 0 {
             return false;

@@ -1,4 +1,4 @@
-//! Opening a TAP interface, taking over one that is open, and asking the kernel about it.
+//! Opens a TAP interface, takes over an open one, and queries the kernel about it.
 //!
 //! Unsafe lives here for the ioctls, which neither the standard library nor rustix offers.
 
@@ -13,7 +13,7 @@ use crate::virtio;
 /// The device file of TUN and TAP interfaces.
 const CLONE_DEVICE: &str = "/dev/net/tun";
 
-/// Why the driver cannot use a TAP interface, and the remedy.
+/// The reason why the driver cannot use a TAP interface, with the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// The kernel has no TUN/TAP driver, or the file system has no node for it.
@@ -40,9 +40,9 @@ pub enum TapError {
         /// The interface.
         name: String,
     },
-    /// Not a name that Linux gives to an interface.
+    /// A name that Linux does not allow for an interface.
     #[error(
-        "\"{name}\" is no name for an interface: 1 to {} bytes, without slash, colon and blank",
+        "\"{name}\" is not a valid interface name: 1 to {} bytes, no slash, colon or blank",
         libc::IFNAMSIZ - 1
     )]
     BadName {
@@ -55,19 +55,19 @@ pub enum TapError {
         /// The interface.
         name: String,
     },
-    /// There is an interface of that name which is no TAP, or one with several queues.
+    /// An interface of that name exists, and is not a TAP or has several queues.
     #[error("{name} exists and is not a TAP interface with one queue")]
     NotATap {
         /// The interface.
         name: String,
     },
-    /// A descriptor that is no TAP in the mode needed.
-    #[error("the descriptor is no TAP with IFF_NO_PI and IFF_VNET_HDR: {cause}")]
+    /// A descriptor that is not a TAP in the required mode.
+    #[error("the descriptor is not a TAP with IFF_NO_PI and IFF_VNET_HDR: {cause}")]
     BadDescriptor {
         /// The kernel's error, or `EINVAL` for a TAP in another mode.
         cause: io::Error,
     },
-    /// The kernel refused something else.
+    /// The kernel refused another operation.
     #[error("TAP interface {name}: {what}: {cause}")]
     Refused {
         /// The interface.
@@ -84,17 +84,17 @@ pub(super) struct Interface {
     pub(super) name: String,
     pub(super) mac: [u8; 6],
     pub(super) mtu: usize,
-    /// How many packets the kernel keeps for the reader of the descriptor.
+    /// The number of packets that the kernel queues for the reader of the descriptor.
     pub(super) queue_packets: usize,
 }
 
-/// Packets that the kernel keeps on an interface that the driver made. With the kernel's own 500, a
-/// reader that looks once a millisecond would lose packets.
+/// The number of packets that the kernel queues on an interface that the driver created. With the
+/// kernel's default of 500, a reader that polls once per millisecond would lose packets.
 const QUEUE_PACKETS: c_int = 4096;
 
 /// # Safety
 /// The argument matches the documentation of `request` (linux/if_tun.h, netdevice(7)): a live
-/// variable of its type, or, for TUNSETOFFLOAD, a number in the pointer's place.
+/// variable of its type, or, for TUNSETOFFLOAD, a number instead of the pointer.
 unsafe fn ioctl<T>(fd: c_int, request: libc::Ioctl, argument: *mut T) -> io::Result<()> {
     // SAFETY: the caller's promise.
     if unsafe { libc::ioctl(fd, request, argument) } < 0 {
@@ -104,9 +104,10 @@ unsafe fn ioctl<T>(fd: c_int, request: libc::Ioctl, argument: *mut T) -> io::Res
 }
 
 fn request(name: &str) -> ifreq {
-    // SAFETY: `ifreq` consists of integers, arrays and unions of them; all zeros is a value.
+    // SAFETY: `ifreq` consists of integers, arrays and unions of them, so all zeros is a valid
+    // value.
     let mut request: ifreq = unsafe { std::mem::zeroed() };
-    // The last byte stays zero: names are checked to be shorter.
+    // The last byte stays zero: `is_name` allows only shorter names.
     for (to, from) in request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
@@ -119,8 +120,8 @@ fn name_of(request: &ifreq) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns whether this is an interface's name, as `dev_valid_name` in the kernel's net/core/dev.c
-/// decides; `%d` is left to the kernel.
+/// Returns whether an interface may have this name, by the rules of `dev_valid_name` in the
+/// kernel's net/core/dev.c. The kernel handles `%d`.
 fn is_name(name: &str) -> bool {
     (1..libc::IFNAMSIZ).contains(&name.len())
         && name != "."
@@ -128,7 +129,7 @@ fn is_name(name: &str) -> bool {
         && !name.bytes().any(|byte| byte == b'/' || byte == b':' || byte <= b' ')
 }
 
-/// Creates the interface, or takes one that exists and that no process has open.
+/// Creates the interface, or takes an existing one that no process has open.
 pub(super) fn create(name: &str) -> Result<OwnedFd, TapError> {
     let named = || name.to_owned();
     if !is_name(name) {
@@ -179,8 +180,8 @@ pub(super) fn name(fd: &OwnedFd) -> io::Result<String> {
     Ok(name_of(&request))
 }
 
-/// Returns name, address and MTU. The MTU comes from a socket, so the interface must be in the
-/// calling thread's network namespace.
+/// Returns the interface's description. The MTU comes from a socket, so the interface must be in
+/// the calling thread's network namespace.
 pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
     let name = name(fd).map_err(|cause| TapError::BadDescriptor { cause })?;
     let refused = |what| move |name: String, cause| TapError::Refused { name, what, cause };
@@ -192,7 +193,7 @@ pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
     let address = unsafe { request.ifr_ifru.ifru_hwaddr.sa_data };
     let mac = std::array::from_fn(|at| address[at] as u8);
 
-    // SAFETY: takes no pointers; the result is checked before it is owned.
+    // SAFETY: the call takes no pointers, and the code checks the result before it owns it.
     let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     if socket < 0 {
         let cause = io::Error::last_os_error();
@@ -211,17 +212,17 @@ pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
     Ok(Interface { name, mac, mtu: usize::try_from(mtu).unwrap_or(0), queue_packets })
 }
 
-/// Returns how many packets wait for the reader (netdevice(7), `txqueuelen`). An interface that was
-/// there before keeps the number that its owner gave it.
+/// Returns how many packets the kernel queues for the reader (netdevice(7), `txqueuelen`), after it
+/// raises the number. A persistent interface keeps the number that its owner set.
 fn queue(fd: &OwnedFd, socket: &OwnedFd, request: &mut ifreq) -> io::Result<usize> {
     let mut flags = *request;
     // SAFETY: the request takes a live `ifreq`.
     unsafe { ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut flags) }?;
     // SAFETY: TUNGETIFF has filled in the flags.
     if c_int::from(unsafe { flags.ifr_ifru.ifru_flags }) & libc::IFF_PERSIST == 0 {
-        // The name stays, behind it stands the number.
+        // The request keeps the name, which the number follows.
         request.ifr_ifru.ifru_metric = QUEUE_PACKETS;
-        // Without the permission, the kernel's number stays.
+        // Without permission, the kernel keeps its own number.
         let set = libc::SIOCSIFTXQLEN as libc::Ioctl;
         // SAFETY: the request takes a live `ifreq`.
         let _ = unsafe { ioctl(socket.as_raw_fd(), set, &raw mut *request) };
@@ -240,15 +241,15 @@ pub(super) fn set_header(fd: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw mut size) }
 }
 
-/// Asks for large packets and partial checksums, as many kinds as the kernel grants; returns
-/// whether it grants any.
+/// Requests large packets and partial checksums, with as many kinds as the kernel grants. Returns
+/// whether the kernel grants any.
 pub(super) fn set_offloads(fd: BorrowedFd<'_>, wanted: bool) -> io::Result<bool> {
     let large = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
     let kinds: &[c_uint] =
         if wanted { &[large | libc::TUN_F_TSO_ECN, large, libc::TUN_F_CSUM] } else { &[] };
     for kind in kinds {
         let kind = *kind as usize as *mut c_uint;
-        // SAFETY: the request takes a number in the pointer's place.
+        // SAFETY: the request takes a number instead of the pointer.
         match unsafe { ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, kind) } {
             Ok(()) => return Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}

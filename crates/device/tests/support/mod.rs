@@ -1,4 +1,4 @@
-//! Support of the tests of TAP interfaces: a network namespace, the kernel's side of the wire, and
+//! Support for the tests of TAP interfaces: a network namespace, the kernel's side of the wire, and
 //! a small peer.
 
 pub(crate) mod namespace;

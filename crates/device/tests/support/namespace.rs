@@ -1,16 +1,16 @@
-//! A network namespace of the test's own: everything that the test makes there vanishes with it.
+//! The test's own network namespace: all objects that the test creates there vanish with it.
 
 use std::process::{Command, exit};
 
-/// Moves the process into a network namespace of its own, as root or in a user namespace. Where the
-/// kernel refuses that, it says so and ends the process: as a failure when `TOWPATH_REQUIRE_ALL=1`,
-/// successfully otherwise.
+/// Moves the process into a network namespace of its own, as root or in a user namespace. If the
+/// kernel refuses, reports that and ends the process: with a failure if `TOWPATH_REQUIRE_ALL=1`,
+/// and else successfully.
 pub(crate) fn enter(test: &str) {
-    // SAFETY: takes no pointers; the process has one thread.
+    // SAFETY: the call takes no pointers, and the process has one thread.
     let root = unsafe { libc::geteuid() } == 0;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let flags = if root { libc::CLONE_NEWNET } else { libc::CLONE_NEWUSER | libc::CLONE_NEWNET };
-    // SAFETY: takes no pointers; the process has one thread, whose namespaces are its own affair.
+    // SAFETY: the call takes no pointers, and the process has one thread.
     if unsafe { libc::unshare(flags) } != 0 {
         let error = std::io::Error::last_os_error();
         skip(test, &format!("no network namespace of its own: unshare: {error}"));
@@ -31,16 +31,16 @@ pub(crate) fn enter(test: &str) {
         skip(test, &format!("/dev/net/tun: {error}"));
     }
     if !has("ip") {
-        skip(test, "the command ip (iproute2) is not there");
+        skip(test, "there is no command ip (iproute2)");
     }
-    // Without IPv6 the kernel sends nothing of its own accord. Where there is none, there is no
-    // file.
+    // Without IPv6 the kernel sends nothing by itself. A kernel without IPv6 does not have these
+    // files.
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
     ip("link set lo up");
 }
 
-/// Says why a test cannot run here, and ends the process.
+/// Reports why a test cannot run here, and ends the process.
 pub(crate) fn skip(test: &str, why: &str) -> ! {
     println!("SKIP {test}: {why}");
     exit(i32::from(required()));
@@ -51,7 +51,7 @@ pub(crate) fn required() -> bool {
     std::env::var_os("TOWPATH_REQUIRE_ALL").is_some_and(|value| value == "1")
 }
 
-/// `true` if a command is there.
+/// `true` if a command exists.
 pub(crate) fn has(command: &str) -> bool {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths)
@@ -59,20 +59,20 @@ pub(crate) fn has(command: &str) -> bool {
         .any(|folder| folder.join(command).is_file())
 }
 
-/// Gives a command a namespace in which it is the user `nobody`: in a user namespace a command
-/// takes itself for root, and tcpdump then fails to become another user.
+/// Makes a command run as the user `nobody`, in a user namespace of its own. In the test's user
+/// namespace the command would see itself as root, and tcpdump would fail to become another user.
 pub(crate) fn unprivileged(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     if std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny") {
         let enter = || {
-            // SAFETY: takes no pointers; a system call and nothing else between fork and exec.
+            // SAFETY: the call takes no pointers, and is the only call between fork and exec.
             if unsafe { libc::unshare(libc::CLONE_NEWUSER) } == 0 {
                 Ok(())
             } else {
                 Err(std::io::Error::last_os_error())
             }
         };
-        // SAFETY: `enter` makes one system call, which is allowed there.
+        // SAFETY: `enter` makes one system call, which is allowed between fork and exec.
         unsafe { command.pre_exec(enter) };
     }
 }

@@ -1,5 +1,5 @@
 //! The kernel's side of a TAP interface, as frames: an AF_PACKET socket with virtio-net headers
-//! (packet(7), PACKET_VNET_HDR), so that metadata can be sent and seen.
+//! (packet(7), PACKET_VNET_HDR), which carry metadata.
 
 use std::ffi::CString;
 use std::io;
@@ -19,7 +19,7 @@ impl PacketSocket {
     pub(crate) fn open(interface: &str) -> io::Result<PacketSocket> {
         let all = (libc::ETH_P_ALL as u16).to_be();
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: takes no pointers; the result is checked before it is owned.
+        // SAFETY: the call takes no pointers, and the code checks the result before it owns it.
         let fd = unsafe { libc::socket(libc::AF_PACKET, kind, i32::from(all)) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -34,17 +34,17 @@ impl PacketSocket {
             if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         };
         set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
-        // Room for frames that a test does not read at once. Without the right to force it, the
-        // kernel grants less, and a test that needs more says which frame is missing.
+        // Room for frames that a test does not read at once. Without the right to force the size,
+        // the kernel grants less, and a test that needs more reports the missing frame.
         let size = 64 << 20;
         set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, size)
             .or_else(|_| set(libc::SOL_SOCKET, libc::SO_RCVBUF, size))?;
         let name = CString::new(interface)?;
-        // SAFETY: all zeros is a value of this structure of integers.
+        // SAFETY: all zeros is a valid value of this structure of integers.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
         address.sll_protocol = all;
-        // SAFETY: `name` is a string that ends with a zero and lives.
+        // SAFETY: `name` is a live string that ends with a zero.
         address.sll_ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) } as i32;
         let size = size_of::<libc::sockaddr_ll>() as u32;
         // SAFETY: the pointer and length are those of a live address.

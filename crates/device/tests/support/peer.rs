@@ -1,5 +1,4 @@
-//! A host at the far side of a device, small enough to be read at once: it answers ARP, echo
-//! requests and one TCP connection at a time.
+//! A minimal host on a device: it answers ARP, echo requests and one TCP connection at a time.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ pub(crate) struct Seen {
     pub echo_requests: usize,
     /// Payload of the TCP connection, in order.
     pub stream: Vec<u8>,
-    /// TCP packets with payload, and those of them that were still to be segmented.
+    /// TCP packets with payload, and those of them that were not yet segmented.
     pub data_packets: usize,
     pub large_packets: usize,
     pub longest_packet: usize,
@@ -33,15 +32,15 @@ pub(crate) struct Seen {
     pub sleeps: usize,
 }
 
-/// Runs a peer on a device in a thread, until it is stopped or the device is gone.
+/// A peer that runs on a device in a thread, until the test stops it or the device fails.
 pub(crate) struct Peer {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<(Box<dyn Device>, Seen, Option<DeviceError>)>,
 }
 
 impl Peer {
-    /// Starts a peer. `reply`: the bytes that the peer sends over a TCP connection as soon as it
-    /// stands, in packets of these many bytes.
+    /// Starts a peer. It sends `reply` over a TCP connection as soon as the connection is
+    /// established, in packets of `chunk` bytes.
     pub(crate) fn start(
         device: Box<dyn Device>,
         address: Ipv4Addr,
@@ -58,7 +57,7 @@ impl Peer {
         Peer { stop, thread }
     }
 
-    /// Stops the peer and returns its record; an error when the device failed before.
+    /// Stops the peer. Returns the device, the peer's record, and the device's error if it failed.
     pub(crate) fn stop(self) -> (Box<dyn Device>, Seen, Option<DeviceError>) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("the peer's thread")
@@ -78,7 +77,7 @@ struct Host {
     seen: Seen,
     reply: Vec<u8>,
     chunk: usize,
-    /// Bytes of `reply` sent.
+    /// The number of bytes of `reply` that the peer has sent.
     sent: usize,
     /// The next sequence number expected.
     expected: u32,
@@ -89,7 +88,7 @@ impl Host {
         let mut spaces = Spaces::default();
         device.start(&mut spaces).expect("the device starts");
         let frame_bytes = device.info().rx_buffer_bytes as u32;
-        // One buffer more than is provided: the peer sends replies out of it.
+        // One buffer more than the peer provides: the peer sends replies from it.
         let region = Region::private(((FRAMES + 1) * frame_bytes) as usize).expect("memory");
         let memory = spaces.add(Space::writable(region));
         let frames: Vec<u32> = (0..FRAMES).map(|index| index * frame_bytes).collect();
@@ -118,7 +117,7 @@ impl Host {
                 self.seen.sleeps += 1;
                 let fd = self.device.sleep_fd().expect("a descriptor to sleep on");
                 let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-                // Only to look at `stop` again; frames wake the peer.
+                // The timeout is only for `stop`; frames wake the peer.
                 let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
                 rustix::event::poll(&mut fds, Some(&timeout)).expect("poll");
             }
@@ -189,8 +188,8 @@ impl Host {
         }
     }
 
-    /// Serves the connection: a receiver that acknowledges bytes that come in order, and a sender
-    /// that trusts the way. No packet is lost between the kernel and a device.
+    /// Serves the connection: acknowledges bytes that come in order, and sends without
+    /// retransmission, since no packet is lost between the kernel and a device.
     fn tcp(
         &mut self,
         flow: &Flow,
@@ -245,8 +244,8 @@ impl Host {
     }
 }
 
-/// Finishes a partial checksum, and checks it. It finishes a large packet's checksum as if the
-/// packet were to go out whole: its field holds the pseudo-header's sum with the whole length.
+/// Completes a partial checksum, and verifies it. Completes a large packet's checksum as that of
+/// one whole packet, since its field holds the pseudo-header's sum with the whole length.
 fn checksum_is_right(frame: &[u8], headers: &Headers, meta: Meta) -> bool {
     let mut frame = frame.to_vec();
     if let towpath_device::Checksum::Partial { start, offset } = meta.checksum

@@ -1,4 +1,4 @@
-//! The copy as relaxed atomic loads and stores: slow, and understood by every tool.
+//! The copy as relaxed atomic loads and stores: slow, but every tool sees each access.
 //!
 //! Unsafe lives here because the copy works on addresses.
 
@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const WORD_BYTES: usize = 8;
 
-/// Copies `len` bytes: whole words where both ranges are aligned alike, else bytes.
+/// Copies `len` bytes: whole words where both ranges have the same alignment, else bytes.
 ///
 /// # Safety
 /// As [`super::copy`].

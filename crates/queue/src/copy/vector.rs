@@ -1,9 +1,9 @@
 //! The copy as vector moves of x86-64.
 //!
-//! Up to 128 bytes are moves of SSE2, which every x86-64 has: from the front and from the end,
-//! overlapping in the middle, as glibc's `memcpy` makes them. All loads come before all stores.
-//! Longer copies are loops over moves as wide as the processor has them, chosen at the first such
-//! copy.
+//! Copies of 16 to 128 bytes are moves of SSE2, which every x86-64 has: from the front and from the
+//! end, overlapping in the middle, as glibc's `memcpy` makes them. All loads come before all
+//! stores. Longer copies are loops over the widest moves that the processor has. The first such
+//! copy chooses the loop.
 //!
 //! Unsafe lives here for assembly on addresses.
 
@@ -11,7 +11,7 @@ use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// Bytes that the loops move a round; they need a longer copy than that.
+/// Bytes that the loops move per round at most; they need a longer copy than this.
 pub(super) const ROUND_BYTES: usize = 128;
 
 /// Copies `len` bytes.
@@ -135,7 +135,7 @@ unsafe fn short(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Values of [`LOOP`]: nothing is known yet, or how wide the processor's moves are.
+/// Values of [`LOOP`]: not yet detected, or the width of the processor's moves.
 const UNKNOWN: u8 = 0;
 const SSE2: u8 = 1;
 const AVX: u8 = 2;
@@ -164,9 +164,9 @@ unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Detects the widest moves that the processor has and whose registers the operating system keeps.
-/// It chooses moves of 64 bytes only where `rep movsb` is fast for short copies, which came with
-/// Ice Lake: processors before it run slower for a while after such moves.
+/// Detects the widest moves that the processor has and whose registers the operating system saves.
+/// This chooses moves of 64 bytes only where `rep movsb` is fast for short copies, which came with
+/// Ice Lake. Earlier processors run slower for a while after such moves.
 #[cold]
 fn widest() -> u8 {
     let basic = __cpuid(1);
@@ -176,14 +176,15 @@ fn widest() -> u8 {
         return SSE2;
     }
     let kept: u32;
-    // SAFETY: the instruction is there, as OSXSAVE says; it reads a register of the processor's.
+    // SAFETY: OSXSAVE says that the processor has the instruction, which reads a register.
     unsafe {
         asm!(
             "xgetbv", in("ecx") 0, out("eax") kept, out("edx") _,
             options(nomem, nostack, preserves_flags),
         );
     }
-    // XCR0: bits 1 and 2 for SSE and AVX; 5 to 7 for what AVX-512 adds (Intel SDM volume 1, 13.3).
+    // XCR0: bits 1 and 2 for SSE and AVX; 5 to 7 for AVX-512's registers (Intel SDM volume 1,
+    // 13.3).
     if kept & 0b110 != 0b110 {
         return SSE2;
     }
@@ -204,8 +205,9 @@ pub(super) fn long_routines() -> Vec<unsafe fn(*const u8, *mut u8, usize)> {
 /// # Safety
 /// As [`long`].
 unsafe fn by_16(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the loop stores at `to` from its start on, up to 64 bytes a round, while it is before
-    // `end`, 64 bytes before the end; the rest is stored from `end` on. It loads likewise.
+    // SAFETY: the loop stores at `to` from its start on, 64 bytes per round, while `to` is before
+    // `end`, which is 64 bytes before the range's end. The last 64 bytes are stored from `end` on.
+    // The loads are likewise.
     unsafe {
         asm!(
             "movups {e}, [{from} + {len} - 64]",
@@ -243,9 +245,10 @@ unsafe fn by_16(from: *const u8, to: *mut u8, len: usize) {
 /// # Safety
 /// As [`long`], and the processor has AVX.
 unsafe fn by_32(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the first 32 and the last 128 bytes are moved by themselves. Between them `to` is
-    // rounded up to 32 bytes, at most 32 further, and the loop stores 128 bytes a round while it is
-    // before `end`, 128 bytes before the end. It loads likewise.
+    // SAFETY: the first 32 and the last 128 bytes are moved separately. Between them `to` is
+    // rounded up to the next multiple of 32 bytes, at most 32 further. The loop stores 128 bytes
+    // per round while `to` is before `end`, which is 128 bytes before the range's end. The loads
+    // are likewise.
     unsafe {
         asm!(
             "vmovups ymm8, [{from}]",

@@ -51,7 +51,7 @@ fn without_the_notifiers_barrier_a_wake_up_is_lost() {
     without(Barrier::NotifierChecks, one_batch);
 }
 
-/// The sleeper is timer-driven, its tick never comes, and two batches cannot wait for it.
+/// The sleeper is timer-driven, and its tick never comes. Two batches cannot wait for the tick.
 fn urgent_batches() {
     let pair = Pair::new(8, 8);
     let bell = Bell::new();
@@ -99,7 +99,7 @@ fn without_the_notifiers_barrier_an_urgent_wake_up_is_lost() {
 }
 
 /// A timer-driven side receives no notification, and then changes to a sleep that only a
-/// notification ends. Its look finds work from before the change, and later work causes a
+/// notification ends. Its check finds work from before the change, and later work causes a
 /// notification.
 #[test]
 fn no_wake_up_is_lost_from_timer_driven_to_blocked() {
@@ -117,7 +117,7 @@ fn no_wake_up_is_lost_from_timer_driven_to_blocked() {
                 far.notify();
             }
         });
-        // The tick comes at once, and finds no reason to wait.
+        // The tick comes at once.
         let _ = sleeper.prepare_timer_driven();
         sleeper.awake_timer_driven();
         while server.transmit.observe().unwrap() == 0 {
@@ -131,7 +131,7 @@ fn no_wake_up_is_lost_from_timer_driven_to_blocked() {
     });
 }
 
-/// One notification for each sleep, and for every sleep: two batches, two sleeps.
+/// Each sleep gets its notification: two batches, two sleeps.
 #[test]
 fn one_notification_for_each_sleep() {
     model(|| {

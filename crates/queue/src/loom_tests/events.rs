@@ -1,4 +1,4 @@
-//! Event queues with their doorbells: news of a queue pair reach the sleeping side.
+//! Event queues with their doorbells: news of a queue pair reaches the sleeping side.
 
 use loom::thread;
 
@@ -9,7 +9,7 @@ use crate::events;
 use crate::test_memory::Pair;
 use crate::word::Barrier;
 
-/// News of a queue pair reach a side that sleeps on its event queue: the producer publishes the
+/// News of a queue pair reaches a side that sleeps on its event queue. The producer publishes the
 /// queue, marks its event where none is pending, and sends a notification only for new events.
 fn batches(news: u32, together: bool) {
     let pair = Pair::new(8, 8);
@@ -69,7 +69,7 @@ fn without_the_acknowledgers_barrier_an_event_is_lost() {
     without(Barrier::AcknowledgerChecks, || batches(2, false));
 }
 
-/// One notification for two batches, the first of which was published with its notification
+/// One notification for two batches. The producer publishes the first with its notification
 /// deferred.
 #[test]
 fn a_deferred_notification_covers_all_earlier_batches() {

@@ -1,4 +1,4 @@
-//! The section for which no thread waits: all work that threads bring is done, once and in order.
+//! The section for which no thread waits: the holders do all work, once and in order.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -8,9 +8,8 @@ use super::{model, without};
 use crate::optimistic::{Entered, Left, Optimistic};
 use crate::word::Barrier;
 
-/// The work of one thread, in its order: the holder does work that was left first. Slots hold their
-/// number's work in `memory`, one value each, and in the section's own, where the model checks that
-/// each has one taker.
+/// The state is the list of work done. Each slot holds one value twice: in `memory`, and in the
+/// section's own memory, where the model checks that each slot has one taker.
 type Section = Optimistic<Vec<u64>, u64>;
 
 fn slots(count: usize) -> Arc<Vec<AtomicU64>> {
@@ -26,7 +25,7 @@ fn do_what_was_left(entered: &mut Entered<'_, Vec<u64>, u64>, memory: &[AtomicU6
     true
 }
 
-/// Does a piece of work or leaves it; returns `false` when there was no room to.
+/// Does a piece of work or leaves it. Returns `false` if there was no free slot.
 fn bring(section: &Section, memory: &[AtomicU64], value: u64) -> bool {
     if let Some(mut entered) = section.try_enter() {
         do_what_was_left(&mut entered, memory);
@@ -54,8 +53,8 @@ fn bring(section: &Section, memory: &[AtomicU64], value: u64) -> bool {
     true
 }
 
-/// Several threads bring work; after all have left, all of it is done, each thread's in its order.
-/// At every access of the state the model checks that only one thread is inside.
+/// Several threads bring work. After all threads have ended, all work is done, each thread's in its
+/// order. At every access of the state the model checks that only one thread is inside.
 fn all_is_done(threads: u64, each: u64, room: u32) {
     let section = Arc::new(Section::with_memory(vec![0; room as usize], Vec::new()).unwrap());
     let memory = slots(room as usize);
@@ -73,8 +72,8 @@ fn all_is_done(threads: u64, each: u64, room: u32) {
     for other in others {
         brought.extend(other.join().unwrap());
     }
-    let mut entered = section.try_enter().expect("all have gone");
-    assert!(entered.is_nothing_left(), "work was left that nobody did");
+    let mut entered = section.try_enter().expect("all threads have left");
+    assert!(entered.is_nothing_left(), "work was left that no thread did");
     let mut done = core::mem::take(entered.state());
     for number in 0..threads {
         let theirs = |list: &[u64]| {
@@ -102,7 +101,7 @@ fn no_work_is_lost_when_there_is_hardly_room() {
     model(|| all_is_done(2, 2, 1));
 }
 
-/// A request finds a thread inside, or none, and is carried out either way.
+/// A thread leaves a request while another thread is inside, or none. One of them carries it out.
 fn a_request() {
     let section = Arc::new(Optimistic::new(1, 0).unwrap());
     let follow = |entered: &mut Entered<'_, u64>| {
@@ -117,7 +116,7 @@ fn a_request() {
     });
     section.drive(follow);
     other.join().unwrap();
-    let mut entered = section.try_enter().expect("all have gone");
+    let mut entered = section.try_enter().expect("all threads have left");
     assert_eq!((*entered.state(), entered.requests()), (1, 0));
 }
 

@@ -1,4 +1,4 @@
-//! Parked sessions: the engine looks at them after a notification, and must not miss it.
+//! Parked sessions: the engine polls them only after a notification, and must not miss one.
 
 use loom::thread;
 
@@ -8,9 +8,9 @@ use crate::doorbell::{self, Due};
 use crate::test_memory::Pair;
 use crate::word::Barrier;
 
-/// A parked session: the engine does not look at it, awake or asleep, until a notification. The
-/// engine goes to sleep without a look at it, by the flag that all sessions have. It finds two
-/// batches, before and after it made the session active again.
+/// A parked session: the engine does not poll it, awake or asleep, until a notification. The engine
+/// goes to sleep without polling the session, by the flag that all sessions share. The engine finds
+/// two batches, before and after it makes the session active again.
 fn parks(news: u32, rests_anew: bool) {
     let pair = Pair::new(8, 8);
     let bell = Bell::new();
@@ -40,15 +40,15 @@ fn parks(news: u32, rests_anew: bool) {
             watched = server.transmit.observe().unwrap() > 0;
         }
         if !watched {
-            // No other work is left: the engine sleeps, having looked at the active sessions, and
-            // not at this one.
+            // No other work is left: the engine sleeps after it has polled the active sessions, of
+            // which this one is none.
             sleeper.prepare();
             bell.sleep();
             sleeper.awake();
             watched = server.transmit.observe().unwrap() > 0;
             if !watched {
-                // A late notification, for packets that an earlier look has found: the engine parks
-                // the session anew.
+                // A late notification, for packets that the engine has found before: the engine
+                // parks the session anew.
                 watched = rests_anew;
                 continue;
             }
@@ -70,8 +70,8 @@ fn no_news_of_a_parked_session_is_lost() {
 }
 
 /// A notification may come late, for packets that the engine found without it. An engine that keeps
-/// the session parked by the same flag loses the next one: the session takes its late notification
-/// for one that is yet to be answered, and sends no other.
+/// the session parked by the same flag loses the next notification: the session has sent one for
+/// this flag, and sends no other.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn staying_parked_after_a_late_notification_loses_news() {

@@ -1,5 +1,5 @@
-//! Descriptors and indices: the consumer sees only written entries, and the producer overwrites
-//! none unread.
+//! Descriptors and indices: the consumer sees only written entries, and the producer overwrites no
+//! unread entry.
 
 use loom::thread;
 
@@ -7,7 +7,7 @@ use super::{descriptor, model};
 use crate::descriptor::{Descriptor, MAX_CHAIN};
 use crate::test_memory::Pair;
 
-/// The consumer sees only written entries: never a descriptor before its words.
+/// The consumer sees only written entries: the index never before the descriptor's words.
 #[test]
 fn only_written_descriptors_are_observed() {
     model(|| {
@@ -37,7 +37,7 @@ fn only_written_descriptors_are_observed() {
     });
 }
 
-/// The producer does not write a slot again before the consumer read it: the commit index orders
+/// The producer does not write a slot again before the consumer has read it: the indices order
 /// that.
 #[test]
 fn a_received_descriptor_is_whole() {

@@ -1,12 +1,12 @@
 //! Notifications through a third side: the engine increments a session's counter and calls the
-//! worker, which looks at all counters after each call.
+//! worker, which reads all counters after each call.
 
 use loom::thread;
 
 use super::{Bell, model};
 use crate::test_memory::Memory;
 
-/// Two sessions' notifications, each with a call; the worker takes the calls and looks at both
+/// Two sessions' notifications, each with a call. The worker takes the calls and reads both
 /// counters.
 fn relayed(calls_first: bool) {
     let counters = Memory::new(2);
@@ -37,7 +37,8 @@ fn no_notification_is_lost_through_a_worker() {
     model(|| relayed(false));
 }
 
-/// A counter incremented only after the call loses its notification: the worker sleeps for ever.
+/// An engine that increments a counter only after the call loses the notification: the worker
+/// sleeps for ever.
 #[test]
 fn a_call_before_its_counter_loses_a_notification() {
     let found = std::panic::catch_unwind(|| model(|| relayed(true)));

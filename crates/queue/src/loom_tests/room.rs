@@ -9,8 +9,9 @@ use crate::events;
 use crate::test_memory::Pair;
 use crate::word::Barrier;
 
-/// A sender that waits for room gets an event: the server publishes the commit, and reads the wish
-/// after a fence. The sender looks once after its wish, and then only when its event comes.
+/// A sender that waits for room gets an event: the server publishes the commit index, and reads the
+/// request after a fence. The sender checks once after its request, and then only when its event
+/// comes.
 fn room() {
     let pair = Pair::new(8, 16);
     let bell = Bell::new();
@@ -41,7 +42,7 @@ fn room() {
     while !there {
         if acknowledger.take(1, |_| {}).unwrap() > 0 {
             there = producer.reclaim(|_| {}).unwrap() == 1;
-            assert!(there, "told too early");
+            assert!(there, "the event came before the room");
             break;
         }
         sleeper.prepare();

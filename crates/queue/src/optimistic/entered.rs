@@ -1,17 +1,18 @@
-//! The holder's side of the section: doing what other threads left, and leaving the section.
+//! The holder's side of the section: doing the work that other threads left, and leaving the
+//! section.
 //!
-//! Unsafe lives here for the one reference to the state, which lives as long as its thread has the
-//! flag.
+//! Unsafe lives here for the one reference to the state, which lives as long as its thread holds
+//! the flag.
 
 use super::{FREE, GIVEN_UP, Inside, Leaving, NOT_OUT, Optimistic, PUBLISHED, word};
 use crate::word::{Barrier, Ordering, full_fence};
 
-/// What other threads left for the next holder.
+/// The work that other threads left for the next holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Nothing.
     Nothing,
-    /// Slots.
+    /// At least one slot.
     Work,
     /// Requests, and perhaps slots.
     Requests,
@@ -22,8 +23,8 @@ type Access<S> = *mut Inside<S>;
 #[cfg(loom)]
 type Access<S> = loom::cell::MutPtr<Inside<S>>;
 
-/// Proof that this thread holds the section. It ends with [`Entered::exit`]. A thread that only
-/// drops it leaves the work of other threads undone until a thread enters again.
+/// Proof that this thread holds the section, until [`Entered::exit`]. A thread that only drops the
+/// proof leaves the work of other threads undone until a thread enters again.
 pub struct Entered<'a, S, M = ()> {
     section: &'a Optimistic<S, M>,
     /// Taken at the end, before the flag is released.
@@ -53,7 +54,7 @@ impl<'a, S, M> Entered<'a, S, M> {
     fn inside(&mut self) -> &mut Inside<S> {
         let inside = self.inside.unwrap_or_else(|| self.section.inside.0.get());
         // SAFETY: this thread took the flag and has not released it, so no other thread has a
-        // reference to what is inside; the one made here ends with the borrow of `self`.
+        // reference to the inside. The reference made here ends with the borrow of `self`.
         unsafe { &mut *inside }
     }
 
@@ -84,8 +85,7 @@ impl<'a, S, M> Entered<'a, S, M> {
             let inside = self.inside();
             let place = inside.head;
             let slot = section.slot(place);
-            // SYNC: the holder sees what was written into the slot's memory. Partner: `Leaving`'s
-            // end.
+            // SYNC: the holder sees the writes to the slot's memory. Partner: `Leaving`'s drop.
             let now = section.sequence[slot].load(Ordering::Acquire);
             if now == word(place, PUBLISHED) {
                 inside.places[slot] = place;
@@ -101,8 +101,8 @@ impl<'a, S, M> Entered<'a, S, M> {
         }
     }
 
-    /// Releases a slot that [`Entered::take`] returned; in any order. Any other slot stays as it
-    /// is: its memory may be another thread's.
+    /// Releases a slot that [`Entered::take`] returned, in any order. Ignores any other slot, since
+    /// its memory may belong to another thread.
     #[inline]
     pub fn release(&mut self, slot: u32) {
         let section = self.section;
@@ -117,8 +117,8 @@ impl<'a, S, M> Entered<'a, S, M> {
         section.sequence[slot].store(word(place.wrapping_add(slots), FREE), Ordering::Release);
     }
 
-    /// `true` if nothing is left: no slot is published, and no slot is being written. Only then may
-    /// a thread do its own work first and keep its order.
+    /// `true` if no slot is published, and no slot is being written. Only then may the holder do
+    /// its own work first and keep its order.
     #[inline]
     #[must_use]
     pub fn is_nothing_left(&mut self) -> bool {
@@ -126,7 +126,7 @@ impl<'a, S, M> Entered<'a, S, M> {
     }
 
     /// Takes a slot for this thread's own work, when another slot is still being written. This
-    /// works also while other threads may leave no more.
+    /// works also while the section is closed to other threads.
     #[must_use]
     pub fn leave(&self) -> Option<Leaving<'a, S, M>> {
         self.section.take_slot()
@@ -141,13 +141,13 @@ impl<'a, S, M> Entered<'a, S, M> {
         self.section.door.0.requests.swap(0, Ordering::Acquire)
     }
 
-    /// Leaves the section. Returns what other threads left meanwhile, for which a thread must enter
-    /// again: the threads that left it found the flag set.
+    /// Leaves the section. Returns the work that other threads left meanwhile. A thread must enter
+    /// again for that work, since the threads that left it found the flag set.
     #[must_use]
     pub fn exit(mut self) -> Left {
         let (section, place) = (self.section, self.inside().head);
         drop(self);
-        // SYNC: the flag is free before this thread looks for work that was left. Partner:
+        // SYNC: the flag is free before this thread checks for work that was left. Partner:
         // `LeaverChecks`.
         full_fence(Barrier::HolderChecks);
         let now = section.sequence[section.slot(place)].load(Ordering::Relaxed);
@@ -164,7 +164,7 @@ impl<'a, S, M> Entered<'a, S, M> {
 impl<S, M> Drop for Entered<'_, S, M> {
     fn drop(&mut self) {
         self.inside = None;
-        // SYNC: the next holder sees what was done inside. Partner: `try_enter`.
+        // SYNC: the next holder sees everything done inside. Partner: `try_enter`.
         self.section.door.0.flag.store(0, Ordering::Release);
     }
 }
