@@ -62,7 +62,7 @@ enum Verb {
     /// Change a setting of a running server
     #[command(after_help = set::EXAMPLES)]
     Set(set::Args),
-    /// Demonstrate Towpath on this machine, in a network namespace of its own; leave nothing behind
+    /// Demonstrate Towpath in a network namespace of its own, and clean up
     #[command(after_help = "\
 Examples:
   towpath demo
