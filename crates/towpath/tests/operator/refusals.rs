@@ -126,6 +126,11 @@ fn names_paths_and_rights_are_checked() {
             (&["--tap", "opA", "--socket", &file], 1, "exists, and is no socket"),
             (&["--tap", "opA", "--socket", &socket, "--pcap", "/proc/no"], 1, "--pcap /proc/no"),
             (
+                &["--tap", "opA", "--socket", &socket, "--batch", "32", "--set", "rx_batch=64"],
+                2,
+                "choose a larger --batch",
+            ),
+            (
                 &["--tap", "opA", "--socket", &socket, "--engine-cpu", "1023"],
                 1,
                 "with --engine-cpu",
