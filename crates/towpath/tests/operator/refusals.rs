@@ -117,7 +117,11 @@ fn names_paths_and_rights_are_checked() {
         std::fs::write(&file, "precious").unwrap();
         let under_file = format!("{file}/s.sock");
         for (arguments, status, part) in [
-            (&["--tap", "a b", "--socket", &socket][..], 2, "\"a b\" is not a valid interface name"),
+            (
+                &["--tap", "a b", "--socket", &socket][..],
+                2,
+                "\"a b\" is not a valid interface name",
+            ),
             (&["--tap", "sixteen-bytes-xx", "--socket", &socket], 2, "1 to 15 bytes"),
             (&["--tap", "lo", "--socket", &socket], 1, "lo exists and is not a TAP"),
             (&["--tap", "opA", "--socket", &long], 2, "107 are possible"),
