@@ -37,13 +37,13 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ..Outcome::default()
     };
     let window = Duration::from_millis(if settings.quick { 100 } else { 400 });
-    for buffer_bytes in [64, 1500] {
+    for packet_bytes in [64, 1500] {
         let pairs = Pairs::measure(
             settings.pairs(),
-            || run(cores, buffer_bytes, window),
-            || bare::run(cores, buffer_bytes, window),
+            || run(cores, packet_bytes, window),
+            || bare::run(cores, packet_bytes, window),
         )?;
-        let parameters = [("packet_bytes", buffer_bytes as f64)];
+        let parameters = [("packet_bytes", packet_bytes as f64)];
         outcome.rows.push(
             Row::new("queue to bare queue", &parameters, "ratio", &pairs.ratios())
                 .at_least(AT_LEAST),
@@ -104,11 +104,11 @@ impl Sides {
 }
 
 /// Runs one window. Returns millions of packets per second.
-fn run(cores: (usize, usize), buffer_bytes: usize, window: Duration) -> anyhow::Result<f64> {
+fn run(cores: (usize, usize), packet_bytes: usize, window: Duration) -> anyhow::Result<f64> {
     let Sides { mut producer, mut producer_pool, mut consumer, consumer_pool, mut ledger, heap } =
-        Sides::new(buffer_bytes)?;
-    let payload = vec![0x5a; buffer_bytes];
-    let mut into = vec![0; buffer_bytes];
+        Sides::new(packet_bytes)?;
+    let payload = vec![0x5a; packet_bytes];
+    let mut into = vec![0; packet_bytes];
     let mut free = FreeBuffers::new(0, SLOTS as u32);
     let produce = move || {
         if free.len() < BATCH {
@@ -121,14 +121,14 @@ fn run(cores: (usize, usize), buffer_bytes: usize, window: Duration) -> anyhow::
         for _ in 0..BATCH {
             let Some(buffer) = free.take() else { break };
             // Prefetches as the client library does.
-            if let Some(buffer) = free.next(prefetch_distance(buffer_bytes) as usize) {
+            if let Some(buffer) = free.next(prefetch_distance(packet_bytes) as usize) {
                 let start = heap.buffer_offset(buffer) + HEADROOM_BYTES as usize;
-                producer_pool.prefetch_to_write(start, buffer_bytes);
+                producer_pool.prefetch_to_write(start, packet_bytes);
             }
             let descriptor = Descriptor {
                 buffer,
                 start: HEADROOM_BYTES,
-                len: buffer_bytes as u32,
+                len: packet_bytes as u32,
                 endpoint: 0,
                 flags: 0,
             };
@@ -178,11 +178,11 @@ mod tests {
             return;
         }
         let cores = two_cores().unwrap();
-        for buffer_bytes in [64, 1500] {
+        for packet_bytes in [64, 1500] {
             let window = Duration::from_millis(20);
             for mpps in [
-                run(cores, buffer_bytes, window).unwrap(),
-                bare::run(cores, buffer_bytes, window).unwrap(),
+                run(cores, packet_bytes, window).unwrap(),
+                bare::run(cores, packet_bytes, window).unwrap(),
             ] {
                 assert!(mpps.is_finite() && mpps > 0.0, "{mpps}");
             }

@@ -188,8 +188,8 @@ impl Engine {
         meta: Meta,
         headers: &Headers,
     ) -> Result<Sent, DeviceError> {
-        let batch = is_group(headers.destination);
-        let destination = if batch || one.no_local_match {
+        let group = is_group(headers.destination);
+        let destination = if group || one.no_local_match {
             None
         } else {
             self.flows.lookup(Direction::Sent, headers)
@@ -209,11 +209,11 @@ impl Engine {
         }
         let sender =
             |found: &Destination| found.session == one.key && found.endpoint == one.endpoint;
-        if batch {
+        if group {
             self.flows.members(headers, &mut self.found);
             self.found.retain(|found| !sender(found));
         }
-        let to_device = batch || self.found.is_empty();
+        let to_device = group || self.found.is_empty();
         let software = to_device && !self.device_takes(&meta);
         let packets = if software { segments(&meta, headers, one.len) } else { 1 };
         if to_device {
@@ -239,7 +239,7 @@ impl Engine {
         if local > 0 || CAPTURES && !self.flows.captures.is_empty() {
             (work, captures) = self.deliver_here::<CAPTURES>(one, meta, members);
         }
-        if !batch && local > 0 {
+        if !group && local > 0 {
             self.count(Count::LocalPackets);
         }
         self.count_sent(one);

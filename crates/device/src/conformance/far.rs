@@ -57,7 +57,7 @@ impl DeviceFarEnd {
     fn turn(&mut self) {
         let mut received = Vec::new();
         let budget = 64usize.saturating_sub(self.received.len());
-        // A device that is gone has no more buffers to return.
+        // A device that is gone has no more packets to return.
         let _ = self.device.rx_poll(&mut self.spaces, &mut received, budget);
         self.received.extend(received);
         let _ = self.device.tx_complete(&mut self.places, PLACES as usize);

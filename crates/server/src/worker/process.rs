@@ -428,8 +428,8 @@ fn unread(socket: &OwnedFd) -> bool {
 /// Puts borrowed descriptors into `handed`, and returns how many.
 fn borrow<'a>(descriptors: &'a Descriptors, handed: &mut [BorrowedFd<'a>]) -> usize {
     let mut count = 0;
-    for (index, descriptor) in handed.iter_mut().zip(descriptors.iter().flatten()) {
-        *index = descriptor.as_fd();
+    for (slot, descriptor) in handed.iter_mut().zip(descriptors.iter().flatten()) {
+        *slot = descriptor.as_fd();
         count += 1;
     }
     count
