@@ -62,7 +62,7 @@ pub enum Traffic {
 }
 
 impl Traffic {
-    /// All directions.
+    /// All kinds of traffic.
     pub const ALL: [Traffic; 3] = [Traffic::Receive, Traffic::Local, Traffic::Send];
 
     /// Returns the name used in tables.
