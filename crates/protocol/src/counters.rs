@@ -21,8 +21,8 @@ pub enum Endpoint {
     TxBytes,
     /// Dropped on receive, because the application had provided too few buffers.
     RxNoBuffers,
-    /// Dropped on receive: packets, or segments of large packets, over the endpoint's budget for one
-    /// poll iteration (`--receive-budget`).
+    /// Dropped on receive: packets, or segments of large packets, over the endpoint's budget for
+    /// one poll iteration (`--receive-budget`).
     RxOverBudget,
     /// Dropped on receive: metadata that contradict the packet, a packet that the engine cannot
     /// segment, or one that needs more than 48 of the endpoint's buffers.
@@ -37,8 +37,8 @@ pub enum Endpoint {
     /// not the endpoint's.
     TxSourceAddress,
     /// Not sent: a VLAN, ethertype, protocol or port that is not the endpoint's, or a packet that
-    /// only routers, DHCP servers, queriers and switches send; or the endpoint is closed, or is only
-    /// a capture.
+    /// only routers, DHCP servers, queriers and switches send; or the endpoint is closed, or is
+    /// only a capture.
     TxOutsideRule,
     /// Not sent: longer than the MTU allows, or to be segmented into more than 128 segments.
     TxTooLong,
@@ -90,7 +90,8 @@ pub enum Device {
     RxNoMatch,
     /// Dropped on receive: headers that contradict themselves or the packet's length.
     RxMalformed,
-    /// Packets that the driver dropped on receive: longer than a buffer, or with impossible metadata.
+    /// Packets that the driver dropped on receive: longer than a buffer, or with impossible
+    /// metadata.
     RxDriver,
     /// Packets that the driver dropped on transmit, because the kernel refused them.
     TxDriver,
@@ -115,8 +116,8 @@ pub enum Device {
     /// Suppressed notifications: the session had news, and its application was awake or
     /// timer-driven.
     NotificationsSuppressed,
-    /// Merged notifications: the engine deferred them, or did not repeat one that the application had
-    /// not taken yet. So one notification served several poll iterations.
+    /// Merged notifications: the engine deferred them, or did not repeat one that the application
+    /// had not taken yet. So one notification served several poll iterations.
     NotificationsMerged,
     /// Ticks at which the engine polled.
     Ticks,
@@ -128,8 +129,8 @@ pub enum Device {
     TickLatestNs,
     /// Changes of wait strategy that wait=auto made.
     WaitSwitches,
-    /// Packets, received or to be sent, that the engine may have found later than `latency_us` allows
-    /// (wait=auto).
+    /// Packets, received or to be sent, that the engine may have found later than `latency_us`
+    /// allows (wait=auto).
     LatePackets,
     /// Times that the engine slept because it had used up `cpu_percent` (wait=auto).
     Throttled,
@@ -172,10 +173,11 @@ pub enum Device {
     /// Times that a poll of the spinning engine took so long that another thread must have had its
     /// processor. The engine then does not spin for a while.
     SpinsPreempted,
-    /// Notifications that the engine sent early, because half of the application's buffers were used.
+    /// Notifications that the engine sent early, because half of the application's buffers were
+    /// used.
     NotificationsEarly,
-    /// Of the ticks at which the engine polled, those before which it stayed awake: at this `tick_hz`,
-    /// ticks are too close for a sleep.
+    /// Of the ticks at which the engine polled, those before which it stayed awake: at this
+    /// `tick_hz`, ticks are too close for a sleep.
     TicksAwake,
     /// Of the notifications, those that the worker of the application's user sent.
     NotificationsRelayed,

@@ -116,7 +116,7 @@ impl Engine {
     }
 
     /// Handles most packets on the fast path: plain packets for one endpoint. Returns the path that
-    /// the packet took; [`Path::Long`] if it is none of these and still needs the full path. As in
+    /// the packet took; [`Path::Full`] if it is none of these and still needs the full path. As in
     /// `local.rs`, the fast path decides nothing differently from the full path.
     #[inline(always)]
     fn receive_plain(&mut self, received: &Received) -> Path {
