@@ -130,8 +130,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) receive_budget: Option<Number<1, 65_536>>,
-    /// Packets that the engine sends per poll iteration for each queue pair with packets to send;
-    /// 64 by default
+    /// Packets that the engine sends per poll iteration for each queue pair with packets to send,
+    /// and at most eight times as many in all; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transmit_budget: Option<Number<1, 65_536>>,
