@@ -2,8 +2,8 @@
 //!
 //! Counters are words of shared memory with one writer, the engine. An endpoint's counters are in
 //! its session's server pages, so that the application reads them without a request. The device's
-//! counters are in the state page, which every session may read. Each drop has a counter: on the
-//! endpoint concerned if there is one, else on the device.
+//! counters are in the state page, which every session may read. Each drop counts on the endpoint
+//! concerned if there is one, else on the device.
 
 use towpath_queue::{OwnWords, PeerWords};
 
@@ -90,10 +90,10 @@ pub enum Device {
     RxNoMatch,
     /// Dropped on receive: headers that contradict themselves or the packet's length.
     RxMalformed,
-    /// Packets that the driver dropped on receive: longer than a buffer, or with impossible
-    /// metadata.
+    /// Packets that the driver dropped on receive, such as those longer than a buffer, or with
+    /// impossible metadata.
     RxDriver,
-    /// Packets that the driver dropped on transmit, because the kernel refused them.
+    /// Packets that the driver dropped on transmit, such as those that the kernel refused.
     TxDriver,
     /// Packets that the engine delivered from endpoint to endpoint, without the device.
     LocalPackets,
