@@ -160,7 +160,7 @@ fn wait_for_end(
             && let Some(failure) = status.take_failure()
         {
             warn!(
-                "--pcap {}: {}; the capture ends after {} frames, the server goes on",
+                "--pcap {}: {}; the capture ends after {} packets, the server goes on",
                 path.display(),
                 says(&failure),
                 status.frames()

@@ -169,7 +169,8 @@ impl Setting {
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 1, most: 10_000, unit: "parts" },
                 default: 100,
-                help: "share in bytes among endpoints of the same priority, for scheduler=drr",
+                help: "the endpoint's share in bytes among those of the same priority, for \
+                       scheduler=drr",
             },
         ),
         (
