@@ -2,8 +2,8 @@
 //!
 //! Counters are words of shared memory with one writer, the engine. An endpoint's counters are in
 //! its session's server pages, so that the application reads them without a request. The device's
-//! counters are in the state page, which every session may read. Each drop has a counter: on the
-//! endpoint concerned if there is one, else on the device.
+//! counters are in the state page, which every session may read. Each drop counts on the endpoint
+//! concerned if there is one, else on the device.
 
 use towpath_queue::{OwnWords, PeerWords};
 
@@ -19,16 +19,16 @@ pub enum Endpoint {
     TxPackets,
     /// Their bytes.
     TxBytes,
-    /// Dropped on receive: the application had provided too few buffers.
+    /// Dropped on receive, because the application had provided too few buffers.
     RxNoBuffers,
-    /// Dropped on receive: packets, or segments of large ones, over the endpoint's budget for one
-    /// poll iteration.
+    /// Dropped on receive: packets, or segments of large packets, over the endpoint's budget for
+    /// one poll iteration (`--receive-budget`).
     RxOverBudget,
-    /// Dropped on receive: metadata that contradict the packet, or a packet that the engine cannot
-    /// segment.
+    /// Dropped on receive: metadata that contradict the packet, a packet that the engine cannot
+    /// segment, or one that needs more than 48 of the endpoint's buffers.
     RxUnusable,
     /// Not sent: malformed headers, or metadata that contradict them; or a large packet that is not
-    /// as long as its IP header states, or is for a group.
+    /// as long as its IP header states, or that is broadcast or multicast.
     TxMalformed,
     /// Not sent: a source MAC address, or one claimed in ARP or neighbour discovery, that is not
     /// the endpoint's.
@@ -37,9 +37,10 @@ pub enum Endpoint {
     /// not the endpoint's.
     TxSourceAddress,
     /// Not sent: a VLAN, ethertype, protocol or port that is not the endpoint's, or a packet that
-    /// only routers, DHCP servers, queriers and switches send.
+    /// only routers, DHCP servers, queriers and switches send; or the endpoint is closed, or is
+    /// only a capture.
     TxOutsideRule,
-    /// Not sent: longer than the MTU allows, or segmented into more than 128 segments.
+    /// Not sent: longer than the MTU allows, or to be segmented into more than 128 segments.
     TxTooLong,
     /// Copies made on receive, one per packet.
     RxCopies,
@@ -76,7 +77,7 @@ const _: () = assert!(Endpoint::ALL.len() <= crate::layout::ENDPOINT_COUNTERS);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Device {
-    /// Packets that came from the device.
+    /// Packets that the engine took from the device.
     RxPackets,
     /// Their bytes.
     RxBytes,
@@ -85,64 +86,65 @@ pub enum Device {
     TxPackets,
     /// Their bytes.
     TxBytes,
-    /// Received, dropped: no endpoint's flow rule matched.
+    /// Dropped on receive, because no endpoint's flow rule matched.
     RxNoMatch,
-    /// Received, dropped: malformed.
+    /// Dropped on receive: headers that contradict themselves or the packet's length.
     RxMalformed,
-    /// Dropped by the driver on receive.
+    /// Packets that the driver dropped on receive, such as those longer than a buffer, or with
+    /// impossible metadata.
     RxDriver,
-    /// Dropped by the driver on transmit.
+    /// Packets that the driver dropped on transmit, such as those that the kernel refused.
     TxDriver,
-    /// Delivered locally, from endpoint to endpoint without the device.
+    /// Packets that the engine delivered from endpoint to endpoint, without the device.
     LocalPackets,
-    /// The device had no room: packets waited in the backlog.
+    /// Packets that waited in the backlog because the device had no room; each counts once.
     Backlogged,
     /// Poll iterations with work.
     BusyIterations,
     /// Times that the engine went to sleep.
     Sleeps,
-    /// Notifications to sessions.
+    /// Notifications to applications.
     Notifications,
-    /// Sessions closed for a violation.
+    /// Sessions that the server closed for a violation.
     Violations,
     /// System calls of the driver.
     DriverCalls,
     /// Packets to the device whose checksum or segments the engine had to make in software.
     TxSoftwareOffloads,
-    /// Dropped on transmit: their session ended while they waited for the device.
+    /// Dropped on transmit, because their session ended while they waited for the device.
     TxEnded,
     /// Suppressed notifications: the session had news, and its application was awake or
     /// timer-driven.
     NotificationsSuppressed,
-    /// Merged notifications, deferred or not repeated: one notification served several poll
-    /// iterations.
+    /// Merged notifications: the engine deferred them, or did not repeat one that the application
+    /// had not taken yet. So one notification served several poll iterations.
     NotificationsMerged,
-    /// Ticks that the engine kept.
+    /// Ticks at which the engine polled.
     Ticks,
-    /// Ticks that passed while there was work, or for which sleep took too long.
+    /// Ticks that the engine missed, because it worked or its sleep took too long.
     TicksMissed,
-    /// Total delay of the ticks, in nanoseconds.
+    /// Total delay of the ticks at which the engine polled, in nanoseconds.
     TicksLateNs,
     /// The largest delay of a tick, in nanoseconds.
     TickLatestNs,
     /// Changes of wait strategy that wait=auto made.
     WaitSwitches,
-    /// Packets, received or to be sent, that the engine may have found later than the bound of
-    /// wait=auto.
+    /// Packets, received or to be sent, that the engine may have found later than `latency_us`
+    /// allows (wait=auto).
     LatePackets,
-    /// Times that wait=auto waited for its bound on processor time.
+    /// Times that the engine slept because it had used up `cpu_percent` (wait=auto).
     Throttled,
-    /// Flow lookups: of packets received, and of packets sent that may be for an endpoint of this
+    /// Flow lookups: of received packets, and of sent packets that may be for an endpoint of this
     /// host.
     FlowLookups,
-    /// Of these lookups, those that compared the packet with the last flow. Divided by compared
-    /// minus hits, this is the mean length of a train.
+    /// Of these lookups, those that compared the packet with the last flow. The mean length of a
+    /// train is compared / (compared - hits).
     FlowCompared,
-    /// Of those compared, the lookups that found the last flow again: the cache answered them.
+    /// Of the lookups compared, those that found the last flow again.
     FlowHits,
     /// Times that the engine switched the last-flow cache on or off.
     FlowSwitches,
-    /// Packets that the engine submitted as soon as it had checked them, since none waited.
+    /// Packets that the device took as soon as the engine had checked them (handoff=direct).
     TxDirect,
     /// Packets put into the backlog.
     TxQueued,
@@ -152,32 +154,32 @@ pub enum Device {
     TxFull,
     /// Expedited packets sent ahead of the others to the device.
     TxExpedited,
-    /// Polls of a session for packets to send, in poll iterations and before sleeps.
+    /// Polls of active sessions for packets to send, in poll iterations and before sleeps.
     SessionPolls,
     /// Times that the engine parked a session: it polls a parked session only after a notification.
     SessionsParked,
     /// Times that an awake engine checked which sessions had sent a notification.
     DoorbellPolls,
-    /// Times that the watchdog set a deadline, or scheduled a check when there was none.
+    /// Times that the watchdog set a deadline, or scheduled a check when none was scheduled.
     WatchdogArms,
-    /// Times that the watchdog checked whether the device completed anything.
+    /// Times that the watchdog compared the clock with its deadline, or made a check.
     WatchdogChecks,
-    /// Stalls of the device: it completed nothing for the watchdog's window.
+    /// Stalls of the device: it completed none of its packets for `watchdog_ms`.
     DeviceStalls,
-    /// Resets of a stalled device: one for each window of a stall.
+    /// Resets of a stalled device: one for each `watchdog_ms` of a stall.
     DeviceResets,
-    /// Packets that a stalled device had kept, and that the engine submitted again.
+    /// Packets that a stalled device had kept, and that the engine resubmitted.
     TxResubmitted,
-    /// Times that the kernel gave the spinning engine's processor to another thread. The engine
-    /// then does not spin for a while.
+    /// Times that a poll of the spinning engine took so long that another thread must have had its
+    /// processor. The engine then does not spin for a while.
     SpinsPreempted,
-    /// Notifications sent early, because half of the application's buffers were used.
+    /// Notifications that the engine sent early, because half of the application's buffers were
+    /// used.
     NotificationsEarly,
-    /// Of the ticks kept, those for which the engine stayed awake: at this `tick_hz` they are too
-    /// close for a sleep.
+    /// Of the ticks at which the engine polled, those before which it stayed awake: at this
+    /// `tick_hz`, ticks are too close for a sleep.
     TicksAwake,
-    /// Of the notifications sent, those that the engine left to the worker of the application's
-    /// user.
+    /// Of the notifications, those that the worker of the application's user sent.
     NotificationsRelayed,
 }
 

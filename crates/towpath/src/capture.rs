@@ -19,8 +19,8 @@ use out::Out;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-Only root and the server's user may capture. The capture ends at SIGINT, SIGTERM, SIGHUP, the end of
-its reader, -c or --seconds.
+Only root and the server's user may capture. The capture ends at SIGINT, SIGTERM or SIGHUP, when its
+reader ends, or when it reaches the limit of -c or --seconds.
 
 Examples:
   towpath capture -w wire.pcapng
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .map_err(|error| Failure::new(format!("capture: {error}")))?;
     let file = Out::open(&args.write, signals.clone()).map_err(|error| {
         Failure::new(format!(
-            "capture: {}: {}; choose a file that can be written with -w",
+            "capture: {}: {}; with -w, choose a file that can be written",
             args.write,
             says(&error)
         ))

@@ -56,19 +56,19 @@ enum Verb {
     /// Show a server's counters: packets, bytes, drops by reason
     #[command(after_help = stat::EXAMPLES)]
     Stat(stat::Args),
-    /// Write every packet that a server receives or sends to a pcapng file
+    /// Copy every packet that a server receives or sends into a pcapng file
     #[command(after_help = capture::EXAMPLES)]
     Capture(capture::Args),
     /// Change a setting of a running server
     #[command(after_help = set::EXAMPLES)]
     Set(set::Args),
-    /// Demonstrate Towpath in a network namespace of its own, and clean up
+    /// Demonstrate Towpath in a network namespace of its own, and leave nothing behind
     #[command(after_help = "\
 Examples:
   towpath demo
   towpath demo --embedded")]
     Demo(demo::Args),
-    /// Check this machine: its features, their meaning for Towpath, and remedies
+    /// Check which features of this machine Towpath can use, and print remedies
     #[command(after_help = "\
 Examples:
   towpath doctor

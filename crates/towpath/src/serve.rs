@@ -40,13 +40,13 @@ Examples:
 /// Options of `towpath serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Read settings from a TOML file; the options below are its keys and override it
+    /// Read options from a TOML file, whose keys are their names; the command line overrides it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Print the settings in effect, as such a file, and exit
+    /// Print the options in effect as a TOML file, and exit
     #[arg(long)]
     print_config: bool,
-    /// Write a line to this open descriptor when applications can attach, and close it
+    /// Write a line to this open descriptor when applications can attach, then close it
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i32).range(0..))]
     ready_fd: Option<i32>,
     #[command(flatten)]
@@ -160,7 +160,7 @@ fn wait_for_end(
             && let Some(failure) = status.take_failure()
         {
             warn!(
-                "--pcap {}: {}; the capture ends after {} frames, the server goes on",
+                "--pcap {}: {}; the capture ends after {} packets, the server goes on",
                 path.display(),
                 says(&failure),
                 status.frames()

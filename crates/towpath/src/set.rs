@@ -12,8 +12,8 @@ use crate::find;
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
 Only root and the server's user may change settings. The server changes them one by one, in the
-given order; the first one that it refuses ends the command. towpath ls shows the numbers of
-sessions and endpoints.
+given order. After the first change that the server refuses, the command ends. towpath ls shows the
+numbers of sessions and endpoints.
 
 Examples:
   towpath set tap0 wait=poll
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// The device, or the path of its server's socket
     #[arg(required_unless_present = "list", value_parser = device)]
     device: Option<String>,
-    /// The changes; SESSION/ENDPOINT names the endpoint for the settings after it
+    /// The changes; SESSION/ENDPOINT names the endpoint that the settings after it belong to
     #[arg(value_name = "SETTING=VALUE|SESSION/ENDPOINT", required_unless_present = "list")]
     changes: Vec<Change>,
     /// List all settings with their defaults, ranges and units

@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Print only the server's report, as JSON; with --watch one line per report
     #[arg(long)]
     json: bool,
-    /// Print rates per second, every SECONDS; every second by default
+    /// Print rates per second, every SECONDS seconds; every second by default
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
           value_parser = clap::value_parser!(u32).range(1..=86_400))]
     watch: Option<u32>,

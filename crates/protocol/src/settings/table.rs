@@ -35,7 +35,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 1_000_000, unit: "us" },
                 default: 1000,
-                help: "latency that waiting may add, for 99 packets in 100; a bound of wait=auto",
+                help: "upper bound of wait=auto on the latency that waiting adds, for 99 packets \
+                       in 100",
             },
         ),
         (
@@ -45,8 +46,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 100, unit: "percent of one processor" },
                 default: 100,
-                help: "processor time that the engine may use; a bound of wait=auto, which holds \
-                       even while packets wait and applications notify",
+                help: "upper bound of wait=auto on the engine's processor time; it holds even \
+                       while packets wait and applications notify",
             },
         ),
         (
@@ -56,8 +57,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 0, most: 100_000, unit: "us" },
                 default: 5,
-                help: "time by which timers of the engine may be late, so that near deadlines end \
-                       one sleep",
+                help: "time by which the engine's timers may be late and its deferred \
+                       notifications early, so that one sleep serves near deadlines",
             },
         ),
         (
@@ -68,7 +69,7 @@ impl Setting {
                 kind: Kind::Number { least: 1, most: 1024, unit: "packets" },
                 default: 64,
                 help: "packets that the engine takes from the device before it notifies their \
-                       applications; at most the server's batch",
+                       applications; at most the value of towpath serve --batch",
             },
         ),
         (
@@ -79,7 +80,7 @@ impl Setting {
                 kind: OFF_ON,
                 default: 1,
                 help: "on: the engine notifies only applications that sleep, once per sleep; off: \
-                       for every batch",
+                       it notifies for every batch",
             },
         ),
         (
@@ -89,8 +90,8 @@ impl Setting {
                 scope: Scope::OwnEndpoint,
                 kind: Kind::Number { least: 0, most: 65_535, unit: "packets" },
                 default: 0,
-                help: "packets after which the engine ends the deferral of rx_usecs early; 0: any \
-                       number",
+                help: "number of packets after which the engine ends the deferral of rx_usecs \
+                       early; 0: no such number",
             },
         ),
         (
@@ -101,7 +102,8 @@ impl Setting {
                 kind: Kind::Number { least: 0, most: 1_000_000, unit: "us" },
                 default: 0,
                 help: "time for which the engine defers a notification, to merge it with later \
-                       ones; 0: none; rx_frames and early_notification end the deferral early",
+                       ones; rx_frames and early_notification end the deferral early; 0: no \
+                       deferral",
             },
         ),
         (
@@ -111,8 +113,9 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["off", "on", "auto"]),
                 default: 2,
-                help: "whether flow lookups first compare a packet with the one before; auto: only \
-                       while trains of packets of one flow are long",
+                help: "whether the engine first compares a packet with the previous one when it \
+                       looks up the flow; auto: only while consecutive packets are often of one \
+                       flow",
             },
         ),
         (
@@ -122,8 +125,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["round-robin", "drr"]),
                 default: 1,
-                help: "how senders of the same priority share: drr by weight in bytes, round-robin \
-                       by packets",
+                help: "how queue pairs of the same priority share the device: drr by bytes and \
+                       weight, round-robin by packets",
             },
         ),
         (
@@ -133,8 +136,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["direct", "queued"]),
                 default: 1,
-                help: "how packets reach the device: direct submits each at once while no other \
-                       waits, queued submits them in batches",
+                help: "how the engine submits packets to the device: direct submits each at once \
+                       while no other waits, queued submits them in batches",
             },
         ),
         (
@@ -144,8 +147,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 0, most: 32, unit: "packets per poll iteration" },
                 default: 8,
-                help: "expedited packets, of all applications together, that go before the others; \
-                       0: none",
+                help: "expedited packets of all applications together that the engine sends before \
+                       the others; 0: none",
             },
         ),
         (
@@ -155,8 +158,8 @@ impl Setting {
                 scope: Scope::OwnEndpoint,
                 kind: Kind::Number { least: 0, most: 7, unit: "(7 goes first)" },
                 default: 3,
-                help: "strict priority; an application may lower its own, and raise it again to \
-                       the one that it was granted",
+                help: "strict priority; an application may lower that of its endpoints, and raise \
+                       it again to the priority that an administrator granted",
             },
         ),
         (
@@ -166,7 +169,8 @@ impl Setting {
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 1, most: 10_000, unit: "parts" },
                 default: 100,
-                help: "share in bytes among endpoints of the same priority, for scheduler=drr",
+                help: "the endpoint's share in bytes among those of the same priority, for \
+                       scheduler=drr",
             },
         ),
         (
@@ -180,8 +184,8 @@ impl Setting {
                     unit: "bits per second (0: no limit)",
                 },
                 default: 0,
-                help: "upper limit of the sending rate, counted from the Ethernet header to the \
-                       end of the payload",
+                help: "upper limit of the sending rate; the bits from the Ethernet header to the \
+                       end of the payload count",
             },
         ),
         (
@@ -195,7 +199,7 @@ impl Setting {
                     unit: "packets per second (0: no limit)",
                 },
                 default: 0,
-                help: "upper limit of the packets sent per second",
+                help: "upper limit of the packets that the endpoint sends per second",
             },
         ),
         (
@@ -219,8 +223,8 @@ impl Setting {
                 scope: Scope::OwnEndpoint,
                 kind: OFF_ON,
                 default: 0,
-                help: "on: packets are spread evenly at the endpoint's rate; off: they may go in \
-                       bursts",
+                help: "on: the engine spaces the endpoint's packets evenly at its rate; off: it \
+                       sends bursts of up to burst_bytes and burst_packets",
             },
         ),
         (
@@ -241,7 +245,7 @@ impl Setting {
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 0, most: 1 << 20, unit: "bytes" },
                 default: 65_536,
-                help: "part of a message of several packets that the engine keeps together; 0: \
+                help: "bytes of a message of several packets that the engine keeps together; 0: \
                        none",
             },
         ),
@@ -256,8 +260,8 @@ impl Setting {
                     unit: "packets per tick (0: no limit)",
                 },
                 default: 0,
-                help: "packets that the endpoint may send per tick; without the clock of \
-                       wait=timer-driven, each poll iteration is a tick",
+                help: "packets that the endpoint may send per tick; a tick is one of the clock \
+                       with wait=timer-driven, else a poll iteration",
             },
         ),
         (
@@ -267,8 +271,8 @@ impl Setting {
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 1, most: 65_535, unit: "ticks" },
                 default: 1,
-                help: "the endpoint sends in one tick of this many: the first at or after each \
-                       multiple",
+                help: "the endpoint sends in only one of this many ticks: the first at or after \
+                       each multiple in which it has a packet",
             },
         ),
         (
@@ -278,8 +282,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["off", "lazy", "eager"]),
                 default: 1,
-                help: "how the engine notices a stalled device, which it then resets: lazy checks \
-                       once per watchdog_ms, eager sets a deadline for packets in flight",
+                help: "how the engine notices a stalled device, which it then resets: off never, \
+                       lazy by a check per watchdog_ms, eager by a deadline for packets in flight",
             },
         ),
         (
@@ -314,9 +318,9 @@ impl Setting {
                 scope: Scope::Device,
                 kind: OFF_ON,
                 default: 1,
-                help: "on: an application whose notifications are deferred, or that is \
-                       timer-driven, is notified once half of its receive buffers are used; off: \
-                       not before its time",
+                help: "on: the engine notifies an application once half of its receive buffers are \
+                       used, although it defers notifications or the application is timer-driven; \
+                       off: only when the deferral ends or a tick comes",
             },
         ),
         (
@@ -326,9 +330,10 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["auto", "worker"]),
                 default: 0,
-                help: "which process notifies applications; auto: the engine for trusted users, \
-                       and for all users while only one user has had sessions, else the user's \
-                       worker; worker: always the worker",
+                help: "which process notifies applications; auto: the engine for administrators, \
+                       and for a granted user while no other user has sessions and no other \
+                       granted user has had any, else the user's worker; worker: always the \
+                       worker",
             },
         ),
     ];

@@ -66,7 +66,7 @@ impl Player {
         let mut player = Player { name, child, stream: Some(BufReader::new(ours)), ended: false };
         match player.hear()? {
             Said::Ready => Ok(player),
-            other => bail!("{} sent {other:?} first", player.name),
+            other => bail!("{} sent {other:?} instead of Ready", player.name),
         }
     }
 
@@ -76,7 +76,7 @@ impl Player {
     }
 
     fn hear(&mut self) -> anyhow::Result<Said> {
-        let stream = self.stream.as_mut().context("it was told to end")?;
+        let stream = self.stream.as_mut().context("the child was told to end")?;
         let mut line = String::new();
         let count = stream
             .read_line(&mut line)
@@ -94,7 +94,7 @@ impl Player {
 
     /// Asks an application for its counters.
     pub(super) fn statement(&mut self) -> anyhow::Result<Statement> {
-        let stream = self.stream.as_mut().context("it was told to end")?;
+        let stream = self.stream.as_mut().context("the child was told to end")?;
         stream.get_mut().write_all(QUESTION.as_bytes())?;
         match self.hear()? {
             Said::Statement(statement) => Ok(statement),

@@ -43,13 +43,13 @@ fn version() -> Finding {
     let oldest = format!("{}.{}", OLDEST.0, OLDEST.1);
     let (standing, means) = match parse(&release) {
         Some(version) if version >= FULL => {
-            (Standing::Ok, format!("Towpath needs {oldest}, and uses features up to {full}"))
+            (Standing::Ok, format!("Towpath needs Linux {oldest}, and uses features up to {full}"))
         }
         Some(version) if version >= OLDEST => {
-            (Standing::Limited, format!("sufficient, but without some features up to {full}"))
+            (Standing::Limited, format!("sufficient, but some features need up to Linux {full}"))
         }
-        Some(_) => (Standing::Missing, format!("Towpath needs {oldest}")),
-        None => (Standing::Limited, format!("cannot be read; Towpath needs {oldest}")),
+        Some(_) => (Standing::Missing, format!("Towpath needs Linux {oldest}")),
+        None => (Standing::Limited, format!("unknown version; Towpath needs Linux {oldest}")),
     };
     let remedy = format!("Linux {full} or newer, which has all features");
     Finding::new("kernel", standing, found, means).remedy(remedy)
@@ -129,7 +129,7 @@ fn peers(pidfd: Result<(), Errno>) -> Finding {
             "peers",
             Standing::Limited,
             format!("pidfd_open: {}", says(errno)),
-            "a peer's users and groups are certain; its process number may be reused",
+            "the server knows a peer's user and groups; its process number may be reused",
         )
         .remedy("Linux 5.3 or newer; in a container, a seccomp filter that allows pidfd_open");
     }
@@ -138,13 +138,13 @@ fn peers(pidfd: Result<(), Errno>) -> Finding {
             "peers",
             Standing::Ok,
             "pidfd_open, SO_PEERPIDFD",
-            "a socket's peer is certain, even if process numbers are reused",
+            "the server identifies a socket's peer, even if process numbers are reused",
         ),
         Err(errno) => Finding::new(
             "peers",
             Standing::Limited,
             format!("pidfd_open; SO_PEERPIDFD: {}", says(errno)),
-            "a peer's users and groups are certain; its process number may be reused",
+            "the server knows a peer's user and groups; its process number may be reused",
         )
         .remedy("Linux 6.5 or newer"),
     }

@@ -41,7 +41,7 @@ fn transparent_huge_pages() -> Finding {
     };
     let (private, shared) = (setting("enabled"), setting("shmem_enabled"));
     let found = format!(
-        "private memory: {}; memory files: {}",
+        "transparent huge pages of private memory: {}; of memory files: {}",
         private.as_deref().unwrap_or("unknown"),
         shared.as_deref().unwrap_or("unknown")
     );
@@ -50,7 +50,7 @@ fn transparent_huge_pages() -> Finding {
             "transparent",
             Standing::Ok,
             found,
-            "session memories can have huge pages that need no reserve",
+            "session memories can have huge pages that nothing has to reserve",
         ),
         _ => Finding::new(
             "transparent",

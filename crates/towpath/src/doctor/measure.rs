@@ -51,7 +51,7 @@ pub(super) fn look() -> Vec<Finding> {
                 "wake-up",
                 Standing::Limited,
                 "not measured: one CPU",
-                "each message between server and application switches threads",
+                "each exchange between server and application switches threads",
             )
             .remedy("a machine, container or affinity with two CPUs"),
         ];
@@ -66,8 +66,8 @@ fn waiting() -> Finding {
     let Ok([frame, ..]) = towpath_server::packet_costs() else { return not_measured("waiting") };
     let ns = |ns: u64| micros(Duration::from_nanos(ns));
     let found = format!(
-        "C, processor time of a wake-up: {} by a notification, {} by a timer, which is {} late; \
-         \u{3b1}, of a packet: {frame:.0} ns",
+        "C, processor time per wake-up: {} by a notification, {} by a timer, whose delay is {}; \
+         \u{3b1}, processor time per packet: {frame:.0} ns",
         ns(costs.wake_up_cpu),
         ns(costs.tick_cpu),
         ns(costs.tick_late),
@@ -75,9 +75,9 @@ fn waiting() -> Finding {
     let notified = 1e9 / (costs.wake_up_cpu as f64 + frame);
     let slept = 1_000_000_000 / costs.least_sleep();
     let means = format!(
-        "a processor carries {notified:.0} packets per second if each wakes it, and {:.0} with \
-         1000 ticks per second; wait=timer-driven sleeps up to {slept} Hz and spins above; a \
-         latency bound below {} keeps wait=auto awake",
+        "a processor carries {notified:.0} packets per second if each packet wakes it, and {:.0} \
+         with 1000 ticks per second; wait=timer-driven sleeps between ticks up to {slept} Hz, and \
+         spins above; with a latency bound below {}, wait=auto does not sleep",
         (1e9 - 1000.0 * costs.tick_cpu as f64).max(0.0) / frame,
         ns(costs.wake_up),
     );
@@ -126,11 +126,11 @@ fn cache_line(here: usize, there: usize) -> Finding {
     );
     // A preempted thread costs milliseconds; a line from another socket 500 ns.
     if trip.median > Duration::from_micros(2) {
-        let means = "other work takes the CPUs from spinning threads: sleeping is better here";
+        let means = "other work takes the CPUs from spinning threads: wait=block is better here";
         return Finding::new("cache line", Standing::Limited, found, means)
             .remedy("CPUs without other work, or a container without a CPU quota");
     }
-    let means = "the cost of one batch between two sides that are awake";
+    let means = "the cost of handing a batch to a side that is awake";
     Finding::new("cache line", Standing::Ok, found, means)
 }
 

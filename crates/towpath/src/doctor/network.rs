@@ -26,7 +26,7 @@ fn capabilities(own: CapabilitySet) -> Finding {
     let found = format!("user {uid}, {}", names(own));
     let useful = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW | CapabilitySet::BPF;
     if own.contains(useful) {
-        let means = "a server may use any device, and drops the capabilities after that";
+        let means = "a server may open any device, and drops the capabilities after that";
         return Finding::new("capabilities", Standing::Ok, found, means);
     }
     Finding::new(
@@ -156,7 +156,9 @@ fn bpf() -> Finding {
         }
         Some("1") => ("1: only with CAP_BPF, until the next boot", "sufficient for AF_XDP"),
         Some("2") => ("2: only with CAP_BPF", "sufficient for AF_XDP"),
-        _ => ("the setting cannot be read", "the line AF_XDP above says what is possible"),
+        _ => {
+            ("the setting cannot be read", "the line AF_XDP above says whether AF_XDP is possible")
+        }
     };
     Finding::new("BPF for users", Standing::Ok, found, means)
 }

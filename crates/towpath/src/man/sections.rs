@@ -26,11 +26,13 @@ const SOCKET_OF_USER: Term = (
     "The default socket of a server that another user starts.",
 );
 const SOCKET_IN_TMP: Term =
-    ("/tmp/towpath-UID/DEVICE.sock", "The same where XDG_RUNTIME_DIR is not set.");
+    ("/tmp/towpath-UID/DEVICE.sock", "The same if XDG_RUNTIME_DIR is not set.");
 const TUN: Term = ("/dev/net/tun", "The kernel's device for TAP interfaces; it must exist.");
 
-const RUNTIME: Term =
-    ("XDG_RUNTIME_DIR", "Servers of users other than root make their sockets below it.");
+const RUNTIME: Term = (
+    "XDG_RUNTIME_DIR",
+    "The directory below which servers of users other than root make their sockets.",
+);
 const ASKING: &[Term] = &[RUNTIME];
 const SOCKETS: &[Term] = &[SOCKET_OF_ROOT, SOCKET_OF_USER, SOCKET_IN_TMP];
 
@@ -50,9 +52,9 @@ impl Sections {
             None => {
                 sections.description = &[
                     "A driver server, an ordinary process, owns a network interface. Applications \
-                     attach to the server over a Unix socket and get memory that they share with it. \
-                     They send, receive and wait through queues in that memory. The kernel goes on \
-                     using the same interface.",
+                     attach to the server over a Unix socket and get memory that they share with \
+                     it. They send, receive and wait through queues in that memory. The kernel \
+                     goes on using the same interface.",
                     "Each verb has a page of its own.",
                 ];
                 sections.status.push(UNAVAILABLE);
@@ -62,9 +64,10 @@ impl Sections {
             }
             Some("serve") => {
                 sections.description = &[
-                    "One process serves one device. A second signal while the server ends kills it. \
-                     An interface that the server made ends with it; one that existed before stays. \
-                     The server drops its capabilities after it has set up the interface.",
+                    "One process serves one device. A second signal, while the server ends, kills \
+                     the process. An interface that the server made ends with the server; one that \
+                     existed before stays. The server drops its capabilities after it has set up \
+                     the interface.",
                     "Root and the server's user may always attach. Other users may attach if \
                      --allow-user or --allow-group names them.",
                 ];
@@ -76,7 +79,7 @@ impl Sections {
                 ];
                 sections.environment = &[
                     RUNTIME,
-                    ("RUST_LOG", "The messages to log; overrides --log."),
+                    ("RUST_LOG", "The messages that the server logs; overrides --log."),
                     ("NOTIFY_SOCKET", "The socket for READY=1 and STOPPING=1, set by systemd."),
                 ];
                 sections.files = &[
@@ -85,7 +88,7 @@ impl Sections {
                     SOCKET_IN_TMP,
                     (
                         "SOCKET.lock",
-                        "Beside the socket: the server that listens there holds its lock.",
+                        "A file beside the socket, which the listening server keeps locked.",
                     ),
                     TUN,
                 ];
@@ -96,13 +99,13 @@ impl Sections {
                 sections.files = SOCKETS;
             }
             Some("capture") => {
-                sections.description = &[
-                    "A capture is a session with one endpoint. While the disk or the reader is slow, \
-                     the server drops and counts the packets that do not fit, and the capture \
-                     reports their number at its end. The file has mode 0600.",
-                ];
+                sections.description =
+                    &["A capture attaches as a session with one endpoint. While the disk or the \
+                     reader is slow, the server drops and counts the packets that do not fit into \
+                     the session's buffers, and the capture reports their number at its end. The \
+                     file has mode 0600."];
                 sections.status = vec![
-                    ("0", "A signal, a limit or the end of the reader ended the capture."),
+                    ("0", "A signal, -c, --seconds or the end of the reader ended the capture."),
                     ("1", "Failed: no server, no permission, a full disk, or the server ended."),
                     USAGE,
                 ];
@@ -111,10 +114,12 @@ impl Sections {
                 sections.see_also = &[("tcpdump", "8"), ("tshark", "1")];
             }
             Some("demo") => {
-                sections.description =
-                    &["Serves a TAP interface in a network namespace of its own to unprivileged \
-                     applications, which exchange packets with ordinary kernel sockets. Checks the \
-                     results and shows them in one table. Does not need root."];
+                sections.description = &[
+                    "The demonstration serves a TAP interface in a network namespace of its own to \
+                     unprivileged applications, which exchange packets with ordinary kernel \
+                     sockets. It checks the results and shows them in one table. It does not need \
+                     root.",
+                ];
                 sections.status = failed("A check failed; the end of the output lists which.");
                 sections.status.push(UNAVAILABLE);
                 sections.files = &[TUN];

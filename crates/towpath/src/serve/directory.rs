@@ -43,7 +43,7 @@ pub(super) fn prepare(socket: &Path, user: Option<&Identity>) -> Result<(), Fail
     };
     let failed = |error: &io::Error| {
         Failure::new(format!(
-            "{}: {}; choose a path that this user may write with --socket",
+            "{}: {}; with --socket, choose a path that this user may write to",
             directory.display(),
             says(error)
         ))

@@ -32,17 +32,18 @@ pub(crate) enum Level {
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Settings {
-    /// TAP interface to serve; the server creates a missing one, and removes that at its end
+    /// TAP interface to serve; the server creates it if it is missing, and then removes it at the
+    /// end
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tap: Option<String>,
-    /// The kernel's own address on the interface; applications get addresses from its network; at
-    /// most once each for IPv4 and IPv6
+    /// The kernel's own address on the interface; applications get addresses from the same network;
+    /// at most one for IPv4 and one for IPv6
     #[arg(long, value_name = "ADDRESS/BITS")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) address: Vec<Subnet>,
-    /// A network that applications get addresses from, by its gateway's address, if the interface
-    /// itself has no address, as in a bridge
+    /// A network from which applications get addresses, given by its gateway's address; unlike with
+    /// --address, the interface itself gets no address, as in a bridge
     #[arg(long, value_name = "GATEWAY/BITS")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) subnet: Vec<Subnet>,
@@ -50,11 +51,12 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mtu: Option<Number<68, 65521>>,
-    /// Socket on which the server listens; /run/towpath/DEVICE.sock for root by default
+    /// Socket on which the server listens; if root starts the server, /run/towpath/DEVICE.sock by
+    /// default
     #[arg(long, value_name = "PATH")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) socket: Option<PathBuf>,
-    /// The server's own user; the server changes to it for good after it has set up the interface
+    /// User that the server changes to, for good, after it has set up the interface
     #[arg(long, value_name = "USER[:GROUP]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) user: Option<Identity>,
@@ -66,21 +68,23 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "GROUP")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow_group: Vec<Group>,
-    /// How the engine waits for work: poll, block, spin-then-block, timer-driven or auto; `block`
-    /// by default
+    /// How the engine waits for work: poll, block, spin-then-block, timer-driven or auto; block by
+    /// default
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wait: Option<Wait>,
-    /// Initial value of another device setting of `towpath set`; may be given several times
+    /// Initial value of another setting of the device, as for towpath set; may be given several
+    /// times
     #[arg(long, value_name = "SETTING=VALUE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) set: Vec<Assignment>,
-    /// Processor that the engine runs on; any processor by default
+    /// Processor that the engine's thread runs on; any processor by default
     #[arg(long, value_name = "NUMBER")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) engine_cpu: Option<Number<0, 1023>>,
     /// Inject faults, to test applications: drop=0.01,dup=0.01,reorder=0.01,flip=0.001,delay=0.1,
-    /// delay_us=500,stall=0.001,stall_us=500,seed=42; rx. or tx. before a key for one direction
+    /// delay_us=500,stall=0.001,stall_us=500,seed=42; rx. or tx. before a key limits it to one
+    /// direction
     #[arg(long, value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,
@@ -88,7 +92,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pcap: Option<PathBuf>,
-    /// Level of the log on standard error; RUST_LOG overrides it; `info` by default
+    /// Level of the log on standard error; info by default; RUST_LOG overrides it
     #[arg(long, value_name = "LEVEL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) log: Option<Level>,
@@ -100,8 +104,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_group: Option<Number<1, 65_536>>,
-    /// Bytes of memory that all sessions of one user may have; 4294967296 by default. Root and the
-    /// server's user have no such limit
+    /// Bytes of memory that all sessions of one user may have together; 4294967296 by default. Root
+    /// and the server's user have no such limit
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_user: Option<Number<65_536, 1_099_511_627_776>>,
@@ -117,15 +121,17 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) connections: Option<Number<1, 65_536>>,
-    /// Packets that the engine takes from the device per poll iteration; 64 by default
+    /// Upper limit of the setting rx_batch: packets that the engine takes from the device per poll
+    /// iteration; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) batch: Option<Number<1, 1024>>,
-    /// Packets that one endpoint may receive per poll iteration; 1024 by default
+    /// Packets that one endpoint may receive per poll iteration of the engine; 1024 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) receive_budget: Option<Number<1, 65_536>>,
-    /// Packets that the engine sends per poll iteration from each queue pair in line; 64 by default
+    /// Packets that the engine sends per poll iteration for each queue pair with packets to send,
+    /// and at most eight times as many in all; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transmit_budget: Option<Number<1, 65_536>>,

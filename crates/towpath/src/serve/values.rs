@@ -108,7 +108,7 @@ impl FromStr for Subnet {
             std::net::IpAddr::V6(_) => false,
         };
         if !own || broadcast || address.is_multicast() || address.is_loopback() {
-            return Err(format!("{text} is not a host's address; use the network's first one"));
+            return Err(format!("{text} is not a host's address; use the first of its network"));
         }
         Ok(Subnet(prefix))
     }
