@@ -54,11 +54,11 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         how: format!(
             "one thread on core {}; {FLOWS} flows, each with a rule of its own, and {OTHERS} rules \
              of other addresses; sets 1: all rules give the same fields; sets 4: the flows' rules \
-             are the least specific of four sets that are asked for their address; each setting has \
-             {CHUNK} lookups in turn. For a group: one endpoint that a broadcast frame is for, beside \
-             others of other ports that take broadcast, too. Routines without and with what captures \
-             and promiscuous endpoints need, of which there are none: 64 bytes through an engine with \
-             an in-memory device, in batches",
+             are the least specific of four sets that a lookup of their address tries; each \
+             setting has {CHUNK} lookups in turn. For a group: one endpoint that a broadcast frame is for, \
+             beside others of other ports that take broadcast, too. Routines without and with the \
+             checks for captures and promiscuous endpoints, none of which is open: 64 bytes \
+             through an engine with an in-memory device, in batches",
             cores.0
         ),
         ..Outcome::default()

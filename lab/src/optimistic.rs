@@ -36,10 +36,10 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome {
         how: format!(
             "threads of one process send packets of {FRAME_BYTES} bytes through one driver, each as \
-             fast as it can; two on cores {} and {}, a third wherever there is room, so that one is \
-             stopped inside now and then. Beside resets: a further thread resets the device, and \
-             again a millisecond after each time. Devices: one that takes packets and does nothing, and one \
-             that makes a system call for each",
+             fast as it can; two on cores {} and {}, a third on any core, so that the \
+             scheduler sometimes stops one inside. Beside resets: a further thread \
+             resets the device, and again a millisecond after each reset. Devices: one takes \
+             packets and does nothing, one makes a system call per packet",
             cores.0, cores.1
         ),
         ..Outcome::default()

@@ -56,8 +56,8 @@ fn question(experiment: &str) -> &'static str {
              driver change that?"
         }
         Some(Experiment::Cambridge) => {
-            "Riddoch and Pope, \"A Low Overhead Application/Device-driver Interface for User- \
-             level Networking\": the bandwidth by the size of messages, the cost of ten \
+            "Riddoch and Pope, \"A Low Overhead Application/Device-driver Interface for \
+             User-level Networking\": the bandwidth by the size of messages, the cost of ten \
              thousand idle endpoints, and the throughput left under overload. No device is \
              crossed."
         }
@@ -85,8 +85,8 @@ fn question(experiment: &str) -> &'static str {
              by a check now and then?"
         }
         Some(Experiment::Wakeups) => {
-            "Is any wake-up lost, whatever the wait strategies of the engine and its \
-             applications, and while they change?"
+            "Is any wake-up lost, with any wait strategies of the engine and its applications, \
+             and while they change?"
         }
         None => "",
     }
@@ -103,7 +103,7 @@ const ABOUT: &str = "\
 Each is a ratio of two things measured in one run, in turn (A B A B ...): the median of at least five pairs,
 with the lowest and the highest. A **gain** or a **loss** needs a spread without 1; otherwise the table says
 **no difference**. A result is *(old)* if more than 50 commits have changed the code that it concerns
-since. Absolute figures are context. Virtual machines differ from minute to minute, so `towpath-lab NAME`
+since. Absolute figures are context. Virtual machines differ from minute to minute; `towpath-lab NAME`
 measures yours.
 
 ";

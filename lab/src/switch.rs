@@ -62,7 +62,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         how: format!(
             "server: a process, its engine polls on core {}; generator and sink: one thread of \
              another process on core {}, polls; {ENDPOINTS} endpoints, {RULES} flow rules, batches \
-             of {BATCH}, {ON_THE_WAY} packets on their way",
+             of {BATCH}, {ON_THE_WAY} packets in flight",
             cores.0, cores.1
         ),
         ..Outcome::default()

@@ -81,13 +81,13 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
     };
     outcome.how += &format!(
         "; round trips with engine and server asleep: wait=block, the application blocks, and {} us \
-         pass between two; kernel: the client looks, its server sleeps in epoll or select",
+         pass between two trips; kernel: the client polls, its server sleeps in epoll or select",
         ASLEEP_WITHIN.as_micros()
     );
     let most = raise_file_limit().saturating_sub(SPARE_FILES) as usize;
     if let Some(idle) = numbers.iter().find(|idle| **idle >= most) {
         outcome.how += &format!(
-            "; {idle} sockets and more are left out, as this process may have no more than {most} \
+            "; {idle} sockets and more are left out, as this process may have at most {most} \
              descriptors (ulimit -n)"
         );
     }

@@ -29,7 +29,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let wire = KernelWire::new("tpcam", MTU_BYTES as u32)?;
     let mut outcome = Outcome {
         how: format!(
-            "Towpath: the engine on core {}, polls; both sides of each exchange in one thread of \
+            "Towpath: the engine polls on core {}; both sides of each exchange in one thread of \
              another process on core {}. Kernel: sockets across a veth pair between two network \
              namespaces, a thread for each side, on the same two cores. An MTU of {MTU_BYTES} bytes \
              on both",

@@ -150,7 +150,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome {
         how: format!(
             "over a TAP to the kernel, beside the kernel's own sockets across a veth pair; two \
-             cores: engine on core {}, polls, application on core {}; one core: both on core {}, \
+             cores: the engine polls on core {}, application on core {}; one core: both on core {}, \
              asleep when idle; slow device: on two \
              cores, asleep when idle, and the TAP takes a packet in {PACKET_US} us and refuses more \
              than {PLACES}",

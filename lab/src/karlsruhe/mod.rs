@@ -54,8 +54,8 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
              that all keep; all sleep when idle; engine on core {}, the application on core \
              {}; busy time, wake-ups and switches are of all threads of the application, the \
              server and the kernel's side, by the scheduler's own account; windows of {} ms, scaled \
-             to the paper's 5 s; what is counted is idle time by a thread of the idle class on each \
-             core, in runs of its own",
+             to the paper's 5 s; a thread of the idle class on each core measures the counted idle \
+             time, in runs of its own",
             frames::FRAME_BYTES,
             cores.0,
             cores.1,

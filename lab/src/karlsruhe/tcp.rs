@@ -43,7 +43,7 @@ pub(super) fn measure(
     let alone = Participants::new(&[std::process::id()]);
     outcome.how += &format!(
         "; TCP in writes of {WRITE_BYTES} bytes, paced, nothing pinned, both ends of a connection \
-         counted: the kernel is one of them in either"
+         counted: the kernel is one of them on both sides"
     );
     let rates = if settings.quick { &RATES[1..2] } else { &RATES[..] };
     let left = RefCell::new(None);

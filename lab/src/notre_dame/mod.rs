@@ -218,10 +218,10 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome {
         how: format!(
             "frames of {FRAME_BYTES} bytes from an application on core {own_cpu} through a server, \
-             its engine on core {engine_cpu}, and its TAP to an AF_PACKET socket and back, which the \
-             application's thread sends back; each trial is two round trips, of which the second \
+             its engine on core {engine_cpu}, and its TAP to an AF_PACKET socket; the \
+             application's thread sends them back; each trial is two round trips, and the second \
              counts; {RUNS} runs of up to {} trials each in turn, {} ms apart; figures are means of the \
-             lowest {} of {}, of the paper's lowest 4000 of 5120 as large a part; curves are drawn \
+             lowest {} of {}, as large a part as the paper's lowest 4000 of 5120; curves are drawn \
              through {MOST_POINTS} of these",
             trials.count,
             trials.apart.as_millis(),

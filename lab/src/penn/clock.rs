@@ -36,8 +36,8 @@ pub(super) fn measure(
         &[60.0, 125.0, 250.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0]
     };
     outcome.how += &format!(
-        "; clock: an application on core {} looks β times a second at a ring of {RING} frames of \
-         {FRAME_BYTES} bytes; generator and engine on core {}",
+        "; clock: an application on core {} polls a queue of {RING} packets of {FRAME_BYTES} bytes \
+         β times a second; generator and engine on core {}",
         cores.1, cores.0
     );
     let process = Process::start(&Serving::memory(1500).on(cores.0), None)?;

@@ -35,7 +35,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let wire = KernelWire::new("tppen", MTU_BYTES as u32)?;
     let mut outcome = Outcome {
         how: format!(
-            "Throughput: the engine on core {}, polls, generator and sink in one thread on core {}; \
+            "Throughput: the engine polls on core {}, generator and sink in one thread on core {}; \
              the kernel's sockets in a thread for each side on the same two. Table III and \
              memory, as in the paper, on one processor, core {}: engine, application and all \
              others; once more on two processors, the engine on core {}, the application on \

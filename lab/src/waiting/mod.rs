@@ -47,13 +47,13 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome {
         how: format!(
             "UDP datagrams of 8 bytes from the kernel to one receiver, sent when they are due by a \
-             thread that stays awake on core {}, at 400 000 a second four in one call on both sides, \
-             as one by one a core may not send as many over veth; the application, or the kernel's \
-             socket, sleeps until there is something, on core {}, where the engine is too; under \
-             overload the application works 5 us on each; processor time is of \
-             server and application together, or of the thread that reads the socket, by the \
-             scheduler's account, and the sender's is in neither; the kernel's wire is a veth pair; \
-             delays count from the call that sends",
+             thread that stays awake on core {}, at 400 000 a second four per call on both sides, \
+             as a core may not send as many over veth one by one; the application, or the kernel \
+             socket's reader, sleeps until datagrams come, on core {}, where the engine is too; \
+             under overload the application works 5 us on each; processor time is that of server \
+             and application together, or of the thread that reads the socket, by the scheduler's \
+             account, without the sender's; the kernel's wire is a veth pair; delays count from \
+             the call that sends",
             cores.0, cores.1
         ),
         ..Outcome::default()
