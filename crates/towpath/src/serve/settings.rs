@@ -297,7 +297,7 @@ bytes-per-user = 2000000
 session-bytes = 1000000
 endpoints-per-session = 7
 connections = 8
-batch = 9
+batch = 19
 receive-budget = 10
 transmit-budget = 11
 "#;
@@ -312,7 +312,7 @@ transmit-budget = 11
         assert_eq!(printed.lines().count(), ALL.trim().lines().count());
         let config = settings.config("/x".into()).unwrap();
         assert_eq!((config.policy.users, config.policy.groups), (vec![0, 61002], vec![61003]));
-        assert_eq!((config.batch, config.receive_budget, config.transmit_budget), (9, 10, 11));
+        assert_eq!((config.batch, config.receive_budget, config.transmit_budget), (19, 10, 11));
         assert!(config.subnets.ipv4.is_some() && config.subnets.ipv6.is_some());
         assert_eq!((config.settings.get(Setting::Wait), config.engine_cpu), (0, Some(1)));
         let set = [Setting::RxBatch, Setting::TickHz].map(|one| config.settings.get(one));
