@@ -201,11 +201,18 @@ pub enum SettingError {
 /// Values of all settings, of either scope. For a device only the device's settings have a meaning,
 /// and for an endpoint only an endpoint's; the others keep their defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Values([u64; Setting::ALL.len()]);
+pub struct Values {
+    values: [u64; Setting::ALL.len()],
+    /// A bit for each setting that was set, by the setting's number.
+    chosen: u64,
+}
+
+const _: () = assert!(Setting::ALL.len() <= u64::BITS as usize);
 
 impl Default for Values {
     fn default() -> Values {
-        Values(std::array::from_fn(|place| Setting::ALL[place].1.default))
+        let values = std::array::from_fn(|index| Setting::ALL[index].1.default);
+        Values { values, chosen: 0 }
     }
 }
 
@@ -213,7 +220,13 @@ impl Values {
     /// Returns a setting's value.
     #[must_use]
     pub fn get(&self, setting: Setting) -> u64 {
-        self.0[setting as usize]
+        self.values[setting as usize]
+    }
+
+    /// `true` if [`Values::set`] gave the setting its value, even if that is the default value.
+    #[must_use]
+    pub fn is_chosen(&self, setting: Setting) -> bool {
+        self.chosen & 1 << setting as u32 != 0
     }
 
     /// `true` if a setting is switched on.
@@ -228,7 +241,8 @@ impl Values {
     /// [`SettingError::Value`]; the setting then keeps its old value.
     pub fn set(&mut self, setting: Setting, value: u64) -> Result<(), SettingError> {
         setting.check(value)?;
-        self.0[setting as usize] = value;
+        self.values[setting as usize] = value;
+        self.chosen |= 1 << setting as u32;
         Ok(())
     }
 

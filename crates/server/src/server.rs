@@ -380,13 +380,13 @@ fn has_swap() -> bool {
     std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().nth(1).is_some())
 }
 
-/// Returns the initial settings. A default `rx_batch` is limited to `batch`, for which there is
-/// memory; a larger one that was set is an error.
+/// Returns the initial settings. The default `rx_batch` is limited to `batch`, for which there
+/// is memory; a larger one that the configuration chose is an error, also of the default value.
 fn settings_of(config: &Config) -> Result<Values, StartError> {
     let mut settings = config.settings.clone();
     let (rx_batch, batch) = (settings.get(Setting::RxBatch), config.batch);
     if rx_batch > batch as u64 {
-        let fits = rx_batch == Setting::RxBatch.spec().default
+        let fits = !settings.is_chosen(Setting::RxBatch)
             && settings.set(Setting::RxBatch, batch as u64).is_ok();
         return if fits { Ok(settings) } else { Err(StartError::Batch { rx_batch, batch }) };
     }

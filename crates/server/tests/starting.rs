@@ -91,6 +91,11 @@ fn no_rx_batch_is_above_the_servers() {
     settings.set(Setting::RxBatch, 100).unwrap();
     let said = refused(&Config { settings: settings.clone(), ..Config::default() });
     assert!(said.contains("rx_batch=100") && said.contains("a batch of 64"), "{said}");
+    // A chosen value does not give way, even if it is the default one.
+    let mut chosen = Values::default();
+    chosen.set(Setting::RxBatch, 64).unwrap();
+    let said = refused(&Config { settings: chosen, batch: 32, ..Config::default() });
+    assert!(said.contains("rx_batch=64") && said.contains("a batch of 32"), "{said}");
     let (server, _far) = start(&Config { settings, batch: 100, ..Config::default() }).unwrap();
     assert_eq!(rx_batch(&server), "100");
     server.stop().unwrap();

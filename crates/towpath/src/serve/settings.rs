@@ -249,14 +249,6 @@ impl Settings {
         let wait = self.wait.map(|Wait(value)| (Setting::Wait, value));
         let first = self.set.iter().map(|Assignment(setting, value)| (*setting, *value));
         for (setting, value) in first.chain(wait) {
-            let batch = config.batch;
-            // The default value would give way to a smaller batch, and this one was chosen.
-            if setting == Setting::RxBatch && value > batch as u64 {
-                return Err(Failure::usage(format!(
-                    "--set rx_batch={value} with --batch {batch}; set rx_batch to 1 to {batch}, or \
-                     choose a larger --batch"
-                )));
-            }
             config
                 .settings
                 .set(setting, value)

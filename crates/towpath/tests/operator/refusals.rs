@@ -131,8 +131,9 @@ fn names_paths_and_rights_are_checked() {
             (&["--tap", "opA", "--socket", &socket, "--pcap", "/proc/no"], 1, "--pcap /proc/no"),
             (
                 &["--tap", "opA", "--socket", &socket, "--batch", "32", "--set", "rx_batch=64"],
-                2,
-                "choose a larger --batch",
+                1,
+                "rx_batch=64 with a batch of 32; set rx_batch to 1 to 32, or choose a larger batch \
+                 with --batch",
             ),
             (
                 &["--tap", "opA", "--socket", &socket, "--engine-cpu", "1023"],
