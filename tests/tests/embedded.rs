@@ -42,8 +42,8 @@ impl Device for Breaks {
     fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
         self.inner.start(spaces)
     }
-    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
-        self.inner.rx_fill(spaces, space, frames)
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
+        self.inner.rx_fill(spaces, space, buffers)
     }
     fn rx_poll(
         &mut self,
@@ -70,8 +70,8 @@ impl Device for Breaks {
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
         self.inner.arm(tx_waiting)
     }
-    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
-        self.inner.reset(frames)
+    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.inner.reset(buffers)
     }
     fn counters(&self) -> Counters {
         self.inner.counters()

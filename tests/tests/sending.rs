@@ -164,8 +164,8 @@ impl Device for Keeps {
         self.0.start(spaces)
     }
 
-    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
-        self.0.rx_fill(spaces, space, frames)
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
+        self.0.rx_fill(spaces, space, buffers)
     }
 
     fn rx_poll(
@@ -193,8 +193,8 @@ impl Device for Keeps {
         self.0.arm(tx_waiting)
     }
 
-    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
-        self.0.reset(frames)
+    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.0.reset(buffers)
     }
 
     fn counters(&self) -> Counters {

@@ -128,13 +128,7 @@ fn a_full_queue_is_flushed_waited_for_and_tried_again() {
 /// No side misses a packet, with any pair of wait strategies.
 #[test]
 fn endpoint_to_endpoint_with_every_wait_strategy() {
-    for mode in [
-        EngineStrategy::Poll,
-        EngineStrategy::Block,
-        EngineStrategy::SpinThenBlock,
-        EngineStrategy::TimerDriven,
-        EngineStrategy::Auto,
-    ] {
+    for mode in EngineStrategy::ALL {
         for waiting in [
             WaitStrategy::Block,
             WaitStrategy::Poll,

@@ -164,13 +164,7 @@ fn parked_sessions_are_found_with_every_wait_strategy() {
     let mut numbers = Numbers(seed);
     let (server, _far) = serve(EngineStrategy::Block);
     let mut all: Vec<_> = (0..sessions()).map(|_| attach(&server, "one of many")).collect();
-    for mode in [
-        EngineStrategy::Poll,
-        EngineStrategy::Block,
-        EngineStrategy::SpinThenBlock,
-        EngineStrategy::TimerDriven,
-        EngineStrategy::Auto,
-    ] {
+    for mode in EngineStrategy::ALL {
         set(&server, Setting::Wait, mode as u64);
         set(&server, Setting::TickHz, 20_000);
         for number in 0..80 {

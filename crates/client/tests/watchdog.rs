@@ -19,13 +19,6 @@ const WINDOW: Duration = Duration::from_millis(60);
 const PATIENCE: Duration = Duration::from_secs(8);
 const OTHER: [u8; 6] = [2, 9, 9, 9, 9, 9];
 const ARMINGS: [(&str, u64); 2] = [("lazy", 1), ("eager", 2)];
-const MODES: [EngineStrategy; 5] = [
-    EngineStrategy::Poll,
-    EngineStrategy::Block,
-    EngineStrategy::SpinThenBlock,
-    EngineStrategy::TimerDriven,
-    EngineStrategy::Auto,
-];
 
 fn serve(mode: EngineStrategy, arming: u64, device: Box<dyn Device>) -> Server {
     let mut settings: Values = mode.into();
@@ -86,7 +79,7 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
 /// arrive once and in order, whichever of them the device kept.
 #[test]
 fn stalls_end_in_every_mode() {
-    for mode in MODES {
+    for mode in EngineStrategy::ALL {
         for (name, arming) in ARMINGS {
             let what = format!("{mode:?}, {name}, seed 11");
             let (device, injected, mut far) = stalling(0.1, 11);
@@ -292,8 +285,8 @@ impl Device for Stuck {
         self.inner.start(spaces)
     }
 
-    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, frames: &[u32]) -> usize {
-        self.inner.rx_fill(spaces, space, frames)
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
+        self.inner.rx_fill(spaces, space, buffers)
     }
 
     fn rx_poll(
@@ -321,9 +314,9 @@ impl Device for Stuck {
         self.inner.arm(tx_waiting)
     }
 
-    fn reset(&mut self, frames: &mut Vec<u32>) -> Result<(), DeviceError> {
+    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
         if self.reset == Reset::KeepsTokens {
-            return self.inner.reset(frames);
+            return self.inner.reset(buffers);
         }
         let cause = std::io::Error::from_raw_os_error(5);
         Err(DeviceError::Failed { name: "stuck".into(), what: "TUNSETOFFLOAD", cause })

@@ -68,7 +68,8 @@ pub enum WaitStrategy {
 }
 
 impl WaitStrategy {
-    const ALL: [WaitStrategy; 5] = [
+    /// All strategies, in the order of the setting's values.
+    pub const ALL: [WaitStrategy; 5] = [
         WaitStrategy::Poll,
         WaitStrategy::Block,
         WaitStrategy::SpinThenBlock,

@@ -150,13 +150,7 @@ fn an_iteration_executes_a_bounded_number_of_commands() {
 
 #[test]
 fn no_wait_strategy_sleeps_while_commands_are_left() {
-    for strategy in [
-        WaitStrategy::Poll,
-        WaitStrategy::Block,
-        WaitStrategy::SpinThenBlock,
-        WaitStrategy::TimerDriven,
-        WaitStrategy::Auto,
-    ] {
+    for strategy in WaitStrategy::ALL {
         let mut world = World::new(strategy);
         for _ in 0..100 {
             world.set(Setting::NotificationSuppression, 0, 1);

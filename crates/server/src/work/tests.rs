@@ -403,13 +403,7 @@ fn packets_for_many_members_use_up_the_iteration_budget() {
 
 #[test]
 fn a_received_batch_may_span_several_iterations() {
-    for strategy in [
-        WaitStrategy::Poll,
-        WaitStrategy::Block,
-        WaitStrategy::SpinThenBlock,
-        WaitStrategy::TimerDriven,
-        WaitStrategy::Auto,
-    ] {
+    for strategy in WaitStrategy::ALL {
         let mut world = World::new(strategy, BUDGETS, &loopback::Config::default());
         let members: Vec<Open> = (0..100).map(Open::Member).collect();
         let app = world.attach((8, 64), (8192, 64), &members);
