@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use towpath_client::{Endpoint, Options, Rule, SendError, Session, Setting};
@@ -15,6 +16,11 @@ use towpath_waiting::Costs;
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 
 fn serve(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice) {
+    let (server, far, _) = serve_with_account(mode);
+    (server, far)
+}
+
+fn start(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ipv6: None };
     let policy = Policy { sessions_per_user: 100, connections: 200, ..Policy::default() };
@@ -59,12 +65,13 @@ fn engines() -> Vec<String> {
     named.map(|path| path.join("schedstat").to_str().unwrap().to_owned()).collect()
 }
 
-/// Starts a server, and returns the path of its engine's account.
-fn serve_alone(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice, String) {
-    static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let _one = ONE_AT_A_TIME.lock().unwrap();
+/// Starts a server, and returns the path of its engine's account. All servers of this file start
+/// one at a time, each once the engine before it has its name: so a new engine is this server's.
+fn serve_with_account(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice, String) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let before = engines();
-    let (server, far) = serve(mode);
+    let (server, far) = start(mode);
     let until = Instant::now() + Duration::from_secs(10);
     // A thread has its name a little after it starts.
     loop {
@@ -112,7 +119,7 @@ fn flood(from: &mut Session, by: Endpoint, packet: &[u8], over: &AtomicBool) {
 #[test]
 fn the_bound_on_processor_time_holds_under_a_flood() {
     const BOUND: f64 = 0.075;
-    let (server, _far, account) = serve_alone(EngineStrategy::Auto);
+    let (server, _far, account) = serve_with_account(EngineStrategy::Auto);
     let ((mut a, by_a), (b, _)) = (attach(&server, "floods"), attach(&server, "flooded"));
     let ((mut c, by_c), (mut d, _)) = (attach(&server, "c"), attach(&server, "d"));
     // These are more than the engine always keeps active, so the engine parks some.
