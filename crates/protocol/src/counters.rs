@@ -130,7 +130,7 @@ pub enum Device {
     /// Changes of wait strategy that wait=auto made.
     WaitSwitches,
     /// Packets, received or to be sent, that the engine may have found later than `latency_us`
-    /// allows (wait=auto).
+    /// and an eighth of it (wait=auto).
     LatePackets,
     /// Times that the engine slept because it had used up `cpu_percent` (wait=auto).
     Throttled,

@@ -1,4 +1,4 @@
-//! `towpath ls`: the attached applications, and the packets that each receives.
+//! `towpath ls`: the attached applications, and the flow rules of their endpoints.
 #![forbid(unsafe_code)]
 
 use crate::failure::{Failure, print};

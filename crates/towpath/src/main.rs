@@ -50,7 +50,7 @@ enum Verb {
     /// Serve a network interface to applications, until SIGTERM, SIGINT or SIGHUP
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
-    /// List the applications attached to a server, and the packets that each receives
+    /// List the applications attached to a server, and the flow rules of their endpoints
     #[command(after_help = ls::EXAMPLES)]
     Ls(ls::Args),
     /// Show a server's counters: packets, bytes, drops by reason

@@ -40,7 +40,7 @@ Examples:
 /// Options of `towpath serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Read options from a TOML file, whose keys are their names; the command line overrides it
+    /// Read options from a TOML file; each key is an option's name; the command line overrides it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print the options in effect as a TOML file, and exit

@@ -271,8 +271,8 @@ impl Setting {
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 1, most: 65_535, unit: "ticks" },
                 default: 1,
-                help: "the endpoint sends in only one of this many ticks: the first at or after \
-                       each multiple in which it has a packet",
+                help: "the endpoint sends in one tick out of this many: from each multiple of this \
+                       number on, the first tick in which the endpoint has a packet",
             },
         ),
         (
@@ -318,9 +318,10 @@ impl Setting {
                 scope: Scope::Device,
                 kind: OFF_ON,
                 default: 1,
-                help: "on: the engine notifies an application once half of its receive buffers are \
-                       used, although it defers notifications or the application is timer-driven; \
-                       off: only when the deferral ends or a tick comes",
+                help: "on: the engine notifies an application early once half of the application's \
+                       receive buffers are used, even if rx_usecs defers the notification or the \
+                       application is timer-driven; off: the engine waits for the end of the \
+                       deferral, and the application for its tick",
             },
         ),
         (
@@ -330,9 +331,10 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["auto", "worker"]),
                 default: 0,
-                help: "which process notifies applications; auto: the engine for administrators, \
-                       and for a granted user while no other user has sessions and no other \
-                       granted user has had any, else the user's worker; worker: always the \
+                help: "which process notifies applications; worker: always the worker of the \
+                       application's user; auto: the engine notifies administrators' \
+                       applications, and those of a granted user who is alone (no other user \
+                       has sessions, and no other granted user has had any); otherwise the \
                        worker",
             },
         ),

@@ -51,8 +51,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mtu: Option<Number<68, 65521>>,
-    /// Socket on which the server listens; if root starts the server, /run/towpath/DEVICE.sock by
-    /// default
+    /// Socket on which the server listens; by default /run/towpath/DEVICE.sock for root, and
+    /// $XDG_RUNTIME_DIR/towpath/DEVICE.sock for other users
     #[arg(long, value_name = "PATH")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) socket: Option<PathBuf>,
@@ -88,7 +88,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,
-    /// Write every frame between server and device to a pcapng file
+    /// Write every packet between server and device to a pcapng file
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pcap: Option<PathBuf>,
@@ -130,8 +130,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) receive_budget: Option<Number<1, 65_536>>,
-    /// Packets that the engine sends per poll iteration for each queue pair with packets to send,
-    /// and at most eight times as many in all; 64 by default
+    /// Packets that the engine takes from all queue pairs together per poll iteration: this number
+    /// times the queue pairs with packets to send, at most times eight; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transmit_budget: Option<Number<1, 65_536>>,
