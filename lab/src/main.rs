@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Parser;
 use nix::sys::signal::{SigSet, Signal};
 use towpath_lab::documents::Documents;
@@ -86,6 +86,8 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let name = args.name.as_deref().unwrap_or_default();
     if name == "report" {
+        let more = args.quick || args.full || args.json || args.out.is_some();
+        ensure!(!more, "report takes only --check and --repository");
         return documents(&args.repository, args.check);
     }
     let experiment = Experiment::from_name(name).context("no such experiment")?;

@@ -38,7 +38,11 @@ impl Results {
                 serde_json::from_str(&text).with_context(|| path.display().to_string())?;
             reports.push(report);
         }
-        ensure!(!reports.is_empty(), "no results in {}", directory.display());
+        ensure!(
+            !reports.is_empty(),
+            "no results in {}; run this in the repository, or name it with --repository",
+            directory.display()
+        );
         Ok(Results(reports))
     }
 

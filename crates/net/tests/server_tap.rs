@@ -97,8 +97,8 @@ fn kernel_tcp_both_ways() {
 }
 
 /// Both sides' windows close again and again, at ends that no window field can express exactly.
-/// When rounding moved an end back, about one in fifty of these transfers stalled for ever. The checks of a change run this test
-/// several times.
+/// When rounding moved an end back, about one in fifty of these transfers stalled for ever. The
+/// checks of a change run this test several times.
 #[test]
 fn full_windows_open_again() {
     isolated!(|| {

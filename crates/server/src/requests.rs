@@ -311,7 +311,11 @@ impl Control {
             if setting == Setting::Priority && administrator {
                 opened.granted_priority = set.value;
             }
-            debug!(name, value, endpoint = at, uid, "set");
+            if administrator {
+                info!(name, value, endpoint = at, uid, "set");
+            } else {
+                debug!(name, value, endpoint = at, uid, "set");
+            }
         }
         let command = Command::Set {
             setting,

@@ -380,6 +380,25 @@ fn has_swap() -> bool {
     std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().nth(1).is_some())
 }
 
+impl Config {
+    /// Checks the values that depend on each other or on this machine, as [`Server::start`] does.
+    /// A program can do so before it makes the device.
+    ///
+    /// # Errors
+    /// [`StartError::Batch`], [`StartError::Processor`].
+    pub fn check(&self) -> Result<(), StartError> {
+        settings_of(self)?;
+        let Some(cpu) = self.engine_cpu else { return Ok(()) };
+        let usable = rustix::thread::sched_getaffinity(None)
+            .is_ok_and(|set| cpu < CpuSet::MAX_CPU && set.is_set(cpu));
+        if usable {
+            Ok(())
+        } else {
+            Err(StartError::Processor { cpu, usable: usable_processors() })
+        }
+    }
+}
+
 /// Returns the initial settings. The default `rx_batch` is limited to `batch`, for which there
 /// is memory; a larger one that the configuration chose is an error, also of the default value.
 fn settings_of(config: &Config) -> Result<Values, StartError> {

@@ -14,6 +14,7 @@ use towpath_packet::pcapng::{Direction, InterfaceId, Writer};
 
 use crate::failure::{Failure, says};
 use crate::find::Target;
+use crate::serve::values::Number;
 use crate::signals::Signals;
 use out::Out;
 
@@ -46,11 +47,11 @@ pub(crate) struct Args {
     #[arg(short = 'w', long = "write", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     write: String,
     /// End after this many packets
-    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
+    #[arg(short, long, value_name = "COUNT")]
+    count: Option<Number<1, 1_000_000_000_000>>,
     /// End after this many seconds
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
-    seconds: Option<u64>,
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<Number<1, 31_536_000>>,
 }
 
 /// Captures.
@@ -84,8 +85,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut capture = Capture::new(file, &session.info().device)
         .map_err(|error| Failure::new(format!("capture: {}: {}", args.write, says(&error))))?;
     let limits = Limits {
-        packets: args.count.unwrap_or(u64::MAX),
-        until: args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds)),
+        packets: args.count.map_or(u64::MAX, |count| count.get() as u64),
+        until: args
+            .seconds
+            .map(|seconds| Instant::now() + Duration::from_secs(seconds.get() as u64)),
     };
     let outcome = capture.run(&mut session, &signals, &limits);
     let dropped = dropped(&session, endpoint);

@@ -63,7 +63,7 @@ pub(crate) struct Args {
     #[arg(long)]
     embedded: bool,
     /// Send a sixteenth of the traffic
-    #[arg(long, hide = true)]
+    #[arg(long)]
     quick: bool,
     #[command(flatten)]
     script: Script,

@@ -5,7 +5,7 @@ mod directory;
 mod interface;
 mod ready;
 mod settings;
-mod values;
+pub(crate) mod values;
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, IsTerminal};
@@ -61,6 +61,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let ready = Ready::take(args.ready_fd)?;
     let file = args.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
     let settings = args.settings.clone().over(file);
+    // Checks all settings before the server makes any object.
+    settings.config(PathBuf::new())?.check().map_err(|error| explain(&error))?;
     if args.print_config {
         return print(&settings.with_defaults().to_text()?);
     }
@@ -69,8 +71,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "no device to serve; give --tap NAME, or tap = \"NAME\" in a file",
         ));
     };
-    // Checks all settings before the server makes any object.
-    settings.config(PathBuf::new())?;
     start_log(settings.log.unwrap_or(Level::Info));
     let signals = Signals::block()
         .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;
@@ -123,7 +123,11 @@ fn explain(error: &StartError) -> Failure {
         StartError::Device(DeviceError::Failed { cause, .. }) => remedy(cause),
         _ => "",
     };
-    Failure::new(format!("{error}{remedy}"))
+    let text = format!("{error}{remedy}");
+    match error {
+        StartError::Batch { .. } | StartError::Processor { .. } => Failure::usage(text),
+        _ => Failure::new(text),
+    }
 }
 
 /// Returns the remedy for a server that ended by itself.

@@ -13,11 +13,12 @@ use crate::find;
 pub(crate) const EXAMPLES: &str = "\
 Only root and the server's user may change settings. The server changes them one by one, in the
 given order. After the first change that the server refuses, the command ends. towpath ls shows the
-numbers of sessions and endpoints.
+numbers of sessions and endpoints; towpath ls --json shows the values in effect.
 
 Examples:
   towpath set tap0 wait=poll
   towpath set /run/towpath/tap0.sock wait=block
+  towpath set tap0 1/0 weight=200
   towpath set --list";
 
 /// Options of `towpath set`.
@@ -93,8 +94,8 @@ type Asked = (Option<(u32, u32)>, Setting, u64);
 fn asked(changes: &[Change]) -> Result<Vec<Asked>, Failure> {
     let idle = |(session, endpoint)| {
         Failure::usage(format!(
-            "nothing to set for {session}/{endpoint}: give an endpoint's SETTING=VALUE after it; \
-             towpath set --list shows which settings are an endpoint's"
+            "nothing to set for {session}/{endpoint}: put an endpoint's SETTING=VALUE after it, and \
+             the device's before it; towpath set --list shows whose each setting is"
         ))
     };
     let mut asked = Vec::new();

@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::failure::{Failure, print, says};
 use crate::find::Target;
 use crate::report::{self, Report, counter, drops};
+use crate::serve::values::Number;
 use crate::signals::Signals;
 use crate::table::Table;
 
@@ -29,13 +30,11 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Print rates per second, every SECONDS seconds; every second by default
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
-          value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    watch: Option<u32>,
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
+    watch: Option<Number<1, 86_400>>,
     /// With --watch: end after this many reports
-    #[arg(long, value_name = "TIMES", requires = "watch",
-          value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
+    #[arg(long, value_name = "TIMES", requires = "watch")]
+    count: Option<Number<1, 1_000_000_000>>,
 }
 
 /// Shows the counters.
@@ -69,10 +68,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
             before = Some((report, now));
         }
-        if args.count.is_some_and(|count| shown >= count) {
+        if args.count.is_some_and(|count| shown >= count.get()) {
             return Ok(());
         }
-        next += Duration::from_secs(seconds.into());
+        next += Duration::from_secs(seconds.get() as u64);
         if asked_to_end(&signals, next)? {
             return Ok(());
         }

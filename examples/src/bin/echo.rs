@@ -23,7 +23,8 @@ fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
     let mut session = Session::attach(path, &Options::default())?;
     let endpoint = session.open(&Rule::new().ethertype(ETHERTYPE))?;
     let mac = session.info().mac;
-    println!("answering frames of ethertype {ETHERTYPE:#06x} to {mac:02x?}");
+    let shown = mac.map(|byte| format!("{byte:02x}")).join(":");
+    println!("answering frames of ethertype {ETHERTYPE:#06x} to {shown}");
 
     let mut frame = Vec::new();
     loop {

@@ -27,7 +27,8 @@ fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
     let session = Session::attach(path, &SessionOptions::default())?;
     let mut pdus = PduEndpoint::open(session, &Options::default())?;
     let mac = pdus.session().info().mac;
-    println!("answering PDUs of up to {} bytes to {mac:02x?}", pdus.max_pdu_bytes());
+    let shown = mac.map(|byte| format!("{byte:02x}")).join(":");
+    println!("answering PDUs of up to {} bytes to {shown}", pdus.max_pdu_bytes());
 
     let mut answers: VecDeque<([u8; 6], u32, Vec<u8>)> = VecDeque::new();
     loop {

@@ -68,8 +68,8 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 1024, unit: "packets" },
                 default: 64,
-                help: "packets that the engine takes from the device before it notifies their \
-                       applications; at most the value of towpath serve --batch",
+                help: "packets that the engine takes from the device per poll iteration; at most \
+                       the value of towpath serve --batch",
             },
         ),
         (

@@ -137,6 +137,26 @@ pub(crate) struct Settings {
     pub(crate) transmit_budget: Option<Number<1, 65_536>>,
 }
 
+/// Returns the parser's message in the words of the documents, with a remedy. `rest` is the text from
+/// the faulty place on.
+fn in_words(message: &str, rest: &str) -> String {
+    if let Some(unknown) = message.strip_prefix("unknown field ") {
+        let key = unknown.split('`').nth(1).unwrap_or_default();
+        if Setting::named(key).is_ok() {
+            return format!("`{key}` is a setting: set = [\"{key}=VALUE\"]");
+        }
+        return format!("unknown key {unknown}");
+    }
+    if message.contains("expected a sequence") {
+        return "a list is expected, such as [\"NAME\"]".to_owned();
+    }
+    let is_bare = rest.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/');
+    if is_bare && message.contains("invalid") {
+        return format!("{message}; a string needs quotes");
+    }
+    message.to_owned()
+}
+
 impl Settings {
     /// Reads a file of settings.
     pub(crate) fn read(path: &Path) -> Result<Settings, Failure> {
@@ -161,7 +181,7 @@ impl Settings {
         toml::from_str(text).map_err(|error: toml::de::Error| {
             let at = error.span().map_or(0, |span| span.start.min(text.len()));
             let line = text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
-            (line, error.message().to_owned())
+            (line, in_words(error.message(), &text[at..]))
         })
     }
 
@@ -369,7 +389,7 @@ transmit-budget = 11
     #[test]
     fn a_settings_error_names_its_line() {
         for (text, line, part) in [
-            ("tap = \"a\"\ncolour = 1\n", 2, "unknown field `colour`"),
+            ("tap = \"a\"\ncolour = 1\n", 2, "unknown key `colour`"),
             ("\n\nmtu = 5\n", 3, "68 to 65521"),
             ("mtu = \"x\"", 1, "invalid type"),
             ("address = [\n \"10.0.0.1/24\",\n \"10.0.0.1\",\n]", 3, "10.77.0.1/24"),
@@ -380,7 +400,10 @@ transmit-budget = 11
             ("tap = \n", 1, ""),
             ("tap = \"a\"\ntap = \"b\"", 2, "duplicate key"),
             ("fault = \"lose=1\"", 1, "\"lose\""),
-            ("[limits]\nbatch = 1", 1, "unknown field `limits`"),
+            ("rx_batch = 32", 1, "set = [\"rx_batch=VALUE\"]"),
+            ("tap = tap7", 1, "a string needs quotes"),
+            ("tap = \"a\"\nallow-user = \"root\"", 2, "a list is expected"),
+            ("[limits]\nbatch = 1", 1, "unknown key `limits`"),
         ] {
             let wrong = Settings::parse(text).map(|_| text);
             let (at, message) = wrong.expect_err("it is wrong");

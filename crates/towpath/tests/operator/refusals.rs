@@ -65,7 +65,7 @@ fn wrong_usage_is_one_line_and_status_2() {
     let said = fails(towpath(&[]).arg(OsStr::from_bytes(b"\xff")), 2);
     assert!(said.contains("see: towpath --help"), "{said}");
     for (content, part) in [
-        ("tap = \"x\"\n\ncolour = 1\n", ":3: unknown field `colour`"),
+        ("tap = \"x\"\n\ncolour = 1\n", ":3: unknown key `colour`"),
         ("mtu = 1\n", ":1: 1 is out of range"),
         ("tap = \"x\"\nallow-user = [\"no-such-user-here\"]", ":2: no user no-such-user-here"),
         ("tap = [", ":1: "),
@@ -104,6 +104,33 @@ fn help_has_examples_and_fits() {
     }
 }
 
+/// Values that contradict each other, or the machine, are found before the server touches anything.
+#[test]
+fn impossible_values_leave_a_prepared_interface_as_it_is() {
+    towpath_testkit::isolated!(|| {
+        if !tun("refusals::impossible_values_leave_a_prepared_interface_as_it_is") {
+            return;
+        }
+        let directory = Directory::new();
+        let pcap = directory.text("new.pcapng");
+        let status = Command::new("ip")
+            .args(["tuntap", "add", "dev", "opA", "mode", "tap", "vnet_hdr"])
+            .status()
+            .unwrap();
+        assert!(status.success());
+        let mut netlink = towpath_netlink::Netlink::open().unwrap();
+        let before = netlink.link("opA").unwrap();
+        for wrong in [["--set", "rx_batch=65"], ["--engine-cpu", "1023"]] {
+            let mut serve = towpath(&["serve", "--tap", "opA", "--address", "10.77.0.1/24"]);
+            serve.args(["--mtu", "1400", "--pcap", &pcap]);
+            fails(serve.args(wrong), 2);
+            fails(serve.arg("--print-config"), 2);
+            assert_eq!(format!("{:?}", netlink.link("opA").unwrap()), format!("{before:?}"));
+            assert!(!std::path::Path::new(&pcap).exists(), "{wrong:?}");
+        }
+    });
+}
+
 #[test]
 fn names_paths_and_rights_are_checked() {
     towpath_testkit::isolated!(|| {
@@ -131,13 +158,13 @@ fn names_paths_and_rights_are_checked() {
             (&["--tap", "opA", "--socket", &socket, "--pcap", "/proc/no"], 1, "--pcap /proc/no"),
             (
                 &["--tap", "opA", "--socket", &socket, "--batch", "32", "--set", "rx_batch=64"],
-                1,
+                2,
                 "rx_batch=64 with a batch of 32; set rx_batch to 1 to 32, or choose a larger batch \
                  with --batch",
             ),
             (
                 &["--tap", "opA", "--socket", &socket, "--engine-cpu", "1023"],
-                1,
+                2,
                 "with --engine-cpu",
             ),
         ] {
