@@ -14,12 +14,12 @@ use towpath_protocol::peer::Peer;
 use towpath_protocol::settings::{Setting, Values};
 
 use crate::addresses::Lease;
-use crate::commands::Listening;
 use crate::connections::Account;
-use crate::demux::{Rule, Vlan};
+use crate::engine::commands::Listening;
+use crate::engine::demux::{Rule, Vlan};
+use crate::engine::session::Mappings;
 use crate::policy::Standing;
 use crate::prepare::Prepared;
-use crate::session::Mappings;
 
 /// A refusal with the text for the peer.
 pub(crate) type Refused = (Refusal, String);

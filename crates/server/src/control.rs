@@ -25,10 +25,10 @@ use towpath_protocol::store::Store;
 use tracing::{info, warn};
 
 use crate::addresses::Pool;
-use crate::commands::{Command, EngineReport};
 use crate::connection::{Connection, Progress, Refused};
 use crate::connections::{Account, Connections};
-use crate::demux::{Rule, Sets};
+use crate::engine::commands::{Command, EngineReport};
+use crate::engine::demux::{Rule, Sets};
 use crate::log::LogLimit;
 use crate::policy::{Policy, Standing};
 use crate::slow::Slow;

@@ -12,6 +12,35 @@
 //! Every loop has a budget. The engine itself does not allocate, lock, log or make a system call
 //! per packet; only the driver may.
 
+pub(crate) mod bounce;
+pub(crate) mod coalescing;
+pub(crate) mod commands;
+pub(crate) mod complete;
+#[allow(unsafe_code)]
+pub(crate) mod copy;
+pub(crate) mod deadlines;
+pub(crate) mod demux;
+pub(crate) mod device_counters;
+pub(crate) mod handoff;
+pub(crate) mod local;
+pub(crate) mod parking;
+pub(crate) mod publish;
+pub(crate) mod receive;
+pub(crate) mod relays;
+pub(crate) mod revive;
+pub(crate) mod schedule;
+pub(crate) mod send;
+pub(crate) mod session;
+pub(crate) mod shaping;
+pub(crate) mod solo;
+pub(crate) mod source;
+pub(crate) mod take;
+pub(crate) mod transmit;
+pub(crate) mod wait;
+pub(crate) mod waiter;
+pub(crate) mod watchdog;
+pub(crate) mod work;
+
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,23 +61,22 @@ use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
 use towpath_waiting::Found;
 
-use crate::bounce::{BounceBuffers, WHOLE_BYTES};
-use crate::commands::{Closing, Command, EngineReport};
-use crate::deadlines::Deadlines;
-use crate::demux::{Destination, FlowCache, FlowTable};
-use crate::handoff::{Handoff, HandoffMode};
-use crate::parking::{ActiveSessions, COMMANDS, DEVICE};
-use crate::publish::{Completed, Notifications};
-use crate::relays::Relays;
-use crate::schedule::Schedule;
-use crate::session::Session;
-use crate::shaping;
-use crate::source::{Piece, SegmentPieces};
-use crate::transmit::{Batch, EVENTS};
-use crate::wait::clock_ns;
-use crate::waiter::{Counted, Waiter};
-use crate::watchdog::Watchdog;
-use crate::work::Spent;
+use crate::engine::bounce::{BounceBuffers, WHOLE_BYTES};
+use crate::engine::commands::{Closing, Command, EngineReport};
+use crate::engine::deadlines::Deadlines;
+use crate::engine::demux::{Destination, FlowCache, FlowTable};
+use crate::engine::handoff::{Handoff, HandoffMode};
+use crate::engine::parking::{ActiveSessions, COMMANDS, DEVICE};
+use crate::engine::publish::{Completed, Notifications};
+use crate::engine::relays::Relays;
+use crate::engine::schedule::Schedule;
+use crate::engine::session::Session;
+use crate::engine::source::{Piece, SegmentPieces};
+use crate::engine::transmit::{Batch, EVENTS};
+use crate::engine::wait::clock_ns;
+use crate::engine::waiter::{Counted, Waiter};
+use crate::engine::watchdog::Watchdog;
+use crate::engine::work::Spent;
 use towpath_protocol::counters::{self, Device as Count};
 
 /// The engine's wait strategy.
@@ -138,7 +166,7 @@ pub struct Engine {
     pub(crate) flows: FlowTable,
     pub(crate) bounce: BounceBuffers,
     pub(crate) handoff: Handoff,
-    /// Packets that the device completed, of those that [`crate::handoff::Counts::taken`] counts.
+    /// Packets that the device completed, of those that [`crate::engine::handoff::Counts::taken`] counts.
     pub(crate) returned: u64,
     pub(crate) watchdog: Watchdog,
     pub(crate) in_flight: Vec<InFlight>,
@@ -231,7 +259,7 @@ const MAX_EXPEDITED: usize = 32;
 /// engine.
 #[must_use]
 pub(crate) fn wake_data(session: u32) -> u64 {
-    crate::parking::SESSIONS + u64::from(session)
+    crate::engine::parking::SESSIONS + u64::from(session)
 }
 
 /// The channels between an engine and its control thread.

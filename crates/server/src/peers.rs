@@ -8,11 +8,11 @@ use towpath_queue::Violation;
 use tracing::{info, warn};
 
 use crate::addresses::Holder;
-use crate::commands::Command;
 use crate::connection::{Progress, Refused};
 use crate::control::{Control, Reply};
+use crate::engine::commands::Command;
+use crate::engine::session::{Mappings, Session};
 use crate::prepare::{Relay, stored_name};
-use crate::session::{Mappings, Session};
 use crate::slow::Job;
 use crate::worker::link::{Packet, Report};
 use crate::worker::wire::{command, report};

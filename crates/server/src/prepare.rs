@@ -15,7 +15,9 @@ use towpath_memory::SharedFile;
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::store::Store;
 
-use crate::session::{Doorbell, ENDPOINT_BYTES, Mappings, Memories, QUEUE_PAIR_BYTES, Session};
+use crate::engine::session::{
+    Doorbell, ENDPOINT_BYTES, Mappings, Memories, QUEUE_PAIR_BYTES, Session,
+};
 
 /// The memory files of a session. The last close of a file frees its memory, which takes time.
 #[derive(Debug)]

@@ -11,9 +11,9 @@ use towpath_memory::{Mapping, peer_words};
 use towpath_protocol::layout::{ENDPOINT_COUNTERS, STATE_COUNTERS_WORD};
 use towpath_protocol::message::{Cursor, MAX_PAGE_BYTES};
 
-use crate::commands::Listening;
 use crate::connection::{Connection, Opened, Progress};
-use crate::demux::{Rule, Vlan};
+use crate::engine::commands::Listening;
+use crate::engine::demux::{Rule, Vlan};
 use towpath_protocol::counters;
 
 /// The full report.

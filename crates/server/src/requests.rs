@@ -6,17 +6,17 @@ use towpath_protocol::settings::{Scope, Setting, SettingError};
 use tracing::{debug, info};
 
 use crate::addresses::Holder;
-use crate::coalescing;
-use crate::commands::{Command, Listening};
 use crate::connection::{Opened, Progress, Refused, read_attach, read_open};
 use crate::control::{Control, Reply};
-use crate::demux::SETS_PER_MAC;
+use crate::engine::coalescing;
+use crate::engine::commands::{Command, Listening};
+use crate::engine::demux::SETS_PER_MAC;
+use crate::engine::session::Endpoint;
 use crate::engine::wake_data;
 use crate::policy::Standing;
 use crate::prepare::{Prepared, session_bytes, stored_name};
 use crate::report;
 use crate::rights::Rights;
-use crate::session::Endpoint;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 

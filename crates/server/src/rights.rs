@@ -15,7 +15,7 @@ use towpath_packet::headers::{
 use towpath_packet::plain::{Plain, kind, link};
 use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport};
 
-use crate::demux::{Rule, Vlan};
+use crate::engine::demux::{Rule, Vlan};
 use towpath_protocol::counters;
 
 /// The reason for which a packet may not be sent: the counter that the engine increments.

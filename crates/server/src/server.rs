@@ -22,9 +22,9 @@ use towpath_queue::PeerWords;
 
 use crate::addresses::{Pool, PoolError, Subnets};
 use crate::control::{Control, Parts, Request};
+use crate::engine::relays::Relays;
 use crate::engine::{Budgets, Engine, Link};
 use crate::policy::Policy;
-use crate::relays::Relays;
 use crate::worker::held::{Doorbells, Entries};
 use crate::worker::pin::pin;
 use crate::worker::process::Tables;

@@ -4,8 +4,8 @@
 
 use std::collections::VecDeque;
 
+use crate::engine::session::{Mappings, Session};
 use crate::prepare::Mapped;
-use crate::session::{Mappings, Session};
 
 /// Bytes of memory that one slice maps or unmaps: some 0.1 ms.
 const SLICE_BYTES: usize = 2 << 20;

@@ -8,7 +8,7 @@ use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::plain;
 
 use super::*;
-use crate::demux::{Rule, Vlan};
+use crate::engine::demux::{Rule, Vlan};
 use crate::rights::{Addresses, Rights};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];

@@ -4,8 +4,8 @@
 
 use towpath_protocol::counters::Device as Count;
 
-use crate::demux::Direction;
 use crate::engine::Engine;
+use crate::engine::demux::Direction;
 
 impl Engine {
     /// Publishes the counts that are kept outside the state page.

@@ -5,11 +5,11 @@ use towpath_packet::plain;
 use towpath_queue::Violation;
 use towpath_queue::descriptor::{EXPEDITED, META, MORE, TOGETHER};
 
-use crate::bounce::{PREFIX_BYTES, WHOLE_BYTES};
 use crate::engine::Engine;
-use crate::schedule::Stop;
-use crate::schedule::shape::{Class, Gate, Moment, Shape, Shaping};
-use crate::transmit::{BATCH, Batch, NO_SLOT, Taken};
+use crate::engine::bounce::{PREFIX_BYTES, WHOLE_BYTES};
+use crate::engine::schedule::Stop;
+use crate::engine::schedule::shape::{Class, Gate, Moment, Shape, Shaping};
+use crate::engine::transmit::{BATCH, Batch, NO_SLOT, Taken};
 
 /// The part of a packet that the engine prefetches before it reads the packet, without knowing yet
 /// whether the packet may be sent.

@@ -6,12 +6,12 @@
 
 use towpath_protocol::counters::{self, Device as Count};
 
-use crate::demux::Direction;
 use crate::engine::Engine;
-use crate::receive::Deliverer;
-use crate::send::count_sent;
-use crate::source::{Piece, Source};
-use crate::transmit::Batch;
+use crate::engine::demux::Direction;
+use crate::engine::receive::Deliverer;
+use crate::engine::send::count_sent;
+use crate::engine::source::{Piece, Source};
+use crate::engine::transmit::Batch;
 
 /// The bytes of a frame around its IP packet.
 const ETHERNET_BYTES: usize = 14;

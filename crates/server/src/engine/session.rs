@@ -14,14 +14,14 @@ use towpath_queue::receive::{ReceiveProducer, server_side};
 use towpath_queue::transmit::TransmitConsumer;
 use towpath_queue::{OwnWords, Violation};
 
-use crate::coalescing::{self, Coalescing, Values};
-use crate::demux::Rule;
-use crate::parking::PARKED;
+use crate::engine::coalescing::{self, Coalescing, Values};
+use crate::engine::demux::Rule;
+use crate::engine::parking::PARKED;
+use crate::engine::publish::News;
+use crate::engine::schedule::arrivals::Arrivals;
+use crate::engine::schedule::shape::{Class, Shape};
 use crate::prepare::Relay;
-use crate::publish::News;
 use crate::rights::Rights;
-use crate::schedule::arrivals::Arrivals;
-use crate::schedule::shape::{Class, Shape};
 
 /// A queue pair and the engine's own state for it.
 #[derive(Debug)]

@@ -9,10 +9,10 @@
 use towpath_device::DeviceError;
 use towpath_protocol::counters::{self, Device as Count};
 
-use crate::commands::EngineReport;
+use crate::engine::commands::EngineReport;
+use crate::engine::wait::clock_ns;
+use crate::engine::watchdog::{Verdict, Watchdog};
 use crate::engine::{BOUNCE_SLOTS, Engine};
-use crate::wait::clock_ns;
-use crate::watchdog::{Verdict, Watchdog};
 
 impl Engine {
     /// Checks after each poll iteration whether the device completes packets, and returns the

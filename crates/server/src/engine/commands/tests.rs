@@ -14,14 +14,14 @@ use towpath_protocol::settings::Values;
 use towpath_protocol::store::MemoryStore;
 
 use super::*;
-use crate::demux::{Rule, Vlan};
+use crate::engine::demux::{Rule, Vlan};
+use crate::engine::relays::Relays;
+use crate::engine::schedule::Stop;
+use crate::engine::schedule::shape::Class;
+use crate::engine::wait::HEARD_THROTTLED;
 use crate::engine::{Budgets, Link, WaitStrategy};
 use crate::prepare::{Prepared, Relay};
-use crate::relays::Relays;
 use crate::rights::{Addresses, Rights};
-use crate::schedule::Stop;
-use crate::schedule::shape::Class;
-use crate::wait::HEARD_THROTTLED;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
@@ -85,7 +85,7 @@ impl World {
                 queue_pair: 0,
                 rule,
                 rights: Rights::new(rule, MAC, addresses),
-                coalescing: crate::coalescing::UNSET,
+                coalescing: crate::engine::coalescing::UNSET,
                 offload: false,
                 captures: false,
                 iteration: 0,

@@ -14,10 +14,10 @@ use towpath_protocol::layout::ENDPOINT_COUNTERS;
 use towpath_protocol::settings::{Scope, Setting};
 use towpath_queue::Violation;
 
-use crate::demux::{Destination, FlowCache};
 use crate::engine::Engine;
-use crate::schedule::shape::Shape;
-use crate::session::{Endpoint, Session};
+use crate::engine::demux::{Destination, FlowCache};
+use crate::engine::schedule::shape::Shape;
+use crate::engine::session::{Endpoint, Session};
 
 /// A command of the control thread. The engine answers each with `EngineReport::Done` and the
 /// command's ticket.

@@ -9,7 +9,7 @@ use towpath_protocol::settings::Setting;
 use towpath_waiting::{Found, Next, Step};
 
 use crate::engine::Engine;
-use crate::parking::DEVICE;
+use crate::engine::parking::DEVICE;
 
 /// The shortest time that the engine sleeps for; shorter times pass before a sleep would begin.
 const SHORTEST_SLEEP_NS: u64 = 1_000;

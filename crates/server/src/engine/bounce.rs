@@ -9,7 +9,7 @@ use towpath_packet::checksum;
 use towpath_queue::descriptor::Descriptor;
 use towpath_queue::{PeerWords, PoolShape};
 
-use crate::source::{Reader, Source};
+use crate::engine::source::{Reader, Source};
 
 /// Bytes of a packet's beginning that the engine copies and checks when it sends the rest in place.
 pub(crate) const PREFIX_BYTES: usize = 128;
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
     use towpath_queue::descriptor::HEADROOM_BYTES;
 
-    use crate::source::Piece;
+    use crate::engine::source::Piece;
 
     fn region(bytes: &[u8]) -> Region {
         let mut region = Region::private(4096).unwrap();

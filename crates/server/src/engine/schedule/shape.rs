@@ -1,6 +1,6 @@
 //! The sending limits of one endpoint: its settings and its current state.
 
-use crate::schedule::bucket::Bucket;
+use crate::engine::schedule::bucket::Bucket;
 
 /// The number of priorities; the highest number goes first.
 pub(crate) const LEVELS: u8 = 8;

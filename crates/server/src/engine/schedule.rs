@@ -26,7 +26,7 @@ mod units;
 pub(crate) use policy::{Account, Policy};
 pub(crate) use turn::{Due, Stop, Turn};
 
-use crate::deadlines::Deadlines;
+use crate::engine::deadlines::Deadlines;
 use shape::{Class, LEVELS};
 use units::{EXPEDITED, List, State, Unit, Units};
 

@@ -1,5 +1,5 @@
 //! The trust boundary on receive: the engine copies a packet once, into buffers of memory that only
-//! the server writes. On transmit, [`crate::bounce`] is the trust boundary. In both modules, only
+//! the server writes. On transmit, [`crate::engine::bounce`] is the trust boundary. In both modules, only
 //! the routines that make copies count them.
 //!
 //! This module uses unsafe code because it sums checksums in place, in receive buffer pools, which
@@ -12,8 +12,8 @@ use towpath_queue::Violation;
 use towpath_queue::buffers::Ledger;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, prefetch_distance};
 
-use crate::session::{QueuePair, Session};
-use crate::source::{Reader, Source};
+use crate::engine::session::{QueuePair, Session};
+use crate::engine::source::{Reader, Source};
 use towpath_protocol::counters::{self, Endpoint as Count};
 
 /// The result of a delivery to an application.

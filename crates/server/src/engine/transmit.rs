@@ -7,14 +7,14 @@ use towpath_packet::plain::Plain;
 use towpath_queue::Violation;
 use towpath_queue::descriptor::{Descriptor, EXPEDITED, MAX_CHAIN};
 
+use crate::engine::handoff::EXPEDITED_SLOTS;
+use crate::engine::publish::touch;
+use crate::engine::schedule::shape::Class;
+use crate::engine::schedule::{Due, Stop, Turn};
+use crate::engine::send::Sent;
+use crate::engine::take::{Allowance, Ended};
+use crate::engine::work::{ITERATION_BYTES, Share, Spent};
 use crate::engine::{BOUNCE_SLOTS, Engine};
-use crate::handoff::EXPEDITED_SLOTS;
-use crate::publish::touch;
-use crate::schedule::shape::Class;
-use crate::schedule::{Due, Stop, Turn};
-use crate::send::Sent;
-use crate::take::{Allowance, Ended};
-use crate::work::{ITERATION_BYTES, Share, Spent};
 
 /// Packets of one queue pair that the engine fetches together, so that the processor waits once for
 /// their memory.

@@ -9,15 +9,15 @@ use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCoun
 use towpath_queue::descriptor::{EXPEDITED, MAX_PACKET_BYTES, META};
 use towpath_queue::{OwnWords, Violation};
 
-use crate::bounce::WHOLE_BYTES;
-use crate::copy::session_word;
-use crate::demux::{Destination, Direction, is_group};
+use crate::engine::bounce::WHOLE_BYTES;
+use crate::engine::copy::session_word;
+use crate::engine::demux::{Destination, Direction, is_group};
+use crate::engine::handoff::{BACKLOG, EXPEDITED_SLOTS};
+use crate::engine::receive::{CAPTURED_OUTGOING, Deliverer, Packet};
+use crate::engine::source::{Piece, Source};
+use crate::engine::transmit::Batch;
+use crate::engine::work::Work;
 use crate::engine::{BOUNCE_SLOTS, Engine, InFlight};
-use crate::handoff::{BACKLOG, EXPEDITED_SLOTS};
-use crate::receive::{CAPTURED_OUTGOING, Deliverer, Packet};
-use crate::source::{Piece, Source};
-use crate::transmit::Batch;
-use crate::work::Work;
 
 /// The result for a packet.
 pub(crate) enum Sent {
@@ -47,7 +47,7 @@ struct Outgoing {
     len: usize,
     /// The bounce buffer that holds the packet's beginning.
     slot: u32,
-    /// See [`crate::transmit::Taken`].
+    /// See [`crate::engine::transmit::Taken`].
     no_local_match: bool,
     /// The number of the packet's queue pair in the scheduler.
     unit: u32,

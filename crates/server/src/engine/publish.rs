@@ -11,9 +11,9 @@ use towpath_queue::doorbell::{self, Due};
 use towpath_queue::{Violation, events};
 
 use crate::engine::Engine;
-use crate::session::{QueuePair, Session};
-use crate::transmit::Batch;
-use crate::wait::clock_ns;
+use crate::engine::session::{QueuePair, Session};
+use crate::engine::transmit::Batch;
+use crate::engine::wait::clock_ns;
 
 /// The news of one session at the end of a poll iteration.
 #[derive(Clone, Copy, Debug, Default)]

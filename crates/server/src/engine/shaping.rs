@@ -3,13 +3,13 @@
 
 use towpath_protocol::settings::Setting;
 
+use crate::engine::handoff::HandoffMode;
+use crate::engine::schedule::Policy;
+use crate::engine::schedule::deficit::Deficit;
+use crate::engine::schedule::round_robin::RoundRobin;
+use crate::engine::schedule::shape::{Class, Shape, Shaping};
+use crate::engine::wait::clock_ns;
 use crate::engine::{Budgets, Engine};
-use crate::handoff::HandoffMode;
-use crate::schedule::Policy;
-use crate::schedule::deficit::Deficit;
-use crate::schedule::round_robin::RoundRobin;
-use crate::schedule::shape::{Class, Shape, Shaping};
-use crate::wait::clock_ns;
 
 /// Queue pairs that the engine checks again per poll iteration because settings changed, so that
 /// one session's thousands do not delay other sessions. The engine checks all of a session's,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::session::Endpoint;
+use crate::engine::session::Endpoint;
 
 /// Packets, and microseconds, of an endpoint without settings: any number, and at once.
 pub(crate) const UNSET: (u32, u32) = (u32::MAX, 0);

@@ -6,13 +6,13 @@ use towpath_packet::plain;
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_queue::descriptor::OUTGOING;
 
-use crate::copy::{Delivered, deliver, session_word};
-use crate::demux::{Destination, Direction, is_group};
 use crate::engine::Engine;
-use crate::publish::touch;
-use crate::session::Session;
-use crate::source::{Piece, SegmentPieces, Source};
-use crate::work::{ITERATION_BYTES, Work};
+use crate::engine::copy::{Delivered, deliver, session_word};
+use crate::engine::demux::{Destination, Direction, is_group};
+use crate::engine::publish::touch;
+use crate::engine::session::Session;
+use crate::engine::source::{Piece, SegmentPieces, Source};
+use crate::engine::work::{ITERATION_BYTES, Work};
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
 
 /// The engine reads headers from a copy of this many bytes first, and of 256 where they are longer.
@@ -374,7 +374,7 @@ impl To<'_> {
             let (header_bytes, meta) = one.leave_partial(&mut header);
             // The payload may start within the private copy and continue behind it.
             let kept = whole.prefix.get(payload.start..payload.end.min(inside)).unwrap_or(&[]);
-            let mut start = [0; MAX_HEADER_BYTES + crate::bounce::WHOLE_BYTES];
+            let mut start = [0; MAX_HEADER_BYTES + crate::engine::bounce::WHOLE_BYTES];
             let start_bytes = header_bytes + kept.len();
             let rest = payload.start + kept.len();
             let Some(cut) = pieces.cut(&whole, rest, payload.end) else {

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use crate::commands::{Command, EngineReport};
-use crate::demux::{Rule, Vlan};
+use crate::engine::commands::{Command, EngineReport};
+use crate::engine::demux::{Rule, Vlan};
+use crate::engine::relays::Relays;
+use crate::engine::session::{Doorbell, Endpoint, Memories, Session};
 use crate::engine::{Budgets, Engine, Link};
-use crate::relays::Relays;
 use crate::rights::{Addresses, Rights};
-use crate::session::{Doorbell, Endpoint, Memories, Session};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};

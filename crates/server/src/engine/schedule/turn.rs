@@ -1,6 +1,6 @@
 //! The interface between scheduler and engine: the next turn, and the reason for its end.
 
-use crate::schedule::shape::Class;
+use crate::engine::schedule::shape::Class;
 
 /// A unit's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

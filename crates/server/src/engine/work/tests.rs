@@ -23,14 +23,14 @@ use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
 
 use super::{COPY_BYTES, ITERATION_BYTES};
-use crate::commands::{Command, EngineReport};
-use crate::copy::session_word;
-use crate::demux::{Rule, Vlan};
+use crate::engine::commands::{Command, EngineReport};
+use crate::engine::copy::session_word;
+use crate::engine::demux::{Rule, Vlan};
+use crate::engine::relays::Relays;
+use crate::engine::session::{Endpoint, Session};
 use crate::engine::{Budgets, Engine, Link, WaitStrategy};
 use crate::prepare::{Prepared, Relay};
-use crate::relays::Relays;
 use crate::rights::{Addresses, Rights};
-use crate::session::{Endpoint, Session};
 
 const BUDGETS: Budgets =
     Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, iteration_budget: 512 };
@@ -156,7 +156,7 @@ impl World {
                 queue_pair: 0,
                 rule,
                 rights: Rights::new(own, mac(number), addresses),
-                coalescing: crate::coalescing::UNSET,
+                coalescing: crate::engine::coalescing::UNSET,
                 offload: matches!(open, Open::Large(_)),
                 captures: false,
                 iteration: 0,

@@ -5,8 +5,8 @@
 //! known to wait for room in the device. A unit that waits therefore keeps its position, and costs
 //! nothing while the device has no room.
 
-use crate::schedule::policy::Account;
-use crate::schedule::shape::{Class, LEVELS};
+use crate::engine::schedule::policy::Account;
+use crate::engine::schedule::shape::{Class, LEVELS};
 
 /// Marks the absence of a unit.
 pub(crate) const NONE: u32 = u32::MAX;

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use towpath_device::{Device, DeviceError, Packet, Spaces};
 
-use crate::bounce::BounceBuffers;
+use crate::engine::bounce::BounceBuffers;
 
 /// The number of packets that the engine gives to a device at once. Also the number of waiting
 /// packets from which on the engine takes no more packets from queues. In the backlog, a packet of

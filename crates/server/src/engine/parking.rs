@@ -18,7 +18,7 @@ use rustix::event::{Timespec, epoll};
 use towpath_device::DeviceError;
 
 use crate::engine::Engine;
-use crate::transmit::EVENTS;
+use crate::engine::transmit::EVENTS;
 
 /// The epoll data of the engine's own eventfd, which signals commands.
 pub(crate) const COMMANDS: u64 = 0;
