@@ -18,6 +18,7 @@
 #![deny(unsafe_code)]
 
 mod addresses;
+mod clock;
 mod connection;
 mod connections;
 mod control;

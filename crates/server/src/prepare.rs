@@ -15,6 +15,7 @@ use towpath_memory::SharedFile;
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::store::Store;
 
+use crate::engine::relays::Relay;
 use crate::engine::session::{
     Doorbell, ENDPOINT_BYTES, Mappings, Memories, QUEUE_PAIR_BYTES, Session,
 };
@@ -179,18 +180,6 @@ impl Files {
         let Files { server, receive_pool, ledger, application, transmit_pool } = self;
         [server, receive_pool, ledger, application, transmit_pool].map(OwnedFd::from).into()
     }
-}
-
-/// The means by which the worker of a session's user notifies the application in place of the
-/// engine.
-#[derive(Debug)]
-pub(crate) struct Relay {
-    /// The number of the notification counter.
-    pub(crate) number: u32,
-    /// Wakes the worker.
-    pub(crate) worker: Arc<OwnedFd>,
-    /// `true` if the user is the server's, or root.
-    pub(crate) trusted: bool,
 }
 
 /// A mapped session.

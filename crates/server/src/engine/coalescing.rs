@@ -3,8 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::engine::session::Endpoint;
-
 /// Packets, and microseconds, of an endpoint without settings: any number, and at once.
 pub(crate) const UNSET: (u32, u32) = (u32::MAX, 0);
 
@@ -61,16 +59,18 @@ impl Default for Coalescing {
 }
 
 impl Coalescing {
-    pub(crate) fn add(&mut self, endpoint: &Endpoint) {
+    /// Adds an endpoint with its packets and microseconds.
+    pub(crate) fn add(&mut self, (packets, microseconds): (u32, u32)) {
         self.endpoints += 1;
-        self.packets.add(endpoint.coalescing.0);
-        self.microseconds.add(endpoint.coalescing.1);
+        self.packets.add(packets);
+        self.microseconds.add(microseconds);
     }
 
-    pub(crate) fn remove(&mut self, endpoint: &Endpoint) {
+    /// Removes an endpoint with its packets and microseconds.
+    pub(crate) fn remove(&mut self, (packets, microseconds): (u32, u32)) {
         self.endpoints -= 1;
-        self.packets.remove(endpoint.coalescing.0);
-        self.microseconds.remove(endpoint.coalescing.1);
+        self.packets.remove(packets);
+        self.microseconds.remove(microseconds);
     }
 
     /// Returns the settings that apply to all endpoints.

@@ -1,5 +1,5 @@
 //! The trust boundary on receive: the engine copies a packet once, into buffers of memory that only
-//! the server writes. On transmit, [`crate::engine::bounce`] is the trust boundary. In both modules, only
+//! the server writes. On transmit, `tx/bounce.rs` is the trust boundary. In both modules, only
 //! the routines that make copies count them.
 //!
 //! This module uses unsafe code because it sums checksums in place, in receive buffer pools, which

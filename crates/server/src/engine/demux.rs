@@ -159,11 +159,11 @@ pub struct FlowTable {
     /// Receivers of broadcast and multicast packets.
     groups: Groups,
     /// Endpoints that receive every packet of the device.
-    pub promiscuous: Vec<Destination>,
+    promiscuous: Vec<Destination>,
     /// Endpoints that receive a copy of every packet in either direction.
-    pub captures: Vec<Destination>,
+    captures: Vec<Destination>,
     /// `true` if the engine behaves as if such endpoints existed, even where there are none.
-    pub assumes_captures: bool,
+    assumes_captures: bool,
     seed: u64,
 }
 
@@ -260,6 +260,35 @@ impl FlowTable {
     pub fn remove_captures(&mut self, destination: Destination) {
         self.promiscuous.retain(|one| *one != destination);
         self.captures.retain(|one| *one != destination);
+    }
+
+    /// Registers an endpoint that receives every packet of the device.
+    pub fn add_promiscuous(&mut self, destination: Destination) {
+        self.promiscuous.push(destination);
+    }
+
+    /// Returns the endpoints that receive every packet of the device.
+    #[inline]
+    #[must_use]
+    pub fn promiscuous(&self) -> &[Destination] {
+        &self.promiscuous
+    }
+
+    /// Registers an endpoint that receives a copy of every packet in either direction.
+    pub fn add_capture(&mut self, destination: Destination) {
+        self.captures.push(destination);
+    }
+
+    /// Returns the endpoints that receive a copy of every packet in either direction.
+    #[inline]
+    #[must_use]
+    pub fn captures(&self) -> &[Destination] {
+        &self.captures
+    }
+
+    /// Makes the engine behave as if such endpoints existed.
+    pub fn assume_captures(&mut self, assumed: bool) {
+        self.assumes_captures = assumed;
     }
 
     /// Returns `true` if only endpoints named by rules receive packets.

@@ -1,52 +1,53 @@
-//! Counters of the device and its engine that other parts keep: the driver, the hand-off, the
-//! waiter, the flow table. The engine copies them into the state page before each sleep and
-//! periodically.
+//! The state page, which tools and applications read: the engine's epoch and heartbeat, and the
+//! counters of the device and its engine.
 
-use towpath_protocol::counters::Device as Count;
+use towpath_memory::{Region, own_words};
+use towpath_protocol::counters::{self, Device as Count};
+use towpath_protocol::layout::{
+    DEVICE_COUNTERS, STATE_COUNTERS_WORD, STATE_EPOCH_WORD, STATE_HEARTBEAT_WORD, STATE_SLEEP_WORD,
+};
+use towpath_queue::OwnWords;
+use towpath_queue::word::LINE_WORDS;
 
-use crate::engine::Engine;
-use crate::engine::demux::Direction;
+/// The epoch, the heartbeat and the counters in the state page.
+#[derive(Debug)]
+pub(crate) struct DeviceCounters {
+    header: OwnWords,
+    words: OwnWords,
+}
 
-impl Engine {
-    /// Publishes the counts that are kept outside the state page.
-    pub(crate) fn publish_device_counters(&mut self) {
-        let (driver, handed) = (self.device.counters(), self.handoff.counts);
-        let waited = self.counted.and(self.waiter.counted());
-        let flows = self.flows.counts(Direction::Received) + self.flows.counts(Direction::Sent);
-        for (count, value) in [
-            (Count::RxDriver, driver.rx_dropped),
-            (Count::TxDriver, driver.tx_dropped),
-            (Count::DriverCalls, driver.system_calls),
-            (Count::TxPackets, handed.taken),
-            (Count::TxBytes, handed.taken_bytes),
-            (Count::Backlogged, handed.backlogged),
-            (Count::TxDirect, handed.direct),
-            (Count::TxQueued, handed.queued),
-            (Count::TxDrained, handed.drained),
-            (Count::TxFull, handed.full),
-            (Count::TxExpedited, handed.expedited),
-            (Count::SessionPolls, self.active.counts.polls),
-            (Count::SessionsParked, self.active.counts.parks),
-            (Count::DoorbellPolls, self.active.counts.asked),
-            (Count::Ticks, waited.ticks),
-            (Count::TicksMissed, waited.missed),
-            (Count::TicksLateNs, waited.late_ns),
-            (Count::TickLatestNs, waited.latest_ns),
-            (Count::WaitSwitches, waited.switches),
-            (Count::LatePackets, waited.late_packets),
-            (Count::SpinsPreempted, waited.preempted),
-            (Count::Throttled, waited.throttled),
-            (Count::TicksAwake, waited.awake),
-            (Count::FlowLookups, flows.lookups),
-            (Count::FlowCompared, flows.compared),
-            (Count::FlowHits, flows.hits),
-            (Count::FlowSwitches, flows.switches),
-            (Count::WatchdogArms, self.watchdog.counts.arms),
-            (Count::WatchdogChecks, self.watchdog.counts.checks),
-            (Count::DeviceStalls, self.watchdog.counts.stalls),
-            (Count::DeviceResets, self.watchdog.counts.resets),
-        ] {
-            self.counters.store(count as usize, value);
-        }
+impl DeviceCounters {
+    /// Takes over the state page, and publishes the epoch. Also returns the words of the engine's
+    /// sleep flag.
+    pub(crate) fn new(state: Region, epoch: u64) -> (DeviceCounters, OwnWords) {
+        let mut words = own_words(state);
+        let mut header = words.split_off_front(LINE_WORDS);
+        let flag = words.split_off_front(STATE_COUNTERS_WORD - STATE_SLEEP_WORD);
+        let words = words.split_off_front(DEVICE_COUNTERS);
+        header.publish(STATE_EPOCH_WORD, epoch);
+        (DeviceCounters { header, words }, flag)
+    }
+
+    /// Shows that the engine works.
+    #[inline]
+    pub(crate) fn beat(&mut self, iteration: u64) {
+        self.header.store(STATE_HEARTBEAT_WORD, iteration);
+    }
+
+    /// Adds to a counter.
+    #[inline]
+    pub(crate) fn add(&mut self, count: Count, by: u64) {
+        counters::add(&mut self.words, count as usize, by);
+    }
+
+    /// Sets a counter that another part keeps.
+    pub(crate) fn set(&mut self, count: Count, value: u64) {
+        self.words.store(count as usize, value);
+    }
+
+    /// Returns a counter's value.
+    #[cfg(test)]
+    pub(crate) fn get(&self, count: Count) -> u64 {
+        self.words.get(count as usize)
     }
 }

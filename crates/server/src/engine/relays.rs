@@ -13,7 +13,17 @@ use rustix::io::Errno;
 use towpath_memory::{Region, own_words, peer_words};
 use towpath_queue::{OwnWords, PeerWords};
 
-use crate::prepare::Relay;
+/// The means by which the worker of a session's user notifies the application in place of the
+/// engine.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    /// The number of the notification counter.
+    pub(crate) number: u32,
+    /// Wakes the worker.
+    pub(crate) worker: Arc<OwnedFd>,
+    /// `true` if the user is the server's, or root.
+    pub(crate) trusted: bool,
+}
 
 /// Counters of notifications, and the workers to call.
 #[derive(Debug)]

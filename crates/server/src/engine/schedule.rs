@@ -16,19 +16,30 @@
 
 pub(crate) mod arrivals;
 pub(crate) mod bucket;
-pub(crate) mod deficit;
+mod deficit;
 mod policy;
-pub(crate) mod round_robin;
+mod round_robin;
 pub(crate) mod shape;
 mod turn;
 mod units;
 
-pub(crate) use policy::{Account, Policy};
+use policy::{Account, Policy};
 pub(crate) use turn::{Due, Stop, Turn};
 
 use crate::engine::deadlines::Deadlines;
+use deficit::Deficit;
+use round_robin::RoundRobin;
 use shape::{Class, LEVELS};
 use units::{EXPEDITED, List, State, Unit, Units};
+
+/// Returns the policy that a value of the setting `scheduler` names. With round-robin, a queue pair
+/// sends `transmit_budget` packets per turn.
+pub(crate) fn policy(value: u64, transmit_budget: usize) -> Box<dyn Policy> {
+    match value {
+        0 => Box::new(RoundRobin { packets: transmit_budget }),
+        _ => Box::new(Deficit),
+    }
+}
 
 /// The unit that the scheduler serves first once the device has room again.
 #[derive(Clone, Copy, Debug)]

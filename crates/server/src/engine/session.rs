@@ -16,12 +16,26 @@ use towpath_queue::{OwnWords, Violation};
 
 use crate::engine::coalescing::{self, Coalescing, Values};
 use crate::engine::demux::Rule;
-use crate::engine::parking::PARKED;
-use crate::engine::publish::News;
+use crate::engine::relays::Relay;
 use crate::engine::schedule::arrivals::Arrivals;
 use crate::engine::schedule::shape::{Class, Shape};
-use crate::prepare::Relay;
 use crate::rights::Rights;
+
+/// Marks a parked session in [`Session::active_at`].
+pub(crate) const PARKED: u32 = u32::MAX;
+
+/// The news of one session at the end of a poll iteration.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct News {
+    /// `true` if the engine marked events.
+    pub(crate) marked: bool,
+    /// `true` if the engine must notify the client now, even if it deferred the notification.
+    pub(crate) urgent: bool,
+    /// `true` if half of a queue pair's buffers are used.
+    pub(crate) full: bool,
+    /// The deadline of a deferred notification, in nanoseconds; 0 if none is deferred.
+    pub(crate) due: u64,
+}
 
 /// A queue pair and the engine's own state for it.
 #[derive(Debug)]
@@ -116,7 +130,7 @@ pub struct Session {
     header: OwnWords,
     /// Tells the application to notify the engine even if the engine is awake.
     pub(crate) parking: Sleeper,
-    /// The session's index in the list of active sessions.
+    /// The session's index in the list of active sessions, or [`PARKED`].
     pub(crate) active_at: u32,
     /// The engine's age at the last packet to send, in poll iterations.
     pub(crate) news_at: u64,
@@ -339,20 +353,20 @@ impl Session {
             return;
         };
         let set = &mut self.queue_pairs[one.queue_pair as usize];
-        set.coalescing.remove(one);
+        set.coalescing.remove(one.coalescing);
         match setting {
             Setting::RxFrames if value == 0 => one.coalescing.0 = coalescing::UNSET.0,
             Setting::RxFrames => one.coalescing.0 = value,
             _ => one.coalescing.1 = value,
         }
-        set.coalescing.add(one);
+        set.coalescing.add(one.coalescing);
         set.coalesce();
     }
 
     /// Enters an endpoint.
     pub(crate) fn put_in(&mut self, number: u32, endpoint: Endpoint) {
         let set = &mut self.queue_pairs[endpoint.queue_pair as usize];
-        set.coalescing.add(&endpoint);
+        set.coalescing.add(endpoint.coalescing);
         set.coalesce();
         self.endpoints[number as usize] = Some(endpoint);
     }
@@ -361,7 +375,7 @@ impl Session {
     pub(crate) fn take_out(&mut self, number: u32) -> Option<Endpoint> {
         let endpoint = self.endpoints.get_mut(number as usize)?.take()?;
         let set = &mut self.queue_pairs[endpoint.queue_pair as usize];
-        set.coalescing.remove(&endpoint);
+        set.coalescing.remove(endpoint.coalescing);
         set.coalesce();
         Some(endpoint)
     }

@@ -4,6 +4,11 @@
 use towpath_memory::{Mapping, Region};
 use towpath_queue::descriptor::MAX_CHAIN;
 
+/// Bytes of a packet's beginning that the engine copies and checks when it sends the rest in place.
+pub(crate) const PREFIX_BYTES: usize = 128;
+/// The engine copies packets up to this length whole.
+pub(crate) const WHOLE_BYTES: usize = 256;
+
 /// Bytes in one memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Piece {

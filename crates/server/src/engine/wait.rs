@@ -1,91 +1,257 @@
 //! The engine's waiting: awake, asleep until a notification, asleep until a deadline, or asleep
 //! until the processor time that it has used is paid for.
 
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::io::Errno;
 use towpath_device::{Armed, DeviceError};
-use towpath_protocol::counters::{self, Device as Count};
-use towpath_protocol::settings::Setting;
+use towpath_protocol::counters::Device as Count;
+use towpath_protocol::settings::{Setting, Values};
+use towpath_queue::OwnWords;
+use towpath_queue::doorbell::Sleeper;
 use towpath_waiting::{Found, Next, Step};
 
-use crate::engine::Engine;
-use crate::engine::parking::DEVICE;
+use crate::clock::{clock_ns, timespec};
+use crate::engine::device_counters::DeviceCounters;
+use crate::engine::port::DevicePort;
+use crate::engine::sessions::SessionTable;
+use crate::engine::waiter::{Counted, Waiter};
+
+/// The epoll data of the engine's own eventfd, which signals commands.
+const COMMANDS: u64 = 0;
+/// The epoll data of the device.
+const DEVICE: u64 = 1;
+/// From this value on, the epoll data names sessions by their numbers.
+const SESSIONS: u64 = 2;
+
+/// Notifications that the engine takes from the epoll set at once, so that many notifying clients
+/// cannot prolong a poll iteration. The rest stays in the epoll set for the next one.
+const NOTIFICATIONS: usize = 64;
 
 /// The shortest time that the engine sleeps for; shorter times pass before a sleep would begin.
 const SHORTEST_SLEEP_NS: u64 = 1_000;
-
-/// Returns the monotonic clock's time, in nanoseconds.
-pub(crate) fn clock_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-fn timespec(ns: u64) -> Timespec {
-    Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
-}
 
 /// How often a throttled engine executes commands, so that a stream of commands cannot delay the
 /// next poll iteration forever.
 pub(crate) const HEARD_THROTTLED: usize = 8;
 
-impl Engine {
-    /// Continues, spins or sleeps after a poll iteration that did `work`, as the strategy says.
-    pub(crate) fn pause(&mut self, work: usize) -> Result<(), DeviceError> {
-        let now = if self.waiter.needs_time() { self.read_clock() } else { 0 };
-        let woken_by_notification = std::mem::take(&mut self.woken_by_notification);
-        // A batch that was not full took every packet there was. So did a poll of a session's
-        // events.
-        let left = self.active.has_left();
-        let drained = self.received.len() < self.rx_batch
-            && !self.has_received_left()
-            && !self.can_transmit()
-            && !left
-            && !self.has_commands_left();
-        // Taken events count as work, even if they led to no packet.
-        let found = Found { work: work.max(usize::from(left)), ..self.packets };
-        let step = match self.waiter.after(now, found, drained, woken_by_notification) {
-            Next::Take(step) => step,
-            Next::Throttle { until } => return self.sleep_throttled(until),
+/// Returns the data that the engine's epoll set reports when a session's application notifies the
+/// engine.
+#[must_use]
+pub(crate) fn wake_data(session: u32) -> u64 {
+    SESSIONS + u64::from(session)
+}
+
+/// What a poll iteration left behind.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Leftovers {
+    /// `true` if commands, or work that follows from them, are left.
+    pub(crate) commands: bool,
+    /// `true` if received packets are left, or the device may have more than a batch took.
+    pub(crate) received: bool,
+    /// `true` if sessions named more queue pairs than the engine takes at once.
+    pub(crate) events: bool,
+    /// `true` if there is something to send that need not wait.
+    pub(crate) to_send: bool,
+    /// `true` if a queue pair waits for the next poll iteration, which is the next tick.
+    pub(crate) tick: bool,
+    /// `true` if packets wait for room in the device.
+    pub(crate) for_room: bool,
+    /// The time of the engine's next own task, on the monotonic clock in nanoseconds. The engine
+    /// must not sleep longer.
+    pub(crate) due: Option<u64>,
+}
+
+impl Leftovers {
+    fn is_drained(&self) -> bool {
+        !self.commands && !self.received && !self.events && !self.to_send
+    }
+}
+
+/// The result of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Woken {
+    /// The next poll iteration begins.
+    Poll,
+    /// The engine is throttled. It executes commands, and calls [`EngineWait::go_on`].
+    Commands,
+}
+
+/// The other parts of the engine that a sleep concerns.
+pub(crate) struct WaitContext<'a> {
+    pub(crate) port: &'a mut DevicePort,
+    pub(crate) sessions: &'a mut SessionTable,
+    pub(crate) counters: &'a mut DeviceCounters,
+}
+
+/// A sleep of a throttled engine.
+#[derive(Clone, Copy, Debug)]
+struct Throttle {
+    /// The time until which the engine sleeps, in nanoseconds.
+    until: u64,
+    /// The time until which it executes no commands.
+    deaf: u64,
+    /// The times that it executed commands.
+    heard: usize,
+}
+
+/// The wait strategy, the epoll set and the sleep flag.
+#[derive(Debug)]
+pub(crate) struct EngineWait {
+    waiter: Waiter,
+    /// Counts of waiters that the engine has replaced.
+    counted: Counted,
+    sleeper: Sleeper,
+    epoll: OwnedFd,
+    /// Readable when there are commands.
+    wake: Arc<OwnedFd>,
+    /// Packets that may wait in the device.
+    most_waiting: u64,
+    /// The clock's ticks that the engine already counted.
+    ticks: u64,
+    /// `true` if the engine has just woken from a sleep that a notification can end.
+    woken_by_notification: bool,
+    /// `true` if the device can end the engine's sleep.
+    device_watched: bool,
+    /// `true` if a notification of commands was taken.
+    commands: bool,
+    throttle: Option<Throttle>,
+}
+
+impl EngineWait {
+    /// Makes the epoll set, which `wake` and the device's descriptor can end.
+    ///
+    /// # Errors
+    /// Fails if descriptors are not available.
+    pub(crate) fn new(
+        port: &DevicePort,
+        flag: OwnWords,
+        wake: Arc<OwnedFd>,
+        values: &Values,
+    ) -> Result<EngineWait, DeviceError> {
+        let failed = |error: Errno| port.failed("epoll", error);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let watch = |fd: &dyn AsFd, data| {
+            let data = epoll::EventData::new_u64(data);
+            epoll::add(&epoll, fd.as_fd(), data, epoll::EventFlags::IN).map_err(failed)
         };
-        match step {
-            Step::Poll => {
-                if work == 0 {
-                    self.waiter.give_way();
-                }
-                Ok(())
-            }
-            Step::Spin { until } => {
+        watch(&wake, COMMANDS)?;
+        if let Some(fd) = port.sleep_fd() {
+            watch(&fd, DEVICE)?;
+        }
+        let most_waiting = port.most_waiting();
+        Ok(EngineWait {
+            waiter: Waiter::new(values, most_waiting, clock_ns()),
+            counted: Counted::default(),
+            sleeper: Sleeper::new(flag),
+            epoll,
+            wake,
+            most_waiting,
+            ticks: 0,
+            woken_by_notification: false,
+            device_watched: true,
+            commands: false,
+            throttle: None,
+        })
+    }
+
+    /// Returns the epoll set.
+    pub(crate) fn epoll(&self) -> &OwnedFd {
+        &self.epoll
+    }
+
+    /// Removes a session's descriptor. The call uses only the server's own objects, so no
+    /// application can prolong it.
+    pub(crate) fn forget(&self, wake: &OwnedFd) {
+        let _ = epoll::delete(&self.epoll, wake.as_fd());
+    }
+
+    /// Returns the counts of the wait strategies.
+    pub(crate) fn counts(&self) -> Counted {
+        self.counted.and(self.waiter.counted())
+    }
+
+    /// Returns the ticks since the last call: those of the clock, or 1 without a clock.
+    #[inline]
+    pub(crate) fn ticks(&mut self) -> u64 {
+        let Waiter::TimerDriven(clock) = &self.waiter else { return 1 };
+        let ticks = clock.counts.kept + clock.counts.missed;
+        // A newly set clock starts at zero.
+        let new = ticks.saturating_sub(self.ticks);
+        self.ticks = ticks;
+        new
+    }
+
+    /// Returns `true` if there may be commands whose notification the engine took, and forgets it.
+    pub(crate) fn take_commands(&mut self) -> bool {
+        std::mem::take(&mut self.commands)
+    }
+
+    /// Decides the next step after a poll iteration that found `found`.
+    pub(crate) fn after(&mut self, found: Found, left: &Leftovers) -> Next {
+        let now = if self.waiter.needs_time() { clock_ns() } else { 0 };
+        let by_notification = std::mem::take(&mut self.woken_by_notification);
+        let next = self.waiter.after(now, found, left.is_drained(), by_notification);
+        if found.work == 0 && matches!(next, Next::Take(Step::Poll)) {
+            self.waiter.give_way();
+        }
+        next
+    }
+
+    /// Continues, spins or sleeps.
+    ///
+    /// # Errors
+    /// Fails if the kernel or the device refuses to wait.
+    pub(crate) fn sleep(
+        &mut self,
+        next: Next,
+        left: &Leftovers,
+        context: &mut WaitContext<'_>,
+    ) -> Result<Woken, DeviceError> {
+        match next {
+            Next::Take(Step::Poll) => {}
+            Next::Take(Step::Spin { until }) => {
                 while clock_ns() < until {
                     self.waiter.give_way();
                 }
                 // The engine then executes commands as often as with a sleep between ticks.
-                self.active.ask();
+                context.sessions.ask_next();
                 self.woken();
-                Ok(())
             }
-            Step::Block => self.sleep_until_notified(),
-            Step::SleepUntil { until } => self.sleep_until(until),
+            Next::Take(Step::Block) => self.sleep_until_notified(left, context)?,
+            Next::Take(Step::SleepUntil { until }) => self.sleep_until(until, left, context)?,
+            Next::Throttle { until } => {
+                self.sleeper.awake();
+                context.port.slept();
+                context.counters.add(Count::Sleeps, 1);
+                self.throttle = Some(Throttle { until, deaf: 0, heard: 0 });
+                return self.go_on(left.commands, context);
+            }
         }
+        Ok(Woken::Poll)
     }
 
-    pub(crate) fn read_clock(&mut self) -> u64 {
-        self.now = clock_ns();
-        self.now
-    }
-
-    /// Announces sleep, checks every source of a wake-up once more, and sleeps.
-    fn sleep_until_notified(&mut self) -> Result<(), DeviceError> {
-        self.publish_device_counters();
-        self.watch_device(true)?;
+    /// Announces sleep, checks every source of a wake-up once more, and sleeps. Parked sessions
+    /// notify whether or not the engine sleeps. A command that arrived meanwhile has made `wake`
+    /// readable, or is among those left over.
+    fn sleep_until_notified(
+        &mut self,
+        left: &Leftovers,
+        context: &mut WaitContext<'_>,
+    ) -> Result<(), DeviceError> {
+        self.watch_device(true, context.port)?;
         self.sleeper.prepare();
-        // Without a clock the next poll iteration is the next tick.
-        let ticks = self.schedule.next_tick().is_some();
-        let idle = self.is_idle() && !self.can_transmit() && !ticks;
-        let waiting = self.handoff.is_waiting() || self.schedule.blocked() > 0;
-        let left = self.next_due().map(|due| due.saturating_sub(clock_ns()));
-        if idle && left != Some(0) && self.device.arm(waiting)? == Armed::Sleep {
-            counters::add(&mut self.counters, Count::Sleeps as usize, 1);
-            self.sleep(left)?;
+        let idle = context.sessions.is_idle()
+            && !left.commands
+            && !left.received
+            && !left.to_send
+            && !left.tick;
+        let time = left.due.map(|due| due.saturating_sub(clock_ns()));
+        if idle && time != Some(0) && context.port.arm(left.for_room)? == Armed::Sleep {
+            self.sleep_for(time, context)?;
             self.woken_by_notification = true;
             self.woken();
         } else {
@@ -103,16 +269,19 @@ impl Engine {
 
     /// Sleeps until a deadline. The device does not wake the engine, and applications notify it
     /// only of urgent packets.
-    fn sleep_until(&mut self, until: u64) -> Result<(), DeviceError> {
-        let until = self.next_due().map_or(until, |due| due.min(until));
-        let now = self.read_clock();
+    fn sleep_until(
+        &mut self,
+        until: u64,
+        left: &Leftovers,
+        context: &mut WaitContext<'_>,
+    ) -> Result<(), DeviceError> {
+        let until = left.due.map_or(until, |due| due.min(until));
+        let now = clock_ns();
         if until > now + SHORTEST_SLEEP_NS {
-            self.publish_device_counters();
-            self.watch_device(false)?;
+            self.watch_device(false, context.port)?;
             let must_check = self.sleeper.prepare_timer_driven();
-            if !must_check || self.is_idle() {
-                counters::add(&mut self.counters, Count::Sleeps as usize, 1);
-                self.sleep(Some(until - now))?;
+            if !must_check || !left.commands && !left.received && context.sessions.is_idle() {
+                self.sleep_for(Some(until - now), context)?;
             }
             self.sleeper.awake_timer_driven();
         }
@@ -120,134 +289,269 @@ impl Engine {
         Ok(())
     }
 
-    /// Sleeps until a deadline because the engine has reached the bound on its processor time,
-    /// whatever work arrives or is pending. Applications have no influence on the end of this
-    /// sleep. The engine advertises itself as awake, which suppresses notifications. Edges of
-    /// clients that notify all the same stay in the epoll set, and the next poll iteration checks
-    /// everything.
+    /// Continues the sleep of a throttled engine. The engine has reached the bound on its processor
+    /// time, and sleeps until that is paid for, whatever work arrives or is pending. Applications
+    /// have no influence on the end of this sleep. The engine advertises itself as awake, which
+    /// suppresses notifications. Edges of clients that notify all the same stay in the epoll set,
+    /// and the next poll iteration checks everything.
     ///
     /// The engine executes only commands, so that an operator can still change settings. An
     /// application also causes commands, by its requests to the control thread. The engine
     /// therefore pays for the time that commands took before it executes the next ones. After
     /// [`HEARD_THROTTLED`] times, further commands wait for the poll iteration.
-    fn sleep_throttled(&mut self, mut until: u64) -> Result<(), DeviceError> {
-        self.publish_device_counters();
-        self.sleeper.awake();
-        self.watchdog.slept();
-        counters::add(&mut self.counters, Count::Sleeps as usize, 1);
-        let (mut deaf, mut heard) = (0, 0);
+    ///
+    /// `commands`: there are commands left whose notification the engine already took.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses to wait.
+    pub(crate) fn go_on(
+        &mut self,
+        commands: bool,
+        context: &mut WaitContext<'_>,
+    ) -> Result<Woken, DeviceError> {
+        let Some(throttle) = self.throttle else { return Ok(Woken::Poll) };
         loop {
-            let now = self.read_clock();
-            let end = if now < deaf { until.min(deaf) } else { until };
-            if now >= until || self.stop {
+            let now = clock_ns();
+            let Throttle { until, deaf, .. } = throttle;
+            if now >= until {
                 break;
             }
-            // The notification for commands left over from a poll iteration is already consumed.
-            let left = (self.commands_left || !self.hurrying.is_empty()) && now >= deaf;
-            if !left && !self.has_command(now >= deaf, end - now)? {
-                continue;
+            let end = if now < deaf { until.min(deaf) } else { until };
+            let left = commands && now >= deaf;
+            if left || self.has_command(now >= deaf, end - now, context.port)? {
+                self.waiter.woke(clock_ns());
+                return Ok(Woken::Commands);
             }
-            let now = self.read_clock();
-            self.waiter.woke(now);
-            self.execute_commands();
-            let now = self.read_clock();
-            let Some(throttled) = self.waiter.throttled(now) else { break };
-            heard += 1;
-            until = throttled.until;
-            deaf = if heard < HEARD_THROTTLED { throttled.deaf } else { until };
         }
-        self.active.ask();
+        self.throttle = None;
+        context.sessions.ask_next();
         self.woken();
-        Ok(())
+        Ok(Woken::Poll)
+    }
+
+    /// Records that a throttled engine executed commands.
+    pub(crate) fn executed(&mut self) {
+        let Some(throttle) = &mut self.throttle else { return };
+        throttle.heard += 1;
+        // Another strategy has no throttle, and its sleep ends.
+        let Some(throttled) = self.waiter.throttled(clock_ns()) else {
+            throttle.until = 0;
+            return;
+        };
+        throttle.until = throttled.until;
+        let hears = throttle.heard < HEARD_THROTTLED;
+        throttle.deaf = if hears { throttled.deaf } else { throttled.until };
     }
 
     /// Sleeps for a time, in nanoseconds, or until a command arrives if the engine is to hear
     /// commands (`heard`). Returns `true` if there are commands.
-    fn has_command(&self, heard: bool, left: u64) -> Result<bool, DeviceError> {
+    fn has_command(&self, heard: bool, left: u64, port: &DevicePort) -> Result<bool, DeviceError> {
         let mut polled = [PollFd::new(&*self.wake, PollFlags::IN)];
         let polled = if heard { &mut polled[..] } else { &mut [] };
         match poll(polled, Some(&timespec(left))) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => Ok(false),
+            Ok(0) | Err(Errno::INTR) => Ok(false),
             Ok(_) => {
-                let mut count = [0; 8];
-                let _ = rustix::io::read(&*self.wake, &mut count);
+                self.clear_wake();
                 Ok(true)
             }
-            Err(cause) => Err(self.waiting_failed(cause)),
+            Err(cause) => Err(port.failed("waiting", cause)),
         }
+    }
+
+    fn clear_wake(&self) {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&*self.wake, &mut count);
     }
 
     fn woken(&mut self) {
         if self.waiter.needs_time() {
-            let now = self.read_clock();
-            self.waiter.woke(now);
+            self.waiter.woke(clock_ns());
         }
     }
 
-    fn sleep(&mut self, left: Option<u64>) -> Result<(), DeviceError> {
-        self.watchdog.slept();
-        let timeout = left.map(timespec);
-        self.take_notifications(timeout.as_ref())
+    fn sleep_for(
+        &mut self,
+        left: Option<u64>,
+        context: &mut WaitContext<'_>,
+    ) -> Result<(), DeviceError> {
+        context.counters.add(Count::Sleeps, 1);
+        context.port.slept();
+        self.take_notifications(left.map(timespec).as_ref(), context)
+    }
+
+    /// Asks for notifications without a sleep.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses to wait.
+    pub(crate) fn ask(&mut self, context: &mut WaitContext<'_>) -> Result<(), DeviceError> {
+        self.take_notifications(Some(&timespec(0)), context)
+    }
+
+    /// Waits for notifications for at most `timeout`; zero only asks. Edges stay in the epoll set
+    /// until the engine takes them, at most one per session. A client that notifies constantly is
+    /// therefore handled no more often than the others.
+    fn take_notifications(
+        &mut self,
+        timeout: Option<&Timespec>,
+        context: &mut WaitContext<'_>,
+    ) -> Result<(), DeviceError> {
+        let mut events = [const { MaybeUninit::uninit() }; NOTIFICATIONS];
+        let taken = match epoll::wait(&self.epoll, &mut events[..], timeout) {
+            Ok((taken, _)) => taken,
+            Err(Errno::INTR) => return Ok(()),
+            Err(cause) => return Err(context.port.failed("waiting", cause)),
+        };
+        // If there may be more notifications, the next poll iteration asks for them.
+        context.sessions.asked(taken.len() == NOTIFICATIONS);
+        for event in taken {
+            match event.data.u64() {
+                COMMANDS => {
+                    self.clear_wake();
+                    // Commands may have arrived after this iteration's check for them, and no
+                    // further notification follows.
+                    self.commands = true;
+                }
+                DEVICE => {}
+                session => {
+                    if let Ok(number) = u32::try_from(session - SESSIONS) {
+                        context.sessions.notified(number);
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Sets whether the device wakes the engine. The setting changes only with the kind of sleep.
-    fn watch_device(&mut self, watched: bool) -> Result<(), DeviceError> {
+    fn watch_device(&mut self, watched: bool, port: &DevicePort) -> Result<(), DeviceError> {
         if self.device_watched == watched {
             return Ok(());
         }
-        let Some(fd) = self.device.sleep_fd() else { return Ok(()) };
+        let Some(fd) = port.sleep_fd() else { return Ok(()) };
         let flags = if watched { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(DEVICE), flags)
-            .map_err(|cause| self.waiting_failed(cause))?;
+            .map_err(|cause| port.failed("waiting", cause))?;
         self.device_watched = watched;
         Ok(())
     }
 
-    pub(crate) fn waiting_failed(&self, cause: rustix::io::Errno) -> DeviceError {
-        let name = self.device.info().name.clone();
-        DeviceError::Failed { name, what: "waiting", cause: cause.into() }
-    }
-
-    /// Returns the time of the engine's next own task, on the monotonic clock in nanoseconds. The
-    /// task is a deferred notification, a packet whose time comes, or a check of a device that
-    /// keeps packets. The engine must not sleep longer.
-    pub(crate) fn next_due(&self) -> Option<u64> {
-        let (notify, packet) = (self.deferred.next(), self.schedule.next_due());
-        let watchdog = self.watchdog.next_due(self.out());
-        notify.into_iter().chain(packet).chain(watchdog).min()
-    }
-
     /// Applies a changed setting of the wait strategy.
-    pub(crate) fn set_wait_strategy(&mut self, setting: Setting) {
-        let now = self.read_clock();
+    pub(crate) fn set(&mut self, setting: Setting, values: &Values, port: &DevicePort) {
         self.sleeper.awake();
-        if let Some(counted) = self.waiter.set(&self.values, self.most_waiting, setting, now) {
+        if let Some(counted) = self.waiter.set(values, self.most_waiting, setting, clock_ns()) {
             self.counted = self.counted.and(counted);
-            self.say_whether_it_spins();
+            self.say_whether_it_spins(values, port);
         }
         if setting == Setting::TimerSlackUs {
-            self.set_timer_slack();
+            set_timer_slack(values);
         }
+    }
+
+    /// Prepares the engine's thread, which calls this once.
+    pub(crate) fn begin(&self, values: &Values, port: &DevicePort) {
+        set_timer_slack(values);
+        self.say_whether_it_spins(values, port);
     }
 
     /// Logs a warning if the engine stays awake between the clock's ticks. It then keeps a
     /// processor busy without traffic, which is seldom intended.
-    pub(crate) fn say_whether_it_spins(&self) {
+    fn say_whether_it_spins(&self, values: &Values, port: &DevicePort) {
         if self.waiter.spins_between_ticks() {
             tracing::warn!(
-                device = self.device.info().name,
-                tick_hz = self.values.get(Setting::TickHz),
+                device = port.name(),
+                tick_hz = values.get(Setting::TickHz),
                 "no sleep here is as short as a tick: the engine stays awake between ticks, and \
                  takes a processor; a lower tick_hz lets it sleep"
             );
         }
     }
+}
 
-    /// Sets the timer slack: the kernel may delay this thread's timers by it, to end several sleeps
-    /// at once.
-    pub(crate) fn set_timer_slack(&self) {
-        let slack = self.values.get(Setting::TimerSlackUs) * 1000;
-        // Zero would select the default slack.
-        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(slack.max(1)));
+/// Sets the timer slack: the kernel may delay this thread's timers by it, to end several sleeps at
+/// once.
+fn set_timer_slack(values: &Values) {
+    let slack = values.get(Setting::TimerSlackUs) * 1000;
+    // Zero would select the default slack.
+    let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(slack.max(1)));
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+    use towpath_device::loopback;
+    use towpath_memory::Region;
+    use towpath_protocol::layout::STATE_WORDS;
+
+    use super::*;
+    use crate::engine::testing::session;
+    use crate::engine::waiter::WaitStrategy;
+
+    struct World {
+        port: DevicePort,
+        sessions: SessionTable,
+        counters: DeviceCounters,
+        wait: EngineWait,
+        wake: Arc<OwnedFd>,
+        _far: loopback::LoopbackDevice,
+    }
+
+    impl World {
+        fn new() -> World {
+            let values = Values::from(WaitStrategy::Block);
+            let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+            let (port, _) = DevicePort::start(Box::new(near), 64, &values).unwrap();
+            let state = Region::private(STATE_WORDS * 8).unwrap();
+            let (counters, flag) = DeviceCounters::new(state, 1);
+            let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+            let wait = EngineWait::new(&port, flag, wake.clone(), &values).unwrap();
+            let sessions = SessionTable::default();
+            World { port, sessions, counters, wait, wake, _far: far }
+        }
+
+        /// Waits after an idle poll iteration. Returns `true` if the engine slept.
+        fn sleep(&mut self, left: &Leftovers) -> bool {
+            let before = self.counters.get(Count::Sleeps);
+            let next = self.wait.after(Found::default(), left);
+            let (port, sessions) = (&mut self.port, &mut self.sessions);
+            let context = &mut WaitContext { port, sessions, counters: &mut self.counters };
+            assert_eq!(self.wait.sleep(next, left, context).unwrap(), Woken::Poll);
+            self.counters.get(Count::Sleeps) > before
+        }
+    }
+
+    #[test]
+    fn the_engine_does_not_sleep_over_anything_left() {
+        let mut world = World::new();
+        let past = Some(1);
+        for left in [
+            Leftovers { commands: true, ..Leftovers::default() },
+            Leftovers { received: true, ..Leftovers::default() },
+            Leftovers { to_send: true, ..Leftovers::default() },
+            Leftovers { tick: true, ..Leftovers::default() },
+            Leftovers { due: past, ..Leftovers::default() },
+        ] {
+            assert!(!world.sleep(&left), "{left:?}");
+        }
+        let soon = Leftovers { due: Some(clock_ns() + 3_000_000), ..Leftovers::default() };
+        assert!(world.sleep(&soon));
+        assert!(!world.wait.take_commands());
+    }
+
+    #[test]
+    fn commands_end_a_sleep() {
+        let mut world = World::new();
+        rustix::io::write(&*world.wake, &1u64.to_ne_bytes()).unwrap();
+        assert!(world.sleep(&Leftovers::default()));
+        assert!(world.wait.take_commands() && !world.wait.take_commands());
+    }
+
+    #[test]
+    fn news_of_a_session_keeps_the_engine_awake() {
+        let mut world = World::new();
+        let (session, mut application) = session(1);
+        let key = world.sessions.reserve();
+        world.sessions.insert(key, session);
+        application.mark();
+        assert!(!world.sleep(&Leftovers::default()));
     }
 }

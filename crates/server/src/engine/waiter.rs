@@ -5,7 +5,47 @@ use rustix::time::{ClockId, clock_gettime};
 use towpath_protocol::settings::{Setting, Values};
 use towpath_waiting::{Bounds, Clock, Controller, Costs, Found, Next, Spinner, Step, Throttled};
 
-use crate::engine::WaitStrategy;
+/// The engine's wait strategy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitStrategy {
+    /// The engine never sleeps.
+    Poll,
+    /// The engine sleeps when it finds nothing to do, and clients notify it.
+    Block,
+    /// The engine spins before it sleeps if work is likely to come within the time of a wake-up. It
+    /// spins at most that long.
+    SpinThenBlock,
+    /// The engine polls at a fixed rate per second, and clients do not notify it.
+    TimerDriven,
+    /// The engine picks the cheapest strategy within bounds on latency and processor time.
+    Auto,
+}
+
+impl WaitStrategy {
+    /// All strategies, in the order of the setting's values.
+    pub const ALL: [WaitStrategy; 5] = [
+        WaitStrategy::Poll,
+        WaitStrategy::Block,
+        WaitStrategy::SpinThenBlock,
+        WaitStrategy::TimerDriven,
+        WaitStrategy::Auto,
+    ];
+
+    /// Returns the strategy that the setting's value stands for.
+    pub(crate) fn of(value: u64) -> WaitStrategy {
+        WaitStrategy::ALL.get(value as usize).copied().unwrap_or(WaitStrategy::Block)
+    }
+}
+
+impl From<WaitStrategy> for Values {
+    /// Returns the default values, except for the strategy.
+    fn from(strategy: WaitStrategy) -> Values {
+        let mut values = Values::default();
+        let set = values.set(Setting::Wait, strategy as u64);
+        debug_assert!(set.is_ok(), "the table has all strategies");
+        values
+    }
+}
 
 /// One wait strategy with its state.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use towpath_protocol::message::MAX_REQUEST_BYTES;
 use super::held::{Doorbells, Entries, Entry, wipe};
 use super::pin::pin;
 use super::wire::{self, Descriptors, Head, MAX_PACKET_BYTES, command, report};
-use crate::engine::wait::clock_ns;
+use crate::clock::clock_ns;
 
 /// The epoll data of the control thread's channel.
 const CHANNEL: u64 = 0;

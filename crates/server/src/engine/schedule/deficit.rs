@@ -3,7 +3,7 @@
 //! its account by its last packet and pays with its next rounds. The scheduler therefore need not
 //! know a packet's length before the engine takes it.
 
-use crate::engine::schedule::{Account, Policy};
+use crate::engine::schedule::policy::{Account, Policy};
 
 /// Bytes that each round gives per unit of weight. An endpoint of the default weight, 100, sends
 /// 12 800 bytes before the next one: eight packets of full length. That is long enough for the

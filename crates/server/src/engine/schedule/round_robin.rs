@@ -1,7 +1,7 @@
 //! Round robin: each unit sends a fixed number of packets per turn, so a unit with long packets
 //! gets more bytes.
 
-use crate::engine::schedule::{Account, Policy};
+use crate::engine::schedule::policy::{Account, Policy};
 
 /// Turns of a fixed number of packets.
 #[derive(Clone, Copy, Debug)]

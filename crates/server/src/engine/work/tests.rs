@@ -2,6 +2,7 @@
 //! applications' sessions run beside neighbours that send ordinary packets.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
@@ -26,10 +27,10 @@ use super::{COPY_BYTES, ITERATION_BYTES};
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::copy::session_word;
 use crate::engine::demux::{Rule, Vlan};
-use crate::engine::relays::Relays;
+use crate::engine::relays::{Relay, Relays};
 use crate::engine::session::{Endpoint, Session};
 use crate::engine::{Budgets, Engine, Link, WaitStrategy};
-use crate::prepare::{Prepared, Relay};
+use crate::prepare::Prepared;
 use crate::rights::{Addresses, Rights};
 
 const BUDGETS: Budgets =
@@ -40,6 +41,7 @@ struct World {
     engine: Engine,
     commands: Sender<(u64, Command)>,
     events: std::sync::mpsc::Receiver<EngineReport>,
+    wake: Arc<OwnedFd>,
     far: DeviceFarEnd,
     apps: u32,
 }
@@ -98,13 +100,18 @@ impl World {
         let (engine_events, events) = channel();
         let (wake, control_wake) = (event(), event());
         let relays = Relays::none().unwrap();
-        let link =
-            Link { commands: engine_commands, events: engine_events, wake, control_wake, relays };
+        let link = Link {
+            commands: engine_commands,
+            events: engine_events,
+            wake: wake.clone(),
+            control_wake,
+            relays,
+        };
         let state = Region::private(STATE_WORDS * 8).unwrap();
         let mut values = Values::from(strategy);
         values.set(Setting::TickHz, 1).unwrap();
         let engine = Engine::new(Box::new(near), state, 1, 1, &values, budgets, link).unwrap();
-        World { engine, commands, events, far: DeviceFarEnd::new(Box::new(far)), apps: 0 }
+        World { engine, commands, events, wake, far: DeviceFarEnd::new(Box::new(far)), apps: 0 }
     }
 
     /// Runs poll iterations with only commands to execute.
@@ -177,13 +184,13 @@ impl World {
     }
 
     fn map(&self, prepared: Prepared, number: u32) -> Box<Session> {
-        let relay = Relay { number: 0, worker: self.engine.wake.clone(), trusted: true };
+        let relay = Relay { number: 0, worker: self.wake.clone(), trusted: true };
         prepared.map(number, relay).unwrap().session
     }
 
     fn count(&self, app: &App, endpoint: u32, count: Count) -> u64 {
-        let key = self.engine.keys[&app.number];
-        let session = self.engine.sessions[key as usize].as_ref().unwrap();
+        let key = self.engine.sessions.key(app.number).unwrap();
+        let session = self.engine.sessions.get(key).unwrap();
         session.counters.get(session_word(endpoint, count))
     }
 
@@ -422,13 +429,13 @@ fn a_received_batch_may_span_several_iterations() {
                 now - copies
             );
             (copies, iterations) = (now, iterations + 1);
-            if !world.engine.has_received_left() {
+            if !world.engine.rx.has_left() {
                 break;
             }
             assert!(work > 0 && !world.engine.is_idle(), "{strategy:?}");
             world.engine.pause(work).unwrap();
         }
-        let sleeps = world.engine.counters.get(DeviceCount::Sleeps as usize);
+        let sleeps = world.engine.counters.get(DeviceCount::Sleeps);
         assert_eq!((copies, iterations, sleeps), (6000, 6, 0), "{strategy:?}");
     }
 }

@@ -1,12 +1,13 @@
 //! Tests of an engine without a control thread: the number of commands per poll iteration, and that
 //! the engine sleeps over none of them.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::{EventfdFlags, eventfd};
 use towpath_device::loopback;
 use towpath_memory::{Region, SharedFile};
 use towpath_protocol::layout::{STATE_WORDS, SessionShape};
@@ -15,12 +16,13 @@ use towpath_protocol::store::MemoryStore;
 
 use super::*;
 use crate::engine::demux::{Rule, Vlan};
+use crate::engine::relays::Relay;
 use crate::engine::relays::Relays;
 use crate::engine::schedule::Stop;
 use crate::engine::schedule::shape::Class;
 use crate::engine::wait::HEARD_THROTTLED;
 use crate::engine::{Budgets, Link, WaitStrategy};
-use crate::prepare::{Prepared, Relay};
+use crate::prepare::Prepared;
 use crate::rights::{Addresses, Rights};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -29,6 +31,7 @@ struct World {
     engine: Engine,
     commands: Sender<(u64, Command)>,
     events: Receiver<EngineReport>,
+    wake: Arc<OwnedFd>,
     _far: loopback::LoopbackDevice,
 }
 
@@ -39,10 +42,11 @@ impl World {
             || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
         let (commands, engine_commands) = channel();
         let (engine_events, events) = channel();
+        let wake = event();
         let link = Link {
             commands: engine_commands,
             events: engine_events,
-            wake: event(),
+            wake: wake.clone(),
             control_wake: event(),
             relays: Relays::none().unwrap(),
         };
@@ -52,7 +56,7 @@ impl World {
         let mut values = Values::from(strategy);
         values.set(Setting::TickHz, 1).unwrap();
         let engine = Engine::new(Box::new(near), state, 1, 1, &values, budgets, link).unwrap();
-        World { engine, commands, events, _far: far }
+        World { engine, commands, events, wake, _far: far }
     }
 
     /// Sends a command without a notification.
@@ -69,7 +73,7 @@ impl World {
         let shape = SessionShape::new(queue_pairs, endpoints, 8, 8, 128, 128).unwrap();
         let state = SharedFile::create("state", 1).unwrap().into();
         let (prepared, _) = Prepared::new(1, shape, &state, &mut MemoryStore::default()).unwrap();
-        let worker = self.engine.wake.clone();
+        let worker = self.wake.clone();
         let mapped = prepared.map(1, Relay { number: 0, worker, trusted: true }).unwrap();
         self.give(Command::AddSession(mapped.session));
         for number in 0..endpoints {
@@ -108,7 +112,7 @@ impl World {
     }
 
     fn sleeps(&self) -> u64 {
-        self.engine.counters.get(Count::Sleeps as usize)
+        self.engine.counters.get(Count::Sleeps)
     }
 
     /// Runs poll iterations, each with the strategy's pause, until no command is left.
@@ -181,8 +185,8 @@ fn a_command_whose_notification_was_taken_prevents_sleep() {
         let mut world = World::new(strategy);
         assert_eq!(world.poll_once(), 0);
         world.set(Setting::NotificationSuppression, 0, 1);
-        rustix::io::write(&*world.engine.wake, &1u64.to_ne_bytes()).unwrap();
-        world.engine.take_notifications(Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
+        rustix::io::write(&*world.wake, &1u64.to_ne_bytes()).unwrap();
+        world.engine.ask().unwrap();
         assert!(world.engine.has_commands_left() && !world.engine.is_idle(), "{strategy:?}");
         world.engine.pause(1).unwrap();
         assert_eq!((world.sleeps(), world.poll_once()), (0, 1), "{strategy:?}");
@@ -196,14 +200,14 @@ fn a_throttled_engine_takes_commands_a_few_times() {
     world.set(Setting::CpuPercent, 0, 1);
     world.poll_until_done();
     // The cost of a wake-up on this machine decides whether this sleeps; it ends at once.
-    rustix::io::write(&*world.engine.wake, &1u64.to_ne_bytes()).unwrap();
+    rustix::io::write(&*world.wake, &1u64.to_ne_bytes()).unwrap();
     world.engine.pause(0).unwrap();
     // The engine has to sleep some hundred milliseconds for it.
     let used = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).tv_nsec;
     let before = used();
     while used() - before < 6_000_000 && used() >= before {}
     world.events.try_iter().for_each(drop);
-    let (commands, wake) = (world.commands.clone(), world.engine.wake.clone());
+    let (commands, wake) = (world.commands.clone(), world.wake.clone());
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let giver = scope.spawn(|| {
@@ -233,17 +237,18 @@ fn queue_pairs_are_rechecked_a_few_per_iteration() {
     world.attach(SETS as u32, 1);
     world.poll_until_done();
     let units: Vec<u32> = {
-        let session = world.engine.sessions[0].as_ref().unwrap();
+        let session = world.engine.sessions.get(0).unwrap();
         session.queue_pairs.iter().map(|set| set.unit).collect()
     };
-    let waiting =
-        |world: &World| units.iter().filter(|unit| world.engine.schedule.is_active(**unit)).count();
+    let waiting = |world: &World| {
+        units.iter().filter(|unit| world.engine.tx.schedule().is_active(**unit)).count()
+    };
     // No unit waits, so the engine checks none.
     world.set(Setting::Pacing, 1, 1);
     world.poll_once();
     assert!(!world.engine.has_commands_left());
     for unit in &units {
-        let schedule = &mut world.engine.schedule;
+        let schedule = world.engine.tx.schedule_mut();
         schedule.enter(*unit, Class::default(), false, 0);
         assert_eq!(schedule.next(true).unwrap().unit, *unit);
         schedule.more(*unit, Stop::Until(u64::MAX), 0);
@@ -264,7 +269,7 @@ fn queue_pairs_are_rechecked_a_few_per_iteration() {
     assert_eq!(world.sleeps(), 0);
     // The engine does not check a session that ends meanwhile.
     for unit in &units {
-        let schedule = &mut world.engine.schedule;
+        let schedule = world.engine.tx.schedule_mut();
         schedule.enter(*unit, Class::default(), false, 0);
         schedule.next(true).unwrap();
         schedule.more(*unit, Stop::Until(u64::MAX), 0);
@@ -272,5 +277,5 @@ fn queue_pairs_are_rechecked_a_few_per_iteration() {
     world.set(Setting::Pacing, 1, 0);
     world.give(Command::RemoveSession { number: 1 });
     world.poll_until_done();
-    assert!(world.engine.sessions[0].is_none() && world.engine.hurrying.is_empty());
+    assert!(world.engine.sessions.get(0).is_none() && !world.engine.tx.is_hurrying());
 }

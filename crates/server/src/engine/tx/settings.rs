@@ -2,27 +2,20 @@
 //! own settings.
 
 use towpath_protocol::settings::Setting;
+use towpath_queue::Violation;
 
-use crate::engine::handoff::HandoffMode;
-use crate::engine::schedule::Policy;
-use crate::engine::schedule::deficit::Deficit;
-use crate::engine::schedule::round_robin::RoundRobin;
+use crate::clock::clock_ns;
+use crate::engine::schedule;
 use crate::engine::schedule::shape::{Class, Shape, Shaping};
-use crate::engine::wait::clock_ns;
-use crate::engine::{Budgets, Engine};
+use crate::engine::session::Session;
+use crate::engine::sessions::SessionTable;
+use crate::engine::tx::TxPath;
+use crate::engine::tx::handoff::HandoffMode;
 
 /// Queue pairs that the engine checks again per poll iteration because settings changed, so that
 /// one session's thousands do not delay other sessions. The engine checks all of a session's,
 /// because expedited packets of an endpoint may wait in any.
 const HURRIED_PER_ITERATION: usize = 64;
-
-/// Returns the policy that a value of the setting `scheduler` names.
-pub(crate) fn policy(value: u64, budgets: &Budgets) -> Box<dyn Policy> {
-    match value {
-        0 => Box::new(RoundRobin { packets: budgets.transmit_budget }),
-        _ => Box::new(Deficit),
-    }
-}
 
 /// Changes one setting of an endpoint. The values were checked against the table.
 fn change(set: &mut Shaping, setting: Setting, value: u64) {
@@ -43,11 +36,13 @@ fn change(set: &mut Shaping, setting: Setting, value: u64) {
     }
 }
 
-impl Engine {
+impl TxPath {
     /// Applies a setting of the device's scheduling.
-    pub(crate) fn set_sending(&mut self, setting: Setting, value: u64) {
+    pub(crate) fn set(&mut self, setting: Setting, value: u64) {
         match setting {
-            Setting::Scheduler => self.schedule.set_policy(policy(value, &self.budgets)),
+            Setting::Scheduler => {
+                self.schedule.set_policy(schedule::policy(value, self.transmit_budget))
+            }
             Setting::Handoff => self.handoff.set_mode(HandoffMode::of(value)),
             Setting::Expedited => {
                 self.expedited_share = value as usize;
@@ -64,11 +59,17 @@ impl Engine {
     }
 
     /// Applies a setting of an endpoint's sending.
-    pub(crate) fn set_shape(&mut self, key: u32, number: u32, setting: Setting, value: u64) {
-        let Some(session) = &mut self.sessions[key as usize] else { return };
-        let Some(Some(endpoint)) = session.endpoints.get(number as usize) else { return };
+    pub(crate) fn set_shape(
+        &mut self,
+        key: u32,
+        session: &mut Session,
+        number: u32,
+        setting: Setting,
+        value: u64,
+    ) -> Result<(), Violation> {
+        let Some(Some(endpoint)) = session.endpoints.get(number as usize) else { return Ok(()) };
         let queue_pair = endpoint.queue_pair;
-        let Some(slot) = session.shapes.get_mut(number as usize) else { return };
+        let Some(slot) = session.shapes.get_mut(number as usize) else { return Ok(()) };
         let mut set = slot.as_deref().map_or_else(Shaping::default, |shape| shape.set);
         change(&mut set, setting, value);
         self.now = clock_ns();
@@ -82,25 +83,39 @@ impl Engine {
         let now_takes = usize::from(slot.as_deref().is_some_and(Shape::takes_time));
         self.timed = self.timed + now_takes - takes_time(&old);
         session.queue_pairs[queue_pair as usize].note_shape(old.as_ref(), slot.as_deref());
-        self.reshape(key, queue_pair);
+        self.reshape(key, session, queue_pair)
     }
 
     /// Removes the sending settings of a closed endpoint.
-    pub(crate) fn forget_shape(&mut self, key: u32, number: u32, queue_pair: u32) {
-        let Some(session) = &mut self.sessions[key as usize] else { return };
-        let Some(slot) = session.shapes.get_mut(number as usize) else { return };
-        let Some(old) = slot.take() else { return };
-        self.timed -= usize::from(old.takes_time());
+    pub(crate) fn forget_shape(
+        &mut self,
+        key: u32,
+        session: &mut Session,
+        number: u32,
+        queue_pair: u32,
+    ) -> Result<(), Violation> {
+        let Some(slot) = session.shapes.get_mut(number as usize) else { return Ok(()) };
+        let Some(old) = slot.take() else { return Ok(()) };
+        self.drop_shape(&old);
         session.queue_pairs[queue_pair as usize].note_shape(Some(&old), None);
-        self.reshape(key, queue_pair);
+        self.reshape(key, session, queue_pair)
+    }
+
+    /// Forgets the sending settings of an endpoint of an ending session.
+    pub(crate) fn drop_shape(&mut self, shape: &Shape) {
+        self.timed -= usize::from(shape.takes_time());
     }
 
     /// Moves a queue pair to its line after settings of its endpoints changed. Expedited packets of
     /// these endpoints may wait in any other queue pair, which the engine checks again.
-    fn reshape(&mut self, key: u32, queue_pair: u32) {
-        let Some(session) = &mut self.sessions[key as usize] else { return };
+    fn reshape(
+        &mut self,
+        key: u32,
+        session: &mut Session,
+        queue_pair: u32,
+    ) -> Result<(), Violation> {
         if session.closing {
-            return;
+            return Ok(());
         }
         let unit = session.queue_pairs[queue_pair as usize].unit;
         if self.schedule.someone_waits() {
@@ -111,18 +126,24 @@ impl Engine {
             *left = session.queue_pairs.len() as u32;
         }
         if self.schedule.withdraw(unit) {
-            self.activate(unit, key, queue_pair);
+            self.activate(unit, session, queue_pair)?;
         }
+        Ok(())
+    }
+
+    /// Returns `true` if queue pairs wait for another check because settings changed.
+    pub(crate) fn is_hurrying(&self) -> bool {
+        !self.hurrying.is_empty()
     }
 
     /// Makes waiting queue pairs due for another check, a few per poll iteration and each session
     /// in its turn. Returns how many.
-    pub(crate) fn go_on_hurrying(&mut self) -> usize {
+    pub(crate) fn go_on_hurrying(&mut self, sessions: &mut SessionTable) -> usize {
         let mut work = 0;
         while work < HURRIED_PER_ITERATION
             && let Some(key) = self.hurrying.pop_front()
         {
-            let Some(session) = &mut self.sessions[key as usize] else { continue };
+            let Some(session) = sessions.get_mut(key) else { continue };
             let (left, mut next) = session.to_hurry;
             let count = left.min((HURRIED_PER_ITERATION - work) as u32);
             for _ in 0..count {

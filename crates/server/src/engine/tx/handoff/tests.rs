@@ -1,10 +1,11 @@
 //! Tests of the backlog in front of a device that has room for two packets.
 
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::{Part, Space, loopback};
-use towpath_memory::Region;
+use towpath_device::loopback;
+use towpath_protocol::settings::Values;
 
 use super::*;
+use crate::engine::source::Source;
 
 const ROOM: usize = 2;
 const SLOTS: u32 = 64;
@@ -13,46 +14,38 @@ const SLOT_BYTES: usize = 64;
 struct World {
     handoff: Handoff,
     bounce: BounceBuffers,
-    spaces: Spaces,
-    near: loopback::LoopbackDevice,
+    port: DevicePort,
     far: DeviceFarEnd,
 }
 
 impl World {
-    fn new(way: HandoffMode, expedited_share: usize) -> World {
+    fn new(mode: HandoffMode, expedited_share: usize) -> World {
         let config = loopback::Config { ring_packets: ROOM, ..loopback::Config::default() };
-        let (mut near, far) = loopback::pair(&config).unwrap();
-        let mut spaces = Spaces::default();
-        let mut memory = Region::private(SLOTS as usize * SLOT_BYTES).unwrap();
+        let (near, far) = loopback::pair(&config).unwrap();
+        let (port, memory) =
+            DevicePort::start(Box::new(near), SLOTS as usize, &Values::default()).unwrap();
+        let mut bounce = BounceBuffers::new(memory);
+        let nothing = Source { prefix: &[], memory: port.memory(), pieces: &[] };
         for slot in 0..SLOTS {
-            let offset = slot as usize * SLOT_BYTES;
-            assert!(memory.copy_in(offset, &[slot as u8; SLOT_BYTES]));
+            assert!(bounce.build(slot, &[slot as u8; SLOT_BYTES], nothing, 0, 0, None));
+            let part = bounce.part(slot);
+            bounce.slots[slot as usize].parts.push(part);
         }
-        let space = spaces.add(Space::new(memory.mapping().clone()));
-        near.start(&mut spaces).unwrap();
-        let mut bounce = BounceBuffers::new(memory, space, SLOTS, SLOT_BYTES);
-        for slot in 0..SLOTS {
-            let offset = slot * SLOT_BYTES as u32;
-            let len = SLOT_BYTES as u32;
-            bounce.slots[slot as usize].parts.push(Part { space, offset, len });
-        }
-        let handoff = Handoff::new(way, expedited_share);
-        World { handoff, bounce, spaces, near, far: DeviceFarEnd::new(Box::new(far)) }
+        let handoff = Handoff::new(mode, expedited_share);
+        World { handoff, bounce, port, far: DeviceFarEnd::new(Box::new(far)) }
     }
 
     fn hand_off(&mut self, slot: u32, expedited: bool) {
-        self.handoff
-            .hand_off(slot, expedited, &self.bounce, &mut self.spaces, &mut self.near)
-            .unwrap();
+        self.handoff.hand_off(slot, expedited, &self.bounce, &mut self.port).unwrap();
     }
 
     fn flush(&mut self) {
-        self.handoff.flush(&self.bounce, &mut self.spaces, &mut self.near).unwrap();
+        self.handoff.flush(&self.bounce, &mut self.port).unwrap();
     }
 
     /// Returns the slots of the packets that came out. The far end may hold more than the ring.
     fn receive(&mut self) -> Vec<u8> {
-        self.near.tx_complete(&mut Vec::new(), SLOTS as usize).unwrap();
+        self.port.complete(&mut Vec::new()).unwrap();
         std::iter::from_fn(|| self.far.receive()).map(|(frame, _)| frame[0]).collect()
     }
 }
@@ -112,7 +105,7 @@ fn expedited_packets_stay_in_order_when_their_share_toggles() {
     (0..40).for_each(|slot| world.hand_off(slot, false));
     let mut came = Vec::new();
     // The device takes almost as many other packets as give the expedited ones their share anew.
-    while world.handoff.counts.taken < BATCH as u64 - 2 {
+    while world.port.counts().taken < BATCH as u64 - 2 {
         came.extend(world.receive());
         world.flush();
     }
@@ -144,7 +137,8 @@ fn a_packet_that_waits_is_counted_once() {
             (0..5).for_each(|_| world.flush());
             came.extend(world.receive());
         }
-        let Counts { taken, direct, queued, drained, full, backlogged, .. } = world.handoff.counts;
+        let Counts { direct, queued, drained, full, backlogged, .. } = world.handoff.counts;
+        let taken = world.port.counts().taken;
         assert_eq!((taken, direct + queued, drained), (40, 40, queued), "{way:?}");
         assert!(full > backlogged, "{way:?}: tried more often than packets waited: {full}");
         assert!((20..=40).contains(&backlogged), "{way:?}: {backlogged} of 40 waited");

@@ -11,9 +11,10 @@
 
 use std::collections::VecDeque;
 
-use towpath_device::{Device, DeviceError, Packet, Spaces};
+use towpath_device::{DeviceError, Packet};
 
-use crate::engine::bounce::BounceBuffers;
+use crate::engine::port::DevicePort;
+use crate::engine::tx::bounce::BounceBuffers;
 
 /// The number of packets that the engine gives to a device at once. Also the number of waiting
 /// packets from which on the engine takes no more packets from queues. In the backlog, a packet of
@@ -46,10 +47,6 @@ impl HandoffMode {
 /// Counts of the hand-off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Packets that the device took. A packet given to the device again counts again.
-    pub taken: u64,
-    /// The bytes of these packets.
-    pub taken_bytes: u64,
     /// Packets that the device took at once.
     pub direct: u64,
     /// Packets put into the backlog.
@@ -165,15 +162,14 @@ impl Handoff {
         slot: u32,
         expedited: bool,
         bounce: &BounceBuffers,
-        spaces: &mut Spaces,
-        device: &mut dyn Device,
+        port: &mut DevicePort,
     ) -> Result<(), DeviceError> {
         if self.mode == HandoffMode::Direct && !self.blocked && !self.is_waiting() {
             let entry = &bounce.slots[slot as usize];
             let packet = Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(slot) };
-            if device.tx_submit(spaces, &[packet])? > 0 {
+            if port.submit(&[packet])? > 0 {
                 self.counts.direct += 1;
-                self.count_taken(slot, expedited, bounce);
+                self.counts.expedited += u64::from(expedited);
                 return Ok(());
             }
             self.counts.full += 1;
@@ -188,16 +184,9 @@ impl Handoff {
         if self.blocked {
             self.counts.backlogged += 1;
         } else if self.waiting.len() >= BATCH {
-            self.flush(bounce, spaces, device)?;
+            self.flush(bounce, port)?;
         }
         Ok(())
-    }
-
-    fn count_taken(&mut self, slot: u32, expedited: bool, bounce: &BounceBuffers) {
-        let parts = &bounce.slots[slot as usize].parts;
-        self.counts.taken += 1;
-        self.counts.taken_bytes += parts.iter().map(|part| u64::from(part.len)).sum::<u64>();
-        self.counts.expedited += u64::from(expedited);
     }
 
     /// Gives the device the packets that it has room for: first those that precede all others, then
@@ -208,8 +197,7 @@ impl Handoff {
     pub(crate) fn flush(
         &mut self,
         bounce: &BounceBuffers,
-        spaces: &mut Spaces,
-        device: &mut dyn Device,
+        port: &mut DevicePort,
     ) -> Result<(), DeviceError> {
         let was_blocked = std::mem::replace(&mut self.blocked, false);
         while self.is_waiting() {
@@ -228,7 +216,7 @@ impl Handoff {
                     Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(*slot) };
                 count += 1;
             }
-            let taken = device.tx_submit(spaces, &batch[..count])?;
+            let taken = port.submit(&batch[..count])?;
             for index in 0..taken {
                 let is_expedited = (first..first + expedited).contains(&index);
                 let line = match index {
@@ -236,8 +224,8 @@ impl Handoff {
                     index if index < first => &mut self.first,
                     _ => &mut self.waiting,
                 };
-                let Some(slot) = line.pop_front() else { break };
-                self.count_taken(slot, is_expedited, bounce);
+                line.pop_front();
+                self.counts.expedited += u64::from(is_expedited);
             }
             self.counts.drained += taken as u64;
             let expedited = taken.saturating_sub(first).min(expedited);

@@ -9,12 +9,8 @@ use towpath_packet::checksum;
 use towpath_queue::descriptor::Descriptor;
 use towpath_queue::{PeerWords, PoolShape};
 
+use crate::engine::port::BounceMemory;
 use crate::engine::source::{Reader, Source};
-
-/// Bytes of a packet's beginning that the engine copies and checks when it sends the rest in place.
-pub(crate) const PREFIX_BYTES: usize = 128;
-/// The engine copies packets up to this length whole.
-pub(crate) const WHOLE_BYTES: usize = 256;
 
 /// A bounce buffer, with the packet sent from it.
 #[derive(Debug)]
@@ -45,15 +41,10 @@ pub(crate) struct BounceBuffers {
 }
 
 impl BounceBuffers {
-    /// Creates `slots` slots of `slot_bytes` each, in a region of private memory. The data space
-    /// `space` is the mapping that contains the region.
+    /// Creates as many slots as the memory has room for.
     #[must_use]
-    pub(crate) fn new(
-        memory: Region,
-        space: SpaceId,
-        slots: u32,
-        slot_bytes: usize,
-    ) -> BounceBuffers {
+    pub(crate) fn new(memory: BounceMemory) -> BounceBuffers {
+        let BounceMemory { region: memory, space, slots, slot_bytes } = memory;
         let slot = || Slot {
             len: 0,
             copies: 0,
@@ -242,7 +233,8 @@ mod tests {
         let buffers = region(&pool_bytes);
         let mut slots = Region::private(4096).unwrap();
         let _pool = slots.split_off_front(1024);
-        let mut bounce = BounceBuffers::new(slots, SpaceId(0), 2, 256);
+        let memory = BounceMemory { region: slots, space: SpaceId(0), slots: 2, slot_bytes: 256 };
+        let mut bounce = BounceBuffers::new(memory);
         let slot = bounce.take().unwrap();
         let words = towpath_memory::peer_words(buffers.mapping());
         assert!(bounce.fetch(slot, &words, &pool, &chain, 9));

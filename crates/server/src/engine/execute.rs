@@ -1,0 +1,277 @@
+//! The execution of commands, and the end of sessions.
+
+use std::collections::VecDeque;
+
+use towpath_protocol::counters::Device as Count;
+use towpath_protocol::layout::ENDPOINT_COUNTERS;
+use towpath_protocol::settings::{Scope, Setting};
+
+use crate::engine::Engine;
+use crate::engine::commands::{Command, EngineReport, Listening};
+use crate::engine::demux::{Destination, FlowCache, FlowTable};
+use crate::engine::schedule::shape::Shape;
+use crate::engine::session::{Endpoint, Session};
+
+/// Commands that the engine executes per poll iteration, so that a connection that opens or sets
+/// endlessly does not delay other sessions. An engine with commands left does not sleep.
+const COMMANDS_PER_ITERATION: usize = 16;
+
+/// Endpoints of ending sessions that the engine removes per poll iteration, so that one session's
+/// ten thousand do not delay other sessions.
+const CLOSED_PER_ITERATION: usize = 64;
+
+/// An ending session and its endpoints that still have flow rules.
+#[derive(Debug)]
+pub(super) struct Closing {
+    key: u32,
+    /// The number of the next endpoint.
+    number: u32,
+    endpoints: std::vec::IntoIter<Option<Endpoint>>,
+    shapes: std::vec::IntoIter<Option<Box<Shape>>>,
+}
+
+/// The ending sessions that still have flow rules.
+pub(super) type ClosingSessions = VecDeque<Closing>;
+
+impl Engine {
+    /// Executes commands, a few per poll iteration, and returns the amount of work done.
+    pub(super) fn execute_commands(&mut self) -> usize {
+        let mut work = 0;
+        while work < COMMANDS_PER_ITERATION
+            && let Some((ticket, command)) = self.commands.next()
+        {
+            self.execute(command);
+            self.commands.tell(EngineReport::Done { ticket });
+            work += 1;
+        }
+        self.stop |= self.commands.is_disconnected();
+        work + self.tx.go_on_hurrying(&mut self.sessions)
+    }
+
+    /// Returns `true` if commands, or work that follows from them, continue in the next poll
+    /// iteration. The engine must then not wait for a notification or a tick: it may have consumed
+    /// the notification of the remaining commands already.
+    pub(super) fn has_commands_left(&self) -> bool {
+        self.commands.has_left()
+            || !self.closing.is_empty()
+            || self.tx.is_hurrying()
+            || self.sessions.has_condemned()
+    }
+
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::AddSession(session) => self.add_session(session),
+            Command::RemoveSession { number } => {
+                if let Some(key) = self.sessions.key(number) {
+                    self.begin_closing(key, 0);
+                }
+            }
+            Command::AddEndpoint { session, number, endpoint, listening, group } => {
+                if let Some(key) = self.sessions.key(session) {
+                    self.add_endpoint(key, number, *endpoint, listening, group);
+                }
+            }
+            Command::RemoveEndpoint { session, number } => {
+                if let Some(key) = self.sessions.key(session) {
+                    self.remove_endpoint(key, number);
+                }
+            }
+            Command::Set { setting, session, endpoint, value } => {
+                if setting.spec().scope == Scope::Device {
+                    // A value out of range leaves the old one.
+                    let _ = self.values.set(setting, value);
+                    self.set(setting, value);
+                } else if let Some(key) = self.sessions.key(session) {
+                    self.set_endpoint(key, endpoint, setting, value);
+                }
+            }
+            Command::Notify { directly } => self.notifier.set_directly(directly),
+            Command::Stop => self.stop = true,
+        }
+    }
+
+    /// Applies a setting of the device, which the sender of the command has checked.
+    fn set(&mut self, setting: Setting, value: u64) {
+        match setting {
+            Setting::Watchdog | Setting::WatchdogMs => self.port.set_watchdog(&self.values),
+            Setting::RxBatch => self.rx.set_batch(value as usize),
+            Setting::FlowCache => self.flows.set_cache(FlowCache::of(value)),
+            Setting::Scheduler | Setting::Handoff | Setting::Expedited => {
+                self.tx.set(setting, value);
+            }
+            Setting::NotificationSuppression | Setting::EarlyNotification | Setting::Notify => {
+                self.notifier.set(&self.values);
+            }
+            Setting::Wait
+            | Setting::TickHz
+            | Setting::LatencyUs
+            | Setting::CpuPercent
+            | Setting::TimerSlackUs => {
+                self.notifier.set(&self.values);
+                self.wait.set(setting, &self.values, &self.port);
+            }
+            // These are settings of endpoints.
+            Setting::RxFrames
+            | Setting::RxUsecs
+            | Setting::Priority
+            | Setting::Weight
+            | Setting::RateBps
+            | Setting::RatePps
+            | Setting::BurstBytes
+            | Setting::BurstPackets
+            | Setting::Pacing
+            | Setting::MaxDelayUs
+            | Setting::MaxMessageBytes
+            | Setting::Quota
+            | Setting::TickMultiple => {}
+        }
+    }
+
+    /// Applies a setting of an endpoint, which the sender of the command has checked.
+    fn set_endpoint(&mut self, key: u32, number: u32, setting: Setting, value: u64) {
+        let Some(session) = self.sessions.get_mut(key) else { return };
+        if matches!(setting, Setting::RxFrames | Setting::RxUsecs) {
+            session.set_coalescing(number, setting, value as u32);
+            self.notifier.hurry(key);
+            return;
+        }
+        if let Err(violation) = self.tx.set_shape(key, session, number, setting, value) {
+            self.sessions.condemn(key, violation);
+        }
+    }
+
+    fn add_session(&mut self, mut session: Box<Session>) {
+        let key = self.sessions.reserve();
+        self.notifier.reserve(self.sessions.keys());
+        session.transmit_space = self.port.add_space(&session.transmit_pool);
+        self.memories.insert(key, &session.transmit_pool);
+        self.tx.add(key, &mut session);
+        self.sessions.insert(key, session);
+    }
+
+    fn add_endpoint(
+        &mut self,
+        key: u32,
+        number: u32,
+        endpoint: Endpoint,
+        listening: Option<Listening>,
+        group: bool,
+    ) {
+        // The control thread sends commands for a session that ends with a violation until it
+        // learns of the end. A rule entered now would outlive the session and lead to the next
+        // session with its key.
+        let Some(session) = self.sessions.get_mut(key).filter(|one| !one.closing) else { return };
+        let destination = Destination { session: key, endpoint: number };
+        match listening {
+            None => {
+                self.flows.insert(&endpoint.rule, group, destination);
+            }
+            Some(Listening::Promiscuous) => self.flows.add_promiscuous(destination),
+            Some(Listening::Capture) => self.flows.add_capture(destination),
+        }
+        // The counters of a reused number start at zero.
+        let first = number as usize * ENDPOINT_COUNTERS;
+        for word in first..first + ENDPOINT_COUNTERS {
+            session.counters.store(word, 0);
+        }
+        session.put_in(number, endpoint);
+    }
+
+    fn remove_endpoint(&mut self, key: u32, number: u32) {
+        let Some(session) = self.sessions.get_mut(key) else { return };
+        let Some(endpoint) = session.take_out(number) else { return };
+        let destination = Destination { session: key, endpoint: number };
+        forget(&mut self.flows, &endpoint, destination);
+        let forgotten = self.tx.forget_shape(key, session, number, endpoint.queue_pair);
+        if let Err(violation) = forgotten {
+            self.sessions.condemn(key, violation);
+        }
+    }
+
+    /// Ends a session, which from now on receives and sends nothing. The engine waits for the
+    /// session's packets in flight, and removes its flow rules a few per poll iteration.
+    fn begin_closing(&mut self, key: u32, reason: u32) {
+        let Some(session) = self.sessions.get_mut(key) else { return };
+        if session.closing {
+            return;
+        }
+        let (number, doorbell) = (session.number, session.close(reason));
+        let endpoints = std::mem::take(&mut session.endpoints).into_iter();
+        let shapes = std::mem::take(&mut session.shapes).into_iter();
+        self.closing.push_back(Closing { key, number: 0, endpoints, shapes });
+        self.sessions.deactivate(key);
+        self.notifier.forget(key);
+        self.tx.forget(key, &mut self.sessions, &mut self.notifier, &mut self.counters);
+        if let Some(doorbell) = doorbell {
+            self.commands.tell(EngineReport::Closed { session: number, doorbell });
+        }
+    }
+
+    /// Closes the sessions that violated the protocol. Returns their number.
+    pub(super) fn close_condemned(&mut self) -> usize {
+        let mut closed = 0;
+        while let Some((key, violation)) = self.sessions.take_condemned() {
+            self.counters.add(Count::Violations, 1);
+            let number = self.sessions.get(key).map_or(0, |session| session.number);
+            self.begin_closing(key, violation as u32);
+            self.commands.tell(EngineReport::Violated { session: number, violation });
+            closed += 1;
+        }
+        closed
+    }
+
+    /// Removes flow rules of ending sessions, and sessions that have ended. Returns the amount of
+    /// work done.
+    pub(super) fn go_on_closing(&mut self) -> usize {
+        while let Some(key) = self.tx.take_landed() {
+            self.remove_ended(key);
+        }
+        let mut work = 0;
+        while let Some(closing) = self.closing.front_mut() {
+            let key = closing.key;
+            let Some(endpoint) = closing.endpoints.next() else {
+                self.closing.pop_front();
+                if let Some(session) = self.sessions.get_mut(key) {
+                    session.emptied = true;
+                }
+                self.remove_ended(key);
+                continue;
+            };
+            let number = closing.number;
+            closing.number += 1;
+            if let Some(shape) = closing.shapes.next().flatten() {
+                self.tx.drop_shape(&shape);
+            }
+            if let Some(endpoint) = endpoint {
+                let destination = Destination { session: key, endpoint: number };
+                forget(&mut self.flows, &endpoint, destination);
+            }
+            work += 1;
+            if work == CLOSED_PER_ITERATION {
+                break;
+            }
+        }
+        work
+    }
+
+    /// Removes a session of which nothing is left, and hands it back.
+    fn remove_ended(&mut self, key: u32) {
+        let Some(session) = self.sessions.take_ended(key) else { return };
+        self.wait.forget(&session.wake);
+        self.port.remove_space(session.transmit_space);
+        self.memories.remove(key);
+        self.commands.tell(EngineReport::Removed(session));
+    }
+}
+
+/// Stops delivery to an endpoint.
+fn forget(flows: &mut FlowTable, endpoint: &Endpoint, destination: Destination) {
+    if endpoint.captures {
+        flows.remove_captures(destination);
+    } else {
+        flows.remove(&endpoint.rule, destination);
+    }
+}
+
+#[cfg(test)]
+mod tests;

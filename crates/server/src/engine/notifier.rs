@@ -1,0 +1,410 @@
+//! The end of a poll iteration: the engine publishes its progress and notifies clients.
+//!
+//! The engine first publishes all queues, then all events, then sends all notifications. Each fence
+//! therefore costs once per poll iteration and not once per session. docs/signalling.md explains
+//! each fence.
+
+use towpath_protocol::counters::Device as Count;
+use towpath_protocol::settings::{Setting, Values};
+use towpath_queue::buffers::Ledger;
+use towpath_queue::doorbell::{self, Due};
+use towpath_queue::{Violation, events};
+
+use crate::clock::clock_ns;
+use crate::engine::deadlines::Deadlines;
+use crate::engine::device_counters::DeviceCounters;
+use crate::engine::relays::Relays;
+use crate::engine::session::{QueuePair, Session};
+use crate::engine::sessions::SessionTable;
+
+/// Slots of a transmit queue whose packets are done.
+#[derive(Clone, Copy, Debug)]
+struct Completed {
+    key: u32,
+    queue_pair: u32,
+    first: u32,
+    slots: u32,
+}
+
+/// Counts of notifications in one poll iteration.
+#[derive(Clone, Copy, Debug, Default)]
+struct Notifications {
+    made: u64,
+    suppressed: u64,
+    merged: u64,
+    early: u64,
+    relayed: u64,
+}
+
+/// The queue pairs that changed in a poll iteration, and the notifications that follow.
+#[derive(Debug)]
+pub(crate) struct Notifier {
+    /// Queue pairs to publish, by session key and number.
+    touched: Vec<(u32, u32)>,
+    completed: Vec<Completed>,
+    deferred: Deadlines,
+    notifications: Notifications,
+    /// `true` if the engine itself notifies applications, instead of the workers of their users.
+    directly: bool,
+    /// `true` if workers also notify the applications that are trusted or alone.
+    always_by_worker: bool,
+    /// `true` if the engine suppresses notifications to clients that are awake.
+    suppression: bool,
+    /// `true` if the engine notifies coalescing clients early, once half of their buffers are used.
+    early: bool,
+    /// The time by which a deferred notification may be sent early, in nanoseconds, to save a sleep.
+    slack_ns: u64,
+    relays: Relays,
+}
+
+impl Notifier {
+    /// Creates a notifier. At most `packets` packets are completed per poll iteration.
+    pub(crate) fn new(values: &Values, relays: Relays, packets: usize) -> Notifier {
+        let mut notifier = Notifier {
+            touched: Vec::with_capacity(1024),
+            completed: Vec::with_capacity(packets),
+            deferred: Deadlines::default(),
+            notifications: Notifications::default(),
+            directly: true,
+            always_by_worker: false,
+            suppression: true,
+            early: true,
+            slack_ns: 0,
+            relays,
+        };
+        notifier.set(values);
+        notifier
+    }
+
+    /// Applies the settings.
+    pub(crate) fn set(&mut self, values: &Values) {
+        self.suppression = values.is_on(Setting::NotificationSuppression);
+        self.early = values.is_on(Setting::EarlyNotification);
+        self.always_by_worker = values.is_on(Setting::Notify);
+        self.slack_ns = values.get(Setting::TimerSlackUs) * 1000;
+    }
+
+    /// Sets whether the engine itself notifies applications. If the server serves applications of
+    /// several users, the engine notifies only the trusted ones.
+    pub(crate) fn set_directly(&mut self, directly: bool) {
+        self.directly = directly;
+    }
+
+    /// Reserves memory for sessions with keys below `keys`.
+    pub(crate) fn reserve(&mut self, keys: usize) {
+        self.deferred.reserve(keys);
+    }
+
+    /// Forgets a session that the engine closes. Another session may have its key before the engine
+    /// publishes.
+    pub(crate) fn forget(&mut self, key: u32) {
+        self.deferred.forget(key);
+        self.touched.retain(|(session, _)| *session != key);
+        self.completed.retain(|one| one.key != key);
+    }
+
+    /// Makes a deferred notification due at once, because a setting changed under which it may
+    /// already have waited long enough.
+    pub(crate) fn hurry(&mut self, key: u32) {
+        if self.deferred.has(key) {
+            self.deferred.put(0, key);
+        }
+    }
+
+    /// Returns the time of the first deferred notification, in nanoseconds.
+    pub(crate) fn next_due(&self) -> Option<u64> {
+        self.deferred.next()
+    }
+
+    /// Records a queue pair that the engine publishes at the end of the poll iteration.
+    #[inline]
+    pub(crate) fn touch(&mut self, session: &mut Session, key: u32, queue_pair: u32) {
+        let set = &mut session.queue_pairs[queue_pair as usize];
+        if !set.touched {
+            set.touched = true;
+            self.touched.push((key, queue_pair));
+        }
+    }
+
+    /// Records packets that the engine delivered locally or dropped. The engine completes them at
+    /// the end of the poll iteration, once their receivers can see them.
+    #[inline]
+    pub(crate) fn complete(
+        &mut self,
+        session: &mut Session,
+        (key, queue_pair): (u32, u32),
+        first: u32,
+        slots: u32,
+    ) {
+        self.completed.push(Completed { key, queue_pair, first, slots });
+        self.touch(session, key, queue_pair);
+    }
+
+    /// Publishes the progress of the poll iteration, marks events, and notifies clients. Each fence
+    /// runs once for all sessions.
+    pub(crate) fn publish(&mut self, sessions: &mut SessionTable, counters: &mut DeviceCounters) {
+        if self.touched.is_empty() {
+            debug_assert!(self.completed.is_empty(), "completed packets have touched queue pairs");
+            return;
+        }
+        self.publish_receive_queues(sessions);
+        // A successor engine resends packets that are not done: it may send a packet twice, but
+        // loses none.
+        for one in self.completed.drain(..) {
+            if let Some(session) = sessions.get_mut(one.key) {
+                let set = &mut session.queue_pairs[one.queue_pair as usize];
+                set.transmit.complete(&mut session.transmit_ledger, one.first, one.slots);
+            }
+        }
+        for (key, queue_pair) in &self.touched {
+            if let Some(session) = sessions.get_mut(*key) {
+                session.queue_pairs[*queue_pair as usize].transmit.publish();
+            }
+        }
+        self.mark_events(sessions);
+        self.notify_touched(sessions);
+        for (key, _) in &self.touched {
+            if let Some(violation) = sessions.get(*key).and_then(|session| session.violation) {
+                sessions.condemn(*key, violation);
+            }
+        }
+        self.touched.clear();
+        self.count(counters);
+    }
+
+    /// Publishes the receive queues, and decides which clients to notify now.
+    fn publish_receive_queues(&mut self, sessions: &mut SessionTable) {
+        // The engine reads the clock only if it defers a notification.
+        let mut now = None;
+        for (key, queue_pair) in &self.touched {
+            let Some(session) = sessions.get_mut(*key) else { continue };
+            let set = &mut session.queue_pairs[*queue_pair as usize];
+            let received = set.receive.publish();
+            set.touched = received > 0;
+            let news = &mut session.news;
+            let full = self.early
+                && set.touched
+                && set.receive.is_half_used()
+                && !has_provided(set, &mut session.receive_ledger, &mut session.violation);
+            news.full |= full;
+            if set.rx_usecs == 0 {
+                news.urgent |= set.touched;
+            } else if set.touched {
+                session.unnotified = session.unnotified.saturating_add(received);
+                news.urgent |= session.unnotified >= set.rx_frames || full;
+                let due = *now.get_or_insert_with(clock_ns) + u64::from(set.rx_usecs) * 1000;
+                news.due = if news.due == 0 { due } else { news.due.min(due) };
+            }
+        }
+    }
+
+    /// Marks and publishes the events of the touched queue pairs.
+    fn mark_events(&mut self, sessions: &mut SessionTable) {
+        let fenced = events::fence();
+        for (key, queue_pair) in &self.touched {
+            let Some(session) = sessions.get_mut(*key) else { continue };
+            let set = &mut session.queue_pairs[*queue_pair as usize];
+            let wanted = set.transmit.is_wanted();
+            session.news.urgent |= wanted;
+            if set.touched || wanted {
+                match session.marker.mark(fenced, *queue_pair) {
+                    Ok(new) => session.news.marked |= new,
+                    Err(violation) => {
+                        session.violation.get_or_insert(violation);
+                    }
+                }
+            }
+            set.touched = false;
+        }
+        for (key, _) in &self.touched {
+            if let Some(session) = sessions.get_mut(*key)
+                && session.news.marked
+            {
+                session.marker.publish();
+            }
+        }
+    }
+
+    /// Notifies the clients of the touched queue pairs, or defers the notification.
+    fn notify_touched(&mut self, sessions: &mut SessionTable) {
+        let fenced = doorbell::fence();
+        for index in 0..self.touched.len() {
+            let (key, _) = self.touched[index];
+            let Some(session) = sessions.get_mut(key) else { continue };
+            // One notification covers the news of all of the session's queue pairs.
+            let news = std::mem::take(&mut session.news);
+            if news.urgent {
+                session.unnotified = 0;
+                // The engine has already notified the client of a pending event, with two
+                // exceptions. One is a deferred notification. The other is one suppressed for a
+                // timer-driven client that can no longer wait for its next tick.
+                let was_deferred = self.deferred.forget(key) || news.due != 0;
+                if news.marked || was_deferred || news.full || !self.suppression {
+                    self.notify(session, fenced, news.full);
+                }
+            } else if news.due != 0 {
+                self.notifications.merged += 1;
+                self.deferred.put(news.due, key);
+            }
+        }
+    }
+
+    /// Sends the deferred notifications that are due, and those due too soon for a separate sleep
+    /// to be worthwhile.
+    pub(crate) fn notify_deferred(
+        &mut self,
+        sessions: &mut SessionTable,
+        counters: &mut DeviceCounters,
+    ) {
+        let Some(first) = self.deferred.next() else { return };
+        let now = clock_ns();
+        if now < first {
+            return;
+        }
+        let until = now + self.slack_ns;
+        let mut fenced = None;
+        while let Some(key) = self.deferred.take(until) {
+            let Some(session) = sessions.get_mut(key) else { continue };
+            session.unnotified = 0;
+            let fenced = *fenced.get_or_insert_with(doorbell::fence);
+            self.notify(session, fenced, false);
+        }
+        self.count(counters);
+    }
+
+    /// Wakes a session's application if it sleeps. With `full`, also wakes a timer-driven
+    /// application before its buffers run out.
+    #[inline]
+    fn notify(&mut self, session: &mut Session, fenced: doorbell::Fenced, full: bool) {
+        match session.notifier.must_notify(fenced, full) {
+            Due::Now => {}
+            Due::Already if self.suppression => {
+                self.notifications.merged += 1;
+                return;
+            }
+            Due::Not if self.suppression => {
+                self.notifications.suppressed += 1;
+                return;
+            }
+            Due::Already | Due::Not => {}
+        }
+        self.notifications.made += 1;
+        self.notifications.early += u64::from(full);
+        match session.doorbell.relay() {
+            Some(relay) if self.always_by_worker || !self.directly && !relay.trusted => {
+                self.notifications.relayed += 1;
+                self.relays.notify(relay);
+            }
+            _ => session.doorbell.notify(),
+        }
+    }
+
+    fn count(&mut self, counters: &mut DeviceCounters) {
+        self.relays.call();
+        let notifications = std::mem::take(&mut self.notifications);
+        for (count, by) in [
+            (Count::Notifications, notifications.made),
+            (Count::NotificationsSuppressed, notifications.suppressed),
+            (Count::NotificationsMerged, notifications.merged),
+            (Count::NotificationsEarly, notifications.early),
+            (Count::NotificationsRelayed, notifications.relayed),
+        ] {
+            if by > 0 {
+                counters.add(count, by);
+            }
+        }
+    }
+}
+
+/// Reads the buffers that the application has provided since the engine last read the queue, which
+/// it does when it has none left. By that earlier state, half of the queue pair's buffers seemed
+/// used. Returns `true` if they are not.
+#[cold]
+fn has_provided(
+    set: &mut QueuePair,
+    ledger: &mut Ledger,
+    violated: &mut Option<Violation>,
+) -> bool {
+    if let Err(violation) = set.receive.observe(ledger) {
+        violated.get_or_insert(violation);
+    }
+    !set.receive.is_half_used()
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_memory::Region;
+
+    use super::*;
+    use crate::engine::testing::{Application, session};
+    use towpath_protocol::layout::STATE_WORDS;
+
+    struct World {
+        notifier: Notifier,
+        sessions: SessionTable,
+        counters: DeviceCounters,
+        application: Application,
+    }
+
+    impl World {
+        fn new() -> World {
+            let (session, application) = session(1);
+            let mut sessions = SessionTable::default();
+            let key = sessions.reserve();
+            sessions.insert(key, session);
+            let mut notifier = Notifier::new(&Values::default(), Relays::none().unwrap(), 8);
+            notifier.reserve(sessions.keys());
+            let state = Region::private(STATE_WORDS * 8).unwrap();
+            let counters = DeviceCounters::new(state, 1).0;
+            World { notifier, sessions, counters, application }
+        }
+
+        /// Takes the packets that the application sent, and completes them.
+        fn complete(&mut self, packets: u32) {
+            let session = self.sessions.get_mut(0).unwrap();
+            assert_eq!(session.queue_pairs[0].transmit.observe(), Ok(packets));
+            let mut chain = [Default::default(); towpath_queue::descriptor::MAX_CHAIN];
+            for _ in 0..packets {
+                let transmit = &mut session.queue_pairs[0].transmit;
+                let taken = transmit.take(&mut session.transmit_ledger, &mut chain).unwrap();
+                let (count, first) = taken.unwrap();
+                self.notifier.complete(session, (0, 0), first, count as u32);
+            }
+        }
+
+        fn publish(&mut self) {
+            self.notifier.publish(&mut self.sessions, &mut self.counters);
+        }
+    }
+
+    #[test]
+    fn completions_are_published_at_the_end_of_an_iteration() {
+        let mut world = World::new();
+        (0..3).for_each(|buffer| world.application.send(buffer, 0, &[7; 60]));
+        world.complete(3);
+        assert_eq!(world.application.completed(), 0);
+        world.publish();
+        assert_eq!(world.application.completed(), 3);
+        assert_eq!(world.counters.get(Count::Notifications), 0, "the application asked for none");
+    }
+
+    #[test]
+    fn a_forgotten_session_is_not_published() {
+        let mut world = World::new();
+        world.application.send(0, 0, &[7; 60]);
+        world.complete(1);
+        world.notifier.forget(0);
+        world.publish();
+        assert_eq!(world.application.completed(), 0);
+    }
+
+    #[test]
+    fn a_violation_condemns_the_session() {
+        let mut world = World::new();
+        let session = world.sessions.get_mut(0).unwrap();
+        session.violation = Some(Violation::Buffer);
+        world.notifier.touch(session, 0, 0);
+        world.publish();
+        assert_eq!(world.sessions.take_condemned(), Some((0, Violation::Buffer)));
+    }
+}

@@ -1,0 +1,363 @@
+//! The device and its memory.
+//!
+//! One private mapping holds the device's pool, which the device writes, and behind it the bounce
+//! buffers, which the device only reads. Pool and bounce buffers share one data space, because a
+//! device that cannot send in place sends from this space alone.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use towpath_device::{
+    Armed, Capabilities, Counters, Device, DeviceError, Meta, POOL_HEADROOM_BYTES, Packet,
+    Received, Space, SpaceId, Spaces,
+};
+use towpath_memory::{Mapping, Region};
+use towpath_protocol::settings::Values;
+
+use crate::clock::clock_ns;
+use crate::engine::source::WHOLE_BYTES;
+use crate::engine::watchdog::{self, Verdict, Watchdog};
+
+/// Number of bounce buffers, which hold packets between their check and their completion. At most
+/// 960 of them hold packets in the backlog or in flight. The engine reserves 32 more for expedited
+/// packets (`EXPEDITED_SLOTS`), and 32 for packets under check (`BATCH`).
+pub(crate) const BOUNCE_SLOTS: u32 = 1024;
+
+/// The memory of the bounce buffers.
+#[derive(Debug)]
+pub(crate) struct BounceMemory {
+    /// The writable memory.
+    pub(crate) region: Region,
+    /// The data space of the whole mapping.
+    pub(crate) space: SpaceId,
+    /// The number of bounce buffers.
+    pub(crate) slots: u32,
+    /// The size of each, in bytes.
+    pub(crate) slot_bytes: usize,
+}
+
+/// Counts of the packets that the device took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Packets that the device took. A packet given to the device again counts again.
+    pub(crate) taken: u64,
+    /// The bytes of these packets.
+    pub(crate) taken_bytes: u64,
+}
+
+/// The device, its data spaces, its receive buffers and its watchdog.
+pub(crate) struct DevicePort {
+    device: Box<dyn Device>,
+    spaces: Spaces,
+    /// The device's pool and the bounce buffers, for reading.
+    memory: Arc<Mapping>,
+    space: SpaceId,
+    pool_buffers: u32,
+    pool_buffer_bytes: u32,
+    watchdog: Watchdog,
+    counts: Counts,
+    /// Packets that the device completed or returned, of those that `counts` has.
+    returned: u64,
+}
+
+impl std::fmt::Debug for DevicePort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DevicePort")
+            .field("device", &self.device.info().name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl DevicePort {
+    /// Makes the memory of a device and starts it. The engine will take at most `batch` packets
+    /// from it per poll iteration. Also returns the memory of the bounce buffers.
+    ///
+    /// # Errors
+    /// Fails if memory cannot be allocated or the device does not start.
+    pub(crate) fn start(
+        mut device: Box<dyn Device>,
+        batch: usize,
+        values: &Values,
+    ) -> Result<(DevicePort, BounceMemory), DeviceError> {
+        let info = device.info();
+        let pool_buffer_bytes = info.rx_buffer_bytes.next_multiple_of(128) as u32;
+        let pool_buffers = (batch * 2).clamp(64, 4096) as u32;
+        let can = info.can;
+        let slot_bytes = if can.tx_in_place && can.tx_checksum && can.tx_segmentation {
+            WHOLE_BYTES
+        } else {
+            (info.mtu + 18).next_multiple_of(128).max(WHOLE_BYTES)
+        };
+        let slots = BOUNCE_SLOTS;
+        let pool_bytes = pool_buffers as usize * pool_buffer_bytes as usize;
+        let mut region =
+            Region::private(pool_bytes + slots as usize * slot_bytes).map_err(|cause| {
+                let name = info.name.clone();
+                DeviceError::Failed { name, what: "memory for its packets", cause }
+            })?;
+        let memory = region.mapping().clone();
+        let mut spaces = Spaces::default();
+        let space = spaces.add(Space::writable(region.split_off_front(pool_bytes)));
+        device.start(&mut spaces)?;
+        let port = DevicePort {
+            device,
+            spaces,
+            memory,
+            space,
+            pool_buffers,
+            pool_buffer_bytes,
+            watchdog: Watchdog::of(values),
+            counts: Counts::default(),
+            returned: 0,
+        };
+        Ok((port, BounceMemory { region, space, slots, slot_bytes }))
+    }
+
+    /// Returns the interface's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.device.info().name
+    }
+
+    /// Returns the largest IP packet, in bytes.
+    #[inline]
+    pub(crate) fn mtu(&self) -> usize {
+        self.device.info().mtu
+    }
+
+    /// Returns the device's capabilities.
+    #[inline]
+    pub(crate) fn can(&self) -> Capabilities {
+        self.device.info().can
+    }
+
+    /// Returns `true` if the device does the offload work that `meta` leaves to it.
+    pub(crate) fn takes(&self, meta: &Meta) -> bool {
+        let can = self.can();
+        meta.is_full() || can.tx_checksum && (meta.segmentation.is_none() || can.tx_segmentation)
+    }
+
+    /// Returns the number of packets that may wait in the device: half of those that it keeps.
+    pub(crate) fn most_waiting(&self) -> u64 {
+        self.device.info().rx_queue_packets as u64 / 2
+    }
+
+    /// Returns the memory of the pool, in which received packets are.
+    #[inline]
+    pub(crate) fn memory(&self) -> &Mapping {
+        &self.memory
+    }
+
+    /// Returns the number of the device's pool buffers.
+    pub(crate) fn pool_buffers(&self) -> u32 {
+        self.pool_buffers
+    }
+
+    /// Returns the offset of a pool buffer, in bytes.
+    #[inline]
+    pub(crate) fn offset_of(&self, buffer: u32) -> u32 {
+        buffer * self.pool_buffer_bytes
+    }
+
+    /// Returns the pool buffer at an offset.
+    #[inline]
+    pub(crate) fn buffer_at(&self, offset: u32) -> u32 {
+        offset / self.pool_buffer_bytes
+    }
+
+    /// Adds a memory from which the device may send in place.
+    pub(crate) fn add_space(&mut self, memory: &Arc<Mapping>) -> SpaceId {
+        self.spaces.add(Space::new(memory.clone()))
+    }
+
+    /// Removes a memory of which no packet is in flight.
+    pub(crate) fn remove_space(&mut self, space: SpaceId) {
+        self.spaces.remove(space);
+    }
+
+    /// Gives the device empty buffers, by their offsets. Returns how many it took, from the front.
+    pub(crate) fn fill(&mut self, offsets: &[u32]) -> usize {
+        self.device.rx_fill(&self.spaces, self.space, offsets)
+    }
+
+    /// Appends at most `budget` received packets to `out`.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn poll(
+        &mut self,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        self.device.rx_poll(&mut self.spaces, out, budget)
+    }
+
+    /// Gives packets to the device. Returns how many it took, from the front.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    #[inline]
+    pub(crate) fn submit(&mut self, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
+        let taken = self.device.tx_submit(&mut self.spaces, packets)?;
+        self.counts.taken += taken as u64;
+        for packet in &packets[..taken] {
+            let bytes: u64 = packet.parts.iter().map(|part| u64::from(part.len)).sum();
+            self.counts.taken_bytes += bytes;
+        }
+        Ok(taken)
+    }
+
+    /// Appends the tokens of completed packets to `out`. Returns their number.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn complete(&mut self, out: &mut Vec<u64>) -> Result<usize, DeviceError> {
+        let count = self.device.tx_complete(out, BOUNCE_SLOTS as usize)?;
+        self.returned += count as u64;
+        Ok(count)
+    }
+
+    /// Returns the number of packets in flight.
+    #[inline]
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.counts.taken - self.returned
+    }
+
+    /// Returns the descriptor that becomes readable when the device has work.
+    pub(crate) fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.device.sleep_fd()
+    }
+
+    /// Asks the device to end the engine's sleep. `waiting`: packets wait for room, too.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn arm(&mut self, waiting: bool) -> Result<Armed, DeviceError> {
+        self.device.arm(waiting)
+    }
+
+    /// Checks after each poll iteration whether the device completes packets.
+    #[inline]
+    pub(crate) fn check(&mut self) -> Verdict {
+        self.watchdog.after_iteration(self.in_flight(), self.returned, clock_ns)
+    }
+
+    /// Resets a stalled device. Appends the receive buffers that the device had to `buffers`, and
+    /// the tokens of the packets that it kept to `tokens`, in the order in which it took them.
+    ///
+    /// # Errors
+    /// Fails if the device does not work afterwards, or returns another number of packets than it
+    /// kept.
+    pub(crate) fn reset(
+        &mut self,
+        buffers: &mut Vec<u32>,
+        tokens: &mut Vec<u64>,
+    ) -> Result<(), DeviceError> {
+        let name = self.name().to_string();
+        let stalled = |cause| DeviceError::Stalled { name: name.clone(), cause: Box::new(cause) };
+        self.device.reset(buffers).map_err(stalled)?;
+        let kept = self.in_flight();
+        let returned = self.complete(tokens).map_err(stalled)?;
+        if returned as u64 != kept {
+            let cause = io::Error::other(format!("{returned} of {kept} packets came back"));
+            let what = "a reset that keeps packets";
+            return Err(stalled(DeviceError::Failed { name: name.clone(), what, cause }));
+        }
+        self.watchdog.was_reset(self.returned);
+        Ok(())
+    }
+
+    /// Applies changed settings of the watchdog.
+    pub(crate) fn set_watchdog(&mut self, values: &Values) {
+        self.watchdog.change(Watchdog::of(values));
+    }
+
+    /// Records a sleep of the engine, after which the watchdog reads the clock.
+    pub(crate) fn slept(&mut self) {
+        self.watchdog.slept();
+    }
+
+    /// Returns the time of the watchdog's next check, in nanoseconds.
+    pub(crate) fn next_due(&self) -> Option<u64> {
+        self.watchdog.next_due(self.in_flight())
+    }
+
+    /// Returns the driver's counters.
+    pub(crate) fn driver_counters(&self) -> Counters {
+        self.device.counters()
+    }
+
+    /// Returns the counts of packets that the device took.
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Returns the watchdog's counts.
+    pub(crate) fn watchdog_counts(&self) -> watchdog::Counts {
+        self.watchdog.counts
+    }
+
+    /// Returns the error of an operation on the device that the kernel refused.
+    pub(crate) fn failed(&self, what: &'static str, cause: impl Into<io::Error>) -> DeviceError {
+        DeviceError::Failed { name: self.name().to_string(), what, cause: cause.into() }
+    }
+}
+
+const _: () = assert!(POOL_HEADROOM_BYTES.is_multiple_of(64));
+
+#[cfg(test)]
+mod tests {
+    use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+    use towpath_device::{Part, loopback};
+
+    use super::*;
+
+    fn port(config: &loopback::Config) -> (DevicePort, BounceMemory, DeviceFarEnd) {
+        let (near, far) = loopback::pair(config).unwrap();
+        let (port, memory) = DevicePort::start(Box::new(near), 64, &Values::default()).unwrap();
+        (port, memory, DeviceFarEnd::new(Box::new(far)))
+    }
+
+    #[test]
+    fn received_packets_are_in_the_buffers_that_the_device_got() {
+        let (mut port, _, mut far) = port(&loopback::Config::default());
+        let offsets = [port.offset_of(3), port.offset_of(5)];
+        assert_eq!(port.fill(&offsets), 2);
+        for byte in [1, 2] {
+            assert!(far.send(&[byte; 60], Meta::FULL));
+        }
+        let mut received = Vec::new();
+        assert_eq!(port.poll(&mut received, 8).unwrap(), 2);
+        for (one, byte) in received.iter().zip([1, 2]) {
+            let mut data = [0; 60];
+            assert!(port.memory().copy_out(one.offset as usize, &mut data));
+            assert_eq!(data, [byte; 60]);
+            assert!([3, 5].contains(&port.buffer_at(one.buffer)));
+        }
+    }
+
+    #[test]
+    fn the_bounce_buffers_are_behind_the_pool_and_the_device_may_not_write_them() {
+        let (mut port, memory, _far) = port(&loopback::Config::default());
+        let pool_end = port.offset_of(port.pool_buffers());
+        assert_eq!(memory.region.offset(), pool_end as usize);
+        assert_eq!(port.fill(&[pool_end]), 0, "no buffer of the pool");
+    }
+
+    #[test]
+    fn packets_are_in_flight_until_the_device_completes_or_returns_them() {
+        let config = loopback::Config { ring_packets: 2, ..loopback::Config::default() };
+        let (mut port, memory, _far) = port(&config);
+        let offset = memory.region.offset() as u32;
+        let parts = [Part { space: memory.space, offset, len: 60 }];
+        let packet = |token| Packet { parts: &parts, meta: Meta::FULL, token };
+        let taken = port.submit(&[packet(1), packet(2), packet(3)]).unwrap();
+        assert_eq!((taken, port.in_flight()), (2, 2));
+        let counts = Counts { taken: 2, taken_bytes: 120 };
+        assert_eq!(port.counts(), counts);
+        let (mut buffers, mut tokens) = (Vec::new(), Vec::new());
+        port.reset(&mut buffers, &mut tokens).unwrap();
+        assert_eq!((port.in_flight(), tokens.len()), (0, 2));
+        assert_eq!(port.counts(), counts);
+    }
+}

@@ -1,0 +1,139 @@
+//! A session and its application in one thread, for the unit tests of the engine's parts.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+use towpath_memory::{Region, SharedFile, own_words, peer_words};
+use towpath_packet::build::Flow;
+use towpath_protocol::layout::SessionShape;
+use towpath_queue::PeerWords;
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
+use towpath_queue::events::{self, Marker};
+use towpath_queue::receive::{ReceiveConsumer, application_side};
+use towpath_queue::transmit::TransmitProducer;
+
+use crate::engine::coalescing;
+use crate::engine::demux::{Rule, Vlan};
+use crate::engine::session::{Doorbell, Endpoint, Memories, Session};
+use crate::rights::{Addresses, Rights};
+
+/// The MAC address and the port of every endpoint made here.
+pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+pub(crate) const PORT: u16 = 2000;
+
+/// The application's side of a session with one queue pair.
+pub(crate) struct Application {
+    pub(crate) transmit: TransmitProducer,
+    pub(crate) receive: ReceiveConsumer,
+    pub(crate) marker: Marker,
+    _doorbell: OwnedFd,
+    pool: Region,
+    shape: SessionShape,
+    _pages: PeerWords,
+}
+
+/// Makes a session and its application, which has provided all of its receive buffers.
+pub(crate) fn session(number: u32) -> (Box<Session>, Application) {
+    let shape = SessionShape::new(1, 4, 16, 16, 2048, 2048).unwrap();
+    let file = |words: usize| SharedFile::create("test", words * 8).unwrap();
+    let (server, application) = (file(shape.server_words()), file(shape.application_words()));
+    let ledger = file(shape.ledger_words());
+    let receive_pool = file(shape.receive_pool.pool_bytes() / 8);
+    let transmit_pool = file(shape.transmit_pool.pool_bytes() / 8);
+    let memories = Memories {
+        server: server.map_writable().unwrap(),
+        application: Arc::new(application.map_readable().unwrap()),
+        ledger: ledger.map_writable().unwrap(),
+        receive_pool: receive_pool.map_writable().unwrap(),
+        transmit_pool: Arc::new(transmit_pool.map_readable().unwrap()),
+    };
+    let (doorbell, theirs) = towpath_protocol::doorbell::pair().unwrap();
+    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    let session = Session::new(number, shape, memories, Doorbell::direct(doorbell), wake);
+    let words = peer_words(&Arc::new(server.map_readable().unwrap()));
+    let pages = shape.server_peer(&words);
+    let mut own = shape.application_own(own_words(application.map_writable().unwrap()));
+    let (transmit, mut receive) = application_side(
+        &shape.queues,
+        shape.receive_pool,
+        own.queue_pairs.remove(0),
+        &pages.queue_pairs[0],
+    );
+    (0..16).for_each(|buffer| assert!(receive.provide(buffer)));
+    receive.publish();
+    let application = Application {
+        transmit,
+        receive,
+        marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
+        _doorbell: theirs,
+        pool: transmit_pool.map_writable().unwrap(),
+        shape,
+        _pages: words,
+    };
+    (Box::new(session), application)
+}
+
+/// Returns the rule of an endpoint for UDP packets to a port.
+pub(crate) fn rule(port: u16) -> Rule {
+    Rule {
+        mac: Some(MAC),
+        vlan: Vlan::Untagged,
+        protocol: Some(17),
+        port: Some(port),
+        ..Rule::default()
+    }
+}
+
+/// Returns the flow of packets from the wire to [`MAC`] and a port.
+pub(crate) fn inward(port: u16) -> Flow {
+    Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC).ports(1000, port)
+}
+
+/// Returns an endpoint for UDP packets to a port. It may send from the address to which
+/// [`inward`]'s packets go.
+pub(crate) fn endpoint(port: u16) -> Endpoint {
+    let std::net::IpAddr::V4(ip) = inward(port).destination else { panic!("an IPv4 flow") };
+    let addresses = Addresses { ipv4: Some(ip.to_bits()), ipv6: [None; 2] };
+    Endpoint {
+        queue_pair: 0,
+        rule: rule(port),
+        rights: Rights::new(rule(port), MAC, addresses),
+        coalescing: coalescing::UNSET,
+        offload: false,
+        captures: false,
+        iteration: 0,
+        received: 0,
+    }
+}
+
+impl Application {
+    /// Writes a packet into a buffer and queues it.
+    pub(crate) fn send(&mut self, buffer: u32, endpoint: u32, packet: &[u8]) {
+        let len = packet.len() as u32;
+        let descriptor = Descriptor { buffer, start: HEADROOM_BYTES, len, endpoint, flags: 0 };
+        let at = descriptor.pool_offset(&self.shape.transmit_pool);
+        assert!(self.pool.copy_in(at, packet));
+        assert!(self.transmit.push(&[descriptor]));
+        self.transmit.publish();
+        self.mark();
+    }
+
+    /// Marks and publishes an event of the queue pair.
+    pub(crate) fn mark(&mut self) {
+        self.marker.mark(events::fence(), 0).unwrap();
+        self.marker.publish();
+    }
+
+    /// Returns the number of received packets that the application can see.
+    pub(crate) fn received(&mut self) -> usize {
+        self.receive.observe().unwrap();
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        std::iter::from_fn(|| (self.receive.take(&mut packet).unwrap() > 0).then_some(())).count()
+    }
+
+    /// Returns the number of packets that the server has completed.
+    pub(crate) fn completed(&mut self) -> u32 {
+        self.transmit.reclaim(|_| {}).unwrap()
+    }
+}

@@ -1,0 +1,569 @@
+//! The transmit path, from the applications to the device and to each other. The engine serves the
+//! queue pairs that have something to send, in the scheduler's order and within budgets.
+//!
+//! | stage | file | does |
+//! |---|---|---|
+//! | take | `take.rs` | takes descriptors out of a queue, a [`Batch`] at a time |
+//! | fetch | `take.rs` | fetches headers into bounce buffers, and reads those of plain packets |
+//! | local | `local.rs` | delivers most packets of this host: plain ones |
+//! | check | `check.rs` | checks one packet by its headers |
+//! | route | `route.rs` | delivers it, or sends it towards the device |
+//! | hand off | `handoff.rs` | gives packets to the device; the backlog |
+//! | complete | `complete.rs` | returns the buffers of packets that the device completed |
+
+pub(crate) mod batch;
+pub(crate) mod bounce;
+pub(crate) mod check;
+mod complete;
+mod context;
+pub(crate) mod handoff;
+mod in_flight;
+mod local;
+mod route;
+mod settings;
+mod take;
+
+use std::collections::VecDeque;
+
+use towpath_device::DeviceError;
+use towpath_protocol::settings::{Setting, Values};
+use towpath_queue::Violation;
+use towpath_queue::descriptor::{EXPEDITED, MAX_CHAIN};
+
+use crate::clock::clock_ns;
+use crate::engine::demux::Destination;
+use crate::engine::port::{BOUNCE_SLOTS, BounceMemory, DevicePort};
+use crate::engine::schedule::shape::Class;
+use crate::engine::schedule::{self, Due, Schedule, Stop, Turn};
+use crate::engine::session::Session;
+use crate::engine::sessions::SessionTable;
+use crate::engine::source::Piece;
+use crate::engine::tx::batch::{BATCH, Batch, NO_SLOT, Taken};
+use crate::engine::tx::bounce::BounceBuffers;
+use crate::engine::tx::context::Sent;
+use crate::engine::tx::handoff::{EXPEDITED_SLOTS, Handoff, HandoffMode};
+use crate::engine::tx::in_flight::InFlightTable;
+use crate::engine::tx::take::{Allowance, Ended, Rules};
+use crate::engine::work::{ITERATION_BYTES, Share, Spent};
+
+/// Expedited packets of one queue pair that precede those of the next one.
+const EXPEDITED_PER_ITERATION: usize = 4;
+
+/// Upper limit of expedited packets per poll iteration, whatever the value of the setting
+/// `expedited`. Expedited packets precede all others, and must not starve them.
+pub(crate) const MAX_EXPEDITED: usize = 32;
+
+pub(crate) use context::TxContext;
+
+/// The result of a unit's turn.
+struct Round {
+    /// Packets taken.
+    taken: usize,
+    /// Packets taken, plus each packet's copies beyond the first.
+    used: usize,
+    served: Served,
+}
+
+/// The way in which a unit's turn ended.
+enum Served {
+    /// The unit has nothing more to send.
+    Idle,
+    /// The unit has more to send. The fields give the reason for the turn's end, and the bytes sent
+    /// so far of the current message.
+    More(Stop, u64),
+    /// The unit's next packet belongs in another line.
+    OtherLine,
+    /// The unit's session is gone or about to end.
+    Gone,
+}
+
+/// What is left of a unit's turn.
+struct Left {
+    packets: usize,
+    used: usize,
+    bytes: i64,
+    message_bytes: u64,
+}
+
+/// The transmit path's scheduler, buffers and tables.
+pub(crate) struct TxPath {
+    schedule: Schedule,
+    batch: Option<Box<Batch>>,
+    bounce: BounceBuffers,
+    handoff: Handoff,
+    in_flight: InFlightTable,
+    /// Packets that the engine takes per poll iteration for each queue pair in line, and from all.
+    transmit_budget: usize,
+    iteration_budget: usize,
+    /// Expedited packets that precede others per poll iteration.
+    expedited_share: usize,
+    /// Endpoints whose settings need the clock; without any, the engine does not read the clock to
+    /// send.
+    timed: usize,
+    /// The monotonic clock's last reading, in nanoseconds.
+    now: u64,
+    /// The count of ticks for quotas: those of the clock, or poll iterations without a clock.
+    tick: u64,
+    /// The cost of the current batch beyond its own bytes.
+    spent: Spent,
+    /// Bytes that this poll iteration may still send, weighted by their cost.
+    iteration_bytes: i64,
+    /// The pieces and the receivers of the current packet.
+    pieces: Vec<Piece>,
+    found: Vec<Destination>,
+    tokens: Vec<u64>,
+    /// Sessions whose queue pairs the engine must check again, because settings changed.
+    hurrying: VecDeque<u32>,
+    /// Sessions under removal that have nothing in flight any more.
+    landed: Vec<u32>,
+}
+
+impl TxPath {
+    /// Creates the path, with the memory of the bounce buffers.
+    pub(crate) fn new(
+        memory: BounceMemory,
+        transmit_budget: usize,
+        iteration_budget: usize,
+        values: &Values,
+    ) -> TxPath {
+        let expedited_share = values.get(Setting::Expedited) as usize;
+        let mode = HandoffMode::of(values.get(Setting::Handoff));
+        let policy = schedule::policy(values.get(Setting::Scheduler), transmit_budget);
+        TxPath {
+            schedule: Schedule::new(policy),
+            batch: None,
+            in_flight: InFlightTable::new(memory.slots),
+            tokens: Vec::with_capacity(memory.slots as usize),
+            bounce: BounceBuffers::new(memory),
+            handoff: Handoff::new(mode, expedited_share),
+            transmit_budget,
+            iteration_budget,
+            expedited_share,
+            timed: 0,
+            now: clock_ns(),
+            tick: 0,
+            spent: Spent::default(),
+            iteration_bytes: 0,
+            pieces: Vec::with_capacity(MAX_CHAIN + 1),
+            found: Vec::with_capacity(64),
+            hurrying: VecDeque::new(),
+            landed: Vec::new(),
+        }
+    }
+
+    /// Enters a session's queue pairs into the scheduler.
+    pub(crate) fn add(&mut self, key: u32, session: &mut Session) {
+        for (number, set) in session.queue_pairs.iter_mut().enumerate() {
+            set.unit = self.schedule.add(key, number as u32);
+        }
+    }
+
+    /// Records ticks of the clock, or a poll iteration without a clock.
+    pub(crate) fn count_ticks(&mut self, ticks: u64) {
+        self.tick += ticks;
+    }
+
+    /// Returns the scheduler.
+    #[cfg(test)]
+    pub(crate) fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// Returns the scheduler.
+    #[cfg(test)]
+    pub(crate) fn schedule_mut(&mut self) -> &mut Schedule {
+        &mut self.schedule
+    }
+
+    /// Returns the hand-off's counts.
+    pub(crate) fn handoff_counts(&self) -> handoff::Counts {
+        self.handoff.counts
+    }
+
+    /// Returns the time at which the next packet may be sent, in nanoseconds.
+    pub(crate) fn next_due(&self) -> Option<u64> {
+        self.schedule.next_due()
+    }
+
+    /// Returns `true` if a queue pair waits for a tick.
+    pub(crate) fn waits_for_tick(&self) -> bool {
+        self.schedule.next_tick().is_some()
+    }
+
+    /// Returns `true` if packets wait for room in the device.
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.handoff.is_waiting() || self.schedule.blocked() > 0
+    }
+
+    /// Begins a poll iteration: finds the queue pairs with something to send.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn discover(
+        &mut self,
+        port: &mut DevicePort,
+        sessions: &mut SessionTable,
+    ) -> Result<(), DeviceError> {
+        if self.timed > 0 || self.schedule.next_due().is_some() {
+            self.now = clock_ns();
+        }
+        while let Some(Due { unit, key, queue_pair }) = self.schedule.due(self.now, self.tick) {
+            self.activate_unit(unit, key, queue_pair, sessions);
+        }
+        sessions.discover(|_, session, queue_pair| self.found_news(session, queue_pair));
+        if self.handoff.is_waiting() {
+            self.handoff.flush(&self.bounce, port)?;
+        }
+        Ok(())
+    }
+
+    /// Takes packets from the queue pairs that have some, in the scheduler's order and within
+    /// budgets. Returns how many.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn transmit(&mut self, context: &mut TxContext<'_>) -> Result<usize, DeviceError> {
+        let expedited = self.schedule.expedited(self.has_expedited_room(context.port));
+        if self.schedule.ready(self.has_room(context.port)) + expedited == 0 {
+            return Ok(0);
+        }
+        self.schedule.begin();
+        self.iteration_bytes = ITERATION_BYTES as i64;
+        let mut batch = self.batch.take().unwrap_or_default();
+        let expedited = self.transmit_expedited(&mut batch, context);
+        let outcome = expedited
+            .and_then(|expedited| Ok(expedited + self.transmit_units(&mut batch, context)?));
+        self.batch = Some(batch);
+        outcome
+    }
+
+    /// Returns `true` if a packet may be sent towards the device.
+    #[inline]
+    fn has_room(&self, port: &DevicePort) -> bool {
+        self.handoff.has_room(1) && self.has_slots(1 + EXPEDITED_SLOTS, port)
+    }
+
+    /// Returns `true` if an expedited packet may be sent towards the device.
+    #[inline]
+    fn has_expedited_room(&self, port: &DevicePort) -> bool {
+        self.handoff.has_expedited_room() && self.has_slots(1, port)
+    }
+
+    /// Returns `true` if packets in the backlog and in flight may take `slots` more bounce buffers.
+    /// One batch's worth of slots stays reserved for packets under check, which may be for this
+    /// host. There are as many in-flight entries as slots, and each entry has at least one slot.
+    #[inline]
+    fn has_slots(&self, slots: usize, port: &DevicePort) -> bool {
+        let taken = self.handoff.waiting() + port.in_flight() as usize;
+        taken + slots <= BOUNCE_SLOTS as usize - BATCH
+    }
+
+    /// Returns `true` if the engine has something to send that need not wait.
+    pub(crate) fn can_transmit(&self, port: &DevicePort) -> bool {
+        self.schedule.ready(self.has_room(port)) > 0
+            || self.schedule.expedited(self.has_expedited_room(port)) > 0
+    }
+
+    fn transmit_units(
+        &mut self,
+        batch: &mut Batch,
+        context: &mut TxContext<'_>,
+    ) -> Result<usize, DeviceError> {
+        let ready = self.schedule.ready(self.has_room(context.port));
+        let mut left = self.iteration_budget.min(self.transmit_budget * ready);
+        // Each turn that sends nothing takes a unit out of its line, or leaves it to wait for room.
+        let mut vain = 2 * ready;
+        let mut work = 0;
+        while left > 0 && vain > 0 && self.iteration_bytes > 0 {
+            let Some(turn) = self.schedule.next(self.has_room(context.port)) else { break };
+            let Round { taken, used, served } = self.serve(batch, &turn, left, false, context)?;
+            match served {
+                Served::Idle | Served::Gone => self.schedule.idle(turn.unit),
+                Served::More(stop, message_bytes) => {
+                    self.schedule.more(turn.unit, stop, message_bytes)
+                }
+                Served::OtherLine => self.change_line(&turn, context),
+            }
+            vain -= usize::from(taken == 0);
+            work += taken;
+            // Copies count against the unit's own part of the iteration's packets, and not against
+            // the parts of other units.
+            left -= used.min(taken.max(self.transmit_budget)).min(left);
+        }
+        Ok(work)
+    }
+
+    /// Sends expedited packets first, up to their limit per poll iteration. A unit that waits for
+    /// room keeps its position, and units behind it may have packets for this host.
+    fn transmit_expedited(
+        &mut self,
+        batch: &mut Batch,
+        context: &mut TxContext<'_>,
+    ) -> Result<usize, DeviceError> {
+        let mut left = self.expedited_share;
+        // A client can announce an expedited packet and then provide another one, but this wastes
+        // at most one turn per unit.
+        let mut vain = self.schedule.expedited(self.has_expedited_room(context.port));
+        let mut work = 0;
+        while left > 0 && vain > 0 && self.iteration_bytes > 0 {
+            let room = self.has_expedited_room(context.port);
+            let Some(turn) = self.schedule.next_expedited(room) else { break };
+            let most = left.min(EXPEDITED_PER_ITERATION);
+            let Round { taken, used, served } = self.serve(batch, &turn, most, true, context)?;
+            work += taken;
+            left -= used.min(left);
+            vain -= usize::from(taken == 0);
+            match served {
+                Served::Idle | Served::Gone => self.schedule.idle(turn.unit),
+                Served::More(Stop::Blocked { .. }, _) => {
+                    self.schedule.more_expedited(turn.unit, true)
+                }
+                Served::More(stop @ (Stop::Until(_) | Stop::Tick(_)), _) => {
+                    self.schedule.more(turn.unit, stop, 0);
+                }
+                Served::More(..) => self.schedule.more_expedited(turn.unit, false),
+                Served::OtherLine => self.change_line(&turn, context),
+            }
+        }
+        Ok(work)
+    }
+
+    /// Moves a served queue pair to the line of its next packet: expedited packets have their own
+    /// line, and other packets that of their class.
+    fn change_line(&mut self, turn: &Turn, context: &mut TxContext<'_>) {
+        self.schedule.leave_line(turn.unit);
+        let (sessions, _) = context.delivery.parts();
+        self.activate_unit(turn.unit, turn.key, turn.queue_pair, sessions);
+    }
+
+    /// Handles the news of a queue pair that its session named.
+    fn found_news(&mut self, session: &mut Session, queue_pair: u32) -> Result<(), Violation> {
+        let set = &mut session.queue_pairs[queue_pair as usize];
+        let unit = set.unit;
+        if !self.schedule.is_active(unit) {
+            return self.activate(unit, session, queue_pair);
+        }
+        if let Some(arrivals) = &mut set.arrivals
+            && set.transmit.observe().is_ok()
+        {
+            arrivals.note(set.transmit.seen(), self.now);
+        }
+        Ok(())
+    }
+
+    fn activate_unit(&mut self, unit: u32, key: u32, queue_pair: u32, sessions: &mut SessionTable) {
+        let Some(session) = sessions.get_mut(key) else { return };
+        if let Err(violation) = self.activate(unit, session, queue_pair) {
+            sessions.condemn(key, violation);
+        }
+    }
+
+    /// Puts a queue pair that stands in no line into the line of its next packet.
+    fn activate(
+        &mut self,
+        unit: u32,
+        session: &mut Session,
+        queue_pair: u32,
+    ) -> Result<(), Violation> {
+        if session.closing {
+            return Ok(());
+        }
+        let set = &mut session.queue_pairs[queue_pair as usize];
+        // The client writes this hint. The engine detects a false one when it takes the packet.
+        let Some((endpoint, flags)) = set.transmit.peek()? else {
+            self.schedule.idle(unit);
+            return Ok(());
+        };
+        if let Some(arrivals) = &mut set.arrivals {
+            arrivals.note(set.transmit.seen(), self.now);
+        }
+        let class = if set.shaped { session.class(endpoint) } else { Class::default() };
+        let expedited = flags & EXPEDITED != 0 && self.expedited_share > 0;
+        self.schedule.enter(unit, class, expedited, self.now);
+        Ok(())
+    }
+
+    /// Sends from one queue pair until its share or the iteration's budget is used up, by packets
+    /// or by their extra cost. Puts packets that it fetched but did not send back into their queue.
+    fn serve(
+        &mut self,
+        batch: &mut Batch,
+        turn: &Turn,
+        left: usize,
+        expedited: bool,
+        context: &mut TxContext<'_>,
+    ) -> Result<Round, DeviceError> {
+        (batch.key, batch.queue_pair, batch.unit, batch.expedited) =
+            (turn.key, turn.queue_pair, turn.unit, expedited);
+        let packets = turn.packets.min(left);
+        let Turn { bytes, message_bytes, .. } = *turn;
+        let mut left = Left { packets, used: 0, bytes, message_bytes };
+        let mut taken = 0;
+        loop {
+            let Some(ended) = self.take_batch(batch, &left, context) else {
+                return Ok(Round { taken, used: left.used, served: Served::Gone });
+            };
+            let (sent, outcome) = self.send_batch(batch, context)?;
+            let first = taken == 0;
+            taken += sent;
+            self.charge(batch, sent, &mut left);
+            if let Some(served) = self.after(batch, sent, (first, ended, outcome), &left, context) {
+                return Ok(Round { taken, used: left.used, served });
+            }
+        }
+    }
+
+    /// Takes and fetches a batch. Returns the reason for which it took no more; `None` if the
+    /// session is gone or about to end.
+    fn take_batch(
+        &mut self,
+        batch: &mut Batch,
+        left: &Left,
+        context: &mut TxContext<'_>,
+    ) -> Option<Result<Ended, Violation>> {
+        let iteration_bytes = self.iteration_bytes;
+        let packets = left.packets - left.used;
+        batch.share = Share { packets, bytes: left.bytes, iteration_bytes };
+        self.spent = Spent::default();
+        let allowance = Allowance {
+            packets,
+            bytes: left.bytes.min(iteration_bytes),
+            message_bytes: left.message_bytes,
+        };
+        let memory = context.memories.get(batch.key)?;
+        let (sessions, notifier) = context.delivery.parts();
+        let session = sessions.get_mut(batch.key).filter(|session| session.violation.is_none())?;
+        let rules = Rules {
+            schedule: &self.schedule,
+            now: self.now,
+            tick: self.tick,
+            expedited_share: self.expedited_share,
+        };
+        let ended = batch.take(session, memory.mapping(), &rules, allowance);
+        // The engine reports skipped packets to the client, too.
+        if session.queue_pairs[batch.queue_pair as usize].transmit.has_news() {
+            notifier.touch(session, batch.key, batch.queue_pair);
+        }
+        batch.fetch(session, memory, &mut self.bounce);
+        Some(ended)
+    }
+
+    /// Charges the first `sent` packets of a batch to its unit and to the poll iteration.
+    fn charge(&mut self, batch: &Batch, sent: usize, left: &mut Left) {
+        let Spent { unit: beyond, captures, .. } = self.spent;
+        left.used += sent + (beyond.copies + captures.copies) as usize;
+        let sent_bytes;
+        (sent_bytes, left.message_bytes) = batch.sent(sent, left.message_bytes);
+        let cost = sent_bytes + beyond.cost();
+        self.schedule.charge(batch.unit, cost);
+        left.bytes = left.bytes.saturating_sub(cost as i64);
+        self.iteration_bytes -= (cost + captures.cost()) as i64;
+    }
+
+    /// Decides after a batch, of which the first `sent` packets are sent, whether the unit's turn
+    /// ends; `None`: it goes on. `first`: no packet was sent before in this turn.
+    fn after(
+        &mut self,
+        batch: &Batch,
+        sent: usize,
+        (first, ended, outcome): (bool, Result<Ended, Violation>, Option<Violation>),
+        left: &Left,
+        context: &mut TxContext<'_>,
+    ) -> Option<Served> {
+        let unsent = sent < batch.count && outcome.is_none();
+        let (sessions, _) = context.delivery.parts();
+        let Some(session) = sessions.get_mut(batch.key) else { return Some(Served::Gone) };
+        if unsent {
+            batch.put_back(session, sent);
+        }
+        if let Some(violation) = outcome.or(ended.err()) {
+            sessions.condemn(batch.key, violation);
+            return Some(Served::Gone);
+        }
+        if batch.shaped {
+            let (now, tick, expedited_share) = (self.now, self.tick, self.expedited_share);
+            let rules = Rules { schedule: &self.schedule, now, tick, expedited_share };
+            batch.charge(session, sent, &rules);
+        }
+        if unsent && self.has_used_share(batch, sent) {
+            // A message does not keep other units waiting for copies; it continues in the unit's
+            // next turn.
+            return Some(Served::More(Stop::Over, 0));
+        }
+        if unsent {
+            // The engine may segment a packet that is longer than a frame.
+            let large = batch.packets[sent].len as usize > context.port.mtu() + 18;
+            let stop = Stop::Blocked { at_once: first && sent == 0, large };
+            return Some(Served::More(stop, left.message_bytes));
+        }
+        let over = left.used >= left.packets
+            || self.iteration_bytes <= 0
+            || left.bytes <= 0 && left.message_bytes == 0;
+        match ended {
+            Ok(Ended::Empty) => Some(Served::Idle),
+            Ok(Ended::OtherLine) => Some(Served::OtherLine),
+            Ok(Ended::Stop(stop)) => Some(Served::More(stop, 0)),
+            Ok(Ended::Over) => Some(Served::More(Stop::Over, left.message_bytes)),
+            _ if over => Some(Served::More(Stop::Over, left.message_bytes)),
+            _ => None,
+        }
+    }
+
+    /// Returns `true` if the first `sent` packets of a batch have used up its share by their extra
+    /// cost.
+    fn has_used_share(&mut self, batch: &Batch, sent: usize) -> bool {
+        let charged = |one: &Taken| if one.late { 0 } else { one.len };
+        self.spent.has_used(&batch.share, batch.packets[..sent].iter().map(charged))
+    }
+
+    /// Sends the fetched packets one after the other. Returns how many are done or handed off, and
+    /// the violation that ended the batch. If fewer than all were sent without a violation, the
+    /// device has no room, or the packets have used up the batch's share.
+    fn send_batch(
+        &mut self,
+        batch: &mut Batch,
+        context: &mut TxContext<'_>,
+    ) -> Result<(usize, Option<Violation>), DeviceError> {
+        // No capture begins within a poll iteration: the engine executes commands before it.
+        if context.flows.has_no_captures() {
+            self.send_batch_to::<false>(batch, context)
+        } else {
+            self.send_batch_to::<true>(batch, context)
+        }
+    }
+
+    /// Sends the batch, with or without captures and promiscuous endpoints.
+    fn send_batch_to<const CAPTURES: bool>(
+        &mut self,
+        batch: &mut Batch,
+        context: &mut TxContext<'_>,
+    ) -> Result<(usize, Option<Violation>), DeviceError> {
+        let mut index = 0;
+        loop {
+            if !CAPTURES {
+                index += local::deliver_locally(batch, index, &self.bounce, context);
+            }
+            if index == batch.count || batch.slots[index] == NO_SLOT {
+                return Ok((index, None));
+            }
+            let (later, costly) = match self.check_and_send::<CAPTURES>(batch, index, context)? {
+                Sent::Now => (false, false),
+                Sent::Later => (true, false),
+                Sent::Costly { later } => (later, true),
+                Sent::NoRoom => return Ok((index, None)),
+                Sent::Violates(violation) => return Ok((index + 1, Some(violation))),
+            };
+            if later {
+                // A packet that the engine handed off keeps its slot.
+                batch.slots[index] = NO_SLOT;
+            } else {
+                let one = batch.packets[index];
+                context.delivery.complete((batch.key, batch.queue_pair), one.first, one.chain);
+            }
+            if costly && self.has_used_share(batch, index + 1) {
+                return Ok((index + 1, None));
+            }
+            index += 1;
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! A batch: packets of one queue pair that the engine took together.
+
+use towpath_packet::plain::Plain;
+use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
+
+use crate::engine::session::Session;
+use crate::engine::work::Share;
+
+/// Packets of one queue pair that the engine fetches together, so that the processor waits once for
+/// their memory.
+pub(crate) const BATCH: usize = 32;
+
+/// Marks a packet without a bounce buffer.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// A packet that the engine took from a queue and that is not done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Taken {
+    pub(crate) first: u32,
+    pub(crate) chain: u32,
+    /// The index of the packet's first descriptor in the batch.
+    pub(crate) at: u32,
+    pub(crate) endpoint: u32,
+    pub(crate) len: u32,
+    /// `true` if the packet is not late and, by its descriptor, in one buffer without metadata.
+    pub(crate) single: bool,
+    /// `true` if the packet's beginning is in its bounce buffer.
+    pub(crate) fetched: bool,
+    /// `true` if the packet's headers are in [`Batch::plain`].
+    pub(crate) plain: bool,
+    /// `true` if the engine looked the destination up and found no endpoint of this host.
+    pub(crate) no_local_match: bool,
+    /// `true` if the next packet belongs to the same message.
+    pub(crate) together: bool,
+    /// `true` if the packet waited too long and the engine drops it.
+    pub(crate) late: bool,
+}
+
+/// Packets of one queue pair that the engine took together, with their descriptors.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) key: u32,
+    pub(crate) queue_pair: u32,
+    pub(crate) unit: u32,
+    /// `true` if the packets are expedited and precede the others.
+    pub(crate) expedited: bool,
+    /// `true` if all packets are of one endpoint, whose settings apply.
+    pub(crate) shaped: bool,
+    pub(crate) descriptors: [Descriptor; BATCH + MAX_CHAIN],
+    pub(crate) packets: [Taken; BATCH],
+    /// The packets' bounce buffers. The next batch reuses a slot that its packet no longer needs.
+    pub(crate) slots: [u32; BATCH],
+    /// The headers of the plain packets.
+    pub(crate) plain: [Plain; BATCH],
+    pub(crate) count: usize,
+    /// Bytes of all packets.
+    pub(crate) bytes: u64,
+    /// Bytes of the message that continues behind the batch; 0 if there is none, or if the
+    /// scheduler has kept enough of it together.
+    pub(crate) message_bytes: u64,
+    /// The limit up to which the scheduler keeps a message together, in bytes.
+    pub(crate) max_message_bytes: u64,
+    /// The limit of the packets' cost.
+    pub(crate) share: Share,
+}
+
+impl Default for Batch {
+    fn default() -> Batch {
+        Batch {
+            key: 0,
+            queue_pair: 0,
+            unit: 0,
+            expedited: false,
+            shaped: false,
+            descriptors: [Descriptor::default(); BATCH + MAX_CHAIN],
+            packets: [Taken::default(); BATCH],
+            slots: [NO_SLOT; BATCH],
+            plain: [Plain::default(); BATCH],
+            count: 0,
+            bytes: 0,
+            message_bytes: 0,
+            max_message_bytes: 0,
+            share: Share::default(),
+        }
+    }
+}
+
+impl Batch {
+    /// Returns the bytes of the first `sent` packets. Also returns how many of these bytes belong
+    /// to a message that continues behind them and that the scheduler keeps together.
+    pub(crate) fn sent(&self, sent: usize, mut message_bytes: u64) -> (u64, u64) {
+        if sent == self.count {
+            return (self.bytes, self.message_bytes);
+        }
+        let mut bytes = 0;
+        for one in &self.packets[..sent] {
+            bytes += if one.late { 0 } else { u64::from(one.len) };
+            message_bytes = if one.together { message_bytes + u64::from(one.len) } else { 0 };
+        }
+        (bytes, if message_bytes < self.max_message_bytes { message_bytes } else { 0 })
+    }
+
+    /// Returns the descriptors of the packet `index`.
+    #[inline]
+    pub(crate) fn descriptors_of(&self, index: usize) -> &[Descriptor] {
+        let one = &self.packets[index];
+        &self.descriptors[one.at as usize..][..one.chain as usize]
+    }
+
+    /// Puts the packets from `from` on back into their queue.
+    pub(crate) fn put_back(&self, session: &mut Session, from: usize) {
+        let set = &mut session.queue_pairs[self.queue_pair as usize];
+        set.transmit.put_back(&mut session.transmit_ledger, self.packets[from].first);
+    }
+}

@@ -1,0 +1,117 @@
+//! Completion: the engine frees the bounce buffers of completed packets, and their applications'
+//! buffers. After a reset, it sends the packets that the device kept once more.
+//!
+//! Packets completed before a reset were sent, or the driver dropped and counted them. The device
+//! kept the packets that the reset returns. The engine sends them again, in their order and before
+//! everything that waited behind them. A driver tells the two apart as well as its device does. A
+//! packet that a device sent without completing it is sent twice. The engine cannot know this, and
+//! networks may duplicate packets anyway. No packet is lost.
+
+use towpath_device::DeviceError;
+use towpath_protocol::counters::Device as Count;
+
+use crate::engine::device_counters::DeviceCounters;
+use crate::engine::notifier::Notifier;
+use crate::engine::port::DevicePort;
+use crate::engine::sessions::SessionTable;
+use crate::engine::tx::TxPath;
+
+impl TxPath {
+    /// Collects the device's completions, after giving it the waiting packets. Returns how many
+    /// there were.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn complete(
+        &mut self,
+        port: &mut DevicePort,
+        sessions: &mut SessionTable,
+        notifier: &mut Notifier,
+    ) -> Result<usize, DeviceError> {
+        // The engine tries a device that had no room again in the next poll iteration.
+        if !self.handoff.is_blocked() {
+            self.handoff.flush(&self.bounce, port)?;
+        }
+        let mut tokens = std::mem::take(&mut self.tokens);
+        tokens.clear();
+        let count = port.complete(&mut tokens)?;
+        for token in &tokens {
+            self.land(*token as u32, sessions, notifier);
+        }
+        self.tokens = tokens;
+        Ok(count)
+    }
+
+    /// Completes a device packet that the device returned or that will never be sent, and frees its
+    /// slot. The last device packet of an in-flight entry also frees the application's buffers.
+    pub(crate) fn land(&mut self, slot: u32, sessions: &mut SessionTable, notifier: &mut Notifier) {
+        let number = self.bounce.slots[slot as usize].in_flight_slot;
+        self.bounce.release(slot);
+        let Some(one) = self.in_flight.land(number) else { return };
+        let Some(session) = sessions.get_mut(one.session) else { return };
+        session.in_flight -= 1;
+        if session.closing && session.in_flight == 0 {
+            self.landed.push(one.session);
+        }
+        let set = &mut session.queue_pairs[one.queue_pair as usize];
+        set.transmit.complete(&mut session.transmit_ledger, one.first, one.chain);
+        notifier.touch(session, one.session, one.queue_pair);
+    }
+
+    /// Puts packets that a reset of the device returned before all others, in their order. Drops
+    /// those of ended sessions. Returns how many the device kept.
+    pub(crate) fn resubmit(
+        &mut self,
+        mut tokens: Vec<u64>,
+        sessions: &mut SessionTable,
+        notifier: &mut Notifier,
+        counters: &mut DeviceCounters,
+    ) -> usize {
+        let (kept, mut ended) = (tokens.len(), 0);
+        tokens.retain(|token| {
+            let number = self.bounce.slots[*token as usize].in_flight_slot;
+            let session = sessions.get(self.in_flight.sender(number));
+            let lives = session.is_some_and(|session| !session.closing);
+            if !lives {
+                ended += 1;
+                self.land(*token as u32, sessions, notifier);
+            }
+            lives
+        });
+        self.handoff.again(&tokens);
+        counters.add(Count::TxEnded, ended);
+        counters.add(Count::TxResubmitted, tokens.len() as u64);
+        kept
+    }
+
+    /// Drops the packets of a session that the engine closes, as far as they wait for the device.
+    pub(crate) fn forget(
+        &mut self,
+        key: u32,
+        sessions: &mut SessionTable,
+        notifier: &mut Notifier,
+        counters: &mut DeviceCounters,
+    ) {
+        let Some(session) = sessions.get(key) else { return };
+        self.schedule.remove(session.queue_pairs.iter().map(|set| set.unit));
+        self.hurrying.retain(|one| *one != key);
+        let mut gone = Vec::new();
+        let (bounce, in_flight) = (&self.bounce, &self.in_flight);
+        self.handoff.forget(|slot| {
+            let theirs = in_flight.sender(bounce.slots[slot as usize].in_flight_slot) == key;
+            if theirs {
+                gone.push(slot);
+            }
+            theirs
+        });
+        counters.add(Count::TxEnded, gone.len() as u64);
+        for slot in gone {
+            self.land(slot, sessions, notifier);
+        }
+    }
+
+    /// Returns a closing session of which nothing is in flight any more.
+    pub(crate) fn take_landed(&mut self) -> Option<u32> {
+        self.landed.pop()
+    }
+}

@@ -1,0 +1,382 @@
+//! The destinations of a checked packet: endpoints of this host, the device, or both. The engine
+//! delivers it, hands it off, or does both.
+
+use towpath_device::{Checksum, DeviceError, Meta, Part};
+use towpath_packet::headers::Headers;
+use towpath_packet::offload;
+use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
+use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
+
+use crate::engine::copy::session_word;
+use crate::engine::delivery::{CAPTURED_OUTGOING, Packet};
+use crate::engine::demux::{Destination, Direction, is_group};
+use crate::engine::port::BOUNCE_SLOTS;
+use crate::engine::source::{Source, WHOLE_BYTES};
+use crate::engine::tx::TxPath;
+use crate::engine::tx::batch::Batch;
+use crate::engine::tx::check::{Refusal, check, count_sent, rest_of, segments};
+use crate::engine::tx::context::{Sent, TxContext};
+use crate::engine::tx::handoff::{BACKLOG, EXPEDITED_SLOTS};
+use crate::engine::tx::in_flight::InFlight;
+use crate::engine::work::Work;
+
+/// A packet that the engine is about to send.
+#[derive(Clone, Copy)]
+struct Outgoing {
+    key: u32,
+    queue_pair: u32,
+    endpoint: u32,
+    first: u32,
+    chain: u32,
+    len: usize,
+    /// The bounce buffer that holds the packet's beginning.
+    slot: u32,
+    /// See [`crate::engine::tx::batch::Taken`].
+    no_local_match: bool,
+    /// The number of the packet's queue pair in the scheduler.
+    unit: u32,
+    /// `true` if the packet is expedited and precedes the others.
+    expedited: bool,
+}
+
+impl Outgoing {
+    fn new(batch: &Batch, index: usize) -> Outgoing {
+        let taken = &batch.packets[index];
+        Outgoing {
+            key: batch.key,
+            queue_pair: batch.queue_pair,
+            endpoint: taken.endpoint,
+            first: taken.first,
+            chain: taken.chain,
+            len: taken.len as usize,
+            slot: batch.slots[index],
+            no_local_match: taken.no_local_match,
+            unit: batch.unit,
+            expedited: batch.expedited,
+        }
+    }
+
+    /// Counts that the engine drops the packet.
+    fn refuse(&self, count: EndpointCount, context: &mut TxContext<'_>) -> Sent {
+        if let Some(session) = context.delivery.session(self.key) {
+            counters::add(&mut session.counters, session_word(self.endpoint, count), 1);
+        }
+        Sent::Now
+    }
+
+    fn is_sender(&self, found: &Destination) -> bool {
+        found.session == self.key && found.endpoint == self.endpoint
+    }
+}
+
+/// The receivers of a packet, as far as the flow rules decide.
+struct Receivers {
+    /// `true` if the packet is for a group.
+    group: bool,
+    /// `true` if the packet also goes to the device.
+    to_device: bool,
+    /// The endpoints in [`TxPath::found`] that are the packet's receivers.
+    members: usize,
+}
+
+impl TxPath {
+    /// Checks a packet of a batch, and sends it to its destinations.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(super) fn check_and_send<const CAPTURES: bool>(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        context: &mut TxContext<'_>,
+    ) -> Result<Sent, DeviceError> {
+        let one = Outgoing::new(batch, index);
+        let mtu = context.port.mtu();
+        let Some(memory) = context.memories.get(one.key) else { return Ok(Sent::Now) };
+        let Some(session) = context.delivery.session(one.key) else { return Ok(Sent::Now) };
+        let mut headers = Headers::NONE;
+        let meta = match check(batch, index, session, memory, &mut self.bounce, mtu, &mut headers) {
+            Ok(meta) => meta,
+            Err(Refusal::Violates(violation)) => return Ok(Sent::Violates(violation)),
+            Err(Refusal::Counted(count)) => return Ok(one.refuse(count, context)),
+        };
+        let pool = session.shape.transmit_pool;
+        let held = self.bounce.bytes(one.slot).len();
+        rest_of(batch.descriptors_of(index), &pool, held, &mut self.pieces);
+        self.route::<CAPTURES>(&one, meta, &headers, context)
+    }
+
+    fn route<const CAPTURES: bool>(
+        &mut self,
+        one: &Outgoing,
+        meta: Meta,
+        headers: &Headers,
+        context: &mut TxContext<'_>,
+    ) -> Result<Sent, DeviceError> {
+        let Receivers { group, to_device, members } = self.find(one, headers, context);
+        let software = to_device && !context.port.takes(&meta);
+        let packets = if software { segments(&meta, headers, one.len) } else { 1 };
+        if to_device && !self.has_room_for(one, packets, context) {
+            return Ok(Sent::NoRoom);
+        }
+        if CAPTURES {
+            let promiscuous = context.flows.promiscuous().iter();
+            self.found.extend(promiscuous.filter(|found| !one.is_sender(found)));
+        }
+        let local = self.found.len();
+        let (mut work, mut captures) = (Work::default(), Work::default());
+        if local > 0 || CAPTURES && !context.flows.captures().is_empty() {
+            (work, captures) = self.deliver_here::<CAPTURES>(one, meta, members, context);
+        }
+        if !group && local > 0 {
+            context.counters.add(Count::LocalPackets, 1);
+        }
+        self.count_sent(one, context);
+        if !software && to_device && local == 0 && !CAPTURES {
+            return self.send_as_it_is(one, meta, context);
+        }
+        let sent = if software {
+            context.counters.add(Count::TxSoftwareOffloads, 1);
+            self.send_by_software(one, meta, context)?
+        } else if to_device {
+            self.send_as_it_is(one, meta, context)?
+        } else {
+            Sent::Now
+        };
+        if to_device {
+            work += Work { copies: packets as u64, bytes: one.len as u64 };
+        }
+        Ok(self.spend(one, work, captures, sent))
+    }
+
+    /// Finds the packet's receivers on this host. Leaves them in `found`.
+    fn find(
+        &mut self,
+        one: &Outgoing,
+        headers: &Headers,
+        context: &mut TxContext<'_>,
+    ) -> Receivers {
+        self.found.clear();
+        let group = is_group(headers.destination);
+        if group {
+            context.flows.members(headers, &mut self.found);
+            self.found.retain(|found| !one.is_sender(found));
+        } else if !one.no_local_match {
+            self.found.extend(context.flows.lookup(Direction::Sent, headers));
+        }
+        let members = self.found.len();
+        Receivers { group, to_device: group || members == 0, members }
+    }
+
+    /// Returns `true` if a packet that becomes `packets` device packets may be sent towards the
+    /// device.
+    fn has_room_for(&self, one: &Outgoing, packets: usize, context: &TxContext<'_>) -> bool {
+        if one.expedited {
+            return self.has_expedited_room(context.port);
+        }
+        // Packets that have waited longer, or units in the middle of a message, precede this one.
+        self.handoff.has_room(packets)
+            && self.has_slots(packets + EXPEDITED_SLOTS, context.port)
+            && self.schedule.may_use_device(one.unit)
+    }
+
+    /// Records a packet's cost: `work` in place of the one copy that every packet is charged for,
+    /// and `captures` for captures and promiscuous endpoints.
+    fn spend(&mut self, one: &Outgoing, work: Work, captures: Work, sent: Sent) -> Sent {
+        let beyond = work.beyond_one(one.len);
+        if beyond == Work::default() && captures == Work::default() {
+            return sent;
+        }
+        self.spent.unit += beyond;
+        self.spent.captures += captures;
+        match sent {
+            Sent::Now => Sent::Costly { later: false },
+            Sent::Later => Sent::Costly { later: true },
+            other => other,
+        }
+    }
+
+    #[inline]
+    fn count_sent(&mut self, one: &Outgoing, context: &mut TxContext<'_>) {
+        let copies = u64::from(self.bounce.slots[one.slot as usize].copies);
+        if let Some(session) = context.delivery.session(one.key) {
+            count_sent(&mut session.counters, one.endpoint, one.len, copies);
+        }
+    }
+
+    /// Delivers to the endpoints of this host in `found`, the first `members` of which are the
+    /// packet's receivers, and to captures. Returns the copies for the receivers, and those for all
+    /// others.
+    fn deliver_here<const CAPTURES: bool>(
+        &mut self,
+        one: &Outgoing,
+        meta: Meta,
+        members: usize,
+        context: &mut TxContext<'_>,
+    ) -> (Work, Work) {
+        let (mut work, mut captures) = (Work::default(), Work::default());
+        let TxContext { memories, flows, delivery, .. } = context;
+        let Some(memory) = memories.get(one.key) else { return (work, captures) };
+        let beginning = self.bounce.bytes(one.slot);
+        let source = Source { prefix: beginning, memory: memory.mapping(), pieces: &self.pieces };
+        let packet = Packet { source, beginning, meta };
+        if CAPTURES {
+            for destination in flows.captures() {
+                captures += delivery.deliver(*destination, &packet, CAPTURED_OUTGOING);
+            }
+        }
+        let (members, promiscuous) = self.found.split_at(members.min(self.found.len()));
+        for destination in members {
+            work += delivery.deliver(*destination, &packet, 0);
+        }
+        if CAPTURES {
+            for destination in promiscuous {
+                captures += delivery.deliver(*destination, &packet, 0);
+            }
+        }
+        (work, captures)
+    }
+
+    fn begin_in_flight(
+        &mut self,
+        one: &Outgoing,
+        packets: u32,
+        context: &mut TxContext<'_>,
+    ) -> Option<u32> {
+        let number = self.in_flight.begin(InFlight {
+            session: one.key,
+            queue_pair: one.queue_pair,
+            first: one.first,
+            chain: one.chain,
+            remaining: packets,
+        })?;
+        if let Some(session) = context.delivery.session(one.key) {
+            session.in_flight += 1;
+        }
+        Some(number)
+    }
+
+    /// Sends the slot's bytes, and the rest in place where the device supports it.
+    fn send_as_it_is(
+        &mut self,
+        one: &Outgoing,
+        meta: Meta,
+        context: &mut TxContext<'_>,
+    ) -> Result<Sent, DeviceError> {
+        let Some(session) = context.delivery.session(one.key) else { return Ok(Sent::Now) };
+        let space = session.transmit_space;
+        let in_place = context.port.can().tx_in_place;
+        if !in_place && !self.append_rest(one, None, context) {
+            return Ok(one.refuse(EndpointCount::TxTooLong, context));
+        }
+        let Some(in_flight_slot) = self.begin_in_flight(one, 1, context) else {
+            return Ok(Sent::NoRoom);
+        };
+        let part = self.bounce.part(one.slot);
+        let entry = &mut self.bounce.slots[one.slot as usize];
+        entry.parts.clear();
+        entry.parts.push(part);
+        if in_place {
+            let rest = self.pieces.iter();
+            entry.parts.extend(rest.map(|p| Part { space, offset: p.offset, len: p.len }));
+        }
+        entry.meta = meta;
+        entry.in_flight_slot = in_flight_slot;
+        self.handoff.hand_off(one.slot, one.expedited, &self.bounce, context.port)?;
+        Ok(Sent::Later)
+    }
+
+    fn append_rest(
+        &mut self,
+        one: &Outgoing,
+        complete: Option<(u16, u16)>,
+        context: &TxContext<'_>,
+    ) -> bool {
+        let Some(memory) = context.memories.get(one.key) else { return false };
+        let rest = Source { prefix: &[], memory: memory.mapping(), pieces: &self.pieces };
+        self.bounce.append(one.slot, rest, complete)
+    }
+
+    /// Completes checksums and segments in software, for a device that cannot.
+    fn send_by_software(
+        &mut self,
+        one: &Outgoing,
+        meta: Meta,
+        context: &mut TxContext<'_>,
+    ) -> Result<Sent, DeviceError> {
+        if meta.segmentation.is_some() {
+            return self.send_segments(one, meta, context);
+        }
+        if !self.append_rest(one, partial(&meta), context) {
+            return Ok(one.refuse(EndpointCount::TxTooLong, context));
+        }
+        self.pieces.clear();
+        self.send_as_it_is(one, Meta::FULL, context)
+    }
+
+    fn send_segments(
+        &mut self,
+        one: &Outgoing,
+        meta: Meta,
+        context: &mut TxContext<'_>,
+    ) -> Result<Sent, DeviceError> {
+        let mut beginning = [0; WHOLE_BYTES];
+        let held = self.bounce.bytes(one.slot).len();
+        beginning[..held].copy_from_slice(self.bounce.bytes(one.slot));
+        let Ok(mut segmenter) = Segmenter::new(&beginning[..held], one.len, &meta) else {
+            return Ok(one.refuse(EndpointCount::TxMalformed, context));
+        };
+        let packets = segmenter.remaining() as u32;
+        let Some(in_flight_slot) = self.begin_in_flight(one, packets, context) else {
+            return Ok(Sent::NoRoom);
+        };
+        let memories = context.memories;
+        let Some(memory) = memories.get(one.key) else { return Ok(Sent::Now) };
+        let pieces = std::mem::take(&mut self.pieces);
+        let source =
+            Source { prefix: &beginning[..held], memory: memory.mapping(), pieces: &pieces };
+        let mut header = [0; MAX_HEADER_BYTES];
+        let mut own_slot = Some(one.slot);
+        let mut outcome = Ok(Sent::Later);
+        while let Some(segment) = segmenter.next(&mut header) {
+            let payload = segment.payload.clone();
+            let (header_bytes, meta) = segment.leave_partial(&mut header);
+            // The first segment takes the packet's own slot. The engine has checked before that
+            // there are enough.
+            let Some(slot) = own_slot.take().or_else(|| self.bounce.take()) else { break };
+            let (header, complete) = (&header[..header_bytes], partial(&meta));
+            let built =
+                self.bounce.build(slot, header, source, payload.start, payload.len(), complete);
+            let part = self.bounce.part(slot);
+            let entry = &mut self.bounce.slots[slot as usize];
+            entry.parts.clear();
+            entry.parts.push(part);
+            entry.meta = Meta::FULL;
+            entry.in_flight_slot = in_flight_slot;
+            if !built {
+                one.refuse(EndpointCount::TxTooLong, context);
+                let (sessions, notifier) = context.delivery.parts();
+                self.land(slot, sessions, notifier);
+                continue;
+            }
+            if let Err(error) = self.handoff.hand_off(slot, false, &self.bounce, context.port) {
+                outcome = Err(error);
+                break;
+            }
+        }
+        self.pieces = pieces;
+        outcome
+    }
+}
+
+/// Returns the place of the checksum that a packet leaves to its receiver or to software.
+fn partial(meta: &Meta) -> Option<(u16, u16)> {
+    match meta.checksum {
+        Checksum::Partial { start, offset } => Some((start, offset)),
+        Checksum::Full | Checksum::Verified => None,
+    }
+}
+
+// A packet segmented in software has room behind those that wait, and in the bounce buffers.
+const _: () = assert!(offload::MAX_SENT_SEGMENTS <= BACKLOG / 2);
+const _: () = assert!(offload::MAX_SENT_SEGMENTS <= BOUNCE_SLOTS as usize / 2);

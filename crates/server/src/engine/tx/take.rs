@@ -1,0 +1,284 @@
+//! Taking packets out of a queue, a batch at a time. The engine takes at most as many as the unit
+//! may send, and no packet whose time has not come.
+
+use towpath_memory::Mapping;
+use towpath_packet::plain;
+use towpath_queue::Violation;
+use towpath_queue::descriptor::{EXPEDITED, META, MORE, TOGETHER};
+
+use crate::engine::memories::TransmitMemory;
+use crate::engine::schedule::shape::{Class, Gate, Moment, Shape, Shaping};
+use crate::engine::schedule::{Schedule, Stop};
+use crate::engine::session::{QueuePair, Session};
+use crate::engine::source::{PREFIX_BYTES, WHOLE_BYTES};
+use crate::engine::tx::batch::{BATCH, Batch, NO_SLOT, Taken};
+use crate::engine::tx::bounce::BounceBuffers;
+
+/// The part of a packet that the engine prefetches before it reads the packet, without knowing yet
+/// whether the packet may be sent.
+const PREFETCH_BYTES: usize = 2048;
+
+/// The amount that the engine may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowance {
+    pub(crate) packets: usize,
+    /// The packet that uses up the last bytes is taken whole.
+    pub(crate) bytes: i64,
+    /// Bytes of the message that continues.
+    pub(crate) message_bytes: u64,
+}
+
+/// The reason for which the engine took no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The queue is empty.
+    Empty,
+    /// The batch is full, or the next packet belongs in another one.
+    Full,
+    /// The queue holds more than the allowance, and no message is to be ended.
+    Over,
+    /// The next packet has to wait, or is not of this class.
+    Stop(Stop),
+    /// The next packet belongs in another line: expedited packets have their own.
+    OtherLine,
+}
+
+/// What decides which packets the engine takes, beside the queue itself.
+#[derive(Clone, Copy)]
+pub(crate) struct Rules<'a> {
+    pub(crate) schedule: &'a Schedule,
+    /// The time, in nanoseconds.
+    pub(crate) now: u64,
+    /// The number of ticks.
+    pub(crate) tick: u64,
+    /// Expedited packets that precede others per poll iteration.
+    pub(crate) expedited_share: usize,
+}
+
+/// The next packet of a queue.
+#[derive(Clone, Copy)]
+struct Next {
+    first: u32,
+    endpoint: u32,
+    len: u32,
+    flags: u16,
+}
+
+/// An endpoint's sending state, as it is once the packets taken so far are sent.
+#[derive(Default)]
+struct Ahead {
+    shape: Option<Shape>,
+    moment: Moment,
+}
+
+impl Batch {
+    /// Takes packets of the batch's queue pair together, and prefetches their beginnings. Packets
+    /// taken before a violation count.
+    pub(crate) fn take(
+        &mut self,
+        session: &mut Session,
+        memory: &Mapping,
+        rules: &Rules<'_>,
+        allowance: Allowance,
+    ) -> Result<Ended, Violation> {
+        (self.count, self.bytes, self.message_bytes) = (0, 0, allowance.message_bytes);
+        self.max_message_bytes = u64::from(Shaping::default().max_message_bytes);
+        let pool = session.shape.transmit_pool;
+        let set = &mut session.queue_pairs[self.queue_pair as usize];
+        self.shaped = set.shaped || self.expedited;
+        let moment = Moment { now: rules.now, tick: rules.tick, ..Moment::default() };
+        let mut ahead = Ahead { shape: None, moment };
+        let mut at = 0;
+        while self.count < BATCH.min(allowance.packets) {
+            // There must be room for a chain of the greatest length; otherwise the packet waits for
+            // the next batch.
+            let Some(chain) = self.descriptors.get_mut(at..).and_then(|c| c.first_chunk_mut())
+            else {
+                break;
+            };
+            if set.transmit.waiting() == 0 && set.transmit.observe()? == 0 {
+                return Ok(Ended::Empty);
+            }
+            let taken = set.transmit.take(&mut session.transmit_ledger, chain)?;
+            // Packets that a predecessor completed were skipped; the loop continues with the
+            // packets behind them.
+            let Some((count, first)) = taken else { continue };
+            let head = chain[0];
+            let len = chain[..count].iter().map(|one| one.len).sum();
+            let together = chain[count - 1].flags & TOGETHER != 0;
+            let next = Next { first, endpoint: head.endpoint, len, flags: head.flags };
+            let late = match self.decide(&next, &mut ahead, set, &session.shapes, rules) {
+                Ok(late) => late,
+                Err(ended) => {
+                    set.transmit.put_back(&mut session.transmit_ledger, first);
+                    return Ok(ended);
+                }
+            };
+            if !late {
+                memory.prefetch(head.pool_offset(&pool), PREFETCH_BYTES.min(head.len as usize));
+            }
+            let single = head.flags & (MORE | META) == 0 && !late;
+            let (chain, at_now) = (count as u32, at as u32);
+            let endpoint = head.endpoint;
+            let one = Taken {
+                first,
+                chain,
+                at: at_now,
+                endpoint,
+                len,
+                single,
+                together,
+                late,
+                ..Taken::default()
+            };
+            at += count;
+            self.push(one);
+            if self.bytes as i64 >= allowance.bytes && self.message_bytes == 0 {
+                return Ok(Ended::Over);
+            }
+        }
+        Ok(Ended::Full)
+    }
+
+    /// Adds a packet.
+    #[inline(always)]
+    fn push(&mut self, one: Taken) {
+        self.packets[self.count] = one;
+        self.count += 1;
+        self.bytes += if one.late { 0 } else { u64::from(one.len) };
+        self.message_bytes = if one.together { self.message_bytes + u64::from(one.len) } else { 0 };
+        if self.message_bytes >= self.max_message_bytes {
+            self.message_bytes = 0;
+        }
+    }
+
+    /// Decides whether the batch takes the next packet. Returns `true` if the packet is late and
+    /// the engine drops it.
+    ///
+    /// # Errors
+    /// The reason for which the batch does not take the packet.
+    #[inline(always)]
+    fn decide(
+        &mut self,
+        next: &Next,
+        ahead: &mut Ahead,
+        set: &mut QueuePair,
+        shapes: &[Option<Box<Shape>>],
+        rules: &Rules<'_>,
+    ) -> Result<bool, Ended> {
+        let expedited = next.flags & EXPEDITED != 0;
+        // An expedited packet overtakes others as soon as it is at the head of its queue. In the
+        // middle of a message it goes with the message.
+        if expedited != self.expedited
+            && (self.expedited || rules.expedited_share > 0 && self.message_bytes == 0)
+        {
+            return Err(Ended::OtherLine);
+        }
+        if !self.shaped && expedited {
+            // The packet may name an endpoint of another queue pair, which has settings of its own.
+            if self.count > 0 {
+                return Err(Ended::Full);
+            }
+            self.shaped = true;
+        }
+        let own = || shapes.get(next.endpoint as usize).and_then(Option::as_deref);
+        if self.count == 0 && !self.expedited {
+            let own = if self.shaped { own() } else { None };
+            let class = own.map_or_else(Class::default, |shape| shape.set.class());
+            if class != rules.schedule.class(self.unit) {
+                return Err(Ended::Stop(Stop::Class(class)));
+            }
+        }
+        if !self.shaped {
+            return Ok(false);
+        }
+        if self.count == 0 {
+            ahead.shape = own().copied();
+            if let Some(shape) = &ahead.shape {
+                self.max_message_bytes = u64::from(shape.set.max_message_bytes);
+            }
+            ahead.moment.since = rules.schedule.since(self.unit);
+        } else if next.endpoint != self.packets[0].endpoint {
+            // A batch holds packets of one endpoint.
+            return Err(Ended::Full);
+        }
+        self.pass_gate(next, ahead, set)
+    }
+
+    /// Decides whether the time of the next packet has come, by its endpoint's settings.
+    fn pass_gate(
+        &self,
+        next: &Next,
+        ahead: &mut Ahead,
+        set: &mut QueuePair,
+    ) -> Result<bool, Ended> {
+        let Ahead { shape: Some(shape), moment } = ahead else { return Ok(false) };
+        moment.came = match &mut set.arrivals {
+            Some(arrivals) => {
+                arrivals.note(set.transmit.seen(), moment.now);
+                arrivals.of(next.first, moment.now)
+            }
+            None => moment.now,
+        };
+        moment.goes_on = self.message_bytes > 0;
+        match shape.gate(next.len, moment) {
+            Gate::Open => {
+                shape.charge(next.len, moment);
+                Ok(false)
+            }
+            Gate::Late => Ok(true),
+            Gate::Until(due) => Err(Ended::Stop(Stop::Until(due))),
+            Gate::Tick(tick) => Err(Ended::Stop(Stop::Tick(tick))),
+        }
+    }
+
+    /// Charges an endpoint with settings of its own for the first packets of the batch.
+    pub(crate) fn charge(&self, session: &mut Session, sent: usize, rules: &Rules<'_>) {
+        let Some(first) = self.packets[..sent].first() else { return };
+        let shape = session.shapes.get_mut(first.endpoint as usize).and_then(Option::as_deref_mut);
+        let Some(shape) = shape else { return };
+        let since = rules.schedule.since(self.unit);
+        let moment = Moment { now: rules.now, tick: rules.tick, since, ..Moment::default() };
+        for one in self.packets[..sent].iter().filter(|one| !one.late) {
+            shape.charge(one.len, &moment);
+        }
+    }
+
+    /// Fetches the beginnings of the packets into the bounce buffers, as far as there is room, and
+    /// reads the headers of the plain ones.
+    ///
+    /// A separate loop reads the headers. A processor that finds a value in several stores that
+    /// have not reached its cache waits until all earlier stores complete. Among the stores of a
+    /// delivery are some to lines that another core holds.
+    pub(crate) fn fetch(
+        &mut self,
+        session: &Session,
+        memory: &TransmitMemory,
+        bounce: &mut BounceBuffers,
+    ) {
+        let pool = session.shape.transmit_pool;
+        for (one, slot) in self.packets[..self.count].iter_mut().zip(&mut self.slots) {
+            if *slot == NO_SLOT {
+                let Some(free) = bounce.take() else { continue };
+                *slot = free;
+            }
+            if one.late {
+                continue;
+            }
+            let descriptors = &self.descriptors[one.at as usize..][..one.chain as usize];
+            let len = one.len as usize;
+            let needed = if len <= WHOLE_BYTES { len } else { PREFIX_BYTES };
+            one.fetched = bounce.fetch(*slot, memory.words(), &pool, descriptors, needed);
+        }
+        for index in 0..self.count {
+            let one = &mut self.packets[index];
+            if one.single
+                && one.fetched
+                && let Some(plain) = plain::read(bounce.bytes(self.slots[index]), one.len as usize)
+            {
+                self.plain[index] = plain;
+                one.plain = true;
+            }
+        }
+    }
+}
