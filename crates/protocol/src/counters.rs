@@ -11,14 +11,19 @@ use towpath_queue::{OwnWords, PeerWords};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Endpoint {
+    // The engine counts the first three, and the next three, with one call per packet.
     /// Packets delivered to the application.
     RxPackets,
     /// Their bytes.
     RxBytes,
+    /// Copies made on receive, one per packet.
+    RxCopies,
     /// Packets sent: to the device, or to another endpoint.
     TxPackets,
     /// Their bytes.
     TxBytes,
+    /// Copies made on transmit: headers, or whole packets.
+    TxCopies,
     /// Dropped on receive, because the application had provided too few buffers.
     RxNoBuffers,
     /// Dropped on receive: packets, or segments of large packets, over the endpoint's budget for
@@ -42,10 +47,6 @@ pub enum Endpoint {
     TxOutsideRule,
     /// Not sent: longer than the MTU allows, or to be segmented into more than 128 segments.
     TxTooLong,
-    /// Copies made on receive, one per packet.
-    RxCopies,
-    /// Copies made on transmit: headers, or whole packets.
-    TxCopies,
     /// Not sent: the packet waited in its queue longer than the endpoint's maximum delay.
     TxLate,
 }
@@ -55,8 +56,10 @@ impl Endpoint {
     pub const ALL: [(Endpoint, &'static str); 15] = [
         (Endpoint::RxPackets, "rx_packets"),
         (Endpoint::RxBytes, "rx_bytes"),
+        (Endpoint::RxCopies, "rx_copies"),
         (Endpoint::TxPackets, "tx_packets"),
         (Endpoint::TxBytes, "tx_bytes"),
+        (Endpoint::TxCopies, "tx_copies"),
         (Endpoint::RxNoBuffers, "rx_dropped_no_buffers"),
         (Endpoint::RxOverBudget, "rx_dropped_over_budget"),
         (Endpoint::RxUnusable, "rx_dropped_unusable"),
@@ -65,8 +68,6 @@ impl Endpoint {
         (Endpoint::TxSourceAddress, "tx_dropped_source_address"),
         (Endpoint::TxOutsideRule, "tx_dropped_outside_rule"),
         (Endpoint::TxTooLong, "tx_dropped_too_long"),
-        (Endpoint::RxCopies, "rx_copies"),
-        (Endpoint::TxCopies, "tx_copies"),
         (Endpoint::TxLate, "tx_dropped_late"),
     ];
 }
@@ -243,6 +244,12 @@ const _: () = assert!(Device::ALL.len() <= crate::layout::DEVICE_COUNTERS);
 pub fn add(words: &mut OwnWords, index: usize, by: u64) {
     let value = words.get(index).wrapping_add(by);
     words.store(index, value);
+}
+
+/// Adds to counters that follow each other.
+#[inline]
+pub fn add_all<const N: usize>(words: &mut OwnWords, first: usize, by: [u64; N]) {
+    words.add_all(first, by);
 }
 
 /// Reads counters, from either side.

@@ -10,8 +10,8 @@
 //! Miri, sanitizers), the copy is atomic loads and stores.
 //!
 //! The copy has no particular order, and moves a byte twice where two moves overlap.
-//! [`PeerWords`](crate::PeerWords) fetches words on which a decision depends; such words are not
-//! copied.
+//! Once a copy has brought bytes into private memory, a decision may depend on them: the copy never
+//! reads the source again. [`PeerWords`](crate::PeerWords) fetches single words.
 //!
 //! Unsafe lives here because the copy works on addresses.
 

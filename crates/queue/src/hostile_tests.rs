@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Violation;
-use crate::descriptor::{Descriptor, EXPEDITED, HEADROOM_BYTES, MAX_CHAIN, TOGETHER};
+use crate::descriptor::{Descriptor, EXPEDITED, HEADROOM_BYTES, MAX_CHAIN, META, TOGETHER};
 use crate::events::{self, Acknowledger, EventShape, Marker};
 use crate::test_memory::{Memory, Pair};
 use crate::word::LINE_WORDS;
@@ -38,7 +38,7 @@ fn checked_descriptors_are_the_used_ones() {
     let good = Descriptor { buffer: 1, start: HEADROOM_BYTES, len: 64, endpoint: 0, flags: 0 };
     let bad = Descriptor { buffer: 1, start: HEADROOM_BYTES, len: 0xf_ffff, endpoint: 0, flags: 0 };
     let stop = AtomicBool::new(false);
-    let (mut taken, mut refused) = (0u64, 0u64);
+    let (mut taken, mut plain, mut refused) = (0u64, 0usize, 0u64);
     std::thread::scope(|scope| {
         let peer = scope.spawn(|| {
             let descriptors = 2 * LINE_WORDS;
@@ -83,6 +83,15 @@ fn checked_descriptors_are_the_used_ones() {
                 Ok(None) => {}
                 Err(_) => refused += 1,
             }
+            let mut server = pair.server();
+            if server.transmit.observe().is_ok() {
+                let ledger = &mut server.transmit_ledger;
+                let (_, count) = server.transmit.take_plain(ledger, &mut packet, i64::MAX);
+                plain += count;
+                for descriptor in &packet[..count] {
+                    assert!(is_inside(descriptor, &pair), "{descriptor:?}");
+                }
+            }
             match server.receive.observe(&mut server.receive_ledger) {
                 Ok(available) => {
                     for ahead in 0..available {
@@ -97,6 +106,7 @@ fn checked_descriptors_are_the_used_ones() {
         peer.join().unwrap();
     });
     assert!(taken > 1000 && refused > 1000, "taken {taken}, refused {refused}: too few");
+    assert!(plain > 1000, "{plain} taken as plain: too few");
 }
 
 /// Random values in random words: the server returns only packets inside of the pool or a
@@ -232,6 +242,43 @@ fn broken_chains() {
         server.transmit.observe().unwrap();
         let outcome = server.transmit.take(&mut server.transmit_ledger, &mut packet);
         assert_eq!(outcome, Err(Violation::Chain));
+    }
+}
+
+/// Plain packets are taken up to the first of another kind, or that fails a check, which stays in
+/// the queue.
+#[test]
+fn plain_packets_are_taken_up_to_the_first_other_one() {
+    let plain =
+        |buffer| Descriptor { buffer, start: HEADROOM_BYTES, len: 60, endpoint: 3, flags: 0 };
+    let others = [
+        (Descriptor { flags: TOGETHER, ..plain(2) }, None),
+        (Descriptor { flags: EXPEDITED, ..plain(2) }, None),
+        (Descriptor { flags: META, ..plain(2) }, None),
+        (plain(8), Some(Violation::Buffer)),
+        (plain(1), Some(Violation::Ownership)),
+        (Descriptor { start: 0, ..plain(2) }, Some(Violation::Range)),
+    ];
+    for (other, violation) in others {
+        let pair = Pair::new(8, 8);
+        let descriptors = 2 * LINE_WORDS;
+        for (slot, one) in [plain(0), plain(1), other, plain(3)].into_iter().enumerate() {
+            for (word, value) in one.to_words().into_iter().enumerate() {
+                let at = descriptors + 2 * slot + word;
+                pair.application.word(at).store(value, Ordering::Relaxed);
+            }
+        }
+        pair.application.word(0).store(4, Ordering::Release);
+        let mut server = pair.server();
+        server.transmit.observe().unwrap();
+        let mut packets = [Descriptor::default(); MAX_CHAIN];
+        let ledger = &mut server.transmit_ledger;
+        assert_eq!(server.transmit.take_plain(ledger, &mut packets, i64::MAX), (0, 2));
+        assert_eq!(packets[..2], [plain(0), plain(1)]);
+        assert_eq!(server.transmit.take_plain(ledger, &mut packets, i64::MAX), (2, 0));
+        let taken = server.transmit.take(ledger, &mut packets);
+        assert_eq!(taken, violation.map_or(Ok(Some((1, 2))), Err));
+        assert_eq!(packets[..1] == [other], violation.is_none());
     }
 }
 

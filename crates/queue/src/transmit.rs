@@ -254,6 +254,44 @@ impl TransmitConsumer {
         Ok(Some((1, first)))
     }
 
+    /// Takes packets of one buffer and without flags into `out`: as many as wait, at most as many
+    /// as `out` has room for, until they have `bytes` bytes together. Returns the index of the
+    /// first, and their number; their slots follow each other. Takes no packet of another kind and
+    /// none that fails a check: [`TransmitConsumer::take`] does.
+    #[inline]
+    pub fn take_plain(
+        &mut self,
+        ledger: &mut Ledger,
+        out: &mut [Descriptor],
+        bytes: i64,
+    ) -> (u32, usize) {
+        let first = self.taken;
+        if self.noted > 0 {
+            return (first, 0);
+        }
+        let (mut index, mut left) = (first, bytes);
+        let most = out.len().min(self.waiting() as usize);
+        for place in &mut out[..most] {
+            let words = self.fetch(index);
+            if words[1] >> 32 != 0 {
+                break;
+            }
+            let Ok(descriptor) = Descriptor::check(words, &self.pool, 0) else { break };
+            if ledger.take(descriptor.buffer).is_err() {
+                break;
+            }
+            self.slots.set(index, descriptor.buffer);
+            *place = descriptor;
+            index = index.wrapping_add(1);
+            left -= i64::from(descriptor.len);
+            if left <= 0 {
+                break;
+            }
+        }
+        self.taken = index;
+        (first, index.wrapping_sub(first) as usize)
+    }
+
     /// Continues with a packet of several buffers, or past earlier completions. The caller has
     /// taken the first buffer.
     #[inline(never)]
@@ -287,16 +325,22 @@ impl TransmitConsumer {
         }
     }
 
-    /// Fetches one descriptor, checks it and takes its buffer.
+    /// Fetches the words of one descriptor.
     #[inline]
-    fn take_buffer(&mut self, ledger: &mut Ledger, index: u32) -> Result<Descriptor, Violation> {
+    fn fetch(&self, index: u32) -> [u64; 2] {
         let slot = (index & (self.capacity - 1)) as usize * 2;
         // Once per line: prefetches the descriptor [`AHEAD`] slots later, if the application has
         // published it.
         if slot.is_multiple_of(8) && self.head.seen().wrapping_sub(index) > AHEAD {
             self.prefetch(index.wrapping_add(AHEAD), 1);
         }
-        let words = self.descriptors.fetch_pair(slot);
+        self.descriptors.fetch_pair(slot)
+    }
+
+    /// Fetches one descriptor, checks it and takes its buffer.
+    #[inline]
+    fn take_buffer(&mut self, ledger: &mut Ledger, index: u32) -> Result<Descriptor, Violation> {
+        let words = self.fetch(index);
         let descriptor = Descriptor::check(words, &self.pool, MORE | META | TOGETHER | EXPEDITED)?;
         ledger.take(descriptor.buffer)?;
         self.slots.set(index, descriptor.buffer);

@@ -370,6 +370,23 @@ impl OwnWords {
         self.store(index + 1, values[1]);
     }
 
+    /// Adds to words that follow each other, which only this side reads back: counters.
+    ///
+    /// # Panics
+    /// When the words are not inside: a mistake in the layout, which no peer can cause.
+    #[inline]
+    pub fn add_all<const N: usize>(&mut self, index: usize, by: [u64; N]) {
+        assert!(N <= self.len && index <= self.len - N, "words outside of their view");
+        // SAFETY: inside, as just checked; else as in `PeerWords::word`.
+        let words: &[AtomicU64; N] = unsafe { self.first.add(index).cast().as_ref() };
+        for (word, by) in words.iter().zip(by) {
+            #[cfg(all(test, not(loom)))]
+            crate::stop_tests::before_store();
+            let value = word.load(Ordering::Relaxed).wrapping_add(by);
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
     /// Stores an index: a peer that observes it sees everything stored before. Pairs with
     /// [`PeerWords::observe`].
     #[inline]
