@@ -94,11 +94,17 @@ macro_rules! number {
 #[inline]
 #[must_use]
 pub fn read(prefix: &[u8], len: usize) -> Option<Plain> {
+    let mut plain = Plain::default();
+    read_into(prefix, len, &mut plain).map(|()| plain)
+}
+
+/// Reads a frame as [`read`] does, into a place of the caller's. The place has no meaning
+/// afterwards if this returns `None`.
+#[inline(always)]
+pub fn read_into(prefix: &[u8], len: usize, plain: &mut Plain) -> Option<()> {
     let header = prefix.first_chunk::<42>()?;
-    let mut plain = Plain {
-        destination: [number!(u64, header, 0) >> 16, 0, 0, 0],
-        source: [number!(u64, header, 6) >> 16, 0, 0, 0],
-    };
+    plain.destination[0] = number!(u64, header, 0) >> 16;
+    plain.source[0] = number!(u64, header, 6) >> 16;
     // Ethertype, version and the length of IPv4's header, ...
     let first = number!(u64, header, 12);
     let (protocol, kind, transport, payload) = if first >> 40 == 0x08_0045 {
@@ -111,6 +117,7 @@ pub fn read(prefix: &[u8], len: usize) -> Option<Plain> {
         }
         plain.source[2] = u64::from(number!(u32, header, 26));
         plain.destination[2] = u64::from(number!(u32, header, 30));
+        (plain.source[3], plain.destination[3]) = (0, 0);
         let protocol = (second >> 32) as u8;
         (protocol, kind(ETHERTYPE_IPV4, protocol, 4, 0), &prefix[34..], total - 20)
     } else if first >> 44 == 0x8_6dd6 {
@@ -146,5 +153,5 @@ pub fn read(prefix: &[u8], len: usize) -> Option<Plain> {
     }
     plain.source[1] = kind | u64::from(number!(u16, ports, 0)) << 32;
     plain.destination[1] = kind | u64::from(number!(u16, ports, 2)) << 32;
-    Some(plain)
+    Some(())
 }

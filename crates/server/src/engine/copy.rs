@@ -29,7 +29,7 @@ pub(crate) enum Delivered {
 
 /// Copies one packet into the next provided buffers of a queue pair. `complete`: the place of a
 /// checksum to complete in the copy, as in [`towpath_device::Checksum::Partial`].
-#[inline]
+#[inline(always)]
 pub(crate) fn deliver(
     session: &mut Session,
     endpoint: u32,
@@ -42,29 +42,61 @@ pub(crate) fn deliver(
     let len = source.len();
     let one_frame = len.wrapping_sub(1) < session.shape.receive_pool.data_bytes() as usize;
     let outcome = if one_frame && complete.is_none() && meta == Meta::FULL {
-        deliver_frame(session, endpoint, queue_pair, source, len, flags)
+        let copy = |memory: &mut Region, mut at: usize| {
+            let mut copied = memory.copy_in(at, source.prefix);
+            at += source.prefix.len();
+            for piece in source.pieces {
+                let (from, len) = (piece.offset as usize, piece.len as usize);
+                copied &= memory.copy_from(at, source.memory, from, len);
+                at += len;
+            }
+            copied
+        };
+        deliver_frame(session, endpoint, queue_pair, len, flags, copy)
     } else {
         deliver_chain(session, endpoint, queue_pair, source, meta, complete, flags)
     };
     if outcome == Delivered::Yes {
-        for (count, by) in
-            [(Count::RxPackets, 1), (Count::RxBytes, len as u64), (Count::RxCopies, 1)]
-        {
-            counters::add(&mut session.counters, session_word(endpoint, count), by);
-        }
+        count(session, endpoint, len);
     }
     outcome
 }
 
-/// Delivers the most common kind of packet: with a full checksum, and in one buffer.
-#[inline]
+/// Delivers a packet with a full checksum that is all in private memory, and not longer than a
+/// receive buffer.
+#[inline(always)]
+pub(crate) fn deliver_bytes(
+    session: &mut Session,
+    endpoint: u32,
+    queue_pair: usize,
+    bytes: &[u8],
+) -> Delivered {
+    let copy = |memory: &mut Region, at: usize| memory.copy_in(at, bytes);
+    let outcome = deliver_frame(session, endpoint, queue_pair, bytes.len(), 0, copy);
+    if outcome == Delivered::Yes {
+        count(session, endpoint, bytes.len());
+    }
+    outcome
+}
+
+/// Counts a delivered packet.
+#[inline(always)]
+fn count(session: &mut Session, endpoint: u32, len: usize) {
+    // Packets, bytes and copies.
+    let first = session_word(endpoint, Count::RxPackets);
+    counters::add_all(&mut session.counters, first, [1, len as u64, 1]);
+}
+
+/// Delivers the most common kind of packet: with a full checksum, and in one buffer. `copy` copies
+/// it to an offset.
+#[inline(always)]
 fn deliver_frame(
     session: &mut Session,
     endpoint: u32,
     queue_pair: usize,
-    source: Source<'_>,
     len: usize,
     flags: u16,
+    copy: impl FnOnce(&mut Region, usize) -> bool,
 ) -> Delivered {
     let pool = session.shape.receive_pool;
     let set = &mut session.queue_pairs[queue_pair];
@@ -79,15 +111,7 @@ fn deliver_frame(
         memory.prefetch_to_write(start, len);
     }
     let buffer = set.receive.buffer(0);
-    let mut at = pool.buffer_offset(buffer) + HEADROOM_BYTES as usize;
-    let mut copied = memory.copy_in(at, source.prefix);
-    at += source.prefix.len();
-    for piece in source.pieces {
-        let (from, len) = (piece.offset as usize, piece.len as usize);
-        copied &= memory.copy_from(at, source.memory, from, len);
-        at += len;
-    }
-    if !copied {
+    if !copy(memory, pool.buffer_offset(buffer) + HEADROOM_BYTES as usize) {
         return Delivered::Unusable;
     }
     let descriptor = Descriptor { buffer, start: HEADROOM_BYTES, len: len as u32, endpoint, flags };
@@ -113,6 +137,7 @@ fn observe(
     }
 }
 
+#[inline(never)]
 fn deliver_chain(
     session: &mut Session,
     endpoint: u32,

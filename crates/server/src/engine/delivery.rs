@@ -2,11 +2,12 @@
 //! two endpoints of this host.
 
 use towpath_device::{Checksum, Meta};
+use towpath_memory::Mapping;
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_protocol::counters::{self, Endpoint as EndpointCount};
 use towpath_queue::descriptor::OUTGOING;
 
-use crate::engine::copy::{Delivered, deliver, session_word};
+use crate::engine::copy::{Delivered, deliver, deliver_bytes, session_word};
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
 use crate::engine::session::Session;
@@ -78,6 +79,32 @@ impl<'a> Delivery<'a> {
         to.count(outcome);
         self.notifier.touch(to.session, destination.session, to.queue_pair);
         work
+    }
+
+    /// Delivers a packet that needs neither checksums nor segmentation and is all in private memory.
+    /// `memory`: any, of which the packet has no bytes.
+    #[inline(always)]
+    pub(crate) fn deliver_bytes(
+        &mut self,
+        destination: Destination,
+        bytes: &[u8],
+        memory: &Mapping,
+    ) {
+        let Some((mut to, _)) =
+            admit(self.sessions, destination, self.receive_budget, self.iteration)
+        else {
+            return;
+        };
+        let queue_pair = to.queue_pair as usize;
+        if bytes.len() <= to.session.shape.receive_pool.data_bytes() as usize {
+            let outcome = deliver_bytes(to.session, to.endpoint, queue_pair, bytes);
+            to.count(outcome);
+        } else {
+            let source = Source { prefix: bytes, memory, pieces: &[] };
+            let outcome = to.one(source, Meta::FULL, None);
+            to.count(outcome);
+        }
+        self.notifier.touch(to.session, destination.session, to.queue_pair);
     }
 
     /// Delivers a packet that needs neither checksums nor segmentation.

@@ -121,6 +121,15 @@ impl Rules {
         }
     }
 
+    /// Looks up a plain packet among rules without a remote IP address.
+    #[inline(always)]
+    fn lookup_local(&self, seed: u64, packet: &Plain) -> Option<Destination> {
+        let key = LookupKey::local(packet);
+        let [link, kind, low, high, ..] = self.mask;
+        let key = [key[0] & link, key[1] & kind, key[2] & low, key[3] & high];
+        self.local.lookup(seed, &key)
+    }
+
     fn insert(&mut self, seed: u64, key: &Key, destination: Destination) -> bool {
         if self.fields & REMOTE_IP == 0 {
             self.local.insert(seed, masked(key, &self.mask), destination)
@@ -151,6 +160,9 @@ pub struct FlowTable {
     /// The indices of all tables with rules, if these are so few that a lookup need not use the MAC
     /// address; otherwise `None`.
     few: Option<Vec<u8>>,
+    /// The index of the table with rules, if it is the only one and its rules have no remote IP
+    /// address.
+    only: Option<u8>,
     /// The key bits that any rule asks for; a lookup ignores the rest of a packet.
     counts: Key,
     fields: Fields,
@@ -179,6 +191,7 @@ impl FlowTable {
             macs: Table::default(),
             without_mac: TableSet::default(),
             few: Some(Vec::new()),
+            only: None,
             counts: Key::default(),
             fields: 0,
             sets: Sets::default(),
@@ -248,6 +261,8 @@ impl FlowTable {
         let mut all: Vec<u8> =
             self.sets.all().map(|fields| TABLE_INDEX[usize::from(fields)]).collect();
         all.sort_unstable();
+        let local = |index: &u8| self.rules[usize::from(*index)].fields & REMOTE_IP == 0;
+        self.only = if let [only] = all[..] { Some(only).filter(local) } else { None };
         self.few = (all.len() <= FEW).then_some(all);
         self.fields = self.sets.all().fold(0, |all, fields| all | fields);
         self.counts = mask(self.fields);
@@ -307,16 +322,36 @@ impl FlowTable {
     }
 
     /// Does the same for a plain packet.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn lookup_plain(&mut self, direction: Direction, packet: &Plain) -> Option<Destination> {
+        let last = &mut self.last[direction as usize];
+        if let Some(only) = self.only
+            && !last.compares
+        {
+            last.count(true);
+            if !last.compares {
+                // A plain packet has every field.
+                return self.rules[usize::from(only)].lookup_local(self.seed, packet);
+            }
+            return self.look_up_counted(direction, &LookupKey::of_plain(packet));
+        }
         self.look_up(direction, &LookupKey::of_plain(packet))
     }
 
     #[inline]
     fn look_up(&mut self, direction: Direction, lookup_key: &LookupKey) -> Option<Destination> {
+        self.last[direction as usize].count(self.few.is_some());
+        self.look_up_counted(direction, lookup_key)
+    }
+
+    #[inline]
+    fn look_up_counted(
+        &mut self,
+        direction: Direction,
+        lookup_key: &LookupKey,
+    ) -> Option<Destination> {
         let last = &mut self.last[direction as usize];
-        last.count(self.few.is_some());
         if !last.compares {
             return self.find(lookup_key);
         }

@@ -2,7 +2,7 @@
 
 use towpath_device::{DeviceError, Meta, Received};
 use towpath_packet::headers::{Headers, Malformed, PREFIX_BYTES};
-use towpath_packet::plain;
+use towpath_packet::plain::{self, Plain};
 use towpath_protocol::counters::Device as Count;
 use towpath_protocol::settings::{Setting, Values};
 use towpath_queue::buffers::FreeBuffers;
@@ -192,9 +192,10 @@ fn deliver_plain(
     if !port.memory().copy_out(received.offset as usize, &mut prefix[..read]) {
         return Path::Full;
     }
-    let Some(plain) = plain::read(&prefix[..read], received.len as usize) else {
+    let mut plain = Plain::default();
+    if plain::read_into(&prefix[..read], received.len as usize, &mut plain).is_none() {
         return Path::Full;
-    };
+    }
     if plain.is_for_group() {
         return Path::Full;
     }

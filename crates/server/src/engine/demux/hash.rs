@@ -29,7 +29,7 @@ impl<const N: usize, V> fmt::Debug for Table<N, V> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn hash<const N: usize>(seed: u64, key: &[u64; N]) -> usize {
     const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
     let fold = |a: u64, b: u64| {
@@ -67,7 +67,7 @@ pub(crate) fn same<const N: usize>(found: &[u64; N], key: &[u64; N]) -> bool {
 
 impl<const N: usize, V: Copy> Table<N, V> {
     /// Returns the value of a key.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lookup(&self, seed: u64, key: &[u64; N]) -> Option<V> {
         self.find(seed, key).copied()
     }
@@ -80,7 +80,7 @@ impl<const N: usize, V> Table<N, V> {
     }
 
     /// Returns a reference to the value of a key.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find(&self, seed: u64, key: &[u64; N]) -> Option<&V> {
         let mask = self.slots.len().wrapping_sub(1);
         let mut table_index = hash(seed, key) & mask;

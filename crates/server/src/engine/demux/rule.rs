@@ -213,13 +213,19 @@ impl LookupKey {
         LookupKey { key, has }
     }
 
+    /// Returns the first words of a plain packet's key: those of its local side.
+    #[inline(always)]
+    pub(crate) fn local(packet: &Plain) -> plain::Key {
+        let [link, kind, low, high] = packet.destination;
+        // Above the port, the second word of either side is empty.
+        [link, kind | packet.source[1] >> 32 << REMOTE_PORT_AT, low, high]
+    }
+
     /// Reads a plain packet.
     #[inline]
     pub(crate) fn of_plain(packet: &Plain) -> LookupKey {
-        let [link, kind, low, high]: plain::Key = packet.destination;
-        let [_, from, remote_low, remote_high] = packet.source;
-        // Above the port, the second word of either side is empty.
-        let kind = kind | from >> 32 << REMOTE_PORT_AT;
+        let [link, kind, low, high] = LookupKey::local(packet);
+        let [_, _, remote_low, remote_high] = packet.source;
         LookupKey { key: [link, kind, low, high, remote_low, remote_high], has: Fields::MAX }
     }
 }

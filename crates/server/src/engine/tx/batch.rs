@@ -3,6 +3,7 @@
 use towpath_packet::plain::Plain;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 
+use crate::engine::demux::Destination;
 use crate::engine::session::Session;
 use crate::engine::work::Share;
 
@@ -52,6 +53,8 @@ pub(crate) struct Batch {
     pub(crate) slots: [u32; BATCH],
     /// The headers of the plain packets.
     pub(crate) plain: [Plain; BATCH],
+    /// The endpoints of this host for which the plain packets are.
+    pub(crate) destinations: [Destination; BATCH],
     pub(crate) count: usize,
     /// Bytes of all packets.
     pub(crate) bytes: u64,
@@ -76,6 +79,7 @@ impl Default for Batch {
             packets: [Taken::default(); BATCH],
             slots: [NO_SLOT; BATCH],
             plain: [Plain::default(); BATCH],
+            destinations: [Destination { session: 0, endpoint: 0 }; BATCH],
             count: 0,
             bytes: 0,
             message_bytes: 0,

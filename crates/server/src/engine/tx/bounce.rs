@@ -4,10 +4,10 @@
 //! into a slot. It checks the packet there, and sends it from there.
 
 use towpath_device::{Meta, Part, SpaceId};
-use towpath_memory::Region;
+use towpath_memory::{Mapping, Region};
 use towpath_packet::checksum;
+use towpath_queue::PoolShape;
 use towpath_queue::descriptor::Descriptor;
-use towpath_queue::{PeerWords, PoolShape};
 
 use crate::engine::port::BounceMemory;
 use crate::engine::source::{Reader, Source};
@@ -85,13 +85,13 @@ impl BounceBuffers {
     }
 
     /// Fetches the first `len` bytes of a packet into a slot, and replaces its former content. The
-    /// engine will check them, so they come by the fetch function. Returns `false` if the bytes do
+    /// engine checks the copy, which no other process can change. Returns `false` if the bytes do
     /// not fit, or do not exist.
     #[inline]
     pub(crate) fn fetch(
         &mut self,
         slot: u32,
-        from: &PeerWords,
+        from: &Mapping,
         pool: &PoolShape,
         packet: &[Descriptor],
         len: usize,
@@ -105,7 +105,7 @@ impl BounceBuffers {
         let mut at = 0;
         for one in packet {
             let now = (one.len as usize).min(len - at);
-            if !self.memory.fetch(start + at, from, one.pool_offset(pool), now) {
+            if !self.memory.copy_from(start + at, from, one.pool_offset(pool), now) {
                 return false;
             }
             at += now;
@@ -116,11 +116,20 @@ impl BounceBuffers {
         at == len
     }
 
+    /// Fetches the first `len` bytes of a packet in one buffer, which begins at an offset of its
+    /// memory, as [`BounceBuffers::fetch`] does.
+    #[inline(always)]
+    pub(crate) fn fetch_one(&mut self, slot: u32, from: &Mapping, at: usize, len: usize) -> bool {
+        let entry = &mut self.slots[slot as usize];
+        (entry.len, entry.copies) = (len as u32, 1);
+        len <= self.slot_bytes && self.memory.copy_from(self.start(slot), from, at, len)
+    }
+
     /// Fetches a packet's beginning again, and more of it, because the first fetch was too short.
     pub(crate) fn fetch_again(
         &mut self,
         slot: u32,
-        from: &PeerWords,
+        from: &Mapping,
         pool: &PoolShape,
         packet: &[Descriptor],
         len: usize,
@@ -236,12 +245,12 @@ mod tests {
         let memory = BounceMemory { region: slots, space: SpaceId(0), slots: 2, slot_bytes: 256 };
         let mut bounce = BounceBuffers::new(memory);
         let slot = bounce.take().unwrap();
-        let words = towpath_memory::peer_words(buffers.mapping());
-        assert!(bounce.fetch(slot, &words, &pool, &chain, 9));
+        let words = buffers.mapping();
+        assert!(bounce.fetch(slot, words, &pool, &chain, 9));
         assert_eq!(bounce.bytes(slot), b"012345678");
-        assert!(!bounce.fetch(slot, &words, &pool, &chain, 257));
-        assert!(!bounce.fetch(slot, &words, &pool, &chain, 11), "more than there is");
-        assert!(bounce.fetch(slot, &words, &pool, &chain, 4));
+        assert!(!bounce.fetch(slot, words, &pool, &chain, 257));
+        assert!(!bounce.fetch(slot, words, &pool, &chain, 11), "more than there is");
+        assert!(bounce.fetch(slot, words, &pool, &chain, 4));
         assert_eq!(bounce.bytes(slot), b"0123");
         let rest = [Piece { offset: 8, len: 2 }];
         assert!(bounce.append(slot, Source { pieces: &rest, ..source }, None));

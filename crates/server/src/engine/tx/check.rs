@@ -80,7 +80,7 @@ pub(crate) fn check(
         && headers.malformed == Some(Malformed::BeyondPrefix)
         && bounce.bytes(slot).len() < len.min(WHOLE_BYTES)
     {
-        if !bounce.fetch_again(slot, memory.words(), &pool, descriptors, len.min(WHOLE_BYTES)) {
+        if !bounce.fetch_again(slot, memory.mapping(), &pool, descriptors, len.min(WHOLE_BYTES)) {
             return Err(Violation::Range.into());
         }
         readable = headers.read(bounce.bytes(slot), len).is_ok();
@@ -160,13 +160,9 @@ pub(crate) fn rest_of(
 /// Counts a packet sent to the device or to an endpoint of this host.
 #[inline]
 pub(crate) fn count_sent(words: &mut OwnWords, endpoint: u32, len: usize, copies: u64) {
-    for (count, by) in [
-        (EndpointCount::TxPackets, 1),
-        (EndpointCount::TxBytes, len as u64),
-        (EndpointCount::TxCopies, copies),
-    ] {
-        counters::add(words, session_word(endpoint, count), by);
-    }
+    // Packets, bytes and copies.
+    let first = session_word(endpoint, EndpointCount::TxPackets);
+    counters::add_all(words, first, [1, len as u64, copies]);
 }
 
 /// Returns the length of the longest frame that a packet becomes on the wire.

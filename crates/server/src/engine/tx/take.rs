@@ -3,8 +3,10 @@
 
 use towpath_memory::Mapping;
 use towpath_packet::plain;
-use towpath_queue::Violation;
+use towpath_queue::buffers::Ledger;
 use towpath_queue::descriptor::{EXPEDITED, META, MORE, TOGETHER};
+use towpath_queue::transmit::TransmitConsumer;
+use towpath_queue::{PoolShape, Violation};
 
 use crate::engine::memories::TransmitMemory;
 use crate::engine::schedule::shape::{Class, Gate, Moment, Shape, Shaping};
@@ -85,21 +87,37 @@ impl Batch {
         self.max_message_bytes = u64::from(Shaping::default().max_message_bytes);
         let pool = session.shape.transmit_pool;
         let set = &mut session.queue_pairs[self.queue_pair as usize];
+        let ledger = &mut session.transmit_ledger;
         self.shaped = set.shaped || self.expedited;
         let moment = Moment { now: rules.now, tick: rules.tick, ..Moment::default() };
         let mut ahead = Ahead { shape: None, moment };
+        let plain = !self.shaped && rules.schedule.class(self.unit) == Class::default();
+        let most = BATCH.min(allowance.packets);
         let mut at = 0;
-        while self.count < BATCH.min(allowance.packets) {
+        while self.count < most {
+            if set.transmit.waiting() == 0 && set.transmit.observe()? == 0 {
+                return Ok(Ended::Empty);
+            }
+            if plain && self.message_bytes == 0 {
+                let room = most - self.count;
+                let bytes = allowance.bytes - self.bytes as i64;
+                let taken = self.take_plain(&mut set.transmit, ledger, at, room, bytes);
+                self.prefetch(taken, memory, &pool);
+                at += taken;
+                if self.bytes as i64 >= allowance.bytes {
+                    return Ok(Ended::Over);
+                }
+                if taken > 0 {
+                    continue;
+                }
+            }
             // There must be room for a chain of the greatest length; otherwise the packet waits for
             // the next batch.
             let Some(chain) = self.descriptors.get_mut(at..).and_then(|c| c.first_chunk_mut())
             else {
                 break;
             };
-            if set.transmit.waiting() == 0 && set.transmit.observe()? == 0 {
-                return Ok(Ended::Empty);
-            }
-            let taken = set.transmit.take(&mut session.transmit_ledger, chain)?;
+            let taken = set.transmit.take(ledger, chain)?;
             // Packets that a predecessor completed were skipped; the loop continues with the
             // packets behind them.
             let Some((count, first)) = taken else { continue };
@@ -110,7 +128,7 @@ impl Batch {
             let late = match self.decide(&next, &mut ahead, set, &session.shapes, rules) {
                 Ok(late) => late,
                 Err(ended) => {
-                    set.transmit.put_back(&mut session.transmit_ledger, first);
+                    set.transmit.put_back(ledger, first);
                     return Ok(ended);
                 }
             };
@@ -138,6 +156,47 @@ impl Batch {
             }
         }
         Ok(Ended::Full)
+    }
+
+    /// Takes packets of one buffer and without flags, at most `room` of them and until they have
+    /// `bytes` bytes. Puts their descriptors at index `at`. Returns how many.
+    #[inline(always)]
+    fn take_plain(
+        &mut self,
+        queue: &mut TransmitConsumer,
+        ledger: &mut Ledger,
+        at: usize,
+        room: usize,
+        bytes: i64,
+    ) -> usize {
+        // A long chain may have taken the place of later packets.
+        let room = room.min(self.descriptors.len().saturating_sub(at));
+        let descriptors = &mut self.descriptors[at..at + room];
+        let (first, taken) = queue.take_plain(ledger, descriptors, bytes);
+        let packets = &mut self.packets[self.count..][..taken];
+        for (index, (one, descriptor)) in packets.iter_mut().zip(descriptors).enumerate() {
+            self.bytes += u64::from(descriptor.len);
+            *one = Taken {
+                first: first.wrapping_add(index as u32),
+                chain: 1,
+                at: (at + index) as u32,
+                endpoint: descriptor.endpoint,
+                len: descriptor.len,
+                single: true,
+                ..Taken::default()
+            };
+        }
+        self.count += taken;
+        taken
+    }
+
+    /// Prefetches the last `count` packets.
+    #[inline(always)]
+    fn prefetch(&self, count: usize, memory: &Mapping, pool: &PoolShape) {
+        for one in &self.packets[self.count - count..self.count] {
+            let start = self.descriptors[one.at as usize].pool_offset(pool);
+            memory.prefetch(start, PREFETCH_BYTES.min(one.len as usize));
+        }
     }
 
     /// Adds a packet.
@@ -268,16 +327,17 @@ impl Batch {
             let descriptors = &self.descriptors[one.at as usize..][..one.chain as usize];
             let len = one.len as usize;
             let needed = if len <= WHOLE_BYTES { len } else { PREFIX_BYTES };
-            one.fetched = bounce.fetch(*slot, memory.words(), &pool, descriptors, needed);
+            one.fetched = if let [only] = descriptors {
+                bounce.fetch_one(*slot, memory.mapping(), only.pool_offset(&pool), needed)
+            } else {
+                bounce.fetch(*slot, memory.mapping(), &pool, descriptors, needed)
+            };
         }
         for index in 0..self.count {
             let one = &mut self.packets[index];
-            if one.single
-                && one.fetched
-                && let Some(plain) = plain::read(bounce.bytes(self.slots[index]), one.len as usize)
-            {
-                self.plain[index] = plain;
-                one.plain = true;
+            if one.single && one.fetched {
+                let (bytes, len) = (bounce.bytes(self.slots[index]), one.len as usize);
+                one.plain = plain::read_into(bytes, len, &mut self.plain[index]).is_some();
             }
         }
     }
