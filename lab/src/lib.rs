@@ -63,6 +63,8 @@ pub mod report;
 pub mod results;
 mod scale;
 pub mod statistics;
+#[cfg(test)]
+mod structure;
 pub mod svg;
 mod switch;
 mod tcp;

@@ -14,11 +14,10 @@ use towpath_protocol::peer::Peer;
 use towpath_protocol::settings::{Setting, Values};
 
 use crate::addresses::Lease;
-use crate::connections::Account;
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
 use crate::engine::session::Mappings;
-use crate::policy::Standing;
+use crate::policy::{Account, Standing};
 use crate::prepare::Prepared;
 
 /// A refusal with the text for the peer.

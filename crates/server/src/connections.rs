@@ -4,17 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::connection::{Connection, Progress};
-use crate::policy::Policy;
-
-/// The accounts that a connection counts against. A user admitted as a member of a group counts for
-/// that group, too. A member with many user numbers (`subuid(5)`) thereby gains nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Account {
-    pub(crate) uid: u32,
-    pub(crate) group: Option<u32>,
-    /// `true` if the memory of the account's sessions is limited: the user is no administrator.
-    pub(crate) is_limited: bool,
-}
+use crate::policy::{Account, Policy};
 
 /// The resources that a user or a group uses.
 #[derive(Clone, Copy, Debug, Default)]

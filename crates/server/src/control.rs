@@ -26,11 +26,11 @@ use tracing::{info, warn};
 
 use crate::addresses::Pool;
 use crate::connection::{Connection, Progress, Refused};
-use crate::connections::{Account, Connections};
+use crate::connections::Connections;
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::{Rule, Sets};
 use crate::log::LogLimit;
-use crate::policy::{Policy, Standing};
+use crate::policy::{Account, Policy, Standing};
 use crate::slow::Slow;
 use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;

@@ -18,6 +18,7 @@
 //! Every loop has a budget. The engine itself does not allocate, lock, log or make a system call
 //! per packet; only the driver may.
 
+mod closing;
 pub(crate) mod coalescing;
 pub(crate) mod commands;
 #[allow(unsafe_code)]
@@ -55,11 +56,11 @@ use towpath_protocol::counters::Device as Count;
 use towpath_protocol::settings::{Setting, Values};
 use towpath_waiting::{Found, Next, Step};
 
+use closing::ClosingSessions;
 use commands::{Command, CommandPort, EngineReport};
 use delivery::Delivery;
 use demux::{Direction, FlowCache, FlowTable};
 use device_counters::DeviceCounters;
-use execute::ClosingSessions;
 use memories::TransmitMemories;
 use notifier::Notifier;
 use port::DevicePort;
@@ -168,7 +169,7 @@ impl Engine {
             receive_budget,
             iteration: 0,
             segment: SegmentPieces::new(),
-            closing: ClosingSessions::new(),
+            closing: ClosingSessions::default(),
             found: Found::default(),
             stop: false,
         })

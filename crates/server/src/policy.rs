@@ -26,6 +26,16 @@ pub struct Policy {
     pub connections: usize,
 }
 
+/// The accounts that a connection counts against. A user admitted as a member of a group counts for
+/// that group, too. A member with many user numbers (`subuid(5)`) thereby gains nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Account {
+    pub(crate) uid: u32,
+    pub(crate) group: Option<u32>,
+    /// `true` if the memory of the account's sessions is limited: the user is no administrator.
+    pub(crate) is_limited: bool,
+}
+
 impl Default for Policy {
     fn default() -> Policy {
         Policy {

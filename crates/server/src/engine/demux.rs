@@ -34,6 +34,7 @@
 //! rule of other ports, protocols or VLANs, however many exist.
 
 mod cache;
+mod destination;
 mod groups;
 mod hash;
 mod rule;
@@ -49,20 +50,13 @@ use groups::Groups;
 use hash::Table;
 use rule::{FIELD_SETS, Fields, Key, LookupKey, MAC_BITS, REMOTE_IP, TABLE_INDEX, mask, masked};
 
+pub use destination::Destination;
+
 pub use cache::{FlowCache, FlowCounts, REST, WINDOW};
 
 pub use rule::{Rule, Vlan};
 pub(crate) use sets::SETS_PER_MAC;
 pub(crate) use sets::Sets;
-
-/// An endpoint, named by session key and endpoint number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Destination {
-    /// The session key.
-    pub session: u32,
-    /// The endpoint's number in its session.
-    pub endpoint: u32,
-}
 
 /// The direction of a packet. Each direction has its own last flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

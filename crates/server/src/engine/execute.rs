@@ -1,15 +1,13 @@
 //! The execution of commands, and the end of sessions.
 
-use std::collections::VecDeque;
-
 use towpath_protocol::counters::Device as Count;
 use towpath_protocol::layout::ENDPOINT_COUNTERS;
 use towpath_protocol::settings::{Scope, Setting};
 
 use crate::engine::Engine;
+use crate::engine::closing::Step;
 use crate::engine::commands::{Command, EngineReport, Listening};
 use crate::engine::demux::{Destination, FlowCache, FlowTable};
-use crate::engine::schedule::shape::Shape;
 use crate::engine::session::{Endpoint, Session};
 
 /// Commands that the engine executes per poll iteration, so that a connection that opens or sets
@@ -19,19 +17,6 @@ const COMMANDS_PER_ITERATION: usize = 16;
 /// Endpoints of ending sessions that the engine removes per poll iteration, so that one session's
 /// ten thousand do not delay other sessions.
 const CLOSED_PER_ITERATION: usize = 64;
-
-/// An ending session and its endpoints that still have flow rules.
-#[derive(Debug)]
-pub(super) struct Closing {
-    key: u32,
-    /// The number of the next endpoint.
-    number: u32,
-    endpoints: std::vec::IntoIter<Option<Endpoint>>,
-    shapes: std::vec::IntoIter<Option<Box<Shape>>>,
-}
-
-/// The ending sessions that still have flow rules.
-pub(super) type ClosingSessions = VecDeque<Closing>;
 
 impl Engine {
     /// Executes commands, a few per poll iteration, and returns the amount of work done.
@@ -196,9 +181,8 @@ impl Engine {
             return;
         }
         let (number, doorbell) = (session.number, session.close(reason));
-        let endpoints = std::mem::take(&mut session.endpoints).into_iter();
-        let shapes = std::mem::take(&mut session.shapes).into_iter();
-        self.closing.push_back(Closing { key, number: 0, endpoints, shapes });
+        let endpoints = std::mem::take(&mut session.endpoints);
+        self.closing.push(key, endpoints, std::mem::take(&mut session.shapes));
         self.sessions.deactivate(key);
         self.notifier.forget(key);
         self.tx.forget(key, &mut self.sessions, &mut self.notifier, &mut self.counters);
@@ -227,28 +211,26 @@ impl Engine {
             self.remove_ended(key);
         }
         let mut work = 0;
-        while let Some(closing) = self.closing.front_mut() {
-            let key = closing.key;
-            let Some(endpoint) = closing.endpoints.next() else {
-                self.closing.pop_front();
-                if let Some(session) = self.sessions.get_mut(key) {
-                    session.emptied = true;
+        while work < CLOSED_PER_ITERATION
+            && let Some(step) = self.closing.next()
+        {
+            match step {
+                Step::Endpoint { key, number, endpoint, shape } => {
+                    if let Some(shape) = shape {
+                        self.tx.drop_shape(&shape);
+                    }
+                    if let Some(endpoint) = endpoint {
+                        let destination = Destination { session: key, endpoint: number };
+                        forget(&mut self.flows, &endpoint, destination);
+                    }
+                    work += 1;
                 }
-                self.remove_ended(key);
-                continue;
-            };
-            let number = closing.number;
-            closing.number += 1;
-            if let Some(shape) = closing.shapes.next().flatten() {
-                self.tx.drop_shape(&shape);
-            }
-            if let Some(endpoint) = endpoint {
-                let destination = Destination { session: key, endpoint: number };
-                forget(&mut self.flows, &endpoint, destination);
-            }
-            work += 1;
-            if work == CLOSED_PER_ITERATION {
-                break;
+                Step::Emptied(key) => {
+                    if let Some(session) = self.sessions.get_mut(key) {
+                        session.emptied = true;
+                    }
+                    self.remove_ended(key);
+                }
             }
         }
         work

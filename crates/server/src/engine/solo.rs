@@ -2,6 +2,7 @@
 //! poll iteration per call. Every run executes the same instructions, so a tool that counts them
 //! gives a figure per packet.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -106,24 +107,7 @@ impl Solo {
     pub fn new(values: &Values) -> Outcome<Solo> {
         let (near, far) = loopback::pair(&loopback::Config::default())?;
         let far = DeviceFarEnd::new(Box::new(far));
-        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let (commands, engine_commands) = channel();
-        let (engine_events, events) = channel();
-        let link = Link {
-            commands: engine_commands,
-            events: engine_events,
-            wake: Arc::new(event()?),
-            control_wake: Arc::new(event()?),
-            relays: Relays::none()?,
-        };
-        let state = Region::private(STATE_WORDS * 8)?;
-        let budgets = Budgets {
-            batch: BATCH,
-            receive_budget: 1024,
-            transmit_budget: BATCH,
-            iteration_budget: 8 * BATCH,
-        };
-        let engine = Engine::new(Box::new(near), state, 1, 1, values, budgets, link)?;
+        let (engine, commands, events) = start_engine(near, values)?;
 
         let shape = SessionShape::new(1, u32::from(ENDPOINTS), SLOTS, SLOTS, 2048, 2048)?;
         let file = |name: &str, words: usize| SharedFile::create(name, words * 8);
@@ -143,31 +127,8 @@ impl Solo {
         let session = Session::new(1, shape, memories, Doorbell::direct(doorbell), event()?);
         give(&commands, Command::AddSession(Box::new(session)))?;
         let flow = Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC);
-        let addresses = Addresses { ipv4: Some(ip(&flow)?), ipv6: [None; 2] };
         for number in 0..ENDPOINTS {
-            let rule = Rule {
-                mac: Some(MAC),
-                vlan: Vlan::Untagged,
-                protocol: Some(17),
-                port: Some(PORT + number),
-                ..Rule::default()
-            };
-            let endpoint = Box::new(Endpoint {
-                queue_pair: 0,
-                rule,
-                rights: Rights::new(rule, MAC, addresses),
-                offload: false,
-                captures: false,
-                coalescing: (1, 0),
-                iteration: 0,
-                received: 0,
-            });
-            let number = u32::from(number);
-            let (listening, group) = (None, false);
-            give(
-                &commands,
-                Command::AddEndpoint { session: 1, number, endpoint, listening, group },
-            )?;
+            add_endpoint(&commands, number, &flow)?;
         }
 
         let pages = shape.server_peer(&peer_words(&Arc::new(server.map_readable()?)));
@@ -290,6 +251,59 @@ impl Solo {
         self.transmit.reclaim(|buffer| free.release(buffer))?;
         Ok(())
     }
+}
+
+fn event() -> std::io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// An engine, and the control thread's ends of its channels.
+type Started = (Engine, Sender<(u64, Command)>, Receiver<EngineReport>);
+
+/// Creates an engine over a device.
+fn start_engine(device: loopback::LoopbackDevice, values: &Values) -> Outcome<Started> {
+    let (commands, engine_commands) = channel();
+    let (engine_events, events) = channel();
+    let link = Link {
+        commands: engine_commands,
+        events: engine_events,
+        wake: Arc::new(event()?),
+        control_wake: Arc::new(event()?),
+        relays: Relays::none()?,
+    };
+    let state = Region::private(STATE_WORDS * 8)?;
+    let budgets = Budgets {
+        batch: BATCH,
+        receive_budget: 1024,
+        transmit_budget: BATCH,
+        iteration_budget: 8 * BATCH,
+    };
+    let engine = Engine::new(Box::new(device), state, 1, 1, values, budgets, link)?;
+    Ok((engine, commands, events))
+}
+
+/// Opens the endpoint for a port, which may send from the destination of `flow`.
+fn add_endpoint(commands: &Sender<(u64, Command)>, number: u16, flow: &Flow) -> Outcome<()> {
+    let addresses = Addresses { ipv4: Some(ip(flow)?), ipv6: [None; 2] };
+    let rule = Rule {
+        mac: Some(MAC),
+        vlan: Vlan::Untagged,
+        protocol: Some(17),
+        port: Some(PORT + number),
+        ..Rule::default()
+    };
+    let endpoint = Box::new(Endpoint {
+        queue_pair: 0,
+        rule,
+        rights: Rights::new(rule, MAC, addresses),
+        offload: false,
+        captures: false,
+        coalescing: (1, 0),
+        iteration: 0,
+        received: 0,
+    });
+    let (number, listening, group) = (u32::from(number), None, false);
+    give(commands, Command::AddEndpoint { session: 1, number, endpoint, listening, group })
 }
 
 /// Runs one poll iteration. A tool counts this function's instructions: all the work of the engine

@@ -10,8 +10,9 @@
 //! nor loses (`towpath-lab demux`). That point is above two packets per train where a lookup reads
 //! one or two tables, [`FEW_SETS`], and below where it saves more, [`MORE_SETS`].
 
+use super::destination::Destination;
+use super::hash;
 use super::rule::{Key, LookupKey};
-use super::{Destination, hash};
 
 /// The conditions under which lookups remember the last flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Destination;
+use super::destination::Destination;
 use super::hash::Table;
 use super::rule::{
     ETHERTYPE, Fields, Key, LookupKey, PORT, PROTOCOL, REMOTE_IP, REMOTE_PORT, Rule, VLAN, mask,

@@ -98,7 +98,7 @@ impl Batch {
             if set.transmit.waiting() == 0 && set.transmit.observe()? == 0 {
                 return Ok(Ended::Empty);
             }
-            if plain && self.message_bytes == 0 {
+            if plain && !self.shaped && self.message_bytes == 0 {
                 let room = most - self.count;
                 let bytes = allowance.bytes - self.bytes as i64;
                 let taken = self.take_plain(&mut set.transmit, ledger, at, room, bytes);
@@ -111,51 +111,61 @@ impl Batch {
                     continue;
                 }
             }
-            // There must be room for a chain of the greatest length; otherwise the packet waits for
-            // the next batch.
-            let Some(chain) = self.descriptors.get_mut(at..).and_then(|c| c.first_chunk_mut())
-            else {
-                break;
-            };
-            let taken = set.transmit.take(ledger, chain)?;
-            // Packets that a predecessor completed were skipped; the loop continues with the
-            // packets behind them.
-            let Some((count, first)) = taken else { continue };
-            let head = chain[0];
-            let len = chain[..count].iter().map(|one| one.len).sum();
-            let together = chain[count - 1].flags & TOGETHER != 0;
-            let next = Next { first, endpoint: head.endpoint, len, flags: head.flags };
-            let late = match self.decide(&next, &mut ahead, set, &session.shapes, rules) {
-                Ok(late) => late,
-                Err(ended) => {
-                    set.transmit.put_back(ledger, first);
-                    return Ok(ended);
-                }
-            };
-            if !late {
-                memory.prefetch(head.pool_offset(&pool), PREFETCH_BYTES.min(head.len as usize));
+            match self.take_one(at, set, ledger, &session.shapes, &mut ahead, rules)? {
+                Ok(0) => continue,
+                Ok(slots) => at += slots,
+                Err(ended) => return Ok(ended),
             }
-            let single = head.flags & (MORE | META) == 0 && !late;
-            let (chain, at_now) = (count as u32, at as u32);
-            let endpoint = head.endpoint;
-            let one = Taken {
-                first,
-                chain,
-                at: at_now,
-                endpoint,
-                len,
-                single,
-                together,
-                late,
-                ..Taken::default()
-            };
-            at += count;
-            self.push(one);
+            self.prefetch(1, memory, &pool);
             if self.bytes as i64 >= allowance.bytes && self.message_bytes == 0 {
                 return Ok(Ended::Over);
             }
         }
         Ok(Ended::Full)
+    }
+
+    /// Takes one packet of any kind, and puts its descriptors at index `at`. Returns their number;
+    /// 0 if only packets that a predecessor completed waited; the reason if the batch does not take
+    /// the packet.
+    fn take_one(
+        &mut self,
+        at: usize,
+        set: &mut QueuePair,
+        ledger: &mut Ledger,
+        shapes: &[Option<Box<Shape>>],
+        ahead: &mut Ahead,
+        rules: &Rules<'_>,
+    ) -> Result<Result<usize, Ended>, Violation> {
+        // There must be room for a chain of the greatest length; otherwise the packet waits for the
+        // next batch.
+        let Some(chain) = self.descriptors.get_mut(at..).and_then(|c| c.first_chunk_mut()) else {
+            return Ok(Err(Ended::Full));
+        };
+        // Packets that a predecessor completed were skipped.
+        let Some((count, first)) = set.transmit.take(ledger, chain)? else { return Ok(Ok(0)) };
+        let head = chain[0];
+        let len = chain[..count].iter().map(|one| one.len).sum();
+        let together = chain[count - 1].flags & TOGETHER != 0;
+        let next = Next { first, endpoint: head.endpoint, len, flags: head.flags };
+        let late = match self.decide(&next, ahead, set, shapes, rules) {
+            Ok(late) => late,
+            Err(ended) => {
+                set.transmit.put_back(ledger, first);
+                return Ok(Err(ended));
+            }
+        };
+        self.push(Taken {
+            first,
+            chain: count as u32,
+            at: at as u32,
+            endpoint: head.endpoint,
+            len,
+            single: head.flags & (MORE | META) == 0 && !late,
+            together,
+            late,
+            ..Taken::default()
+        });
+        Ok(Ok(count))
     }
 
     /// Takes packets of one buffer and without flags, at most `room` of them and until they have
@@ -190,12 +200,14 @@ impl Batch {
         taken
     }
 
-    /// Prefetches the last `count` packets.
+    /// Prefetches the beginnings of the last `count` packets, except late ones.
     #[inline(always)]
     fn prefetch(&self, count: usize, memory: &Mapping, pool: &PoolShape) {
         for one in &self.packets[self.count - count..self.count] {
-            let start = self.descriptors[one.at as usize].pool_offset(pool);
-            memory.prefetch(start, PREFETCH_BYTES.min(one.len as usize));
+            let first = &self.descriptors[one.at as usize];
+            if !one.late {
+                memory.prefetch(first.pool_offset(pool), PREFETCH_BYTES.min(first.len as usize));
+            }
         }
     }
 

@@ -1,0 +1,95 @@
+//! Sessions under removal that still have flow rules. The engine removes these a few per poll
+//! iteration, so that one session's ten thousand do not delay other sessions.
+
+use std::collections::VecDeque;
+
+use crate::engine::schedule::shape::Shape;
+use crate::engine::session::Endpoint;
+
+/// An ending session and its endpoints that still have flow rules.
+#[derive(Debug)]
+struct Closing {
+    key: u32,
+    /// The number of the next endpoint.
+    number: u32,
+    endpoints: std::vec::IntoIter<Option<Endpoint>>,
+    shapes: std::vec::IntoIter<Option<Box<Shape>>>,
+}
+
+/// The next step of a removal.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one exists at a time, and is used at once")]
+pub(super) enum Step {
+    /// To remove an endpoint.
+    Endpoint {
+        /// The session key.
+        key: u32,
+        /// The endpoint's number.
+        number: u32,
+        endpoint: Option<Endpoint>,
+        shape: Option<Box<Shape>>,
+    },
+    /// The session with this key has no endpoints left.
+    Emptied(u32),
+}
+
+/// The ending sessions, in the order of their ends.
+#[derive(Debug, Default)]
+pub(super) struct ClosingSessions {
+    queue: VecDeque<Closing>,
+}
+
+impl ClosingSessions {
+    /// Enters a session with its endpoints and their sending state.
+    pub(super) fn push(
+        &mut self,
+        key: u32,
+        endpoints: Vec<Option<Endpoint>>,
+        shapes: Vec<Option<Box<Shape>>>,
+    ) {
+        let (endpoints, shapes) = (endpoints.into_iter(), shapes.into_iter());
+        self.queue.push_back(Closing { key, number: 0, endpoints, shapes });
+    }
+
+    /// Returns `true` if no session is under removal.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Returns the next step.
+    pub(super) fn next(&mut self) -> Option<Step> {
+        let closing = self.queue.front_mut()?;
+        let key = closing.key;
+        let Some(endpoint) = closing.endpoints.next() else {
+            self.queue.pop_front();
+            return Some(Step::Emptied(key));
+        };
+        let number = closing.number;
+        closing.number += 1;
+        let shape = closing.shapes.next().flatten();
+        Some(Step::Endpoint { key, number, endpoint, shape })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::endpoint;
+
+    #[test]
+    fn all_endpoints_of_a_session_come_before_its_end() {
+        let mut closing = ClosingSessions::default();
+        closing.push(4, vec![Some(endpoint(1)), None], vec![None, None]);
+        closing.push(9, Vec::new(), Vec::new());
+        let one = |step| match step {
+            Some(Step::Endpoint { key, number, endpoint, .. }) => (key, number, endpoint.is_some()),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(one(closing.next()), (4, 0, true));
+        assert_eq!(one(closing.next()), (4, 1, false));
+        assert!(matches!(closing.next(), Some(Step::Emptied(4))));
+        assert!(!closing.is_empty());
+        assert!(matches!(closing.next(), Some(Step::Emptied(9))));
+        assert!(closing.next().is_none() && closing.is_empty());
+    }
+}
