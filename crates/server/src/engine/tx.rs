@@ -538,10 +538,13 @@ impl TxPath {
         batch: &mut Batch,
         context: &mut TxContext<'_>,
     ) -> Result<(usize, Option<Violation>), DeviceError> {
+        if !CAPTURES && let Some(sender) = context.delivery.session(batch.key) {
+            local::admit(batch, sender, context.flows, context.port.mtu());
+        }
         let mut index = 0;
         loop {
-            if !CAPTURES {
-                index += local::deliver_locally(batch, index, &self.bounce, context);
+            if index < batch.count && batch.packets[index].local {
+                index += local::deliver_run(batch, index, &self.bounce, context);
             }
             if index == batch.count || batch.slots[index] == NO_SLOT {
                 return Ok((index, None));

@@ -29,6 +29,9 @@ pub(crate) struct Taken {
     pub(crate) fetched: bool,
     /// `true` if the packet's headers are in [`Batch::plain`].
     pub(crate) plain: bool,
+    /// `true` if the packet may be sent and is for one endpoint of this host, in
+    /// [`Batch::destinations`].
+    pub(crate) local: bool,
     /// `true` if the engine looked the destination up and found no endpoint of this host.
     pub(crate) no_local_match: bool,
     /// `true` if the next packet belongs to the same message.
