@@ -8,7 +8,6 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use towpath_queue::PeerWords;
 use towpath_queue::copy::copy;
 
 use crate::Mapping;
@@ -170,8 +169,9 @@ impl Region {
         true
     }
 
-    /// Copies payload from a mapping into the region. Returns whether both ranges lie inside. Where
-    /// the ranges overlap, the bytes are arbitrary.
+    /// Copies from a mapping into the region: payload, or headers that this side checks once they
+    /// are in private memory. Returns whether both ranges lie inside. Where the ranges overlap, the
+    /// bytes are arbitrary.
     #[inline]
     #[must_use]
     pub fn copy_from(
@@ -188,39 +188,6 @@ impl Region {
         // in `copy_in` and `Mapping::copy_out`.
         unsafe { copy(from.as_ptr(), to.as_ptr(), len) };
         true
-    }
-
-    /// Fetches a peer's words into the region, where this side will check them. Returns whether
-    /// both ranges lie inside.
-    #[inline]
-    #[must_use]
-    pub fn fetch(
-        &mut self,
-        offset: usize,
-        from: &PeerWords,
-        from_offset: usize,
-        len: usize,
-    ) -> bool {
-        let Some(to) = self.range(offset, len) else { return false };
-        if to.cast::<u64>().is_aligned() {
-            // SAFETY: aligned, as just checked; else as in `copy_in`.
-            return unsafe { from.fetch_into(from_offset, to, len) };
-        }
-        self.fetch_unaligned(offset, from, from_offset, len)
-    }
-
-    fn fetch_unaligned(
-        &mut self,
-        offset: usize,
-        from: &PeerWords,
-        from_offset: usize,
-        len: usize,
-    ) -> bool {
-        let mut piece = [0; 64];
-        (0..len).step_by(piece.len()).all(|at| {
-            let piece = &mut piece[..64.min(len - at)];
-            from.fetch_bytes(from_offset + at, piece) && self.copy_in(offset + at, piece)
-        })
     }
 
     /// Returns the bytes of a range; `None` when it is not inside, or when the region is not
@@ -292,7 +259,7 @@ impl Region {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{SharedFile, own_words, peer_words};
+    use crate::SharedFile;
 
     #[test]
     fn copies_stay_inside() {
@@ -324,25 +291,5 @@ mod tests {
         assert!(whole.copy_out(96, &mut seen));
         assert_eq!(&seen, b"lastfirst");
         assert_eq!(rest.bytes(0, 5), Some(b"first".as_slice()));
-    }
-
-    #[test]
-    fn fetch_copies_the_peers_bytes() {
-        let peer = Region::private(4096).unwrap();
-        let words = peer_words(peer.mapping());
-        let mut own = own_words(peer);
-        for word in 0..32 {
-            own.store(word, u64::from_le_bytes([word as u8; 8]));
-        }
-        let mut region = Region::private(4096).unwrap();
-        for (to, from, len) in [(0, 0, 64), (8, 8, 13), (3, 16, 100), (16, 5, 70), (1, 1, 1)] {
-            assert!(region.fetch(to, &words, from, len));
-            let seen = region.bytes(to, len).unwrap();
-            assert!(
-                seen.iter().enumerate().all(|(at, byte)| usize::from(*byte) == (from + at) / 8)
-            );
-        }
-        assert!(!region.fetch(0, &words, 4096 - 7, 8) && !region.fetch(4096 - 7, &words, 0, 8));
-        assert!(!region.fetch(1, &words, usize::MAX, 8), "an offset far outside");
     }
 }

@@ -212,15 +212,6 @@ proptest! {
         if inside {
             prop_assert_eq!(&got, &bytes[offset..offset + len]);
         }
-        let mut words = [0u64; 8];
-        let to = std::ptr::NonNull::from(&mut words).cast();
-        // SAFETY: 64 bytes, aligned as words are; `len` is below 50; no other access touches them.
-        prop_assert_eq!(unsafe { memory.peer().fetch_into(offset, to, len) }, inside);
-        if inside {
-            let got: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            prop_assert_eq!(&got[..len], &bytes[offset..offset + len]);
-            prop_assert!(got[len..].iter().all(|byte| *byte == 0));
-        }
     }
 
     /// Words form a descriptor and back, and none outside of the pool passes the check.

@@ -15,8 +15,6 @@
 use alloc::sync::Arc;
 use core::ptr::NonNull;
 
-use crate::copy::copy;
-
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(loom)]
@@ -192,8 +190,8 @@ impl PeerWords {
         self.word(index).load(Ordering::Acquire)
     }
 
-    /// Fetches bytes from byte `offset` on: the beginning of a packet, whose headers decide its
-    /// route. Returns whether all of the bytes lie inside.
+    /// Fetches bytes from byte `offset` on, such as a packet's metadata. Returns whether all of the
+    /// bytes lie inside.
     #[inline]
     #[must_use]
     pub fn fetch_bytes(&self, offset: usize, to: &mut [u8]) -> bool {
@@ -216,60 +214,6 @@ impl PeerWords {
                 carried = next >> shift;
             }
             piece.copy_from_slice(&word.to_le_bytes()[..piece.len()]);
-        }
-        true
-    }
-
-    /// Fetches bytes as [`PeerWords::fetch_bytes`] does, into memory that other threads and
-    /// processes may read meanwhile.
-    ///
-    /// # Safety
-    /// `to` is aligned to 8 bytes and writable for `len` bytes during the call. In this process no
-    /// plain access reads or writes these bytes at the same time.
-    #[inline]
-    #[must_use]
-    pub unsafe fn fetch_into(&self, offset: usize, to: NonNull<u8>, len: usize) -> bool {
-        if offset > self.len * 8 || len > self.len * 8 - offset {
-            return false;
-        }
-        if !offset.is_multiple_of(8) {
-            // SAFETY: the caller's promise.
-            return unsafe { self.fetch_shifted_into(offset, to, len) };
-        }
-        let (first, whole) = (offset / 8, len / 8);
-        let words = to.cast::<core::sync::atomic::AtomicU64>();
-        for index in 0..whole {
-            // SAFETY: both words are inside: first + index < (offset + len) / 8, as checked above,
-            // and index * 8 + 8 <= len. They are mapped, and only atomics touch them, as promised
-            // to `new` and by the caller.
-            let (word, place) =
-                unsafe { (self.first.add(first + index).as_ref(), words.add(index).as_ref()) };
-            place.store(word.load(Ordering::Relaxed), core::sync::atomic::Ordering::Relaxed);
-        }
-        let rest = len % 8;
-        if rest > 0 {
-            let word = self.fetch(first + whole).to_le_bytes();
-            // SAFETY: the caller's promise; `rest` bytes are left.
-            unsafe { copy(word.as_ptr(), to.add(whole * 8).as_ptr(), rest) };
-        }
-        true
-    }
-
-    /// Fetches bytes that start within a word.
-    ///
-    /// # Safety
-    /// As [`PeerWords::fetch_into`], but for the alignment.
-    unsafe fn fetch_shifted_into(&self, offset: usize, to: NonNull<u8>, len: usize) -> bool {
-        let mut piece = [0; 64];
-        let mut at = 0;
-        while at < len {
-            let now = piece.len().min(len - at);
-            if !self.fetch_bytes(offset + at, &mut piece[..now]) {
-                return false;
-            }
-            // SAFETY: the caller's promise; at + now <= len.
-            unsafe { copy(piece.as_ptr(), to.add(at).as_ptr(), now) };
-            at += now;
         }
         true
     }

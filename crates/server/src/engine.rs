@@ -222,7 +222,10 @@ impl Engine {
         self.iteration += 1;
         let ticks = self.wait.ticks();
         self.tx.count_ticks(ticks);
-        let mut work = self.execute_commands();
+        // Of sessions that violated the protocol before or during a sleep; the reason is reported
+        // even if a command ends the session.
+        let mut work = self.close_condemned();
+        work += self.execute_commands();
         let received = self.receive()?;
         let sent = self.transmit()?;
         self.found = Found { packets: received + sent, received, work: 0 };
@@ -326,11 +329,10 @@ impl Engine {
         let (port, sessions) = (&mut self.port, &mut self.sessions);
         let context = &mut WaitContext { port, sessions, counters: &mut self.counters };
         let mut woken = self.wait.sleep(next, &left, context)?;
-        while woken == Woken::Commands {
-            self.execute_commands();
-            self.wait.executed();
-            if self.stop {
-                break;
+        while woken != Woken::Poll && !self.stop {
+            if woken == Woken::Commands {
+                self.execute_commands();
+                self.wait.executed();
             }
             let commands = self.commands.has_left() || self.tx.is_hurrying();
             let (port, sessions) = (&mut self.port, &mut self.sessions);

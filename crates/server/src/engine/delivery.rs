@@ -121,7 +121,8 @@ impl<'a> Delivery<'a> {
     }
 }
 
-/// Returns the endpoint's session, unless the endpoint is over its budget for this poll iteration;
+/// Returns the endpoint's session, unless the session violated the protocol or the endpoint is over
+/// its budget for this poll iteration;
 /// and whether the endpoint takes large packets and packets with partial checksums.
 #[inline(always)]
 fn admit(
@@ -131,6 +132,9 @@ fn admit(
     iteration: u64,
 ) -> Option<(To<'_>, bool)> {
     let session = sessions.get_mut(destination.session)?;
+    if session.violation.is_some() {
+        return None;
+    }
     let endpoint = session.endpoints.get_mut(destination.endpoint as usize)?.as_mut()?;
     if endpoint.iteration != iteration {
         endpoint.iteration = iteration;

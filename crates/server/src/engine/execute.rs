@@ -184,8 +184,9 @@ impl Engine {
         let endpoints = std::mem::take(&mut session.endpoints);
         self.closing.push(key, endpoints, std::mem::take(&mut session.shapes));
         self.sessions.deactivate(key);
-        self.notifier.forget(key);
+        // This completes packets, and touches their queue pairs once more.
         self.tx.forget(key, &mut self.sessions, &mut self.notifier, &mut self.counters);
+        self.notifier.forget(key);
         if let Some(doorbell) = doorbell {
             self.commands.tell(EngineReport::Closed { session: number, doorbell });
         }
@@ -239,6 +240,7 @@ impl Engine {
     /// Removes a session of which nothing is left, and hands it back.
     fn remove_ended(&mut self, key: u32) {
         let Some(session) = self.sessions.take_ended(key) else { return };
+        debug_assert!(!self.notifier.knows(key), "another session may get the key now");
         self.wait.forget(&session.wake);
         self.port.remove_space(session.transmit_space);
         self.memories.remove(key);

@@ -15,13 +15,13 @@ pub(crate) struct TransmitMemory {
 }
 
 impl TransmitMemory {
-    /// Returns the memory for copies of payload.
+    /// Returns the memory for copies of headers and payload.
     #[inline]
     pub(crate) fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
-    /// Returns the memory for the fetch function, which reads bytes that a decision depends on.
+    /// Returns the memory for the fetch function, which reads metadata.
     #[inline]
     pub(crate) fn words(&self) -> &PeerWords {
         &self.words

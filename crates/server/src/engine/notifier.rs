@@ -103,6 +103,13 @@ impl Notifier {
         self.completed.retain(|one| one.key != key);
     }
 
+    /// Returns `true` if anything of a session is left here.
+    pub(crate) fn knows(&self, key: u32) -> bool {
+        self.deferred.has(key)
+            || self.touched.iter().any(|(session, _)| *session == key)
+            || self.completed.iter().any(|one| one.key == key)
+    }
+
     /// Makes a deferred notification due at once, because a setting changed under which it may
     /// already have waited long enough.
     pub(crate) fn hurry(&mut self, key: u32) {

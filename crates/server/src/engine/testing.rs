@@ -90,6 +90,15 @@ pub(crate) fn inward(port: u16) -> Flow {
     Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC).ports(1000, port)
 }
 
+/// Returns a packet to the wire from the endpoint for a port.
+pub(crate) fn outward(port: u16) -> Vec<u8> {
+    let flow = inward(port);
+    let (source_mac, destination_mac) = (MAC, flow.source_mac);
+    let (source, destination) = (flow.destination, flow.source);
+    let flow = Flow { source_mac, destination_mac, source, destination, ..flow };
+    flow.ports(port, 1000).udp(&[7; 22])
+}
+
 /// Returns an endpoint for UDP packets to a port. It may send from the address to which
 /// [`inward`]'s packets go.
 pub(crate) fn endpoint(port: u16) -> Endpoint {
@@ -110,8 +119,13 @@ pub(crate) fn endpoint(port: u16) -> Endpoint {
 impl Application {
     /// Writes a packet into a buffer and queues it.
     pub(crate) fn send(&mut self, buffer: u32, endpoint: u32, packet: &[u8]) {
+        self.send_with(buffer, endpoint, packet, 0);
+    }
+
+    /// Writes a packet into a buffer and queues it with flags.
+    pub(crate) fn send_with(&mut self, buffer: u32, endpoint: u32, packet: &[u8], flags: u16) {
         let len = packet.len() as u32;
-        let descriptor = Descriptor { buffer, start: HEADROOM_BYTES, len, endpoint, flags: 0 };
+        let descriptor = Descriptor { buffer, start: HEADROOM_BYTES, len, endpoint, flags };
         let at = descriptor.pool_offset(&self.shape.transmit_pool);
         assert!(self.pool.copy_in(at, packet));
         assert!(self.transmit.push(&[descriptor]));

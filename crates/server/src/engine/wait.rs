@@ -76,6 +76,8 @@ impl Leftovers {
 pub(crate) enum Woken {
     /// The next poll iteration begins.
     Poll,
+    /// The engine is throttled. It calls [`EngineWait::go_on`].
+    Throttled,
     /// The engine is throttled. It executes commands, and calls [`EngineWait::go_on`].
     Commands,
 }
@@ -228,7 +230,7 @@ impl EngineWait {
                 context.port.slept();
                 context.counters.add(Count::Sleeps, 1);
                 self.throttle = Some(Throttle { until, deaf: 0, heard: 0 });
-                return self.go_on(left.commands, context);
+                return Ok(Woken::Throttled);
             }
         }
         Ok(Woken::Poll)

@@ -14,12 +14,15 @@ use towpath_protocol::layout::{STATE_WORDS, SessionShape};
 use towpath_protocol::settings::Values;
 use towpath_protocol::store::MemoryStore;
 
+use towpath_queue::descriptor::EXPEDITED;
+
 use super::*;
 use crate::engine::demux::{Rule, Vlan};
 use crate::engine::relays::Relay;
 use crate::engine::relays::Relays;
 use crate::engine::schedule::Stop;
 use crate::engine::schedule::shape::Class;
+use crate::engine::testing::{PORT, endpoint, outward, session};
 use crate::engine::wait::HEARD_THROTTLED;
 use crate::engine::{Budgets, Link, WaitStrategy};
 use crate::prepare::Prepared;
@@ -37,7 +40,11 @@ struct World {
 
 impl World {
     fn new(strategy: WaitStrategy) -> World {
-        let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+        World::over(strategy, &loopback::Config::default())
+    }
+
+    fn over(strategy: WaitStrategy, device: &loopback::Config) -> World {
+        let (near, far) = loopback::pair(device).unwrap();
         let event =
             || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
         let (commands, engine_commands) = channel();
@@ -278,4 +285,52 @@ fn queue_pairs_are_rechecked_a_few_per_iteration() {
     world.give(Command::RemoveSession { number: 1 });
     world.poll_until_done();
     assert!(world.engine.sessions.get(0).is_none() && !world.engine.tx.is_hurrying());
+}
+
+/// A session violates the protocol while its packets wait for the device, and none is in flight.
+/// It ends in the same poll iteration, and nothing of it meets the next session with its key.
+#[test]
+fn a_session_that_ends_with_a_backlog_leaves_nothing_behind() {
+    let device = loopback::Config { ring_packets: 1, ..loopback::Config::default() };
+    let mut world = World::over(WaitStrategy::Block, &device);
+    let mut applications = Vec::new();
+    for (number, port) in [(1, PORT), (2, PORT + 1)] {
+        let (session, application) = session(number);
+        world.give(Command::AddSession(session));
+        let (endpoint, listening, group) = (Box::new(endpoint(port)), None, false);
+        let command =
+            Command::AddEndpoint { session: number, number: 0, endpoint, listening, group };
+        world.give(command);
+        applications.push(application);
+    }
+    world.poll_until_done();
+    applications[0].send(0, 0, &outward(PORT));
+    world.poll_once();
+    (0..3).for_each(|buffer| applications[1].send(buffer, 0, &outward(PORT + 1)));
+    world.poll_once();
+    assert!(world.engine.tx.waits_for_room(), "the device holds the other session's packet");
+    let key = world.engine.sessions.key(2).unwrap();
+    applications[1].send_with(3, 9, &outward(PORT + 1), EXPEDITED);
+    world.engine.poll_once().unwrap();
+    assert_eq!(world.engine.sessions.key(2), None, "it has ended");
+    assert!(!world.engine.notifier.knows(key));
+    assert_eq!(world.engine.counters.get(Count::TxEnded), 3);
+    world.give(Command::AddSession(session(3).0));
+    world.poll_until_done();
+    assert_eq!(world.engine.sessions.key(3), Some(key));
+}
+
+/// A violation that the engine finds before it sleeps is counted and reported, even if the
+/// application has detached when the engine wakes.
+#[test]
+fn a_violation_is_reported_before_a_removal() {
+    let mut world = World::new(WaitStrategy::Block);
+    world.give(Command::AddSession(session(1).0));
+    world.poll_until_done();
+    world.engine.sessions.condemn(0, towpath_queue::Violation::Index);
+    world.give(Command::RemoveSession { number: 1 });
+    world.engine.poll_once().unwrap();
+    assert_eq!(world.engine.counters.get(Count::Violations), 1);
+    let violated = |report| matches!(report, EngineReport::Violated { session: 1, .. });
+    assert!(world.events.try_iter().any(violated));
 }

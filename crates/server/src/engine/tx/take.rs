@@ -104,7 +104,8 @@ impl Batch {
                 let taken = self.take_plain(&mut set.transmit, ledger, at, room, bytes);
                 self.prefetch(taken, memory, &pool);
                 at += taken;
-                if self.bytes as i64 >= allowance.bytes {
+                // A unit without credit, which the scheduler serves all the same, sends one packet.
+                if taken > 0 && self.bytes as i64 >= allowance.bytes {
                     return Ok(Ended::Over);
                 }
                 if taken > 0 {
@@ -352,5 +353,86 @@ impl Batch {
                 one.plain = plain::read_into(bytes, len, &mut self.plain[index]).is_some();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::memories::TransmitMemories;
+    use crate::engine::schedule::policy;
+    use crate::engine::testing::{Application, PORT, outward, session};
+
+    struct World {
+        schedule: Schedule,
+        session: Box<Session>,
+        memories: TransmitMemories,
+        application: Application,
+        batch: Batch,
+    }
+
+    impl World {
+        fn new() -> World {
+            let (mut session, application) = session(1);
+            let mut schedule = Schedule::new(policy(0, 64));
+            let unit = schedule.add(0, 0);
+            session.queue_pairs[0].unit = unit;
+            let mut memories = TransmitMemories::default();
+            memories.insert(0, &session.transmit_pool);
+            let batch = Batch { unit, ..Batch::default() };
+            World { schedule, session, memories, application, batch }
+        }
+
+        /// Takes packets with `bytes` bytes of credit. Returns how many, and why no more.
+        fn take(&mut self, bytes: i64) -> (usize, Result<Ended, Violation>) {
+            let rules = Rules { schedule: &self.schedule, now: 0, tick: 0, expedited_share: 0 };
+            let allowance = Allowance { packets: 64, bytes, message_bytes: 0 };
+            let memory = self.memories.get(0).unwrap().mapping();
+            let ended = self.batch.take(&mut self.session, memory, &rules, allowance);
+            (self.batch.count, ended)
+        }
+    }
+
+    #[test]
+    fn a_unit_without_credit_sends_one_packet_of_any_kind() {
+        for flags in [0, META] {
+            let mut world = World::new();
+            (0..2).for_each(|buffer| {
+                world.application.send_with(buffer, 0, &outward(PORT), flags);
+            });
+            assert_eq!(world.take(0), (1, Ok(Ended::Over)), "flags {flags}");
+        }
+    }
+
+    #[test]
+    fn plain_packets_are_taken_until_the_credit_is_used_up() {
+        let mut world = World::new();
+        let packet = outward(PORT);
+        (0..5).for_each(|buffer| world.application.send(buffer, buffer % 2, &packet));
+        assert_eq!(world.take(packet.len() as i64 * 2 + 1), (3, Ok(Ended::Over)));
+        assert_eq!(world.take(i64::MAX), (2, Ok(Ended::Empty)));
+        assert!(world.batch.packets[..2].iter().all(|one| one.single && one.chain == 1));
+    }
+
+    /// An expedited packet may name an endpoint with settings of its own. Packets of other
+    /// endpoints do not join its batch.
+    #[test]
+    fn a_batch_behind_an_expedited_packet_is_of_one_endpoint() {
+        let mut world = World::new();
+        world.application.send_with(0, 0, &outward(PORT), EXPEDITED);
+        world.application.send(1, 1, &outward(PORT));
+        assert_eq!(world.take(i64::MAX), (1, Ok(Ended::Full)));
+        assert!(world.batch.shaped);
+        assert_eq!(world.take(i64::MAX), (1, Ok(Ended::Empty)));
+    }
+
+    #[test]
+    fn packets_put_back_are_taken_again() {
+        let mut world = World::new();
+        (0..3).for_each(|buffer| world.application.send(buffer, 0, &outward(PORT)));
+        assert_eq!(world.take(i64::MAX).0, 3);
+        world.batch.put_back(&mut world.session, 1);
+        assert_eq!(world.take(i64::MAX).0, 2);
+        assert_eq!(world.batch.packets[0].first, 1);
     }
 }
