@@ -246,12 +246,6 @@ pub fn add(words: &mut OwnWords, index: usize, by: u64) {
     words.store(index, value);
 }
 
-/// Adds to counters that follow each other.
-#[inline]
-pub fn add_all<const N: usize>(words: &mut OwnWords, first: usize, by: [u64; N]) {
-    words.add_all(first, by);
-}
-
 /// Reads counters, from either side.
 #[must_use]
 pub fn read<const N: usize, T: Copy>(

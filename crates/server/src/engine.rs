@@ -222,10 +222,7 @@ impl Engine {
         self.iteration += 1;
         let ticks = self.wait.ticks();
         self.tx.count_ticks(ticks);
-        // Of sessions that violated the protocol before or during a sleep; the reason is reported
-        // even if a command ends the session.
-        let mut work = self.close_condemned();
-        work += self.execute_commands();
+        let mut work = self.execute_commands();
         let received = self.receive()?;
         let sent = self.transmit()?;
         self.found = Found { packets: received + sent, received, work: 0 };
@@ -316,16 +313,17 @@ impl Engine {
 
     /// Continues, spins or sleeps after a poll iteration that did `work`, as the strategy says.
     fn pause(&mut self, work: usize) -> Result<(), DeviceError> {
-        let left = self.leftovers();
         // Taken events count as work, even if they led to no packet.
-        let found = Found { work: work.max(usize::from(left.events)), ..self.found };
-        let next = self.wait.after(found, &left);
+        let events = self.sessions.has_left();
+        let found = Found { work: work.max(usize::from(events)), ..self.found };
+        let next = self.wait.after(found, self.is_drained());
         if matches!(next, Next::Take(Step::Poll)) {
             return Ok(());
         }
         if !matches!(next, Next::Take(Step::Spin { .. })) {
             self.publish_counts();
         }
+        let left = self.leftovers();
         let (port, sessions) = (&mut self.port, &mut self.sessions);
         let context = &mut WaitContext { port, sessions, counters: &mut self.counters };
         let mut woken = self.wait.sleep(next, &left, context)?;
@@ -363,14 +361,22 @@ impl Engine {
         }
     }
 
+    /// Returns `true` if the poll iteration left nothing behind that another one could take up at
+    /// once. A batch that was not full took every packet there was.
+    fn is_drained(&self) -> bool {
+        !self.rx.was_full()
+            && !self.rx.has_left()
+            && !self.sessions.has_left()
+            && !self.has_commands_left()
+            && !self.tx.can_transmit(&self.port)
+    }
+
     /// Returns what the poll iteration left behind.
     fn leftovers(&self) -> Leftovers {
         let due = [self.notifier.next_due(), self.tx.next_due(), self.port.next_due()];
         Leftovers {
             commands: self.has_commands_left(),
-            // A batch that was not full took every packet there was.
-            received: self.rx.has_left() || self.rx.was_full(),
-            events: self.sessions.has_left(),
+            received: self.rx.has_left(),
             to_send: self.tx.can_transmit(&self.port),
             tick: self.tx.waits_for_tick(),
             for_room: self.tx.waits_for_room(),

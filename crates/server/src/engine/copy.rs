@@ -14,7 +14,7 @@ use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, pre
 
 use crate::engine::session::{QueuePair, Session};
 use crate::engine::source::{Reader, Source};
-use towpath_protocol::counters::{self, Endpoint as Count};
+use towpath_protocol::counters::Endpoint as Count;
 
 /// The result of a delivery to an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ pub(crate) fn deliver_bytes(
 fn count(session: &mut Session, endpoint: u32, len: usize) {
     // Packets, bytes and copies.
     let first = session_word(endpoint, Count::RxPackets);
-    counters::add_all(&mut session.counters, first, [1, len as u64, 1]);
+    session.counters.add_all(first, [1, len as u64, 1]);
 }
 
 /// Delivers the most common kind of packet: with a full checksum, and in one buffer. `copy` copies

@@ -270,7 +270,8 @@ impl To<'_> {
     }
 }
 
-fn partial(meta: &Meta) -> Option<(u16, u16)> {
+/// Returns the place of the checksum that a packet leaves to its receiver or to software.
+pub(crate) fn partial(meta: &Meta) -> Option<(u16, u16)> {
     match meta.checksum {
         Checksum::Partial { start, offset } => Some((start, offset)),
         Checksum::Full | Checksum::Verified => None,

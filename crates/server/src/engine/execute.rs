@@ -48,7 +48,7 @@ impl Engine {
             Command::AddSession(session) => self.add_session(session),
             Command::RemoveSession { number } => {
                 if let Some(key) = self.sessions.key(number) {
-                    self.begin_closing(key, 0);
+                    self.begin_closing(key);
                 }
             }
             Command::AddEndpoint { session, number, endpoint, listening, group } => {
@@ -175,12 +175,14 @@ impl Engine {
 
     /// Ends a session, which from now on receives and sends nothing. The engine waits for the
     /// session's packets in flight, and removes its flow rules a few per poll iteration.
-    fn begin_closing(&mut self, key: u32, reason: u32) {
+    /// Counts and reports a violation, whatever made the session end.
+    fn begin_closing(&mut self, key: u32) {
         let Some(session) = self.sessions.get_mut(key) else { return };
         if session.closing {
             return;
         }
-        let (number, doorbell) = (session.number, session.close(reason));
+        let (number, violation) = (session.number, session.violation);
+        let doorbell = session.close(violation.map_or(0, |violation| violation as u32));
         let endpoints = std::mem::take(&mut session.endpoints);
         self.closing.push(key, endpoints, std::mem::take(&mut session.shapes));
         self.sessions.deactivate(key);
@@ -190,16 +192,17 @@ impl Engine {
         if let Some(doorbell) = doorbell {
             self.commands.tell(EngineReport::Closed { session: number, doorbell });
         }
+        if let Some(violation) = violation {
+            self.counters.add(Count::Violations, 1);
+            self.commands.tell(EngineReport::Violated { session: number, violation });
+        }
     }
 
     /// Closes the sessions that violated the protocol. Returns their number.
     pub(super) fn close_condemned(&mut self) -> usize {
         let mut closed = 0;
-        while let Some((key, violation)) = self.sessions.take_condemned() {
-            self.counters.add(Count::Violations, 1);
-            let number = self.sessions.get(key).map_or(0, |session| session.number);
-            self.begin_closing(key, violation as u32);
-            self.commands.tell(EngineReport::Violated { session: number, violation });
+        while let Some(key) = self.sessions.take_condemned() {
+            self.begin_closing(key);
             closed += 1;
         }
         closed

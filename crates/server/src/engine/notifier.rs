@@ -412,6 +412,6 @@ mod tests {
         session.violation = Some(Violation::Buffer);
         world.notifier.touch(session, 0, 0);
         world.publish();
-        assert_eq!(world.sessions.take_condemned(), Some((0, Violation::Buffer)));
+        assert_eq!(world.sessions.take_condemned(), Some(0));
     }
 }

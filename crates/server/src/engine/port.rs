@@ -9,8 +9,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use towpath_device::{
-    Armed, Capabilities, Counters, Device, DeviceError, Meta, POOL_HEADROOM_BYTES, Packet,
-    Received, Space, SpaceId, Spaces,
+    Armed, Capabilities, Counters, Device, DeviceError, ETHERNET_HEADER_BYTES, Meta,
+    POOL_HEADROOM_BYTES, Packet, Received, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_protocol::settings::Values;
@@ -23,6 +23,9 @@ use crate::engine::watchdog::{self, Verdict, Watchdog};
 /// 960 of them hold packets in the backlog or in flight. The engine reserves 32 more for expedited
 /// packets (`EXPEDITED_SLOTS`), and 32 for packets under check (`BATCH`).
 pub(crate) const BOUNCE_SLOTS: u32 = 1024;
+
+/// Bytes of a frame around its IP packet: the Ethernet header and a VLAN tag.
+pub(crate) const FRAME_BYTES: usize = ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
 
 /// The memory of the bounce buffers.
 #[derive(Debug)]
@@ -49,6 +52,9 @@ pub(crate) struct Counts {
 /// The device, its data spaces, its receive buffers and its watchdog.
 pub(crate) struct DevicePort {
     device: Box<dyn Device>,
+    /// Properties of the device, which do not change.
+    mtu: usize,
+    can: Capabilities,
     spaces: Spaces,
     /// The device's pool and the bounce buffers, for reading.
     memory: Arc<Mapping>,
@@ -83,11 +89,11 @@ impl DevicePort {
         let info = device.info();
         let pool_buffer_bytes = info.rx_buffer_bytes.next_multiple_of(128) as u32;
         let pool_buffers = (batch * 2).clamp(64, 4096) as u32;
-        let can = info.can;
+        let (mtu, can) = (info.mtu, info.can);
         let slot_bytes = if can.tx_in_place && can.tx_checksum && can.tx_segmentation {
             WHOLE_BYTES
         } else {
-            (info.mtu + 18).next_multiple_of(128).max(WHOLE_BYTES)
+            (mtu + FRAME_BYTES).next_multiple_of(128).max(WHOLE_BYTES)
         };
         let slots = BOUNCE_SLOTS;
         let pool_bytes = pool_buffers as usize * pool_buffer_bytes as usize;
@@ -102,6 +108,8 @@ impl DevicePort {
         device.start(&mut spaces)?;
         let port = DevicePort {
             device,
+            mtu,
+            can,
             spaces,
             memory,
             space,
@@ -122,13 +130,13 @@ impl DevicePort {
     /// Returns the largest IP packet, in bytes.
     #[inline]
     pub(crate) fn mtu(&self) -> usize {
-        self.device.info().mtu
+        self.mtu
     }
 
     /// Returns the device's capabilities.
     #[inline]
     pub(crate) fn can(&self) -> Capabilities {
-        self.device.info().can
+        self.can
     }
 
     /// Returns `true` if the device does the offload work that `meta` leaves to it.

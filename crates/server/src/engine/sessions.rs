@@ -136,14 +136,12 @@ impl SessionTable {
         }
     }
 
-    /// Returns a session that the engine must close, and its violation.
-    pub(crate) fn take_condemned(&mut self) -> Option<(u32, Violation)> {
+    /// Returns a session that the engine must close.
+    pub(crate) fn take_condemned(&mut self) -> Option<u32> {
         while let Some(key) = self.condemned.pop() {
-            if let Some(session) = self.get(key)
-                && let Some(violation) = session.violation
-                && !session.closing
-            {
-                return Some((key, violation));
+            let session = self.get(key);
+            if session.is_some_and(|session| session.violation.is_some() && !session.closing) {
+                return Some(key);
             }
         }
         None
@@ -412,7 +410,8 @@ mod tests {
         table.discover(|_, _, _| Err(Violation::Index));
         table.condemn(0, Violation::Chain);
         assert!(table.has_condemned());
-        assert_eq!(table.take_condemned(), Some((0, Violation::Index)), "the first violation");
+        assert_eq!(table.take_condemned(), Some(0));
+        assert_eq!(table.get(0).unwrap().violation, Some(Violation::Index), "the first one");
         table.get_mut(0).unwrap().closing = true;
         assert_eq!(table.take_condemned(), None);
         assert!(!table.has_condemned());

@@ -7,7 +7,6 @@ use rustix::event::{EventfdFlags, eventfd};
 use towpath_memory::{Region, SharedFile, own_words, peer_words};
 use towpath_packet::build::Flow;
 use towpath_protocol::layout::SessionShape;
-use towpath_queue::PeerWords;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
 use towpath_queue::events::{self, Marker};
 use towpath_queue::receive::{ReceiveConsumer, application_side};
@@ -30,7 +29,6 @@ pub(crate) struct Application {
     _doorbell: OwnedFd,
     pool: Region,
     shape: SessionShape,
-    _pages: PeerWords,
 }
 
 /// Makes a session and its application, which has provided all of its receive buffers.
@@ -69,7 +67,6 @@ pub(crate) fn session(number: u32) -> (Box<Session>, Application) {
         _doorbell: theirs,
         pool: transmit_pool.map_writable().unwrap(),
         shape,
-        _pages: words,
     };
     (Box::new(session), application)
 }

@@ -32,7 +32,7 @@ use towpath_queue::descriptor::{EXPEDITED, MAX_CHAIN};
 
 use crate::clock::clock_ns;
 use crate::engine::demux::Destination;
-use crate::engine::port::{BOUNCE_SLOTS, BounceMemory, DevicePort};
+use crate::engine::port::{BOUNCE_SLOTS, BounceMemory, DevicePort, FRAME_BYTES};
 use crate::engine::schedule::shape::Class;
 use crate::engine::schedule::{self, Due, Schedule, Stop, Turn};
 use crate::engine::session::Session;
@@ -433,19 +433,19 @@ impl TxPath {
         let memory = context.memories.get(batch.key)?;
         let (sessions, notifier) = context.delivery.parts();
         let session = sessions.get_mut(batch.key).filter(|session| session.violation.is_none())?;
-        let rules = Rules {
-            schedule: &self.schedule,
-            now: self.now,
-            tick: self.tick,
-            expedited_share: self.expedited_share,
-        };
-        let ended = batch.take(session, memory.mapping(), &rules, allowance);
+        let ended = batch.take(session, memory.mapping(), &self.rules(), allowance);
         // The engine reports skipped packets to the client, too.
         if session.queue_pairs[batch.queue_pair as usize].transmit.has_news() {
             notifier.touch(session, batch.key, batch.queue_pair);
         }
         batch.fetch(session, memory, &mut self.bounce);
         Some(ended)
+    }
+
+    /// Returns what decides which packets a batch takes.
+    fn rules(&self) -> Rules<'_> {
+        let (now, tick, expedited_share) = (self.now, self.tick, self.expedited_share);
+        Rules { schedule: &self.schedule, now, tick, expedited_share }
     }
 
     /// Charges the first `sent` packets of a batch to its unit and to the poll iteration.
@@ -481,9 +481,7 @@ impl TxPath {
             return Some(Served::Gone);
         }
         if batch.shaped {
-            let (now, tick, expedited_share) = (self.now, self.tick, self.expedited_share);
-            let rules = Rules { schedule: &self.schedule, now, tick, expedited_share };
-            batch.charge(session, sent, &rules);
+            batch.charge(session, sent, &self.rules());
         }
         if unsent && self.has_used_share(batch, sent) {
             // A message does not keep other units waiting for copies; it continues in the unit's
@@ -492,7 +490,7 @@ impl TxPath {
         }
         if unsent {
             // The engine may segment a packet that is longer than a frame.
-            let large = batch.packets[sent].len as usize > context.port.mtu() + 18;
+            let large = batch.packets[sent].len as usize > context.port.mtu() + FRAME_BYTES;
             let stop = Stop::Blocked { at_once: first && sent == 0, large };
             return Some(Served::More(stop, left.message_bytes));
         }

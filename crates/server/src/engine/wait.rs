@@ -50,10 +50,8 @@ pub(crate) fn wake_data(session: u32) -> u64 {
 pub(crate) struct Leftovers {
     /// `true` if commands, or work that follows from them, are left.
     pub(crate) commands: bool,
-    /// `true` if received packets are left, or the device may have more than a batch took.
+    /// `true` if received packets are left.
     pub(crate) received: bool,
-    /// `true` if sessions named more queue pairs than the engine takes at once.
-    pub(crate) events: bool,
     /// `true` if there is something to send that need not wait.
     pub(crate) to_send: bool,
     /// `true` if a queue pair waits for the next poll iteration, which is the next tick.
@@ -63,12 +61,6 @@ pub(crate) struct Leftovers {
     /// The time of the engine's next own task, on the monotonic clock in nanoseconds. The engine
     /// must not sleep longer.
     pub(crate) due: Option<u64>,
-}
-
-impl Leftovers {
-    fn is_drained(&self) -> bool {
-        !self.commands && !self.received && !self.events && !self.to_send
-    }
 }
 
 /// The result of a wait.
@@ -192,11 +184,12 @@ impl EngineWait {
         std::mem::take(&mut self.commands)
     }
 
-    /// Decides the next step after a poll iteration that found `found`.
-    pub(crate) fn after(&mut self, found: Found, left: &Leftovers) -> Next {
+    /// Decides the next step after a poll iteration that found `found`. `drained`: the iteration left
+    /// nothing behind.
+    pub(crate) fn after(&mut self, found: Found, drained: bool) -> Next {
         let now = if self.waiter.needs_time() { clock_ns() } else { 0 };
         let by_notification = std::mem::take(&mut self.woken_by_notification);
-        let next = self.waiter.after(now, found, left.is_drained(), by_notification);
+        let next = self.waiter.after(now, found, drained, by_notification);
         if found.work == 0 && matches!(next, Next::Take(Step::Poll)) {
             self.waiter.give_way();
         }
@@ -513,7 +506,7 @@ mod tests {
         /// Waits after an idle poll iteration. Returns `true` if the engine slept.
         fn sleep(&mut self, left: &Leftovers) -> bool {
             let before = self.counters.get(Count::Sleeps);
-            let next = self.wait.after(Found::default(), left);
+            let next = self.wait.after(Found::default(), true);
             let (port, sessions) = (&mut self.port, &mut self.sessions);
             let context = &mut WaitContext { port, sessions, counters: &mut self.counters };
             assert_eq!(self.wait.sleep(next, left, context).unwrap(), Woken::Poll);

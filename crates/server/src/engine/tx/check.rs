@@ -5,7 +5,7 @@ use towpath_device::{Checksum, Meta};
 use towpath_packet::headers::{Headers, Malformed};
 use towpath_packet::offload;
 use towpath_packet::transport::Transport;
-use towpath_protocol::counters::{self, Endpoint as EndpointCount};
+use towpath_protocol::counters::Endpoint as EndpointCount;
 use towpath_queue::descriptor::{Descriptor, EXPEDITED, MAX_PACKET_BYTES, META};
 use towpath_queue::{OwnWords, PeerWords, PoolShape, Violation};
 
@@ -162,7 +162,7 @@ pub(crate) fn rest_of(
 pub(crate) fn count_sent(words: &mut OwnWords, endpoint: u32, len: usize, copies: u64) {
     // Packets, bytes and copies.
     let first = session_word(endpoint, EndpointCount::TxPackets);
-    counters::add_all(words, first, [1, len as u64, copies]);
+    words.add_all(first, [1, len as u64, copies]);
 }
 
 /// Returns the length of the longest frame that a packet becomes on the wire.

@@ -8,9 +8,6 @@ use crate::engine::device_counters::DeviceCounters;
 use crate::engine::memories::TransmitMemories;
 use crate::engine::port::DevicePort;
 
-/// Bytes of a frame around its IP packet.
-pub(super) const ETHERNET_BYTES: usize = 14;
-
 /// The other parts of the engine that a packet needs on its way out, borrowed for a poll iteration.
 pub(crate) struct TxContext<'a> {
     pub(crate) port: &'a mut DevicePort,

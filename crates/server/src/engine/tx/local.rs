@@ -4,6 +4,7 @@
 //! The fast path decides nothing differently from `check.rs` and `route.rs`. To these modules it
 //! leaves every packet that is unusual in any way, may not be sent, or has no receiver here.
 
+use towpath_device::ETHERNET_HEADER_BYTES;
 use towpath_protocol::counters::Device as Count;
 
 use crate::engine::demux::{Direction, FlowTable};
@@ -12,7 +13,7 @@ use crate::engine::source::{Piece, Source};
 use crate::engine::tx::batch::{Batch, Taken};
 use crate::engine::tx::bounce::BounceBuffers;
 use crate::engine::tx::check::count_sent;
-use crate::engine::tx::context::{ETHERNET_BYTES, TxContext};
+use crate::engine::tx::context::TxContext;
 
 /// Checks the sender's rights for the plain packets of a batch, and finds their endpoints of this
 /// host. Marks the packets that [`deliver_run`] may deliver, and those that have no endpoint here.
@@ -20,7 +21,7 @@ use crate::engine::tx::context::{ETHERNET_BYTES, TxContext};
 ///
 /// The engine calls this function only while there is no capture and no promiscuous endpoint.
 pub(crate) fn admit(batch: &mut Batch, sender: &Session, flows: &mut FlowTable, mtu: usize) {
-    let longest = (mtu + ETHERNET_BYTES) as u32;
+    let longest = (mtu + ETHERNET_HEADER_BYTES) as u32;
     let queue_pair = batch.queue_pair;
     let packets = batch.packets[..batch.count].iter_mut();
     for ((one, plain), place) in packets.zip(&batch.plain).zip(&mut batch.destinations) {

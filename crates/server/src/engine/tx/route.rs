@@ -1,14 +1,14 @@
 //! The destinations of a checked packet: endpoints of this host, the device, or both. The engine
 //! delivers it, hands it off, or does both.
 
-use towpath_device::{Checksum, DeviceError, Meta, Part};
+use towpath_device::{DeviceError, Meta, Part};
 use towpath_packet::headers::Headers;
 use towpath_packet::offload;
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
 
 use crate::engine::copy::session_word;
-use crate::engine::delivery::{CAPTURED_OUTGOING, Packet};
+use crate::engine::delivery::{CAPTURED_OUTGOING, Packet, partial};
 use crate::engine::demux::{Destination, Direction, is_group};
 use crate::engine::port::BOUNCE_SLOTS;
 use crate::engine::source::{Source, WHOLE_BYTES};
@@ -366,14 +366,6 @@ impl TxPath {
         }
         self.pieces = pieces;
         outcome
-    }
-}
-
-/// Returns the place of the checksum that a packet leaves to its receiver or to software.
-fn partial(meta: &Meta) -> Option<(u16, u16)> {
-    match meta.checksum {
-        Checksum::Partial { start, offset } => Some((start, offset)),
-        Checksum::Full | Checksum::Verified => None,
     }
 }
 

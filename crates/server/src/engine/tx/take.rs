@@ -105,10 +105,10 @@ impl Batch {
                 self.prefetch(taken, memory, &pool);
                 at += taken;
                 // A unit without credit, which the scheduler serves all the same, sends one packet.
-                if taken > 0 && self.bytes as i64 >= allowance.bytes {
-                    return Ok(Ended::Over);
-                }
                 if taken > 0 {
+                    if self.bytes as i64 >= allowance.bytes {
+                        return Ok(Ended::Over);
+                    }
                     continue;
                 }
             }
