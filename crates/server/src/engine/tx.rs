@@ -3,6 +3,7 @@
 //!
 //! | stage | file | does |
 //! |---|---|---|
+//! | turn | `turn.rs` | serves one queue pair, a batch after the other |
 //! | take | `take.rs` | takes descriptors out of a queue, a [`Batch`] at a time |
 //! | fetch | `take.rs` | fetches headers into bounce buffers, and reads those of plain packets |
 //! | local | `local.rs` | delivers most packets of this host: plain ones |
@@ -22,6 +23,7 @@ mod local;
 mod route;
 mod settings;
 mod take;
+mod turn;
 
 use std::collections::VecDeque;
 
@@ -32,19 +34,18 @@ use towpath_queue::descriptor::{EXPEDITED, MAX_CHAIN};
 
 use crate::clock::clock_ns;
 use crate::engine::demux::Destination;
-use crate::engine::port::{BOUNCE_SLOTS, BounceMemory, DevicePort, FRAME_BYTES};
+use crate::engine::port::{BOUNCE_SLOTS, BounceMemory, DevicePort};
 use crate::engine::schedule::shape::Class;
 use crate::engine::schedule::{self, Due, Schedule, Stop, Turn};
 use crate::engine::session::Session;
 use crate::engine::sessions::SessionTable;
 use crate::engine::source::Piece;
-use crate::engine::tx::batch::{BATCH, Batch, NO_SLOT, Taken};
+use crate::engine::tx::batch::{BATCH, Batch};
 use crate::engine::tx::bounce::BounceBuffers;
-use crate::engine::tx::context::Sent;
+use crate::engine::tx::context::{Round, Served};
 use crate::engine::tx::handoff::{EXPEDITED_SLOTS, Handoff, HandoffMode};
 use crate::engine::tx::in_flight::InFlightTable;
-use crate::engine::tx::take::{Allowance, Ended, Rules};
-use crate::engine::work::{ITERATION_BYTES, Share, Spent};
+use crate::engine::work::{ITERATION_BYTES, Spent};
 
 /// Expedited packets of one queue pair that precede those of the next one.
 const EXPEDITED_PER_ITERATION: usize = 4;
@@ -54,36 +55,6 @@ const EXPEDITED_PER_ITERATION: usize = 4;
 pub(crate) const MAX_EXPEDITED: usize = 32;
 
 pub(crate) use context::TxContext;
-
-/// The result of a unit's turn.
-struct Round {
-    /// Packets taken.
-    taken: usize,
-    /// Packets taken, plus each packet's copies beyond the first.
-    used: usize,
-    served: Served,
-}
-
-/// The way in which a unit's turn ended.
-enum Served {
-    /// The unit has nothing more to send.
-    Idle,
-    /// The unit has more to send. The fields give the reason for the turn's end, and the bytes sent
-    /// so far of the current message.
-    More(Stop, u64),
-    /// The unit's next packet belongs in another line.
-    OtherLine,
-    /// The unit's session is gone or about to end.
-    Gone,
-}
-
-/// What is left of a unit's turn.
-struct Left {
-    packets: usize,
-    used: usize,
-    bytes: i64,
-    message_bytes: u64,
-}
 
 /// The transmit path's scheduler, buffers and tables.
 pub(crate) struct TxPath {
@@ -381,190 +352,5 @@ impl TxPath {
         let expedited = flags & EXPEDITED != 0 && self.expedited_share > 0;
         self.schedule.enter(unit, class, expedited, self.now);
         Ok(())
-    }
-
-    /// Sends from one queue pair until its share or the iteration's budget is used up, by packets
-    /// or by their extra cost. Puts packets that it fetched but did not send back into their queue.
-    fn serve(
-        &mut self,
-        batch: &mut Batch,
-        turn: &Turn,
-        left: usize,
-        expedited: bool,
-        context: &mut TxContext<'_>,
-    ) -> Result<Round, DeviceError> {
-        (batch.key, batch.queue_pair, batch.unit, batch.expedited) =
-            (turn.key, turn.queue_pair, turn.unit, expedited);
-        let packets = turn.packets.min(left);
-        let Turn { bytes, message_bytes, .. } = *turn;
-        let mut left = Left { packets, used: 0, bytes, message_bytes };
-        let mut taken = 0;
-        loop {
-            let Some(ended) = self.take_batch(batch, &left, context) else {
-                return Ok(Round { taken, used: left.used, served: Served::Gone });
-            };
-            let (sent, outcome) = self.send_batch(batch, context)?;
-            let first = taken == 0;
-            taken += sent;
-            self.charge(batch, sent, &mut left);
-            if let Some(served) = self.after(batch, sent, (first, ended, outcome), &left, context) {
-                return Ok(Round { taken, used: left.used, served });
-            }
-        }
-    }
-
-    /// Takes and fetches a batch. Returns the reason for which it took no more; `None` if the
-    /// session is gone or about to end.
-    fn take_batch(
-        &mut self,
-        batch: &mut Batch,
-        left: &Left,
-        context: &mut TxContext<'_>,
-    ) -> Option<Result<Ended, Violation>> {
-        let iteration_bytes = self.iteration_bytes;
-        let packets = left.packets - left.used;
-        batch.share = Share { packets, bytes: left.bytes, iteration_bytes };
-        self.spent = Spent::default();
-        let allowance = Allowance {
-            packets,
-            bytes: left.bytes.min(iteration_bytes),
-            message_bytes: left.message_bytes,
-        };
-        let memory = context.memories.get(batch.key)?;
-        let (sessions, notifier) = context.delivery.parts();
-        let session = sessions.get_mut(batch.key).filter(|session| session.violation.is_none())?;
-        let ended = batch.take(session, memory.mapping(), &self.rules(), allowance);
-        // The engine reports skipped packets to the client, too.
-        if session.queue_pairs[batch.queue_pair as usize].transmit.has_news() {
-            notifier.touch(session, batch.key, batch.queue_pair);
-        }
-        batch.fetch(session, memory, &mut self.bounce);
-        Some(ended)
-    }
-
-    /// Returns what decides which packets a batch takes.
-    fn rules(&self) -> Rules<'_> {
-        let (now, tick, expedited_share) = (self.now, self.tick, self.expedited_share);
-        Rules { schedule: &self.schedule, now, tick, expedited_share }
-    }
-
-    /// Charges the first `sent` packets of a batch to its unit and to the poll iteration.
-    fn charge(&mut self, batch: &Batch, sent: usize, left: &mut Left) {
-        let Spent { unit: beyond, captures, .. } = self.spent;
-        left.used += sent + (beyond.copies + captures.copies) as usize;
-        let sent_bytes;
-        (sent_bytes, left.message_bytes) = batch.sent(sent, left.message_bytes);
-        let cost = sent_bytes + beyond.cost();
-        self.schedule.charge(batch.unit, cost);
-        left.bytes = left.bytes.saturating_sub(cost as i64);
-        self.iteration_bytes -= (cost + captures.cost()) as i64;
-    }
-
-    /// Decides after a batch, of which the first `sent` packets are sent, whether the unit's turn
-    /// ends; `None`: it goes on. `first`: no packet was sent before in this turn.
-    fn after(
-        &mut self,
-        batch: &Batch,
-        sent: usize,
-        (first, ended, outcome): (bool, Result<Ended, Violation>, Option<Violation>),
-        left: &Left,
-        context: &mut TxContext<'_>,
-    ) -> Option<Served> {
-        let unsent = sent < batch.count && outcome.is_none();
-        let (sessions, _) = context.delivery.parts();
-        let Some(session) = sessions.get_mut(batch.key) else { return Some(Served::Gone) };
-        if unsent {
-            batch.put_back(session, sent);
-        }
-        if let Some(violation) = outcome.or(ended.err()) {
-            sessions.condemn(batch.key, violation);
-            return Some(Served::Gone);
-        }
-        if batch.shaped {
-            batch.charge(session, sent, &self.rules());
-        }
-        if unsent && self.has_used_share(batch, sent) {
-            // A message does not keep other units waiting for copies; it continues in the unit's
-            // next turn.
-            return Some(Served::More(Stop::Over, 0));
-        }
-        if unsent {
-            // The engine may segment a packet that is longer than a frame.
-            let large = batch.packets[sent].len as usize > context.port.mtu() + FRAME_BYTES;
-            let stop = Stop::Blocked { at_once: first && sent == 0, large };
-            return Some(Served::More(stop, left.message_bytes));
-        }
-        let over = left.used >= left.packets
-            || self.iteration_bytes <= 0
-            || left.bytes <= 0 && left.message_bytes == 0;
-        match ended {
-            Ok(Ended::Empty) => Some(Served::Idle),
-            Ok(Ended::OtherLine) => Some(Served::OtherLine),
-            Ok(Ended::Stop(stop)) => Some(Served::More(stop, 0)),
-            Ok(Ended::Over) => Some(Served::More(Stop::Over, left.message_bytes)),
-            _ if over => Some(Served::More(Stop::Over, left.message_bytes)),
-            _ => None,
-        }
-    }
-
-    /// Returns `true` if the first `sent` packets of a batch have used up its share by their extra
-    /// cost.
-    fn has_used_share(&mut self, batch: &Batch, sent: usize) -> bool {
-        let charged = |one: &Taken| if one.late { 0 } else { one.len };
-        self.spent.has_used(&batch.share, batch.packets[..sent].iter().map(charged))
-    }
-
-    /// Sends the fetched packets one after the other. Returns how many are done or handed off, and
-    /// the violation that ended the batch. If fewer than all were sent without a violation, the
-    /// device has no room, or the packets have used up the batch's share.
-    fn send_batch(
-        &mut self,
-        batch: &mut Batch,
-        context: &mut TxContext<'_>,
-    ) -> Result<(usize, Option<Violation>), DeviceError> {
-        // No capture begins within a poll iteration: the engine executes commands before it.
-        if context.flows.has_no_captures() {
-            self.send_batch_to::<false>(batch, context)
-        } else {
-            self.send_batch_to::<true>(batch, context)
-        }
-    }
-
-    /// Sends the batch, with or without captures and promiscuous endpoints.
-    fn send_batch_to<const CAPTURES: bool>(
-        &mut self,
-        batch: &mut Batch,
-        context: &mut TxContext<'_>,
-    ) -> Result<(usize, Option<Violation>), DeviceError> {
-        if !CAPTURES && let Some(sender) = context.delivery.session(batch.key) {
-            local::admit(batch, sender, context.flows, context.port.mtu());
-        }
-        let mut index = 0;
-        loop {
-            if index < batch.count && batch.packets[index].local {
-                index += local::deliver_run(batch, index, &self.bounce, context);
-            }
-            if index == batch.count || batch.slots[index] == NO_SLOT {
-                return Ok((index, None));
-            }
-            let (later, costly) = match self.check_and_send::<CAPTURES>(batch, index, context)? {
-                Sent::Now => (false, false),
-                Sent::Later => (true, false),
-                Sent::Costly { later } => (later, true),
-                Sent::NoRoom => return Ok((index, None)),
-                Sent::Violates(violation) => return Ok((index + 1, Some(violation))),
-            };
-            if later {
-                // A packet that the engine handed off keeps its slot.
-                batch.slots[index] = NO_SLOT;
-            } else {
-                let one = batch.packets[index];
-                context.delivery.complete((batch.key, batch.queue_pair), one.first, one.chain);
-            }
-            if costly && self.has_used_share(batch, index + 1) {
-                return Ok((index + 1, None));
-            }
-            index += 1;
-        }
     }
 }

@@ -7,6 +7,7 @@ use crate::engine::demux::FlowTable;
 use crate::engine::device_counters::DeviceCounters;
 use crate::engine::memories::TransmitMemories;
 use crate::engine::port::DevicePort;
+use crate::engine::schedule::Stop;
 
 /// The other parts of the engine that a packet needs on its way out, borrowed for a poll iteration.
 pub(crate) struct TxContext<'a> {
@@ -32,4 +33,26 @@ pub(super) enum Sent {
     NoRoom,
     /// No correct application sends such a packet.
     Violates(Violation),
+}
+
+/// The result of a unit's turn.
+pub(super) struct Round {
+    /// Packets taken.
+    pub(super) taken: usize,
+    /// Packets taken, plus each packet's copies beyond the first.
+    pub(super) used: usize,
+    pub(super) served: Served,
+}
+
+/// The way in which a unit's turn ended.
+pub(super) enum Served {
+    /// The unit has nothing more to send.
+    Idle,
+    /// The unit has more to send. The fields give the reason for the turn's end, and the bytes sent
+    /// so far of the current message.
+    More(Stop, u64),
+    /// The unit's next packet belongs in another line.
+    OtherLine,
+    /// The unit's session is gone or about to end.
+    Gone,
 }
