@@ -380,6 +380,14 @@ mod tests {
     }
 
     #[test]
+    fn a_session_that_violated_the_protocol_receives_nothing() {
+        let mut world = World::new();
+        world.sessions.condemn(0, towpath_queue::Violation::Index);
+        world.send(PORT, 2);
+        assert_eq!((world.poll(8, 1), world.application.received()), (2, 0));
+    }
+
+    #[test]
     fn buffers_go_round() {
         let mut world = World::new();
         let packets = world.port.pool_buffers() as usize + 1;

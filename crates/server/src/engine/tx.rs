@@ -354,3 +354,115 @@ impl TxPath {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+    use towpath_device::loopback;
+    use towpath_memory::Region;
+    use towpath_packet::build::Flow;
+    use towpath_protocol::counters::Device as Count;
+    use towpath_protocol::layout::STATE_WORDS;
+
+    use super::*;
+    use crate::engine::delivery::Delivery;
+    use crate::engine::demux::{FlowCache, FlowTable};
+    use crate::engine::device_counters::DeviceCounters;
+    use crate::engine::memories::TransmitMemories;
+    use crate::engine::notifier::Notifier;
+    use crate::engine::relays::Relays;
+    use crate::engine::source::SegmentPieces;
+    use crate::engine::testing::{self, Application, MAC, PORT, inward, outward};
+
+    struct World {
+        port: DevicePort,
+        far: DeviceFarEnd,
+        flows: FlowTable,
+        sessions: SessionTable,
+        memories: TransmitMemories,
+        notifier: Notifier,
+        counters: DeviceCounters,
+        tx: TxPath,
+        application: Application,
+    }
+
+    impl World {
+        fn new() -> World {
+            let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+            let values = Values::default();
+            let (mut port, memory) = DevicePort::start(Box::new(near), 64, &values).unwrap();
+            let mut tx = TxPath::new(memory, 64, 512, &values);
+            let (mut session, application) = testing::session(1);
+            let (mut sessions, mut memories) =
+                (SessionTable::default(), TransmitMemories::default());
+            let mut flows = FlowTable::new(1, FlowCache::of(0));
+            let key = sessions.reserve();
+            session.put_in(0, testing::endpoint(PORT));
+            session.transmit_space = port.add_space(&session.transmit_pool);
+            memories.insert(key, &session.transmit_pool);
+            tx.add(key, &mut session);
+            sessions.insert(key, session);
+            let destination = Destination { session: key, endpoint: 0 };
+            assert!(flows.insert(&testing::rule(PORT), false, destination));
+            let mut notifier = Notifier::new(&values, Relays::none().unwrap(), 64);
+            notifier.reserve(sessions.keys());
+            let state = Region::private(STATE_WORDS * 8).unwrap();
+            let (counters, _) = DeviceCounters::new(state, 1);
+            let far = DeviceFarEnd::new(Box::new(far));
+            World { port, far, flows, sessions, memories, notifier, counters, tx, application }
+        }
+
+        /// Runs the transmit path once. Returns how many packets it took.
+        fn transmit(&mut self) -> usize {
+            self.tx.discover(&mut self.port, &mut self.sessions).unwrap();
+            let mut segment = SegmentPieces::new();
+            let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
+            let delivery = Delivery::new(sessions, notifier, &mut segment, 1024, 1);
+            let mut context = TxContext {
+                port: &mut self.port,
+                memories: &self.memories,
+                flows: &mut self.flows,
+                delivery,
+                counters: &mut self.counters,
+            };
+            let taken = self.tx.transmit(&mut context).unwrap();
+            self.tx.complete(&mut self.port, &mut self.sessions, &mut self.notifier).unwrap();
+            self.notifier.publish(&mut self.sessions, &mut self.counters);
+            taken
+        }
+    }
+
+    #[test]
+    fn a_packet_to_the_wire_is_completed_once_the_device_is_done() {
+        let mut world = World::new();
+        world.application.send(0, 0, &outward(PORT));
+        assert_eq!(world.transmit(), 1);
+        assert_eq!(world.far.receive().unwrap().0, outward(PORT));
+        world.transmit();
+        assert_eq!((world.application.completed(), world.application.received()), (1, 0));
+    }
+
+    #[test]
+    fn a_packet_for_this_host_never_reaches_the_device() {
+        let mut world = World::new();
+        let own = inward(PORT).destination;
+        let flow = Flow { source: own, ..inward(PORT) }.macs(MAC, MAC).ports(PORT, PORT);
+        (0..3).for_each(|buffer| world.application.send(buffer, 0, &flow.udp(&[7; 22])));
+        assert_eq!(world.transmit(), 3);
+        assert_eq!((world.application.completed(), world.application.received()), (3, 3));
+        assert_eq!(world.counters.get(Count::LocalPackets), 3);
+        assert!(world.far.receive().is_none());
+    }
+
+    #[test]
+    fn a_violation_condemns_the_sender_and_ends_its_turn() {
+        let mut world = World::new();
+        world.application.send(0, 9, &outward(PORT));
+        world.application.send(1, 0, &outward(PORT));
+        world.transmit();
+        assert_eq!(world.sessions.take_condemned(), Some(0));
+        assert_eq!(world.sessions.get(0).unwrap().violation, Some(Violation::Endpoint));
+        assert_eq!(world.transmit(), 0, "the engine serves the session no more");
+        assert!(world.far.receive().is_none());
+    }
+}
