@@ -199,17 +199,18 @@ impl Mapping {
     }
 
     /// Prefetches the lines of a range that this side will read soon, since another core's cache
-    /// holds them. This is a hint that reads nothing, and ignores a range that is not inside.
-    #[inline]
+    /// holds them. This is a hint that reads nothing, whatever the addresses.
+    #[inline(always)]
     pub fn prefetch(&self, offset: usize, len: usize) {
         #[cfg(target_arch = "x86_64")]
-        if self.range(offset, len).is_some() {
+        {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let mut at = offset;
-            while at < offset + len {
-                // SAFETY: a hint touches nothing; the address is inside, as just checked.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(self.start.as_ptr().add(at).cast::<i8>()) };
-                at += CACHE_LINE_BYTES;
+            let mut line = self.start.as_ptr().wrapping_add(offset);
+            let end = line.wrapping_add(len);
+            while line < end {
+                // SAFETY: a hint touches nothing, whatever the address.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast::<i8>()) };
+                line = line.wrapping_add(CACHE_LINE_BYTES);
             }
         }
         #[cfg(not(target_arch = "x86_64"))]

@@ -232,23 +232,23 @@ impl Region {
     }
 
     /// Prefetches lines that this side will write soon, as [`Mapping::prefetch`] does for reads.
-    #[inline]
+    #[inline(always)]
     pub fn prefetch_to_write(&self, offset: usize, len: usize) {
         // This does not use the intrinsic, which compiles to a prefetch for reading on generic
         // x86-64: the store would then wait for the line a second time. Processors without the
         // instruction ignore it.
         #[cfg(target_arch = "x86_64")]
-        if self.range(offset, len).is_some() {
-            let mut at = offset;
-            while at < offset + len {
-                // SAFETY: a hint touches nothing; the address is inside, as just checked.
+        {
+            let mut line = self.start.as_ptr().wrapping_add(offset);
+            let end = line.wrapping_add(len);
+            while line < end {
+                // SAFETY: a hint touches nothing, whatever the address.
                 unsafe {
-                    let line = self.start.as_ptr().add(at);
                     std::arch::asm!(
                         "prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)
                     );
                 }
-                at += CACHE_LINE_BYTES;
+                line = line.wrapping_add(CACHE_LINE_BYTES);
             }
         }
         #[cfg(not(target_arch = "x86_64"))]

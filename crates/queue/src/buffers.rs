@@ -58,28 +58,28 @@ impl Ledger {
         Ok(())
     }
 
+    /// Takes buffers one after the other, as [`Ledger::take`] does. Buffers of one word that follow
+    /// each other share one store of that word.
+    #[inline]
+    pub(crate) fn taking(&mut self) -> Taking<'_> {
+        Taking { index: 0, word: self.words.get(0), ledger: self }
+    }
+
     /// Releases the server's buffers, in this order. Buffers of one word that follow each other
     /// share one store of that word.
     #[inline]
     pub fn release_all(&mut self, buffers: impl Iterator<Item = u32>) {
-        let mut current: Option<(usize, u64)> = None;
+        let (mut at, mut word) = (0, self.words.get(0));
         for buffer in buffers {
             let (index, bit) = (buffer as usize / 64, 1u64 << (buffer % 64));
-            let word = match current {
-                Some((at, word)) if at == index => word,
-                other => {
-                    if let Some((at, word)) = other {
-                        self.words.store(at, word);
-                    }
-                    self.words.get(index)
-                }
-            };
+            if index != at {
+                self.words.store(at, word);
+                (at, word) = (index, self.words.get(index));
+            }
             debug_assert!(word & bit != 0, "a released buffer that the server does not hold");
-            current = Some((index, word & !bit));
+            word &= !bit;
         }
-        if let Some((at, word)) = current {
-            self.words.store(at, word);
-        }
+        self.words.store(at, word);
     }
 
     /// Releases one of the server's buffers.
@@ -98,6 +98,41 @@ impl Ledger {
     #[must_use]
     pub fn held(&self) -> u32 {
         (0..Self::words_for(self.buffers)).map(|index| self.words.get(index).count_ones()).sum()
+    }
+}
+
+/// The taking of several buffers. The ledger has all of them once this value is dropped.
+pub(crate) struct Taking<'a> {
+    ledger: &'a mut Ledger,
+    /// The word that holds the bit of the buffer taken last, with its value.
+    index: usize,
+    word: u64,
+}
+
+impl Taking<'_> {
+    /// Takes one buffer, as [`Ledger::take`] does.
+    #[inline]
+    pub(crate) fn take(&mut self, buffer: u32) -> Result<(), Violation> {
+        if buffer >= self.ledger.buffers {
+            return Err(Violation::Buffer);
+        }
+        let (index, bit) = (buffer as usize / 64, 1u64 << (buffer % 64));
+        if index != self.index {
+            self.ledger.words.store(self.index, self.word);
+            (self.index, self.word) = (index, self.ledger.words.get(index));
+        }
+        if self.word & bit != 0 {
+            return Err(Violation::Ownership);
+        }
+        self.word |= bit;
+        Ok(())
+    }
+}
+
+impl Drop for Taking<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.ledger.words.store(self.index, self.word);
     }
 }
 
@@ -191,5 +226,40 @@ impl Slots {
     #[inline]
     pub(crate) fn get(&self, index: u32) -> u32 {
         self.buffers[index as usize & (self.buffers.len() - 1)]
+    }
+
+    /// Returns the range of the slots from `index` on: at most `count`, and only up to the end of
+    /// the queue's memory.
+    #[inline]
+    fn range(&self, index: u32, count: u32) -> core::ops::Range<usize> {
+        let slot = index as usize & (self.buffers.len() - 1);
+        slot..self.buffers.len().min(slot + count as usize)
+    }
+
+    /// Returns the buffers in the slots from `index` on: at most `count`, and only up to the end of
+    /// the queue's memory.
+    #[inline]
+    pub(crate) fn run(&self, index: u32, count: u32) -> &[u32] {
+        &self.buffers[self.range(index, count)]
+    }
+
+    /// Returns the same slots, to be filled.
+    #[inline]
+    pub(crate) fn run_mut(&mut self, index: u32, count: u32) -> &mut [u32] {
+        let range = self.range(index, count);
+        &mut self.buffers[range]
+    }
+
+    /// Releases the buffers in `count` slots from `index` on.
+    #[inline]
+    pub(crate) fn release(&self, ledger: &mut Ledger, index: u32, count: u32) {
+        let first = self.run(index, count);
+        ledger.release_all(first.iter().copied());
+        let left = count - first.len() as u32;
+        if left > 0 {
+            // They go on at the start of the queue's memory.
+            let rest = self.run(index.wrapping_add(first.len() as u32), left);
+            ledger.release_all(rest.iter().copied());
+        }
     }
 }

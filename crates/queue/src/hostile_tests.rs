@@ -211,9 +211,11 @@ fn only_buffers_that_were_taken_can_be_filled() {
             let start = HEADROOM_BYTES;
             let descriptor = Descriptor { buffer, start, len: 64, ..Descriptor::default() };
             assert_eq!(server.receive.buffer(0), buffer);
-            server.receive.push(&mut server.receive_ledger, descriptor);
+            server.receive.push(descriptor);
         }
         assert_eq!(server.receive.available(), 0);
+        assert_eq!(server.receive_ledger.held(), 5, "the server holds them until it publishes");
+        assert_eq!(server.receive.publish(&mut server.receive_ledger), 5);
         assert_eq!(server.receive_ledger.held(), 0);
     }
 }

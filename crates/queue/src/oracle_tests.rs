@@ -93,6 +93,8 @@ proptest! {
                     let (first, count) = server.transmit.take_plain(ledger, &mut packets[..most], bytes);
                     let fits = pushed.iter().take(most.min(3).min(waiting as usize));
                     let plain = fits.take_while(|buffers| buffers.len() == 1).count();
+                    // The server takes the packets behind the end of the memory separately.
+                    let plain = plain.min((producer.capacity() - first % producer.capacity()) as usize);
                     // While completions are noted out of order, the server takes none this way.
                     prop_assert!(count == plain || noted && count == 0, "{count}, not {plain}");
                     for (place, d) in packets[..count].iter().enumerate() {
@@ -150,11 +152,11 @@ proptest! {
                     if server.receive.observe(&mut server.receive_ledger).unwrap() > 0 {
                         number += 1;
                         let d = descriptor(server.receive.buffer(0), number);
-                        server.receive.push(&mut server.receive_ledger, d);
+                        server.receive.push(d);
                         filled.push_back(d);
                     }
                 }
-                3 => { server.receive.publish(); }
+                3 => { server.receive.publish(&mut server.receive_ledger); }
                 _ => {
                     consumer.observe().unwrap();
                     let mut packet = [Descriptor::default(); MAX_CHAIN];
@@ -253,8 +255,8 @@ fn indices_wrap() {
         assert!(consumer.provide(round % 8) && consumer.publish());
         assert_eq!(server.receive.observe(&mut server.receive_ledger), Ok(1));
         let buffer = server.receive.buffer(0);
-        server.receive.push(&mut server.receive_ledger, descriptor(buffer, 60));
-        server.receive.publish();
+        server.receive.push(descriptor(buffer, 60));
+        server.receive.publish(&mut server.receive_ledger);
         assert_eq!(consumer.observe(), Ok(1));
         assert_eq!(consumer.take(&mut packet), Ok(1));
     }

@@ -114,10 +114,10 @@ fn a_receive_queue_hands_buffers_over_and_back() {
                 let buffer = server.receive.buffer(0);
                 assert_eq!(far.read(buffer), u64::MAX, "the buffer returned before it was read");
                 far.write(buffer, next);
-                server.receive.push(ledger, descriptor(buffer));
+                server.receive.push(descriptor(buffer));
                 next += 1;
             }
-            server.receive.publish();
+            server.receive.publish(&mut server.receive_ledger);
         }
     });
     let mut packet = [Descriptor::default(); MAX_CHAIN];

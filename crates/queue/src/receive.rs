@@ -11,7 +11,7 @@ use crate::descriptor::{Descriptor, MAX_CHAIN, META, MORE, OUTGOING, PoolShape};
 use crate::layout::QueueShape;
 use crate::spsc::{Observed, Published};
 use crate::transmit::{TransmitConsumer, TransmitProducer};
-use crate::word::{OwnWords, PeerWords};
+use crate::word::{AtomicU64, Ordering, OwnWords, PeerWords};
 
 /// Descriptors that this side prefetches before it fetches them.
 const AHEAD: u32 = 64;
@@ -162,21 +162,19 @@ impl ReceiveProducer {
         let first = (before & (self.capacity - 1)) as usize;
         let near = new.min(AHEAD_PROVIDED) as usize;
         self.provided.prefetch_slots(first, near, self.capacity as usize);
-        for step in 0..new {
-            let index = before.wrapping_add(step);
-            let word = self.provided.fetch((index & (self.capacity - 1)) as usize);
-            let taken = u32::try_from(word)
-                .map_err(|_| Violation::Buffer)
-                .and_then(|buffer| ledger.take(buffer).map(|()| buffer));
-            match taken {
-                Ok(buffer) => self.slots.set(index, buffer),
-                Err(violation) => {
-                    // The server can fill only buffers that it checked and took, also if the caller
-                    // does not end the session at once.
-                    self.head.forget_beyond(index);
-                    return Err(violation);
-                }
-            }
+        let mut done = 0;
+        // Two runs, where the slots go on at the start of the queue's memory.
+        while done < new {
+            let index = before.wrapping_add(done);
+            let slots = self.slots.run_mut(index, new - done);
+            let slot = (index & (self.capacity - 1)) as usize;
+            let words = self.provided.run(slot, slots.len());
+            done += take_provided(words, slots, ledger).map_err(|(taken, violation)| {
+                // The server can fill only buffers that it checked and took, also if the caller
+                // does not end the session at once.
+                self.head.forget_beyond(index.wrapping_add(taken));
+                violation
+            })?;
         }
         self.most = self.most.max(self.available());
         Ok(self.available())
@@ -210,23 +208,46 @@ impl ReceiveProducer {
     /// Pushes the next filled buffer: `descriptor` names the buffer and its data. The caller pushes
     /// all of a packet's buffers or none, and so checks [`ReceiveProducer::available`] first.
     #[inline]
-    pub fn push(&mut self, ledger: &mut Ledger, descriptor: Descriptor) {
+    pub fn push(&mut self, descriptor: Descriptor) {
         let index = self.commit.now();
         debug_assert!(self.available() > 0 && descriptor.buffer == self.slots.get(index));
         let slot = (index & (self.capacity - 1)) as usize * 2;
         self.descriptors.prefetch_slots(slot, self.capacity as usize * 2);
         self.descriptors.store_pair(slot, descriptor.to_words());
-        ledger.release(descriptor.buffer);
         self.commit.advance(1);
     }
 
-    /// Publishes the filled buffers. Returns how many there were.
+    /// Publishes the filled buffers, which belong to the application from now on. Returns how many
+    /// there were.
     #[inline]
-    pub fn publish(&mut self) -> u32 {
+    pub fn publish(&mut self, ledger: &mut Ledger) -> u32 {
         let filled = self.commit.unpublished();
+        let first = self.commit.now().wrapping_sub(filled);
+        self.slots.release(ledger, first, filled);
         self.commit.publish();
         filled
     }
+}
+
+/// Fetches the numbers of provided buffers once each, checks them, takes them, and puts them into
+/// their slots. Returns how many there are.
+///
+/// # Errors
+/// The number of those taken before the check that failed, and that check.
+#[inline]
+fn take_provided(
+    words: &[AtomicU64],
+    slots: &mut [u32],
+    ledger: &mut Ledger,
+) -> Result<u32, (u32, Violation)> {
+    let mut ledger = ledger.taking();
+    for (taken, (word, slot)) in (0..).zip(words.iter().zip(slots)) {
+        let word = word.load(Ordering::Relaxed);
+        let buffer = u32::try_from(word).map_err(|_| (taken, Violation::Buffer))?;
+        ledger.take(buffer).map_err(|violation| (taken, violation))?;
+        *slot = buffer;
+    }
+    Ok(words.len() as u32)
 }
 
 /// Returns the application's side of a queue pair. `own` are its words in the application pages,

@@ -111,10 +111,10 @@ fn turn(server: &mut ServerSide, wire: &mut Wire, manner: Manner) {
                 endpoint: 0,
                 flags: u16::from(place + 1 < buffers),
             };
-            server.receive.push(&mut server.receive_ledger, one);
+            server.receive.push(one);
         }
     }
-    server.receive.publish();
+    server.receive.publish(&mut server.receive_ledger);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::buffers::{Ledger, Slots};
 use crate::descriptor::{Descriptor, EXPEDITED, MAX_CHAIN, META, MORE, PoolShape, TOGETHER};
 use crate::layout::QueueShape;
 use crate::spsc::{Observed, Published};
-use crate::word::{Barrier, OwnWords, PeerWords, full_fence};
+use crate::word::{Barrier, Ordering, OwnWords, PeerWords, full_fence};
 
 /// Beside the head: the commit index that the application waits for, with this bit, or 0.
 const WANTED: u64 = 1 << 32;
@@ -255,9 +255,10 @@ impl TransmitConsumer {
     }
 
     /// Takes packets of one buffer and without flags into `out`: as many as wait, at most as many
-    /// as `out` has room for, until they have `bytes` bytes together. Returns the index of the
-    /// first, and their number; their slots follow each other. Takes no packet of another kind and
-    /// none that fails a check: [`TransmitConsumer::take`] does.
+    /// as `out` has room for, until they have `bytes` bytes together, and only up to the end of the
+    /// queue's memory. Returns the index of the first, and their number; their slots follow each
+    /// other. Takes no packet of another kind and none that fails a check:
+    /// [`TransmitConsumer::take`] does.
     #[inline]
     pub fn take_plain(
         &mut self,
@@ -269,10 +270,14 @@ impl TransmitConsumer {
         if self.noted > 0 {
             return (first, 0);
         }
-        let (mut index, mut left) = (first, bytes);
-        let most = out.len().min(self.waiting() as usize);
-        for place in &mut out[..most] {
-            let words = self.fetch(index);
+        let most = self.waiting().min(u32::try_from(out.len()).unwrap_or(u32::MAX));
+        let slots = self.slots.run_mut(first, most);
+        let slot = (first & (self.capacity - 1)) as usize;
+        let words = self.descriptors.run(slot * 2, slots.len() * 2);
+        let (mut taken, mut left) = (0, bytes);
+        let mut ledger = ledger.taking();
+        for ((words, slot), place) in words.as_chunks::<2>().0.iter().zip(slots).zip(out) {
+            let words = words.each_ref().map(|word| word.load(Ordering::Relaxed));
             if words[1] >> 32 != 0 {
                 break;
             }
@@ -280,16 +285,16 @@ impl TransmitConsumer {
             if ledger.take(descriptor.buffer).is_err() {
                 break;
             }
-            self.slots.set(index, descriptor.buffer);
-            *place = descriptor;
-            index = index.wrapping_add(1);
+            (*slot, *place) = (descriptor.buffer, descriptor);
+            taken += 1;
             left -= i64::from(descriptor.len);
             if left <= 0 {
                 break;
             }
         }
-        self.taken = index;
-        (first, index.wrapping_sub(first) as usize)
+        self.taken = first.wrapping_add(taken);
+        self.prefetch(self.taken, self.waiting());
+        (first, taken as usize)
     }
 
     /// Continues with a packet of several buffers, or past earlier completions. The caller has
@@ -352,7 +357,7 @@ impl TransmitConsumer {
     /// completed, except those that a predecessor completed, which the server will skip again.
     pub fn put_back(&mut self, ledger: &mut Ledger, first: u32) {
         let count = self.taken.wrapping_sub(first);
-        ledger.release_all((0..count).map(|step| self.slots.get(first.wrapping_add(step))));
+        self.slots.release(ledger, first, count);
         self.taken = first;
     }
 
@@ -419,7 +424,7 @@ impl TransmitConsumer {
     #[inline]
     fn release(&mut self, ledger: &mut Ledger, count: u32) {
         let first = self.commit.now();
-        ledger.release_all((0..count).map(|step| self.slots.get(first.wrapping_add(step))));
+        self.slots.release(ledger, first, count);
         self.commit.advance(count);
     }
 

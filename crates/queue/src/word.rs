@@ -238,6 +238,18 @@ impl PeerWords {
         true
     }
 
+    /// Returns words that follow each other, to be loaded each once: the run is checked here, and
+    /// not at each word.
+    ///
+    /// # Panics
+    /// When the words are not inside: a mistake in the layout, which no peer can cause.
+    #[inline]
+    pub(crate) fn run(&self, index: usize, count: usize) -> &[AtomicU64] {
+        assert!(count <= self.len && index <= self.len - count, "words outside of their view");
+        // SAFETY: inside, as just checked; else as in `word`.
+        unsafe { core::slice::from_raw_parts(self.first.add(index).as_ptr(), count) }
+    }
+
     #[inline]
     fn words<const N: usize>(&self, index: usize) -> &[AtomicU64; N] {
         assert!(N <= self.len && index <= self.len - N, "words outside of their view");
@@ -309,9 +321,13 @@ impl OwnWords {
     /// Stores two words that follow each other: a descriptor.
     #[inline]
     pub fn store_pair(&mut self, index: usize, values: [u64; 2]) {
-        assert!(index + 1 < self.len, "words outside of their view");
-        self.store(index, values[0]);
-        self.store(index + 1, values[1]);
+        let [first, second] = self.words(index);
+        #[cfg(all(test, not(loom)))]
+        crate::stop_tests::before_store();
+        first.store(values[0], Ordering::Relaxed);
+        #[cfg(all(test, not(loom)))]
+        crate::stop_tests::before_store();
+        second.store(values[1], Ordering::Relaxed);
     }
 
     /// Adds to words that follow each other, which only this side reads back: counters.
@@ -320,10 +336,7 @@ impl OwnWords {
     /// When the words are not inside: a mistake in the layout, which no peer can cause.
     #[inline]
     pub fn add_all<const N: usize>(&mut self, index: usize, by: [u64; N]) {
-        assert!(N <= self.len && index <= self.len - N, "words outside of their view");
-        // SAFETY: inside, as just checked; else as in `PeerWords::word`.
-        let words: &[AtomicU64; N] = unsafe { self.first.add(index).cast().as_ref() };
-        for (word, by) in words.iter().zip(by) {
+        for (word, by) in self.words::<N>(index).iter().zip(by) {
             #[cfg(all(test, not(loom)))]
             crate::stop_tests::before_store();
             let value = word.load(Ordering::Relaxed).wrapping_add(by);
@@ -362,6 +375,13 @@ impl OwnWords {
         }
         #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
         let _ = (index, words);
+    }
+
+    #[inline]
+    fn words<const N: usize>(&self, index: usize) -> &[AtomicU64; N] {
+        assert!(N <= self.len && index <= self.len - N, "words outside of their view");
+        // SAFETY: inside, as just checked; else as in `PeerWords::word`.
+        unsafe { self.first.add(index).cast().as_ref() }
     }
 
     #[inline]

@@ -128,9 +128,9 @@ fn receive(criterion: &mut Criterion) {
                 assert_eq!(server.receive.observe(&mut server.ledger), Ok(batch));
                 for _ in 0..batch {
                     let filled = descriptor(server.receive.buffer(0));
-                    server.receive.push(&mut server.ledger, black_box(filled));
+                    server.receive.push(black_box(filled));
                 }
-                server.receive.publish();
+                server.receive.publish(&mut server.ledger);
 
                 assert_eq!(application.receive.observe(), Ok(batch));
                 for _ in 0..batch {

@@ -51,8 +51,8 @@ fn a_received_descriptor_is_whole() {
             for _ in 0..2 {
                 if server.receive.observe(&mut server.receive_ledger).unwrap() > 0 {
                     let buffer = server.receive.buffer(0);
-                    server.receive.push(&mut server.receive_ledger, descriptor(buffer));
-                    server.receive.publish();
+                    server.receive.push(descriptor(buffer));
+                    server.receive.publish(&mut server.receive_ledger);
                 }
             }
         });

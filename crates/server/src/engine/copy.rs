@@ -115,7 +115,7 @@ fn deliver_frame(
         return Delivered::Unusable;
     }
     let descriptor = Descriptor { buffer, start: HEADROOM_BYTES, len: len as u32, endpoint, flags };
-    set.receive.push(&mut session.receive_ledger, descriptor);
+    set.receive.push(descriptor);
     Delivered::Yes
 }
 
@@ -195,7 +195,7 @@ fn deliver_chain(
             endpoint,
             flags: flags | more | if first && has_meta { META } else { 0 },
         };
-        set.receive.push(&mut session.receive_ledger, descriptor);
+        set.receive.push(descriptor);
     }
     Delivered::Yes
 }

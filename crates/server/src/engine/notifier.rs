@@ -186,7 +186,7 @@ impl Notifier {
         for (key, queue_pair) in &self.touched {
             let Some(session) = sessions.get_mut(*key) else { continue };
             let set = &mut session.queue_pairs[*queue_pair as usize];
-            let received = set.receive.publish();
+            let received = set.receive.publish(&mut session.receive_ledger);
             set.touched = received > 0;
             let news = &mut session.news;
             let full = self.early
