@@ -6,7 +6,24 @@ use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use libfuzzer_sys::fuzz_target;
 use towpath_packet::checksum::verify;
 use towpath_packet::headers::{Headers, Malformed, Network, PREFIX_BYTES};
+use towpath_packet::pattern::{BEGINNING_BYTES, Pattern};
 use towpath_packet::plain::{self, Plain};
+
+/// The pattern of a frame matches a frame with one changed byte exactly if this one is plain and
+/// has the same fields. The last two bytes choose the place and the change.
+fn compare_with_changed(frame: &[u8]) {
+    let (Some(plain), [.., place, change]) = (plain::read(frame, frame.len()), frame) else {
+        return;
+    };
+    let mut changed = frame.to_vec();
+    changed[usize::from(*place) % frame.len()] ^= change;
+    let beginning = |frame: &[u8], rest: u8| -> [u8; BEGINNING_BYTES] {
+        std::array::from_fn(|at| frame.get(at).copied().unwrap_or(rest))
+    };
+    let matches = Pattern::of(&plain, &beginning(frame, *change))
+        .matches(&beginning(&changed, !change), changed.len());
+    assert_eq!(matches, plain::read(&changed, changed.len()) == Some(plain));
+}
 
 fuzz_target!(|frame: &[u8]| {
     let Ok(whole) = Headers::parse(frame, frame.len()) else {
@@ -25,6 +42,7 @@ fuzz_target!(|frame: &[u8]| {
     let short = plain::read(&frame[..frame.len().min(60)], frame.len());
     assert!(short.is_none() || short == Plain::of(&whole));
     let _ = plain::read(frame, frame.len() / 2);
+    compare_with_changed(frame);
     // A caller that states a wrong length gets some answer.
     let _ = Headers::parse(frame, frame.len() / 2);
     let _ = Headers::parse(frame, usize::MAX);

@@ -12,6 +12,7 @@ pub mod headers;
 mod malformed;
 pub mod meta;
 pub mod offload;
+pub mod pattern;
 pub mod pcapng;
 pub mod plain;
 pub mod quoted;

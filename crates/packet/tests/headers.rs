@@ -7,6 +7,7 @@ use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::headers::{
     Arp, Fragment, Headers, MAX_EXTENSION_HEADERS, Malformed, Network, PREFIX_BYTES,
 };
+use towpath_packet::pattern::{BEGINNING_BYTES, Pattern};
 use towpath_packet::plain::{self, Plain};
 use towpath_packet::quoted::{Quoted, QuotedFlow};
 use towpath_packet::transport::{Transport, tcp_flags};
@@ -31,6 +32,23 @@ fn plain_agrees(frame: &[u8]) {
     for copied in [0, 41, 42, 53, 54, 61, 62, 73, 74] {
         let short = plain::read(&frame[..copied.min(frame.len())], frame.len());
         assert!(short.is_none() || short == long, "{copied} of {frame:02x?}");
+    }
+}
+
+/// Returns the beginning of a frame; bytes behind its end have the value `rest`.
+fn beginning(frame: &[u8], rest: u8) -> [u8; BEGINNING_BYTES] {
+    std::array::from_fn(|at| frame.get(at).copied().unwrap_or(rest))
+}
+
+/// Asserts that a frame matches the pattern of another one exactly if it is plain and has the same
+/// fields, whatever lies behind its end.
+fn pattern_agrees(first: &[u8], frame: &[u8]) {
+    let Some(plain) = plain::read(first, first.len()) else { return };
+    let same = plain::read(frame, frame.len()) == Some(plain);
+    for rest in [0, 0x45, 0xff] {
+        let pattern = Pattern::of(&plain, &beginning(first, !rest));
+        let matches = pattern.matches(&beginning(frame, rest), frame.len());
+        assert_eq!(matches, same, "{first:02x?} and {frame:02x?}");
     }
 }
 
@@ -154,6 +172,27 @@ fn plain_udp_and_tcp_take_the_fast_path() {
     let short = samples().iter().filter(|frame| plain::read(frame, frame.len()).is_some()).count();
     assert_eq!(short, 8, "UDP and TCP, two of each, untagged, of both families");
     samples().iter().for_each(|frame| plain_agrees(frame));
+}
+
+#[test]
+fn a_frame_matches_the_patterns_of_frames_with_the_same_fields_only() {
+    let samples = samples();
+    for (number, first) in samples.iter().enumerate() {
+        samples.iter().for_each(|frame| pattern_agrees(first, frame));
+        let Some(plain) = plain::read(first, first.len()) else { continue };
+        let pattern = Pattern::of(&plain, &beginning(first, 0));
+        assert!(pattern.matches(&beginning(first, 1), first.len()), "sample {number}");
+        assert!(!Pattern::default().matches(&beginning(first, 0), first.len()));
+        // Each bit of the headers.
+        for bit in 0..74 * 8 {
+            let mut frame = first.clone();
+            if let Some(byte) = frame.get_mut(bit / 8) {
+                *byte ^= 1 << (bit % 8);
+            }
+            pattern_agrees(first, &frame);
+        }
+        (0..first.len()).for_each(|len| pattern_agrees(first, &first[..len]));
+    }
 }
 
 #[test]
@@ -513,6 +552,7 @@ proptest! {
         frame.truncate(cut.unwrap_or(frame.len()));
         agrees(&frame);
         plain_agrees(&frame);
+        pattern_agrees(which.get(&samples).as_slice(), &frame);
     }
 
     #[test]
