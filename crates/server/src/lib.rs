@@ -50,6 +50,7 @@ pub mod internals {
     pub use crate::engine::demux::{
         Destination, Direction as LookupDirection, FlowCounts, FlowTable, REST, Rule, Vlan, WINDOW,
     };
+    pub use crate::engine::last_sent::LastSent;
     pub use crate::engine::relays::Relays;
     pub use crate::engine::session::{Doorbell, Endpoint, Memories, Session};
     pub use crate::engine::solo::{Solo, Traffic, without_and_with_captures};

@@ -11,6 +11,7 @@ use crate::control::{Control, Reply};
 use crate::engine::coalescing;
 use crate::engine::commands::{Command, Listening};
 use crate::engine::demux::SETS_PER_MAC;
+use crate::engine::last_sent::LastSent;
 use crate::engine::session::Endpoint;
 use crate::engine::wake_data;
 use crate::policy::Standing;
@@ -184,6 +185,7 @@ impl Control {
             captures: opened.listening.is_some(),
             iteration: 0,
             received: 0,
+            last_sent: LastSent::default(),
         };
         let (listening, group) = (opened.listening, opened.group);
         if listening.is_none() {

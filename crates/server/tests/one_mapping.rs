@@ -21,8 +21,8 @@ use towpath_queue::events::{self, Acknowledger, Marker};
 use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
 use towpath_server::internals::{
-    Addresses, Budgets, Command, Doorbell, Endpoint, Engine, Link, Memories, Relays, Rights, Rule,
-    Session, Vlan,
+    Addresses, Budgets, Command, Doorbell, Endpoint, Engine, LastSent, Link, Memories, Relays,
+    Rights, Rule, Session, Vlan,
 };
 use towpath_server::{Values, WaitStrategy as EngineStrategy};
 
@@ -182,6 +182,7 @@ fn packets_are_handed_over_without_a_race() {
         coalescing: (1, 0),
         iteration: 0,
         received: 0,
+        last_sent: LastSent::default(),
     });
     let add =
         Command::AddEndpoint { session: 1, number: 0, endpoint, listening: None, group: false };

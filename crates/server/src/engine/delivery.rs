@@ -68,11 +68,11 @@ impl<'a> Delivery<'a> {
         packet: &Packet<'_>,
         flags: u16,
     ) -> Work {
-        let Some((mut to, offload)) =
-            admit(self.sessions, destination, self.receive_budget, self.iteration)
-        else {
+        let Some(session) = self.sessions.get_mut(destination.session) else {
             return Work::copy(0);
         };
+        let admitted = admit(session, destination.endpoint, self.receive_budget, self.iteration);
+        let Some((mut to, offload)) = admitted else { return Work::copy(0) };
         to.flags = flags;
         let mut work = Work::copy(0);
         let outcome = to.hand_over(packet, offload, self.segment, &mut work);
@@ -81,74 +81,78 @@ impl<'a> Delivery<'a> {
         work
     }
 
+    /// Returns a session as the receiver of several packets.
+    #[inline]
+    pub(crate) fn receiver(&mut self, key: u32) -> Option<Receiver<'_>> {
+        let session = self.sessions.get_mut(key)?;
+        let (budget, iteration) = (self.receive_budget, self.iteration);
+        Some(Receiver { key, session, notifier: self.notifier, budget, iteration })
+    }
+}
+
+/// The receiver of several packets.
+pub(crate) struct Receiver<'a> {
+    key: u32,
+    session: &'a mut Session,
+    notifier: &'a mut Notifier,
+    budget: u32,
+    iteration: u64,
+}
+
+impl Receiver<'_> {
     /// Delivers a packet that needs neither checksums nor segmentation and is all in private memory.
     /// `memory`: any, of which the packet has no bytes.
     #[inline(always)]
-    pub(crate) fn deliver_bytes(
-        &mut self,
-        destination: Destination,
-        bytes: &[u8],
-        memory: &Mapping,
-    ) {
-        let Some((mut to, _)) =
-            admit(self.sessions, destination, self.receive_budget, self.iteration)
-        else {
+    pub(crate) fn deliver_bytes(&mut self, endpoint: u32, bytes: &[u8], memory: &Mapping) {
+        if bytes.len() > self.session.shape.receive_pool.data_bytes() as usize {
+            self.deliver_complete(endpoint, Source { prefix: bytes, memory, pieces: &[] });
             return;
-        };
-        let queue_pair = to.queue_pair as usize;
-        if bytes.len() <= to.session.shape.receive_pool.data_bytes() as usize {
-            let outcome = deliver_bytes(to.session, to.endpoint, queue_pair, bytes);
-            to.count(outcome);
-        } else {
-            let source = Source { prefix: bytes, memory, pieces: &[] };
-            let outcome = to.one(source, Meta::FULL, None);
-            to.count(outcome);
         }
-        self.notifier.touch(to.session, destination.session, to.queue_pair);
+        let admitted = admit(self.session, endpoint, self.budget, self.iteration);
+        let Some((mut to, _)) = admitted else { return };
+        let outcome = deliver_bytes(to.session, endpoint, to.queue_pair as usize, bytes);
+        to.count(outcome);
+        self.notifier.touch(to.session, self.key, to.queue_pair);
     }
 
     /// Delivers a packet that needs neither checksums nor segmentation.
     #[inline(always)]
-    pub(crate) fn deliver_complete(&mut self, destination: Destination, source: Source<'_>) {
-        let Some((mut to, _)) =
-            admit(self.sessions, destination, self.receive_budget, self.iteration)
-        else {
-            return;
-        };
+    pub(crate) fn deliver_complete(&mut self, endpoint: u32, source: Source<'_>) {
+        let admitted = admit(self.session, endpoint, self.budget, self.iteration);
+        let Some((mut to, _)) = admitted else { return };
         let outcome = to.one(source, Meta::FULL, None);
         to.count(outcome);
-        self.notifier.touch(to.session, destination.session, to.queue_pair);
+        self.notifier.touch(to.session, self.key, to.queue_pair);
     }
 }
 
-/// Returns the endpoint's session, unless the session violated the protocol or the endpoint is over
-/// its budget for this poll iteration;
-/// and whether the endpoint takes large packets and packets with partial checksums.
+/// Returns an endpoint as the receiver of a packet, unless its session violated the protocol or the
+/// endpoint is over its budget for this poll iteration; and whether the endpoint takes large packets
+/// and packets with partial checksums.
 #[inline(always)]
 fn admit(
-    sessions: &mut SessionTable,
-    destination: Destination,
-    receive_budget: u32,
+    session: &mut Session,
+    number: u32,
+    budget: u32,
     iteration: u64,
 ) -> Option<(To<'_>, bool)> {
-    let session = sessions.get_mut(destination.session)?;
     if session.violation.is_some() {
         return None;
     }
-    let endpoint = session.endpoints.get_mut(destination.endpoint as usize)?.as_mut()?;
+    let endpoint = session.endpoints.get_mut(number as usize)?.as_mut()?;
     if endpoint.iteration != iteration {
         endpoint.iteration = iteration;
         endpoint.received = 0;
     }
     endpoint.received += 1;
-    if endpoint.received > receive_budget {
-        let word = session_word(destination.endpoint, EndpointCount::RxOverBudget);
+    if endpoint.received > budget {
+        let word = session_word(number, EndpointCount::RxOverBudget);
         counters::add(&mut session.counters, word, 1);
         return None;
     }
     let (queue_pair, offload) = (endpoint.queue_pair, endpoint.offload);
-    let left = receive_budget - endpoint.received;
-    Some((To { session, endpoint: destination.endpoint, queue_pair, flags: 0, left }, offload))
+    let left = budget - endpoint.received;
+    Some((To { session, endpoint: number, queue_pair, flags: 0, left }, offload))
 }
 
 /// Marks the captured copy of a packet that an application sent.

@@ -171,6 +171,8 @@ pub struct FlowTable {
     /// `true` if the engine behaves as if such endpoints existed, even where there are none.
     assumes_captures: bool,
     seed: u64,
+    /// The number of changes of the rules.
+    changes: u64,
 }
 
 impl FlowTable {
@@ -195,6 +197,7 @@ impl FlowTable {
             captures: Vec::new(),
             assumes_captures: false,
             seed,
+            changes: 0,
         }
     }
 
@@ -263,6 +266,22 @@ impl FlowTable {
         for last in &mut self.last {
             last.forget();
         }
+        self.changes += 1;
+    }
+
+    /// Returns the number of changes of the rules so far. The results of lookups stay the same while
+    /// it does.
+    #[inline]
+    #[must_use]
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Returns `true` if the setting of the cache allows to remember the results of lookups.
+    #[inline]
+    #[must_use]
+    pub(crate) fn may_remember(&self, direction: Direction) -> bool {
+        self.last[direction as usize].is_allowed()
     }
 
     /// Removes an endpoint's registrations beside its rule.

@@ -206,7 +206,9 @@ fn deliver_plain(
     let piece = [Piece { offset: received.offset, len: received.len }];
     let source = Source { prefix: &[], memory: port.memory(), pieces: &piece };
     if received.meta == Meta::FULL {
-        delivery.deliver_complete(destination, source);
+        if let Some(mut receiver) = delivery.receiver(destination.session) {
+            receiver.deliver_complete(destination.endpoint, source);
+        }
         return Path::Fast;
     }
     let packet = Packet { source, beginning: &prefix[..read], meta: received.meta };

@@ -16,6 +16,7 @@ use towpath_queue::{OwnWords, Violation};
 
 use crate::engine::coalescing::{self, Coalescing, Values};
 use crate::engine::demux::Rule;
+use crate::engine::last_sent::LastSent;
 use crate::engine::relays::Relay;
 use crate::engine::schedule::arrivals::Arrivals;
 use crate::engine::schedule::shape::{Class, Shape};
@@ -85,6 +86,8 @@ pub struct Endpoint {
     pub iteration: u64,
     /// Packets received in that poll iteration.
     pub received: u32,
+    /// The last plain packet that the endpoint sent.
+    pub last_sent: LastSent,
 }
 
 /// Everything of a session that the engine touches. The control thread makes it and hands it over

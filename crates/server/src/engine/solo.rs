@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::{Rule, Vlan};
+use crate::engine::last_sent::LastSent;
 use crate::engine::relays::Relays;
 use crate::engine::session::{Doorbell, Endpoint, Memories, Session};
 use crate::engine::{Budgets, Engine, Link};
@@ -301,6 +302,7 @@ fn add_endpoint(commands: &Sender<(u64, Command)>, number: u16, flow: &Flow) -> 
         coalescing: (1, 0),
         iteration: 0,
         received: 0,
+        last_sent: LastSent::default(),
     });
     let (number, listening, group) = (u32::from(number), None, false);
     give(commands, Command::AddEndpoint { session: 1, number, endpoint, listening, group })

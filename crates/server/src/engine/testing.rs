@@ -14,6 +14,7 @@ use towpath_queue::transmit::TransmitProducer;
 
 use crate::engine::coalescing;
 use crate::engine::demux::{Rule, Vlan};
+use crate::engine::last_sent::LastSent;
 use crate::engine::session::{Doorbell, Endpoint, Memories, Session};
 use crate::rights::{Addresses, Rights};
 
@@ -110,6 +111,7 @@ pub(crate) fn endpoint(port: u16) -> Endpoint {
         captures: false,
         iteration: 0,
         received: 0,
+        last_sent: LastSent::default(),
     }
 }
 

@@ -361,10 +361,11 @@ mod tests {
     use towpath_device::loopback;
     use towpath_memory::Region;
     use towpath_packet::build::Flow;
-    use towpath_protocol::counters::Device as Count;
+    use towpath_protocol::counters::{Device as Count, Endpoint as EndpointCount};
     use towpath_protocol::layout::STATE_WORDS;
 
     use super::*;
+    use crate::engine::copy::session_word;
     use crate::engine::delivery::Delivery;
     use crate::engine::demux::{FlowCache, FlowTable};
     use crate::engine::device_counters::DeviceCounters;
@@ -395,7 +396,7 @@ mod tests {
             let (mut session, application) = testing::session(1);
             let (mut sessions, mut memories) =
                 (SessionTable::default(), TransmitMemories::default());
-            let mut flows = FlowTable::new(1, FlowCache::of(0));
+            let mut flows = FlowTable::new(1, FlowCache::default());
             let key = sessions.reserve();
             session.put_in(0, testing::endpoint(PORT));
             session.transmit_space = port.add_space(&session.transmit_pool);
@@ -445,12 +446,51 @@ mod tests {
     #[test]
     fn a_packet_for_this_host_never_reaches_the_device() {
         let mut world = World::new();
-        let own = inward(PORT).destination;
-        let flow = Flow { source: own, ..inward(PORT) }.macs(MAC, MAC).ports(PORT, PORT);
-        (0..3).for_each(|buffer| world.application.send(buffer, 0, &flow.udp(&[7; 22])));
+        (0..3).for_each(|buffer| world.application.send(buffer, 0, &to_itself().udp(&[7; 22])));
         assert_eq!(world.transmit(), 3);
         assert_eq!((world.application.completed(), world.application.received()), (3, 3));
         assert_eq!(world.counters.get(Count::LocalPackets), 3);
+        assert!(world.far.receive().is_none());
+    }
+
+    /// Returns a packet to the endpoint that sends it.
+    fn to_itself() -> Flow {
+        let own = inward(PORT).destination;
+        Flow { source: own, ..inward(PORT) }.macs(MAC, MAC).ports(PORT, PORT)
+    }
+
+    #[test]
+    fn packets_that_repeat_headers_follow_the_rules_of_the_moment() {
+        let mut world = World::new();
+        let packet = to_itself().udp(&[7; 22]);
+        (0..3).for_each(|buffer| world.application.send(buffer, 0, &packet));
+        assert_eq!((world.transmit(), world.application.received()), (3, 3));
+        let destination = Destination { session: 0, endpoint: 0 };
+        world.flows.remove(&testing::rule(PORT), destination);
+        world.application.send(3, 0, &packet);
+        assert_eq!((world.transmit(), world.application.received()), (1, 0));
+        assert_eq!(world.far.receive().unwrap().0, packet, "no rule, so the device gets it");
+    }
+
+    #[test]
+    fn a_packet_that_differs_from_its_predecessor_is_checked() {
+        let mut world = World::new();
+        let flow = to_itself();
+        let packets = [flow, flow, flow.ports(PORT + 1, PORT), flow.macs([2; 6], MAC), flow];
+        for (buffer, packet) in (0..).zip(packets) {
+            world.application.send(buffer, 0, &packet.udp(&[7; 22]));
+        }
+        let mut short = flow.udp(&[7; 22]);
+        // The length in the UDP header is longer than the packet.
+        short[38] = 1;
+        world.application.send(5, 0, &short);
+        assert_eq!((world.transmit(), world.application.received()), (6, 3));
+        let session = world.sessions.get(0).unwrap();
+        let refused =
+            [EndpointCount::TxOutsideRule, EndpointCount::TxSourceMac, EndpointCount::TxMalformed];
+        for count in refused {
+            assert_eq!(session.counters.get(session_word(0, count)), 1, "{count:?}");
+        }
         assert!(world.far.receive().is_none());
     }
 

@@ -146,6 +146,12 @@ impl Last {
         self.forget();
     }
 
+    /// Returns `true` unless the setting is [`FlowCache::Off`].
+    #[inline]
+    pub(super) fn is_allowed(&self) -> bool {
+        self.setting != FlowCache::Off
+    }
+
     /// Empties the cache, for example after the rules have changed.
     pub(super) fn forget(&mut self) {
         self.has = NOTHING;

@@ -18,6 +18,7 @@ use towpath_queue::descriptor::EXPEDITED;
 
 use super::*;
 use crate::engine::demux::{Rule, Vlan};
+use crate::engine::last_sent::LastSent;
 use crate::engine::relays::Relay;
 use crate::engine::relays::Relays;
 use crate::engine::schedule::Stop;
@@ -101,6 +102,7 @@ impl World {
                 captures: false,
                 iteration: 0,
                 received: 0,
+                last_sent: LastSent::default(),
             });
             self.give(Command::AddEndpoint {
                 session: 1,

@@ -1,18 +1,20 @@
 //! A batch: packets of one queue pair that the engine took together.
 
-use towpath_packet::plain::Plain;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 
 use crate::engine::demux::Destination;
 use crate::engine::session::Session;
+use crate::engine::source::WHOLE_BYTES;
 use crate::engine::work::Share;
 
 /// Packets of one queue pair that the engine fetches together, so that the processor waits once for
 /// their memory.
 pub(crate) const BATCH: usize = 32;
 
-/// Marks a packet without a bounce buffer.
-pub(crate) const NO_SLOT: u32 = u32::MAX;
+/// A private copy of a packet's beginning, on cache lines of its own.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub(crate) struct Beginning(pub(crate) [u8; WHOLE_BYTES]);
 
 /// A packet that the engine took from a queue and that is not done.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,12 +25,12 @@ pub(crate) struct Taken {
     pub(crate) at: u32,
     pub(crate) endpoint: u32,
     pub(crate) len: u32,
+    /// Bytes of the packet in [`Batch::beginnings`].
+    pub(crate) held: u32,
     /// `true` if the packet is not late and, by its descriptor, in one buffer without metadata.
     pub(crate) single: bool,
-    /// `true` if the packet's beginning is in its bounce buffer.
+    /// `true` if the packet's beginning is in [`Batch::beginnings`].
     pub(crate) fetched: bool,
-    /// `true` if the packet's headers are in [`Batch::plain`].
-    pub(crate) plain: bool,
     /// `true` if the packet may be sent and is for one endpoint of this host, in
     /// [`Batch::destinations`].
     pub(crate) local: bool,
@@ -52,10 +54,9 @@ pub(crate) struct Batch {
     pub(crate) shaped: bool,
     pub(crate) descriptors: [Descriptor; BATCH + MAX_CHAIN],
     pub(crate) packets: [Taken; BATCH],
-    /// The packets' bounce buffers. The next batch reuses a slot that its packet no longer needs.
-    pub(crate) slots: [u32; BATCH],
-    /// The headers of the plain packets.
-    pub(crate) plain: [Plain; BATCH],
+    /// The packets' beginnings, which the engine checks and sends: no other process can change
+    /// them.
+    pub(crate) beginnings: [Beginning; BATCH],
     /// The endpoints of this host for which the plain packets are.
     pub(crate) destinations: [Destination; BATCH],
     pub(crate) count: usize,
@@ -80,8 +81,7 @@ impl Default for Batch {
             shaped: false,
             descriptors: [Descriptor::default(); BATCH + MAX_CHAIN],
             packets: [Taken::default(); BATCH],
-            slots: [NO_SLOT; BATCH],
-            plain: [Plain::default(); BATCH],
+            beginnings: [Beginning([0; WHOLE_BYTES]); BATCH],
             destinations: [Destination { session: 0, endpoint: 0 }; BATCH],
             count: 0,
             bytes: 0,
@@ -112,6 +112,13 @@ impl Batch {
     pub(crate) fn descriptors_of(&self, index: usize) -> &[Descriptor] {
         let one = &self.packets[index];
         &self.descriptors[one.at as usize..][..one.chain as usize]
+    }
+
+    /// Returns the fetched bytes of the packet `index`.
+    #[inline]
+    pub(crate) fn beginning(&self, index: usize) -> &[u8] {
+        let held = self.packets[index].held as usize;
+        self.beginnings[index].0.get(..held).unwrap_or(&[])
     }
 
     /// Puts the packets from `from` on back into their queue.

@@ -84,11 +84,22 @@ impl BounceBuffers {
         slot as usize * self.slot_bytes
     }
 
+    /// Fills a slot with a packet's beginning, which the engine has fetched, and for which every
+    /// slot has room.
+    #[inline]
+    pub(crate) fn hold(&mut self, slot: u32, beginning: &[u8]) {
+        let entry = &mut self.slots[slot as usize];
+        (entry.len, entry.copies) = (beginning.len() as u32, 1);
+        let start = self.start(slot);
+        if !self.memory.copy_in(start, beginning) {
+            self.slots[slot as usize].len = 0;
+        }
+    }
+
     /// Fetches the first `len` bytes of a packet into a slot, and replaces its former content. The
     /// engine checks the copy, which no other process can change. Returns `false` if the bytes do
     /// not fit, or do not exist.
-    #[inline]
-    pub(crate) fn fetch(
+    fn fetch(
         &mut self,
         slot: u32,
         from: &Mapping,
@@ -114,15 +125,6 @@ impl BounceBuffers {
             }
         }
         at == len
-    }
-
-    /// Fetches the first `len` bytes of a packet in one buffer, which begins at an offset of its
-    /// memory, as [`BounceBuffers::fetch`] does.
-    #[inline(always)]
-    pub(crate) fn fetch_one(&mut self, slot: u32, from: &Mapping, at: usize, len: usize) -> bool {
-        let entry = &mut self.slots[slot as usize];
-        (entry.len, entry.copies) = (len as u32, 1);
-        len <= self.slot_bytes && self.memory.copy_from(self.start(slot), from, at, len)
     }
 
     /// Fetches a packet's beginning again, and more of it, because the first fetch was too short.
@@ -250,7 +252,7 @@ mod tests {
         assert_eq!(bounce.bytes(slot), b"012345678");
         assert!(!bounce.fetch(slot, words, &pool, &chain, 257));
         assert!(!bounce.fetch(slot, words, &pool, &chain, 11), "more than there is");
-        assert!(bounce.fetch(slot, words, &pool, &chain, 4));
+        bounce.hold(slot, b"0123");
         assert_eq!(bounce.bytes(slot), b"0123");
         let rest = [Piece { offset: 8, len: 2 }];
         assert!(bounce.append(slot, Source { pieces: &rest, ..source }, None));

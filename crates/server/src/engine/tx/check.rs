@@ -38,21 +38,21 @@ impl From<EndpointCount> for Refusal {
     }
 }
 
-/// Checks the packet `index` of a batch, and reads its headers. `mtu`: the device's largest IP
+/// Checks the packet `index` of a batch, whose beginning is in `slot`, and reads its headers. `mtu`: the device's largest IP
 /// packet, in bytes. Returns the offload work that the packet needs.
 ///
 /// # Errors
 /// The reason for which the engine does not send the packet.
 pub(crate) fn check(
     batch: &Batch,
-    index: usize,
+    (index, slot): (usize, u32),
     session: &Session,
     memory: &TransmitMemory,
     bounce: &mut BounceBuffers,
     mtu: usize,
     headers: &mut Headers,
 ) -> Result<Meta, Refusal> {
-    let (taken, slot) = (&batch.packets[index], batch.slots[index]);
+    let taken = &batch.packets[index];
     let (number, len) = (taken.endpoint, taken.len as usize);
     if taken.late {
         return Err(EndpointCount::TxLate.into());

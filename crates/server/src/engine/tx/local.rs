@@ -5,13 +5,13 @@
 //! leaves every packet that is unusual in any way, may not be sent, or has no receiver here.
 
 use towpath_device::ETHERNET_HEADER_BYTES;
+use towpath_packet::plain;
 use towpath_protocol::counters::Device as Count;
 
-use crate::engine::demux::{Direction, FlowTable};
-use crate::engine::session::Session;
+use crate::engine::demux::{Destination, Direction, FlowTable};
+use crate::engine::session::{Endpoint, Session};
 use crate::engine::source::{Piece, Source};
-use crate::engine::tx::batch::{Batch, Taken};
-use crate::engine::tx::bounce::BounceBuffers;
+use crate::engine::tx::batch::{Batch, Beginning, Taken};
 use crate::engine::tx::check::count_sent;
 use crate::engine::tx::context::TxContext;
 
@@ -20,37 +20,57 @@ use crate::engine::tx::context::TxContext;
 /// All others need the full path, which decides the same or finds the reason to drop them.
 ///
 /// The engine calls this function only while there is no capture and no promiscuous endpoint.
-pub(crate) fn admit(batch: &mut Batch, sender: &Session, flows: &mut FlowTable, mtu: usize) {
+pub(crate) fn admit(batch: &mut Batch, sender: &mut Session, flows: &mut FlowTable, mtu: usize) {
     let longest = (mtu + ETHERNET_HEADER_BYTES) as u32;
-    let queue_pair = batch.queue_pair;
-    let packets = batch.packets[..batch.count].iter_mut();
-    for ((one, plain), place) in packets.zip(&batch.plain).zip(&mut batch.destinations) {
-        if !one.plain {
+    let (queue_pair, changes) = (batch.queue_pair, flows.changes());
+    let packets = batch.packets[..batch.count].iter_mut().zip(&batch.beginnings);
+    for ((one, beginning), place) in packets.zip(&mut batch.destinations) {
+        if !one.single || !one.fetched || one.len > longest {
             continue;
         }
-        let endpoint = sender.endpoints.get(one.endpoint as usize);
-        let Some(endpoint) = endpoint.and_then(Option::as_ref) else { continue };
-        if endpoint.queue_pair != queue_pair
-            || !endpoint.rights.allow(plain)
-            || plain.is_for_group()
-            || one.len > longest
-        {
+        let endpoint = sender.endpoints.get_mut(one.endpoint as usize);
+        let Some(endpoint) = endpoint.and_then(Option::as_mut) else { continue };
+        if endpoint.queue_pair != queue_pair {
             continue;
         }
-        match flows.lookup_plain(Direction::Sent, plain) {
+        let Some(compared) = beginning.0.first_chunk() else { continue };
+        let found = match endpoint.last_sent.ask(compared, one.len as usize, changes) {
+            Some(found) => found,
+            None => match find(endpoint, one, beginning, flows) {
+                Some(found) => found,
+                None => continue,
+            },
+        };
+        match found {
             Some(destination) => (*place, one.local) = (destination, true),
             None => one.no_local_match = true,
         }
     }
 }
 
+/// Reads the headers of a packet in one buffer. Returns its endpoint of this host, if there is one;
+/// `None` for a packet that is not plain, is for a group, or may not be sent.
+#[inline(never)]
+fn find(
+    endpoint: &mut Endpoint,
+    one: &Taken,
+    beginning: &Beginning,
+    flows: &mut FlowTable,
+) -> Option<Option<Destination>> {
+    let plain = plain::read(beginning.0.get(..one.held as usize)?, one.len as usize)?;
+    if plain.is_for_group() || !endpoint.rights.allow(&plain) {
+        return None;
+    }
+    let found = flows.lookup_plain(Direction::Sent, &plain);
+    if flows.may_remember(Direction::Sent) {
+        let compared = beginning.0.first_chunk()?;
+        endpoint.last_sent.remember((&plain, compared), found, flows.changes());
+    }
+    Some(found)
+}
+
 /// Delivers the marked packets from `from` on, up to the first that is not, and returns how many.
-pub(crate) fn deliver_run(
-    batch: &Batch,
-    from: usize,
-    bounce: &BounceBuffers,
-    context: &mut TxContext<'_>,
-) -> usize {
+pub(crate) fn deliver_run(batch: &Batch, from: usize, context: &mut TxContext<'_>) -> usize {
     let first = batch.packets[from].first;
     // Each packet on this path has one slot. Packets whose slots are not consecutive were taken
     // around one that a predecessor completed.
@@ -64,25 +84,35 @@ pub(crate) fn deliver_run(
     let TxContext { memories, delivery, counters, .. } = context;
     let Some(memory) = memories.get(batch.key) else { return 0 };
     let Some(sender) = delivery.session(batch.key) else { return 0 };
-    let pool = sender.shape.transmit_pool;
-    for index in from..from + count {
-        let (one, slot) = (&batch.packets[index], batch.slots[index]);
-        let copies = u64::from(bounce.slots[slot as usize].copies);
-        count_sent(&mut sender.counters, one.endpoint, one.len as usize, copies);
+    for one in &batch.packets[from..from + count] {
+        count_sent(&mut sender.counters, one.endpoint, one.len as usize, 1);
     }
-    for index in from..from + count {
-        let (one, slot) = (&batch.packets[index], batch.slots[index]);
-        let prefix = bounce.bytes(slot);
-        if prefix.len() == one.len as usize {
-            delivery.deliver_bytes(batch.destinations[index], prefix, memory.mapping());
+    let pool = sender.shape.transmit_pool;
+    let mut index = from;
+    while index < from + count {
+        // Packets for endpoints of one session follow each other in most batches.
+        let key = batch.destinations[index].session;
+        let destinations = batch.destinations[index..from + count].iter();
+        let end = index + destinations.take_while(|one| one.session == key).count();
+        let Some(mut receiver) = delivery.receiver(key) else {
+            index = end;
             continue;
+        };
+        for index in index..end {
+            let (one, endpoint) = (&batch.packets[index], batch.destinations[index].endpoint);
+            let prefix = batch.beginning(index);
+            if one.held == one.len {
+                receiver.deliver_bytes(endpoint, prefix, memory.mapping());
+                continue;
+            }
+            let rest = [Piece {
+                offset: batch.descriptors[one.at as usize].pool_offset(&pool) as u32 + one.held,
+                len: one.len - one.held,
+            }];
+            let source = Source { prefix, memory: memory.mapping(), pieces: &rest };
+            receiver.deliver_complete(endpoint, source);
         }
-        let rest = [Piece {
-            offset: (batch.descriptors[one.at as usize].pool_offset(&pool) + prefix.len()) as u32,
-            len: one.len - prefix.len() as u32,
-        }];
-        let source = Source { prefix, memory: memory.mapping(), pieces: &rest };
-        delivery.deliver_complete(batch.destinations[index], source);
+        index = end;
     }
     delivery.complete((batch.key, batch.queue_pair), first, count as u32);
     counters.add(Count::LocalPackets, count as u64);

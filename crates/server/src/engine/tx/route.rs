@@ -40,7 +40,7 @@ struct Outgoing {
 }
 
 impl Outgoing {
-    fn new(batch: &Batch, index: usize) -> Outgoing {
+    fn new(batch: &Batch, index: usize, slot: u32) -> Outgoing {
         let taken = &batch.packets[index];
         Outgoing {
             key: batch.key,
@@ -49,7 +49,7 @@ impl Outgoing {
             first: taken.first,
             chain: taken.chain,
             len: taken.len as usize,
-            slot: batch.slots[index],
+            slot,
             no_local_match: taken.no_local_match,
             unit: batch.unit,
             expedited: batch.expedited,
@@ -90,16 +90,36 @@ impl TxPath {
         index: usize,
         context: &mut TxContext<'_>,
     ) -> Result<Sent, DeviceError> {
-        let one = Outgoing::new(batch, index);
+        let Some(slot) = self.bounce.take() else { return Ok(Sent::NoRoom) };
+        self.bounce.hold(slot, batch.beginning(index));
+        let sent = self.check_and_send_from::<CAPTURES>(batch, index, slot, context)?;
+        // A packet that the engine handed off keeps its slot.
+        if !matches!(sent, Sent::Later | Sent::Costly { later: true }) {
+            self.bounce.release(slot);
+        }
+        Ok(sent)
+    }
+
+    /// Checks a packet whose beginning is in a slot, and sends it to its destinations.
+    fn check_and_send_from<const CAPTURES: bool>(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        slot: u32,
+        context: &mut TxContext<'_>,
+    ) -> Result<Sent, DeviceError> {
+        let one = Outgoing::new(batch, index, slot);
         let mtu = context.port.mtu();
         let Some(memory) = context.memories.get(one.key) else { return Ok(Sent::Now) };
         let Some(session) = context.delivery.session(one.key) else { return Ok(Sent::Now) };
         let mut headers = Headers::NONE;
-        let meta = match check(batch, index, session, memory, &mut self.bounce, mtu, &mut headers) {
-            Ok(meta) => meta,
-            Err(Refusal::Violates(violation)) => return Ok(Sent::Violates(violation)),
-            Err(Refusal::Counted(count)) => return Ok(one.refuse(count, context)),
-        };
+        let meta =
+            match check(batch, (index, slot), session, memory, &mut self.bounce, mtu, &mut headers)
+            {
+                Ok(meta) => meta,
+                Err(Refusal::Violates(violation)) => return Ok(Sent::Violates(violation)),
+                Err(Refusal::Counted(count)) => return Ok(one.refuse(count, context)),
+            };
         let pool = session.shape.transmit_pool;
         let held = self.bounce.bytes(one.slot).len();
         rest_of(batch.descriptors_of(index), &pool, held, &mut self.pieces);

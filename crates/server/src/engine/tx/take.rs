@@ -2,19 +2,16 @@
 //! may send, and no packet whose time has not come.
 
 use towpath_memory::Mapping;
-use towpath_packet::plain;
 use towpath_queue::buffers::Ledger;
-use towpath_queue::descriptor::{EXPEDITED, META, MORE, TOGETHER};
+use towpath_queue::descriptor::{Descriptor, EXPEDITED, META, MORE, TOGETHER};
 use towpath_queue::transmit::TransmitConsumer;
 use towpath_queue::{PoolShape, Violation};
 
-use crate::engine::memories::TransmitMemory;
 use crate::engine::schedule::shape::{Class, Gate, Moment, Shape, Shaping};
 use crate::engine::schedule::{Schedule, Stop};
 use crate::engine::session::{QueuePair, Session};
 use crate::engine::source::{PREFIX_BYTES, WHOLE_BYTES};
-use crate::engine::tx::batch::{BATCH, Batch, NO_SLOT, Taken};
-use crate::engine::tx::bounce::BounceBuffers;
+use crate::engine::tx::batch::{BATCH, Batch, Taken};
 
 /// The part of a packet that the engine prefetches before it reads the packet, without knowing yet
 /// whether the packet may be sent.
@@ -316,44 +313,42 @@ impl Batch {
         }
     }
 
-    /// Fetches the beginnings of the packets into the bounce buffers, as far as there is room, and
-    /// reads the headers of the plain ones.
-    ///
-    /// A separate loop reads the headers. A processor that finds a value in several stores that
-    /// have not reached its cache waits until all earlier stores complete. Among the stores of a
-    /// delivery are some to lines that another core holds.
-    pub(crate) fn fetch(
-        &mut self,
-        session: &Session,
-        memory: &TransmitMemory,
-        bounce: &mut BounceBuffers,
-    ) {
+    /// Fetches the beginnings of the packets into private memory.
+    pub(crate) fn fetch(&mut self, session: &Session, memory: &Mapping) {
         let pool = session.shape.transmit_pool;
-        for (one, slot) in self.packets[..self.count].iter_mut().zip(&mut self.slots) {
-            if *slot == NO_SLOT {
-                let Some(free) = bounce.take() else { continue };
-                *slot = free;
-            }
-            if one.late {
-                continue;
-            }
-            let descriptors = &self.descriptors[one.at as usize..][..one.chain as usize];
+        let packets = self.packets[..self.count].iter_mut().zip(&mut self.beginnings);
+        for (one, beginning) in packets.filter(|(one, _)| !one.late) {
             let len = one.len as usize;
             let needed = if len <= WHOLE_BYTES { len } else { PREFIX_BYTES };
+            let to = &mut beginning.0[..needed];
+            one.held = needed as u32;
+            let descriptors = &self.descriptors[one.at as usize..][..one.chain as usize];
             one.fetched = if let [only] = descriptors {
-                bounce.fetch_one(*slot, memory.mapping(), only.pool_offset(&pool), needed)
+                memory.copy_out(only.pool_offset(&pool), to)
             } else {
-                bounce.fetch(*slot, memory.mapping(), &pool, descriptors, needed)
+                fetch_chain(memory, &pool, descriptors, to)
             };
         }
-        for index in 0..self.count {
-            let one = &mut self.packets[index];
-            if one.single && one.fetched {
-                let (bytes, len) = (bounce.bytes(self.slots[index]), one.len as usize);
-                one.plain = plain::read_into(bytes, len, &mut self.plain[index]).is_some();
-            }
-        }
     }
+}
+
+/// Fetches the beginning of a packet in several buffers. Returns `false` if it is shorter, or does
+/// not exist.
+#[inline(never)]
+fn fetch_chain(
+    memory: &Mapping,
+    pool: &PoolShape,
+    descriptors: &[Descriptor],
+    mut to: &mut [u8],
+) -> bool {
+    for one in descriptors {
+        let (now, rest) = to.split_at_mut(to.len().min(one.len as usize));
+        if !memory.copy_out(one.pool_offset(pool), now) {
+            return false;
+        }
+        to = rest;
+    }
+    to.is_empty()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use towpath_queue::Violation;
 
 use crate::engine::port::FRAME_BYTES;
 use crate::engine::schedule::{Stop, Turn};
-use crate::engine::tx::batch::{Batch, NO_SLOT, Taken};
+use crate::engine::tx::batch::{Batch, Taken};
 use crate::engine::tx::context::{Round, Sent, Served, TxContext};
 use crate::engine::tx::take::{Allowance, Ended, Rules};
 use crate::engine::tx::{TxPath, local};
@@ -76,7 +76,7 @@ impl TxPath {
         if session.queue_pairs[batch.queue_pair as usize].transmit.has_news() {
             notifier.touch(session, batch.key, batch.queue_pair);
         }
-        batch.fetch(session, memory, &mut self.bounce);
+        batch.fetch(session, memory.mapping());
         Some(ended)
     }
 
@@ -180,9 +180,9 @@ impl TxPath {
         let mut index = 0;
         loop {
             if index < batch.count && batch.packets[index].local {
-                index += local::deliver_run(batch, index, &self.bounce, context);
+                index += local::deliver_run(batch, index, context);
             }
-            if index == batch.count || batch.slots[index] == NO_SLOT {
+            if index == batch.count {
                 return Ok((index, None));
             }
             let (later, costly) = match self.check_and_send::<CAPTURES>(batch, index, context)? {
@@ -192,10 +192,7 @@ impl TxPath {
                 Sent::NoRoom => return Ok((index, None)),
                 Sent::Violates(violation) => return Ok((index + 1, Some(violation))),
             };
-            if later {
-                // A packet that the engine handed off keeps its slot.
-                batch.slots[index] = NO_SLOT;
-            } else {
+            if !later {
                 let one = batch.packets[index];
                 context.delivery.complete((batch.key, batch.queue_pair), one.first, one.chain);
             }

@@ -27,6 +27,7 @@ use super::{COPY_BYTES, ITERATION_BYTES};
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::copy::session_word;
 use crate::engine::demux::{Rule, Vlan};
+use crate::engine::last_sent::LastSent;
 use crate::engine::relays::{Relay, Relays};
 use crate::engine::session::{Endpoint, Session};
 use crate::engine::{Budgets, Engine, Link, WaitStrategy};
@@ -168,6 +169,7 @@ impl World {
                 captures: false,
                 iteration: 0,
                 received: 0,
+                last_sent: LastSent::default(),
             });
             let group = matches!(open, Open::Member(_));
             let (session, number) = (number, endpoint_number as u32);
