@@ -1,6 +1,7 @@
 //! A session's receive side: the application reads packets in place, and the client provides empty
 //! buffers.
 
+use towpath_queue::Violation;
 use towpath_queue::descriptor::prefetch_distance;
 
 use crate::error::Lost;
@@ -12,13 +13,8 @@ impl Session {
     pub(crate) fn provide(&mut self, queue_pair: u32) {
         let set = &mut self.queue_pairs[queue_pair as usize];
         let limit = self.provided;
-        while set.receive.in_flight() < limit {
-            let Some(buffer) = self.receive_free.take() else { break };
-            if !set.receive.provide(buffer) {
-                self.receive_free.release(buffer);
-                break;
-            }
-        }
+        let most = limit.saturating_sub(set.receive.in_flight());
+        set.receive.provide_from(&mut self.receive_free, most);
     }
 
     /// Passes at most `budget` received packets of a queue pair to `each`, which reads them in
@@ -29,7 +25,8 @@ impl Session {
     /// [`Lost`].
     ///
     /// # Panics
-    /// When there is no such queue pair.
+    /// When there is no such queue pair. When `each` panics, packets that the client took together
+    /// with the current one are lost.
     pub fn receive(
         &mut self,
         queue_pair: u32,
@@ -39,33 +36,22 @@ impl Session {
         self.check()?;
         let mut got = 0;
         while got < budget {
-            let set = &mut self.queue_pairs[queue_pair as usize];
-            let mut looked = Ok(0);
-            if set.receive.waiting() == 0 {
-                looked = set.receive.observe();
-                let first = prefetch_distance(self.length);
-                for buffer in (0..first).map_while(|ahead| set.receive.waiting_buffer(ahead)) {
-                    self.receive_pool.prefetch(buffer, self.length);
-                }
-            }
-            if let Some(buffer) = set.receive.waiting_buffer(prefetch_distance(self.length)) {
-                self.receive_pool.prefetch(buffer, self.length);
-            }
-            let taken = looked.and_then(|_| set.receive.take(&mut self.packet));
-            let count = match taken {
-                Ok(count) => count,
+            let (packets, slots) = match self.take(queue_pair, budget - got) {
+                Ok(taken) => taken,
                 Err(violation) => return Err(self.wrong(violation)),
             };
-            if count == 0 {
+            if packets == 0 {
                 break;
             }
-            // The next packet is usually as long as this one.
-            self.length = self.packet[0].len as usize;
-            each(Received::new(&self.receive_pool, &self.packet[..count]));
-            for descriptor in &self.packet[..count] {
-                self.receive_free.release(descriptor.buffer);
+            let taken = &self.taken[..slots];
+            // The client provides no buffer before the last packet is read.
+            self.receive_free.release_all(taken.iter().map(|one| one.buffer));
+            if packets < slots {
+                each(Received::new(&self.receive_pool, taken));
+            } else {
+                self.read_singles(queue_pair, slots, &mut each);
             }
-            got += 1;
+            got += packets;
         }
         if got == 0 && self.hung_up {
             return Err(self.over());
@@ -76,6 +62,52 @@ impl Session {
             self.queue_pairs[queue_pair as usize].receive.publish();
         }
         Ok(got)
+    }
+
+    /// Takes packets, and prefetches the first of them: either packets in one buffer each, or one in
+    /// several. Returns the numbers of packets and of buffers, of which `taken` has the descriptors.
+    #[inline]
+    fn take(&mut self, queue_pair: u32, most: usize) -> Result<(usize, usize), Violation> {
+        let set = &mut self.queue_pairs[queue_pair as usize];
+        if set.receive.waiting() == 0 {
+            set.receive.observe()?;
+            let first = prefetch_distance(self.length);
+            for buffer in (0..first).map_while(|ahead| set.receive.waiting_buffer(ahead)) {
+                self.receive_pool.prefetch(buffer, self.length);
+            }
+        }
+        let most = most.min(self.taken.len());
+        let singles = set.receive.take_singles(&mut self.taken[..most])?;
+        if singles > 0 {
+            return Ok((singles, singles));
+        }
+        let slots = set.receive.take(&mut self.taken)?;
+        Ok((usize::from(slots > 0), slots))
+    }
+
+    /// Passes the packets in `taken`, of one buffer each, to `each`.
+    #[inline]
+    fn read_singles(
+        &mut self,
+        queue_pair: u32,
+        packets: usize,
+        each: &mut impl FnMut(Received<'_>),
+    ) {
+        let receive = &self.queue_pairs[queue_pair as usize].receive;
+        let taken = &self.taken[..packets];
+        for (index, one) in taken.iter().enumerate() {
+            // The next packet is usually as long as this one.
+            self.length = one.len as usize;
+            let ahead = index + prefetch_distance(self.length) as usize;
+            let buffer = match taken.get(ahead) {
+                Some(later) => Some(later.buffer),
+                None => receive.waiting_buffer((ahead - packets) as u32),
+            };
+            if let Some(buffer) = buffer {
+                self.receive_pool.prefetch(buffer, self.length);
+            }
+            each(Received::new(&self.receive_pool, std::slice::from_ref(one)));
+        }
     }
 
     /// Receives a copy of one packet of a queue pair; `None` when nothing waits.

@@ -155,7 +155,7 @@ impl Session {
             let buffer = self.transmit_free.take().unwrap_or(0);
             let mut descriptor = self.transmit_pool.write_one(buffer, len, endpoint.number, fill);
             descriptor.flags |= flags;
-            set.transmit.push(&[descriptor])
+            set.transmit.push_one(descriptor)
         } else {
             let mut buffers = [0; MAX_CHAIN];
             for buffer in &mut buffers[..needed] {

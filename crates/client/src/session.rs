@@ -80,7 +80,7 @@ pub struct Session {
     counters: PeerWords,
     pub(crate) ready: VecDeque<u32>,
     pub(crate) dirty: Vec<u32>,
-    pub(crate) packet: [Descriptor; MAX_CHAIN],
+    pub(crate) taken: [Descriptor; MAX_CHAIN],
     /// Length of the first buffer of the packet received last.
     pub(crate) length: usize,
     pub(crate) statistics: Statistics,
@@ -232,7 +232,7 @@ impl Session {
             counters: pages.counters,
             ready: VecDeque::with_capacity(shape.queue_pairs as usize),
             dirty: Vec::with_capacity(shape.queue_pairs as usize),
-            packet: [Descriptor::default(); MAX_CHAIN],
+            taken: [Descriptor::default(); MAX_CHAIN],
             length: 64,
             statistics: Statistics::default(),
             lost: None,

@@ -199,6 +199,22 @@ impl FreeBuffers {
         self.stack.push(buffer);
     }
 
+    /// Takes the `count` buffers released last, of which there are as many, the latest first.
+    #[inline]
+    pub(crate) fn take_all(&mut self, count: usize) -> impl Iterator<Item = u32> + '_ {
+        self.stack.drain(self.stack.len() - count..).rev()
+    }
+
+    /// Releases buffers.
+    ///
+    /// # Panics
+    /// As [`FreeBuffers::release`].
+    #[inline]
+    pub fn release_all(&mut self, buffers: impl ExactSizeIterator<Item = u32>) {
+        assert!(buffers.len() <= self.limit - self.stack.len(), "a buffer released twice");
+        self.stack.extend(buffers);
+    }
+
     /// Returns the free buffers, in no particular order.
     #[must_use]
     pub fn as_slice(&self) -> &[u32] {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Violation;
-use crate::descriptor::{Descriptor, EXPEDITED, HEADROOM_BYTES, MAX_CHAIN, META, TOGETHER};
+use crate::descriptor::{Descriptor, EXPEDITED, HEADROOM_BYTES, MAX_CHAIN, META, MORE, TOGETHER};
 use crate::events::{self, Acknowledger, EventShape, Marker};
 use crate::test_memory::{Memory, Pair};
 use crate::word::LINE_WORDS;
@@ -281,6 +281,45 @@ fn plain_packets_are_taken_up_to_the_first_other_one() {
         let taken = server.transmit.take(ledger, &mut packets);
         assert_eq!(taken, violation.map_or(Ok(Some((1, 2))), Err));
         assert_eq!(packets[..1] == [other], violation.is_none());
+    }
+}
+
+/// The application takes packets of one buffer up to the first of another kind, or that fails a
+/// check, which a faulty server wrote.
+#[test]
+fn received_singles_are_taken_up_to_the_first_other_one() {
+    let single =
+        |buffer| Descriptor { buffer, start: HEADROOM_BYTES, len: 60, endpoint: 3, flags: 0 };
+    let others = [
+        (Descriptor { flags: MORE, ..single(2) }, Ok(0)),
+        (Descriptor { flags: META, ..single(2) }, Ok(2)),
+        (Descriptor { flags: TOGETHER, ..single(2) }, Err(Violation::Flags)),
+        (single(8), Err(Violation::Buffer)),
+        (single(3), Err(Violation::Ownership)),
+        (Descriptor { start: 0, ..single(2) }, Err(Violation::Range)),
+    ];
+    for (other, expected) in others {
+        let pair = Pair::new(8, 8);
+        let (_, mut consumer) = pair.application();
+        assert!((0..4).all(|buffer| consumer.provide(buffer)));
+        let mut server = pair.server();
+        consumer.publish();
+        assert_eq!(server.receive.observe(&mut server.receive_ledger), Ok(4));
+        let words = 2 * LINE_WORDS;
+        for (slot, one) in [single(0), single(1), other, single(3)].into_iter().enumerate() {
+            for (word, value) in one.to_words().into_iter().enumerate() {
+                pair.server.word(words + 2 * slot + word).store(value, Ordering::Relaxed);
+            }
+        }
+        pair.server.word(LINE_WORDS).store(4, Ordering::Release);
+        assert_eq!(consumer.observe(), Ok(4));
+        let mut packets = [Descriptor::default(); MAX_CHAIN];
+        let first = consumer.take_singles(&mut packets);
+        let before = if expected == Ok(2) { 4 } else { 2 };
+        assert_eq!((first, consumer.waiting()), (Ok(before), 4 - before as u32), "{other:?}");
+        assert_eq!(packets[..2], [single(0), single(1)]);
+        let again = consumer.take_singles(&mut packets);
+        assert_eq!(again.err(), expected.err(), "{other:?}");
     }
 }
 

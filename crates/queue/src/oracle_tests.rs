@@ -135,7 +135,7 @@ proptest! {
 
     /// Received descriptors come in order, each with the buffer provided for it.
     #[test]
-    fn receive_is_a_fifo(moves in proptest::collection::vec(0..5u8, 1..400)) {
+    fn receive_is_a_fifo(moves in proptest::collection::vec(0..7u8, 1..400)) {
         let pair = Pair::new(8, 16);
         let (_, mut consumer) = pair.application();
         let mut server = pair.server();
@@ -157,6 +157,22 @@ proptest! {
                     }
                 }
                 3 => { server.receive.publish(&mut server.receive_ledger); }
+                4 => {
+                    let (free_before, room) = (free.len() as u32, consumer.room());
+                    let count = consumer.provide_from(&mut free, 5);
+                    prop_assert_eq!(count, free_before.min(room).min(5));
+                    prop_assert_eq!(free_before - count, free.len() as u32);
+                }
+                5 => {
+                    let waiting = consumer.waiting() as usize;
+                    let mut packets = [Descriptor::default(); 3];
+                    let count = consumer.take_singles(&mut packets).unwrap();
+                    prop_assert!(count <= waiting.min(3) && (count > 0 || waiting == 0));
+                    for one in &packets[..count] {
+                        prop_assert_eq!(Some(*one), filled.pop_front());
+                    }
+                    free.release_all(packets[..count].iter().map(|one| one.buffer));
+                }
                 _ => {
                     consumer.observe().unwrap();
                     let mut packet = [Descriptor::default(); MAX_CHAIN];

@@ -6,12 +6,12 @@
 //! would lose or duplicate a buffer.
 
 use crate::Violation;
-use crate::buffers::{Ledger, Slots};
+use crate::buffers::{FreeBuffers, Ledger, Slots};
 use crate::descriptor::{Descriptor, MAX_CHAIN, META, MORE, OUTGOING, PoolShape};
 use crate::layout::QueueShape;
 use crate::spsc::{Observed, Published};
 use crate::transmit::{TransmitConsumer, TransmitProducer};
-use crate::word::{AtomicU64, Ordering, OwnWords, PeerWords};
+use crate::word::{AtomicU64, CACHE_LINE_WORDS, Ordering, OwnWords, PeerWords};
 
 /// Descriptors that this side prefetches before it fetches them.
 const AHEAD: u32 = 64;
@@ -66,6 +66,35 @@ impl ReceiveConsumer {
         true
     }
 
+    /// Provides empty buffers from a list, at most `most` and as many as there is room for, as
+    /// [`ReceiveConsumer::provide`] does. Returns their number.
+    #[inline]
+    pub fn provide_from(&mut self, free: &mut FreeBuffers, most: u32) -> u32 {
+        let most = most.min(self.room()).min(u32::try_from(free.len()).unwrap_or(u32::MAX));
+        let mut done = 0;
+        // Two runs, where the slots go on at the start of the queue's memory.
+        while done < most {
+            let index = self.head.now();
+            let first = (index & (self.capacity - 1)) as usize;
+            let slots = self.slots.run_mut(index, most - done);
+            for slot in (first..first + slots.len()).step_by(CACHE_LINE_WORDS) {
+                let line = slot & !(CACHE_LINE_WORDS - 1);
+                self.provided.prefetch_slots(line, self.capacity as usize);
+            }
+            let words = self.provided.run_mut(first, slots.len());
+            let buffers = free.take_all(slots.len());
+            for ((word, slot), buffer) in words.iter().zip(slots.iter_mut()).zip(buffers) {
+                #[cfg(all(test, not(loom)))]
+                crate::stop_tests::before_store();
+                word.store(u64::from(buffer), Ordering::Relaxed);
+                *slot = buffer;
+            }
+            self.head.advance(slots.len() as u32);
+            done += slots.len() as u32;
+        }
+        most
+    }
+
     /// Publishes the provided buffers. Returns whether there were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
@@ -79,11 +108,8 @@ impl ReceiveConsumer {
     #[inline]
     pub fn observe(&mut self) -> Result<u32, Violation> {
         let commit = self.commit.observe(self.head.now())?;
-        let waiting = commit.wrapping_sub(self.taken);
-        let slot = (self.taken & (self.capacity - 1)) as usize * 2;
-        let words = self.capacity as usize * 2;
-        self.descriptors.prefetch_slots(slot, waiting.min(AHEAD) as usize * 2, words);
-        Ok(waiting)
+        self.prefetch();
+        Ok(commit.wrapping_sub(self.taken))
     }
 
     /// Returns how many descriptors wait, as last observed.
@@ -99,6 +125,50 @@ impl ReceiveConsumer {
     #[must_use]
     pub fn waiting_buffer(&self, ahead: u32) -> Option<u32> {
         (ahead < self.waiting()).then(|| self.slots.get(self.taken.wrapping_add(ahead)))
+    }
+
+    /// Takes packets of one buffer into `out`, whose buffers belong to the application from now on:
+    /// as many as wait, at most as many as `out` has room for, and only up to the end of the
+    /// queue's memory. Returns their number. Takes no packet of several buffers:
+    /// [`ReceiveConsumer::take`] does.
+    ///
+    /// # Errors
+    /// The check that failed, once the packets before it are taken.
+    #[inline]
+    pub fn take_singles(&mut self, out: &mut [Descriptor]) -> Result<usize, Violation> {
+        let first = self.taken;
+        let most = self.waiting().min(u32::try_from(out.len()).unwrap_or(u32::MAX));
+        let slots = self.slots.run(first, most);
+        let slot = (first & (self.capacity - 1)) as usize;
+        let words = self.descriptors.run(slot * 2, slots.len() * 2);
+        let (mut taken, mut failed) = (0, None);
+        for ((words, slot), place) in words.as_chunks::<2>().0.iter().zip(slots).zip(out) {
+            let words = words.each_ref().map(|word| word.load(Ordering::Relaxed));
+            match Descriptor::check(words, &self.pool, MORE | META | OUTGOING) {
+                Ok(descriptor) if descriptor.goes_on() => break,
+                Ok(descriptor) if descriptor.buffer == *slot => *place = descriptor,
+                Ok(_) => failed = Some(Violation::Ownership),
+                Err(violation) => failed = Some(violation),
+            }
+            if failed.is_some() {
+                break;
+            }
+            taken += 1;
+        }
+        self.taken = first.wrapping_add(taken);
+        self.prefetch();
+        match failed {
+            Some(violation) if taken == 0 => Err(violation),
+            _ => Ok(taken as usize),
+        }
+    }
+
+    /// Prefetches at most [`AHEAD`] waiting descriptors.
+    #[inline]
+    fn prefetch(&self) {
+        let slot = (self.taken & (self.capacity - 1)) as usize * 2;
+        let count = self.waiting().min(AHEAD) as usize * 2;
+        self.descriptors.prefetch_slots(slot, count, self.capacity as usize * 2);
     }
 
     /// Takes the next packet, whose buffers belong to the application from now on. Returns the

@@ -75,14 +75,30 @@ impl TransmitProducer {
         for (position, descriptor) in packet.iter().enumerate() {
             let mut descriptor = *descriptor;
             descriptor.flags = descriptor.flags & !MORE | if position < last { MORE } else { 0 };
-            let index = self.head.now();
-            let slot = (index & (self.capacity - 1)) as usize * 2;
-            self.descriptors.prefetch_slots(slot, self.capacity as usize * 2);
-            self.descriptors.store_pair(slot, descriptor.to_words());
-            self.slots.set(index, descriptor.buffer);
-            self.head.advance(1);
+            self.put(descriptor);
         }
         true
+    }
+
+    /// Pushes a packet in one buffer, as [`TransmitProducer::push`] does.
+    #[inline]
+    pub fn push_one(&mut self, descriptor: Descriptor) -> bool {
+        if self.room() == 0 || descriptor.goes_on() {
+            return false;
+        }
+        self.put(descriptor);
+        true
+    }
+
+    /// Writes a descriptor into the next slot.
+    #[inline]
+    fn put(&mut self, descriptor: Descriptor) {
+        let index = self.head.now();
+        let slot = (index & (self.capacity - 1)) as usize * 2;
+        self.descriptors.prefetch_slots(slot, self.capacity as usize * 2);
+        self.descriptors.store_pair(slot, descriptor.to_words());
+        self.slots.set(index, descriptor.buffer);
+        self.head.advance(1);
     }
 
     /// Publishes the pushed packets. Returns whether there were any.

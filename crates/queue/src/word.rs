@@ -27,8 +27,7 @@ const _: () = assert!(cfg!(target_endian = "little"), "bytes in words are little
 pub const LINE_WORDS: usize = 16;
 
 /// Words in a single cache line.
-#[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
-const CACHE_LINE_WORDS: usize = 8;
+pub(crate) const CACHE_LINE_WORDS: usize = 8;
 
 /// How many lines ahead of a store [`OwnWords::prefetch_slots`] prefetches.
 #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
@@ -342,6 +341,18 @@ impl OwnWords {
             let value = word.load(Ordering::Relaxed).wrapping_add(by);
             word.store(value, Ordering::Relaxed);
         }
+    }
+
+    /// Returns words that follow each other, to be stored each once: the run is checked here, and
+    /// not at each word.
+    ///
+    /// # Panics
+    /// When the words are not inside: a mistake in the layout, which no peer can cause.
+    #[inline]
+    pub(crate) fn run_mut(&mut self, index: usize, count: usize) -> &[AtomicU64] {
+        assert!(count <= self.len && index <= self.len - count, "words outside of their view");
+        // SAFETY: inside, as just checked; else as in `PeerWords::word`.
+        unsafe { core::slice::from_raw_parts(self.first.add(index).as_ptr(), count) }
     }
 
     /// Stores an index: a peer that observes it sees everything stored before. Pairs with
