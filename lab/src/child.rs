@@ -113,6 +113,12 @@ pub(crate) enum Role {
         /// Uses the code with support for captures, though no capture is open.
         taps: bool,
     },
+    /// Sends to itself through a server of its own, for a tool that counts an application's
+    /// instructions.
+    CountApplication {
+        /// The number of packets.
+        packets: u64,
+    },
 }
 
 /// Runs the role that a parent gave. Returns when the parent is gone.
@@ -152,6 +158,7 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         Role::Attack { name, socket, options } => crate::attacks::attack(&name, &socket, &options),
         Role::Neighbour { socket } => crate::attacks::neighbour(&socket),
         Role::Count { way, train, packets, taps } => count(way, train, packets, taps),
+        Role::CountApplication { packets } => crate::switch::count_application(packets),
     }
 }
 
