@@ -11,7 +11,9 @@ use crate::descriptor::{Descriptor, MAX_CHAIN, META, MORE, OUTGOING, PoolShape};
 use crate::layout::QueueShape;
 use crate::spsc::{Observed, Published};
 use crate::transmit::{TransmitConsumer, TransmitProducer};
-use crate::word::{AtomicU64, CACHE_LINE_WORDS, Ordering, OwnWords, PeerWords};
+use crate::word::{
+    AtomicU64, CACHE_LINE_WORDS, Ordering, OwnWords, PeerWords, prefetch_ahead, store_pair,
+};
 
 /// Descriptors that this side prefetches before it fetches them.
 const AHEAD: u32 = 64;
@@ -287,6 +289,20 @@ impl ReceiveProducer {
         self.commit.advance(1);
     }
 
+    /// Returns the buffers to fill next, up to the end of the queue's memory.
+    #[inline]
+    pub fn fill(&mut self) -> Filling<'_> {
+        let first = self.commit.now();
+        let slots = self.slots.run(first, self.available());
+        let slot = (first & (self.capacity - 1)) as usize * 2;
+        Filling {
+            words: self.descriptors.run_mut(slot, slots.len() * 2).as_chunks().0,
+            slots,
+            commit: &mut self.commit,
+            filled: 0,
+        }
+    }
+
     /// Publishes the filled buffers, which belong to the application from now on. Returns how many
     /// there were.
     #[inline]
@@ -296,6 +312,43 @@ impl ReceiveProducer {
         self.slots.release(ledger, first, filled);
         self.commit.publish();
         filled
+    }
+}
+
+/// The next buffers of a queue to fill. The queue has those that were pushed once this value is
+/// dropped.
+#[derive(Debug)]
+pub struct Filling<'a> {
+    slots: &'a [u32],
+    words: &'a [[AtomicU64; 2]],
+    commit: &'a mut Published,
+    filled: usize,
+}
+
+impl Filling<'_> {
+    /// Returns the buffer to fill after `ahead` others; `None` if there are no more.
+    #[inline]
+    #[must_use]
+    pub fn buffer(&self, ahead: u32) -> Option<u32> {
+        self.slots.get(self.filled + ahead as usize).copied()
+    }
+
+    /// Pushes the next filled buffer, which `descriptor` names, as [`ReceiveProducer::push`] does.
+    /// Ignores it if there are no more buffers to fill.
+    #[inline]
+    pub fn push(&mut self, descriptor: Descriptor) {
+        debug_assert_eq!(Some(descriptor.buffer), self.buffer(0));
+        let Some(words) = self.words.get(self.filled) else { return };
+        prefetch_ahead(&words[0]);
+        store_pair(words, descriptor.to_words());
+        self.filled += 1;
+    }
+}
+
+impl Drop for Filling<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.commit.advance(self.filled as u32);
     }
 }
 

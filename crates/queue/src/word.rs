@@ -108,6 +108,39 @@ unsafe impl Sync for PeerWords {}
 // SAFETY: as above.
 unsafe impl Send for OwnWords {}
 
+/// Stores two words of a run of this side's words: a descriptor.
+#[inline]
+pub(crate) fn store_pair([first, second]: &[AtomicU64; 2], values: [u64; 2]) {
+    #[cfg(all(test, not(loom)))]
+    crate::stop_tests::before_store();
+    first.store(values[0], Ordering::Relaxed);
+    #[cfg(all(test, not(loom)))]
+    crate::stop_tests::before_store();
+    second.store(values[1], Ordering::Relaxed);
+}
+
+/// Prefetches a line some lines behind a word of a run of this side's words, as
+/// [`OwnWords::prefetch_slots`] does, also where that is behind the run's end.
+#[inline]
+pub(crate) fn prefetch_ahead(word: &AtomicU64) {
+    #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+    {
+        let word = core::ptr::from_ref(word);
+        if word.addr().is_multiple_of(CACHE_LINE_WORDS * 8) {
+            let line = word.wrapping_add(LINES_AHEAD * CACHE_LINE_WORDS);
+            // SAFETY: a hint touches nothing, whatever the address. Processors without the
+            // instruction ignore it.
+            unsafe {
+                core::arch::asm!(
+                    "prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)
+                );
+            }
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+    let _ = word;
+}
+
 impl PeerWords {
     /// Creates a view of `len` words.
     ///
@@ -320,13 +353,7 @@ impl OwnWords {
     /// Stores two words that follow each other: a descriptor.
     #[inline]
     pub fn store_pair(&mut self, index: usize, values: [u64; 2]) {
-        let [first, second] = self.words(index);
-        #[cfg(all(test, not(loom)))]
-        crate::stop_tests::before_store();
-        first.store(values[0], Ordering::Relaxed);
-        #[cfg(all(test, not(loom)))]
-        crate::stop_tests::before_store();
-        second.store(values[1], Ordering::Relaxed);
+        store_pair(self.words(index), values);
     }
 
     /// Adds to words that follow each other, which only this side reads back: counters.

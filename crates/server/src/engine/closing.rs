@@ -12,13 +12,12 @@ struct Closing {
     key: u32,
     /// The number of the next endpoint.
     number: u32,
-    endpoints: std::vec::IntoIter<Option<Endpoint>>,
+    endpoints: std::vec::IntoIter<Option<Box<Endpoint>>>,
     shapes: std::vec::IntoIter<Option<Box<Shape>>>,
 }
 
 /// The next step of a removal.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one exists at a time, and is used at once")]
 pub(super) enum Step {
     /// To remove an endpoint.
     Endpoint {
@@ -26,7 +25,7 @@ pub(super) enum Step {
         key: u32,
         /// The endpoint's number.
         number: u32,
-        endpoint: Option<Endpoint>,
+        endpoint: Option<Box<Endpoint>>,
         shape: Option<Box<Shape>>,
     },
     /// The session with this key has no endpoints left.
@@ -44,7 +43,7 @@ impl ClosingSessions {
     pub(super) fn push(
         &mut self,
         key: u32,
-        endpoints: Vec<Option<Endpoint>>,
+        endpoints: Vec<Option<Box<Endpoint>>>,
         shapes: Vec<Option<Box<Shape>>>,
     ) {
         let (endpoints, shapes) = (endpoints.into_iter(), shapes.into_iter());
@@ -79,7 +78,7 @@ mod tests {
     #[test]
     fn all_endpoints_of_a_session_come_before_its_end() {
         let mut closing = ClosingSessions::default();
-        closing.push(4, vec![Some(endpoint(1)), None], vec![None, None]);
+        closing.push(4, vec![Some(Box::new(endpoint(1))), None], vec![None, None]);
         closing.push(9, Vec::new(), Vec::new());
         let one = |step| match step {
             Some(Step::Endpoint { key, number, endpoint, .. }) => (key, number, endpoint.is_some()),

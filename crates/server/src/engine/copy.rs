@@ -8,9 +8,9 @@
 use towpath_device::Meta;
 use towpath_memory::Region;
 use towpath_packet::checksum;
-use towpath_queue::Violation;
 use towpath_queue::buffers::Ledger;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, prefetch_distance};
+use towpath_queue::{OwnWords, Violation};
 
 use crate::engine::session::{QueuePair, Session};
 use crate::engine::source::{Reader, Source};
@@ -57,34 +57,16 @@ pub(crate) fn deliver(
         deliver_chain(session, endpoint, queue_pair, source, meta, complete, flags)
     };
     if outcome == Delivered::Yes {
-        count(session, endpoint, len);
-    }
-    outcome
-}
-
-/// Delivers a packet with a full checksum that is all in private memory, and not longer than a
-/// receive buffer.
-#[inline(always)]
-pub(crate) fn deliver_bytes(
-    session: &mut Session,
-    endpoint: u32,
-    queue_pair: usize,
-    bytes: &[u8],
-) -> Delivered {
-    let copy = |memory: &mut Region, at: usize| memory.copy_in(at, bytes);
-    let outcome = deliver_frame(session, endpoint, queue_pair, bytes.len(), 0, copy);
-    if outcome == Delivered::Yes {
-        count(session, endpoint, bytes.len());
+        count_delivered(&mut session.counters, endpoint, len);
     }
     outcome
 }
 
 /// Counts a delivered packet.
 #[inline(always)]
-fn count(session: &mut Session, endpoint: u32, len: usize) {
+pub(crate) fn count_delivered(counters: &mut OwnWords, endpoint: u32, len: usize) {
     // Packets, bytes and copies.
-    let first = session_word(endpoint, Count::RxPackets);
-    session.counters.add_all(first, [1, len as u64, 1]);
+    counters.add_all(session_word(endpoint, Count::RxPackets), [1, len as u64, 1]);
 }
 
 /// Delivers the most common kind of packet: with a full checksum, and in one buffer. `copy` copies
@@ -122,7 +104,7 @@ fn deliver_frame(
 /// Reads the buffers that the application has provided since. Returns `true` if at least `buffers`
 /// are available.
 #[inline(never)]
-fn observe(
+pub(crate) fn observe(
     set: &mut QueuePair,
     ledger: &mut Ledger,
     violated: &mut Option<Violation>,

@@ -1,18 +1,21 @@
 //! Delivery: the only way into a receive queue, for packets of the device and for packets between
 //! two endpoints of this host.
 
+use std::ops::Range;
+
 use towpath_device::{Checksum, Meta};
-use towpath_memory::Mapping;
+use towpath_memory::{Mapping, Region};
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_protocol::counters::{self, Endpoint as EndpointCount};
-use towpath_queue::descriptor::OUTGOING;
+use towpath_queue::OwnWords;
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, OUTGOING, prefetch_distance};
 
-use crate::engine::copy::{Delivered, deliver, deliver_bytes, session_word};
+use crate::engine::copy::{Delivered, count_delivered, deliver, observe, session_word};
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
-use crate::engine::session::Session;
+use crate::engine::session::{Endpoint, Session};
 use crate::engine::sessions::SessionTable;
-use crate::engine::source::{SegmentPieces, Source, WHOLE_BYTES};
+use crate::engine::source::{Piece, SegmentPieces, Source, WHOLE_BYTES};
 use crate::engine::work::Work;
 
 /// The parts of the engine that delivery needs, borrowed for a batch.
@@ -71,7 +74,8 @@ impl<'a> Delivery<'a> {
         let Some(session) = self.sessions.get_mut(destination.session) else {
             return Work::copy(0);
         };
-        let admitted = admit(session, destination.endpoint, self.receive_budget, self.iteration);
+        let budget = Budget { packets: self.receive_budget, iteration: self.iteration };
+        let admitted = admit(session, destination.endpoint, budget);
         let Some((mut to, offload)) = admitted else { return Work::copy(0) };
         to.flags = flags;
         let mut work = Work::copy(0);
@@ -85,74 +89,196 @@ impl<'a> Delivery<'a> {
     #[inline]
     pub(crate) fn receiver(&mut self, key: u32) -> Option<Receiver<'_>> {
         let session = self.sessions.get_mut(key)?;
-        let (budget, iteration) = (self.receive_budget, self.iteration);
-        Some(Receiver { key, session, notifier: self.notifier, budget, iteration })
+        let budget = Budget { packets: self.receive_budget, iteration: self.iteration };
+        Some(Receiver { key, session, notifier: self.notifier, budget })
     }
 }
 
-/// The receiver of several packets.
+/// The packets that an endpoint may receive in a poll iteration.
+#[derive(Clone, Copy)]
+pub(crate) struct Budget {
+    packets: u32,
+    iteration: u64,
+}
+
+impl Budget {
+    /// Counts a packet for an endpoint. Returns how many more the endpoint may receive; `None` if it
+    /// may not receive this one.
+    #[inline(always)]
+    pub(crate) fn admit(self, endpoint: &mut Endpoint) -> Option<u32> {
+        if endpoint.iteration != self.iteration {
+            (endpoint.iteration, endpoint.received) = (self.iteration, 0);
+        }
+        endpoint.received += 1;
+        self.packets.checked_sub(endpoint.received)
+    }
+}
+
+/// Returns an endpoint as the receiver of a packet, unless its session violated the protocol or the
+/// endpoint is over its budget; and whether the endpoint takes large packets and packets with
+/// partial checksums.
+#[inline(always)]
+fn admit(session: &mut Session, number: u32, budget: Budget) -> Option<(To<'_>, bool)> {
+    if session.violation.is_some() {
+        return None;
+    }
+    let endpoint = session.endpoints.get_mut(number as usize)?.as_mut()?;
+    let Some(left) = budget.admit(endpoint) else {
+        count(&mut session.counters, number, EndpointCount::RxOverBudget);
+        return None;
+    };
+    let (queue_pair, offload) = (endpoint.queue_pair, endpoint.offload);
+    Some((To { session, endpoint: number, queue_pair, flags: 0, left }, offload))
+}
+
+/// Counts a packet that an endpoint does not receive.
+#[cold]
+fn count(counters: &mut OwnWords, endpoint: u32, reason: EndpointCount) {
+    counters::add(counters, session_word(endpoint, reason), 1);
+}
+
+/// The receiver of several packets, none of which needs checksums or segmentation.
 pub(crate) struct Receiver<'a> {
     key: u32,
     session: &'a mut Session,
     notifier: &'a mut Notifier,
-    budget: u32,
-    iteration: u64,
+    budget: Budget,
+}
+
+/// A packet that needs neither checksums nor segmentation.
+#[derive(Clone, Copy)]
+pub(crate) struct Frame<'p> {
+    /// The endpoint that receives it.
+    pub(crate) endpoint: u32,
+    /// Its beginning, in private memory.
+    pub(crate) beginning: &'p [u8],
+    /// The rest, in the memory that it is sent from; of no bytes for a packet that is whole.
+    pub(crate) rest: Piece,
+}
+
+impl Frame<'_> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.beginning.len() + self.rest.len as usize
+    }
 }
 
 impl Receiver<'_> {
-    /// Delivers a packet that needs neither checksums nor segmentation and is all in private memory.
-    /// `memory`: any, of which the packet has no bytes.
-    #[inline(always)]
-    pub(crate) fn deliver_bytes(&mut self, endpoint: u32, bytes: &[u8], memory: &Mapping) {
-        if bytes.len() > self.session.shape.receive_pool.data_bytes() as usize {
-            self.deliver_complete(endpoint, Source { prefix: bytes, memory, pieces: &[] });
-            return;
+    /// Delivers packets, by their numbers in a batch. `memory`: where they are sent from.
+    #[inline]
+    pub(crate) fn deliver_all<'p>(
+        &mut self,
+        packets: Range<usize>,
+        memory: &Mapping,
+        frame: impl Fn(usize) -> Frame<'p>,
+    ) {
+        let mut next = packets.start;
+        while next < packets.end {
+            let first = frame(next);
+            let endpoint = self.session.endpoints.get(first.endpoint as usize);
+            let Some(Some(endpoint)) = endpoint else {
+                next += 1;
+                continue;
+            };
+            let queue_pair = endpoint.queue_pair;
+            let delivered = self.fill(queue_pair, next..packets.end, memory, &frame);
+            if delivered == next {
+                // There is no buffer, or the packet needs several.
+                let pieces: &[Piece] = if first.rest.len > 0 { &[first.rest] } else { &[] };
+                let source = Source { prefix: first.beginning, memory, pieces };
+                self.deliver_alone(first.endpoint, source);
+            }
+            next = delivered.max(next + 1);
         }
-        let admitted = admit(self.session, endpoint, self.budget, self.iteration);
-        let Some((mut to, _)) = admitted else { return };
-        let outcome = deliver_bytes(to.session, endpoint, to.queue_pair as usize, bytes);
-        to.count(outcome);
-        self.notifier.touch(to.session, self.key, to.queue_pair);
     }
 
-    /// Delivers a packet that needs neither checksums nor segmentation.
+    /// Delivers packets of one queue pair, each in one buffer. Returns the number of the first that
+    /// is not among them.
     #[inline(always)]
-    pub(crate) fn deliver_complete(&mut self, endpoint: u32, source: Source<'_>) {
-        let admitted = admit(self.session, endpoint, self.budget, self.iteration);
-        let Some((mut to, _)) = admitted else { return };
+    fn fill<'p>(
+        &mut self,
+        queue_pair: u32,
+        packets: Range<usize>,
+        memory: &Mapping,
+        frame: &impl Fn(usize) -> Frame<'p>,
+    ) -> usize {
+        let session = &mut *self.session;
+        let set = &mut session.queue_pairs[queue_pair as usize];
+        let (ledger, violation) = (&mut session.receive_ledger, &mut session.violation);
+        let mut next = packets.start;
+        if violation.is_some()
+            || set.receive.available() == 0 && !observe(set, ledger, violation, 1)
+        {
+            return next;
+        }
+        let (pool, buffers) = (session.shape.receive_pool, &mut session.receive_pool);
+        let mut filling = set.receive.fill();
+        while next < packets.end
+            && let Some(buffer) = filling.buffer(0)
+        {
+            let one = frame(next);
+            let Some(Some(endpoint)) = session.endpoints.get_mut(one.endpoint as usize) else {
+                break;
+            };
+            if endpoint.queue_pair != queue_pair || one.len() > pool.data_bytes() as usize {
+                break;
+            }
+            next += 1;
+            if self.budget.admit(endpoint).is_none() {
+                count(&mut session.counters, one.endpoint, EndpointCount::RxOverBudget);
+                continue;
+            }
+            if let Some(later) = filling.buffer(prefetch_distance(one.len())) {
+                let start = pool.buffer_offset(later) + HEADROOM_BYTES as usize;
+                buffers.prefetch_to_write(start, one.len());
+            }
+            let start = pool.buffer_offset(buffer) + HEADROOM_BYTES as usize;
+            if !copy(&one, memory, buffers, start) {
+                count(&mut session.counters, one.endpoint, EndpointCount::RxUnusable);
+                continue;
+            }
+            filling.push(Descriptor {
+                buffer,
+                start: HEADROOM_BYTES,
+                len: one.len() as u32,
+                endpoint: one.endpoint,
+                flags: 0,
+            });
+            count_delivered(&mut session.counters, one.endpoint, one.len());
+        }
+        drop(filling);
+        self.notifier.touch(session, self.key, queue_pair);
+        next
+    }
+
+    /// Delivers a packet that [`Receiver::fill`] does not deliver.
+    #[inline(never)]
+    fn deliver_alone(&mut self, endpoint: u32, source: Source<'_>) {
+        self.deliver(endpoint, source);
+    }
+
+    /// Delivers one packet.
+    #[inline(always)]
+    pub(crate) fn deliver(&mut self, endpoint: u32, source: Source<'_>) {
+        let Some((mut to, _)) = admit(self.session, endpoint, self.budget) else { return };
         let outcome = to.one(source, Meta::FULL, None);
         to.count(outcome);
         self.notifier.touch(to.session, self.key, to.queue_pair);
     }
 }
 
-/// Returns an endpoint as the receiver of a packet, unless its session violated the protocol or the
-/// endpoint is over its budget for this poll iteration; and whether the endpoint takes large packets
-/// and packets with partial checksums.
+/// Copies a packet into a buffer that has room for it. Returns `false` if a range is out of bounds.
 #[inline(always)]
-fn admit(
-    session: &mut Session,
-    number: u32,
-    budget: u32,
-    iteration: u64,
-) -> Option<(To<'_>, bool)> {
-    if session.violation.is_some() {
-        return None;
-    }
-    let endpoint = session.endpoints.get_mut(number as usize)?.as_mut()?;
-    if endpoint.iteration != iteration {
-        endpoint.iteration = iteration;
-        endpoint.received = 0;
-    }
-    endpoint.received += 1;
-    if endpoint.received > budget {
-        let word = session_word(number, EndpointCount::RxOverBudget);
-        counters::add(&mut session.counters, word, 1);
-        return None;
-    }
-    let (queue_pair, offload) = (endpoint.queue_pair, endpoint.offload);
-    let left = budget - endpoint.received;
-    Some((To { session, endpoint: number, queue_pair, flags: 0, left }, offload))
+fn copy(one: &Frame<'_>, memory: &Mapping, buffers: &mut Region, start: usize) -> bool {
+    let Piece { offset, len } = one.rest;
+    buffers.copy_in(start, one.beginning)
+        && (len == 0
+            || buffers.copy_from(
+                start + one.beginning.len(),
+                memory,
+                offset as usize,
+                len as usize,
+            ))
 }
 
 /// Marks the captured copy of a packet that an application sent.
@@ -264,13 +390,14 @@ impl To<'_> {
         deliver(self.session, self.endpoint, set, source, meta, complete, self.flags)
     }
 
+    #[inline]
     fn count(&mut self, outcome: Delivered) {
-        let count = match outcome {
+        let reason = match outcome {
             Delivered::Yes => return,
             Delivered::NoBuffers => EndpointCount::RxNoBuffers,
             Delivered::Unusable => EndpointCount::RxUnusable,
         };
-        counters::add(&mut self.session.counters, session_word(self.endpoint, count), 1);
+        count(&mut self.session.counters, self.endpoint, reason);
     }
 }
 

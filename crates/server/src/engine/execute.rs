@@ -53,7 +53,7 @@ impl Engine {
             }
             Command::AddEndpoint { session, number, endpoint, listening, group } => {
                 if let Some(key) = self.sessions.key(session) {
-                    self.add_endpoint(key, number, *endpoint, listening, group);
+                    self.add_endpoint(key, number, endpoint, listening, group);
                 }
             }
             Command::RemoveEndpoint { session, number } => {
@@ -138,7 +138,7 @@ impl Engine {
         &mut self,
         key: u32,
         number: u32,
-        endpoint: Endpoint,
+        endpoint: Box<Endpoint>,
         listening: Option<Listening>,
         group: bool,
     ) {

@@ -207,7 +207,7 @@ fn deliver_plain(
     let source = Source { prefix: &[], memory: port.memory(), pieces: &piece };
     if received.meta == Meta::FULL {
         if let Some(mut receiver) = delivery.receiver(destination.session) {
-            receiver.deliver_complete(destination.endpoint, source);
+            receiver.deliver(destination.endpoint, source);
         }
         return Path::Fast;
     }
@@ -320,7 +320,7 @@ mod tests {
             let values = Values::default();
             let (port, _) = DevicePort::start(Box::new(near), BATCH, &values).unwrap();
             let (mut session, application) = testing::session(1);
-            session.put_in(0, testing::endpoint(PORT));
+            session.put_in(0, Box::new(testing::endpoint(PORT)));
             let mut sessions = SessionTable::default();
             let key = sessions.reserve();
             sessions.insert(key, session);

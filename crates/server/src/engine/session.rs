@@ -122,7 +122,7 @@ pub struct Session {
     /// The owner of each buffer of the receive buffer pool.
     pub receive_ledger: Ledger,
     /// The session's endpoints by number; empty once the session is under removal.
-    pub endpoints: Vec<Option<Endpoint>>,
+    pub endpoints: Vec<Option<Box<Endpoint>>>,
     /// The sending state of the endpoints with settings of their own, by endpoint number.
     pub shapes: Vec<Option<Box<Shape>>>,
     /// Number of queue pairs that the engine must check again because settings changed, and the
@@ -352,9 +352,7 @@ impl Session {
     /// Changes the coalescing of an endpoint. For endpoints that share a queue pair, the engine
     /// notifies as soon as the first of them requires a notification.
     pub fn set_coalescing(&mut self, endpoint: u32, setting: Setting, value: u32) {
-        let Some(one) = self.endpoints.get_mut(endpoint as usize).and_then(Option::as_mut) else {
-            return;
-        };
+        let Some(Some(one)) = self.endpoints.get_mut(endpoint as usize) else { return };
         let set = &mut self.queue_pairs[one.queue_pair as usize];
         set.coalescing.remove(one.coalescing);
         match setting {
@@ -367,7 +365,7 @@ impl Session {
     }
 
     /// Enters an endpoint.
-    pub(crate) fn put_in(&mut self, number: u32, endpoint: Endpoint) {
+    pub(crate) fn put_in(&mut self, number: u32, endpoint: Box<Endpoint>) {
         let set = &mut self.queue_pairs[endpoint.queue_pair as usize];
         set.coalescing.add(endpoint.coalescing);
         set.coalesce();
@@ -375,7 +373,7 @@ impl Session {
     }
 
     /// Removes an endpoint.
-    pub(crate) fn take_out(&mut self, number: u32) -> Option<Endpoint> {
+    pub(crate) fn take_out(&mut self, number: u32) -> Option<Box<Endpoint>> {
         let endpoint = self.endpoints.get_mut(number as usize)?.take()?;
         let set = &mut self.queue_pairs[endpoint.queue_pair as usize];
         set.coalescing.remove(endpoint.coalescing);

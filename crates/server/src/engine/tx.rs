@@ -398,7 +398,7 @@ mod tests {
                 (SessionTable::default(), TransmitMemories::default());
             let mut flows = FlowTable::new(1, FlowCache::default());
             let key = sessions.reserve();
-            session.put_in(0, testing::endpoint(PORT));
+            session.put_in(0, Box::new(testing::endpoint(PORT)));
             session.transmit_space = port.add_space(&session.transmit_pool);
             memories.insert(key, &session.transmit_pool);
             tx.add(key, &mut session);

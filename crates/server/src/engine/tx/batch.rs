@@ -23,11 +23,14 @@ pub(crate) struct Taken {
     pub(crate) chain: u32,
     /// The index of the packet's first descriptor in the batch.
     pub(crate) at: u32,
+    /// The offset of the packet's beginning in the transmit buffer pool.
+    pub(crate) offset: u32,
     pub(crate) endpoint: u32,
     pub(crate) len: u32,
     /// Bytes of the packet in [`Batch::beginnings`].
     pub(crate) held: u32,
-    /// `true` if the packet is not late and, by its descriptor, in one buffer without metadata.
+    /// `true` if the packet is not late and, by its descriptor, in one buffer without metadata;
+    /// and its beginning is in [`Batch::beginnings`], once that is fetched.
     pub(crate) single: bool,
     /// `true` if the packet's beginning is in [`Batch::beginnings`].
     pub(crate) fetched: bool,

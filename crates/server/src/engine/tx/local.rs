@@ -8,9 +8,10 @@ use towpath_device::ETHERNET_HEADER_BYTES;
 use towpath_packet::plain;
 use towpath_protocol::counters::Device as Count;
 
+use crate::engine::delivery::Frame;
 use crate::engine::demux::{Destination, Direction, FlowTable};
 use crate::engine::session::{Endpoint, Session};
-use crate::engine::source::{Piece, Source};
+use crate::engine::source::Piece;
 use crate::engine::tx::batch::{Batch, Beginning, Taken};
 use crate::engine::tx::check::count_sent;
 use crate::engine::tx::context::TxContext;
@@ -25,11 +26,12 @@ pub(crate) fn admit(batch: &mut Batch, sender: &mut Session, flows: &mut FlowTab
     let (queue_pair, changes) = (batch.queue_pair, flows.changes());
     let packets = batch.packets[..batch.count].iter_mut().zip(&batch.beginnings);
     for ((one, beginning), place) in packets.zip(&mut batch.destinations) {
-        if !one.single || !one.fetched || one.len > longest {
+        if !one.single || one.len > longest {
             continue;
         }
-        let endpoint = sender.endpoints.get_mut(one.endpoint as usize);
-        let Some(endpoint) = endpoint.and_then(Option::as_mut) else { continue };
+        let Some(Some(endpoint)) = sender.endpoints.get_mut(one.endpoint as usize) else {
+            continue;
+        };
         if endpoint.queue_pair != queue_pair {
             continue;
         }
@@ -87,7 +89,6 @@ pub(crate) fn deliver_run(batch: &Batch, from: usize, context: &mut TxContext<'_
     for one in &batch.packets[from..from + count] {
         count_sent(&mut sender.counters, one.endpoint, one.len as usize, 1);
     }
-    let pool = sender.shape.transmit_pool;
     let mut index = from;
     while index < from + count {
         // Packets for endpoints of one session follow each other in most batches.
@@ -98,20 +99,15 @@ pub(crate) fn deliver_run(batch: &Batch, from: usize, context: &mut TxContext<'_
             index = end;
             continue;
         };
-        for index in index..end {
-            let (one, endpoint) = (&batch.packets[index], batch.destinations[index].endpoint);
-            let prefix = batch.beginning(index);
-            if one.held == one.len {
-                receiver.deliver_bytes(endpoint, prefix, memory.mapping());
-                continue;
+        receiver.deliver_all(index..end, memory.mapping(), |index| {
+            let one = &batch.packets[index];
+            let (offset, len) = (one.offset + one.held, one.len - one.held);
+            Frame {
+                endpoint: batch.destinations[index].endpoint,
+                beginning: batch.beginning(index),
+                rest: Piece { offset, len },
             }
-            let rest = [Piece {
-                offset: batch.descriptors[one.at as usize].pool_offset(&pool) as u32 + one.held,
-                len: one.len - one.held,
-            }];
-            let source = Source { prefix, memory: memory.mapping(), pieces: &rest };
-            receiver.deliver_complete(endpoint, source);
-        }
+        });
         index = end;
     }
     delivery.complete((batch.key, batch.queue_pair), first, count as u32);

@@ -98,8 +98,8 @@ impl Batch {
             if plain && !self.shaped && self.message_bytes == 0 {
                 let room = most - self.count;
                 let bytes = allowance.bytes - self.bytes as i64;
-                let taken = self.take_plain(&mut set.transmit, ledger, at, room, bytes);
-                self.prefetch(taken, memory, &pool);
+                let (queue, pool) = (&mut set.transmit, (memory, &pool));
+                let taken = self.take_plain(queue, ledger, at, (room, bytes), pool);
                 at += taken;
                 // A unit without credit, which the scheduler serves all the same, sends one packet.
                 if taken > 0 {
@@ -114,7 +114,7 @@ impl Batch {
                 Ok(slots) => at += slots,
                 Err(ended) => return Ok(ended),
             }
-            self.prefetch(1, memory, &pool);
+            self.prefetch_last(memory, &pool);
             if self.bytes as i64 >= allowance.bytes && self.message_bytes == 0 {
                 return Ok(Ended::Over);
             }
@@ -167,27 +167,31 @@ impl Batch {
     }
 
     /// Takes packets of one buffer and without flags, at most `room` of them and until they have
-    /// `bytes` bytes. Puts their descriptors at index `at`. Returns how many.
+    /// `bytes` bytes. Puts their descriptors at index `at`, and prefetches the packets. Returns how
+    /// many.
     #[inline(always)]
     fn take_plain(
         &mut self,
         queue: &mut TransmitConsumer,
         ledger: &mut Ledger,
         at: usize,
-        room: usize,
-        bytes: i64,
+        (room, bytes): (usize, i64),
+        (memory, pool): (&Mapping, &PoolShape),
     ) -> usize {
         // A long chain may have taken the place of later packets.
         let room = room.min(self.descriptors.len().saturating_sub(at));
         let descriptors = &mut self.descriptors[at..at + room];
         let (first, taken) = queue.take_plain(ledger, descriptors, bytes);
         let packets = &mut self.packets[self.count..][..taken];
-        for (index, (one, descriptor)) in packets.iter_mut().zip(descriptors).enumerate() {
+        for ((one, descriptor), index) in packets.iter_mut().zip(descriptors).zip(0..) {
+            let offset = descriptor.pool_offset(pool);
+            memory.prefetch(offset, PREFETCH_BYTES.min(descriptor.len as usize));
             self.bytes += u64::from(descriptor.len);
             *one = Taken {
-                first: first.wrapping_add(index as u32),
+                first: first.wrapping_add(index),
                 chain: 1,
-                at: (at + index) as u32,
+                at: at as u32 + index,
+                offset: offset as u32,
                 endpoint: descriptor.endpoint,
                 len: descriptor.len,
                 single: true,
@@ -198,14 +202,14 @@ impl Batch {
         taken
     }
 
-    /// Prefetches the beginnings of the last `count` packets, except late ones.
-    #[inline(always)]
-    fn prefetch(&self, count: usize, memory: &Mapping, pool: &PoolShape) {
-        for one in &self.packets[self.count - count..self.count] {
-            let first = &self.descriptors[one.at as usize];
-            if !one.late {
-                memory.prefetch(first.pool_offset(pool), PREFETCH_BYTES.min(first.len as usize));
-            }
+    /// Prefetches the beginning of the packet taken last, unless it is late.
+    fn prefetch_last(&mut self, memory: &Mapping, pool: &PoolShape) {
+        let one = &mut self.packets[self.count - 1];
+        let first = &self.descriptors[one.at as usize];
+        let offset = first.pool_offset(pool);
+        one.offset = offset as u32;
+        if !one.late {
+            memory.prefetch(offset, PREFETCH_BYTES.min(first.len as usize));
         }
     }
 
@@ -322,12 +326,13 @@ impl Batch {
             let needed = if len <= WHOLE_BYTES { len } else { PREFIX_BYTES };
             let to = &mut beginning.0[..needed];
             one.held = needed as u32;
-            let descriptors = &self.descriptors[one.at as usize..][..one.chain as usize];
-            one.fetched = if let [only] = descriptors {
-                memory.copy_out(only.pool_offset(&pool), to)
+            one.fetched = if one.chain == 1 {
+                memory.copy_out(one.offset as usize, to)
             } else {
+                let descriptors = &self.descriptors[one.at as usize..][..one.chain as usize];
                 fetch_chain(memory, &pool, descriptors, to)
             };
+            one.single &= one.fetched;
         }
     }
 }
