@@ -12,7 +12,8 @@ use rustix::fd::OwnedFd;
 use towpath_stack::{Instant, Meta, SocketError, SocketId, Stack, Transmit};
 
 use crate::clock::Clock;
-use crate::wait::{ToTell, Waiter, lock};
+use crate::lock::lock;
+use crate::wait::{ToTell, Waiter};
 use crate::{Armed, Link, LinkError, error};
 
 /// The maximum number of frames received per round, during which the thread holds the stack's lock.

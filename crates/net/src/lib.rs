@@ -46,6 +46,7 @@ mod driver;
 mod error;
 mod link;
 mod listener;
+mod lock;
 mod network;
 mod options;
 mod poller;

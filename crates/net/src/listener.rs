@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use towpath_stack::{ListenerId, SocketId};
 
+use crate::lock::lock;
 use crate::options::{Options, each};
 use crate::poller::Poller;
-use crate::wait::{Waiter, lock};
+use crate::wait::Waiter;
 use crate::{Network, TcpStream, error};
 
 /// The default limit of connections that wait to be accepted; [`TcpListener::bind_with`] sets

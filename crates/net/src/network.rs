@@ -10,7 +10,8 @@ use towpath_stack::{Config, Counters, SocketId, Stack};
 use crate::clock::Clock;
 use crate::driver::Shared;
 use crate::link::Link;
-use crate::wait::{Waiter, lock};
+use crate::lock::lock;
+use crate::wait::Waiter;
 
 /// The choice of the thread that receives, acknowledges and retransmits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant as StdInstant};
 
 use crate::driver::Patience;
-use crate::wait::lock;
+use crate::lock::lock;
 
 /// The options that clones of a socket share.
 #[derive(Default)]

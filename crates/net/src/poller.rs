@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::event::EventfdFlags;
 
-use crate::wait::lock;
+use crate::lock::lock;
 
 /// The readiness of a socket may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

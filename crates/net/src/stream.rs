@@ -9,9 +9,10 @@ use std::time::{Duration, Instant as StdInstant};
 use towpath_stack::{SocketError, SocketId, Stack, TcpId, TcpState};
 
 use crate::driver::Patience;
+use crate::lock::lock;
 use crate::options::{Options, each};
 use crate::poller::Poller;
-use crate::wait::{Waiter, lock};
+use crate::wait::Waiter;
 use crate::{Network, error};
 
 /// The maximum number of bytes copied at once, during which the thread holds the stack's lock.

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use towpath_stack::{Received, SocketError, SocketId, UdpId};
 
+use crate::lock::lock;
 use crate::options::{Options, each};
 use crate::poller::Poller;
-use crate::wait::{Waiter, lock};
+use crate::wait::Waiter;
 use crate::{Network, error};
 
 struct Inner {

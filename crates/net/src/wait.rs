@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::lock::lock;
 use crate::poller::Registration;
 
 /// A socket's waiters, used with the stack's lock.
@@ -56,12 +57,6 @@ impl Waiter {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         guard
     }
-}
-
-/// Locks a mutex, even a poisoned one. Only an application's callback can panic while its thread
-/// holds the lock, and the state behind the lock is then consistent.
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The waiters to wake after releasing the stack's lock.
