@@ -1,6 +1,8 @@
 //! The walk along a chain of IPv6 extension headers, and its limit.
 
-use crate::headers::{Fragment, Malformed, be16};
+use crate::bytes::be16;
+use crate::fragment::Fragment;
+use crate::malformed::Malformed;
 
 /// The maximum number of IPv6 extension headers in a walk.
 pub const MAX_EXTENSION_HEADERS: usize = 8;

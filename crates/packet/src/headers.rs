@@ -5,38 +5,22 @@
 //! them. Each layer is independent. A frame with a malformed IP header still has its Ethernet
 //! fields; a frame with a malformed TCP header still has its addresses.
 
+use crate::bytes::{be16, piece};
 use crate::extension::{Chain, is_extension};
 use crate::transport::{self, Transport};
 
 pub use crate::extension::MAX_EXTENSION_HEADERS;
+pub use crate::fragment::Fragment;
 pub use crate::malformed::Malformed;
+pub use crate::numbers::{
+    ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN,
+    PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
+};
 
 /// The maximum number of a frame's first bytes that [`Headers::parse`] needs. It is enough for
 /// Ethernet, a VLAN tag, IPv4 and TCP with options, and all but unusual chains of IPv6 extension
 /// headers.
 pub const PREFIX_BYTES: usize = 256;
-
-/// IPv4 (RFC 894).
-pub const ETHERTYPE_IPV4: u16 = 0x0800;
-/// ARP (RFC 826).
-pub const ETHERTYPE_ARP: u16 = 0x0806;
-/// IPv6 (RFC 2464).
-pub const ETHERTYPE_IPV6: u16 = 0x86dd;
-/// A VLAN tag (IEEE 802.1Q).
-pub const ETHERTYPE_VLAN: u16 = 0x8100;
-/// A service provider's VLAN tag (IEEE 802.1ad).
-pub const ETHERTYPE_SERVICE_VLAN: u16 = 0x88a8;
-
-/// The IP protocol number of ICMP.
-pub const PROTOCOL_ICMP: u8 = 1;
-/// The IP protocol number of TCP.
-pub const PROTOCOL_TCP: u8 = 6;
-/// The IP protocol number of UDP.
-pub const PROTOCOL_UDP: u8 = 17;
-/// The IP protocol number of ICMPv6.
-pub const PROTOCOL_ICMPV6: u8 = 58;
-/// The IP protocol number of SCTP.
-pub const PROTOCOL_SCTP: u8 = 132;
 
 /// A frame's headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,52 +93,6 @@ pub struct Ip<Address> {
     pub l4_offset: u16,
     /// The transport header's fields.
     pub transport: Transport,
-}
-
-/// The fragment of an IP packet that a frame holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fragment {
-    /// The whole packet.
-    Whole,
-    /// The first fragment: it has the ports.
-    First {
-        /// The packet's identification; 16 bits in IPv4.
-        id: u32,
-    },
-    /// A later fragment: it has no transport header.
-    Later {
-        /// The packet's identification; 16 bits in IPv4.
-        id: u32,
-        /// Its position in the packet, in bytes.
-        offset: u16,
-    },
-}
-
-impl Fragment {
-    /// Classifies a fragment at `offset` with `payload` bytes, and `more` fragments after it or
-    /// not. Also returns its defect, if any.
-    pub(crate) fn read(
-        id: u32,
-        offset: u16,
-        more: bool,
-        payload: usize,
-    ) -> (Fragment, Option<Malformed>) {
-        let fragment =
-            if offset == 0 { Fragment::First { id } } else { Fragment::Later { id, offset } };
-        let bad = usize::from(offset) + payload > 0xffff || (more && !payload.is_multiple_of(8));
-        (fragment, bad.then_some(Malformed::Fragment))
-    }
-}
-
-#[inline]
-pub(crate) const fn be16(high: u8, low: u8) -> u16 {
-    u16::from_be_bytes([high, low])
-}
-
-/// Reads `N` bytes of a header in one read. The header must have them.
-#[inline(always)]
-pub(crate) fn piece<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
-    header[at..].first_chunk().copied().unwrap_or([0; N])
 }
 
 impl Headers {

@@ -6,11 +6,14 @@
 #![forbid(unsafe_code)]
 
 pub mod build;
+mod bytes;
 pub mod checksum;
 mod extension;
+mod fragment;
 pub mod headers;
 mod malformed;
 pub mod meta;
+mod numbers;
 pub mod offload;
 pub mod pattern;
 pub mod pcapng;

@@ -5,8 +5,9 @@
 //! for comparison and lookup. For any other frame [`read`] returns `None`, and the caller uses the
 //! full parser. Tests and the fuzzer check that both agree.
 
+use crate::bytes::piece;
 use crate::headers::{
-    ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, Headers, Network, PROTOCOL_TCP, PROTOCOL_UDP, piece,
+    ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, Headers, Network, PROTOCOL_TCP, PROTOCOL_UDP,
 };
 use crate::transport::Transport;
 

@@ -5,10 +5,11 @@
 //! do not identify the flow, but the quoted packet does. Any host can forge one: the receiver
 //! checks the quoted packet against its own traffic (RFC 5927).
 
+use crate::bytes::{be16, piece};
 use crate::extension::{Chain, is_extension};
 use crate::headers::{
     Fragment, Headers, Malformed, Network, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_SCTP,
-    PROTOCOL_TCP, PROTOCOL_UDP, be16, piece,
+    PROTOCOL_TCP, PROTOCOL_UDP,
 };
 use crate::transport::Transport;
 

@@ -8,8 +8,9 @@
 
 use std::ops::Range;
 
+use crate::bytes::be16;
 use crate::checksum::{OutsidePacket, Sum, complete};
-use crate::headers::{Headers, Network, PREFIX_BYTES, PROTOCOL_TCP, be16};
+use crate::headers::{Headers, Network, PREFIX_BYTES, PROTOCOL_TCP};
 use crate::meta::{Checksum, Meta, SegmentationKind};
 use crate::offload::{Large, OffloadError, check_large};
 use crate::transport::tcp_flags;

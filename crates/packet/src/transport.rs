@@ -1,8 +1,8 @@
 //! Transport headers: ports, flags, ICMP's type, a neighbour's address.
 
-use crate::headers::{
-    Malformed, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, be16,
-};
+use crate::bytes::be16;
+use crate::malformed::Malformed;
+use crate::numbers::{PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP};
 
 /// The fields of a transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
