@@ -30,6 +30,7 @@ mod enter;
 mod error;
 mod namespace;
 pub mod probe;
+mod refusal;
 mod tun;
 mod users;
 

@@ -5,10 +5,10 @@
 use std::io;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 
-use crate::enter::{Step, check_inside, ioctl};
+use crate::enter::{check_inside, ioctl};
 use crate::error::Unavailable;
+use crate::refusal::Step;
 
 /// `_IOW('T', 202, int)` of `linux/if_tun.h`.
 const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
@@ -32,40 +32,4 @@ fn make_tap() -> io::Result<()> {
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
     // SAFETY: the request takes an `ifreq`.
     unsafe { ioctl(&tun, TUNSETIFF, &mut request) }.map_err(|errno| Step::MakeTap.failed(errno))
-}
-
-pub(crate) fn explain(error: &io::Error) -> Unavailable {
-    let (step, errno) = Step::of(error).unwrap_or((Step::OpenTun, Errno::IO));
-    let said = io::Error::from(errno);
-    if step == Step::MakeTap {
-        return Unavailable {
-            cause: format!("no TAP can be made in a namespace of one's own: TUNSETIFF: {said}"),
-            remedy: "run as root, or allow the program TAPs in AppArmor or SELinux".to_owned(),
-        };
-    }
-    let remedy = match errno {
-        Errno::NOENT => "modprobe tun; in a container: --device /dev/net/tun",
-        Errno::NODEV | Errno::NXIO => "modprobe tun: the kernel lacks the driver behind the file",
-        Errno::ACCESS | Errno::PERM => {
-            "run as root, or: chmod 0666 /dev/net/tun, which is what udev does; \
-             what may be done there is still decided by CAP_NET_ADMIN"
-        }
-        _ => "see what /dev/net/tun is",
-    };
-    Unavailable { cause: format!("/dev/net/tun cannot be opened: {said}"), remedy: remedy.into() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_refusal_is_two_lines() {
-        for step in [Step::OpenTun, Step::MakeTap] {
-            for errno in [Errno::NOENT, Errno::NODEV, Errno::ACCESS, Errno::PERM, Errno::IO] {
-                let unavailable = explain(&step.failed(errno));
-                assert_eq!(unavailable.to_string().lines().count(), 2, "{unavailable}");
-            }
-        }
-    }
 }
