@@ -4,7 +4,7 @@
 //! Unsafe lives here for the one reference to the state, which lives as long as its thread holds
 //! the flag.
 
-use super::{FREE, GIVEN_UP, Inside, Leaving, NOT_OUT, Optimistic, PUBLISHED, word};
+use super::section::{FREE, GIVEN_UP, Inside, Leaving, NOT_OUT, Optimistic, PUBLISHED, word};
 use crate::word::{Barrier, Ordering, full_fence};
 
 /// The work that other threads left for the next holder.
@@ -37,10 +37,26 @@ impl<S, M> core::fmt::Debug for Entered<'_, S, M> {
     }
 }
 
+impl<S, M> Optimistic<S, M> {
+    /// Enters, if no thread is inside.
+    #[inline]
+    #[must_use]
+    pub fn try_enter(&self) -> Option<Entered<'_, S, M>> {
+        // A thread that only loads the flag does not take its line from the holder.
+        if self.door.0.flag.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        // SYNC: this thread sees what earlier holders did inside. Partner: the release in
+        // `Entered::exit`.
+        self.door.0.flag.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(Entered::begin(self))
+    }
+}
+
 impl<'a, S, M> Entered<'a, S, M> {
     /// Begins for a thread that has just taken the flag.
     #[inline]
-    pub(super) fn begin(section: &'a Optimistic<S, M>) -> Entered<'a, S, M> {
+    fn begin(section: &'a Optimistic<S, M>) -> Entered<'a, S, M> {
         #[cfg(not(loom))]
         let inside = section.inside.0.get();
         #[cfg(loom)]
