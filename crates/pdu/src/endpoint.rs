@@ -1,25 +1,20 @@
 //! PDU endpoints: a session's endpoint that sends and receives PDUs.
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use towpath_client::{Endpoint, Lost, Rule, Session, TransmitBuffer};
+use towpath_client::{Endpoint, Lost, Rule, Session};
 
 use crate::counters::{ReceiveCounters, SendCounters};
-use crate::format::{ETHERTYPE, MAX_PDU_BYTES, OVERHEAD_BYTES};
+use crate::format::{ETHERTYPE, OVERHEAD_BYTES};
 use crate::message::Message;
 use crate::pdu::Pdu;
 use crate::reassembler::{Accepted, Limits, Reassembler};
-use crate::turns::Turns;
+use crate::sender::{SendError, Sender};
 
 /// The default number of fragments in the transmit queue at a time ([`Options::ahead`]): more than
 /// a PDU of 64 KiB has at an MTU of 1500.
 pub const MAX_AHEAD: u32 = 64;
-/// One in this many of a session's transmit buffers is reserved for channels without waiting
-/// fragments.
-const KEPT_SHARE: u32 = 8;
 const ETHERNET_BYTES: usize = 14;
 
 /// Options of a PDU endpoint.
@@ -61,32 +56,6 @@ pub enum OpenError {
     },
 }
 
-/// The reason why a PDU was not accepted. None of it was queued then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SendError {
-    /// The buffers have no room for all fragments: wait for room ([`PduEndpoint::want_room`]).
-    #[error("the transmit queue is full")]
-    Full,
-    /// No PDU of that length can be sent.
-    #[error("a PDU of {len} bytes; 0 to {max} are possible here")]
-    Length {
-        /// The PDU's length.
-        len: usize,
-        /// The longest possible length.
-        max: usize,
-    },
-    /// The session is over.
-    #[error(transparent)]
-    Lost(#[from] Lost),
-}
-
-/// A fragment that is written and not yet in the transmit queue.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    pub(crate) buffer: TransmitBuffer,
-    pub(crate) buffer_bytes: usize,
-}
-
 /// An endpoint that sends and receives PDUs. It owns its session.
 ///
 /// The endpoint sends waiting fragments in calls of [`flush`](PduEndpoint::flush),
@@ -95,19 +64,8 @@ pub(crate) struct Waiting {
 /// session and loses unsent fragments: call [`drain`](PduEndpoint::drain) first.
 #[derive(Debug)]
 pub struct PduEndpoint {
-    pub(crate) session: Session,
-    pub(crate) endpoint: Endpoint,
-    pub(crate) mac: [u8; 6],
-    /// The maximum number of PDU bytes per buffer.
-    pub(crate) chunk_bytes: usize,
-    /// Buffers of the message that is being written.
-    pub(crate) filling: Vec<TransmitBuffer>,
-    pub(crate) turns: Turns<Waiting>,
-    pub(crate) next_id: u32,
-    pub(crate) sent: SendCounters,
+    sender: Sender,
     reassembler: Reassembler,
-    slots: u32,
-    ahead: u32,
     wants_room: bool,
 }
 
@@ -127,23 +85,12 @@ impl PduEndpoint {
         }
         let rule = Rule::new().ethertype(ETHERTYPE).queue_pair(options.queue_pair);
         let endpoint = session.open(&if options.group { rule.with_group() } else { rule })?;
-        let slots = session.transmit_slots(endpoint);
+        // A length on the wire has 16 bits.
+        let chunk_bytes = (packet_bytes - OVERHEAD_BYTES).min(u16::MAX as usize);
         Ok(PduEndpoint {
-            endpoint,
-            mac: session.info().mac,
-            // A length on the wire has 16 bits.
-            chunk_bytes: (packet_bytes - OVERHEAD_BYTES).min(u16::MAX as usize),
-            filling: Vec::with_capacity(slots as usize),
-            turns: Turns::new(slots as usize),
-            // A random start: the previous owner of this address may have sent the numbers from 0
-            // on.
-            next_id: RandomState::new().build_hasher().finish() as u32,
-            sent: SendCounters::default(),
+            sender: Sender::new(session, endpoint, chunk_bytes, options.ahead),
             reassembler: Reassembler::new(options.limits),
-            slots,
-            ahead: options.ahead.max(1),
             wants_room: false,
-            session,
         })
     }
 
@@ -160,32 +107,8 @@ impl PduEndpoint {
         channel: u32,
         len: usize,
     ) -> Result<Message<'_>, SendError> {
-        let max = self.max_pdu_bytes();
-        if len > max {
-            return Err(SendError::Length { len, max });
-        }
-        // Empty, unless the application forgot a message instead of dropping it.
-        self.release_filling();
-        let needed = len.div_ceil(self.chunk_bytes).max(1);
-        if !self.has_buffers(channel, needed)? {
-            self.sent.full += 1;
-            return Err(SendError::Full);
-        }
-        for _ in 0..needed {
-            match self.session.reserve() {
-                Some(buffer) => self.filling.push(buffer),
-                None => break,
-            }
-        }
-        debug_assert_eq!(self.filling.len(), needed, "enough, as just checked");
-        Ok(Message::new(self, to, channel, len))
-    }
-
-    /// Releases the buffers of an unsent message.
-    pub(crate) fn release_filling(&mut self) {
-        for buffer in self.filling.drain(..) {
-            self.session.release(buffer);
-        }
+        self.sender.reserve(channel, len)?;
+        Ok(Message::new(&mut self.sender, to, channel, len))
     }
 
     /// Sends a PDU from `bytes`, with one copy. Returns its number.
@@ -207,37 +130,27 @@ impl PduEndpoint {
     /// Returns `true` if the endpoint would accept a PDU of `len` bytes on that channel now.
     #[must_use]
     pub fn has_room(&mut self, channel: u32, len: usize) -> bool {
-        let needed = len.div_ceil(self.chunk_bytes).max(1);
-        len <= self.max_pdu_bytes() && self.has_buffers(channel, needed) == Ok(true)
-    }
-
-    fn has_buffers(&mut self, channel: u32, needed: usize) -> Result<bool, Lost> {
-        let kept = if self.turns.has(channel) { (self.slots / KEPT_SHARE) as usize } else { 0 };
-        if self.session.free_buffers()? >= needed + kept {
-            return Ok(true);
-        }
-        self.session.unsent(self.endpoint.queue_pair())?;
-        Ok(self.session.free_buffers()? >= needed + kept)
+        len <= self.max_pdu_bytes() && self.sender.has_room(channel, len) == Ok(true)
     }
 
     /// Returns the length of the longest PDU that can be sent, in bytes: 65 536, or the capacity of
     /// all transmit buffers.
     #[must_use]
     pub fn max_pdu_bytes(&self) -> usize {
-        MAX_PDU_BYTES.min(self.slots as usize * self.chunk_bytes)
+        self.sender.max_pdu_bytes()
     }
 
     /// Returns the maximum number of PDU bytes in one fragment.
     #[must_use]
     pub fn chunk_bytes(&self) -> usize {
-        self.chunk_bytes
+        self.sender.chunk_bytes
     }
 
     /// Returns the number of fragments that wait for their turn and are not in the transmit queue
     /// yet.
     #[must_use]
     pub fn waiting_fragments(&self) -> usize {
-        self.turns.len()
+        self.sender.turns.len()
     }
 
     /// Puts fragments into the transmit queue, channels in turn, up to [`Options::ahead`].
@@ -246,18 +159,7 @@ impl PduEndpoint {
     /// # Errors
     /// [`Lost`].
     pub fn flush(&mut self) -> Result<(), Lost> {
-        if self.turns.len() > 0 {
-            let unsent = self.session.unsent(self.endpoint.queue_pair())?;
-            for _ in unsent..self.ahead.min(self.slots) {
-                let Some(Waiting { buffer, buffer_bytes }) = self.turns.front() else { break };
-                match self.session.send_reserved(self.endpoint, buffer, *buffer_bytes) {
-                    Ok(()) => drop(self.turns.next()),
-                    Err(towpath_client::SendError::Lost(lost)) => return Err(lost),
-                    Err(_) => break,
-                }
-            }
-        }
-        self.session.flush()
+        self.sender.flush()
     }
 
     /// Examines at most `budget` received packets, and passes each complete PDU to `each`. Returns
@@ -267,23 +169,24 @@ impl PduEndpoint {
     /// [`Lost`].
     pub fn receive(&mut self, budget: usize, mut each: impl FnMut(Pdu<'_>)) -> Result<usize, Lost> {
         let now = Instant::now();
-        let (reassembler, own) = (&mut self.reassembler, self.endpoint.number());
+        let (reassembler, own) = (&mut self.reassembler, self.sender.endpoint.number());
         reassembler.expire(now);
-        let got = self.session.receive(self.endpoint.queue_pair(), budget, |received| {
-            if received.endpoint() != own {
-                reassembler.count_other_endpoint();
-                return;
-            }
-            match reassembler.accept(now, received.parts()) {
-                Ok(Accepted::InPlace(fragment)) => each(Pdu::in_place(fragment, received)),
-                Ok(Accepted::Reassembled(fragment, bytes)) => {
-                    each(Pdu::reassembled(fragment, bytes));
+        let got =
+            self.sender.session.receive(self.sender.endpoint.queue_pair(), budget, |received| {
+                if received.endpoint() != own {
+                    reassembler.count_other_endpoint();
+                    return;
                 }
-                // Each drop has a counter.
-                Ok(Accepted::Waits) | Err(_) => {}
-            }
-        })?;
-        if self.turns.len() > 0 {
+                match reassembler.accept(now, received.parts()) {
+                    Ok(Accepted::InPlace(fragment)) => each(Pdu::in_place(fragment, received)),
+                    Ok(Accepted::Reassembled(fragment, bytes)) => {
+                        each(Pdu::reassembled(fragment, bytes));
+                    }
+                    // Each drop has a counter.
+                    Ok(Accepted::Waits) | Err(_) => {}
+                }
+            })?;
+        if self.sender.turns.len() > 0 {
             self.flush()?;
         }
         Ok(got)
@@ -307,12 +210,12 @@ impl PduEndpoint {
             self.flush()?;
             let now = Instant::now();
             self.reassembler.expire(now);
-            if self.wants_room || self.turns.len() > 0 {
-                self.session.want_room(self.endpoint.queue_pair())?;
+            if self.wants_room || self.sender.turns.len() > 0 {
+                self.sender.session.want_room(self.sender.endpoint.queue_pair())?;
             }
             let next = [until, self.reassembler.deadline()].into_iter().flatten().min();
             let left = next.map(|next| next.saturating_duration_since(now));
-            if self.session.wait(left)? {
+            if self.sender.session.wait(left)? {
                 self.wants_room = false;
                 self.flush()?;
                 return Ok(true);
@@ -336,7 +239,9 @@ impl PduEndpoint {
         let until = Instant::now().checked_add(timeout);
         loop {
             self.flush()?;
-            if self.turns.len() == 0 && self.session.unsent(self.endpoint.queue_pair())? == 0 {
+            if self.sender.turns.len() == 0
+                && self.sender.session.unsent(self.sender.endpoint.queue_pair())? == 0
+            {
                 return Ok(true);
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -345,20 +250,20 @@ impl PduEndpoint {
             }
             self.want_room();
             self.wait(left)?;
-            self.receive(self.slots as usize, &mut each)?;
+            self.receive(self.sender.slots as usize, &mut each)?;
         }
     }
 
     /// Returns the session, for its counters and other information.
     #[must_use]
     pub fn session(&self) -> &Session {
-        &self.session
+        &self.sender.session
     }
 
     /// Returns this endpoint's handle in its session.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
-        self.endpoint
+        self.sender.endpoint
     }
 
     /// Returns the number of incomplete received PDUs.
@@ -376,6 +281,6 @@ impl PduEndpoint {
     /// Returns the counters of sending.
     #[must_use]
     pub fn sent(&self) -> SendCounters {
-        self.sent
+        self.sender.sent
     }
 }

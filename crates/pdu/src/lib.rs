@@ -44,10 +44,11 @@ mod pdu;
 mod pieces;
 mod ranges;
 mod reassembler;
+mod sender;
 mod turns;
 
 pub use counters::{ReceiveCounters, SendCounters};
-pub use endpoint::{MAX_AHEAD, OpenError, Options, PduEndpoint, SendError};
+pub use endpoint::{MAX_AHEAD, OpenError, Options, PduEndpoint};
 pub use format::{
     ETHERTYPE, Fragment, HEADER_BYTES, MAX_PDU_BYTES, Malformed, OVERHEAD_BYTES, VERSION,
 };
@@ -55,4 +56,5 @@ pub use message::Message;
 pub use pdu::{Parts, Pdu};
 pub use pieces::Pieces;
 pub use reassembler::{Accepted, Dropped, Limits, Reassembler};
+pub use sender::SendError;
 pub use towpath_client::{Lost, Options as SessionOptions, Session};

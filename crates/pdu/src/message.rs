@@ -4,8 +4,8 @@ use std::io;
 
 use towpath_client::Lost;
 
-use crate::endpoint::{PduEndpoint, Waiting};
 use crate::format::{Fragment, OVERHEAD_BYTES};
+use crate::sender::{Sender, Waiting};
 use crate::turns::Part;
 
 /// A PDU of a given length, which the application writes once, directly into transmit buffers. The
@@ -16,7 +16,7 @@ use crate::turns::Part;
 /// buffers.
 #[derive(Debug)]
 pub struct Message<'a> {
-    endpoint: &'a mut PduEndpoint,
+    sender: &'a mut Sender,
     to: [u8; 6],
     channel: u32,
     len: usize,
@@ -24,14 +24,14 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Creates a message over the buffers that the endpoint has reserved.
+    /// Creates a message over the buffers that the sender has reserved.
     pub(crate) fn new(
-        endpoint: &'a mut PduEndpoint,
+        sender: &'a mut Sender,
         to: [u8; 6],
         channel: u32,
         len: usize,
     ) -> Message<'a> {
-        Message { endpoint, to, channel, len, written: 0 }
+        Message { sender, to, channel, len, written: 0 }
     }
 
     /// Returns the length of the PDU, in bytes.
@@ -58,28 +58,28 @@ impl<'a> Message<'a> {
         if self.written == self.len {
             return None;
         }
-        let chunk_bytes = self.endpoint.chunk_bytes;
+        let chunk_bytes = self.sender.chunk_bytes;
         let (number, from) = (self.written / chunk_bytes, self.written % chunk_bytes);
         let chunk_len = chunk_bytes.min(self.len - number * chunk_bytes);
         self.written += chunk_len - from;
-        let buffer = self.endpoint.filling.get(number)?;
-        let bytes = self.endpoint.session.reserved(buffer, OVERHEAD_BYTES + chunk_len)?;
+        let buffer = self.sender.filling.get(number)?;
+        let bytes = self.sender.session.reserved(buffer, OVERHEAD_BYTES + chunk_len)?;
         Some(&mut bytes[OVERHEAD_BYTES + from..])
     }
 
     /// Queues the PDU for sending, one fragment per buffer, and writes the headers. The next
-    /// [`PduEndpoint::flush`] sends it, in turn with other channels. Returns the PDU's number.
+    /// [`PduEndpoint::flush`](crate::PduEndpoint::flush) sends it, in turn with other channels. Returns the PDU's number.
     ///
     /// # Errors
     /// [`Lost`].
     pub fn send(mut self) -> Result<u32, Lost> {
         // Fails if the session is over, since its buffers cannot be written then.
-        self.endpoint.session.free_buffers()?;
+        self.sender.session.free_buffers()?;
         while let Some(rest) = self.next_chunk() {
             rest.fill(0);
         }
-        let (len, chunk_bytes) = (self.len, self.endpoint.chunk_bytes);
-        let PduEndpoint { session, filling, turns, next_id, sent, mac, .. } = &mut *self.endpoint;
+        let (len, chunk_bytes) = (self.len, self.sender.chunk_bytes);
+        let Sender { session, filling, turns, next_id, sent, mac, .. } = &mut *self.sender;
         let chunk_len = |number: usize| chunk_bytes.min(len - number * chunk_bytes);
         let mut crc = 0;
         for (number, buffer) in filling.iter().enumerate() {
@@ -124,7 +124,7 @@ impl io::Write for Message<'_> {
         let count = chunk.len().min(bytes.len());
         chunk[..count].copy_from_slice(&bytes[..count]);
         self.written = before + count;
-        self.endpoint.sent.copied_bytes += count as u64;
+        self.sender.sent.copied_bytes += count as u64;
         Ok(count)
     }
 
@@ -136,6 +136,6 @@ impl io::Write for Message<'_> {
 impl Drop for Message<'_> {
     fn drop(&mut self) {
         // Empty after a send.
-        self.endpoint.release_filling();
+        self.sender.release_filling();
     }
 }
