@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use smoltcp::socket::tcp::State;
 
+use super::connection::Tuple;
 use super::segment::{self, ACK, RST, Segment};
-use super::{Tcp, Tuple};
+use super::table::Tcp;
 use crate::host::Host;
 use crate::icmp::{Problem, Quoted};
 use crate::ip::{self, Header};

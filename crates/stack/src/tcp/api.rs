@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use smoltcp::socket::tcp::{RecvError, State};
 
-use super::connection::{Connection, Owner, Tuple};
-use super::{Tcp, connection, smol_endpoint};
+use super::connection::{self, Connection, Owner, Tuple, smol_endpoint};
+use super::table::Tcp;
 use crate::bindings::ephemeral_ports;
 use crate::host::Host;
 use crate::{Instant, Readiness, SocketError, TcpId};

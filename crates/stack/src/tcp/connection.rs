@@ -262,3 +262,8 @@ impl Connection {
 pub(super) fn smol(duration: Duration) -> smoltcp::time::Duration {
     smoltcp::time::Duration::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
 }
+
+/// Returns an address and port as smoltcp's type.
+pub(super) fn smol_endpoint(address: SocketAddr) -> smoltcp::wire::IpEndpoint {
+    smoltcp::wire::IpEndpoint::new(address.ip().into(), address.port())
+}

@@ -1,15 +1,17 @@
 //! Transmission of connections, and their timers.
 
+use std::net::IpAddr;
+
 use smoltcp::iface::PollResult;
 use smoltcp::socket::tcp::State;
 
 use super::port::Egress;
-use super::{Tcp, TcpId};
+use super::table::Tcp;
 use crate::ethernet::HEADER_BYTES as ETHERNET_BYTES;
 use crate::host::Host;
 use crate::neighbour::Lookup;
 use crate::outbox::NextHop;
-use crate::{Instant, SocketError, Transmit};
+use crate::{Instant, SocketError, TcpId, Transmit};
 
 /// The maximum number of segments that a connection sends before the next connection's turn.
 const SEGMENTS_PER_CONNECTION: usize = 16;
@@ -35,6 +37,15 @@ enum Progress {
     NoRoom,
 }
 
+/// The work of one poll.
+struct Work<'a, T> {
+    link: &'a mut T,
+    /// The number of segments that connections may still send.
+    segments_left: usize,
+    /// `true` once a timer fired, or a segment was sent.
+    done: bool,
+}
+
 impl Tcp {
     /// Fires timers, and sends at most `budget` segments. Returns whether it did any work, and
     /// whether the link ran out of room.
@@ -43,20 +54,20 @@ impl Tcp {
         now: Instant,
         host: &mut Host,
         link: &mut T,
-        mut budget: usize,
+        budget: usize,
     ) -> (bool, bool) {
-        let mut worked = false;
-        let mut work = TIMERS;
+        let mut work = Work { link, segments_left: budget, done: false };
+        let mut timers_left = TIMERS;
         self.time_wait.expire(now, TIMERS);
-        while let Some(index) = self.wheel.fire(now, &mut work) {
+        while let Some(index) = self.wheel.fire(now, &mut timers_left) {
             host.counters.timers_fired += 1;
-            worked = true;
+            work.done = true;
             self.expire(now, host, index);
             self.mark(index);
         }
         // Connections marked from now on have their turn at the next poll.
         for _ in 0..self.dirty.len() {
-            if budget == 0 {
+            if work.segments_left == 0 {
                 break;
             }
             let Some(index) = self.dirty.pop_front() else { break };
@@ -69,7 +80,7 @@ impl Tcp {
                 continue;
             }
             host.counters.tcp_visits += 1;
-            match self.turn(now, host, link, index, &mut budget, &mut worked) {
+            match self.turn(now, host, index, &mut work) {
                 Progress::Done | Progress::Neighbour => {}
                 Progress::More => self.mark(index),
                 Progress::NoRoom => {
@@ -77,11 +88,11 @@ impl Tcp {
                         connection.dirty = true;
                         self.dirty.push_front(index);
                     }
-                    return (worked, true);
+                    return (work.done, true);
                 }
             }
         }
-        (worked, false)
+        (work.done, false)
     }
 
     /// Handles a timer: signals a loss, or gives up a connection whose state has lasted too long.
@@ -106,87 +117,32 @@ impl Tcp {
         self.fail(now, host, index, SocketError::TimedOut);
     }
 
+    /// Lets one connection send, and applies the consequences.
     fn turn<T: Transmit>(
         &mut self,
         now: Instant,
         host: &mut Host,
-        link: &mut T,
         index: u32,
-        budget: &mut usize,
-        worked: &mut bool,
+        work: &mut Work<'_, T>,
     ) -> Progress {
-        let generation = self.slots[index as usize].generation;
         let Some(connection) = self.slots[index as usize].connection.as_mut() else {
             return Progress::Done;
         };
         let at = now.to_smoltcp();
+        let before = connection.state();
+        let remote = connection.tuple.remote.ip();
         let mut next = self.interface.poll_at(at, connection.sockets());
         let mut result = Progress::Done;
-        let before = connection.state();
         if next.is_some_and(|next| next <= at) {
-            let remote = connection.tuple.remote.ip();
-            let station = match host.route(remote).map(|route| route.to) {
-                Some(NextHop::Station(mac)) => mac,
-                Some(NextHop::Neighbour(hop)) => {
-                    let (outbox, counters) = (&mut host.outbox, &mut host.counters);
-                    match host.neighbours.lookup(now, hop, outbox, counters) {
-                        Lookup::Station(mac) => mac,
-                        Lookup::Asked => {
-                            host.neighbours.wait(hop, TcpId { index, generation });
-                            // Retry, in case the stack forgets the neighbour meanwhile.
-                            self.rearm(now, host, index, Some(now + NEIGHBOUR_RETRY));
-                            return Progress::Neighbour;
-                        }
-                    }
-                }
-                None => {
-                    host.counters.no_route += 1;
-                    self.strand(host, index);
-                    return Progress::Done;
-                }
+            let station = match self.station(now, host, index, remote) {
+                Ok(station) => station,
+                Err(progress) => return progress,
             };
-            let path = connection.path;
-            let most = self.capabilities.max_transmission_unit + ETHERNET_BYTES;
-            for turn in 0.. {
-                if turn == SEGMENTS_PER_CONNECTION || *budget == 0 {
-                    result = Progress::More;
-                    break;
-                }
-                let need = (connection.socket().send_queue() + HEADERS).min(most);
-                if !link.room(need) {
-                    result = Progress::NoRoom;
-                    break;
-                }
-                let mut port = Egress {
-                    link,
-                    path: &path,
-                    capabilities: &self.capabilities,
-                    stations: (station, host.config.mac),
-                    scratch: &mut self.scratch,
-                    counters: &mut host.counters,
-                    sent: None,
-                };
-                let interface = self.narrow.of(path.mss).unwrap_or(&mut self.interface);
-                let polled = interface.poll_egress(at, &mut port, connection.sockets());
-                let sent = port.sent;
-                if let Some(sent) = sent {
-                    host.counters.tcp_sent += 1;
-                    if connection.note_sent(now, &sent) {
-                        host.counters.tcp_retransmitted += 1;
-                    }
-                    *worked = true;
-                    *budget -= 1;
-                }
-                next = self.interface.poll_at(at, connection.sockets());
-                if next.is_none_or(|next| next > at) {
-                    break;
-                }
-                if polled == PollResult::None {
-                    next = Some(at + smoltcp::time::Duration::from_micros(STALL));
-                    break;
-                }
-            }
+            result = self.send_segments(now, host, work, index, station, &mut next);
         }
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else {
+            return Progress::Done;
+        };
         let changed = connection.state() != before;
         let settle = changed || matches!(before, State::TimeWait | State::Closed);
         self.rearm(now, host, index, next.map(Instant::from_smoltcp));
@@ -197,6 +153,95 @@ impl Tcp {
             self.settle(now, host, index);
         }
         result
+    }
+
+    /// Returns the MAC address to which a connection's segments go. If the stack does not have it,
+    /// returns the reason why the connection's turn ends.
+    fn station(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        index: u32,
+        remote: IpAddr,
+    ) -> Result<[u8; 6], Progress> {
+        match host.route(remote).map(|route| route.to) {
+            Some(NextHop::Station(mac)) => Ok(mac),
+            Some(NextHop::Neighbour(hop)) => {
+                let (outbox, counters) = (&mut host.outbox, &mut host.counters);
+                match host.neighbours.lookup(now, hop, outbox, counters) {
+                    Lookup::Station(mac) => Ok(mac),
+                    Lookup::Asked => {
+                        let generation = self.slots[index as usize].generation;
+                        host.neighbours.wait(hop, TcpId { index, generation });
+                        // Retry, in case the stack forgets the neighbour meanwhile.
+                        self.rearm(now, host, index, Some(now + NEIGHBOUR_RETRY));
+                        Err(Progress::Neighbour)
+                    }
+                }
+            }
+            None => {
+                host.counters.no_route += 1;
+                self.strand(host, index);
+                Err(Progress::Done)
+            }
+        }
+    }
+
+    /// Sends a connection's segments, within the limits of its turn. Returns the reason why the turn
+    /// ended. Sets `next` to the time at which smoltcp wants to be polled next.
+    fn send_segments<T: Transmit>(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        work: &mut Work<'_, T>,
+        index: u32,
+        station: [u8; 6],
+        next: &mut Option<smoltcp::time::Instant>,
+    ) -> Progress {
+        let Some(connection) = self.slots[index as usize].connection.as_mut() else {
+            return Progress::Done;
+        };
+        let at = now.to_smoltcp();
+        let path = connection.path;
+        let most = self.capabilities.max_transmission_unit + ETHERNET_BYTES;
+        for turn in 0.. {
+            if turn == SEGMENTS_PER_CONNECTION || work.segments_left == 0 {
+                return Progress::More;
+            }
+            let need = (connection.socket().send_queue() + HEADERS).min(most);
+            if !work.link.room(need) {
+                return Progress::NoRoom;
+            }
+            let mut port = Egress {
+                link: work.link,
+                path: &path,
+                capabilities: &self.capabilities,
+                stations: (station, host.config.mac),
+                scratch: &mut self.scratch,
+                counters: &mut host.counters,
+                sent: None,
+            };
+            let interface = self.narrow.of(path.mss).unwrap_or(&mut self.interface);
+            let polled = interface.poll_egress(at, &mut port, connection.sockets());
+            let sent = port.sent;
+            if let Some(sent) = sent {
+                host.counters.tcp_sent += 1;
+                if connection.note_sent(now, &sent) {
+                    host.counters.tcp_retransmitted += 1;
+                }
+                work.done = true;
+                work.segments_left -= 1;
+            }
+            *next = self.interface.poll_at(at, connection.sockets());
+            if next.is_none_or(|next| next > at) {
+                break;
+            }
+            if polled == PollResult::None {
+                *next = Some(at + smoltcp::time::Duration::from_micros(STALL));
+                break;
+            }
+        }
+        Progress::Done
     }
 
     /// Sets the connection's timer to its earliest deadline.

@@ -2,9 +2,8 @@
 
 use smoltcp::socket::tcp::State;
 
-use super::Slot;
-use super::Tcp;
 use super::connection::{Connection, Owner};
+use super::table::{Slot, Tcp};
 use crate::host::Host;
 use crate::{Instant, SocketError, TcpId};
 

@@ -3,39 +3,29 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use smoltcp::wire::IpListenEndpoint;
-
-use super::connection::{Connection, Owner, Tuple};
-use super::segment::Segment;
-use super::{Tcp, smol_endpoint};
 use crate::bindings::Bindings;
 use crate::host::Host;
-use crate::ip::Packet;
-use crate::{Instant, ListenerId, Readiness, SocketError, SocketId, TcpId};
-
-/// The minimum limit of half-open connections, even if the accept queue is shorter: they are no
-/// load on the application.
-const LEAST_HALF_OPEN: usize = 128;
+use crate::{ListenerId, SocketError, SocketId, TcpId};
 
 pub(super) struct Listener {
-    generation: u32,
-    local: SocketAddr,
+    pub(super) generation: u32,
+    pub(super) local: SocketAddr,
     /// The maximum number of connections that wait to be accepted.
-    backlog: usize,
-    half_open: usize,
-    accept: VecDeque<TcpId>,
-    told: bool,
+    pub(super) backlog: usize,
+    pub(super) half_open: usize,
+    pub(super) accept: VecDeque<TcpId>,
+    pub(super) told: bool,
 }
 
 /// All listeners.
 pub(super) struct Listeners {
-    listeners: Vec<Option<Listener>>,
-    free: Vec<u32>,
-    generation: u32,
+    pub(super) listeners: Vec<Option<Listener>>,
+    pub(super) free: Vec<u32>,
+    pub(super) generation: u32,
     pub(super) bindings: Bindings<u32>,
     /// Half-open connections of all listeners, the oldest first; some may have become established.
-    half_open: VecDeque<(ListenerId, TcpId)>,
-    half_open_count: usize,
+    pub(super) half_open: VecDeque<(ListenerId, TcpId)>,
+    pub(super) half_open_count: usize,
 }
 
 impl Listeners {
@@ -50,7 +40,7 @@ impl Listeners {
         }
     }
 
-    fn get(&mut self, id: ListenerId) -> Result<&mut Listener, SocketError> {
+    pub(super) fn get(&mut self, id: ListenerId) -> Result<&mut Listener, SocketError> {
         self.listeners
             .get_mut(id.index as usize)
             .and_then(Option::as_mut)
@@ -93,182 +83,6 @@ impl Listeners {
             } else {
                 listener.half_open = listener.half_open.saturating_sub(1);
             }
-        }
-    }
-}
-
-impl Tcp {
-    /// Starts to listen.
-    pub(crate) fn listen(
-        &mut self,
-        host: &mut Host,
-        mut local: SocketAddr,
-        backlog: usize,
-    ) -> Result<ListenerId, SocketError> {
-        if !local.ip().is_unspecified() && !host.is_ours(local.ip()) {
-            return Err(SocketError::AddressNotAvailable);
-        }
-        let listeners = &mut self.listeners;
-        if listeners.bindings.len() >= host.config.limits.sockets {
-            return Err(SocketError::LimitReached);
-        }
-        let index = listeners.free.last().copied().unwrap_or(listeners.listeners.len() as u32);
-        local.set_port(listeners.bindings.bind(local, index, &mut host.random, |_| false)?);
-        listeners.generation += 1;
-        let generation = listeners.generation;
-        let listener = Listener {
-            generation,
-            local,
-            backlog: backlog.max(1),
-            half_open: 0,
-            accept: VecDeque::new(),
-            told: false,
-        };
-        if listeners.free.pop().is_some() {
-            listeners.listeners[index as usize] = Some(listener);
-        } else {
-            listeners.listeners.push(Some(listener));
-        }
-        Ok(ListenerId { index, generation })
-    }
-
-    /// Returns the listener's local address.
-    pub(crate) fn listener_local(&mut self, id: ListenerId) -> Result<SocketAddr, SocketError> {
-        Ok(self.listeners.get(id)?.local)
-    }
-
-    /// Accepts the oldest waiting connection.
-    pub(crate) fn accept(&mut self, id: ListenerId) -> Result<(TcpId, SocketAddr), SocketError> {
-        loop {
-            let listener = self.listeners.get(id)?;
-            listener.told = false;
-            let tcp = listener.accept.pop_front().ok_or(SocketError::WouldBlock)?;
-            let Ok(connection) = self.get(tcp) else { continue };
-            connection.owner = Owner::Application;
-            return Ok((tcp, connection.tuple.remote));
-        }
-    }
-
-    /// Returns the listener's readiness: readable if a connection waits.
-    pub(crate) fn listener_readiness(&mut self, id: ListenerId) -> Result<Readiness, SocketError> {
-        let listener = self.listeners.get(id)?;
-        listener.told = false;
-        Ok(Readiness { readable: !listener.accept.is_empty(), ..Readiness::default() })
-    }
-
-    /// Stops listening, and resets connections that were not accepted.
-    pub(crate) fn close_listener(
-        &mut self,
-        now: Instant,
-        host: &mut Host,
-        id: ListenerId,
-    ) -> Result<(), SocketError> {
-        let local = self.listeners.get(id)?.local;
-        let waiting = std::mem::take(&mut self.listeners.get(id)?.accept);
-        let half_open: Vec<TcpId> = self
-            .listeners
-            .half_open
-            .iter()
-            .filter(|(of, _)| *of == id)
-            .map(|(_, tcp)| *tcp)
-            .collect();
-        self.listeners.listeners[id.index as usize] = None;
-        self.listeners.free.push(id.index);
-        self.listeners.bindings.unbind(local);
-        for tcp in waiting.into_iter().chain(half_open) {
-            if let Ok(connection) = self.get(tcp)
-                && connection.owner == Owner::Listener(id)
-            {
-                if !connection.established {
-                    self.listeners.half_open_count -= 1;
-                }
-                let connection = self.get(tcp)?;
-                connection.owner = Owner::None;
-                connection.established = true;
-                self.abort_now(now, host, tcp.index);
-            }
-        }
-        Ok(())
-    }
-
-    /// Handles a SYN that belongs to no connection. Returns `false` if no socket listens.
-    pub(super) fn open_passive(
-        &mut self,
-        now: Instant,
-        host: &mut Host,
-        tuple: Tuple,
-        packet: &Packet<'_>,
-        seg: &Segment,
-    ) -> bool {
-        let found = self.listeners.bindings.find(tuple.local.ip(), tuple.local.port()).copied();
-        let Some(index) = found else { return false };
-        let Some(listener) = self.listeners.listeners[index as usize].as_ref() else {
-            return false;
-        };
-        let id = ListenerId { index, generation: listener.generation };
-        // No route leads back to the sender.
-        if host.route(tuple.remote.ip()).is_none() {
-            host.counters.no_route += 1;
-            return true;
-        }
-        // While the accept queue is full, the peer has to repeat its SYN.
-        if listener.accept.len() >= listener.backlog {
-            host.counters.tcp_accept_overflow += 1;
-            return true;
-        }
-        let full = listener.half_open >= listener.backlog.max(LEAST_HALF_OPEN);
-        if full || self.listeners.half_open_count >= host.config.limits.half_open {
-            self.evict_half_open(host, full.then_some(id));
-        }
-        if self.live >= host.config.limits.connections {
-            host.counters.tcp_connection_limit += 1;
-            return true;
-        }
-        let path = self.path(now, host, tuple.local.ip(), tuple.remote.ip());
-        let config = &host.config.tcp;
-        let mut connection = Connection::new(tuple, path, Owner::Listener(id), config, now);
-        connection.give_up_at = Some(now + config.syn_received_timeout);
-        let endpoint: IpListenEndpoint = smol_endpoint(tuple.local).into();
-        if connection.socket_mut().listen(endpoint).is_err() {
-            return true;
-        }
-        self.reseed(now, host, &tuple);
-        let tcp = self.insert(connection);
-        if let Ok(listener) = self.listeners.get(id) {
-            listener.half_open += 1;
-        }
-        self.listeners.half_open_count += 1;
-        // Established connections stay in the list until there are too many.
-        if self.listeners.half_open.len() > 2 * self.listeners.half_open_count + 64 {
-            let mut order = std::mem::take(&mut self.listeners.half_open);
-            order.retain(|(of, tcp)| self.is_half_open(*of, *tcp));
-            self.listeners.half_open = order;
-        }
-        self.listeners.half_open.push_back((id, tcp));
-        self.process(now, host, tcp.index, packet, seg);
-        true
-    }
-
-    fn is_half_open(&mut self, of: ListenerId, tcp: TcpId) -> bool {
-        self.get(tcp).is_ok_and(|c| c.owner == Owner::Listener(of) && !c.established)
-    }
-
-    /// Evicts the oldest half-open connection, of one listener or of all: in a flood of SYNs the
-    /// oldest is the least likely to be honest.
-    fn evict_half_open(&mut self, host: &mut Host, of: Option<ListenerId>) {
-        let mut at = 0;
-        while let Some(&(listener, tcp)) = self.listeners.half_open.get(at) {
-            if !self.is_half_open(listener, tcp) {
-                self.listeners.half_open.remove(at);
-                continue;
-            }
-            if of.is_none_or(|wanted| wanted == listener) {
-                self.listeners.half_open.remove(at);
-                host.counters.tcp_half_open_evicted += 1;
-                self.remove(host, tcp.index);
-                return;
-            }
-            at += 1;
         }
     }
 }

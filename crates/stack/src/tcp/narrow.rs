@@ -11,7 +11,7 @@ use smoltcp::iface::Interface;
 use smoltcp::phy::DeviceCapabilities;
 use towpath_packet::offload::{MAX_SENT_SEGMENTS, MIN_SEGMENT_BYTES};
 
-use super::interface;
+use super::interface::interface;
 use crate::Instant;
 use crate::host::Host;
 

@@ -5,7 +5,7 @@
 //! (sPCG32) is invertible, so each connection gets the seed from which the generator draws the
 //! wanted number. The constants are those of smoltcp's `rand.rs`; a test checks them.
 
-use super::Tuple;
+use super::connection::Tuple;
 use crate::Instant;
 use crate::random::Random;
 

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use super::Tuple;
+use super::connection::Tuple;
 use crate::{Counters, Instant};
 
 /// The remaining state of a connection.
