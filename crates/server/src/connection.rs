@@ -2,20 +2,17 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 
-use towpath_packet::headers::{
-    ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
-};
 use towpath_protocol::layout::SessionShape;
-use towpath_protocol::message::{self, Attach, Open, Refusal};
+use towpath_protocol::message::{self, Attach, Refusal};
 use towpath_protocol::peer::Peer;
-use towpath_protocol::settings::{Setting, Values};
+use towpath_protocol::settings::Values;
 
 use crate::addresses::Lease;
 use crate::engine::commands::Listening;
-use crate::engine::demux::{Rule, Vlan};
+use crate::engine::demux::Rule;
 use crate::engine::session::Mappings;
 use crate::policy::{Account, Standing};
 use crate::prepare::Prepared;
@@ -148,112 +145,4 @@ pub(crate) fn read_attach(
     let wanted = Ipv4Addr::from(attach.ipv4);
     let name = message::shown_name(&attach.name);
     Ok((shape, (!wanted.is_unspecified()).then_some(wanted), name))
-}
-
-/// Reads an open message, and checks it against the session's resources and rights.
-///
-/// # Errors
-/// Fails with the line that the server sends to the peer.
-pub(crate) fn read_open(
-    open: &Open,
-    connection: &Connection,
-    free: bool,
-) -> Result<Opened, Refused> {
-    let malformed = |text: &str| Err((Refusal::Malformed, format!("open: {text}")));
-    let denied = |text: String| Err((Refusal::Permission, format!("open: {text}")));
-    let (Some(lease), Some(shape)) = (&connection.lease, &connection.shape) else {
-        return Err((Refusal::State, "open: there is no session on this connection".into()));
-    };
-    let has = |field: u32| open.given & field != 0;
-    if open.given & !message::RULE_ALL != 0 || open.flags & !message::OPEN_ALL != 0 {
-        return malformed("fields or flags that this version does not have");
-    }
-    if open.queue_pair >= shape.queue_pairs {
-        let text =
-            format!("open: queue pair {}; the session has {}", open.queue_pair, shape.queue_pairs);
-        return Err((Refusal::NotFound, text));
-    }
-    let administrator = connection.standing == Standing::Administrator;
-    let listening = match (
-        open.flags & message::OPEN_PROMISCUOUS != 0,
-        open.flags & message::OPEN_CAPTURE != 0,
-    ) {
-        (false, false) => None,
-        (true, false) => Some(Listening::Promiscuous),
-        (false, true) => Some(Listening::Capture),
-        (true, true) => return malformed("promiscuous and capture exclude each other"),
-    };
-    if listening.is_some() && open.given != 0 {
-        return malformed("a promiscuous or capturing endpoint has no flow rule");
-    }
-    if listening.is_some() && !administrator {
-        return denied("only root and the server's user may capture or be promiscuous".into());
-    }
-    if has(message::RULE_VLAN) && !(1..=4094).contains(&open.vlan) {
-        return malformed("VLANs are 1 to 4094");
-    }
-    if has(message::RULE_ETHERTYPE)
-        && (open.ethertype < 0x600
-            || matches!(open.ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN))
-    {
-        return malformed("ethertypes are 0x0600 upward, without those of VLAN tags");
-    }
-    if (has(message::RULE_PORT) || has(message::RULE_REMOTE_PORT))
-        && has(message::RULE_PROTOCOL)
-        && !matches!(open.protocol, PROTOCOL_TCP | PROTOCOL_UDP | PROTOCOL_SCTP)
-    {
-        return malformed("a port with a protocol that has none; TCP, UDP and SCTP have");
-    }
-    if has(message::RULE_MAC) && has(message::RULE_ANY_MAC)
-        || has(message::RULE_VLAN) && has(message::RULE_ANY_VLAN)
-    {
-        return malformed("a MAC address or VLAN, and any");
-    }
-    let address = |field, octets: [u8; 16]| match (has(field), open.ip_version) {
-        (false, _) => Some(None),
-        (true, 4) => octets.first_chunk::<4>().map(|ip| Some(IpAddr::from(*ip))),
-        (true, 6) => Some(Some(IpAddr::V6(Ipv6Addr::from(octets)))),
-        (true, _) => None,
-    };
-    let (Some(ip), Some(remote_ip)) =
-        (address(message::RULE_IP, open.ip), address(message::RULE_REMOTE_IP, open.remote_ip))
-    else {
-        return malformed("IP addresses are of version 4 or 6, and both of one");
-    };
-    if let Some(ip) = ip
-        && !lease.addresses().has(ip)
-        && !(administrator && free)
-    {
-        return denied(format!("address {ip} was not given to this session"));
-    }
-    if has(message::RULE_MAC) && open.mac != lease.mac && !(administrator && open.mac[0] & 1 == 0) {
-        return denied("a MAC address that was not given to this session".into());
-    }
-    // A rule without a MAC address would match a neighbour's packets.
-    if has(message::RULE_ANY_MAC) && !administrator {
-        return denied("only root and the server's user may receive for any MAC address".into());
-    }
-    let mac = if has(message::RULE_MAC) { open.mac } else { lease.mac };
-    Ok(Opened {
-        rule: Rule {
-            mac: (!has(message::RULE_ANY_MAC)).then_some(mac),
-            vlan: match (has(message::RULE_ANY_VLAN), has(message::RULE_VLAN)) {
-                (true, _) => Vlan::Any,
-                (false, true) => Vlan::Number(open.vlan),
-                (false, false) => Vlan::Untagged,
-            },
-            ethertype: has(message::RULE_ETHERTYPE).then_some(open.ethertype),
-            ip,
-            protocol: has(message::RULE_PROTOCOL).then_some(open.protocol),
-            port: has(message::RULE_PORT).then_some(open.port),
-            remote_ip,
-            remote_port: has(message::RULE_REMOTE_PORT).then_some(open.remote_port),
-        },
-        listening,
-        group: open.flags & message::OPEN_GROUP != 0,
-        offload: open.flags & message::OPEN_OFFLOAD != 0,
-        queue_pair: open.queue_pair,
-        settings: Values::default(),
-        granted_priority: Setting::Priority.spec().default,
-    })
 }

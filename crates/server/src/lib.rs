@@ -19,11 +19,13 @@
 
 mod addresses;
 mod clock;
+mod config;
 mod connection;
 mod connections;
 mod control;
 mod engine;
 mod log;
+mod open;
 mod peers;
 mod policy;
 mod prepare;
@@ -32,14 +34,16 @@ mod requests;
 mod rights;
 mod server;
 mod slow;
+mod socket;
 mod worker;
 
 pub use addresses::Subnets;
+pub use config::{Config, StartError};
 pub use engine::WaitStrategy;
 pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
 pub use policy::Policy;
-pub use server::{Config, Server, StartError};
+pub use server::Server;
 pub use towpath_protocol::settings::{Setting, SettingError, Values};
 
 /// The engine's parts, for the laboratory and for tests of several threads. Programs that embed a

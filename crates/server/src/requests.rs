@@ -1,20 +1,22 @@
 //! The requests of a connection to the control thread, and their replies.
 
 use rustix::io::Errno;
+use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attached, Cursor, Message, Open, Refusal, Set};
 use towpath_protocol::settings::{Scope, Setting, SettingError};
 use tracing::{debug, info};
 
-use crate::addresses::Holder;
-use crate::connection::{Opened, Progress, Refused, read_attach, read_open};
-use crate::control::{Control, Reply};
+use crate::addresses::{Holder, Lease, PoolError};
+use crate::connection::{Opened, Progress, Refused, read_attach};
+use crate::control::{Control, Parts, Reply};
 use crate::engine::coalescing;
 use crate::engine::commands::{Command, Listening};
 use crate::engine::demux::SETS_PER_MAC;
 use crate::engine::last_sent::LastSent;
 use crate::engine::session::Endpoint;
 use crate::engine::wake_data;
-use crate::policy::Standing;
+use crate::open::read_open;
+use crate::policy::{Policy, Standing};
 use crate::prepare::{Prepared, session_bytes, stored_name};
 use crate::report;
 use crate::rights::Rights;
@@ -50,38 +52,18 @@ impl Control {
         }
         let (shape, wanted, name) = read_attach(attach)?;
         let policy = &self.parts.policy;
-        let bytes = session_bytes(&shape);
-        if bytes > policy.session_bytes {
-            let text = format!(
-                "attach: the session needs {bytes} bytes, at most {} are allowed; ask for fewer \
-                 or smaller queues and buffers",
-                policy.session_bytes
-            );
-            return Err((Refusal::Limit, text));
-        }
-        if shape.endpoints > policy.endpoints_per_session {
-            let text = format!(
-                "attach: {} endpoints; at most {} are allowed",
-                shape.endpoints, policy.endpoints_per_session
-            );
-            return Err((Refusal::Limit, text));
-        }
+        let bytes = bytes_within(policy, &shape)?;
         let (uid, account) = (connection.peer.uid, connection.account);
         let addresses = self.parts.pool.size();
         if let Some(text) = self.connections.is_full(policy, account, bytes, addresses) {
             return Err((Refusal::Limit, format!("attach: {text}")));
         }
         let holder = Holder { uid, name: name.clone() };
-        let lease = self.parts.pool.lease(&holder, wanted).map_err(|error| {
-            let refusal = match error {
-                crate::addresses::PoolError::InUse(_) | crate::addresses::PoolError::Lately(_) => {
-                    Refusal::InUse
-                }
-                crate::addresses::PoolError::Outside(_) => Refusal::NotFound,
-                _ => Refusal::Limit,
-            };
-            (refusal, format!("attach: {error}"))
-        })?;
+        let lease = self
+            .parts
+            .pool
+            .lease(&holder, wanted)
+            .map_err(|error| (refusal_of(&error), format!("attach: {error}")))?;
         let number = self.next_number;
         let outcome = Prepared::new(number, shape, &self.state, self.parts.store.as_mut());
         let (prepared, handed) = match outcome {
@@ -95,21 +77,7 @@ impl Control {
         self.next_number = self.next_number.wrapping_add(1).max(1);
         self.connections.give_number(token, number, bytes);
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
-        let attached = Attached {
-            epoch: self.parts.epoch,
-            session: number,
-            mtu: self.parts.info.mtu as u32,
-            capabilities: message::CAN_CHECKSUM | message::CAN_SEGMENT,
-            flags: if connection.trusted { message::TRUSTED } else { 0 },
-            mac: lease.mac,
-            ipv4_prefix: lease.ipv4.map_or(0, |(_, prefix)| prefix),
-            ipv6_prefix: lease.ipv6.map_or(0, |(_, prefix)| prefix),
-            ipv4: lease.ipv4.map_or([0; 4], |(ip, _)| ip.octets()),
-            ipv4_gateway: lease.ipv4_gateway.map_or([0; 4], |ip| ip.octets()),
-            ipv6: lease.ipv6.map_or([0; 16], |(ip, _)| ip.octets()),
-            ipv6_gateway: lease.ipv6_gateway.map_or([0; 16], |ip| ip.octets()),
-            device: message::fixed_name(&self.parts.info.name),
-        };
+        let attached = attached(&self.parts, number, connection.trusted, &lease);
         connection.name = name;
         connection.lease = Some(lease);
         connection.shape = Some(shape);
@@ -263,61 +231,10 @@ impl Control {
         if set.reserved != 0 {
             return Err((Refusal::Malformed, "set: the reserved field must be 0".into()));
         }
-        let wrong = |error: SettingError| (Refusal::NotFound, format!("set {error}"));
-        let uid = connection.peer.uid;
-        let value = setting.show(set.value);
         if scope == Scope::Device {
-            if (set.session, set.endpoint) != (0, 0) {
-                let text = format!("set {name}: it is the device's, not an endpoint's");
-                return Err((Refusal::NotFound, text));
-            }
-            let batch = self.parts.batch;
-            if setting == Setting::RxBatch
-                && setting.check(set.value).is_ok()
-                && set.value > batch as u64
-            {
-                let text = format!(
-                    "set {name}={value}: the server was started with a batch of {batch}; 1 to \
-                     {batch} packets is possible"
-                );
-                return Err((Refusal::NotFound, text));
-            }
-            self.parts.settings.set(setting, set.value).map_err(wrong)?;
-            info!(name, value, uid, "set");
+            self.set_device(setting, set, connection.peer.uid)?;
         } else {
-            let at = format!("{}/{}", set.session, set.endpoint);
-            if set.session == 0 {
-                let text = format!("set {name}: it is an endpoint's: name session and endpoint");
-                return Err((Refusal::NotFound, text));
-            }
-            let opened = self
-                .connections
-                .living(set.session)
-                .and_then(|one| one.endpoints.get_mut(set.endpoint as usize))
-                .and_then(Option::as_mut)
-                .ok_or_else(|| {
-                    let text =
-                        format!("set {name}: there is no endpoint {at}; towpath ls shows all");
-                    (Refusal::NotFound, text)
-                })?;
-            if setting == Setting::Priority && !administrator && set.value > opened.granted_priority
-            {
-                let given = opened.granted_priority;
-                let text = format!(
-                    "set {name}={value}: above {given}, which it was given; only root and the \
-                     server's user may"
-                );
-                return Err((Refusal::Permission, text));
-            }
-            opened.settings.set(setting, set.value).map_err(wrong)?;
-            if setting == Setting::Priority && administrator {
-                opened.granted_priority = set.value;
-            }
-            if administrator {
-                info!(name, value, endpoint = at, uid, "set");
-            } else {
-                debug!(name, value, endpoint = at, uid, "set");
-            }
+            self.set_endpoint(setting, set, connection.peer.uid, administrator)?;
         }
         let command = Command::Set {
             setting,
@@ -327,5 +244,124 @@ impl Control {
         };
         self.command(command, Reply::Done(token));
         Ok(())
+    }
+
+    /// Changes a setting of the device, for an administrator.
+    fn set_device(&mut self, setting: Setting, set: Set, uid: u32) -> Result<(), Refused> {
+        let (name, value) = (setting.spec().name, setting.show(set.value));
+        if (set.session, set.endpoint) != (0, 0) {
+            let text = format!("set {name}: it is the device's, not an endpoint's");
+            return Err((Refusal::NotFound, text));
+        }
+        let batch = self.parts.batch;
+        if setting == Setting::RxBatch
+            && setting.check(set.value).is_ok()
+            && set.value > batch as u64
+        {
+            let text = format!(
+                "set {name}={value}: the server was started with a batch of {batch}; 1 to \
+                 {batch} packets is possible"
+            );
+            return Err((Refusal::NotFound, text));
+        }
+        self.parts.settings.set(setting, set.value).map_err(not_set)?;
+        info!(name, value, uid, "set");
+        Ok(())
+    }
+
+    /// Changes a setting of an endpoint.
+    fn set_endpoint(
+        &mut self,
+        setting: Setting,
+        set: Set,
+        uid: u32,
+        administrator: bool,
+    ) -> Result<(), Refused> {
+        let (name, value) = (setting.spec().name, setting.show(set.value));
+        let at = format!("{}/{}", set.session, set.endpoint);
+        if set.session == 0 {
+            let text = format!("set {name}: it is an endpoint's: name session and endpoint");
+            return Err((Refusal::NotFound, text));
+        }
+        let opened = self
+            .connections
+            .living(set.session)
+            .and_then(|one| one.endpoints.get_mut(set.endpoint as usize))
+            .and_then(Option::as_mut)
+            .ok_or_else(|| {
+                let text = format!("set {name}: there is no endpoint {at}; towpath ls shows all");
+                (Refusal::NotFound, text)
+            })?;
+        if setting == Setting::Priority && !administrator && set.value > opened.granted_priority {
+            let given = opened.granted_priority;
+            let text = format!(
+                "set {name}={value}: above {given}, which it was given; only root and the \
+                 server's user may"
+            );
+            return Err((Refusal::Permission, text));
+        }
+        opened.settings.set(setting, set.value).map_err(not_set)?;
+        if setting == Setting::Priority && administrator {
+            opened.granted_priority = set.value;
+        }
+        if administrator {
+            info!(name, value, endpoint = at, uid, "set");
+        } else {
+            debug!(name, value, endpoint = at, uid, "set");
+        }
+        Ok(())
+    }
+}
+
+fn not_set(error: SettingError) -> Refused {
+    (Refusal::NotFound, format!("set {error}"))
+}
+
+/// Returns the size of a session in bytes, if the policy allows such a session.
+fn bytes_within(policy: &Policy, shape: &SessionShape) -> Result<usize, Refused> {
+    let bytes = session_bytes(shape);
+    if bytes > policy.session_bytes {
+        let text = format!(
+            "attach: the session needs {bytes} bytes, at most {} are allowed; ask for fewer \
+             or smaller queues and buffers",
+            policy.session_bytes
+        );
+        return Err((Refusal::Limit, text));
+    }
+    if shape.endpoints > policy.endpoints_per_session {
+        let text = format!(
+            "attach: {} endpoints; at most {} are allowed",
+            shape.endpoints, policy.endpoints_per_session
+        );
+        return Err((Refusal::Limit, text));
+    }
+    Ok(bytes)
+}
+
+/// Returns the kind of refusal for a session without addresses.
+fn refusal_of(error: &PoolError) -> Refusal {
+    match error {
+        PoolError::InUse(_) | PoolError::Lately(_) => Refusal::InUse,
+        PoolError::Outside(_) => Refusal::NotFound,
+        _ => Refusal::Limit,
+    }
+}
+
+/// Returns the reply to a granted session.
+fn attached(parts: &Parts, session: u32, trusted: bool, lease: &Lease) -> Attached {
+    Attached {
+        epoch: parts.epoch,
+        session,
+        mtu: parts.info.mtu as u32,
+        capabilities: message::CAN_CHECKSUM | message::CAN_SEGMENT,
+        flags: if trusted { message::TRUSTED } else { 0 },
+        mac: lease.mac,
+        ipv4_prefix: lease.ipv4.map_or(0, |(_, prefix)| prefix),
+        ipv6_prefix: lease.ipv6.map_or(0, |(_, prefix)| prefix),
+        ipv4: lease.ipv4.map_or([0; 4], |(ip, _)| ip.octets()),
+        ipv4_gateway: lease.ipv4_gateway.map_or([0; 4], |ip| ip.octets()),
+        ipv6: lease.ipv6.map_or([0; 16], |(ip, _)| ip.octets()),
+        ipv6_gateway: lease.ipv6_gateway.map_or([0; 16], |ip| ip.octets()),
+        device: message::fixed_name(&parts.info.name),
     }
 }

@@ -5,21 +5,20 @@
 //! packets that would speak for a router, a bridge or a neighbour (`roles.rs`). A field omitted
 //! from a rule widens reception; an omitted source address means the session's own.
 
+mod refused;
 mod roles;
 
 use std::net::IpAddr;
 
 use towpath_packet::headers::{
-    ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, Fragment, Headers, Network, PROTOCOL_ICMPV6,
+    Arp, ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, Fragment, Headers, Ip, Network, PROTOCOL_ICMPV6,
 };
 use towpath_packet::plain::{Plain, kind, link};
 use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport};
 
 use crate::engine::demux::{Rule, Vlan};
-use towpath_protocol::counters;
 
-/// The reason for which a packet may not be sent: the counter that the engine increments.
-pub(crate) type Refused = counters::Endpoint;
+pub(crate) use refused::Refused;
 
 /// The addresses given to a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -160,6 +159,36 @@ impl Rights {
         headers: &Headers,
         bytes: impl FnOnce() -> &'a [u8],
     ) -> Result<(), Refused> {
+        self.check_link(headers)?;
+        if !self.any_role && roles::concerns(headers) {
+            roles::check(headers, bytes(), self.mac)?;
+        }
+        match &headers.network {
+            Network::Arp(arp) => self.check_arp(arp),
+            Network::Other => {
+                let outside = self.rule.asks_for_ip();
+                if outside { Err(Refused::TxOutsideRule) } else { Ok(()) }
+            }
+            Network::Ipv4(ip) => {
+                if self.addresses.ipv4 != Some(ip.source) {
+                    return Err(Refused::TxSourceAddress);
+                }
+                self.check_destination(ip, IpAddr::V4(ip.destination.into()))
+            }
+            Network::Ipv6(ip) => {
+                if ip.protocol == PROTOCOL_ICMPV6 {
+                    self.check_icmpv6(ip.source, &ip.transport)?;
+                } else if !self.addresses.ipv6.contains(&Some(ip.source)) {
+                    return Err(Refused::TxSourceAddress);
+                }
+                self.check_destination(ip, IpAddr::V6(ip.destination.into()))
+            }
+        }
+    }
+
+    /// Checks the Ethernet header, and that the packet is not malformed.
+    #[inline]
+    fn check_link(&self, headers: &Headers) -> Result<(), Refused> {
         if self.nothing {
             return Err(Refused::TxOutsideRule);
         }
@@ -181,49 +210,33 @@ impl Rights {
         {
             return Err(Refused::TxOutsideRule);
         }
-        if !self.any_role && roles::concerns(headers) {
-            roles::check(headers, bytes(), self.mac)?;
+        Ok(())
+    }
+
+    #[inline]
+    fn check_arp(&self, arp: &Arp) -> Result<(), Refused> {
+        if self.rule.asks_for_ip() {
+            return Err(Refused::TxOutsideRule);
         }
-        let (protocol, fragment, transport, remote) = match &headers.network {
-            Network::Arp(arp) => {
-                if self.rule.asks_for_ip() {
-                    return Err(Refused::TxOutsideRule);
-                }
-                if arp.sender_mac != self.mac {
-                    return Err(Refused::TxSourceMac);
-                }
-                // The sender address 0.0.0.0 asks whether a host has the target address (RFC 5227).
-                let ours = arp.sender_ip == 0 || self.addresses.ipv4 == Some(arp.sender_ip);
-                return if ours { Ok(()) } else { Err(Refused::TxSourceAddress) };
-            }
-            Network::Other => {
-                let outside = self.rule.asks_for_ip();
-                return if outside { Err(Refused::TxOutsideRule) } else { Ok(()) };
-            }
-            Network::Ipv4(ip) => {
-                if self.addresses.ipv4 != Some(ip.source) {
-                    return Err(Refused::TxSourceAddress);
-                }
-                let remote = IpAddr::V4(ip.destination.into());
-                (ip.protocol, ip.fragment, &ip.transport, remote)
-            }
-            Network::Ipv6(ip) => {
-                if ip.protocol == PROTOCOL_ICMPV6 {
-                    self.check_icmpv6(ip.source, &ip.transport)?;
-                } else if !self.addresses.ipv6.contains(&Some(ip.source)) {
-                    return Err(Refused::TxSourceAddress);
-                }
-                let remote = IpAddr::V6(ip.destination.into());
-                (ip.protocol, ip.fragment, &ip.transport, remote)
-            }
-        };
-        if self.rule.protocol.is_some_and(|given| given != protocol)
+        if arp.sender_mac != self.mac {
+            return Err(Refused::TxSourceMac);
+        }
+        // The sender address 0.0.0.0 asks whether a host has the target address (RFC 5227).
+        let ours = arp.sender_ip == 0 || self.addresses.ipv4 == Some(arp.sender_ip);
+        if ours { Ok(()) } else { Err(Refused::TxSourceAddress) }
+    }
+
+    /// Checks the protocol, the ports and the remote address of an IP packet against the rule.
+    #[inline]
+    fn check_destination<A>(&self, ip: &Ip<A>, remote: IpAddr) -> Result<(), Refused> {
+        if self.rule.protocol.is_some_and(|given| given != ip.protocol)
             || self.rule.remote_ip.is_some_and(|given| given != remote)
         {
             return Err(Refused::TxOutsideRule);
         }
         // A later fragment has no port to check.
-        let ports = transport.ports().filter(|_| !matches!(fragment, Fragment::Later { .. }));
+        let is_later = matches!(ip.fragment, Fragment::Later { .. });
+        let ports = ip.transport.ports().filter(|_| !is_later);
         let (from, to) = (ports.map(|(source, _)| source), ports.map(|(_, to)| to));
         if self.rule.port.is_some() && self.rule.port != from
             || self.rule.remote_port.is_some() && self.rule.remote_port != to

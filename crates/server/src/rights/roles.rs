@@ -13,7 +13,7 @@ use towpath_packet::headers::{
 use towpath_packet::plain::{Plain, kind};
 use towpath_packet::transport::Transport;
 
-use super::Refused;
+use super::refused::Refused;
 use crate::engine::demux::is_group;
 
 /// Frames of MAC control, PAUSE among them (IEEE 802.3, 31.4.1.3): they stop the host or the switch

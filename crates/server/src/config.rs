@@ -1,0 +1,197 @@
+//! The configuration of a server, and the reasons for which a server cannot start.
+
+use std::io;
+use std::path::PathBuf;
+
+use rustix::thread::CpuSet;
+use towpath_device::DeviceError;
+use towpath_protocol::settings::{Setting, Values};
+
+use crate::addresses::{PoolError, Subnets};
+use crate::engine::Budgets;
+use crate::policy::Policy;
+
+/// The configuration of a server.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The socket's path for applications; `None` allows only those of [`Server::connect`](crate::Server::connect).
+    pub socket: Option<PathBuf>,
+    /// The rights of users.
+    pub policy: Policy,
+    /// Addresses for sessions.
+    pub subnets: Subnets,
+    /// All settings that can also change later, first of all the engine's wait strategy:
+    /// `WaitStrategy::Poll.into()`, or [`Values::set`]. A default `rx_batch` is at most `batch`.
+    pub settings: Values,
+    /// Packets that the engine takes from the device per poll iteration, 1 to 1024. A larger batch
+    /// shares fences and notifications among more packets, and adds latency.
+    pub batch: usize,
+    /// Packets that one endpoint may receive per poll iteration. The engine drops further packets
+    /// before it copies them, so a flood of one endpoint costs the others little.
+    pub receive_budget: u32,
+    /// Packets that the engine takes per poll iteration for each queue pair in line, 1 to 65536,
+    /// and eight times as many from all of them. One sender's bulk therefore does not delay the
+    /// others. With round robin, the engine takes those of one queue pair before the next one's.
+    pub transmit_budget: usize,
+    /// The processor that the engine's thread is bound to; a missing processor is an error.
+    pub engine_cpu: Option<usize>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            socket: None,
+            policy: Policy::default(),
+            subnets: Subnets::default(),
+            settings: Values::default(),
+            batch: 64,
+            receive_budget: 1024,
+            transmit_budget: 64,
+            engine_cpu: None,
+        }
+    }
+}
+
+/// The reasons for which a server cannot start. A failed start leaves nothing behind.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Another server holds the socket.
+    #[error("{0}: another server serves here; stop it, or choose another socket path")]
+    InUse(PathBuf),
+    /// The socket's path cannot be used.
+    #[error("{path}: {cause}; choose a socket path that this user may write")]
+    Socket {
+        /// The path.
+        path: PathBuf,
+        /// The kernel's error.
+        cause: io::Error,
+    },
+    /// The subnet leaves no addresses.
+    #[error(transparent)]
+    Subnet(#[from] PoolError),
+    /// The device did not start.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A number is out of its range.
+    #[error("{name} is {value}; {range} is possible")]
+    Range {
+        /// The number's name.
+        name: &'static str,
+        /// The given value.
+        value: usize,
+        /// The permitted range.
+        range: &'static str,
+    },
+    /// `rx_batch` exceeds the number of packets per poll iteration that the server has memory for.
+    #[error(
+        "rx_batch={rx_batch} with a batch of {batch}; set rx_batch to 1 to {batch}, or choose a \
+         larger batch"
+    )]
+    Batch {
+        /// The value of the setting.
+        rx_batch: u64,
+        /// The given `batch`.
+        batch: usize,
+    },
+    /// The engine cannot be bound to the processor.
+    #[error("the engine cannot run on processor {cpu}; this server may use {usable}")]
+    Processor {
+        /// The processor.
+        cpu: usize,
+        /// The usable processors, such as `0-3,8`.
+        usable: String,
+    },
+    /// Memory, descriptors or threads are not available.
+    #[error("{what}: {cause}")]
+    Resources {
+        /// The missing resource.
+        what: &'static str,
+        /// The kernel's error.
+        cause: io::Error,
+    },
+}
+
+impl Config {
+    /// Checks the numbers that have a range.
+    pub(crate) fn check_ranges(&self) -> Result<(), StartError> {
+        if !(1..=1024).contains(&self.batch) {
+            let (name, value, range) = ("batch", self.batch, "1 to 1024");
+            return Err(StartError::Range { name, value, range });
+        }
+        if !(1..=65_536).contains(&self.transmit_budget) {
+            let (name, value, range) = ("transmit_budget", self.transmit_budget, "1 to 65536");
+            return Err(StartError::Range { name, value, range });
+        }
+        Ok(())
+    }
+
+    /// Returns the engine's budgets.
+    pub(crate) fn budgets(&self) -> Budgets {
+        Budgets {
+            batch: self.batch,
+            receive_budget: self.receive_budget.max(1),
+            transmit_budget: self.transmit_budget,
+            // 512 by default, however many queue pairs are in line.
+            iteration_budget: self.transmit_budget * 8,
+        }
+    }
+
+    /// Checks the values that depend on each other or on this machine, as
+    /// [`Server::start`](crate::Server::start) does. A program can do so before it makes the device.
+    ///
+    /// # Errors
+    /// [`StartError::Batch`], [`StartError::Processor`].
+    pub fn check(&self) -> Result<(), StartError> {
+        self.initial_settings()?;
+        let Some(cpu) = self.engine_cpu else { return Ok(()) };
+        let usable = rustix::thread::sched_getaffinity(None)
+            .is_ok_and(|set| cpu < CpuSet::MAX_CPU && set.is_set(cpu));
+        if usable {
+            Ok(())
+        } else {
+            Err(StartError::Processor { cpu, usable: usable_processors() })
+        }
+    }
+
+    /// Returns the initial settings. The default `rx_batch` is limited to `batch`, for which there
+    /// is memory; a larger one that the configuration chose is an error, also of the default value.
+    pub(crate) fn initial_settings(&self) -> Result<Values, StartError> {
+        let mut settings = self.settings.clone();
+        let (rx_batch, batch) = (settings.get(Setting::RxBatch), self.batch);
+        if rx_batch > batch as u64 {
+            let fits = !settings.is_chosen(Setting::RxBatch)
+                && settings.set(Setting::RxBatch, batch as u64).is_ok();
+            return if fits { Ok(settings) } else { Err(StartError::Batch { rx_batch, batch }) };
+        }
+        Ok(settings)
+    }
+}
+
+/// Binds this thread to a processor.
+pub(crate) fn bind_to_processor(cpu: usize) -> Result<(), StartError> {
+    let mut only = CpuSet::new();
+    if cpu < CpuSet::MAX_CPU {
+        only.set(cpu);
+        if rustix::thread::sched_setaffinity(None, &only).is_ok() {
+            return Ok(());
+        }
+    }
+    Err(StartError::Processor { cpu, usable: usable_processors() })
+}
+
+/// Returns the processors that this thread may run on, in the kernel's format: `0-3,8`.
+fn usable_processors() -> String {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return "others".into() };
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)) {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == cpu => *last = cpu,
+            _ => ranges.push((cpu, cpu)),
+        }
+    }
+    let shown = |(first, last): &(usize, usize)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    ranges.iter().map(shown).collect::<Vec<_>>().join(",")
+}

@@ -1,0 +1,165 @@
+//! The checks of an open message against the session's resources and rights.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use towpath_packet::headers::{
+    ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
+};
+use towpath_protocol::message::{self, Open, Refusal};
+use towpath_protocol::settings::{Setting, Values};
+
+use crate::addresses::Lease;
+use crate::connection::{Connection, Opened, Refused};
+use crate::engine::commands::Listening;
+use crate::engine::demux::{Rule, Vlan};
+use crate::policy::Standing;
+
+/// Reads an open message, and checks it against the session's resources and rights. `free`: `true`
+/// if administrators may use any address.
+///
+/// # Errors
+/// Fails with the line that the server sends to the peer.
+pub(crate) fn read_open(
+    open: &Open,
+    connection: &Connection,
+    free: bool,
+) -> Result<Opened, Refused> {
+    let (Some(lease), Some(shape)) = (&connection.lease, &connection.shape) else {
+        return Err((Refusal::State, "open: there is no session on this connection".into()));
+    };
+    if open.given & !message::RULE_ALL != 0 || open.flags & !message::OPEN_ALL != 0 {
+        return Err(malformed("fields or flags that this version does not have"));
+    }
+    if open.queue_pair >= shape.queue_pairs {
+        let text =
+            format!("open: queue pair {}; the session has {}", open.queue_pair, shape.queue_pairs);
+        return Err((Refusal::NotFound, text));
+    }
+    let administrator = connection.standing == Standing::Administrator;
+    let listening = read_listening(open, administrator)?;
+    check_fields(open)?;
+    let (ip, remote_ip) = read_ips(open)?;
+    if let Some(ip) = ip
+        && !lease.addresses().has(ip)
+        && !(administrator && free)
+    {
+        return Err(denied(format!("address {ip} was not given to this session")));
+    }
+    check_mac(open, lease, administrator)?;
+    let mac = if has(open, message::RULE_MAC) { open.mac } else { lease.mac };
+    Ok(Opened {
+        rule: read_rule(open, mac, ip, remote_ip),
+        listening,
+        group: open.flags & message::OPEN_GROUP != 0,
+        offload: open.flags & message::OPEN_OFFLOAD != 0,
+        queue_pair: open.queue_pair,
+        settings: Values::default(),
+        granted_priority: Setting::Priority.spec().default,
+    })
+}
+
+fn malformed(text: &str) -> Refused {
+    (Refusal::Malformed, format!("open: {text}"))
+}
+
+fn denied(text: impl std::fmt::Display) -> Refused {
+    (Refusal::Permission, format!("open: {text}"))
+}
+
+/// Returns `true` if the message gives a field of the flow rule.
+fn has(open: &Open, field: u32) -> bool {
+    open.given & field != 0
+}
+
+/// Reads the way in which the endpoint listens without a rule, if it does.
+fn read_listening(open: &Open, administrator: bool) -> Result<Option<Listening>, Refused> {
+    let listening = match (
+        open.flags & message::OPEN_PROMISCUOUS != 0,
+        open.flags & message::OPEN_CAPTURE != 0,
+    ) {
+        (false, false) => return Ok(None),
+        (true, false) => Listening::Promiscuous,
+        (false, true) => Listening::Capture,
+        (true, true) => return Err(malformed("promiscuous and capture exclude each other")),
+    };
+    if open.given != 0 {
+        return Err(malformed("a promiscuous or capturing endpoint has no flow rule"));
+    }
+    if !administrator {
+        return Err(denied("only root and the server's user may capture or be promiscuous"));
+    }
+    Ok(Some(listening))
+}
+
+/// Checks the fields of the flow rule by themselves and against each other, except IP addresses.
+fn check_fields(open: &Open) -> Result<(), Refused> {
+    let has = |field| has(open, field);
+    if has(message::RULE_VLAN) && !(1..=4094).contains(&open.vlan) {
+        return Err(malformed("VLANs are 1 to 4094"));
+    }
+    if has(message::RULE_ETHERTYPE)
+        && (open.ethertype < 0x600
+            || matches!(open.ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN))
+    {
+        return Err(malformed("ethertypes are 0x0600 upward, without those of VLAN tags"));
+    }
+    if (has(message::RULE_PORT) || has(message::RULE_REMOTE_PORT))
+        && has(message::RULE_PROTOCOL)
+        && !matches!(open.protocol, PROTOCOL_TCP | PROTOCOL_UDP | PROTOCOL_SCTP)
+    {
+        return Err(malformed("a port with a protocol that has none; TCP, UDP and SCTP have"));
+    }
+    if has(message::RULE_MAC) && has(message::RULE_ANY_MAC)
+        || has(message::RULE_VLAN) && has(message::RULE_ANY_VLAN)
+    {
+        return Err(malformed("a MAC address or VLAN, and any"));
+    }
+    Ok(())
+}
+
+/// Reads the flow rule's own and remote IP address, if given.
+fn read_ips(open: &Open) -> Result<(Option<IpAddr>, Option<IpAddr>), Refused> {
+    let address = |field, octets: [u8; 16]| match (has(open, field), open.ip_version) {
+        (false, _) => Some(None),
+        (true, 4) => octets.first_chunk::<4>().map(|ip| Some(IpAddr::from(*ip))),
+        (true, 6) => Some(Some(IpAddr::V6(Ipv6Addr::from(octets)))),
+        (true, _) => None,
+    };
+    let ip = address(message::RULE_IP, open.ip);
+    ip.zip(address(message::RULE_REMOTE_IP, open.remote_ip))
+        .ok_or_else(|| malformed("IP addresses are of version 4 or 6, and both of one"))
+}
+
+/// Checks the right to the flow rule's MAC address.
+fn check_mac(open: &Open, lease: &Lease, administrator: bool) -> Result<(), Refused> {
+    if has(open, message::RULE_MAC)
+        && open.mac != lease.mac
+        && !(administrator && open.mac[0] & 1 == 0)
+    {
+        return Err(denied("a MAC address that was not given to this session"));
+    }
+    // A rule without a MAC address would match a neighbour's packets.
+    if has(open, message::RULE_ANY_MAC) && !administrator {
+        return Err(denied("only root and the server's user may receive for any MAC address"));
+    }
+    Ok(())
+}
+
+/// Returns the flow rule of a checked message.
+fn read_rule(open: &Open, mac: [u8; 6], ip: Option<IpAddr>, remote_ip: Option<IpAddr>) -> Rule {
+    let has = |field| has(open, field);
+    Rule {
+        mac: (!has(message::RULE_ANY_MAC)).then_some(mac),
+        vlan: match (has(message::RULE_ANY_VLAN), has(message::RULE_VLAN)) {
+            (true, _) => Vlan::Any,
+            (false, true) => Vlan::Number(open.vlan),
+            (false, false) => Vlan::Untagged,
+        },
+        ethertype: has(message::RULE_ETHERTYPE).then_some(open.ethertype),
+        ip,
+        protocol: has(message::RULE_PROTOCOL).then_some(open.protocol),
+        port: has(message::RULE_PORT).then_some(open.port),
+        remote_ip,
+        remote_port: has(message::RULE_REMOTE_PORT).then_some(open.remote_port),
+    }
+}

@@ -1,0 +1,81 @@
+//! The server's socket in the file system, and the lock that claims its path.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode as FileMode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::config::StartError;
+use crate::policy::Policy;
+
+/// A socket's path and the lock that claims it. Dropping this removes both.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    path: PathBuf,
+    lock_path: PathBuf,
+    _lock: OwnedFd,
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.lock_path);
+    }
+}
+
+/// Binds the socket, after checking that no living server holds it.
+pub(crate) fn bind(path: &Path, policy: &Policy) -> Result<(OwnedFd, Bound), StartError> {
+    let failed = |cause: io::Error| StartError::Socket { path: path.to_owned(), cause };
+    let mut lock_path = path.as_os_str().to_owned();
+    lock_path.push(".lock");
+    let lock_path = PathBuf::from(lock_path);
+    let lock = rustix::fs::open(
+        &lock_path,
+        OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+        FileMode::RUSR | FileMode::WUSR,
+    )
+    .map_err(|error| failed(error.into()))?;
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(
+        |error| match error {
+            rustix::io::Errno::WOULDBLOCK => StartError::InUse(path.to_owned()),
+            other => failed(other.into()),
+        },
+    )?;
+    let bound = Bound { path: path.to_owned(), lock_path, _lock: lock };
+    match std::fs::symlink_metadata(path) {
+        Ok(found) => {
+            use std::os::unix::fs::FileTypeExt;
+            if !found.file_type().is_socket() {
+                let cause =
+                    io::Error::new(io::ErrorKind::AlreadyExists, "exists, and is no socket");
+                std::mem::forget(bound);
+                return Err(failed(cause));
+            }
+            // A killed server left the socket behind: its lock is free.
+            std::fs::remove_file(path).map_err(failed)?;
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(|error| failed(error.into()))?;
+    // Before Linux 6.16, the workers close descriptors that a peer sends.
+    let _ = towpath_protocol::peer::refuse_descriptors(&socket);
+    let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
+    rustix::net::bind(&socket, &address).map_err(|error| failed(error.into()))?;
+    // The server decides by the kernel's peer credentials. The file's mode only rejects users
+    // without any right early.
+    let open = !policy.users.is_empty() || !policy.groups.is_empty();
+    let mode = if open { 0o666 } else { 0o600 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
+    rustix::net::listen(&socket, 128).map_err(|error| failed(error.into()))?;
+    Ok((socket, bound))
+}
