@@ -4,6 +4,7 @@
 //! to older versions, and containers remove them.
 #![forbid(unsafe_code)]
 
+mod finding;
 mod kernel;
 mod machine;
 mod measure;
@@ -14,6 +15,8 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
+use finding::{Finding, Standing};
+
 /// Options of `towpath doctor`.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub(crate) struct Args {
@@ -23,51 +26,6 @@ pub(crate) struct Args {
     /// Leave out the measurements, which take about half a second
     #[arg(long)]
     pub(crate) quick: bool,
-}
-
-/// The state of one feature that Towpath uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Standing {
-    /// All parts that Towpath can use are available.
-    Ok,
-    /// Some parts are not available, and Towpath does without them.
-    Limited,
-    /// Not available.
-    Missing,
-}
-
-/// One line of the report.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Finding {
-    /// The feature, in a word or two.
-    name: &'static str,
-    standing: Standing,
-    /// The finding.
-    found: String,
-    /// Its meaning for Towpath.
-    means: String,
-    /// The remedy, where there is one.
-    remedy: Option<String>,
-}
-
-impl Finding {
-    fn new(
-        name: &'static str,
-        standing: Standing,
-        found: impl Into<String>,
-        means: impl Into<String>,
-    ) -> Finding {
-        Finding { name, standing, found: found.into(), means: means.into(), remedy: None }
-    }
-
-    /// Adds a remedy, unless the state is [`Standing::Ok`].
-    fn remedy(mut self, remedy: impl Into<String>) -> Finding {
-        if self.standing != Standing::Ok {
-            self.remedy = Some(remedy.into());
-        }
-        self
-    }
 }
 
 /// The whole report.
@@ -136,18 +94,6 @@ pub(crate) fn run(args: Args) -> ExitCode {
         return ExitCode::FAILURE;
     }
     if report.can_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-/// Returns the trimmed text of a small file of `/proc` or `/sys`; `None` if the file is missing, as
-/// in many containers.
-fn read(path: &str) -> Option<String> {
-    Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
-}
-
-/// Returns the kernel's text for an error number, without the number.
-fn says(errno: rustix::io::Errno) -> String {
-    let text = io::Error::from(errno).to_string();
-    text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }
 
 #[cfg(test)]

@@ -6,10 +6,12 @@ use towpath_device::tap::TapDevice;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::Server;
 
+use super::addresses::{ECHO_V4, WEB_V4};
 use super::host::Host;
+use super::load::{Amounts, drive};
 use super::table::{self, NAMES, Outcome};
 use super::traffic::Content;
-use super::{Amounts, ECHO_V4, WEB_V4, applications, drive, parts};
+use super::{applications, parts};
 
 pub(super) fn run(
     device: TapDevice,

@@ -19,8 +19,9 @@ use towpath_net::SessionLink;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Policy, Server, Subnets};
 
+use super::addresses::{GATEWAY_V4, GATEWAY_V6};
+use super::applications;
 use super::host::{Host, Statement};
-use super::{GATEWAY_V4, GATEWAY_V6, applications};
 
 /// The part of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

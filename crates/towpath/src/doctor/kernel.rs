@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::process::{PidfdFlags, pidfd_open};
 use towpath_sandbox::probe;
 
-use super::{Finding, Standing, read, says};
+use super::finding::{Finding, Standing, read, says};
 
 /// The oldest kernel with all required features; the newest of these is a sleep of less than a
 /// millisecond.

@@ -5,7 +5,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 use towpath_sandbox::{cores, probe};
 
-use super::{Finding, Standing, read};
+use super::finding::{Finding, Standing, read};
 
 pub(super) fn look() -> Vec<Finding> {
     vec![huge_pages(), transparent_huge_pages(), locked_memory(), cpus(), virtual_machine()]

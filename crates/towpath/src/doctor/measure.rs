@@ -12,7 +12,7 @@ use towpath_sandbox::{Core, cores, pin};
 use towpath_waiting::Costs;
 use towpath_waiting::wake_ups::round_trips;
 
-use super::{Finding, Standing};
+use super::finding::{Finding, Standing};
 
 /// The most round trips.
 const WAKE_UPS: usize = 1000;

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use towpath_sandbox::{check_namespaces, check_tun, probe};
 
-use super::{Finding, Standing, read, says};
+use super::finding::{Finding, Standing, read, says};
 
 pub(super) struct Network {
     pub(super) findings: Vec<Finding>,

@@ -1,0 +1,139 @@
+//! Server and applications as processes, of which one is killed.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+use towpath_device::tap::TapDevice;
+use towpath_sandbox::{Executable, Namespace, Users};
+
+use super::addresses::{ECHO_V4, EXTRA_V4, WEB_V4};
+use super::cast::{Directory, Player};
+use super::load::{Amounts, drive};
+use super::parts::{self, Part, Script};
+use super::table::{self, Killed, NAMES, Outcome};
+use super::traffic::{Content, Flood, Progress};
+
+/// The name of the application to be killed.
+const EXTRA: &str = "extra";
+/// The time that a killed application's session may outlive it.
+const RECLAIM: Duration = Duration::from_secs(5);
+
+/// Starts the server and the applications, runs the traffic, and kills one application in its middle.
+pub(super) fn run(
+    device: TapDevice,
+    content: &Content,
+    amounts: Amounts,
+) -> anyhow::Result<Outcome> {
+    let users = Users::find();
+    let program = Executable::current()?;
+    let nowhere = Namespace::create()?;
+    let directory = Directory::make(users.server, users.distinct)?;
+    let allowed =
+        if users.distinct { users.applications.map(|user| user.uid).to_vec() } else { vec![] };
+    let script = |name: &str, ipv4| Script {
+        socket: directory.socket(),
+        name: name.to_owned(),
+        ipv4,
+        users: Vec::new(),
+        part: None,
+    };
+    let serving = Script { users: allowed, ..script("server", None) };
+    let descriptor = device.as_fd().try_clone_to_owned()?;
+    let server =
+        Player::start(&program, Part::Server, &serving, users.server, Some(descriptor), None)?;
+    // From here on the interface belongs to the server, and ends with it.
+    drop(device);
+    let start = |part, name: &str, ipv4, user, input| {
+        Player::start(&program, part, &script(name, Some(ipv4)), user, input, Some(&nowhere))
+    };
+    let [web_user, echo_user] = users.applications;
+    let file = content.file.as_fd().try_clone_to_owned()?;
+    let mut web = start(Part::Web, NAMES[0], WEB_V4, web_user, Some(file))?;
+    let mut echo = start(Part::Echo, NAMES[1], ECHO_V4, echo_user, None)?;
+    let report = || towpath_client::report(directory.socket()).context("asking the server");
+    let early = table::unmatched(&report()?);
+
+    let (traffic, killed) = drive(content, amounts, |progress| {
+        let before = held(server.pid());
+        let extra = start(Part::Echo, EXTRA, EXTRA_V4, web_user, None)?;
+        let holds = |report: &Value| {
+            let sessions = report["sessions"].as_array().into_iter().flatten();
+            sessions.into_iter().any(|session| session["name"] == EXTRA)
+        };
+        ensure!(holds(&report()?), "the application to be killed is not in the report");
+        kill_in_traffic(extra, progress, amounts, || {
+            // The report drops the session first; its memory goes when the engine has released it.
+            Ok(holds(&report()?) || held(server.pid()) != before)
+        })
+    })?;
+
+    let statements = [web.statement()?, echo.statement()?];
+    let report = report()?;
+    for player in [web, echo, server] {
+        player.end()?;
+    }
+    let mut failures = Vec::new();
+    if directory.is_there() {
+        failures.push("the server left its socket's directory behind".to_owned());
+    }
+    Ok(Outcome {
+        report,
+        early,
+        statements,
+        carried: traffic.carried,
+        udp: traffic.udp,
+        pings: traffic.pings,
+        killed: Some(killed),
+        processes: true,
+        failures,
+    })
+}
+
+/// Returns the number of memory files that a process holds; `None` if the caller may not see it.
+fn held(pid: u32) -> Option<usize> {
+    Some(towpath_sandbox::Census::of(pid).ok()?.memory_files.values().sum())
+}
+
+/// Returns the number of buffers of an application's session.
+fn session_buffers() -> u32 {
+    let options = parts::session_options("", None);
+    options.queue_pairs * (options.transmit_slots + options.receive_slots)
+}
+
+/// Kills an application in the middle of all traffic, including its own. Waits until the server has
+/// released its session and memory.
+fn kill_in_traffic(
+    extra: Player,
+    progress: &Progress,
+    amounts: Amounts,
+    mut is_there: impl FnMut() -> anyhow::Result<bool>,
+) -> anyhow::Result<Killed> {
+    let mut flood = Flood::start(EXTRA_V4)?;
+    let start = Instant::now();
+    let half = amounts.round_trips / 2;
+    flood.keep_up(|| {
+        let there = progress.round_trips.load(Ordering::Relaxed) >= half;
+        there && start.elapsed() > Duration::from_millis(100)
+            || progress.stop.load(Ordering::Relaxed)
+    })?;
+    ensure!(flood.answered() > 0, "the application to be killed answered nothing");
+    extra.kill()?;
+    let killed = Instant::now();
+    flood.send_after_death()?;
+    while is_there()? {
+        ensure!(
+            killed.elapsed() < RECLAIM,
+            "the killed application's session, or its memory, is still there"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(Killed {
+        frames: session_buffers(),
+        answered: flood.answered(),
+        unanswered: flood.unanswered(),
+        after_ms: killed.elapsed().as_millis(),
+    })
+}
