@@ -39,9 +39,11 @@
 //! The application trusts the server as it trusts a kernel: the client checks the server's words
 //! for faults, not for malice.
 
+mod attach;
 mod control;
 mod error;
 mod fork;
+mod hold;
 mod options;
 mod pool;
 mod receive;
@@ -51,6 +53,7 @@ mod rule;
 mod send;
 mod session;
 mod wait;
+mod waiter;
 
 pub use error::{AttachError, Lost, OpenError, Refusal, SendError};
 pub use options::{Endpoint, Info, Options, Statistics, WaitStrategy};

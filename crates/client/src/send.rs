@@ -1,7 +1,7 @@
 //! A session's transmit side: the client writes packets in place, publishes them in batches, and
 //! waits for room.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use towpath_packet::Meta;
 use towpath_queue::descriptor::{
@@ -11,45 +11,9 @@ use towpath_queue::doorbell::{self, Due};
 use towpath_queue::events;
 
 use crate::error::{Lost, SendError};
+use crate::hold::Taken;
 use crate::options::Endpoint;
 use crate::session::Session;
-
-/// The conditions for notifying the server.
-#[derive(Debug)]
-pub(crate) struct DoorbellHold {
-    /// Packets after which the client notifies the server; 1: the client defers nothing.
-    packets: u32,
-    /// The longest time for which the client defers a notification.
-    delay: Duration,
-    /// The time since which the client has deferred a notification.
-    since: Option<Instant>,
-    /// Packets that the client had sent when it last notified the server.
-    sent: u64,
-    /// `true` if the client does not defer the next notification, and sends it also to a
-    /// timer-driven server.
-    urgent: bool,
-    /// `true` if the notification is urgent because half of a queue is in flight.
-    half: bool,
-    /// `true` if a half-full queue causes a notification.
-    notifications_early: bool,
-    /// `true` if the client suppresses notifications to an awake server.
-    saves: bool,
-}
-
-impl Default for DoorbellHold {
-    fn default() -> DoorbellHold {
-        DoorbellHold {
-            packets: 1,
-            delay: Duration::ZERO,
-            since: None,
-            sent: 0,
-            urgent: false,
-            half: false,
-            notifications_early: true,
-            saves: true,
-        }
-    }
-}
 
 impl Session {
     /// Queues a packet of `len` bytes on an endpoint. `fill` writes the packet in place: into one
@@ -219,16 +183,17 @@ impl Session {
             let transmit = &mut self.queue_pairs[*queue_pair as usize].transmit;
             transmit.publish();
             let half = transmit.capacity() / 2;
-            if transmit.in_flight() < half || !self.doorbell_hold.notifications_early {
+            if transmit.in_flight() < half || !self.doorbell_hold.is_early() {
                 continue;
             }
             // The check above used the completions that the client had seen; this reclaims more.
             let free = &mut self.transmit_free;
             outcome = outcome.and(transmit.reclaim(|buffer| free.release(buffer)).map(|_| ()));
             // The queue is soon full, so the server should poll now, whatever its wait strategy.
-            self.doorbell_hold.half |= transmit.in_flight() >= half;
+            if transmit.in_flight() >= half {
+                self.doorbell_hold.note_half();
+            }
         }
-        self.doorbell_hold.urgent |= self.doorbell_hold.half;
         let fenced = events::fence();
         for queue_pair in &self.dirty {
             self.queue_pairs[*queue_pair as usize].dirty = false;
@@ -250,7 +215,7 @@ impl Session {
     /// # Errors
     /// [`Lost`].
     pub fn flush_now(&mut self) -> Result<(), Lost> {
-        self.doorbell_hold.urgent = true;
+        self.doorbell_hold.hurry();
         self.flush()?;
         self.notify_deferred();
         Ok(())
@@ -270,8 +235,7 @@ impl Session {
         if !self.is_parents() {
             return;
         }
-        self.doorbell_hold.packets = if delay.is_zero() { 1 } else { packets.max(1) };
-        self.doorbell_hold.delay = delay;
+        self.doorbell_hold.defer(packets, delay);
         self.notify_deferred();
     }
 
@@ -279,7 +243,7 @@ impl Session {
     /// client defers notifications or the server is timer-driven; on by default. If off, also a
     /// full queue waits for its delay or tick.
     pub fn set_early_notification(&mut self, on: bool) {
-        self.doorbell_hold.notifications_early = on;
+        self.doorbell_hold.set_early(on);
     }
 
     /// Sets whether the client suppresses notifications to a server that is awake, timer-driven or
@@ -287,52 +251,36 @@ impl Session {
     /// measure the effect of suppression. The device's setting `notification_suppression` does the
     /// same in the other direction.
     pub fn set_notification_suppression(&mut self, on: bool) {
-        self.doorbell_hold.saves = on;
+        self.doorbell_hold.set_suppression(on);
     }
 
     /// Notifies the server of published packets, now or later. `new`: no event for them was
     /// pending.
     fn notify_for(&mut self, new: bool) {
-        let hold = &mut self.doorbell_hold;
-        if !new && !hold.urgent && hold.since.is_none() && hold.saves {
-            // The server was already notified, and has yet to poll.
-            return;
-        }
-        let now = if hold.packets > 1 && !hold.urgent {
-            let queued = (self.statistics.sent - hold.sent) as u32;
-            let since = *hold.since.get_or_insert_with(Instant::now);
-            queued >= hold.packets || since.elapsed() >= hold.delay
-        } else {
-            true
-        };
-        if now {
-            self.notify();
-        } else {
-            self.statistics.notifications_deferred += 1;
+        match self.doorbell_hold.is_time(new, self.statistics.sent) {
+            None => {}
+            Some(true) => self.notify(),
+            Some(false) => self.statistics.notifications_deferred += 1,
         }
     }
 
     /// Sends a deferred notification if its delay has passed.
     pub(crate) fn notify_if_due(&mut self) {
-        if self.doorbell_hold.since.is_some_and(|since| since.elapsed() >= self.doorbell_hold.delay)
-        {
+        if self.doorbell_hold.is_due() {
             self.notify();
         }
     }
 
     /// Sends a deferred notification.
     pub(crate) fn notify_deferred(&mut self) {
-        if self.doorbell_hold.since.is_some() || self.doorbell_hold.urgent {
+        if self.doorbell_hold.is_pending() {
             self.notify();
         }
     }
 
     /// Wakes the server if it sleeps, or has parked this session.
     fn notify(&mut self) {
-        let hold = &mut self.doorbell_hold;
-        let urgent = std::mem::take(&mut hold.urgent);
-        let (half, saves) = (std::mem::take(&mut hold.half), hold.saves);
-        (hold.since, hold.sent) = (None, self.statistics.sent);
+        let Taken { urgent, half, saves } = self.doorbell_hold.take(self.statistics.sent);
         let fenced = doorbell::fence();
         let asleep = self.notifier.must_notify(fenced, urgent);
         // A server that has parked this session does not poll it at ticks.

@@ -5,16 +5,15 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use towpath_memory::{Mapping, Region, SharedFile, own_words, peer_words};
+use towpath_memory::{own_words, peer_words};
 use towpath_protocol::channel::Channel;
 use towpath_protocol::counters;
 use towpath_protocol::layout::{
     CLOSED_WORD, ENDPOINT_COUNTERS, PARKED_WORD, STATE_SLEEP_WORD, SessionShape,
 };
-use towpath_protocol::message::{self, Attach, Message};
+use towpath_protocol::message::{self, Message};
 use towpath_protocol::settings::Setting;
 use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
@@ -22,16 +21,17 @@ use towpath_queue::doorbell::{Notifier, Sleeper};
 use towpath_queue::events::{Acknowledger, Marker};
 use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
-use towpath_queue::{PeerWords, Violation};
+use towpath_queue::{OwnWords, PeerWords, Violation};
 
+use crate::attach::{Attachment, attach};
 use crate::control::{Answer, Deadline, ask, connect};
 use crate::error::{AttachError, Lost, OpenError};
 use crate::fork::ForkGuard;
+use crate::hold::DoorbellHold;
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::pool::{ReceivePool, TransmitPool};
 use crate::rule::Rule;
-use crate::send::DoorbellHold;
-use crate::wait::Waiter;
+use crate::waiter::Waiter;
 
 pub(crate) struct QueuePair {
     pub(crate) transmit: TransmitProducer,
@@ -124,98 +124,22 @@ impl Session {
         options: &Options,
         deadline: Deadline,
     ) -> Result<Session, AttachError> {
-        let channel = Channel::new(socket);
-        let attach = Attach {
-            queue_pairs: options.queue_pairs,
-            endpoints: options.endpoints,
-            transmit_slots: options.transmit_slots,
-            receive_slots: options.receive_slots,
-            transmit_buffer_bytes: options.transmit_buffer_bytes,
-            receive_buffer_bytes: options.receive_buffer_bytes,
-            name: message::fixed_name(&options.name),
-            ipv4: options.ipv4.map_or([0; 4], |ip| ip.octets()),
-            reserved: 0,
-        };
-        let shape = SessionShape::new(
-            attach.queue_pairs,
-            attach.endpoints,
-            attach.transmit_slots,
-            attach.receive_slots,
-            attach.transmit_buffer_bytes,
-            attach.receive_buffer_bytes,
-        )
-        .map_err(|error| AttachError::Refused {
-            refusal: message::Refusal::Malformed,
-            text: format!("attach: {error}"),
-        })?;
-        options.wait_strategy.check().map_err(|wrong| AttachError::Refused {
-            refusal: message::Refusal::Malformed,
-            text: format!("attach: {wrong}"),
-        })?;
-        if let Some(small) = options.expedited_queue_pair
-            && small >= options.queue_pairs
-        {
-            let sets = options.queue_pairs;
-            return Err(AttachError::Refused {
-                refusal: message::Refusal::Malformed,
-                text: format!(
-                    "attach: expedited_queue_pair={small}, and the session has {sets} queue pairs"
-                ),
-            });
-        }
-        let (attached, descriptors) = match ask(&channel, &Message::Attach(attach), deadline) {
-            Answer::Message(Message::Attached(attached), descriptors) => (attached, descriptors),
-            other => return Err(other.into_attach_error()),
-        };
-        let Ok([server, receive_pool, state, application, transmit_pool, doorbell, wake]) =
-            <[OwnedFd; 7]>::try_from(descriptors)
-        else {
-            return Err(AttachError::Protocol("the server's answer lacks descriptors".into()));
-        };
-        let (server, state) = (Arc::new(map_readable(server)?), Arc::new(map_readable(state)?));
-        let receive_pool = map_readable(receive_pool)?;
-        let application = map_writable(application)?;
-        let transmit_pool = map_writable(transmit_pool)?;
-        if server.len() < shape.server_words() * 8
-            || application.len() < shape.application_words() * 8
-            || state.len() < towpath_protocol::layout::STATE_WORDS * 8
-        {
-            return Err(AttachError::Protocol("the session's memory is too small".into()));
-        }
-        match ask(&channel, &Message::Mapped, deadline) {
-            Answer::Message(Message::Done, _) => {}
-            other => return Err(other.into_attach_error()),
-        }
+        let Attachment { channel, shape, granted, memories, doorbell, wake } =
+            attach(socket, options, deadline)?;
+        let pages = shape.server_peer(&peer_words(&memories.server));
+        let own = shape.application_own(own_words(memories.application));
+        let state = peer_words(&memories.state);
         let small = || AttachError::Protocol("a buffer pool is too small".into());
-        let pages = shape.server_peer(&peer_words(&server));
-        let own = shape.application_own(own_words(application));
-        let queue_pairs: Vec<QueuePair> = own
-            .queue_pairs
-            .into_iter()
-            .zip(&pages.queue_pairs)
-            .map(|(own, peer)| {
-                let (transmit, receive) =
-                    application_side(&shape.queues, shape.receive_pool, own, peer);
-                QueuePair {
-                    transmit,
-                    receive,
-                    ready: false,
-                    dirty: false,
-                    room: false,
-                    room_told: false,
-                    wants: false,
-                }
-            })
-            .collect();
         let mut session = Session {
             channel,
             answer_timeout: options.answer_timeout,
             doorbell,
             wake,
-            queue_pairs,
-            transmit_pool: TransmitPool::new(transmit_pool, shape.transmit_pool)
+            queue_pairs: queue_pairs(&shape, own.queue_pairs, &pages.queue_pairs),
+            transmit_pool: TransmitPool::new(memories.transmit_pool, shape.transmit_pool)
                 .ok_or_else(small)?,
-            receive_pool: ReceivePool::new(receive_pool, shape.receive_pool).ok_or_else(small)?,
+            receive_pool: ReceivePool::new(memories.receive_pool, shape.receive_pool)
+                .ok_or_else(small)?,
             expedited_queue_pair: options.expedited_queue_pair,
             transmit_free: FreeBuffers::new(0, shape.transmit_pool.buffers()),
             reserved: vec![false; shape.transmit_pool.buffers() as usize].into_boxed_slice(),
@@ -226,7 +150,7 @@ impl Session {
             sleeper: Sleeper::new(own.header),
             waiter: Waiter::new(options.wait_strategy),
             doorbell_hold: DoorbellHold::default(),
-            notifier: Notifier::new(peer_words(&state).part(STATE_SLEEP_WORD, 1)),
+            notifier: Notifier::new(state.part(STATE_SLEEP_WORD, 1)),
             parked_notifier: Notifier::new(pages.header.part(PARKED_WORD, 1)),
             header: pages.header,
             counters: pages.counters,
@@ -237,7 +161,7 @@ impl Session {
             statistics: Statistics::default(),
             lost: None,
             hung_up: false,
-            info: read_info(&attached),
+            info: read_info(&granted),
             guard: ForkGuard::new()?,
             _one_thread: PhantomData,
         };
@@ -369,14 +293,19 @@ impl Session {
     }
 }
 
-fn map_readable(file: OwnedFd) -> std::io::Result<Mapping> {
-    let mapping = SharedFile::adopt(file)?.map_readable()?;
-    mapping.keep_from_children()?;
-    Ok(mapping)
-}
-
-fn map_writable(file: OwnedFd) -> std::io::Result<Region> {
-    let region = SharedFile::adopt(file)?.map_writable()?;
-    region.mapping().keep_from_children()?;
-    Ok(region)
+/// Returns the application's side of the session's queue pairs.
+fn queue_pairs(shape: &SessionShape, own: Vec<OwnWords>, peers: &[PeerWords]) -> Vec<QueuePair> {
+    let side = |(own, peer)| {
+        let (transmit, receive) = application_side(&shape.queues, shape.receive_pool, own, peer);
+        QueuePair {
+            transmit,
+            receive,
+            ready: false,
+            dirty: false,
+            room: false,
+            room_told: false,
+            wants: false,
+        }
+    };
+    own.into_iter().zip(peers).map(side).collect()
 }

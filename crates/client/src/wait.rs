@@ -5,140 +5,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use towpath_waiting::clock::Ticks;
-use towpath_waiting::{Clock, Costs, Spinner, Step};
+use towpath_waiting::Step;
 
 use crate::error::{Lost, OpenError, Refusal};
 use crate::options::WaitStrategy;
 use crate::session::Session;
-
-/// Polls without news after which a polling client checks whether the server lives. Each takes
-/// about ten nanoseconds.
-const POLLS_PER_CHECK: u32 = 65_536;
-/// How often a client that spins between ticks checks whether the server lives, in nanoseconds.
-const CHECK_INTERVAL: u64 = 1_000_000;
-/// The distance between ticks from which the client always sleeps between them, in nanoseconds. The
-/// client then measures nothing.
-const ALWAYS_SLEPT: u64 = 100_000;
-
-/// The wait strategy of [`Session::wait`], with its state.
-#[derive(Debug)]
-pub(crate) struct Waiter {
-    way: Way,
-    began: Instant,
-    polls: u32,
-    /// When a client that spins between ticks last checked whether the server lives.
-    checked_at: u64,
-}
-
-#[derive(Debug)]
-enum Way {
-    Block,
-    Poll,
-    Spin(Spinner),
-    TimerDriven(Clock),
-    /// A clock so fast that the first wait measures the shortest sleep; its ticks per second.
-    NotMeasured(u64),
-}
-
-/// Returns the shortest time between ticks for which the client sleeps. Unlike the engine, the
-/// client does not change its thread's timer slack.
-fn least_sleep() -> u64 {
-    let costs = Costs::of_this_machine();
-    costs.least_sleep().max(costs.tick_late).min(ALWAYS_SLEPT)
-}
-
-impl Waiter {
-    pub(crate) fn new(waiting: WaitStrategy) -> Waiter {
-        let way = match waiting {
-            WaitStrategy::Block => Way::Block,
-            WaitStrategy::Poll => Way::Poll,
-            WaitStrategy::SpinThenBlock => {
-                Way::Spin(Spinner::new(Costs::of_this_machine().wake_up))
-            }
-            WaitStrategy::TimerDriven(hz) => {
-                let clock = Clock::new(u64::from(hz), 0, 0);
-                if clock.period() < ALWAYS_SLEPT {
-                    Way::NotMeasured(u64::from(hz))
-                } else {
-                    Way::TimerDriven(clock)
-                }
-            }
-        };
-        Waiter { way, began: Instant::now(), polls: 0, checked_at: 0 }
-    }
-
-    /// Returns the counts of the clock's ticks.
-    pub(crate) fn ticks(&self) -> Ticks {
-        if let Way::TimerDriven(clock) = &self.way { clock.counts } else { Ticks::default() }
-    }
-
-    /// Returns the time on the waiter's own clock, in nanoseconds.
-    fn now(&self) -> u64 {
-        self.began.elapsed().as_nanos() as u64
-    }
-
-    fn idle(&mut self) -> Step {
-        if matches!(self.way, Way::Block) {
-            return Step::Block;
-        }
-        if let Way::NotMeasured(hz) = self.way {
-            self.measured(hz, least_sleep());
-        }
-        let now = if matches!(self.way, Way::Poll) { 0 } else { self.now() };
-        match &mut self.way {
-            Way::Block | Way::NotMeasured(_) => Step::Block,
-            Way::Poll => Step::Poll,
-            Way::Spin(spinner) => {
-                if spinner.poll_again(now) {
-                    Step::Spin { until: now }
-                } else {
-                    Step::Block
-                }
-            }
-            Way::TimerDriven(clock) => clock.step(now),
-        }
-    }
-
-    /// Starts the clock with the measured shortest sleep.
-    fn measured(&mut self, hz: u64, least_sleep: u64) {
-        self.way = Way::TimerDriven(Clock::new(hz, least_sleep, self.now()));
-    }
-
-    fn is_timer_driven(&self) -> bool {
-        matches!(self.way, Way::TimerDriven(_))
-    }
-
-    fn found(&mut self, slept: bool) {
-        if matches!(self.way, Way::Spin(_)) {
-            let now = self.now();
-            if let Way::Spin(spinner) = &mut self.way {
-                spinner.found(now, slept);
-            }
-        }
-    }
-
-    fn woke(&mut self) {
-        let now = self.now();
-        if let Way::TimerDriven(clock) = &mut self.way {
-            clock.woke(now);
-        }
-    }
-
-    fn is_time_to_poll(&mut self) -> bool {
-        self.polls = self.polls.wrapping_add(1);
-        self.polls.is_multiple_of(POLLS_PER_CHECK)
-    }
-
-    fn is_time_to_check(&mut self) -> bool {
-        let now = self.now();
-        let is_time = now - self.checked_at >= CHECK_INTERVAL;
-        if is_time {
-            self.checked_at = now;
-        }
-        is_time
-    }
-}
+use crate::waiter::Waiter;
 
 impl Session {
     /// Waits until a queue pair has news: packets, or room that the application requested
@@ -205,7 +77,7 @@ impl Session {
         Ok(())
     }
 
-    /// Checks whether the server lives, once every [`POLLS_PER_CHECK`] calls, for a client that
+    /// Checks whether the server lives, once in many calls, for a client that
     /// polls.
     fn check_server(&mut self) -> Result<(), Lost> {
         std::hint::spin_loop();
@@ -405,34 +277,5 @@ impl AsFd for Session {
     /// when the server ends. See [`Session::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.doorbell.as_fd()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_clock_faster_than_sleep_spins() {
-        for (hz, least_sleep, spins) in [
-            (100_000, 10_001, true),
-            (100_000, 10_000, false),
-            (20_000, 60_000, true),
-            (20_000, 40_000, false),
-        ] {
-            let mut waiter = Waiter::new(WaitStrategy::TimerDriven(hz));
-            assert!(matches!(waiter.way, Way::NotMeasured(_)), "attaching measures nothing");
-            waiter.measured(u64::from(hz), least_sleep);
-            let step = waiter.idle();
-            assert_eq!(matches!(step, Step::Spin { .. }), spins, "{hz} Hz: {step:?}");
-            assert_eq!(matches!(step, Step::SleepUntil { .. }), !spins, "{hz} Hz: {step:?}");
-        }
-        // The longest time for which a client spins between ticks.
-        for hz in [1, 1000, 10_000] {
-            let mut waiter = Waiter::new(WaitStrategy::TimerDriven(hz));
-            assert!(matches!(waiter.way, Way::TimerDriven(_)), "{hz} Hz needs no measuring");
-            assert!(matches!(waiter.idle(), Step::SleepUntil { .. }), "{hz} Hz");
-        }
-        assert!((10_000..=ALWAYS_SLEPT).contains(&least_sleep()));
     }
 }

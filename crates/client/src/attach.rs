@@ -1,0 +1,122 @@
+//! Attaching: the requests to the server, and the memory and descriptors that it hands over.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use towpath_memory::{Mapping, Region, SharedFile};
+use towpath_protocol::channel::Channel;
+use towpath_protocol::layout::{STATE_WORDS, SessionShape};
+use towpath_protocol::message::{self, Attach, Message};
+
+use crate::control::{Answer, Deadline, ask};
+use crate::error::AttachError;
+use crate::options::Options;
+
+/// The result of attaching.
+pub(crate) struct Attachment {
+    pub(crate) channel: Channel,
+    pub(crate) shape: SessionShape,
+    /// The server's grant.
+    pub(crate) granted: message::Attached,
+    pub(crate) memories: Memories,
+    pub(crate) doorbell: OwnedFd,
+    pub(crate) wake: OwnedFd,
+}
+
+/// The mapped memories of a session.
+pub(crate) struct Memories {
+    pub(crate) server: Arc<Mapping>,
+    pub(crate) receive_pool: Mapping,
+    pub(crate) state: Arc<Mapping>,
+    pub(crate) application: Region,
+    pub(crate) transmit_pool: Region,
+}
+
+/// Attaches over a connected socket.
+pub(crate) fn attach(
+    socket: OwnedFd,
+    options: &Options,
+    deadline: Deadline,
+) -> Result<Attachment, AttachError> {
+    let channel = Channel::new(socket);
+    let request = request(options);
+    let shape = check(options, &request)?;
+    let (granted, descriptors) = match ask(&channel, &Message::Attach(request), deadline) {
+        Answer::Message(Message::Attached(granted), descriptors) => (granted, descriptors),
+        other => return Err(other.into_attach_error()),
+    };
+    let Ok([server, receive_pool, state, application, transmit_pool, doorbell, wake]) =
+        <[OwnedFd; 7]>::try_from(descriptors)
+    else {
+        return Err(AttachError::Protocol("the server's answer lacks descriptors".into()));
+    };
+    let (server, state) = (Arc::new(map_readable(server)?), Arc::new(map_readable(state)?));
+    let receive_pool = map_readable(receive_pool)?;
+    let application = map_writable(application)?;
+    let transmit_pool = map_writable(transmit_pool)?;
+    if server.len() < shape.server_words() * 8
+        || application.len() < shape.application_words() * 8
+        || state.len() < STATE_WORDS * 8
+    {
+        return Err(AttachError::Protocol("the session's memory is too small".into()));
+    }
+    match ask(&channel, &Message::Mapped, deadline) {
+        Answer::Message(Message::Done, _) => {}
+        other => return Err(other.into_attach_error()),
+    }
+    let memories = Memories { server, receive_pool, state, application, transmit_pool };
+    Ok(Attachment { channel, shape, granted, memories, doorbell, wake })
+}
+
+fn request(options: &Options) -> Attach {
+    Attach {
+        queue_pairs: options.queue_pairs,
+        endpoints: options.endpoints,
+        transmit_slots: options.transmit_slots,
+        receive_slots: options.receive_slots,
+        transmit_buffer_bytes: options.transmit_buffer_bytes,
+        receive_buffer_bytes: options.receive_buffer_bytes,
+        name: message::fixed_name(&options.name),
+        ipv4: options.ipv4.map_or([0; 4], |ip| ip.octets()),
+        reserved: 0,
+    }
+}
+
+/// Checks the options before the request, and returns the sizes of the session's parts.
+fn check(options: &Options, request: &Attach) -> Result<SessionShape, AttachError> {
+    let refused = |text: String| AttachError::Refused {
+        refusal: message::Refusal::Malformed,
+        text: format!("attach: {text}"),
+    };
+    let shape = SessionShape::new(
+        request.queue_pairs,
+        request.endpoints,
+        request.transmit_slots,
+        request.receive_slots,
+        request.transmit_buffer_bytes,
+        request.receive_buffer_bytes,
+    )
+    .map_err(|error| refused(error.to_string()))?;
+    options.wait_strategy.check().map_err(|wrong| refused(wrong.to_string()))?;
+    if let Some(small) = options.expedited_queue_pair
+        && small >= options.queue_pairs
+    {
+        let pairs = options.queue_pairs;
+        return Err(refused(format!(
+            "expedited_queue_pair={small}, and the session has {pairs} queue pairs"
+        )));
+    }
+    Ok(shape)
+}
+
+fn map_readable(file: OwnedFd) -> std::io::Result<Mapping> {
+    let mapping = SharedFile::adopt(file)?.map_readable()?;
+    mapping.keep_from_children()?;
+    Ok(mapping)
+}
+
+fn map_writable(file: OwnedFd) -> std::io::Result<Region> {
+    let region = SharedFile::adopt(file)?.map_writable()?;
+    region.mapping().keep_from_children()?;
+    Ok(region)
+}
