@@ -282,9 +282,9 @@ impl Session {
     fn notify(&mut self) {
         let Taken { urgent, half, saves } = self.doorbell_hold.take(self.statistics.sent);
         let fenced = doorbell::fence();
-        let asleep = self.notifier.must_notify(fenced, urgent);
+        let asleep = self.server_sleep_flag.must_notify(fenced, urgent);
         // A server that has parked this session does not poll it at ticks.
-        let parked = self.parked_notifier.must_notify(fenced, true);
+        let parked = self.parked_flag.must_notify(fenced, true);
         if asleep == Due::Now || parked == Due::Now || !saves {
             self.statistics.notifications += 1;
             self.statistics.notifications_early += u64::from(half);

@@ -17,7 +17,7 @@ use towpath_protocol::message::{self, Message};
 use towpath_protocol::settings::Setting;
 use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
-use towpath_queue::doorbell::{Notifier, Sleeper};
+use towpath_queue::doorbell::{PeerSleepFlag, Sleeper};
 use towpath_queue::events::{Acknowledger, Marker};
 use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
@@ -72,10 +72,10 @@ pub struct Session {
     pub(crate) waiter: Waiter,
     pub(crate) doorbell_hold: DoorbellHold,
     /// Reads whether the engine sleeps.
-    pub(crate) notifier: Notifier,
+    pub(crate) server_sleep_flag: PeerSleepFlag,
     /// Reads whether the engine has parked this session: awake or not, the engine polls the session
     /// only after a notification.
-    pub(crate) parked_notifier: Notifier,
+    pub(crate) parked_flag: PeerSleepFlag,
     header: PeerWords,
     counters: PeerWords,
     pub(crate) ready: VecDeque<u32>,
@@ -150,8 +150,8 @@ impl Session {
             sleeper: Sleeper::new(own.header),
             waiter: Waiter::new(options.wait_strategy),
             doorbell_hold: DoorbellHold::default(),
-            notifier: Notifier::new(state.part(STATE_SLEEP_WORD, 1)),
-            parked_notifier: Notifier::new(pages.header.part(PARKED_WORD, 1)),
+            server_sleep_flag: PeerSleepFlag::new(state.part(STATE_SLEEP_WORD, 1)),
+            parked_flag: PeerSleepFlag::new(pages.header.part(PARKED_WORD, 1)),
             header: pages.header,
             counters: pages.counters,
             ready: VecDeque::with_capacity(shape.queue_pairs as usize),

@@ -6,12 +6,12 @@
 //! eventfd). A notification must persist until the sleeper takes it.
 //!
 //! The flag's two lowest bits say awake or asleep, each with or without a timer. The other bits
-//! number the sleep. The notifier remembers the sleep for which it sent its last notification. It
-//! sends at most one per sleep, however long the sleeper takes to wake up.
+//! number the sleep. The notifying side remembers the sleep for which it sent its last notification.
+//! It sends at most one per sleep, however long the sleeper takes to wake up.
 //!
 //! A timer-driven sleeper checks its queues at each tick, and receives notifications only for
 //! urgent work that cannot wait for the tick. The sleeper does not check again before it sleeps. So
-//! the notifier sends an urgent notification also to an awake sleeper: the next sleep then ends at
+//! the other side sends an urgent notification also to an awake sleeper: the next sleep then ends at
 //! once.
 
 use crate::word::{Barrier, OwnWords, PeerWords, full_fence};
@@ -33,7 +33,7 @@ impl Sleeper {
     /// Takes over the flag's word and marks this side awake.
     #[must_use]
     pub fn new(mut flag: OwnWords) -> Sleeper {
-        // A predecessor may have died asleep. The count continues, so that no notifier takes a
+        // A predecessor may have died asleep. The count continues, so that the peer takes no
         // later sleep for one that it has notified.
         let count = (flag.get(0) | STATE).wrapping_add(1);
         flag.store(0, count);
@@ -75,7 +75,7 @@ impl Sleeper {
     /// causes a notification.
     pub fn awake_timer_driven(&mut self) {
         self.say((self.count | STATE).wrapping_add(1) | AWAKE_TIMER_DRIVEN);
-        // SYNC: a notifier that still sees the flag of the previous sleep, and has sent its
+        // SYNC: a peer that still sees the flag of the previous sleep, and has sent its
         // notification for it, published before this side checks. Partner: `NotifierChecks`.
         full_fence(Barrier::SleeperChecks);
     }
@@ -94,7 +94,7 @@ impl Sleeper {
     }
 }
 
-/// Proof that the caller called [`fence`]; one serves all notifiers of a batch.
+/// Proof that the caller called [`fence`]; one serves all sleep flags that a batch concerns.
 #[derive(Clone, Copy, Debug)]
 pub struct Fenced(());
 
@@ -109,18 +109,19 @@ pub fn fence() -> Fenced {
     Fenced(())
 }
 
-/// The side that notifies the sleeper.
+/// The other side's sleep flag, as the side that notifies reads it.
 #[derive(Debug)]
-pub struct Notifier {
+pub struct PeerSleepFlag {
     flag: PeerWords,
+    /// The flag of the sleep for which this side sent its last notification.
     notified: u64,
 }
 
-impl Notifier {
-    /// Creates a notifier that reads the flag's word.
+impl PeerSleepFlag {
+    /// Reads the sleep flag in this word.
     #[must_use]
-    pub fn new(flag: PeerWords) -> Notifier {
-        Notifier { flag, notified: 0 }
+    pub fn new(flag: PeerWords) -> PeerSleepFlag {
+        PeerSleepFlag { flag, notified: 0 }
     }
 
     /// Returns whether this side must notify the other one. The caller asks once per batch, after

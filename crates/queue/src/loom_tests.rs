@@ -19,7 +19,7 @@ use std::cell::Cell;
 use loom::sync::{Condvar, Mutex};
 
 use crate::descriptor::{Descriptor, HEADROOM_BYTES};
-use crate::doorbell::{Notifier, Sleeper};
+use crate::doorbell::{PeerSleepFlag, Sleeper};
 use crate::events::{Acknowledger, EventShape, Marker};
 use crate::test_memory::Memory;
 use crate::word::Barrier;
@@ -77,9 +77,9 @@ fn descriptor(buffer: u32) -> Descriptor {
 }
 
 /// Returns the side that sleeps, and the side that notifies it.
-fn doorbell_sides() -> (Sleeper, Notifier) {
+fn doorbell_sides() -> (Sleeper, PeerSleepFlag) {
     let flag = Memory::new(1);
-    (Sleeper::new(flag.own()), Notifier::new(flag.peer()))
+    (Sleeper::new(flag.own()), PeerSleepFlag::new(flag.peer()))
 }
 
 /// Returns both sides of an event queue for one queue pair.

@@ -16,7 +16,7 @@ use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attach, Message, Open};
 use towpath_protocol::store::MemoryStore;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
-use towpath_queue::doorbell::{self, Notifier};
+use towpath_queue::doorbell::{self, PeerSleepFlag};
 use towpath_queue::events::{self, Marker};
 use towpath_queue::receive::application_side;
 use towpath_queue::transmit::TransmitProducer;
@@ -31,7 +31,7 @@ struct Raw {
     heap: Option<Region>,
     transmit: TransmitProducer,
     marker: Marker,
-    notifier: Notifier,
+    sleep_flag: PeerSleepFlag,
     mac: [u8; 6],
     ipv4: Ipv4Addr,
 }
@@ -87,7 +87,7 @@ impl Raw {
             heap: Some(heap),
             transmit,
             marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
-            notifier: Notifier::new(
+            sleep_flag: PeerSleepFlag::new(
                 peer_words(&state).part(towpath_protocol::layout::STATE_SLEEP_WORD, 1),
             ),
             mac: attached.mac,
@@ -99,7 +99,7 @@ impl Raw {
         self.transmit.publish();
         self.marker.mark(events::fence(), 0).unwrap();
         if self.marker.publish()
-            && self.notifier.must_notify(doorbell::fence(), false) == doorbell::Due::Now
+            && self.sleep_flag.must_notify(doorbell::fence(), false) == doorbell::Due::Now
         {
             rustix::io::write(&self.wake, &1u64.to_ne_bytes()).unwrap();
         }

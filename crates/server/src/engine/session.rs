@@ -8,7 +8,7 @@ use towpath_memory::{Mapping, Region, own_words, peer_words};
 use towpath_protocol::layout::{CLOSED_WORD, PARKED_WORD, SessionShape};
 use towpath_protocol::settings::Setting;
 use towpath_queue::buffers::Ledger;
-use towpath_queue::doorbell::{Notifier, Sleeper};
+use towpath_queue::doorbell::{PeerSleepFlag, Sleeper};
 use towpath_queue::events::{Acknowledger, Marker};
 use towpath_queue::receive::{ReceiveProducer, server_side};
 use towpath_queue::transmit::TransmitConsumer;
@@ -109,7 +109,7 @@ pub struct Session {
     /// Events from the application.
     pub work: Acknowledger,
     /// The application's sleep state.
-    pub notifier: Notifier,
+    pub notifier: PeerSleepFlag,
     /// The way in which the server notifies the application.
     pub doorbell: Doorbell,
     /// Readable when the application notifies the engine. This is an epoll instance that no
@@ -310,7 +310,7 @@ impl Session {
             transmit_space: SpaceId(u32::MAX),
             marker: Marker::new(shape.events(), server.events, &application.acknowledgements),
             work: Acknowledger::new(shape.events(), server.acknowledgements, &application.events),
-            notifier: Notifier::new(application.header),
+            notifier: PeerSleepFlag::new(application.header),
             doorbell,
             wake,
             queue_pairs,
