@@ -188,6 +188,38 @@ impl Experiment {
         }
     }
 
+    /// Returns the subject in one line, for the help.
+    #[must_use]
+    pub fn about(self) -> &'static str {
+        match self {
+            Experiment::Queue => "one queue, against a bare queue",
+            Experiment::Demux => "flow lookups, with the last-flow cache off, on and automatic",
+            Experiment::Optimistic => {
+                "one driver for several threads: an optimistic section against a mutex"
+            }
+            Experiment::Notify => "the cost of one notification to its sender",
+            Experiment::Switch => "endpoint to endpoint through the engine of another process",
+            Experiment::Isolation => {
+                "a neighbour's throughput while another application is killed or stopped"
+            }
+            Experiment::Attacks => {
+                "a neighbour's times while an unprivileged program attacks the server"
+            }
+            Experiment::Scale => {
+                "the cost of idle sessions, endpoints and connections to a busy one"
+            }
+            Experiment::Tcp => "TCP between the kernel and a host over TAP, and over veth",
+            Experiment::NotreDame => "Tracey and Banerji: round trips, each technique on and off",
+            Experiment::Cambridge => "Riddoch and Pope: message sizes, idle endpoints, load",
+            Experiment::Karlsruhe => "Hennrich: the cost of frames, wake-ups and polls",
+            Experiment::Penn => "Smith and Traw: PDU sizes, processor time left, the clock",
+            Experiment::FreeBsd => "Watson: hand-off to the device directly, or through a queue",
+            Experiment::Waiting => "wait strategies: auto beside fixed ones and beside sockets",
+            Experiment::Watchdog => "the cost per frame of the device's watchdog",
+            Experiment::Wakeups => "attempts to lose a wake-up",
+        }
+    }
+
     /// Returns whether it needs its own network namespace.
     fn has_a_network(self) -> bool {
         matches!(

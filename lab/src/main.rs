@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
+use clap::builder::PossibleValue;
 use nix::sys::signal::{SigSet, Signal};
 use towpath_lab::documents::Documents;
 use towpath_lab::{Experiment, Report, Row, Settings};
@@ -26,8 +27,8 @@ Examples:
   towpath-lab report --check"
 )]
 struct Args {
-    /// The experiment; `report` writes the figures of lab/results into the documents.
-    #[arg(required_unless_present = "role", value_parser = names())]
+    /// The experiment, or `report`
+    #[arg(required_unless_present = "role", value_parser = names(), value_name = "EXPERIMENT")]
     name: Option<String>,
     /// Print JSON and nothing else.
     #[arg(long)]
@@ -56,8 +57,11 @@ struct Args {
     role: Option<String>,
 }
 
-fn names() -> Vec<&'static str> {
-    Experiment::ALL.iter().map(|one| one.name()).chain(["report"]).collect()
+fn names() -> Vec<PossibleValue> {
+    let report =
+        PossibleValue::new("report").help("write the figures of lab/results into the documents");
+    let experiment = |one: Experiment| PossibleValue::new(one.name()).help(one.about());
+    Experiment::ALL.into_iter().map(experiment).chain([report]).collect()
 }
 
 fn main() -> ExitCode {
@@ -145,9 +149,22 @@ fn documents(repository: &Path, check: bool) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
     use towpath_lab::Length;
 
     use super::*;
+
+    #[test]
+    fn the_help_has_a_line_for_each_experiment() {
+        let help = Args::command().render_long_help().to_string();
+        for one in Experiment::ALL {
+            let line = format!("- {}:", one.name());
+            let found = help.lines().find(|text| text.trim_start().starts_with(&line));
+            assert!(found.is_some_and(|text| text.ends_with(one.about())), "{line} {help}");
+            assert!(one.about().len() <= 80, "{}", one.about());
+        }
+        assert!(help.contains("- report:"), "{help}");
+    }
 
     #[test]
     fn a_missed_limit_is_a_failure_that_names_its_row() {
