@@ -283,6 +283,19 @@ mod tests {
         assert_eq!(Setting::numbered(Setting::ALL.len() as u32), None);
     }
 
+    /// The unit appears in each error; the help text is the place for the meaning of a value.
+    #[test]
+    fn the_help_says_what_zero_means() {
+        let mut with_zero = 0;
+        for (_, spec) in Setting::ALL {
+            let Kind::Number { least: 0, unit, .. } = spec.kind else { continue };
+            with_zero += 1;
+            assert!(spec.help.contains("0: ") || spec.help.contains(": 0 "), "{}", spec.name);
+            assert!(!unit.contains('0'), "{}: {unit}", spec.name);
+        }
+        assert!(with_zero > 10, "{with_zero} settings have a zero");
+    }
+
     #[test]
     fn setting_errors_name_the_possible_values() {
         let error = Setting::Wait.parse("fast").unwrap_err().to_string();

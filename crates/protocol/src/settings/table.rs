@@ -58,7 +58,8 @@ impl Setting {
                 kind: Kind::Number { least: 0, most: 100_000, unit: "us" },
                 default: 5,
                 help: "time by which the engine's timers may be late and its deferred \
-                       notifications early, so that one sleep serves near deadlines",
+                       notifications early, so that one sleep serves near deadlines; 0: as exact as the \
+                       kernel can",
             },
         ),
         (
@@ -156,9 +157,9 @@ impl Setting {
             Spec {
                 name: "priority",
                 scope: Scope::OwnEndpoint,
-                kind: Kind::Number { least: 0, most: 7, unit: "(7 goes first)" },
+                kind: Kind::Number { least: 0, most: 7, unit: "(the highest goes first)" },
                 default: 3,
-                help: "strict priority; an application may lower that of its endpoints, and raise \
+                help: "strict priority: 0 goes last, 7 first; an application may lower that of its endpoints, and raise \
                        it again to the priority that an administrator granted",
             },
         ),
@@ -178,14 +179,10 @@ impl Setting {
             Spec {
                 name: "rate_bps",
                 scope: Scope::Endpoint,
-                kind: Kind::Number {
-                    least: 0,
-                    most: 1_000_000_000_000,
-                    unit: "bits per second (0: no limit)",
-                },
+                kind: Kind::Number { least: 0, most: 1_000_000_000_000, unit: "bits per second" },
                 default: 0,
                 help: "upper limit of the sending rate; the bits from the Ethernet header to the \
-                       end of the payload count",
+                       end of the payload count; 0: no limit",
             },
         ),
         (
@@ -193,13 +190,9 @@ impl Setting {
             Spec {
                 name: "rate_pps",
                 scope: Scope::Endpoint,
-                kind: Kind::Number {
-                    least: 0,
-                    most: 1_000_000_000,
-                    unit: "packets per second (0: no limit)",
-                },
+                kind: Kind::Number { least: 0, most: 1_000_000_000, unit: "packets per second" },
                 default: 0,
-                help: "upper limit of the packets that the endpoint sends per second",
+                help: "upper limit of the packets that the endpoint sends per second; 0: no limit",
             },
         ),
         (
@@ -207,13 +200,10 @@ impl Setting {
             Spec {
                 name: "burst_bytes",
                 scope: Scope::Endpoint,
-                kind: Kind::Number {
-                    least: 0,
-                    most: 1 << 30,
-                    unit: "bytes (0: 4 ms of rate_bps, at least 16384)",
-                },
+                kind: Kind::Number { least: 0, most: 1 << 30, unit: "bytes" },
                 default: 0,
-                help: "bytes that the endpoint may send at once after a pause, beyond rate_bps",
+                help: "bytes that the endpoint may send at once after a pause, beyond rate_bps; 0: 4 ms \
+                       of rate_bps, at least 16384",
             },
         ),
         (
@@ -232,10 +222,10 @@ impl Setting {
             Spec {
                 name: "max_delay_us",
                 scope: Scope::OwnEndpoint,
-                kind: Kind::Number { least: 0, most: 60_000_000, unit: "us (0: no limit)" },
+                kind: Kind::Number { least: 0, most: 60_000_000, unit: "us" },
                 default: 0,
                 help: "longest time that a packet may wait in its queue; the engine drops a later \
-                       one, and counts it in tx_dropped_late",
+                       one, and counts it in tx_dropped_late; 0: no limit",
             },
         ),
         (
@@ -254,14 +244,10 @@ impl Setting {
             Spec {
                 name: "quota",
                 scope: Scope::Endpoint,
-                kind: Kind::Number {
-                    least: 0,
-                    most: 65_535,
-                    unit: "packets per tick (0: no limit)",
-                },
+                kind: Kind::Number { least: 0, most: 65_535, unit: "packets per tick" },
                 default: 0,
                 help: "packets that the endpoint may send per tick; a tick is one of the clock \
-                       with wait=timer-driven, else a poll iteration",
+                       with wait=timer-driven, else a poll iteration; 0: no limit",
             },
         ),
         (
@@ -302,13 +288,10 @@ impl Setting {
             Spec {
                 name: "burst_packets",
                 scope: Scope::Endpoint,
-                kind: Kind::Number {
-                    least: 0,
-                    most: 65_535,
-                    unit: "packets (0: 4 ms of rate_pps, at least 1)",
-                },
+                kind: Kind::Number { least: 0, most: 65_535, unit: "packets" },
                 default: 0,
-                help: "packets that the endpoint may send at once after a pause, beyond rate_pps",
+                help: "packets that the endpoint may send at once after a pause, beyond rate_pps; 0: \
+                       4 ms of rate_pps, at least 1",
             },
         ),
         (
