@@ -314,7 +314,10 @@ impl Control {
         let policy = &self.parts.policy;
         let (standing, group) = match policy.standing(&peer, self.own_uid, self.all_users_known) {
             Ok(granted) => granted,
-            Err(refused) => return self.turn_away(socket, Owner::Refused, refused),
+            Err((refusal, text)) => {
+                let text = format!("{}: {text}", self.parts.info.name);
+                return self.turn_away(socket, Owner::Refused, (refusal, text));
+            }
         };
         let is_limited = standing != Standing::Administrator;
         let account = Account { uid: peer.uid, group, is_limited };

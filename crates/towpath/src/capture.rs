@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_client::{Endpoint, Options, Rule, Session};
+use towpath_client::{Endpoint, OpenError, Options, Refusal, Rule, Session};
 use towpath_packet::pcapng::{Direction, InterfaceId, Writer};
 
 use crate::failure::{Failure, says};
 use crate::find::Target;
-use crate::serve::values::Number;
+use crate::number::Number;
+use crate::report::refusal;
 use crate::signals::Signals;
 use out::Out;
 
@@ -70,11 +71,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ..Options::default()
     };
     let mut session = Session::attach(&socket, &options)
-        .map_err(|error| Failure::new(format!("capture: {error}")))?;
+        .map_err(|error| Failure::new(format!("capture: {}", refusal(&error, &socket))))?;
+    let device = session.info().device.clone();
     // A refused capture leaves the file as it is.
-    let endpoint = session
-        .open(&Rule::capture())
-        .map_err(|error| Failure::new(format!("capture: {error}")))?;
+    let endpoint =
+        session.open(&Rule::capture()).map_err(|error| Failure::new(forbidden(&error, &device)))?;
     let file = Out::open(&args.write, signals.clone()).map_err(|error| {
         Failure::new(format!(
             "capture: {}: {}; with -w, choose a file that can be written",
@@ -82,7 +83,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             says(&error)
         ))
     })?;
-    let mut capture = Capture::new(file, &session.info().device)
+    let mut capture = Capture::new(file, &device)
         .map_err(|error| Failure::new(format!("capture: {}: {}", args.write, says(&error))))?;
     let limits = Limits {
         packets: args.count.map_or(u64::MAX, |count| count.get() as u64),
@@ -112,6 +113,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             says(&error)
         ))),
         Err(End::Failed(text)) => Err(Failure::new(format!("capture: {text}"))),
+    }
+}
+
+/// Returns the text for a capture that the server refused, with a remedy.
+fn forbidden(error: &OpenError, device: &str) -> String {
+    match error {
+        OpenError::Refused { refusal: Refusal::Permission, .. } => format!(
+            "capture: {device}: only root and the server's user may capture; run the command as \
+             one of them, for example with sudo"
+        ),
+        _ => format!("capture: {device}: {error}"),
     }
 }
 

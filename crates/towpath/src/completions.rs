@@ -12,7 +12,7 @@ use crate::failure::{Failure, print};
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-The script completes verbs, options and their values, and the devices that are served.
+The script completes subcommands, options and their values, and the devices that are served.
 
 Examples:
   towpath completions bash >/usr/share/bash-completion/completions/towpath
@@ -53,11 +53,13 @@ pub(crate) fn run(args: &Args, command: &Command) -> Result<(), Failure> {
 fn script(shell: Shell, mut command: Command) -> String {
     match shell {
         Shell::Bash => {
-            let verbs =
-                command.get_subcommands().filter(|verb| verb.get_positionals().any(is_device));
-            let verbs: Vec<_> = verbs.map(|verb| verb.get_name().to_owned()).collect();
+            let subcommands = command
+                .get_subcommands()
+                .filter(|subcommand| subcommand.get_positionals().any(is_device));
+            let subcommands: Vec<_> =
+                subcommands.map(|subcommand| subcommand.get_name().to_owned()).collect();
             let mut text = generated(aot::Bash, &mut command);
-            text += &format!("\n_towpath_of_device=({})\n", verbs.join(" "));
+            text += &format!("\n_towpath_of_device=({})\n", subcommands.join(" "));
             text + include_str!("completions/devices.bash")
         }
         Shell::Zsh => {
@@ -92,17 +94,18 @@ fn generated(shell: impl Generator, command: &mut Command) -> String {
 /// Returns the completions of arguments without a dash, which the generator for fish leaves out.
 fn positionals_of_fish(command: &Command) -> String {
     let mut lines = String::new();
-    for verb in command.get_subcommands() {
-        for positional in verb.get_positionals() {
+    for subcommand in command.get_subcommands() {
+        for positional in subcommand.get_positionals() {
             let values = positional.get_possible_values();
             let mut words: Vec<_> = values.iter().map(|value| value.get_name()).collect();
             if is_device(positional) {
                 words.push("(__towpath_devices)");
             }
             if !words.is_empty() {
-                let (verb, words) = (verb.get_name(), words.join(" "));
+                let (name, words) = (subcommand.get_name(), words.join(" "));
                 lines += &format!(
-                    "complete -c towpath -n \"__fish_towpath_using_subcommand {verb}\" -f -a \"{words}\"\n"
+                    "complete -c towpath -n \"__fish_towpath_using_subcommand {name}\" -f \
+                     -a \"{words}\"\n"
                 );
             }
         }
@@ -133,9 +136,9 @@ fn visible(command: &Command, shell: Shell) -> Command {
         }
         if words.is_empty() { arg } else { arg.value_parser(PossibleValuesParser::new(words)) }
     });
-    let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
-    let verbs = verbs.map(|verb| visible(verb, shell));
-    let mut shown = Command::new(command.get_name().to_owned()).args(args).subcommands(verbs);
+    let subcommands = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
+    let subcommands = subcommands.map(|subcommand| visible(subcommand, shell));
+    let mut shown = Command::new(command.get_name().to_owned()).args(args).subcommands(subcommands);
     if let Some(about) = command.get_about() {
         shown = shown.about(about.clone());
     }

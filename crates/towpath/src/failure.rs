@@ -9,7 +9,8 @@ use clap::error::ErrorKind;
 /// The status after wrong usage, as clap and most commands have it.
 const USAGE: u8 = 2;
 
-/// The reason why a verb failed: one line that names the thing and the remedy, and the exit status.
+/// The reason why a subcommand failed: one line that names the thing and the remedy, and the exit
+/// status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     text: String,
@@ -90,7 +91,7 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// Prints the output of a verb. Ignores a reader that closed the pipe early.
+/// Prints the output of a subcommand. Ignores a reader that closed the pipe early.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -114,28 +115,28 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
         }
         _ => {
             // `args` would panic on words that are not UTF-8.
-            let verb = std::env::args_os().nth(1).and_then(|word| word.into_string().ok());
-            let verb = verb.unwrap_or_default();
-            Failure::usage(usage_text(&error.to_string(), &verb)).report()
+            let subcommand = std::env::args_os().nth(1).and_then(|word| word.into_string().ok());
+            let subcommand = subcommand.unwrap_or_default();
+            Failure::usage(usage_text(&error.to_string(), &subcommand)).report()
         }
     }
 }
 
-/// Returns the error in one line, with the command that shows the help of a verb: the verb in the
-/// error's usage line, or else `given`.
+/// Returns the error in one line, with the command that shows the help of a subcommand: the one in
+/// the error's usage line, or else `given`.
 fn usage_text<'a>(text: &'a str, given: &'a str) -> String {
-    let mut verb = given;
+    let mut subcommand = given;
     let mut lines = Vec::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
         if let Some(usage) = line.strip_prefix("Usage: towpath ") {
             let word = usage.split(' ').next().unwrap_or_default();
-            verb = if word.starts_with(|c: char| c.is_ascii_lowercase()) { word } else { "" };
+            subcommand = if word.starts_with(|c: char| c.is_ascii_lowercase()) { word } else { "" };
         } else if !line.starts_with("For more information") {
             lines.push(line.strip_prefix("error: ").unwrap_or(line));
         }
     }
-    let space = if verb.is_empty() { "" } else { " " };
-    format!("{}; see: towpath {verb}{space}--help", lines.join("; ").replace(":;", ":"))
+    let space = if subcommand.is_empty() { "" } else { " " };
+    format!("{}; see: towpath {subcommand}{space}--help", lines.join("; ").replace(":;", ":"))
 }
 
 /// Joins a text to one line, without the error numbers that the standard library appends.
@@ -162,7 +163,7 @@ mod tests {
              see: towpath serve --help"
         );
         let text = "error: the following arguments were not provided:\n  <FILE>\n\n\
-                    Usage: towpath <COMMAND>\n";
+                    Usage: towpath <SUBCOMMAND>\n";
         assert_eq!(
             usage_text(text, "--device"),
             "the following arguments were not provided: <FILE>; see: towpath --help"

@@ -1,4 +1,4 @@
-//! The `towpath` command: one verb for each task of an operator.
+//! The `towpath` command: one subcommand for each task of an operator.
 //!
 //! Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine. On failure the
 //! command prints one line on standard error that names the thing and the remedy.
@@ -11,6 +11,7 @@ mod failure;
 mod find;
 mod ls;
 mod man;
+mod number;
 mod report;
 mod serve;
 mod set;
@@ -20,7 +21,7 @@ mod table;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser};
 
 use failure::Failure;
 
@@ -30,6 +31,8 @@ use failure::Failure;
     name = "towpath",
     version,
     arg_required_else_help = true,
+    subcommand_value_name = "SUBCOMMAND",
+    subcommand_help_heading = "Subcommands",
     after_help = "\
 Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine.
 
@@ -42,11 +45,11 @@ Examples:
 )]
 struct Cli {
     #[command(subcommand)]
-    verb: Verb,
+    subcommand: Subcommand,
 }
 
-#[derive(Subcommand, Debug)]
-enum Verb {
+#[derive(clap::Subcommand, Debug)]
+enum Subcommand {
     /// Serve a network interface to applications, until SIGTERM, SIGINT or SIGHUP
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
@@ -89,16 +92,16 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return failure::usage(&error),
     };
-    let outcome = match cli.verb {
-        Verb::Serve(args) => serve::run(&args),
-        Verb::Ls(args) => ls::run(&args),
-        Verb::Stat(args) => stat::run(&args),
-        Verb::Capture(args) => capture::run(&args),
-        Verb::Set(args) => set::run(&args),
-        Verb::Completions(args) => completions::run(&args, &Cli::command()),
-        Verb::Man(args) => man::run(&args, &Cli::command()),
-        Verb::Demo(args) => return demo::run(args),
-        Verb::Doctor(args) => return doctor::run(args),
+    let outcome = match cli.subcommand {
+        Subcommand::Serve(args) => serve::run(&args),
+        Subcommand::Ls(args) => ls::run(&args),
+        Subcommand::Stat(args) => stat::run(&args),
+        Subcommand::Capture(args) => capture::run(&args),
+        Subcommand::Set(args) => set::run(&args),
+        Subcommand::Completions(args) => completions::run(&args, &Cli::command()),
+        Subcommand::Man(args) => man::run(&args, &Cli::command()),
+        Subcommand::Demo(args) => return demo::run(args),
+        Subcommand::Doctor(args) => return doctor::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

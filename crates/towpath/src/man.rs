@@ -1,5 +1,5 @@
-//! `towpath man`: the manual's pages, one for the command and one for each verb, generated from the
-//! command's definition.
+//! `towpath man`: the manual's pages, one for the command and one for each subcommand, generated from
+//! the command's definition.
 #![forbid(unsafe_code)]
 
 mod sections;
@@ -26,8 +26,8 @@ const EXAMPLE_COLUMNS: usize = 71;
 /// Options of `towpath man`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Write towpath.1 and one page for each verb to this directory, which is created if missing;
-    /// by default, print towpath.1 alone
+    /// Write towpath.1 and one page for each subcommand to this directory, which is created if
+    /// missing; by default, print towpath.1 alone
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     directory: Option<PathBuf>,
 }
@@ -55,27 +55,31 @@ fn pages(command: &Command) -> Result<Vec<(String, String)>, Failure> {
     let mut command = command
         .clone()
         .disable_help_subcommand(true)
-        .subcommand_help_heading("VERBS")
-        .subcommand_value_name("VERB");
+        .subcommand_help_heading("SUBCOMMANDS")
+        .subcommand_value_name("SUBCOMMAND");
     command.build();
-    let verbs: Vec<&Command> =
-        command.get_subcommands().filter(|verb| !verb.is_hide_set()).collect();
-    let names: Vec<&str> = verbs.iter().map(|verb| verb.get_name()).collect();
+    let subcommands: Vec<&Command> =
+        command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()).collect();
+    let names: Vec<&str> = subcommands.iter().map(|subcommand| subcommand.get_name()).collect();
     let version = command.get_version().unwrap_or_default();
     let mut pages = vec![page(&command, None, &names, version)];
-    pages.extend(verbs.iter().map(|verb| page(verb, Some(verb.get_name()), &names, version)));
+    pages.extend(
+        subcommands
+            .iter()
+            .map(|subcommand| page(subcommand, Some(subcommand.get_name()), &names, version)),
+    );
     let pages: std::io::Result<Vec<_>> = pages.into_iter().collect();
     pages.map_err(|error| Failure::new(format!("the manual: {}", says(&error))))
 }
 
 fn page(
     command: &Command,
-    verb: Option<&str>,
-    verbs: &[&str],
+    subcommand: Option<&str>,
+    subcommands: &[&str],
     version: &str,
 ) -> std::io::Result<(String, String)> {
     let man = Man::new(command.clone()).source(format!("towpath {version}")).manual("Towpath");
-    let sections = Sections::of(verb);
+    let sections = Sections::of(subcommand);
     let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let (remarks, examples) = help.split_once("Examples:\n").unwrap_or((&help, ""));
 
@@ -99,12 +103,12 @@ fn page(
     }
     roff.to_writer(&mut text)?;
     man.render_options_section(&mut text)?;
-    if verb.is_none() {
+    if subcommand.is_none() {
         man.render_subcommands_section(&mut text)?;
     }
 
     let mut roff = Roff::new();
-    if verb == Some("set") {
+    if subcommand == Some("set") {
         list_settings(&mut roff);
     }
     listed(&mut roff, "EXIT STATUS", &sections.status);
@@ -116,10 +120,10 @@ fn page(
     }
     roff.control("SH", ["SEE ALSO"]);
     let mut others: Vec<(String, &str)> = Vec::new();
-    if verb.is_some() {
+    if subcommand.is_some() {
         others.push(("towpath".to_owned(), "1"));
     }
-    let of_ours = verbs.iter().filter(|other| Some(**other) != verb);
+    let of_ours = subcommands.iter().filter(|other| Some(**other) != subcommand);
     others.extend(of_ours.map(|other| (format!("towpath-{other}"), "1")));
     others.extend(sections.see_also.iter().map(|(name, section)| ((*name).to_owned(), *section)));
     let last = others.len().saturating_sub(1);

@@ -1,12 +1,14 @@
-//! The parts of a server's report that the verbs show.
+//! The parts of a server's report that the subcommands show.
 //!
 //! A missing part is read as empty: a server of another version may report more or less.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::Deserialize;
+use towpath_client::AttachError;
 
 use crate::failure::Failure;
 
@@ -71,9 +73,29 @@ pub(crate) fn drops(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&
         .map(|(name, count)| (name.as_str(), *count))
 }
 
+/// Returns the text for a server that this user does not reach, with a remedy.
+pub(crate) fn refusal(error: &AttachError, socket: &Path) -> String {
+    match error {
+        AttachError::NoServer { path, cause } if cause.kind() == ErrorKind::PermissionDenied => {
+            format!(
+                "{}: this user may not connect to {}; run the command as root or as the server's \
+                 user, or let an administrator add this user to the server's allow-user",
+                device(socket),
+                path.display()
+            )
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// Returns the name of the device that is served at a socket's path, as the path tells it.
+pub(crate) fn device(socket: &Path) -> String {
+    socket.file_stem().unwrap_or(socket.as_os_str()).to_string_lossy().into_owned()
+}
+
 /// Asks a server for its report, and returns the JSON.
 pub(crate) fn ask(socket: &Path) -> Result<serde_json::Value, Failure> {
-    towpath_client::report(socket).map_err(|error| Failure::new(error.to_string()))
+    towpath_client::report(socket).map_err(|error| Failure::new(refusal(&error, socket)))
 }
 
 /// Reads a server's report.

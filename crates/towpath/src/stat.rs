@@ -8,8 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::failure::{Failure, print, says};
 use crate::find::Target;
+use crate::number::Number;
 use crate::report::{self, Report, counter, drops};
-use crate::serve::values::Number;
 use crate::signals::Signals;
 use crate::table::Table;
 

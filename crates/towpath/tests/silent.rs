@@ -1,5 +1,5 @@
-//! Verbs that ask a server which does not answer. Each verb waits as long as a client does by
-//! default.
+//! Subcommands that ask a server which does not answer. Each subcommand waits as long as a client
+//! does by default.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 
-/// The stopped server accepts no connection and answers no request. All verbs wait at
+/// The stopped server accepts no connection and answers no request. All subcommands wait at
 /// the same time.
 #[test]
 fn a_server_that_does_not_answer_is_named() {

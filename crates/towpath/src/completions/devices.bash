@@ -1,6 +1,6 @@
 
-# Devices that are served, where the verbs look for their sockets. Names with other characters than
-# these would have to be quoted.
+# Devices that are served, where the subcommands look for their sockets. Names with other characters
+# than these would have to be quoted.
 _towpath_devices() {
     local own directory path name
     local -a directories=(/run/towpath)

@@ -1,4 +1,4 @@
-# Devices that are served, where the verbs look for their sockets.
+# Devices that are served, where the subcommands look for their sockets.
 function __towpath_devices
     set -l directories /run/towpath
     set -l uid (id -u)

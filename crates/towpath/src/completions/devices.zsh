@@ -1,4 +1,4 @@
-# Devices that are served, where the verbs look for their sockets.
+# Devices that are served, where the subcommands look for their sockets.
 _towpath_devices() {
     local expl own=/tmp/towpath-$EUID
     local -a directories names

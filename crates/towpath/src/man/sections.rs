@@ -4,7 +4,7 @@
 /// A term and its meaning.
 type Term = (&'static str, &'static str);
 
-/// Sections on one verb, or on the command itself.
+/// Sections on one subcommand, or on the command itself.
 pub(super) struct Sections {
     /// Paragraphs after the help's text.
     pub(super) description: &'static [&'static str],
@@ -40,10 +40,10 @@ const ASKING: &[Term] = &[RUNTIME];
 const SOCKETS: &[Term] = &[SOCKET_OF_ROOT, SOCKET_OF_USER, SOCKET_IN_TMP];
 
 impl Sections {
-    /// Returns the sections on a verb, or on the command itself. A verb without sections of its own
-    /// has those common to all verbs.
-    pub(super) fn of(verb: Option<&str>) -> Sections {
-        match verb {
+    /// Returns the sections on a subcommand, or on the command itself. A subcommand without sections
+    /// of its own has those common to all subcommands.
+    pub(super) fn of(subcommand: Option<&str>) -> Sections {
+        match subcommand {
             None => Sections::command(),
             Some("serve") => Sections::serve(),
             Some("ls" | "stat" | "set") => {
@@ -83,7 +83,7 @@ impl Sections {
              attach to the server over a Unix socket and get memory that they share with \
              it. They send, receive and wait through queues in that memory. The kernel \
              goes on using the same interface.",
-            "Each verb has a page of its own.",
+            "Each subcommand has a page of its own.",
         ];
         sections.status.push(UNAVAILABLE);
         sections.environment = ASKING;
@@ -159,7 +159,7 @@ impl Sections {
     }
 }
 
-/// Returns the exit statuses of a verb whose failure has this meaning.
+/// Returns the exit statuses of a subcommand whose failure has this meaning.
 fn failed_with(meaning: &'static str) -> Vec<Term> {
     vec![DONE, ("1", meaning), USAGE]
 }

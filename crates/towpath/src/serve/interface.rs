@@ -12,8 +12,9 @@ use towpath_netlink::Netlink;
 use tracing::warn;
 
 use super::settings::Settings;
-use super::values::{Number, Subnet};
+use super::values::Subnet;
 use crate::failure::{Failure, remedy};
+use crate::number::Number;
 
 /// Opens the TAP interface and configures it. An interface that this function created vanishes with
 /// the device.

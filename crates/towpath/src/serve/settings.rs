@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use towpath_server::{Config, Policy, Setting};
 
-use super::values::{Assignment, Fault, Group, Identity, Number, Subnet, User, Wait, subnets};
+use super::values::{
+    Assignment, Fault, Group, Identity, InterfaceName, Subnet, User, Wait, subnets,
+};
 use crate::failure::{Failure, says};
+use crate::number::Number;
 
 /// The largest configuration file accepted, in bytes.
 const MOST_FILE_BYTES: u64 = 1 << 20;
@@ -36,7 +39,7 @@ pub(crate) struct Settings {
     /// end
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) tap: Option<String>,
+    pub(crate) tap: Option<InterfaceName>,
     /// The kernel's own address on the interface; applications get addresses from the same network;
     /// at most one for IPv4 and one for IPv6
     #[arg(long, value_name = "ADDRESS/BITS")]

@@ -4,55 +4,14 @@
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ops::Deref;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use towpath_client::{Scope, Setting};
+use towpath_device::tap::TapError;
 use towpath_netlink::Prefix;
 use towpath_server::Subnets;
-
-/// A whole number from `LEAST` to `MOST`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Number<const LEAST: u64, const MOST: u64>(u64);
-
-impl<const LEAST: u64, const MOST: u64> Number<LEAST, MOST> {
-    pub(crate) fn new(value: u64) -> Result<Self, String> {
-        if (LEAST..=MOST).contains(&value) {
-            Ok(Number(value))
-        } else {
-            Err(format!("{value} is out of range; {LEAST} to {MOST} is possible"))
-        }
-    }
-
-    pub(crate) fn get(self) -> usize {
-        // This program supports only 64-bit processors.
-        const { assert!(MOST <= usize::MAX as u64) };
-        self.0 as usize
-    }
-}
-
-impl<const LEAST: u64, const MOST: u64> FromStr for Number<LEAST, MOST> {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let value = text
-            .parse()
-            .map_err(|_| format!("not a whole number; {LEAST} to {MOST} is possible"))?;
-        Self::new(value)
-    }
-}
-
-impl<const LEAST: u64, const MOST: u64> Serialize for Number<LEAST, MOST> {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u64(self.0)
-    }
-}
-
-impl<'de, const LEAST: u64, const MOST: u64> Deserialize<'de> for Number<LEAST, MOST> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Self::new(u64::deserialize(from)?).map_err(de::Error::custom)
-    }
-}
 
 /// Serializes a value as text, in files as on the command line.
 macro_rules! as_text {
@@ -84,6 +43,43 @@ macro_rules! as_text {
         }
     };
 }
+
+/// The name of the interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InterfaceName(String);
+
+impl FromStr for InterfaceName {
+    type Err = String;
+
+    /// Accepts the names of the kernel's `dev_valid_name` (net/core/dev.c).
+    fn from_str(text: &str) -> Result<InterfaceName, String> {
+        let is_name = (1..libc::IFNAMSIZ).contains(&text.len())
+            && text != "."
+            && text != ".."
+            && !text.bytes().any(|byte| byte == b'/' || byte == b':' || byte <= b' ');
+        if is_name {
+            Ok(InterfaceName(text.to_owned()))
+        } else {
+            Err(TapError::BadName { name: text.to_owned() }.to_string())
+        }
+    }
+}
+
+impl fmt::Display for InterfaceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Deref for InterfaceName {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+as_text!(InterfaceName, "an interface's name, such as \"tap0\"");
 
 /// An address of the interface, with the prefix length of the network that applications get
 /// addresses from.
@@ -355,6 +351,17 @@ mod tests {
     }
 
     #[test]
+    fn interface_names_are_the_kernels() {
+        for good in ["tap0", "a", "fifteen-bytes-x", "br.5"] {
+            assert_eq!(good.parse::<InterfaceName>().unwrap().to_string(), good);
+        }
+        for bad in ["", ".", "..", "a b", "a/b", "a:b", "a\n", "sixteen-bytes-xx"] {
+            let error = bad.parse::<InterfaceName>().unwrap_err();
+            assert!(error.contains("1 to 15 bytes, no slash, colon or blank"), "{error}");
+        }
+    }
+
+    #[test]
     fn accounts_by_name_and_number() {
         assert_eq!("root".parse::<User>().unwrap().uid, 0);
         assert_eq!("61001".parse::<User>().unwrap().uid, 61001);
@@ -368,13 +375,5 @@ mod tests {
         }
         assert!("61001".parse::<Identity>().unwrap_err().contains("USER:GROUP"));
         assert!("61001:".parse::<Identity>().is_err());
-    }
-
-    #[test]
-    fn numbers_have_limits() {
-        assert_eq!("68".parse::<Number<68, 100>>().unwrap().get(), 68);
-        for bad in ["67", "101", "-1", "x", "", "1e2"] {
-            assert!(bad.parse::<Number<68, 100>>().unwrap_err().contains("68 to 100"), "{bad}");
-        }
     }
 }

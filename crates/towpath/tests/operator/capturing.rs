@@ -22,7 +22,7 @@ fn start(directory: &Directory) -> Running {
 /// Starts a capture, and waits until its session is attached.
 fn capture(server: &Running, arguments: &[&str], out: Stdio) -> Child {
     let child =
-        server.verb("capture", arguments).stdout(out).stderr(Stdio::piped()).spawn().unwrap();
+        server.subcommand("capture", arguments).stdout(out).stderr(Stdio::piped()).spawn().unwrap();
     until("the capture begins", || {
         server.report()["sessions"]
             .as_array()
@@ -194,7 +194,7 @@ fn a_count_or_a_time_ends_the_capture() {
         assert!(wait(&mut child).success());
         assert!(said(&mut child).contains("3 packets captured"));
         assert_eq!(packets(&file).len(), 3);
-        let output = finish(&mut server.verb("capture", &["-w", &file, "--seconds", "1"]));
+        let output = finish(&mut server.subcommand("capture", &["-w", &file, "--seconds", "1"]));
         assert!(output.status.success());
         assert!(text(&output.stderr).contains("packets captured"));
     });
@@ -208,9 +208,9 @@ fn full_disks_and_stalled_readers() {
         }
         let directory = Directory::new();
         let mut server = start(&directory);
-        let said_full = fails(&mut server.verb("capture", &["-w", "/dev/full"]), 1);
+        let said_full = fails(&mut server.subcommand("capture", &["-w", "/dev/full"]), 1);
         assert!(said_full.contains("/dev/full: No space left on device"), "{said_full}");
-        let said_dir = fails(&mut server.verb("capture", &["-w", &directory.text("")]), 1);
+        let said_dir = fails(&mut server.subcommand("capture", &["-w", &directory.text("")]), 1);
         assert!(said_dir.contains("choose a file that can be written"), "{said_dir}");
 
         // A disk that becomes full under it: a file system of 64 KiB.

@@ -57,8 +57,8 @@ impl Place {
         text(&output.stdout).lines().map(str::to_owned).collect()
     }
 
-    /// Asserts that the shells offer no server where the verbs would not look: in another user's
-    /// directory, and behind a link.
+    /// Asserts that the shells offer no server where the subcommands would not look: in another
+    /// user's directory, and behind a link.
     fn offers_none_of_strangers(&self, offered: impl Fn() -> Vec<String>) {
         let own = self.directory.join("towpath");
         assert!(offered().contains(&"opq0".to_owned()));
@@ -112,13 +112,13 @@ fn bash_completes_verbs_options_values_and_devices() {
     let place = Place::new("bash");
     assert!(place.says(Command::new("bash").args(["-n", &place.script])).is_empty());
     let all = place.bash(&[""]);
-    for verb in verbs() {
-        assert!(all.contains(&verb), "{verb}: {all:?}");
-        let offered = place.bash(&[&verb, "--"]);
-        let mut options = options(&verb);
+    for subcommand in subcommands() {
+        assert!(all.contains(&subcommand), "{subcommand}: {all:?}");
+        let offered = place.bash(&[&subcommand, "--"]);
+        let mut options = options(&subcommand);
         options.sort();
         // The same, and so nothing hidden.
-        assert_eq!(offered, options, "{verb}");
+        assert_eq!(offered, options, "{subcommand}");
     }
     for (words, offered) in [
         (&["ser"][..], &["serve"][..]),
@@ -167,11 +167,11 @@ fn fish_completes_verbs_options_values_and_devices() {
     }
     let place = Place::new("fish");
     let all = place.fish("towpath ");
-    for verb in verbs() {
-        assert!(all.contains(&verb), "{verb}: {all:?}");
-        let mut options = options(&verb);
+    for subcommand in subcommands() {
+        assert!(all.contains(&subcommand), "{subcommand}: {all:?}");
+        let mut options = options(&subcommand);
         options.sort();
-        assert_eq!(place.fish(&format!("towpath {verb} --")), options, "{verb}");
+        assert_eq!(place.fish(&format!("towpath {subcommand} --")), options, "{subcommand}");
     }
     for (line, offered) in [
         ("towpath ser", &["serve"][..]),
@@ -233,8 +233,8 @@ fn zsh_completes_verbs_options_values_and_devices() {
     ]
     .map(|(line, becomes)| (format!("towpath {line}"), format!("towpath {becomes}")))
     .into();
-    for verb in verbs() {
-        cases.push((format!("towpath {verb} --he"), format!("towpath {verb} --help ")));
+    for subcommand in subcommands() {
+        cases.push((format!("towpath {subcommand} --he"), format!("towpath {subcommand} --help ")));
     }
     // A number is to be written behind the `=`.
     for (_, spec) in Setting::ALL {

@@ -18,14 +18,14 @@ fn written(directory: &Directory) -> Vec<String> {
 fn every_verb_has_a_page_with_all_its_options() {
     let directory = Directory::new();
     let pages = written(&directory);
-    let verbs = verbs();
-    assert_eq!(pages.len(), verbs.len() + 1, "{pages:?}");
-    for verb in &verbs {
-        let name = format!("towpath-{verb}");
+    let subcommands = subcommands();
+    assert_eq!(pages.len(), subcommands.len() + 1, "{pages:?}");
+    for subcommand in &subcommands {
+        let name = format!("towpath-{subcommand}");
         let path = directory.text(&format!("made/man1/{name}.1"));
         // The page without roff's escapes.
         let page = std::fs::read_to_string(&path).unwrap().replace('\\', "");
-        for option in options(verb) {
+        for option in options(subcommand) {
             // The option's own line has it in bold.
             assert!(page.contains(&format!("fB{option}fR")), "{name} has no {option}: {page}");
         }
@@ -33,11 +33,11 @@ fn every_verb_has_a_page_with_all_its_options() {
             ".SH NAME\n",
             &format!("{name} - "),
             ".SH SYNOPSIS\n",
-            &format!("fBtowpath {verb}fR"),
+            &format!("fBtowpath {subcommand}fR"),
             ".SH DESCRIPTION\n",
             ".SH \"EXIT STATUS\"\n",
             ".SH EXAMPLES\n",
-            &format!(".EX\ntowpath {verb}"),
+            &format!(".EX\ntowpath {subcommand}"),
             ".SH \"SEE ALSO\"\n",
             "fBtowpathfR(1)",
         ] {
@@ -54,8 +54,8 @@ fn every_verb_has_a_page_with_all_its_options() {
     }
     let first = std::fs::read_to_string(directory.text("made/man1/towpath.1")).unwrap();
     assert_eq!(prints(&mut towpath(&["man"])), first);
-    for verb in &verbs {
-        assert!(first.contains(&format!("towpath\\-{verb}(1)")), "{first}");
+    for subcommand in &subcommands {
+        assert!(first.contains(&format!("towpath\\-{subcommand}(1)")), "{first}");
     }
     assert!(first.contains(".SH FILES\n") && first.contains("/run/towpath/DEVICE.sock"), "{first}");
     // The command also writes over existing pages.

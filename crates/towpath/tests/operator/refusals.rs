@@ -53,6 +53,7 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["set", "x", "3/1", "rate_bps=18446744073709551616"], "rate_bps=18446744073709551616: 0"),
         (&["set", "x", "4294967296/1", "weight=2"], "'4294967296/1'"),
         (&["serve", "--tap", "x", "--set", "tick_hz=0"], "tick_hz=0: 1 to 100000 Hz"),
+        (&["serve", "--tap", "a b", "--print-config"], "no slash, colon or blank"),
         (&["completions"], "<SHELL>"),
         (&["completions", "tcsh"], "bash, zsh, fish"),
         (&["man", "a", "b"], "'b'"),
@@ -61,13 +62,14 @@ fn wrong_usage_is_one_line_and_status_2() {
         let said = fails(&mut towpath(arguments), 2);
         assert!(said.contains(part), "{arguments:?}: {said}");
     }
-    // A verb that is not UTF-8.
+    // A subcommand that is not UTF-8.
     let said = fails(towpath(&[]).arg(OsStr::from_bytes(b"\xff")), 2);
     assert!(said.contains("see: towpath --help"), "{said}");
     for (content, part) in [
         ("tap = \"x\"\n\ncolour = 1\n", ":3: unknown key `colour`"),
         ("mtu = 1\n", ":1: 1 is out of range"),
         ("tap = \"x\"\nallow-user = [\"no-such-user-here\"]", ":2: no user no-such-user-here"),
+        ("tap = \"a/b\"\n", ":1: \"a/b\" is not a valid interface name"),
         ("tap = [", ":1: "),
         ("tap = \"\u{fffd}\"\n\u{0}", ":2: "),
     ] {
@@ -82,10 +84,10 @@ fn wrong_usage_is_one_line_and_status_2() {
 
 #[test]
 fn help_has_examples_and_fits() {
-    for verb in verbs() {
-        let verb = verb.as_str();
-        let help = prints(&mut towpath(&[verb, "--help"]));
-        assert!(help.contains(&format!("Examples:\n  towpath {verb}")), "{help}");
+    for subcommand in subcommands() {
+        let subcommand = subcommand.as_str();
+        let help = prints(&mut towpath(&[subcommand, "--help"]));
+        assert!(help.contains(&format!("Examples:\n  towpath {subcommand}")), "{help}");
         assert!(help.lines().all(|line| line.chars().count() <= 120), "{help}");
     }
     assert!(prints(&mut towpath(&["--help"])).contains("Exit status: 0 done, 1 failed"));
@@ -177,9 +179,9 @@ fn names_paths_and_rights_are_checked() {
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
         let left: Vec<_> = std::fs::read_dir(directory.join("")).unwrap().flatten().collect();
         assert!(left.len() <= 2, "{left:?}");
-        for verb in ["ls", "stat", "capture"] {
-            let mut arguments = vec![verb, "--socket", &socket];
-            if verb == "capture" {
+        for subcommand in ["ls", "stat", "capture"] {
+            let mut arguments = vec![subcommand, "--socket", &socket];
+            if subcommand == "capture" {
                 arguments.extend(["-w", "-"]);
             }
             let said = fails(&mut towpath(&arguments), 1);
@@ -216,7 +218,7 @@ fn refused_settings_leave_the_old_ones() {
         let far_too_many = format!("{number}/4294967295");
         for (device, changes, status, part) in [
             (&server.socket, &["tick_hz=0"][..], 2, "tick_hz=0: 1 to 100000 Hz is possible"),
-            // The verb reads all settings before it changes the first.
+            // The subcommand reads all settings before it changes the first.
             (&server.socket, &["tick_hz=700", "tick_hz=0"], 2, "tick_hz=0"),
             (
                 &server.socket,

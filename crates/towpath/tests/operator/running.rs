@@ -1,4 +1,4 @@
-//! Running the command: servers in a directory of their own, other verbs to their end.
+//! Running the command: servers in a directory of their own, other subcommands to their end.
 
 use std::ffi::OsString;
 use std::fs;
@@ -93,7 +93,7 @@ pub(crate) fn towpath(arguments: &[&str]) -> Command {
     towpath_as(None, arguments)
 }
 
-/// Returns a shell with a `/run` of its own, in which no verb finds this machine's servers.
+/// Returns a shell with a `/run` of its own, in which no subcommand finds this machine's servers.
 pub(crate) fn without_servers(script: &str) -> Command {
     let mut command = plain("unshare");
     let script = format!("mount -t tmpfs none /run || exit 1\n{script}");
@@ -178,17 +178,17 @@ fn begins(help: &str, part: &str) -> Vec<String> {
     lines.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect()
 }
 
-/// Returns the command's verbs, as its help lists them.
-pub(crate) fn verbs() -> Vec<String> {
-    let mut verbs = begins(&prints(&mut towpath(&["--help"])), "Commands:");
-    verbs.retain(|verb| verb != "help");
-    assert!(verbs.len() >= 9 && verbs.contains(&"serve".to_owned()), "{verbs:?}");
-    verbs
+/// Returns the command's subcommands, as its help lists them.
+pub(crate) fn subcommands() -> Vec<String> {
+    let mut subcommands = begins(&prints(&mut towpath(&["--help"])), "Subcommands:");
+    subcommands.retain(|subcommand| subcommand != "help");
+    assert!(subcommands.len() >= 9 && subcommands.contains(&"serve".to_owned()), "{subcommands:?}");
+    subcommands
 }
 
-/// Returns the long options of a verb, as its help lists them.
-pub(crate) fn options(verb: &str) -> Vec<String> {
-    let help = prints(&mut towpath(&[verb, "--help"]));
+/// Returns the long options of a subcommand, as its help lists them.
+pub(crate) fn options(subcommand: &str) -> Vec<String> {
+    let help = prints(&mut towpath(&[subcommand, "--help"]));
     let lines = help.lines().filter_map(|line| {
         // An option's line has the short form first, or its indent; other text is indented further.
         let long = match line.strip_prefix("      ") {
@@ -199,7 +199,7 @@ pub(crate) fn options(verb: &str) -> Vec<String> {
         long.starts_with("--").then(|| long.to_owned())
     });
     let options: Vec<String> = lines.collect();
-    assert!(options.contains(&"--help".to_owned()), "{verb}: {help}");
+    assert!(options.contains(&"--help".to_owned()), "{subcommand}: {help}");
     options
 }
 
@@ -286,19 +286,24 @@ impl Running {
         let _ = self.child.wait();
     }
 
-    /// Returns a command for another verb on this server.
-    pub(crate) fn verb(&self, verb: &str, arguments: &[&str]) -> Command {
-        self.verb_as(None, verb, arguments)
+    /// Returns a command for another subcommand on this server.
+    pub(crate) fn subcommand(&self, subcommand: &str, arguments: &[&str]) -> Command {
+        self.subcommand_as(None, subcommand, arguments)
     }
 
-    pub(crate) fn verb_as(&self, user: Option<&User>, verb: &str, arguments: &[&str]) -> Command {
-        let mut all = vec![verb, "--socket", &self.socket];
+    pub(crate) fn subcommand_as(
+        &self,
+        user: Option<&User>,
+        subcommand: &str,
+        arguments: &[&str],
+    ) -> Command {
+        let mut all = vec![subcommand, "--socket", &self.socket];
         all.extend(arguments);
         towpath_as(user, &all)
     }
 
     pub(crate) fn report(&self) -> serde_json::Value {
-        serde_json::from_str(&prints(&mut self.verb("stat", &["--json"]))).unwrap()
+        serde_json::from_str(&prints(&mut self.subcommand("stat", &["--json"]))).unwrap()
     }
 }
 

@@ -72,14 +72,14 @@ fn an_interface_is_made_shown_and_taken_away() {
             assert_eq!(report["device"]["wait"], "block");
             assert!(report["device"]["counters"]["rx_packets"].as_u64().unwrap() >= 2);
             let network = Network::attach(&server.socket).unwrap();
-            let listed = prints(&mut server.verb("ls", &[]));
+            let listed = prints(&mut server.subcommand("ls", &[]));
             assert!(listed.contains("opA") && listed.contains("9000"), "{listed}");
             assert!(listed.contains("10.77.0.2/24"), "{listed}");
-            let json = prints(&mut server.verb("ls", &["--json"]));
+            let json = prints(&mut server.subcommand("ls", &["--json"]));
             assert!(json.contains("\"ipv4\": \"10.77.0.2/24\""), "{json}");
-            let counted = prints(&mut server.verb("stat", &[]));
+            let counted = prints(&mut server.subcommand("stat", &[]));
             assert!(counted.contains("rx_dropped_no_match"), "{counted}");
-            let rates = prints(&mut server.verb("stat", &["--watch", "1", "--count", "1"]));
+            let rates = prints(&mut server.subcommand("stat", &["--watch", "1", "--count", "1"]));
             assert!(rates.contains("PER SECOND") && rates.contains("opA"), "{rates}");
             drop(network);
 
@@ -128,7 +128,7 @@ fn a_second_server_is_refused_and_the_first_goes_on() {
         }
         let directory = Directory::new();
         let first = serve(&directory, "s.sock", &["--tap", "opA", "--address", "10.77.0.1/24"]);
-        let said = fails(&mut first.verb("serve", &["--tap", "opB"]), 1);
+        let said = fails(&mut first.subcommand("serve", &["--tap", "opB"]), 1);
         assert!(said.contains("another server serves here"), "{said}");
         assert!(!link_exists("opB"), "what was made on the way is taken away");
         let other = directory.text("other.sock");
@@ -169,7 +169,7 @@ fn a_successor_takes_over_after_a_killed_server() {
                 let mut server = serve(&directory, "run/s.sock", first);
                 server.kill();
                 assert!(exists(&server.socket), "left behind");
-                let said = fails(&mut server.verb("ls", &[]), 1);
+                let said = fails(&mut server.subcommand("ls", &[]), 1);
                 assert!(said.contains("Connection refused; start a server"), "{said}");
                 until("the interface goes", || !link_exists("opA"));
                 let mut server = serve(&directory, "run/s.sock", second);
@@ -239,14 +239,15 @@ fn the_server_keeps_no_right_that_it_does_not_need() {
             assert!(!finish(&mut look).status.success(), "the server's descriptors can be opened");
 
             let [allowed, stranger] = users.applications;
-            let listed = prints(&mut server.verb_as(Some(&allowed), "ls", &[]));
+            let listed = prints(&mut server.subcommand_as(Some(&allowed), "ls", &[]));
             assert!(listed.contains("opA"), "{listed}");
-            let said = fails(&mut server.verb_as(Some(&stranger), "ls", &[]), 1);
-            assert!(said.contains("add 61003 to allow-user"), "{said}");
+            let said = fails(&mut server.subcommand_as(Some(&stranger), "ls", &[]), 1);
+            assert!(said.contains("opA: user 61003") && said.contains("to allow-user"), "{said}");
             let file = directory.text("no.pcapng");
             let capture = ["-w", &file, "-c", "1"];
-            let said = fails(&mut server.verb_as(Some(&allowed), "capture", &capture), 1);
-            assert!(said.contains("only root and the server's user"), "{said}");
+            let said = fails(&mut server.subcommand_as(Some(&allowed), "capture", &capture), 1);
+            assert!(said.contains("opA: only root and the server's user"), "{said}");
+            assert!(said.contains("sudo"), "{said}");
             assert!(!exists(&file));
             let set = ["set", &server.socket, "wait=poll"];
             let said = fails(&mut towpath_as(Some(&allowed), &set), 1);
