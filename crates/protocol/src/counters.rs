@@ -4,6 +4,8 @@
 //! its session's server pages, so that the application reads them without a request. The device's
 //! counters are in the state page, which every session may read. Each drop counts on the endpoint
 //! concerned if there is one, else on the device.
+//!
+//! `docs/counters.md` shows each counter's name and its description from here; a test compares them.
 
 use towpath_queue::{OwnWords, PeerWords};
 
@@ -14,13 +16,13 @@ pub enum Endpoint {
     // The engine counts the first three, and the next three, with one call per packet.
     /// Packets delivered to the application.
     RxPackets,
-    /// Their bytes.
+    /// Bytes of the packets delivered to the application.
     RxBytes,
     /// Copies made on receive, one per packet.
     RxCopies,
     /// Packets sent: to the device, or to another endpoint.
     TxPackets,
-    /// Their bytes.
+    /// Bytes of the packets sent.
     TxBytes,
     /// Copies made on transmit: headers, or whole packets.
     TxCopies,
@@ -80,12 +82,12 @@ const _: () = assert!(Endpoint::ALL.len() <= crate::layout::ENDPOINT_COUNTERS);
 pub enum Device {
     /// Packets that the engine took from the device.
     RxPackets,
-    /// Their bytes.
+    /// Bytes of the packets that the engine took from the device.
     RxBytes,
     /// Packets that the device took; the count includes each resubmission: see
     /// [`Device::TxResubmitted`].
     TxPackets,
-    /// Their bytes.
+    /// Bytes of the packets that the device took.
     TxBytes,
     /// Dropped on receive, because no endpoint's flow rule matched.
     RxNoMatch,
@@ -138,10 +140,10 @@ pub enum Device {
     /// Flow lookups: of received packets, and of sent packets that may be for an endpoint of this
     /// host.
     FlowLookups,
-    /// Of these lookups, those that compared the packet with the last flow. The mean length of a
+    /// Of the flow lookups, those that compared the packet with the last flow. The mean length of a
     /// train is compared / (compared - hits).
     FlowCompared,
-    /// Of the lookups compared, those that found the last flow again.
+    /// Of the flow lookups that compared, those that found the last flow again.
     FlowHits,
     /// Times that the engine switched the last-flow cache on or off.
     FlowSwitches,

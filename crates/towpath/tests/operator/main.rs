@@ -3,6 +3,7 @@
 
 mod capturing;
 mod completing;
+mod counters;
 mod manual;
 mod networks;
 mod refusals;
