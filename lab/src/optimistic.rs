@@ -59,7 +59,8 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
                 (false, true) => 200_000,
                 (false, false) => 500_000,
             };
-            let pairs = case(settings, &mut outcome, cores, (device, calls), threads, packets)?;
+            let case = Case { pairs: settings.pairs(), cores, calls, threads, packets };
+            let pairs = case.measure(device, &mut outcome)?;
             for (curve, values) in curves.iter_mut().zip([&pairs.ours, &pairs.base]) {
                 curve.push([threads as f64, Summary::of(values).median]);
             }
@@ -72,82 +73,123 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-fn case(
-    settings: Settings,
-    outcome: &mut Outcome,
+/// One comparison of the two.
+struct Case {
+    pairs: usize,
     cores: (usize, usize),
-    (device, calls): (&str, bool),
+    /// `true` if the driver makes a system call per packet.
+    calls: bool,
     threads: usize,
     packets: u64,
-) -> anyhow::Result<Pairs> {
-    let parameters = [("threads", threads as f64)];
-    let name = |what: &str| format!("{what}, {device}");
-    let (mut left, mut inside, mut refused) = (Vec::new(), Vec::new(), Vec::new());
-    let pairs = Pairs::measure(
-        settings.pairs(),
-        || {
-            let section = Section::new(calls)?;
-            let took = race(cores, threads, packets, &section)?;
-            let counts = section.settle(threads as u64 * packets)?;
-            left.push(counts.left as f64 / counts.taken as f64);
-            inside.push(counts.entered as f64 / counts.taken as f64);
-            refused.push(section.refused.load(Ordering::Relaxed) as f64 / counts.taken as f64);
-            Ok(took)
-        },
-        || {
-            let mutex = Locked::new(calls)?;
-            let took = race(cores, threads, packets, &mutex)?;
-            mutex.settle(threads as u64 * packets)?;
-            Ok(took)
-        },
-    )?;
-    let speed: Vec<f64> = pairs.ratios().iter().map(|ratio| 1.0 / ratio).collect();
-    outcome.rows.push(Row::new(&name("to a mutex, speed"), &parameters, "ratio", &speed));
-    // The duration of one call, in races of their own, because reading the clock costs time.
-    let mut kept = Pairs::default();
-    for _ in 0..settings.pairs() {
-        let section = Section::new(calls)?;
-        kept.ours.push(kept_us(cores, threads, packets / 10, &section)?);
-        section.settle(threads as u64 * (packets / 10))?;
-        kept.base.push(kept_us(cores, threads, packets / 10, &Locked::new(calls)?)?);
+}
+
+/// The section's counts, each per packet that the driver took.
+#[derive(Default)]
+struct Shares {
+    left: Vec<f64>,
+    inside: Vec<f64>,
+    refused: Vec<f64>,
+}
+
+impl Case {
+    fn all_packets(&self) -> u64 {
+        self.threads as u64 * self.packets
     }
-    // Measures the same beside a thread that resets the device.
-    let (mut resets, mut locked_resets) = (Vec::new(), Vec::new());
-    let beside = Pairs::measure(
-        settings.pairs(),
-        || {
-            let section = Section::new(calls)?;
-            let took = beside_resets(&section, || race(cores, threads, packets, &section))?;
-            resets.push(section.settle(threads as u64 * packets)?.resets as f64);
-            Ok(took)
-        },
-        || {
-            let mutex = Locked::new(calls)?;
-            let took = beside_resets(&mutex, || race(cores, threads, packets, &mutex))?;
-            locked_resets.push(mutex.settle(threads as u64 * packets)?.resets as f64);
-            Ok(took)
-        },
-    )?;
-    let reset: Vec<f64> = beside.ratios().iter().map(|ratio| 1.0 / ratio).collect();
-    let what = name("to a mutex, both beside resets, speed");
-    outcome.rows.push(Row::new(&what, &parameters, "ratio", &reset));
-    let rows = [
-        ("a packet beside resets, optimistic", "ns", &beside.ours),
-        ("a packet beside resets, mutex", "ns", &beside.base),
-        ("resets, optimistic", "a run", &resets),
-        ("resets, mutex", "a run", &locked_resets),
-        ("a packet, optimistic", "ns", &pairs.ours),
-        ("a packet, mutex", "ns", &pairs.base),
-        ("left for another", "of all", &left),
-        ("times inside", "a packet", &inside),
-        ("refused for want of room", "a packet", &refused),
-        ("999 of 1000 calls are over within, optimistic", "us", &kept.ours),
-        ("999 of 1000 calls are over within, mutex", "us", &kept.base),
-    ];
-    for (what, unit, values) in rows {
-        outcome.context.push(Row::new(&name(what), &parameters, unit, values));
+
+    /// Measures the time of a packet.
+    fn race(&self) -> anyhow::Result<(Pairs, Shares)> {
+        let Case { cores, threads, packets, .. } = *self;
+        let mut shares = Shares::default();
+        let pairs = Pairs::measure(
+            self.pairs,
+            || {
+                let section = Section::new(self.calls)?;
+                let took = race(cores, threads, packets, &section)?;
+                let counts = section.settle(self.all_packets())?;
+                let refused = section.refused.load(Ordering::Relaxed);
+                shares.left.push(counts.left as f64 / counts.taken as f64);
+                shares.inside.push(counts.entered as f64 / counts.taken as f64);
+                shares.refused.push(refused as f64 / counts.taken as f64);
+                Ok(took)
+            },
+            || {
+                let mutex = Locked::new(self.calls)?;
+                let took = race(cores, threads, packets, &mutex)?;
+                mutex.settle(self.all_packets())?;
+                Ok(took)
+            },
+        )?;
+        Ok((pairs, shares))
     }
-    Ok(pairs)
+
+    /// Measures the duration of one call, in races of their own, because reading the clock costs
+    /// time.
+    fn kept(&self) -> anyhow::Result<Pairs> {
+        let (cores, threads, packets) = (self.cores, self.threads, self.packets / 10);
+        let mut kept = Pairs::default();
+        for _ in 0..self.pairs {
+            let section = Section::new(self.calls)?;
+            kept.ours.push(kept_us(cores, threads, packets, &section)?);
+            section.settle(threads as u64 * packets)?;
+            kept.base.push(kept_us(cores, threads, packets, &Locked::new(self.calls)?)?);
+        }
+        Ok(kept)
+    }
+
+    /// Measures the time of a packet beside a thread that resets the device. Also returns the
+    /// numbers of resets of both sides.
+    fn race_beside_resets(&self) -> anyhow::Result<(Pairs, [Vec<f64>; 2])> {
+        let Case { cores, threads, packets, .. } = *self;
+        let (mut resets, mut locked_resets) = (Vec::new(), Vec::new());
+        let pairs = Pairs::measure(
+            self.pairs,
+            || {
+                let section = Section::new(self.calls)?;
+                let took = beside_resets(&section, || race(cores, threads, packets, &section))?;
+                resets.push(section.settle(self.all_packets())?.resets as f64);
+                Ok(took)
+            },
+            || {
+                let mutex = Locked::new(self.calls)?;
+                let took = beside_resets(&mutex, || race(cores, threads, packets, &mutex))?;
+                locked_resets.push(mutex.settle(self.all_packets())?.resets as f64);
+                Ok(took)
+            },
+        )?;
+        Ok((pairs, [resets, locked_resets]))
+    }
+
+    /// Measures all, and adds the rows. Returns the time of a packet.
+    fn measure(&self, device: &str, outcome: &mut Outcome) -> anyhow::Result<Pairs> {
+        let (pairs, shares) = self.race()?;
+        let kept = self.kept()?;
+        let (beside, [resets, locked_resets]) = self.race_beside_resets()?;
+        let parameters = [("threads", self.threads as f64)];
+        let name = |what: &str| format!("{what}, {device}");
+        for (what, pairs) in
+            [("to a mutex, speed", &pairs), ("to a mutex, both beside resets, speed", &beside)]
+        {
+            let speed: Vec<f64> = pairs.ratios().iter().map(|ratio| 1.0 / ratio).collect();
+            outcome.rows.push(Row::new(&name(what), &parameters, "ratio", &speed));
+        }
+        let rows = [
+            ("a packet beside resets, optimistic", "ns", &beside.ours),
+            ("a packet beside resets, mutex", "ns", &beside.base),
+            ("resets, optimistic", "a run", &resets),
+            ("resets, mutex", "a run", &locked_resets),
+            ("a packet, optimistic", "ns", &pairs.ours),
+            ("a packet, mutex", "ns", &pairs.base),
+            ("left for another", "of all", &shares.left),
+            ("times inside", "a packet", &shares.inside),
+            ("refused for want of room", "a packet", &shares.refused),
+            ("999 of 1000 calls are over within, optimistic", "us", &kept.ours),
+            ("999 of 1000 calls are over within, mutex", "us", &kept.base),
+        ];
+        for (what, unit, values) in rows {
+            outcome.context.push(Row::new(&name(what), &parameters, unit, values));
+        }
+        Ok(pairs)
+    }
 }
 
 /// Either of the two.

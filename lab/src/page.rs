@@ -8,87 +8,86 @@ use crate::output::picture;
 use crate::report::Length;
 use crate::results::Results;
 
+// The questions that the experiments answer.
+const QUEUE: &str = "\
+    What do the checks of the descriptor queue cost? One queue, checked and accounted for, \
+    against a bare queue that carries the same descriptors and packets.";
+const DEMUX: &str = "\
+    Does the last-flow cache pay? Lookups in trains and interleaved, with the cache automatic or \
+    on, against the same table with the cache off. Above 1 is faster.";
+const OPTIMISTIC: &str = "\
+    What does it cost to let several threads into one driver? A thread that finds another one \
+    inside leaves its packet and goes on, against a thread that waits for a mutex. Above 1 is \
+    faster.";
+const NOTIFY: &str = "\
+    What does one notification cost the engine? By the socket that is a session's doorbell, and \
+    by the eventfd that calls a worker, less the cost of a pipe.";
+const SWITCH: &str = "\
+    How fast does a packet pass from one application's endpoint to another's, through the \
+    server's process, with every check, the flow table and one copy?";
+const ISOLATION: &str = "\
+    Does a neighbour lose throughput when another application is killed, or stopped and resumed, \
+    in the middle of its traffic?";
+const ATTACKS: &str = "\
+    How long do a neighbour's round trips and attachments take while an unprivileged program \
+    attacks the objects and limits that it shares with the server? At 1, the attack costs \
+    nothing.";
+const SCALE: &str = "\
+    Do idle sessions, endpoints and connections cost a busy one? One busy session, alone and \
+    beside idle ones, and alone and among its own idle endpoints; one busy connection, alone and \
+    among idle ones. At 1, they cost nothing.";
+const TCP: &str = "\
+    How much of the kernel's own TCP throughput is left when one of the two hosts is an \
+    application with a stack of its own, behind a server and a TAP device?";
+const NOTRE_DAME: &str = "\
+    Tracey and Banerji, \"Device Driver Issues in High-Performance Networking\": how long does a \
+    small packet take there and back, and how does each technique of a driver change that?";
+const CAMBRIDGE: &str = "\
+    Riddoch and Pope, \"A Low Overhead Application/Device-driver Interface for User-level \
+    Networking\": the bandwidth by the size of messages, the cost of ten thousand idle endpoints, \
+    and the throughput left under overload. No device is crossed.";
+const KARLSRUHE: &str = "\
+    Hennrich, \"User Level Device Driver am Beispiel von TCP\": the costs of a packet, a wake-up \
+    and a poll, the savings of each technique, and the idle time left beside the kernel's own \
+    driver and stack.";
+const PENN: &str = "\
+    Smith and Traw, \"Giving Applications Access to Gb/s Networking\": the throughput by the size \
+    of PDUs, the processor time and memory bandwidth left for others, and the limits of their \
+    model of a clock. No device is crossed.";
+const FREEBSD: &str = "\
+    Watson, \"Changes in the network interface queueing handoff model\": does it pay to give a \
+    packet to the device directly, not through a queue?";
+const WAITING: &str = "\
+    How much processor time does a packet cost where the engine chooses its own wait strategy, \
+    beside the kernel's sockets, and how near is that to the best fixed choice?";
+const WATCHDOG: &str = "\
+    How much does the watchdog cost a packet: by a deadline for each packet sent, or by a check \
+    now and then?";
+const WAKEUPS: &str = "\
+    Is any wake-up lost, with any wait strategies of the engine and its applications, and while \
+    they change?";
+
 /// Returns the question that an experiment answers.
 fn question(experiment: &str) -> &'static str {
-    match Experiment::from_name(experiment) {
-        Some(Experiment::Queue) => {
-            "What do the checks of the descriptor queue cost? One queue, checked and accounted \
-             for, against a bare queue that carries the same descriptors and packets."
-        }
-        Some(Experiment::Demux) => {
-            "Does the last-flow cache pay? Lookups in trains and interleaved, with the cache \
-             automatic or on, against the same table with the cache off. Above 1 is faster."
-        }
-        Some(Experiment::Optimistic) => {
-            "What does it cost to let several threads into one driver? A thread that finds \
-             another one inside leaves its packet and goes on, against a thread that waits for \
-             a mutex. Above 1 is faster."
-        }
-        Some(Experiment::Notify) => {
-            "What does one notification cost the engine? By the socket that is a session's \
-             doorbell, and by the eventfd that calls a worker, less the cost of a pipe."
-        }
-        Some(Experiment::Switch) => {
-            "How fast does a packet pass from one application's endpoint to another's, through \
-             the server's process, with every check, the flow table and one copy?"
-        }
-        Some(Experiment::Isolation) => {
-            "Does a neighbour lose throughput when another application is killed, or stopped \
-             and resumed, in the middle of its traffic?"
-        }
-        Some(Experiment::Attacks) => {
-            "How long do a neighbour's round trips and attachments take while an unprivileged \
-             program attacks the objects and limits that it shares with the server? At 1, the \
-             attack costs nothing."
-        }
-        Some(Experiment::Scale) => {
-            "Do idle sessions, endpoints and connections cost a busy one? One busy session, \
-             alone and beside idle ones, and alone and among its own idle endpoints; one busy \
-             connection, alone and among idle ones. At 1, they cost nothing."
-        }
-        Some(Experiment::Tcp) => {
-            "How much of the kernel's own TCP throughput is left when one of the two hosts is \
-             an application with a stack of its own, behind a server and a TAP device?"
-        }
-        Some(Experiment::NotreDame) => {
-            "Tracey and Banerji, \"Device Driver Issues in High-Performance Networking\": how \
-             long does a small packet take there and back, and how does each technique of a \
-             driver change that?"
-        }
-        Some(Experiment::Cambridge) => {
-            "Riddoch and Pope, \"A Low Overhead Application/Device-driver Interface for \
-             User-level Networking\": the bandwidth by the size of messages, the cost of ten \
-             thousand idle endpoints, and the throughput left under overload. No device is \
-             crossed."
-        }
-        Some(Experiment::Karlsruhe) => {
-            "Hennrich, \"User Level Device Driver am Beispiel von TCP\": the costs of a packet, \
-             a wake-up and a poll, the savings of each technique, and the idle time left beside \
-             the kernel's own driver and stack."
-        }
-        Some(Experiment::Penn) => {
-            "Smith and Traw, \"Giving Applications Access to Gb/s Networking\": the throughput \
-             by the size of PDUs, the processor time and memory bandwidth left for others, and \
-             the limits of their model of a clock. No device is crossed."
-        }
-        Some(Experiment::FreeBsd) => {
-            "Watson, \"Changes in the network interface queueing handoff model\": does it pay \
-             to give a packet to the device directly, not through a queue?"
-        }
-        Some(Experiment::Waiting) => {
-            "How much processor time does a packet cost where the engine chooses its own wait \
-             strategy, beside the kernel's sockets, and how near is that to the best fixed \
-             choice?"
-        }
-        Some(Experiment::Watchdog) => {
-            "How much does the watchdog cost a packet: by a deadline for each packet sent, or \
-             by a check now and then?"
-        }
-        Some(Experiment::Wakeups) => {
-            "Is any wake-up lost, with any wait strategies of the engine and its applications, \
-             and while they change?"
-        }
-        None => "",
+    let Some(experiment) = Experiment::from_name(experiment) else { return "" };
+    match experiment {
+        Experiment::Queue => QUEUE,
+        Experiment::Demux => DEMUX,
+        Experiment::Optimistic => OPTIMISTIC,
+        Experiment::Notify => NOTIFY,
+        Experiment::Switch => SWITCH,
+        Experiment::Isolation => ISOLATION,
+        Experiment::Attacks => ATTACKS,
+        Experiment::Scale => SCALE,
+        Experiment::Tcp => TCP,
+        Experiment::NotreDame => NOTRE_DAME,
+        Experiment::Cambridge => CAMBRIDGE,
+        Experiment::Karlsruhe => KARLSRUHE,
+        Experiment::Penn => PENN,
+        Experiment::FreeBsd => FREEBSD,
+        Experiment::Waiting => WAITING,
+        Experiment::Watchdog => WATCHDOG,
+        Experiment::Wakeups => WAKEUPS,
     }
 }
 

@@ -151,28 +151,35 @@ pub(crate) fn all(tap: &str, engine_cpu: usize) -> Vec<Technique> {
             Way::new(other.clone(), Waits::Blocks),
         )
     });
+    techniques.extend(of_settings(&asleep, &other));
+    techniques
+}
+
+/// Returns the techniques of the table of settings: each word of a setting against another.
+fn of_settings(asleep: &Serving, other: &Serving) -> Vec<Technique> {
+    let polling = |serving: &Serving| Way::new(serving.clone().polling(), Waits::Polls);
+    let sleeping = |serving: &Serving| Way::new(serving.clone(), Waits::Polls);
+    let mut techniques = Vec::new();
     for (setting, spec) in Setting::ALL {
         let Kind::Word(words) = spec.kind else { continue };
         for (value, against) in compared(words, spec.default) {
             let (on, off) = (setting.show(value), setting.show(against));
-            // Poll and block have rows of their own above; the other wait strategies are compared
-            // with the default.
+            // Poll and block have rows of their own; the other wait strategies are compared with
+            // the default.
             let known = *setting == Setting::Wait && ["poll", "block"].contains(&on.as_str());
             if known {
                 continue;
             }
-            let (near, far) = if *setting == Setting::Wait {
-                (Way::new(asleep.clone(), Waits::Polls), Way::new(other.clone(), Waits::Polls))
-            } else if *setting == Setting::Pacing {
+            let way = |serving| match setting {
+                Setting::Wait => sleeping(serving),
                 // Without a rate, pacing has no effect; this rate delays no frame of a round trip.
-                (both_poll.with(Setting::RateBps, FAST_BPS), base.with(Setting::RateBps, FAST_BPS))
-            } else {
-                (both_poll.clone(), base.clone())
+                Setting::Pacing => polling(serving).with(Setting::RateBps, FAST_BPS),
+                _ => polling(serving),
             };
             techniques.push(Technique::new(
                 &format!("{}={on}, not {off}", spec.name),
-                near.with(*setting, value),
-                far.with(*setting, against),
+                way(asleep).with(*setting, value),
+                way(other).with(*setting, against),
             ));
         }
     }

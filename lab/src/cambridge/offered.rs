@@ -131,14 +131,30 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
             at_least: None,
         },
     ];
-    for Carrier { name, run, most, at_least } in carriers {
+    for carrier in carriers {
+        carrier.measure(settings.pairs(), window, &loads, (&mut figure, outcome))?;
+    }
+    outcome.figures.push(figure);
+    Ok(())
+}
+
+impl Carrier<'_> {
+    /// Measures all loads in turn, and adds the rows and the curve.
+    fn measure(
+        self,
+        rounds: usize,
+        window: Duration,
+        loads: &[f64],
+        (figure, outcome): (&mut Figure, &mut Outcome),
+    ) -> anyhow::Result<()> {
+        let Carrier { name, run, most, at_least } = self;
         // The capacity: the goodput at twice the load that the work alone would allow.
         let full = 1.0 / WORK.as_secs_f64();
         run(0.5 * full, window)?;
         let capacity = run(2.0 * full, window)?.goodput() * 1e3;
         let mut goodputs = vec![Vec::new(); loads.len()];
         let mut all: Vec<Vec<Run>> = loads.iter().map(|_| Vec::new()).collect();
-        for round in 0..settings.pairs() {
+        for round in 0..rounds {
             let mut order: Vec<_> = (0..loads.len()).collect();
             if round % 2 == 1 {
                 order.reverse();
@@ -149,7 +165,7 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
                 all[load].push(one);
             }
         }
-        show(outcome, &mut figure, name, &loads, &goodputs, &all)?;
+        show(outcome, figure, name, loads, &goodputs, &all)?;
         let median = |values: &Vec<f64>| Summary::of(values).median;
         let best = (0..loads.len())
             .max_by(|a, b| median(&goodputs[*a]).total_cmp(&median(&goodputs[*b])))
@@ -162,9 +178,8 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
         let title = format!("{name}: done {most}, to the best at any");
         let row = Row::new(&title, &[("load_sent", hundredths(sent))], "ratio", &kept);
         outcome.rows.push(Row { at_least, ..row });
+        Ok(())
     }
-    outcome.figures.push(figure);
-    Ok(())
 }
 
 /// Rounds to two decimal places.
@@ -298,14 +313,26 @@ impl Ours {
             let got = working.join().ok().context("the application failed")??;
             anyhow::Ok((offered?, got))
         })?;
-        // A message still in flight belongs to this run, because it came too late. In the end each
-        // message sent has arrived, or was dropped and counted.
+        let dropped = self.settle(offered, &mut got, dropped_before)?;
+        let Got { arrived, done, delay } = got;
+        Ok(Run { offered, arrived, done, dropped, took: window, delay })
+    }
+
+    /// Takes the messages that are still in flight: they belong to this run, because they came too
+    /// late. In the end each message sent has arrived, or was dropped and counted. Returns the
+    /// number of those dropped.
+    fn settle(
+        &mut self,
+        offered: Offered,
+        got: &mut Got,
+        dropped_before: u64,
+    ) -> anyhow::Result<u64> {
         let until = Instant::now() + PATIENCE;
-        let dropped = loop {
+        loop {
             got.arrived += self.application.receive(0, 32, |_| {})? as u64;
             let dropped = self.dropped() - dropped_before;
             if got.arrived + dropped == offered.sent {
-                break dropped;
+                return Ok(dropped);
             }
             ensure!(
                 Instant::now() < until,
@@ -313,9 +340,7 @@ impl Ours {
                 offered.sent,
                 got.arrived
             );
-        };
-        let Got { arrived, done, delay } = got;
-        Ok(Run { offered, arrived, done, dropped, took: window, delay })
+        }
     }
 
     /// Returns the messages that the server dropped, by the application's counters.

@@ -201,6 +201,22 @@ fn compare(mut sides: [Side; 2], trials: Trials) -> anyhow::Result<Compared> {
     Ok(Compared { ratios, sides })
 }
 
+/// Returns the description of the experiment.
+fn how(trials: Trials, engine_cpu: usize, own_cpu: usize) -> String {
+    format!(
+        "frames of {FRAME_BYTES} bytes from an application on core {own_cpu} through a server, \
+             its engine on core {engine_cpu}, and its TAP to an AF_PACKET socket; the \
+             application's thread sends them back; each trial is two round trips, and the second \
+             counts; {RUNS} runs of up to {} trials each in turn, {} ms apart; figures are means of the \
+             lowest {} of {}, as large a part as the paper's lowest 4000 of 5120; curves are drawn \
+             through {MOST_POINTS} of these",
+        trials.count,
+        trials.apart.as_millis(),
+        lowest(RUNS * trials.count),
+        RUNS * trials.count
+    )
+}
+
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let (engine_cpu, own_cpu) = two_cores()?;
     let trials = Trials::of(settings);
@@ -215,21 +231,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         None,
     )?;
     pin(own_cpu)?;
-    let mut outcome = Outcome {
-        how: format!(
-            "frames of {FRAME_BYTES} bytes from an application on core {own_cpu} through a server, \
-             its engine on core {engine_cpu}, and its TAP to an AF_PACKET socket; the \
-             application's thread sends them back; each trial is two round trips, and the second \
-             counts; {RUNS} runs of up to {} trials each in turn, {} ms apart; figures are means of the \
-             lowest {} of {}, as large a part as the paper's lowest 4000 of 5120; curves are drawn \
-             through {MOST_POINTS} of these",
-            trials.count,
-            trials.apart.as_millis(),
-            lowest(RUNS * trials.count),
-            RUNS * trials.count
-        ),
-        ..Outcome::default()
-    };
+    let mut outcome = Outcome { how: how(trials, engine_cpu, own_cpu), ..Outcome::default() };
     let curves = |name, title| {
         Figure::new(
             name,

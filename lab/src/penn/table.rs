@@ -133,6 +133,39 @@ impl Place<'_, '_> {
         let left = if loaded { others } else { all.saturating_sub(cpu) };
         Ok(Sample { transfer_s, left: left.as_secs_f64() / all.as_secs_f64() })
     }
+
+    /// Measures all PDU sizes. Returns the median of each size, for us and for the kernel: of the
+    /// transfer's time, or at a given rate of the processor time left.
+    fn curves(
+        &self,
+        state: State,
+        rate: Option<f64>,
+        window: Duration,
+        outcome: &mut Outcome,
+    ) -> anyhow::Result<[Vec<[f64; 2]>; 2]> {
+        let mut curves = [Vec::new(), Vec::new()];
+        for pdu_bytes in PDUS {
+            let samples = RefCell::new([Vec::new(), Vec::new()]);
+            let run = |ours: bool| {
+                let sample = self.run(ours, state, pdu_bytes, window, rate)?;
+                samples.borrow_mut()[usize::from(ours)].push(sample);
+                Ok(sample.transfer_s)
+            };
+            let pairs = Pairs::measure(5, || run(true), || run(false))?;
+            let [kernel, ours] = samples.into_inner();
+            let (kernel, ours) = (&kernel[1..], &ours[1..]);
+            show(outcome, (pdu_bytes, rate, state), &pairs.ratios(), ours, kernel);
+            for (curve, samples) in curves.iter_mut().zip([ours, kernel]) {
+                let value = |sample: &Sample| match rate {
+                    None => sample.transfer_s * 1e3,
+                    Some(_) => sample.left * 100.0,
+                };
+                let values: Vec<f64> = samples.iter().map(value).collect();
+                curve.push([pdu_bytes as f64, Summary::of(&values).median]);
+            }
+        }
+        Ok(curves)
+    }
 }
 
 /// Measures the table. `free`: computing processes that were never pinned to a core.
@@ -175,27 +208,7 @@ pub(super) fn measure(
     for rate in [None, Some(LINK_BITS_PER_S)] {
         for state in State::ALL {
             let place = if state == State::LoadedOnTwo { &everywhere } else { &here };
-            let mut curves = [Vec::new(), Vec::new()];
-            for pdu_bytes in PDUS {
-                let samples = RefCell::new([Vec::new(), Vec::new()]);
-                let run = |ours: bool| {
-                    let sample = place.run(ours, state, pdu_bytes, window, rate)?;
-                    samples.borrow_mut()[usize::from(ours)].push(sample);
-                    Ok(sample.transfer_s)
-                };
-                let pairs = Pairs::measure(5, || run(true), || run(false))?;
-                let [kernel, ours] = samples.into_inner();
-                let (kernel, ours) = (&kernel[1..], &ours[1..]);
-                show(outcome, (pdu_bytes, rate, state), &pairs.ratios(), ours, kernel);
-                for (curve, samples) in curves.iter_mut().zip([ours, kernel]) {
-                    let value = |sample: &Sample| match rate {
-                        None => sample.transfer_s * 1e3,
-                        Some(_) => sample.left * 100.0,
-                    };
-                    let values: Vec<f64> = samples.iter().map(value).collect();
-                    curve.push([pdu_bytes as f64, Summary::of(&values).median]);
-                }
-            }
+            let curves = place.curves(state, rate, window, outcome)?;
             let figure = if rate.is_none() { &mut transfers } else { &mut left };
             for (who, curve) in ["Towpath", "kernel"].into_iter().zip(curves) {
                 let name = match rate {
