@@ -1,5 +1,5 @@
-//! The time of a notification: the client notifies the server of published packets at once, or defers
-//! the notification.
+//! The time of a notification: the client notifies the server of published packets at once, or
+//! defers the notification.
 
 use std::time::{Duration, Instant};
 
@@ -84,8 +84,8 @@ impl DoorbellHold {
     }
 
     /// Returns `true` if the client sends a batch's notification now, and `false` if it defers the
-    /// notification; `None` if the server was already notified, and has yet to poll. `new`: no event
-    /// for the batch was pending. `sent`: the packets that the client has sent so far.
+    /// notification; `None` if the server was already notified, and has yet to poll. `new`: no
+    /// event for the batch was pending. `sent`: the packets that the client has sent so far.
     #[inline]
     pub(crate) fn is_time(&mut self, new: bool, sent: u64) -> Option<bool> {
         if !new && !self.urgent && self.since.is_none() && self.saves {

@@ -68,7 +68,8 @@ impl<'a> Message<'a> {
     }
 
     /// Queues the PDU for sending, one fragment per buffer, and writes the headers. The next
-    /// [`PduEndpoint::flush`](crate::PduEndpoint::flush) sends it, in turn with other channels. Returns the PDU's number.
+    /// [`PduEndpoint::flush`](crate::PduEndpoint::flush) sends it, in turn with other channels.
+    /// Returns the PDU's number.
     ///
     /// # Errors
     /// [`Lost`].

@@ -17,7 +17,8 @@ const KEPT_SHARE: u32 = 8;
 /// The reason why a PDU was not accepted. None of it was queued then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// The buffers have no room for all fragments: wait for room ([`PduEndpoint::want_room`](crate::PduEndpoint::want_room)).
+    /// The buffers have no room for all fragments: wait for room
+    /// ([`PduEndpoint::want_room`](crate::PduEndpoint::want_room)).
     #[error("the transmit queue is full")]
     Full,
     /// No PDU of that length can be sent.

@@ -5,7 +5,8 @@
 //! counters are in the state page, which every session may read. Each drop counts on the endpoint
 //! concerned if there is one, else on the device.
 //!
-//! `docs/counters.md` shows each counter's name and its description from here; a test compares them.
+//! `docs/counters.md` shows each counter's name and its description from here; a test compares
+//! them.
 
 use towpath_queue::{OwnWords, PeerWords};
 

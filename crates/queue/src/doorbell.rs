@@ -6,13 +6,13 @@
 //! eventfd). A notification must persist until the sleeper takes it.
 //!
 //! The flag's two lowest bits say awake or asleep, each with or without a timer. The other bits
-//! number the sleep. The notifying side remembers the sleep for which it sent its last notification.
-//! It sends at most one per sleep, however long the sleeper takes to wake up.
+//! number the sleep. The notifying side remembers the sleep for which it sent its last
+//! notification. It sends at most one per sleep, however long the sleeper takes to wake up.
 //!
 //! A timer-driven sleeper checks its queues at each tick, and receives notifications only for
 //! urgent work that cannot wait for the tick. The sleeper does not check again before it sleeps. So
-//! the other side sends an urgent notification also to an awake sleeper: the next sleep then ends at
-//! once.
+//! the other side sends an urgent notification also to an awake sleeper: the next sleep then ends
+//! at once.
 
 use crate::word::{Barrier, OwnWords, PeerWords, full_fence};
 

@@ -1,4 +1,5 @@
-//! The machine's refusals of a private namespace or of a TAP device: the failed step, and its remedy.
+//! The machine's refusals of a private namespace or of a TAP device: the failed step, and its
+//! remedy.
 
 use std::fs;
 use std::io;

@@ -14,7 +14,8 @@ use crate::policy::Policy;
 /// The configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The socket's path for applications; `None` allows only those of [`Server::connect`](crate::Server::connect).
+    /// The socket's path for applications; `None` allows only those of
+    /// [`Server::connect`](crate::Server::connect).
     pub socket: Option<PathBuf>,
     /// The rights of users.
     pub policy: Policy,
@@ -137,7 +138,8 @@ impl Config {
     }
 
     /// Checks the values that depend on each other or on this machine, as
-    /// [`Server::start`](crate::Server::start) does. A program can do so before it makes the device.
+    /// [`Server::start`](crate::Server::start) does. A program can do so before it makes the
+    /// device.
     ///
     /// # Errors
     /// [`StartError::Batch`], [`StartError::Processor`].

@@ -1,5 +1,5 @@
-//! Finds the server for a subcommand: by its device's name or its socket's path, or the only running
-//! one.
+//! Finds the server for a subcommand: by its device's name or its socket's path, or the only
+//! running one.
 #![forbid(unsafe_code)]
 
 use std::fs;

@@ -1,5 +1,5 @@
-//! `towpath man`: the manual's pages, one for the command and one for each subcommand, generated from
-//! the command's definition.
+//! `towpath man`: the manual's pages, one for the command and one for each subcommand, generated
+//! from the command's definition.
 #![forbid(unsafe_code)]
 
 mod sections;

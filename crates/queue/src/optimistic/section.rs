@@ -1,7 +1,7 @@
 //! The section's memory, and the side of the threads that leave work.
 //!
-//! Unsafe lives here for moving the section between threads, and for a slot's memory, which only the
-//! thread that took the slot writes.
+//! Unsafe lives here for moving the section between threads, and for a slot's memory, which only
+//! the thread that took the slot writes.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -47,8 +47,8 @@ pub(super) struct Inside<S> {
     pub(super) head: u64,
     /// How often threads have entered.
     pub(super) entered: u64,
-    /// For each slot the position in the queue for which [`Entered::take`](super::Entered::take) handed it out; else
-    /// [`NOT_OUT`].
+    /// For each slot the position in the queue for which [`Entered::take`](super::Entered::take)
+    /// handed it out; else [`NOT_OUT`].
     pub(super) places: Box<[u64]>,
     pub(super) state: S,
 }
@@ -64,7 +64,8 @@ unsafe impl<S: Send, M: Send> Sync for Optimistic<S, M> {}
 // SAFETY: as above; all that is inside may move.
 unsafe impl<S: Send, M: Send> Send for Optimistic<S, M> {}
 
-/// No position: [`Entered::take`](super::Entered::take) did not hand the slot out, or the slot was released since.
+/// No position: [`Entered::take`](super::Entered::take) did not hand the slot out, or the slot was
+/// released since.
 pub(super) const NOT_OUT: u64 = u64::MAX;
 
 impl<S, M> core::fmt::Debug for Optimistic<S, M> {

@@ -187,8 +187,8 @@ impl Tcp {
         }
     }
 
-    /// Sends a connection's segments, within the limits of its turn. Returns the reason why the turn
-    /// ended. Sets `next` to the time at which smoltcp wants to be polled next.
+    /// Sends a connection's segments, within the limits of its turn. Returns the reason why the
+    /// turn ended. Sets `next` to the time at which smoltcp wants to be polled next.
     fn send_segments<T: Transmit>(
         &mut self,
         now: Instant,

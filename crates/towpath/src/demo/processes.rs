@@ -21,7 +21,8 @@ const EXTRA: &str = "extra";
 /// The time that a killed application's session may outlive it.
 const RECLAIM: Duration = Duration::from_secs(5);
 
-/// Starts the server and the applications, runs the traffic, and kills one application in its middle.
+/// Starts the server and the applications, runs the traffic, and kills one application in its
+/// middle.
 pub(super) fn run(
     device: TapDevice,
     content: &Content,

@@ -40,8 +40,8 @@ const ASKING: &[Term] = &[RUNTIME];
 const SOCKETS: &[Term] = &[SOCKET_OF_ROOT, SOCKET_OF_USER, SOCKET_IN_TMP];
 
 impl Sections {
-    /// Returns the sections on a subcommand, or on the command itself. A subcommand without sections
-    /// of its own has those common to all subcommands.
+    /// Returns the sections on a subcommand, or on the command itself. A subcommand without
+    /// sections of its own has those common to all subcommands.
     pub(super) fn of(subcommand: Option<&str>) -> Sections {
         match subcommand {
             None => Sections::command(),
