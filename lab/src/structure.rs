@@ -107,7 +107,7 @@ fn imports(code: &str) -> Vec<String> {
 }
 
 /// Returns the module that a path in `module` leads to; `None` outside of the crate, and for the
-/// crate's root, which declares the modules and exports their items.
+/// crate's root, which this check leaves out: modules import from there what the root exports.
 fn resolve(modules: &BTreeMap<Module, String>, module: &Module, path: &str) -> Option<Module> {
     let mut names: Vec<&str> = path.split("::").filter(|name| !name.is_empty()).collect();
     let mut base: Module = Vec::new();

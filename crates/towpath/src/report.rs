@@ -89,7 +89,7 @@ pub(crate) fn refusal(error: &AttachError, socket: &Path) -> String {
 }
 
 /// Returns the name of the device that is served at a socket's path, as the path tells it.
-pub(crate) fn device(socket: &Path) -> String {
+fn device(socket: &Path) -> String {
     socket.file_stem().unwrap_or(socket.as_os_str()).to_string_lossy().into_owned()
 }
 
@@ -106,4 +106,22 @@ pub(crate) fn read(socket: &Path, value: serde_json::Value) -> Result<Report, Fa
             socket.display()
         ))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forbidden_socket_is_not_taken_for_a_missing_server() {
+        let socket = Path::new("/run/towpath/tap0.sock");
+        let text = |kind: ErrorKind| {
+            let error = AttachError::NoServer { path: socket.to_owned(), cause: kind.into() };
+            refusal(&error, socket)
+        };
+        let forbidden = text(ErrorKind::PermissionDenied);
+        assert!(forbidden.starts_with("tap0: this user may not connect to /run/"), "{forbidden}");
+        assert!(forbidden.contains("as root") && forbidden.contains("allow-user"), "{forbidden}");
+        assert!(text(ErrorKind::NotFound).contains("start a server"));
+    }
 }
