@@ -1,7 +1,8 @@
 //! One queue against a bare queue: the cost of two sides that do not trust each other.
 //!
 //! Both carry 16-byte descriptors in batches of 64 from one pinned thread to another; the producer
-//! writes every byte of a packet and the consumer reads it. The queue's two sides have separate
+//! writes every byte of a packet and the consumer reads it, and both prefetch the packets ahead. The
+//! queue's two sides have separate
 //! mappings of the same memory files, as two processes have; its consumer fetches, checks and
 //! accounts for each buffer as the server does.
 
@@ -10,9 +11,7 @@ use std::time::Duration;
 
 use towpath_memory::{Mapping, Region, SharedFile, own_words, peer_words};
 use towpath_queue::buffers::{FreeBuffers, Ledger};
-use towpath_queue::descriptor::{
-    Descriptor, HEADROOM_BYTES, MAX_CHAIN, PoolShape, prefetch_distance,
-};
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, PoolShape, prefetch_distance};
 use towpath_queue::layout::QueueShape;
 use towpath_queue::receive::{application_side, server_side};
 use towpath_queue::transmit::{TransmitConsumer, TransmitProducer};
@@ -133,34 +132,33 @@ fn run(cores: (usize, usize), packet_bytes: usize, window: Duration) -> anyhow::
                 flags: 0,
             };
             write_frame(&mut producer_pool, descriptor.pool_offset(&heap), &payload);
-            assert!(producer.push(&[descriptor]), "there are as many slots as buffers");
+            assert!(producer.push_one(descriptor), "there are as many slots as buffers");
         }
         producer.publish();
         BATCH as u64
     };
     let consume = move |finish: &Finish| {
-        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        let mut packets = [Descriptor::default(); BATCH];
         let mut got = 0;
         while finish.has_more(got) {
-            let waiting = consumer.observe().expect("the producer is correct");
-            let (mut first, mut slots) = (0, 0);
-            for _ in 0..(waiting as usize).min(BATCH) {
-                let taken = consumer.take(&mut ledger, &mut packet);
-                let Some((count, at)) = taken.expect("the producer is correct") else { break };
-                for descriptor in &packet[..count] {
-                    let len = descriptor.len as usize;
-                    read_frame(&consumer_pool, descriptor.pool_offset(&heap), &mut into[..len]);
-                }
-                if slots == 0 {
-                    first = at;
-                }
-                slots += count as u32;
-                got += 1;
+            consumer.observe().expect("the producer is correct");
+            let (first, count) = consumer.take_plain(&mut ledger, &mut packets, i64::MAX);
+            let packets = &packets[..count];
+            let prefetch = |one: &Descriptor| {
+                consumer_pool.prefetch(one.pool_offset(&heap), one.len as usize);
+            };
+            let ahead = prefetch_distance(packet_bytes) as usize;
+            packets.iter().take(ahead).for_each(prefetch);
+            for (index, one) in packets.iter().enumerate() {
+                packets.get(index + ahead).into_iter().for_each(prefetch);
+                let len = one.len as usize;
+                read_frame(&consumer_pool, one.pool_offset(&heap), &mut into[..len]);
             }
-            if slots > 0 {
-                consumer.complete(&mut ledger, first, slots);
+            if count > 0 {
+                consumer.complete(&mut ledger, first, count as u32);
                 consumer.publish();
             }
+            got += count as u64;
         }
         got
     };
