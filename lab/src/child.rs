@@ -102,6 +102,25 @@ pub(crate) enum Role {
         /// The server's socket.
         socket: PathBuf,
     },
+    /// Keeps a directory for the files of other programs.
+    Keep {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// Sends each packet back through a server, and sleeps until the next.
+    Answer {
+        /// The server's socket.
+        socket: PathBuf,
+        /// The core; any core if `None`.
+        cpu: Option<usize>,
+    },
+    /// Sends each datagram back to a Unix socket, and sleeps until the next.
+    AnswerSocket {
+        /// The abstract names of the child's socket and of its peer's.
+        names: [String; 2],
+        /// The core; any core if `None`.
+        cpu: Option<usize>,
+    },
     /// Moves packets through an engine without threads, for a tool that counts instructions.
     Count {
         /// The path of the packets.
@@ -157,6 +176,13 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         }
         Role::Attack { name, socket, options } => crate::attacks::attack(&name, &socket, &options),
         Role::Neighbour { socket } => crate::attacks::neighbour(&socket),
+        Role::Keep { directory } => {
+            let _directory = Directory::make(directory)?;
+            tell("ready")?;
+            wait_for_end()
+        }
+        Role::Answer { socket, cpu } => crate::peers::answer(&socket, cpu),
+        Role::AnswerSocket { names, cpu } => crate::peers::answer_socket(&names, cpu),
         Role::Count { way, train, packets, taps } => count(way, train, packets, taps),
         Role::CountApplication { packets } => crate::switch::count_application(packets),
     }
@@ -209,7 +235,7 @@ impl Child {
             }
             let got = self.hear.fill_buf()?;
             if got.is_empty() {
-                bail!("the other process ended; its messages are above");
+                bail!("the other process ended");
             }
             let end = got.iter().position(|byte| *byte == b'\n');
             let used = end.map_or(got.len(), |at| at + 1);
@@ -285,10 +311,19 @@ pub(crate) struct OwnSocket(PathBuf);
 
 impl OwnSocket {
     pub(crate) fn new() -> anyhow::Result<OwnSocket> {
+        OwnSocket::below(&std::env::temp_dir())
+    }
+
+    /// Returns a path in a new directory below another one.
+    pub(crate) fn below(base: &Path) -> anyhow::Result<OwnSocket> {
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
         let name = format!("towpath-lab-{:016x}", u64::from_ne_bytes(random));
-        Ok(OwnSocket(std::env::temp_dir().join(name)))
+        Ok(OwnSocket(base.join(name)))
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.0
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -303,14 +338,17 @@ impl Drop for OwnSocket {
     }
 }
 
-/// The directory of a socket, for as long as a child serves there.
+/// A directory, for as long as a child serves there.
 struct Directory(PathBuf);
 
 impl Directory {
     fn of(socket: &Path) -> anyhow::Result<Directory> {
-        let path = socket.parent().context("a socket in no directory")?;
-        std::fs::create_dir(path).with_context(|| path.display().to_string())?;
-        Ok(Directory(path.to_owned()))
+        Directory::make(socket.parent().context("a socket in no directory")?.to_owned())
+    }
+
+    fn make(path: PathBuf) -> anyhow::Result<Directory> {
+        std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
+        Ok(Directory(path))
     }
 }
 

@@ -21,7 +21,7 @@ const fn headline(compared: &'static str, reference: &'static str, better: Bette
     Headline { compared, reference, better }
 }
 
-const HEADLINES: [Headline; 27] = [
+const HEADLINES: [Headline; 36] = [
     headline(
         "descriptor queue, checked, to a bare queue: packets/s, 64 B",
         "queue; queue to bare queue; packet_bytes=64",
@@ -31,6 +31,51 @@ const HEADLINES: [Headline; 27] = [
         "endpoint to endpoint through the server, to a bare queue: packets/s, 64 B",
         "switch; to a bare queue; packet_bytes=64",
         Higher,
+    ),
+    headline(
+        "the same, to testpmd between memifs (DPDK): packets/s, 64 B",
+        "peers; Towpath to memif switch; packet_bytes=64",
+        Higher,
+    ),
+    headline(
+        "the same, to testpmd between memifs (DPDK): packets/s, 1500 B",
+        "peers; Towpath to memif switch; packet_bytes=1500",
+        Higher,
+    ),
+    headline(
+        "the same, to a loop that only validates, hashes and copies: packets/s, 64 B",
+        "peers; Towpath to a loop that validates, hashes and copies; packet_bytes=64",
+        Higher,
+    ),
+    headline(
+        "round trip of two applications, all spin, to Aeron IPC: p50",
+        "peers; round trip, both spin, Towpath to Aeron IPC, p50; packet_bytes=64",
+        Lower,
+    ),
+    headline(
+        "the same, to iceoryx2: p50",
+        "peers; round trip, both spin, Towpath to iceoryx2, p50; packet_bytes=64",
+        Lower,
+    ),
+    headline(
+        "round trip of two applications, all sleep, the engine on the core of one application, to epoll sockets: p50",
+        "peers; round trip, both sleep, engine on the core of one application, Towpath to epoll sockets, p50; packet_bytes=64",
+        Lower,
+    ),
+    headline(
+        "round trip of two applications, all sleep, the engine on the core of one application, to epoll sockets: p99",
+        "peers; round trip, both sleep, engine on the core of one application, Towpath to epoll sockets, p99; packet_bytes=64",
+        Lower,
+    ),
+    headline(
+        "round trip of two applications, all sleep, all on one core, to epoll sockets: p50",
+        "peers; round trip, both sleep, all on one core, Towpath to epoll sockets, p50; packet_bytes=64",
+        Lower,
+    ),
+    headline(
+        "round trip of two applications, all sleep, all on one core, to epoll sockets: p99",
+        "peers; round trip, both sleep, all on one core, Towpath to epoll sockets, p99; packet_bytes=64",
+        Lower,
     ),
     headline(
         "a neighbour while another application is killed or stopped: its packets/s to undisturbed",

@@ -8,6 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use towpath_testkit::{End, Namespace, connect};
 
 /// A wire between this namespace and another one.
+#[derive(Clone, Debug)]
 pub(crate) struct KernelWire {
     there: Namespace,
 }

@@ -13,6 +13,7 @@
 //! | `optimistic` | one driver for several threads: an optimistic section against a mutex |
 //! | `notify` | the cost of one notification by a doorbell, by a call of a worker, and by a pipe |
 //! | `switch` | endpoint to endpoint through the engine of another process |
+//! | `peers` | Towpath beside other projects and the kernel: throughput, round trips awake and asleep |
 //! | `scale` | the cost of idle sessions, endpoints and connections to a busy one |
 //! | `isolation` | a neighbour's throughput while another application dies |
 //! | `attacks` | a neighbour's round trips and attachments while a hostile program attacks the server |
@@ -55,6 +56,7 @@ mod notre_dame;
 mod optimistic;
 pub mod output;
 pub mod page;
+mod peers;
 mod penn;
 mod process;
 pub mod prose;
@@ -116,6 +118,8 @@ pub enum Experiment {
     Notify,
     /// Endpoint to endpoint through the engine of another process.
     Switch,
+    /// Towpath beside DPDK, Aeron, iceoryx2 and the kernel's sockets.
+    Peers,
     /// A neighbour's throughput while another application is killed or stopped.
     Isolation,
     /// A neighbour's times while an unprivileged program attacks the server.
@@ -144,12 +148,13 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 17] = [
+    pub const ALL: [Experiment; 18] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
         Experiment::Notify,
         Experiment::Switch,
+        Experiment::Peers,
         Experiment::Isolation,
         Experiment::Attacks,
         Experiment::Scale,
@@ -173,6 +178,7 @@ impl Experiment {
             Experiment::Optimistic => "optimistic",
             Experiment::Notify => "notify",
             Experiment::Switch => "switch",
+            Experiment::Peers => "peers",
             Experiment::Isolation => "isolation",
             Experiment::Attacks => "attacks",
             Experiment::Scale => "scale",
@@ -199,6 +205,7 @@ impl Experiment {
             }
             Experiment::Notify => "the cost of one notification to its sender",
             Experiment::Switch => "endpoint to endpoint through the engine of another process",
+            Experiment::Peers => "Towpath beside DPDK, Aeron, iceoryx2 and the kernel's sockets",
             Experiment::Isolation => {
                 "a neighbour's throughput while another application is killed or stopped"
             }
@@ -224,7 +231,8 @@ impl Experiment {
     fn has_a_network(self) -> bool {
         matches!(
             self,
-            Experiment::Attacks
+            Experiment::Peers
+                | Experiment::Attacks
                 | Experiment::Tcp
                 | Experiment::NotreDame
                 | Experiment::Cambridge
@@ -262,6 +270,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Optimistic => optimistic::measure(settings)?,
         Experiment::Notify => notify::measure(settings)?,
         Experiment::Switch => switch::measure(settings)?,
+        Experiment::Peers => peers::measure(settings)?,
         Experiment::Isolation => isolation::measure(settings)?,
         Experiment::Attacks => attacks::measure(settings)?,
         Experiment::Scale => scale::measure(settings)?,
@@ -279,5 +288,6 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
     report.rows = outcome.rows;
     report.context = outcome.context;
     report.figures = outcome.figures;
+    report.missing = outcome.missing;
     Ok(report)
 }

@@ -25,6 +25,10 @@ const NOTIFY: &str = "\
 const SWITCH: &str = "\
     How fast does a packet pass from one application's endpoint to another's, through the \
     server's process, with every check, the flow table and one copy?";
+const PEERS: &str = "\
+    Towpath beside DPDK's memif and AF_XDP, Aeron, iceoryx2, the kernel's sockets, and a loop that \
+    only validates, hashes and copies: how many packets pass from one application to another, and \
+    how long does a round trip take, awake and asleep?";
 const ISOLATION: &str = "\
     Does a neighbour lose throughput when another application is killed, or stopped and resumed, \
     in the middle of its traffic?";
@@ -76,6 +80,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Optimistic => OPTIMISTIC,
         Experiment::Notify => NOTIFY,
         Experiment::Switch => SWITCH,
+        Experiment::Peers => PEERS,
         Experiment::Isolation => ISOLATION,
         Experiment::Attacks => ATTACKS,
         Experiment::Scale => SCALE,
@@ -138,6 +143,9 @@ pub fn page(results: &Results, headlines: &str, remarks: &BTreeSet<String>) -> S
             Length::described(report.settings),
             report.machine
         );
+        for missing in &report.missing {
+            let _ = write!(page, "\nNot measured: {missing}.\n");
+        }
         for figure in &report.figures {
             let _ = write!(page, "\n![{}](pictures/{})\n", figure.title, picture(report, figure));
         }
@@ -170,12 +178,14 @@ mod tests {
             Axis::log("size", "B"),
             Axis::linear("rate", "Mpps"),
         )];
+        report.missing = vec!["Aeron: there is no java".into()];
         let without = page(&results, "| headlines |\n", &BTreeSet::new());
         for part in [
             "| headlines |",
             "### queue",
             "\nPinned.\n",
             "[1 rows](../lab/results/queue.json). Measured 2026-01-02T03:04:05Z at commit abc, a run of normal",
+            "\nNot measured: Aeron: there is no java.\n",
             "![By size](pictures/queue-size.svg)",
         ] {
             assert!(without.contains(part), "{part} in\n{without}");

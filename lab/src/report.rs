@@ -124,6 +124,8 @@ pub struct Outcome {
     pub context: Vec<Row>,
     /// Pictures of both.
     pub figures: Vec<Figure>,
+    /// What could not be measured here, with the reason and the remedy.
+    pub missing: Vec<String>,
 }
 
 /// The length of a measurement.
@@ -186,6 +188,9 @@ pub struct Report {
     /// Pictures.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<Figure>,
+    /// What could not be measured here, with the reason and the remedy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
 }
 
 impl Report {
@@ -205,6 +210,7 @@ impl Report {
             context: Vec::new(),
             limits: Vec::new(),
             figures: Vec::new(),
+            missing: Vec::new(),
         })
     }
 
@@ -252,7 +258,10 @@ impl fmt::Display for Report {
                 writeln!(f, "{}", line.trim_end())?;
             }
         }
-        Ok(())
+        if !self.missing.is_empty() {
+            writeln!(f, "\nnot measured")?;
+        }
+        self.missing.iter().try_for_each(|missing| writeln!(f, "  {missing}"))
     }
 }
 
@@ -296,6 +305,17 @@ mod tests {
         assert!(report.to_string().contains("; a run of unrecorded length; commit "));
         let unknown = serde_json::json!("longer");
         assert!(serde_json::from_value::<Length>(unknown).is_err());
+    }
+
+    #[test]
+    fn what_was_not_measured_is_said() {
+        let mut report = report();
+        assert!(!report.to_string().contains("not measured"));
+        assert!(serde_json::to_value(&report).unwrap().get("missing").is_none());
+        report.missing = vec!["Aeron: there is no java".into()];
+        assert!(report.to_string().ends_with("\nnot measured\n  Aeron: there is no java\n"));
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use rustix::process::Signal;
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
 use towpath_device::loopback;
@@ -27,13 +27,15 @@ use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;
 
 /// Endpoints that send or receive in the measurement, half of them each.
-const ENDPOINTS: u16 = 64;
+pub(crate) const ENDPOINTS: u16 = 64;
 /// Flow rules in the table, theirs included.
-const RULES: u16 = 1000;
+pub(crate) const RULES: u16 = 1000;
 /// Packets put into the queue at once.
-const BATCH: usize = 64;
+pub(crate) const BATCH: usize = 64;
 /// The most packets in flight, and receive buffers at the server: few enough to stay in the cache.
-const ON_THE_WAY: u64 = 192;
+pub(crate) const ON_THE_WAY: u64 = 192;
+/// Slots of each queue.
+const SLOTS: u32 = 1024;
 /// The lower limits, in millions of packets per second, by size.
 const SIZES: [(usize, f64); 2] = [(64, 20.0), (1500, 4.5)];
 
@@ -140,18 +142,36 @@ pub(crate) struct Load {
     sent: u64,
     received: u64,
     sum: u64,
+    /// The most packets in flight.
+    in_flight: u64,
     /// The longest time without a packet, in the last run.
     pub(crate) longest_gap: Duration,
+    /// The time in rounds that sent or received a packet, in the last run.
+    pub(crate) busy: Duration,
 }
 
 impl Load {
     pub(crate) fn new(socket: &Path, packet_bytes: usize) -> anyhow::Result<Load> {
+        Load::with_in_flight(socket, packet_bytes, ON_THE_WAY)
+    }
+
+    /// Makes a generator that keeps at most this many packets in flight: at least a batch, and at
+    /// most half of the slots.
+    pub(crate) fn with_in_flight(
+        socket: &Path,
+        packet_bytes: usize,
+        in_flight: u64,
+    ) -> anyhow::Result<Load> {
+        ensure!(
+            (BATCH as u64..=u64::from(SLOTS) / 2).contains(&in_flight),
+            "{in_flight} packets in flight"
+        );
         let options = |name: &str| Options {
             name: name.into(),
             endpoints: u32::from(RULES),
-            provided: Some(ON_THE_WAY as u32 + BATCH as u32),
-            transmit_slots: 1024,
-            receive_slots: 1024,
+            provided: Some(in_flight as u32 + BATCH as u32),
+            transmit_slots: SLOTS,
+            receive_slots: SLOTS,
             ..Options::default()
         };
         let mut sender = Session::attach(socket, &options("generator"))?;
@@ -177,7 +197,9 @@ impl Load {
             sent: 0,
             received: 0,
             sum: 0,
+            in_flight,
             longest_gap: Duration::ZERO,
+            busy: Duration::ZERO,
         })
     }
 
@@ -185,14 +207,20 @@ impl Load {
     pub(crate) fn run(&mut self, window: Duration) -> anyhow::Result<f64> {
         let start = Instant::now();
         let before = self.received;
-        let mut last = start;
+        let (mut last, mut round) = (start, start);
         self.longest_gap = Duration::ZERO;
+        self.busy = Duration::ZERO;
         loop {
-            if self.has_room() {
+            let sends = self.has_room();
+            if sends {
                 self.send_batch()?;
             }
             let got = self.receive_batch()?;
             let now = Instant::now();
+            if sends || got > 0 {
+                self.busy += now - round;
+            }
+            round = now;
             if got > 0 {
                 self.longest_gap = self.longest_gap.max(now - last);
                 last = now;
@@ -214,7 +242,7 @@ impl Load {
 
     /// Returns `true` if a batch more may be in flight.
     fn has_room(&self) -> bool {
-        self.sent - self.received + BATCH as u64 <= ON_THE_WAY
+        self.sent - self.received + BATCH as u64 <= self.in_flight
     }
 
     /// A function of its own, so that a tool can count its instructions.

@@ -48,6 +48,27 @@ fn cambridge() {
     );
 }
 
+/// The peers need not be installed. Without them, the rows of these names are there.
+#[test]
+fn peers() {
+    whole(
+        "peers",
+        "peers",
+        &[
+            "Towpath to a loop that validates, hashes and copies",
+            "Towpath to kernel UDP over veth",
+            "Towpath to kernel TCP over veth",
+            "Towpath, engine: busy time",
+            "Towpath, generator and sink: busy time",
+            "round trip, both spin, Towpath to kernel UDP over veth, p50",
+            "round trip, both sleep, engine on the core of one application, Towpath to epoll sockets, p99",
+            "round trip, both sleep, all on one core, Towpath to epoll sockets, p50",
+            "round trip, both sleep, unpinned, Towpath to epoll sockets, p50",
+        ],
+        &["in-flight", "throughput"],
+    );
+}
+
 #[test]
 fn karlsruhe() {
     whole(

@@ -1,0 +1,233 @@
+//! Towpath beside its peers: DPDK, Aeron, iceoryx2, the kernel's sockets, and a loop that only
+//! validates, hashes and copies.
+//!
+//! Each peer is compared in pairs of its own (A B A B …), in one call. A peer that is not installed
+//! or fails costs its own rows; the report names it with the reason.
+
+mod answers;
+mod hashed;
+mod ours;
+mod program;
+mod rounds;
+mod sockets;
+mod testpmd;
+mod throughput;
+mod trips;
+
+use std::time::Duration;
+
+use towpath_testkit::{End, Namespace, connect};
+
+use crate::Settings;
+use crate::figure::{Axis, Figure, Series};
+use crate::kernel_wire::KernelWire;
+use crate::machine::two_cores;
+use crate::process::{Process, Serving};
+use crate::report::{Outcome, Row};
+use answers::Trips;
+use program::{Files, Place, Program, Project};
+use rounds::{Quantiles, quantiles};
+use sockets::Sockets;
+use trips::{Asleep, Cores, Spinning, TRIP_BYTES};
+
+pub(crate) use sockets::answer_socket;
+pub(crate) use trips::answer;
+
+/// The upper limit of round trips, both sides spinning, to Aeron's.
+const SPINNING_AT_MOST: f64 = 2.5;
+/// The upper limits of round trips asleep, to sockets'.
+const SHARED_CORE_AT_MOST: f64 = 1.3;
+const ONE_CORE_AT_MOST: f64 = 2.0;
+/// The ends of the veth pair for AF_XDP.
+const VETH: [&str; 2] = ["tppeer0", "tppeer1"];
+
+/// The parts that all comparisons share.
+struct Bench {
+    settings: Settings,
+    cores: (usize, usize),
+    window: Duration,
+    place: Place,
+    files: Files,
+    wire: KernelWire,
+    /// The namespace of [`VETH`]'s far end.
+    far: Namespace,
+    outcome: Outcome,
+}
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let cores = two_cores()?;
+    let far = Namespace::create()?;
+    let near = Namespace::current()?;
+    connect(
+        &End { namespace: &near, name: VETH[0], addresses: &[] },
+        &End { namespace: &far, name: VETH[1], addresses: &[] },
+        None,
+    )?;
+    let mut bench = Bench {
+        settings,
+        cores,
+        window: Duration::from_millis(if settings.quick { 20 } else { 400 }),
+        place: Place::usual()?,
+        files: Files::new()?,
+        wire: KernelWire::new("tpkern", 1500)?,
+        far,
+        outcome: Outcome { how: how(cores), ..Outcome::default() },
+    };
+    let throughput = throughput::measure(&mut bench)?;
+    bench.outcome.figures.extend(throughput);
+    bench.spinning()?;
+    bench.asleep()?;
+    Ok(bench.outcome)
+}
+
+fn how((engine, ends): (usize, usize)) -> String {
+    format!(
+        "throughput: an engine, a loop, or a process of testpmd that receives or forwards spins on \
+         core {engine}; generator and sink, or a process of testpmd that generates, spin on core \
+         {ends}; a UDP or TCP receiver sleeps on core {engine}, its sender runs on core {ends}. \
+         Round trips, both spin: Towpath's applications are one thread on core {ends}, its engine \
+         is on core {engine}; Aeron, iceoryx2 and UDP have a thread on each core. Round trips, both sleep: each application is a process, the sockets are \
+         Unix datagram sockets in epoll, which are faster than UDP. Other processes are stopped \
+         meanwhile"
+    )
+}
+
+impl Bench {
+    /// Records that something was not measured, in the report and on standard error.
+    fn missing(&mut self, line: String) {
+        if !self.outcome.missing.contains(&line) {
+            eprintln!("towpath-lab: not measured: {line}");
+            self.outcome.missing.push(line);
+        }
+    }
+
+    /// Finds a project's program; records it if it is missing.
+    fn find(&mut self, project: Project) -> Option<Vec<String>> {
+        project.find(&self.place).map_err(|missing| self.missing(missing)).ok()
+    }
+
+    /// Starts a program of `lab/peers` with its arguments; records it if that fails.
+    fn start(&mut self, project: Project, arguments: &[String]) -> Option<Program> {
+        let words = [self.find(project)?, arguments.to_vec()].concat();
+        let started = Program::start(&self.files, project.name(), &words, None);
+        started.map_err(|error| self.missing(format!("{}: {error:#}", project.name()))).ok()
+    }
+
+    /// Returns the running program of Aeron.
+    fn aeron(&mut self) -> Option<Program> {
+        let class = "AeronPeer".to_owned();
+        let arguments = [&[class][..], &self.arguments("aeron")].concat();
+        self.start(Project::Aeron, &arguments)
+    }
+
+    /// Returns the arguments of the programs in `lab/peers`: a directory and two cores.
+    fn arguments(&self, directory: &str) -> [String; 3] {
+        let directory = self.files.path().join(directory).display().to_string();
+        [directory, self.cores.0.to_string(), self.cores.1.to_string()]
+    }
+
+    /// Measures round trips with both sides spinning.
+    fn spinning(&mut self) -> anyhow::Result<()> {
+        let (count, window, cores) = (self.settings.pairs(), self.window, self.cores);
+        let mut ours = Spinning::new(cores)?;
+        let asked = format!("trips {} {TRIP_BYTES}", window.as_millis());
+        let asks = |program: &mut Program, line: &str| -> anyhow::Result<[f64; 2]> {
+            program.say(line)?;
+            let Trips { p50_us, p99_us, .. } = answers::trips(&program.hear()?)?;
+            Ok([p50_us, p99_us])
+        };
+        if let Some(mut aeron) = self.aeron() {
+            let base = || asks(&mut aeron, &asked);
+            let pairs = quantiles(count, || two(&ours.run(window)?), base);
+            self.trips("spin", "Aeron IPC", pairs, [Some(SPINNING_AT_MOST), None])?;
+        }
+        let arguments = self.arguments("iceoryx2");
+        if let Some(mut iceoryx2) = self.start(Project::Iceoryx2, &arguments) {
+            let base = || asks(&mut iceoryx2, &asked);
+            let pairs = quantiles(count, || two(&ours.run(window)?), base);
+            self.trips("spin", "iceoryx2", pairs, [None; 2])?;
+        }
+        let base = || two(&sockets::udp(&self.wire, cores, window)?);
+        let pairs = quantiles(count, || two(&ours.run(window)?), base);
+        self.trips("spin", "kernel UDP over veth", pairs, [None; 2])
+    }
+
+    /// Measures round trips with both sides asleep.
+    fn asleep(&mut self) -> anyhow::Result<()> {
+        let (count, window) = (self.settings.pairs(), self.window);
+        let (first, second) = (Some(self.cores.0), Some(self.cores.1));
+        let limited = |limit| [Some(limit); 2];
+        for (placement, engine, cores, limits) in [
+            (
+                "engine on the core of one application",
+                first,
+                Cores { asks: first, answers: second },
+                limited(SHARED_CORE_AT_MOST),
+            ),
+            (
+                "all on one core",
+                first,
+                Cores { asks: first, answers: first },
+                limited(ONE_CORE_AT_MOST),
+            ),
+            ("unpinned", None, Cores { asks: None, answers: None }, [None; 2]),
+        ] {
+            let serving = Serving { engine_cpu: engine, ..Serving::memory(1500) };
+            let mut ours = Asleep::new(Process::start(&serving, None)?, cores)?;
+            let mut base = Sockets::new(cores)?;
+            let pairs = quantiles(count, || two(&ours.run(window)?), || two(&base.run(window)?));
+            self.trips(&format!("sleep, {placement}"), "epoll sockets", pairs, limits)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the rows of round trips, or records that the peer failed.
+    fn trips(
+        &mut self,
+        waits: &str,
+        peer: &str,
+        pairs: anyhow::Result<Quantiles>,
+        limits: [Option<f64>; 2],
+    ) -> anyhow::Result<()> {
+        let Some(pairs) = rounds::settled(pairs, |why| self.missing(format!("{peer}: {why}")))?
+        else {
+            return Ok(());
+        };
+        let parameters = [("packet_bytes", TRIP_BYTES as f64)];
+        for ((quantile, pairs), limit) in
+            [("p50", pairs.p50), ("p99", pairs.p99)].iter().zip(limits)
+        {
+            let name = format!("round trip, both {waits}, Towpath to {peer}, {quantile}");
+            let row = Row::new(&name, &parameters, "ratio", &pairs.ratios());
+            self.outcome.rows.push(Row { at_most: limit, ..row });
+            for (side, values) in [("Towpath", &pairs.ours), (peer, &pairs.base)] {
+                let name = match side {
+                    "Towpath" => {
+                        format!("round trip, both {waits}, Towpath beside {peer}, {quantile}")
+                    }
+                    peer => format!("round trip, both {waits}, {peer}, {quantile}"),
+                };
+                self.outcome.context.push(Row::new(&name, &parameters, "us", values));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the median and the 99th percentile, in microseconds.
+fn two(times: &crate::latency::Latency) -> anyhow::Result<[f64; 2]> {
+    Ok([times.quantile_us(0.5), times.quantile_us(0.99)])
+}
+
+/// Returns the picture of throughput by size, one line per thing that was measured.
+fn by_size(lines: &[(String, Vec<[f64; 2]>)]) -> Figure {
+    let figure = Figure::new(
+        "throughput",
+        "Packets per second, Towpath and its peers",
+        Axis::linear("packet", "B"),
+        Axis::log("throughput", "Mpps"),
+    );
+    lines
+        .iter()
+        .fold(figure, |figure, (name, points)| figure.with(Series::line(name, points.clone())))
+}
