@@ -132,7 +132,7 @@ fn run(cores: (usize, usize), packet_bytes: usize, window: Duration) -> anyhow::
                 flags: 0,
             };
             write_frame(&mut producer_pool, descriptor.pool_offset(&heap), &payload);
-            assert!(producer.push_one(descriptor), "there are as many slots as buffers");
+            producer.free_slot().expect("there are as many slots as buffers").push(descriptor);
         }
         producer.publish();
         BATCH as u64

@@ -265,7 +265,7 @@ impl Load {
                 Err(error) => return Err(error.into()),
             }
             self.sent += 1;
-            self.next = (self.next + 1) % self.from.len();
+            self.next = if self.next + 1 < self.from.len() { self.next + 1 } else { 0 };
         }
         Ok(self.sender.flush()?)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use towpath_packet::Meta;
 use towpath_queue::descriptor::{
-    EXPEDITED, EXPEDITED_BYTES, MAX_CHAIN, TOGETHER, prefetch_distance,
+    Descriptor, EXPEDITED, EXPEDITED_BYTES, MAX_CHAIN, TOGETHER, prefetch_distance,
 };
 use towpath_queue::doorbell::{self, Due};
 use towpath_queue::events;
@@ -80,6 +80,7 @@ impl Session {
         })
     }
 
+    /// Queues most packets here: in one buffer, with full checksums, and with room for them.
     #[inline]
     fn put(
         &mut self,
@@ -91,6 +92,38 @@ impl Session {
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> Result<(), SendError> {
         self.check()?;
+        if meta.is_full()
+            && len.wrapping_sub(1) < self.transmit_pool.data_bytes()
+            && let Some(set) = self.queue_pairs.get_mut(queue_pair as usize)
+            && let Some(slot) = set.transmit.free_slot()
+            && let Some(buffer) = self.transmit_free.take()
+        {
+            if let Some(later) = self.transmit_free.next(prefetch_distance(len) as usize - 1) {
+                self.transmit_pool.prefetch(later, len);
+            }
+            let descriptor = self.transmit_pool.write_one(buffer, len, endpoint.number, fill);
+            slot.push(Descriptor { flags, ..descriptor });
+            if !set.dirty {
+                set.dirty = true;
+                self.dirty.push(queue_pair);
+            }
+            self.statistics.sent += 1;
+            return Ok(());
+        }
+        self.put_any(endpoint, queue_pair, len, meta, flags, fill)
+    }
+
+    /// Queues a packet of any kind, and reclaims buffers for it.
+    #[inline(never)]
+    fn put_any(
+        &mut self,
+        endpoint: Endpoint,
+        queue_pair: u32,
+        len: usize,
+        meta: Meta,
+        flags: u16,
+        fill: impl FnOnce(&mut [&mut [u8]]),
+    ) -> Result<(), SendError> {
         let data_bytes = self.transmit_pool.data_bytes();
         let needed =
             if len <= data_bytes { usize::from(len > 0) } else { len.div_ceil(data_bytes) };
@@ -112,24 +145,14 @@ impl Session {
             }
         }
         // There are enough buffers, as just checked.
-        if let Some(buffer) = self.transmit_free.next(prefetch_distance(len) as usize) {
-            self.transmit_pool.prefetch(buffer, len);
+        let mut buffers = [0; MAX_CHAIN];
+        for buffer in &mut buffers[..needed] {
+            *buffer = self.transmit_free.take().unwrap_or(0);
         }
-        let pushed = if needed == 1 && meta.is_full() {
-            let buffer = self.transmit_free.take().unwrap_or(0);
-            let mut descriptor = self.transmit_pool.write_one(buffer, len, endpoint.number, fill);
-            descriptor.flags |= flags;
-            set.transmit.push_one(descriptor)
-        } else {
-            let mut buffers = [0; MAX_CHAIN];
-            for buffer in &mut buffers[..needed] {
-                *buffer = self.transmit_free.take().unwrap_or(0);
-            }
-            let (mut descriptors, count) =
-                self.transmit_pool.write(&buffers[..needed], len, meta, endpoint.number, fill);
-            descriptors[count - 1].flags |= flags;
-            set.transmit.push(&descriptors[..count])
-        };
+        let (mut descriptors, count) =
+            self.transmit_pool.write(&buffers[..needed], len, meta, endpoint.number, fill);
+        descriptors[count - 1].flags |= flags;
+        let pushed = set.transmit.push(&descriptors[..count]);
         debug_assert!(pushed, "there was room");
         if !set.dirty {
             set.dirty = true;

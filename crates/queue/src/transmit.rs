@@ -80,14 +80,11 @@ impl TransmitProducer {
         true
     }
 
-    /// Pushes a packet in one buffer, as [`TransmitProducer::push`] does.
+    /// Returns the next slot, for a packet in one buffer; `None` if no slot is free, as last
+    /// reclaimed.
     #[inline]
-    pub fn push_one(&mut self, descriptor: Descriptor) -> bool {
-        if self.room() == 0 || descriptor.goes_on() {
-            return false;
-        }
-        self.put(descriptor);
-        true
+    pub fn free_slot(&mut self) -> Option<FreeSlot<'_>> {
+        if self.room() == 0 { None } else { Some(FreeSlot { queue: self }) }
     }
 
     /// Writes a descriptor into the next slot.
@@ -150,6 +147,20 @@ impl TransmitProducer {
             self.head.line().store(WANTED_WORD, 0);
         }
         there
+    }
+}
+
+/// A slot of a queue that has room for it.
+#[derive(Debug)]
+pub struct FreeSlot<'a> {
+    queue: &'a mut TransmitProducer,
+}
+
+impl FreeSlot<'_> {
+    /// Pushes a packet in one buffer, as [`TransmitProducer::push`] does.
+    #[inline]
+    pub fn push(self, descriptor: Descriptor) {
+        self.queue.put(Descriptor { flags: descriptor.flags & !MORE, ..descriptor });
     }
 }
 
