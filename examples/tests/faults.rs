@@ -135,7 +135,7 @@ fn over_a_bad_wire(to: IpAddr) {
     let spec: Spec = text.parse().unwrap();
     let mut faults = None;
     let served = Served::start(1500, |device| {
-        let device = FaultDevice::new(Box::new(device), &spec).unwrap();
+        let device = FaultDevice::new(Box::new(device), &spec);
         faults = Some(device.fault_counters());
         Box::new(device)
     });

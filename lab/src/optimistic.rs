@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use rustix::fs::{Mode, OFlags};
 use towpath_device::{
-    Armed, Capabilities, Counters, Device, DeviceError, Info, Packet, Received, SpaceId, Spaces,
+    Armed, Capabilities, Counters, Device, DeviceError, DeviceQueue, Info, Kick, Packet, Received,
+    SpaceId, Spaces,
 };
 use towpath_embedded::{Config, Driver, Embedded, SendError};
 use towpath_testkit::pin;
@@ -379,6 +380,10 @@ fn run(
 /// A device that takes and completes everything at once.
 struct Sink {
     info: Info,
+    queue: Option<SinkQueue>,
+}
+
+struct SinkQueue {
     done: Vec<u64>,
     null: Option<std::os::fd::OwnedFd>,
     counters: Counters,
@@ -394,13 +399,16 @@ impl Sink {
                 name: "sink".to_owned(),
                 mac: [2, 0, 0, 0, 0, 1],
                 mtu: 1500,
+                queues: 1,
                 rx_buffer_bytes: 2048,
                 rx_queue_packets: 0,
                 can: Capabilities::default(),
             },
-            done: Vec::with_capacity(1024),
-            null: null.transpose()?,
-            counters: Counters::default(),
+            queue: Some(SinkQueue {
+                done: Vec::with_capacity(1024),
+                null: null.transpose()?,
+                counters: Counters::default(),
+            }),
         }))
     }
 }
@@ -410,10 +418,22 @@ impl Device for Sink {
         &self.info
     }
 
-    fn start(&mut self, _: &mut Spaces) -> Result<(), DeviceError> {
-        Ok(())
+    fn open_queue(
+        &mut self,
+        _: usize,
+        _: &mut Spaces,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        let failed = |cause| DeviceError::Failed {
+            name: self.info.name.clone(),
+            what: "opening a queue",
+            cause,
+        };
+        let queue = self.queue.take().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        Ok(Box::new(queue))
     }
+}
 
+impl DeviceQueue for SinkQueue {
     fn rx_fill(&mut self, _: &Spaces, _: SpaceId, _: &[u32]) -> usize {
         0
     }
@@ -443,7 +463,7 @@ impl Device for Sink {
             if let Some(null) = &self.null {
                 let written = rustix::io::write(null, &bytes);
                 written.map_err(|error| DeviceError::Failed {
-                    name: self.info.name.clone(),
+                    name: "sink".to_owned(),
                     what: "writing",
                     cause: io::Error::from(error),
                 })?;
@@ -452,6 +472,10 @@ impl Device for Sink {
             self.done.push(packet.token);
         }
         Ok(packets.len())
+    }
+
+    fn kick(&mut self, _: &mut Spaces, _: Kick) -> Result<(), DeviceError> {
+        Ok(())
     }
 
     fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {

@@ -121,7 +121,7 @@ pub(crate) fn start_server(
         Wire::SlowTap { name, packet_us, places } => {
             let packet_time = Duration::from_micros(*packet_us);
             let pace = Pace { packet_time, places: *places };
-            Box::new(SlowDevice::new(Box::new(open(name, false)?), pace)?)
+            Box::new(SlowDevice::new(Box::new(open(name, false)?), pace))
         }
     };
     let config = Config {

@@ -1,14 +1,18 @@
 //! The far end of a loopback device that echoes every packet, without allocating, so that a test
 //! can count the allocations of its process.
 
-use towpath_device::{Device, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
+use towpath_device::{
+    Device, DeviceQueue, Kick, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
+};
 use towpath_memory::Region;
 
 const FRAMES: u32 = 256;
 
 /// The far end.
 pub struct Echo {
-    device: Box<dyn Device>,
+    queue: Box<dyn DeviceQueue>,
+    /// The control part lives as long as the queue.
+    _device: Box<dyn Device>,
     spaces: Spaces,
     pool: SpaceId,
     buffer_bytes: u32,
@@ -36,13 +40,14 @@ impl Echo {
     #[must_use]
     pub fn new(mut device: Box<dyn Device>) -> Echo {
         let mut spaces = Spaces::default();
-        device.start(&mut spaces).expect("the far end starts");
+        let queue = device.open_queue(0, &mut spaces).expect("the far end starts");
         let buffer_bytes = device.info().rx_buffer_bytes.next_multiple_of(128) as u32;
         let memory = Region::private((FRAMES * buffer_bytes) as usize).expect("memory");
         let pool = spaces.add(Space::writable(memory));
         let empty = (0..FRAMES).map(|index| index * buffer_bytes).collect();
         Echo {
-            device,
+            queue,
+            _device: device,
             spaces,
             pool,
             buffer_bytes,
@@ -58,12 +63,13 @@ impl Echo {
     /// when the other end is gone.
     pub fn turn(&mut self) -> Option<usize> {
         self.tokens.clear();
-        self.device.tx_complete(&mut self.tokens, FRAMES as usize).ok()?;
+        self.queue.tx_complete(&mut self.tokens, FRAMES as usize).ok()?;
         self.empty.extend(self.tokens.iter().map(|token| *token as u32));
-        let taken = self.device.rx_fill(&self.spaces, self.pool, &self.empty);
+        let taken = self.queue.rx_fill(&self.spaces, self.pool, &self.empty);
         self.empty.drain(..taken);
+        self.queue.kick(&mut self.spaces, Kick::Rx).ok()?;
         self.received.clear();
-        self.device.rx_poll(&mut self.spaces, &mut self.received, 64).ok()?;
+        self.queue.rx_poll(&mut self.spaces, &mut self.received, 64).ok()?;
         let mut work = self.received.len();
         for one in &self.received {
             let mut addresses = [0; 12];
@@ -76,13 +82,14 @@ impl Echo {
             let parts = [Part { space: self.pool, offset: one.offset, len: one.len }];
             let token = u64::from(one.buffer / self.buffer_bytes * self.buffer_bytes);
             let packet = Packet { parts: &parts, meta: Meta::FULL, token };
-            if self.device.tx_submit(&mut self.spaces, &[packet]).ok()? == 0 {
+            if self.queue.tx_submit(&mut self.spaces, &[packet]).ok()? == 0 {
                 break;
             }
             self.echoed += 1;
             work += 1;
             self.waiting.pop_front();
         }
+        self.queue.kick(&mut self.spaces, Kick::Tx).ok()?;
         Some(work)
     }
 }

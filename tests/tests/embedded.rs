@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use towpath_client::{Lost, Options, Rule, Session};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device::wrapped::Wrapped;
 use towpath_device::{
-    Armed, Counters, Device, DeviceError, Info, Meta, Packet, Received, SpaceId, Spaces, loopback,
+    Armed, Counters, Device, DeviceError, DeviceQueue, Kick, Meta, Packet, Received, SpaceId,
+    Spaces, loopback,
 };
 use towpath_memory::{SharedFile, own_words, peer_words};
 use towpath_protocol::channel::Channel;
@@ -29,19 +31,13 @@ fn serve(device: Box<dyn Device>, mode: EngineStrategy) -> Server {
     Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
 }
 
-/// A device that breaks on request.
+/// A queue that breaks on request.
 struct Breaks {
-    inner: loopback::LoopbackDevice,
+    inner: Box<dyn DeviceQueue>,
     now: Arc<AtomicBool>,
 }
 
-impl Device for Breaks {
-    fn info(&self) -> &Info {
-        self.inner.info()
-    }
-    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
-        self.inner.start(spaces)
-    }
+impl DeviceQueue for Breaks {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.inner.rx_fill(spaces, space, buffers)
     }
@@ -60,6 +56,9 @@ impl Device for Breaks {
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
         self.inner.tx_submit(spaces, packets)
+    }
+    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
+        self.inner.kick(spaces, ring)
     }
     fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
         self.inner.tx_complete(out, budget)
@@ -83,7 +82,10 @@ fn an_engine_that_breaks_ends_the_server_and_applications_are_told() {
     for mode in [EngineStrategy::Poll, EngineStrategy::Block] {
         let now = Arc::new(AtomicBool::new(false));
         let (inner, far) = loopback::pair(&loopback::Config::default()).unwrap();
-        let server = serve(Box::new(Breaks { inner, now: now.clone() }), mode);
+        let told = now.clone();
+        let breaks =
+            move |inner| -> Box<dyn DeviceQueue> { Box::new(Breaks { inner, now: told.clone() }) };
+        let server = serve(Box::new(Wrapped::around(Box::new(inner), breaks)), mode);
         let mut far = DeviceFarEnd::new(Box::new(far));
         let attach = |server: &Server| {
             let socket = server.connect().unwrap();

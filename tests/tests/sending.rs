@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use towpath_client::{EXPEDITED_BYTES, Rule, Setting};
 use towpath_device::conformance::DeviceFarEnd;
+use towpath_device::wrapped::Wrapped;
 use towpath_device::{
-    Armed, Counters, Device, DeviceError, Info, Packet, Received, SpaceId, Spaces, loopback,
+    Armed, Counters, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId, Spaces, loopback,
 };
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Values, WaitStrategy as EngineStrategy};
@@ -152,18 +153,10 @@ fn local_expedited_packets_do_not_wait_for_a_full_device() {
     }
 }
 
-/// A device with room for every packet, which completes none of them.
-struct Keeps(loopback::LoopbackDevice);
+/// A queue with room for every packet, which completes none of them.
+struct Keeps(Box<dyn DeviceQueue>);
 
-impl Device for Keeps {
-    fn info(&self) -> &Info {
-        self.0.info()
-    }
-
-    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
-        self.0.start(spaces)
-    }
-
+impl DeviceQueue for Keeps {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.0.rx_fill(spaces, space, buffers)
     }
@@ -179,6 +172,10 @@ impl Device for Keeps {
 
     fn tx_submit(&mut self, _: &mut Spaces, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
         Ok(packets.len())
+    }
+
+    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
+        self.0.kick(spaces, ring)
     }
 
     fn tx_complete(&mut self, _: &mut Vec<u64>, _: usize) -> Result<usize, DeviceError> {
@@ -212,7 +209,9 @@ fn a_device_that_keeps_all_packets_does_not_block_local_ones() {
         let mut settings: Values = mode.into();
         settings.set(Setting::Watchdog, 0).unwrap();
         let config = Config { settings, ..Config::default() };
-        let (device, store) = (Box::new(Keeps(inner)), Box::<MemoryStore>::default());
+        let keeps = |queue| -> Box<dyn DeviceQueue> { Box::new(Keeps(queue)) };
+        let device = Box::new(Wrapped::around(Box::new(inner), keeps));
+        let store = Box::<MemoryStore>::default();
         let server = Server::start(&config, device, store).unwrap();
         let world = World { server, far: DeviceFarEnd::new(Box::new(far)) };
         // Several applications, as their buffers are not completed either.

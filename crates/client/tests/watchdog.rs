@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session, Setting};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::fault::{FaultCounters, FaultDevice};
+use towpath_device::wrapped::Wrapped;
 use towpath_device::{
-    Armed, Counters, Device, DeviceError, Info, Packet, Received, SpaceId, Spaces, loopback,
+    Armed, Counters, Device, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId, Spaces,
+    loopback,
 };
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Values, WaitStrategy as EngineStrategy};
@@ -32,7 +34,7 @@ fn serve(mode: EngineStrategy, arming: u64, device: Box<dyn Device>) -> Server {
 fn stalling(rate: f64, seed: u64) -> (FaultDevice, FaultCounters, DeviceFarEnd) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let spec = format!("tx.stall={rate},tx.stall_us=10000000,seed={seed}").parse().unwrap();
-    let device = FaultDevice::new(Box::new(near), &spec).unwrap();
+    let device = FaultDevice::new(Box::new(near), &spec);
     let counters = device.fault_counters();
     (device, counters, DeviceFarEnd::new(Box::new(far)))
 }
@@ -272,19 +274,11 @@ enum Reset {
 }
 
 struct Stuck {
-    inner: loopback::LoopbackDevice,
+    inner: Box<dyn DeviceQueue>,
     reset: Reset,
 }
 
-impl Device for Stuck {
-    fn info(&self) -> &Info {
-        self.inner.info()
-    }
-
-    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
-        self.inner.start(spaces)
-    }
-
+impl DeviceQueue for Stuck {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.inner.rx_fill(spaces, space, buffers)
     }
@@ -300,6 +294,10 @@ impl Device for Stuck {
 
     fn tx_submit(&mut self, _: &mut Spaces, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
         Ok(packets.len())
+    }
+
+    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
+        self.inner.kick(spaces, ring)
     }
 
     fn tx_complete(&mut self, _: &mut Vec<u64>, _: usize) -> Result<usize, DeviceError> {
@@ -341,7 +339,9 @@ fn a_reset_that_fails_ends_the_device() {
         ),
     ] {
         let (inner, _far) = loopback::pair(&loopback::Config::default()).unwrap();
-        let server = serve(EngineStrategy::Block, 1, Box::new(Stuck { inner, reset }));
+        let stuck = move |inner| -> Box<dyn DeviceQueue> { Box::new(Stuck { inner, reset }) };
+        let device = Wrapped::around(Box::new(inner), stuck);
+        let server = serve(EngineStrategy::Block, 1, Box::new(device));
         let (mut a, endpoint) = attach(&server);
         let mac = a.info().mac;
         for number in 0..3 {

@@ -17,8 +17,10 @@ use towpath_packet::pcapng::{Direction, InterfaceId, Writer};
 use towpath_packet::segment::complete_into;
 
 use crate::wire::Assembly;
+use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
-    Armed, Counters, Device, DeviceError, Info, Meta, Packet, Part, Received, SpaceId, Spaces,
+    Armed, Counters, Device, DeviceError, DeviceQueue, Kick, Meta, Packet, Part, Received, SpaceId,
+    Spaces,
 };
 
 /// The form of each packet in the capture.
@@ -83,9 +85,62 @@ impl CaptureStatus {
     }
 }
 
-/// The wrapper.
-pub struct CaptureDevice<W: Write + Send> {
-    inner: Box<dyn Device>,
+/// The wrapper, which shows one queue of the device.
+pub type CaptureDevice<W> = Wrapped<Capture<W>>;
+
+/// Makes a queue that captures.
+pub struct Capture<W: Write + Send> {
+    options: Options,
+    /// `None` once the queue is open.
+    writer: Option<(Writer<W>, InterfaceId)>,
+    status: CaptureStatus,
+}
+
+impl<W: Write + Send + 'static> CaptureDevice<W> {
+    /// Wraps a device, and starts a capture. The wrapper writes to `out` in small pieces, so pass a
+    /// [`BufWriter`](io::BufWriter) around a file. The wrapper flushes `out` before the engine
+    /// sleeps.
+    ///
+    /// # Errors
+    /// The error of writing the capture's beginning.
+    pub fn new(inner: Box<dyn Device>, out: W, options: Options) -> io::Result<CaptureDevice<W>> {
+        let mut writer = Writer::new(out, "towpath")?;
+        let interface = writer.interface(&inner.info().name, options.snap_bytes)?;
+        let writer = Some((writer, interface));
+        let capture = Capture { options, writer, status: CaptureStatus::default() };
+        Ok(Wrapped::around(inner, capture).with_info(|info| info.queues = 1))
+    }
+
+    /// Returns a handle that reports the capture's state.
+    #[must_use]
+    pub fn status(&self) -> CaptureStatus {
+        self.wrap.status.clone()
+    }
+}
+
+impl<W: Write + Send + 'static> Wrap for Capture<W> {
+    fn wrap(
+        &mut self,
+        inner: Box<dyn DeviceQueue>,
+        opening: Opening<'_>,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        let name = &opening.info.name;
+        let writer = self.writer.take().ok_or_else(|| DeviceError::no_queue(name, true))?;
+        Ok(Box::new(CaptureQueue {
+            inner,
+            options: self.options,
+            writer: Some(writer),
+            unflushed: true,
+            status: self.status.clone(),
+            assembly: Assembly::default(),
+            scratch: Vec::new(),
+        }))
+    }
+}
+
+/// A queue that captures.
+struct CaptureQueue<W: Write + Send> {
+    inner: Box<dyn DeviceQueue>,
     options: Options,
     /// `None` once the capture has ended.
     writer: Option<(Writer<W>, InterfaceId)>,
@@ -96,33 +151,7 @@ pub struct CaptureDevice<W: Write + Send> {
     scratch: Vec<u8>,
 }
 
-impl<W: Write + Send> CaptureDevice<W> {
-    /// Wraps a device, and starts a capture. The wrapper writes to `out` in small pieces, so pass a
-    /// [`BufWriter`](io::BufWriter) around a file. The wrapper flushes `out` before the engine
-    /// sleeps.
-    ///
-    /// # Errors
-    /// The error of writing the capture's beginning.
-    pub fn new(inner: Box<dyn Device>, out: W, options: Options) -> io::Result<CaptureDevice<W>> {
-        let mut writer = Writer::new(out, "towpath")?;
-        let interface = writer.interface(&inner.info().name, options.snap_bytes)?;
-        Ok(CaptureDevice {
-            inner,
-            options,
-            writer: Some((writer, interface)),
-            unflushed: true,
-            status: CaptureStatus::default(),
-            assembly: Assembly::default(),
-            scratch: Vec::new(),
-        })
-    }
-
-    /// Returns a handle that reports the capture's state.
-    #[must_use]
-    pub fn status(&self) -> CaptureStatus {
-        self.status.clone()
-    }
-
+impl<W: Write + Send> CaptureQueue<W> {
     fn write(
         &mut self,
         spaces: &Spaces,
@@ -191,15 +220,7 @@ fn now_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl<W: Write + Send> Device for CaptureDevice<W> {
-    fn info(&self) -> &Info {
-        self.inner.info()
-    }
-
-    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
-        self.inner.start(spaces)
-    }
-
+impl<W: Write + Send> DeviceQueue for CaptureQueue<W> {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.inner.rx_fill(spaces, space, buffers)
     }
@@ -238,6 +259,10 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
         Ok(taken)
     }
 
+    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
+        self.inner.kick(spaces, ring)
+    }
+
     fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
         self.inner.tx_complete(out, budget)
     }
@@ -257,16 +282,12 @@ impl<W: Write + Send> Device for CaptureDevice<W> {
         self.inner.reset(buffers)
     }
 
-    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        self.inner.objects()
-    }
-
     fn counters(&self) -> Counters {
         self.inner.counters()
     }
 }
 
-impl<W: Write + Send> Drop for CaptureDevice<W> {
+impl<W: Write + Send> Drop for CaptureQueue<W> {
     fn drop(&mut self) {
         self.flush();
     }

@@ -11,7 +11,6 @@ mod lane;
 mod spec;
 
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,10 +22,11 @@ use towpath_packet::segment::complete_into;
 use crate::check::Limits;
 use crate::sleeper::Sleeper;
 use crate::wire::Assembly;
+use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
-    Armed, Capabilities, Counters, Device, DeviceError, ETHERNET_HEADER_BYTES, Info,
-    LARGE_PACKET_BYTES, Meta, POOL_HEADROOM_BYTES, Packet, Part, Received, Space, SpaceId, Spaces,
-    VLAN_TAG_BYTES,
+    Armed, Capabilities, Counters, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, Info,
+    Kick, LARGE_PACKET_BYTES, Meta, POOL_HEADROOM_BYTES, Packet, Part, Received, Space, SpaceId,
+    Spaces, VLAN_TAG_BYTES,
 };
 use in_flight::InFlight;
 use lane::{Lane, Place, Shared};
@@ -70,10 +70,96 @@ impl FaultCounters {
     }
 }
 
-/// The wrapper.
-pub struct FaultDevice {
-    inner: Box<dyn Device>,
+/// The wrapper, which shows one queue of the device.
+pub type FaultDevice = Wrapped<Faulty>;
+
+/// Makes a queue with faults.
+pub struct Faulty {
+    spec: Spec,
+    counters: FaultCounters,
+}
+
+impl FaultDevice {
+    /// Wraps a device none of whose queues is open.
+    #[must_use]
+    pub fn new(inner: Box<dyn Device>, spec: &Spec) -> FaultDevice {
+        let counters = FaultCounters { rx: Arc::default(), tx: Arc::default() };
+        let wrapped = Wrapped::around(inner, Faulty { spec: *spec, counters });
+        wrapped.with_info(|info| {
+            info.queues = 1;
+            info.can = Capabilities {
+                tx_in_place: true,
+                tx_checksum: true,
+                // A device that sends only from its pool leaves too few slots for a large packet's
+                // segments.
+                tx_segmentation: info.can.tx_in_place,
+                rx_offload: false,
+                tx_asynchronous: false,
+            };
+        })
+    }
+
+    /// Returns a handle that reports the faults, usable from any thread and after the device is
+    /// dropped.
+    #[must_use]
+    pub fn fault_counters(&self) -> FaultCounters {
+        self.wrap.counters.clone()
+    }
+}
+
+impl Wrap for Faulty {
+    fn wrap(
+        &mut self,
+        inner: Box<dyn DeviceQueue>,
+        Opening { inner: inner_info, info, spaces }: Opening<'_>,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        let failed =
+            |what| move |cause| DeviceError::Failed { name: info.name.clone(), what, cause };
+        let sleeper = inner.sleep_fd().map(Sleeper::new).transpose();
+        let spec = &self.spec;
+        let place_bytes = info.mtu.max(1500) + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
+        // The two directions have unrelated sequences from one seed.
+        let mut rx = Lane::new(spec.rx, spec.seed, place_bytes, self.counters.rx.clone());
+        let mut tx = Lane::new(spec.tx, !spec.seed, place_bytes, self.counters.tx.clone());
+        let bytes = place_bytes.next_multiple_of(64);
+        let region = Region::private(2 * PLACES * bytes).map_err(failed("memory for frames"))?;
+        let space = spaces.add(Space::writable(region));
+        let place = |index: usize| Place { space, offset: (index * bytes) as u32 };
+        rx.reserve(PLACES);
+        tx.reserve(PLACES);
+        rx.free.extend((0..PLACES).map(place));
+        if inner_info.can.tx_in_place {
+            tx.free.extend((PLACES..2 * PLACES).map(place));
+        }
+        Ok(Box::new(FaultQueue {
+            rx,
+            tx,
+            sleeper: sleeper.map_err(failed("timerfd"))?,
+            info: info.clone(),
+            inner_can: inner_info.can,
+            place_bytes,
+            empty: VecDeque::new(),
+            spare: 0,
+            pool_slots: 0,
+            in_flight: InFlight::new(PLACES),
+            tokens: VecDeque::with_capacity(TX_TOKENS),
+            kept: VecDeque::with_capacity(TX_TOKENS),
+            wanted_places: 0,
+            counters: Counters::default(),
+            assembly: Assembly::default(),
+            scratch: Vec::new(),
+            received: Vec::with_capacity(BATCH),
+            inner,
+        }))
+    }
+}
+
+/// A queue with faults.
+struct FaultQueue {
+    inner: Box<dyn DeviceQueue>,
     info: Info,
+    /// The capabilities of the wrapped device.
+    inner_can: Capabilities,
     /// Wakes for the device and for due frames; `None` if the engine must poll the device.
     sleeper: Option<Sleeper>,
     place_bytes: usize,
@@ -98,57 +184,10 @@ pub struct FaultDevice {
     received: Vec<Received>,
 }
 
-impl FaultDevice {
-    /// Wraps a device that is not started.
-    ///
-    /// # Errors
-    /// The error of making a timer or an epoll descriptor.
-    pub fn new(inner: Box<dyn Device>, spec: &Spec) -> io::Result<FaultDevice> {
-        let mut info = inner.info().clone();
-        // A device that sends only from its pool leaves too few slots for a large packet's
-        // segments.
-        let cuts = info.can.tx_in_place;
-        info.can = Capabilities {
-            tx_in_place: true,
-            tx_checksum: true,
-            tx_segmentation: cuts,
-            rx_offload: false,
-            tx_asynchronous: false,
-        };
-        let sleeper = inner.sleep_fd().map(Sleeper::new).transpose()?;
-        let place_bytes = info.mtu.max(1500) + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
-        Ok(FaultDevice {
-            // The two directions have unrelated sequences from one seed.
-            rx: Lane::new(spec.rx, spec.seed, place_bytes),
-            tx: Lane::new(spec.tx, !spec.seed, place_bytes),
-            info,
-            sleeper,
-            place_bytes,
-            empty: VecDeque::new(),
-            spare: 0,
-            pool_slots: 0,
-            in_flight: InFlight::default(),
-            tokens: VecDeque::with_capacity(TX_TOKENS),
-            kept: VecDeque::with_capacity(TX_TOKENS),
-            wanted_places: 0,
-            counters: Counters::default(),
-            assembly: Assembly::default(),
-            scratch: Vec::new(),
-            received: Vec::with_capacity(BATCH),
-            inner,
-        })
-    }
-
-    /// Returns a handle that reports the faults, usable from any thread and after the device is
-    /// dropped.
-    #[must_use]
-    pub fn fault_counters(&self) -> FaultCounters {
-        FaultCounters { rx: self.rx.counters.clone(), tx: self.tx.counters.clone() }
-    }
-
+impl FaultQueue {
     /// Returns the slots that one packet from the device may need: two for each segment.
     fn places_to_fetch(&self) -> usize {
-        if self.inner.info().can.rx_offload { 2 * MAX_SEGMENTS } else { 2 }
+        if self.inner_can.rx_offload { 2 * MAX_SEGMENTS } else { 2 }
     }
 
     /// Fetches frames from the device, segments and stores them.
@@ -197,14 +236,16 @@ impl FaultDevice {
     }
 
     /// Provides the device with the empty buffers that no waiting frame needs.
-    fn release(&mut self, spaces: &Spaces) {
+    fn release(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
+        let before = self.empty.len();
         while self.empty.len() > self.rx.waiting().max(self.spare) {
-            let Some(&(space, buffer)) = self.empty.back() else { return };
+            let Some(&(space, buffer)) = self.empty.back() else { break };
             if self.inner.rx_fill(spaces, space, &[buffer]) == 0 {
-                return;
+                break;
             }
             self.empty.pop_back();
         }
+        if self.empty.len() < before { self.inner.kick(spaces, Kick::Rx) } else { Ok(()) }
     }
 
     /// Releases the frames that are due to be sent, and completes the kept packets if the lane is
@@ -252,34 +293,9 @@ impl FaultDevice {
     }
 }
 
-impl Device for FaultDevice {
-    fn info(&self) -> &Info {
-        &self.info
-    }
-
-    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
-        self.inner.start(spaces)?;
-        let failed = |cause| DeviceError::Failed {
-            name: self.info.name.clone(),
-            what: "memory for frames",
-            cause,
-        };
-        let bytes = self.place_bytes.next_multiple_of(64);
-        let region = Region::private(2 * PLACES * bytes).map_err(failed)?;
-        let space = spaces.add(Space::writable(region));
-        let place = |index: usize| Place { space, offset: (index * bytes) as u32 };
-        self.rx.reserve(PLACES);
-        self.tx.reserve(PLACES);
-        self.rx.free.extend((0..PLACES).map(place));
-        if self.inner.info().can.tx_in_place {
-            self.tx.free.extend((PLACES..2 * PLACES).map(place));
-        }
-        self.in_flight = InFlight::new(PLACES);
-        Ok(())
-    }
-
+impl DeviceQueue for FaultQueue {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
-        let inner = self.inner.info().can;
+        let inner = self.inner_can;
         let mut taken = 0;
         while taken < buffers.len() {
             let keeps_place = !inner.tx_in_place && self.pool_slots < POOL_SLOTS;
@@ -357,8 +373,11 @@ impl Device for FaultDevice {
             out.push(Received { space, buffer: pool_buffer, offset, len: frame.len, meta });
             returned += 1;
         }
-        self.release(spaces);
-        Ok(returned)
+        // Received packets stay received. A device that is gone reports the error again.
+        match self.release(spaces) {
+            Err(error) if returned == 0 => Err(error),
+            _ => Ok(returned),
+        }
     }
 
     fn tx_submit(
@@ -385,6 +404,14 @@ impl Device for FaultDevice {
         match self.in_flight.push(&mut *self.inner, &mut self.tx, spaces) {
             Err(error) if taken == 0 => Err(error),
             _ => Ok(taken),
+        }
+    }
+
+    /// The wrapper kicks the wrapped device itself whenever it submits frames to it.
+    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
+        match ring {
+            Kick::Rx => self.inner.kick(spaces, ring),
+            Kick::Tx => Ok(()),
         }
     }
 
@@ -437,7 +464,7 @@ impl Device for FaultDevice {
         self.tx.clear();
         // The device returns every token after a reset, so every slot is free afterwards.
         let collected = self.in_flight.collect(&mut *self.inner, &mut self.tx);
-        if !self.inner.info().can.tx_in_place {
+        if !self.inner_can.tx_in_place {
             let offset = |place: Place| place.offset - POOL_HEADROOM_BYTES as u32;
             buffers.extend(self.tx.free.drain(..).map(offset));
             self.pool_slots = 0;
@@ -446,10 +473,6 @@ impl Device for FaultDevice {
         // The engine sends all kept packets again.
         self.tokens.append(&mut self.kept);
         outcome.and(collected)
-    }
-
-    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        self.inner.objects()
     }
 
     fn counters(&self) -> Counters {

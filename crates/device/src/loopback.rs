@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::{
-    Armed, Capabilities, Counters, Device, DeviceError, ETHERNET_HEADER_BYTES, Info,
-    LARGE_PACKET_BYTES, Meta, POOL_HEADROOM_BYTES, Packet, Part, Received, SpaceId, Spaces,
+    Armed, Capabilities, Counters, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, Info,
+    Kick, LARGE_PACKET_BYTES, Meta, POOL_HEADROOM_BYTES, Packet, Part, Received, SpaceId, Spaces,
     VLAN_TAG_BYTES, check::Limits,
 };
 use ring::{Batch, Bell, Receiver, Sender, Sent, WANTS_PACKETS, WANTS_ROOM};
@@ -68,8 +68,9 @@ pub fn pair(config: &Config) -> io::Result<(LoopbackDevice, LoopbackDevice)> {
     let (sender_b, receiver_a) = direction(config);
     let bell_a = Arc::new(Bell::new(config.sleeps)?);
     let bell_b = Arc::new(Bell::new(config.sleeps)?);
-    let a = LoopbackDevice::new(config, 0xa, sender_a, receiver_a, bell_a.clone(), bell_b.clone());
-    let b = LoopbackDevice::new(config, 0xb, sender_b, receiver_b, bell_b, bell_a);
+    let bells = (bell_a.clone(), bell_b.clone());
+    let a = LoopbackDevice::new(config, 0xa, (sender_a, receiver_a), bells);
+    let b = LoopbackDevice::new(config, 0xb, (sender_b, receiver_b), (bell_b, bell_a));
     Ok((a, b))
 }
 
@@ -103,6 +104,13 @@ struct Held {
 /// One end of the pair.
 pub struct LoopbackDevice {
     info: Info,
+    /// `None` once the queue is open.
+    queue: Option<LoopbackQueue>,
+}
+
+/// The one queue of an end.
+struct LoopbackQueue {
+    info: Info,
     longest: usize,
     ring_packets: usize,
     tx: Sender,
@@ -114,6 +122,10 @@ pub struct LoopbackDevice {
     buffers: VecDeque<(SpaceId, u32)>,
     held: VecDeque<Held>,
     held_parts: VecDeque<Part>,
+    /// How many of the held packets the device has been told of.
+    kicked: usize,
+    /// `true` if the other end does not know of published packets.
+    unannounced: bool,
     /// One packet's parts in one slice, while the device fetches the packet.
     scratch: Vec<Part>,
     done: VecDeque<u64>,
@@ -126,10 +138,8 @@ impl LoopbackDevice {
     fn new(
         config: &Config,
         letter: u8,
-        tx: Sender,
-        rx: Receiver,
-        own: Arc<Bell>,
-        peer: Arc<Bell>,
+        (tx, rx): (Sender, Receiver),
+        (own, peer): (Arc<Bell>, Arc<Bell>),
     ) -> LoopbackDevice {
         let longest = longest(config);
         let can = Capabilities {
@@ -145,11 +155,12 @@ impl LoopbackDevice {
             mac: [0x02, b'l', b'o', b'o', b'p', letter],
             mtu: config.mtu,
             can,
+            queues: 1,
             rx_buffer_bytes: (POOL_HEADROOM_BYTES + longest).next_multiple_of(64),
             rx_queue_packets: config.ring_packets,
         };
-        LoopbackDevice {
-            info,
+        let queue = LoopbackQueue {
+            info: info.clone(),
             longest,
             ring_packets: config.ring_packets,
             tx,
@@ -160,13 +171,34 @@ impl LoopbackDevice {
             buffers: VecDeque::with_capacity(config.ring_packets),
             held: VecDeque::new(),
             held_parts: VecDeque::new(),
+            kicked: 0,
+            unannounced: false,
             scratch: Vec::with_capacity(crate::MAX_PARTS),
             done: VecDeque::with_capacity(config.ring_packets),
             wanted_bytes: 0,
             counters: Counters::default(),
-        }
+        };
+        LoopbackDevice { info, queue: Some(queue) }
+    }
+}
+
+impl Device for LoopbackDevice {
+    fn info(&self) -> &Info {
+        &self.info
     }
 
+    fn open_queue(
+        &mut self,
+        index: usize,
+        _: &mut Spaces,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        let queue = if index == 0 { self.queue.take() } else { None };
+        let queue = queue.ok_or_else(|| DeviceError::no_queue(&self.info.name, index == 0))?;
+        Ok(Box::new(queue))
+    }
+}
+
+impl LoopbackQueue {
     fn other_is_gone(&self) -> bool {
         self.own.closed.load(Ordering::Acquire)
     }
@@ -178,14 +210,17 @@ impl LoopbackDevice {
         }
     }
 
-    /// Publishes the held packets for which there is room (asynchronous mode).
+    /// Publishes the held packets that the device was told of and for which there is room
+    /// (asynchronous mode).
     fn fetch_held(&mut self, spaces: &Spaces) {
-        if self.held.is_empty() {
+        if self.kicked == 0 {
             return;
         }
         let limits = self.limits();
         let mut batch = Batch::new(&mut self.tx);
-        while let Some(held) = self.held.front() {
+        while self.kicked > 0
+            && let Some(held) = self.held.front()
+        {
             self.scratch.clear();
             self.scratch.extend(self.held_parts.range(..held.parts));
             match batch.push(&limits, spaces, &self.scratch, held.meta) {
@@ -202,6 +237,7 @@ impl LoopbackDevice {
             self.done.push_back(held.token);
             self.held_parts.drain(..held.parts);
             self.held.pop_front();
+            self.kicked -= 1;
         }
         if batch.publish() {
             self.counters.system_calls += self.peer.ring(WANTS_PACKETS);
@@ -222,15 +258,7 @@ impl LoopbackDevice {
     }
 }
 
-impl Device for LoopbackDevice {
-    fn info(&self) -> &Info {
-        &self.info
-    }
-
-    fn start(&mut self, _: &mut Spaces) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
+impl DeviceQueue for LoopbackQueue {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.pool = Some(space);
         let room = (self.ring_packets - self.buffers.len()).min(buffers.len());
@@ -337,10 +365,20 @@ impl Device for LoopbackDevice {
             self.done.push_back(packet.token);
             taken += 1;
         }
-        if batch.publish() {
+        self.unannounced |= batch.publish();
+        Ok(taken)
+    }
+
+    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
+        if ring == Kick::Rx {
+            return Ok(());
+        }
+        self.kicked = self.held.len();
+        self.fetch_held(spaces);
+        if std::mem::take(&mut self.unannounced) {
             self.counters.system_calls += self.peer.ring(WANTS_PACKETS);
         }
-        Ok(taken)
+        Ok(())
     }
 
     fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
@@ -358,7 +396,7 @@ impl Device for LoopbackDevice {
         // This empties the doorbell before it sets `wants`, so that a later notification stays.
         let _ = rustix::io::read(fd, &mut [0; 8]);
         self.counters.system_calls += 1;
-        let room_wanted = tx_waiting || !self.held.is_empty();
+        let room_wanted = tx_waiting || self.kicked > 0;
         let receives = !self.buffers.is_empty();
         let wants =
             if receives { WANTS_PACKETS } else { 0 } | if room_wanted { WANTS_ROOM } else { 0 };
@@ -384,6 +422,7 @@ impl Device for LoopbackDevice {
         // returns their tokens.
         self.done.extend(self.held.drain(..).map(|held| held.token));
         self.held_parts.clear();
+        self.kicked = 0;
         if self.other_is_gone() { Err(self.gone()) } else { Ok(()) }
     }
 
@@ -392,7 +431,7 @@ impl Device for LoopbackDevice {
     }
 }
 
-impl Drop for LoopbackDevice {
+impl Drop for LoopbackQueue {
     fn drop(&mut self) {
         // Published packets stay readable. This end sets the flag after them, and notifies after
         // the flag.
@@ -413,10 +452,16 @@ mod tests {
         (spaces, id)
     }
 
+    /// Returns the queues of a pair, and the size of their receive buffers.
+    fn queues(config: &Config) -> (LoopbackQueue, LoopbackQueue, u32) {
+        let (mut a, mut b) = pair(config).unwrap();
+        let bytes = a.info().rx_buffer_bytes as u32;
+        (a.queue.take().unwrap(), b.queue.take().unwrap(), bytes)
+    }
+
     #[test]
     fn a_packet_crosses() {
-        let (mut a, mut b) = pair(&Config::default()).unwrap();
-        let buffer = b.info().rx_buffer_bytes as u32;
+        let (mut a, mut b, buffer) = queues(&Config::default());
         let (mut sender, from) = spaces(4096);
         let (mut receiver, pool) = spaces(2 * buffer as usize);
         sender.copy_in(from, 100, b"hello").unwrap();
@@ -437,8 +482,7 @@ mod tests {
 
     #[test]
     fn a_dropped_end_is_reported_after_its_last_packets() {
-        let (mut a, mut b) = pair(&Config::default()).unwrap();
-        let buffer = b.info().rx_buffer_bytes as u32;
+        let (mut a, mut b, buffer) = queues(&Config::default());
         let (mut receiver, pool) = spaces(buffer as usize);
         b.rx_fill(&receiver, pool, &[0]);
         let parts = [Part { space: pool, offset: 0, len: 60 }];
@@ -454,8 +498,7 @@ mod tests {
     #[test]
     fn asynchronous_packets_are_fetched_later() {
         let config = Config { tx_asynchronous: true, ..Config::default() };
-        let (mut a, mut b) = pair(&config).unwrap();
-        let buffer = b.info().rx_buffer_bytes as u32;
+        let (mut a, mut b, buffer) = queues(&config);
         let (mut memory, pool) = spaces(2 * buffer as usize);
         b.rx_fill(&memory, pool, &[0]);
         memory.copy_in(pool, buffer, b"early").unwrap();
@@ -464,9 +507,10 @@ mod tests {
         assert_eq!(a.tx_submit(&mut memory, &[packet]).unwrap(), 1);
         let mut tokens = Vec::new();
         assert_eq!(a.tx_complete(&mut tokens, 9).unwrap(), 0);
-        assert_eq!(a.arm(false).unwrap(), Armed::Work);
         memory.copy_in(pool, buffer, b"later").unwrap();
         a.rx_poll(&mut memory, &mut Vec::new(), 9).unwrap();
+        assert_eq!(a.tx_complete(&mut tokens, 9).unwrap(), 0, "the device does not know of it");
+        a.kick(&mut memory, Kick::Tx).unwrap();
         assert_eq!(a.tx_complete(&mut tokens, 9).unwrap(), 1);
         let mut got = Vec::new();
         b.rx_poll(&mut memory, &mut got, 9).unwrap();
@@ -476,10 +520,19 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_opens_once() {
+        let (mut a, _b) = pair(&Config::default()).unwrap();
+        let mut spaces = Spaces::default();
+        assert!(a.open_queue(1, &mut spaces).is_err(), "there is one queue");
+        let queue = a.open_queue(0, &mut spaces).unwrap();
+        assert!(a.open_queue(0, &mut spaces).is_err(), "it is open");
+        drop(queue);
+    }
+
+    #[test]
     fn the_bytes_wrap() {
         let config = Config { mtu: 1000, ring_packets: 3, offloads: false, ..Config::default() };
-        let (mut a, mut b) = pair(&config).unwrap();
-        let buffer = b.info().rx_buffer_bytes as u32;
+        let (mut a, mut b, buffer) = queues(&config);
         let (mut memory, pool) = spaces(3 * buffer as usize);
         let mut tokens = Vec::new();
         for round in 0..500u32 {

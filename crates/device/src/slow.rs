@@ -10,9 +10,10 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use crate::sleeper::Sleeper;
+use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
-    Armed, Counters, Device, DeviceError, Info, MAX_PARTS, Meta, Packet, Part, Received, SpaceId,
-    Spaces,
+    Armed, Counters, Device, DeviceError, DeviceQueue, Kick, MAX_PARTS, Meta, Packet, Part,
+    Received, SpaceId, Spaces,
 };
 
 /// The pace of a slow device.
@@ -34,9 +35,57 @@ struct Waiting {
 }
 
 /// A device that sends at a pace.
-pub struct SlowDevice {
-    inner: Box<dyn Device>,
-    info: Info,
+pub type SlowDevice = Wrapped<Slow>;
+
+/// Makes queues slow.
+pub struct Slow {
+    pace: Pace,
+}
+
+impl SlowDevice {
+    /// Wraps a device none of whose queues is open.
+    #[must_use]
+    pub fn new(inner: Box<dyn Device>, pace: Pace) -> SlowDevice {
+        let pace = Pace { places: pace.places.max(1), ..pace };
+        Wrapped::around(inner, Slow { pace }).with_info(|info| info.can.tx_asynchronous = true)
+    }
+}
+
+impl Wrap for Slow {
+    fn wrap(
+        &mut self,
+        inner: Box<dyn DeviceQueue>,
+        opening: Opening<'_>,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        let places = self.pace.places;
+        let name = &opening.info.name;
+        let sleeper = inner.sleep_fd().map(Sleeper::new).transpose();
+        Ok(Box::new(SlowQueue {
+            sleeper: sleeper.map_err(|cause| failed(name, cause))?,
+            name: name.clone(),
+            pace: self.pace,
+            waiting: VecDeque::with_capacity(places),
+            // Of a packet with too many parts the wrapper keeps one more than allowed, so that the
+            // wrapped device drops the packet.
+            unused: (0..places).map(|_| Vec::with_capacity(MAX_PARTS + 1)).collect(),
+            busy_until: Instant::now(),
+            blocked: false,
+            done: VecDeque::with_capacity(places),
+            fetched: Vec::with_capacity(places),
+            system_calls: 0,
+            inner,
+        }))
+    }
+}
+
+fn failed(name: &str, cause: io::Error) -> DeviceError {
+    DeviceError::Failed { name: name.to_owned(), what: "timerfd", cause }
+}
+
+/// A queue that sends at a pace.
+struct SlowQueue {
+    inner: Box<dyn DeviceQueue>,
+    name: String,
     pace: Pace,
     sleeper: Option<Sleeper>,
     waiting: VecDeque<Waiting>,
@@ -52,46 +101,23 @@ pub struct SlowDevice {
     system_calls: u64,
 }
 
-impl SlowDevice {
-    /// Wraps a device that is not started.
-    ///
-    /// # Errors
-    /// The error of making a timer or an epoll descriptor.
-    pub fn new(inner: Box<dyn Device>, pace: Pace) -> io::Result<SlowDevice> {
-        let pace = Pace { places: pace.places.max(1), ..pace };
-        let mut info = inner.info().clone();
-        info.can.tx_asynchronous = true;
-        Ok(SlowDevice {
-            sleeper: inner.sleep_fd().map(Sleeper::new).transpose()?,
-            info,
-            pace,
-            waiting: VecDeque::with_capacity(pace.places),
-            // Of a packet with too many parts the wrapper keeps one more than allowed, so that the
-            // wrapped device drops the packet.
-            unused: (0..pace.places).map(|_| Vec::with_capacity(MAX_PARTS + 1)).collect(),
-            busy_until: Instant::now(),
-            blocked: false,
-            done: VecDeque::with_capacity(pace.places),
-            fetched: Vec::with_capacity(pace.places),
-            system_calls: 0,
-            inner,
-        })
-    }
-
+impl SlowQueue {
     /// Submits the packets that are due.
     fn advance(&mut self, spaces: &mut Spaces, now: Instant) -> Result<(), DeviceError> {
         self.blocked = false;
+        let mut taken = false;
         while let Some(first) = self.waiting.front()
             && first.due <= now
         {
             let packet = Packet { parts: &first.parts, meta: first.meta, token: first.token };
             if self.inner.tx_submit(spaces, &[packet])? == 0 {
                 self.blocked = true;
-                return Ok(());
+                break;
             }
+            taken = true;
             self.forget_first();
         }
-        Ok(())
+        if taken { self.inner.kick(spaces, Kick::Tx) } else { Ok(()) }
     }
 
     fn forget_first(&mut self) -> Option<u64> {
@@ -109,15 +135,7 @@ impl SlowDevice {
     }
 }
 
-impl Device for SlowDevice {
-    fn info(&self) -> &Info {
-        &self.info
-    }
-
-    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
-        self.inner.start(spaces)
-    }
-
+impl DeviceQueue for SlowQueue {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.inner.rx_fill(spaces, space, buffers)
     }
@@ -157,6 +175,14 @@ impl Device for SlowDevice {
         Ok(taken)
     }
 
+    /// The wrapper sends what it took when it is due, and kicks the wrapped device then.
+    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
+        match ring {
+            Kick::Rx => self.inner.kick(spaces, ring),
+            Kick::Tx => Ok(()),
+        }
+    }
+
     fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
         self.collect()?;
         let count = self.done.len().min(budget);
@@ -177,11 +203,8 @@ impl Device for SlowDevice {
             return Ok(Armed::Work);
         }
         let Some(sleeper) = &mut self.sleeper else { return Ok(Armed::Work) };
-        self.system_calls += sleeper.wake_at(due, now).map_err(|cause| DeviceError::Failed {
-            name: self.info.name.clone(),
-            what: "timerfd",
-            cause,
-        })?;
+        let set = sleeper.wake_at(due, now);
+        self.system_calls += set.map_err(|cause| failed(&self.name, cause))?;
         self.inner.arm(self.blocked)
     }
 
@@ -195,10 +218,6 @@ impl Device for SlowDevice {
         self.busy_until = Instant::now();
         self.blocked = false;
         outcome.and(collected)
-    }
-
-    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        self.inner.objects()
     }
 
     fn counters(&self) -> Counters {

@@ -16,14 +16,15 @@ mod open;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::epoll;
 
 use crate::check::Limits;
 use crate::virtio::{self, HEADER_BYTES};
 use crate::{
-    Armed, Capabilities, Counters, Device, DeviceError, ETHERNET_HEADER_BYTES, Info,
-    LARGE_PACKET_BYTES, MAX_PARTS, POOL_HEADROOM_BYTES, Packet, Received, SpaceId, Spaces,
+    Armed, Capabilities, Counters, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, Info,
+    Kick, LARGE_PACKET_BYTES, MAX_PARTS, POOL_HEADROOM_BYTES, Packet, Received, SpaceId, Spaces,
     VLAN_TAG_BYTES,
 };
 
@@ -62,7 +63,14 @@ impl Default for Options {
 /// The driver.
 pub struct TapDevice {
     info: Info,
-    fd: OwnedFd,
+    /// The open queue has the same descriptor.
+    fd: Arc<OwnedFd>,
+}
+
+/// The one queue of the interface.
+struct TapQueue {
+    info: Info,
+    fd: Arc<OwnedFd>,
     /// An epoll that becomes readable when `fd` has an awaited event: readable if there are empty
     /// buffers, writable if packets found no room. `fd` itself would be readable also without a
     /// buffer to read into.
@@ -108,11 +116,6 @@ impl TapDevice {
         };
         open::set_header(fd.as_fd()).map_err(refused("TUNSETVNETHDRSZ"))?;
         let granted = open::set_offloads(fd.as_fd(), offloads).map_err(refused("TUNSETOFFLOAD"))?;
-        let sleep = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|errno| refused("epoll_create1")(errno.into()))?;
-        let waits_for = epoll::EventFlags::IN;
-        epoll::add(&sleep, &fd, epoll::EventData::new_u64(0), waits_for)
-            .map_err(|errno| refused("EPOLL_CTL_ADD")(errno.into()))?;
         let longest = if granted {
             LARGE_BYTES
         } else {
@@ -131,10 +134,48 @@ impl TapDevice {
             },
             // At least one byte more than the longest packet, so that the driver notices a longer
             // one.
+            queues: 1,
             rx_buffer_bytes: (POOL_HEADROOM_BYTES + longest + 1).next_multiple_of(256),
             rx_queue_packets: interface.queue_packets,
         };
-        Ok(TapDevice {
+        Ok(TapDevice { info, fd: Arc::new(fd) })
+    }
+}
+
+impl Device for TapDevice {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Opens the queue. After it is dropped, the queue can be opened again.
+    fn open_queue(
+        &mut self,
+        index: usize,
+        _: &mut Spaces,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        let is_open = Arc::strong_count(&self.fd) > 1;
+        if index != 0 || is_open {
+            return Err(DeviceError::no_queue(&self.info.name, index == 0));
+        }
+        Ok(Box::new(TapQueue::new(self.info.clone(), self.fd.clone())?))
+    }
+
+    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        vec![("device-tap", self.fd.as_fd())]
+    }
+}
+
+impl TapQueue {
+    fn new(info: Info, fd: Arc<OwnedFd>) -> Result<TapQueue, DeviceError> {
+        let failed = |what| {
+            let name = info.name.clone();
+            move |errno: rustix::io::Errno| DeviceError::Failed { name, what, cause: errno.into() }
+        };
+        let sleep = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
+        let waits_for = epoll::EventFlags::IN;
+        epoll::add(&sleep, &*fd, epoll::EventData::new_u64(0), waits_for)
+            .map_err(failed("EPOLL_CTL_ADD"))?;
+        Ok(TapQueue {
             info,
             fd,
             sleep,
@@ -236,15 +277,7 @@ impl AsFd for TapDevice {
     }
 }
 
-impl Device for TapDevice {
-    fn info(&self) -> &Info {
-        &self.info
-    }
-
-    fn start(&mut self, _: &mut Spaces) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
+impl DeviceQueue for TapQueue {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         let room = (RX_BUFFERS - self.buffers.len()).min(buffers.len());
         let len = self.info.rx_buffer_bytes as u32;
@@ -336,6 +369,11 @@ impl Device for TapDevice {
         Ok(taken)
     }
 
+    /// Does nothing: the calls that took the buffers and packets did all work.
+    fn kick(&mut self, _: &mut Spaces, _: Kick) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
         let count = self.tokens.len().min(budget);
         out.extend(self.tokens.drain(..count));
@@ -370,7 +408,7 @@ impl Device for TapDevice {
         }
         if wanted != self.waits_for {
             self.counters.system_calls += 1;
-            epoll::modify(&self.sleep, &self.fd, epoll::EventData::new_u64(0), wanted)
+            epoll::modify(&self.sleep, &*self.fd, epoll::EventData::new_u64(0), wanted)
                 .map_err(|errno| self.failure("EPOLL_CTL_MOD", errno.into()))?;
             self.waits_for = wanted;
         }
@@ -390,10 +428,6 @@ impl Device for TapDevice {
         Ok(())
     }
 
-    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        vec![("device-tap", self.fd.as_fd())]
-    }
-
     fn counters(&self) -> Counters {
         self.counters
     }
@@ -410,37 +444,25 @@ mod tests {
     use crate::{Meta, Part, Space};
 
     /// Returns a driver on a socket pair: a test can fill a socket, but hardly a TAP's descriptor.
-    fn on_sockets() -> (TapDevice, OwnedFd) {
+    fn on_sockets() -> (TapQueue, OwnedFd) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (fd, other) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        let sleep = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        let waits_for = epoll::EventFlags::IN;
-        epoll::add(&sleep, &fd, epoll::EventData::new_u64(0), waits_for).unwrap();
         let can = Capabilities { tx_in_place: true, ..Capabilities::default() };
         let name = "sockets".to_owned();
-        let device = TapDevice {
-            info: Info {
-                name,
-                mac: [0; 6],
-                mtu: 1500,
-                can,
-                rx_buffer_bytes: 2048,
-                rx_queue_packets: 0,
-            },
-            fd,
-            sleep,
-            waits_for,
-            buffers: VecDeque::new(),
-            tokens: VecDeque::new(),
-            drained: false,
-            full: false,
-            counters: Counters::default(),
+        let info = Info {
+            name,
+            mac: [0; 6],
+            mtu: 1500,
+            can,
+            queues: 1,
+            rx_buffer_bytes: 2048,
+            rx_queue_packets: 0,
         };
-        (device, other)
+        (TapQueue::new(info, Arc::new(fd)).unwrap(), other)
     }
 
-    fn wakes(device: &TapDevice) -> bool {
+    fn wakes(device: &TapQueue) -> bool {
         let fd = device.sleep_fd().unwrap();
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 })).unwrap() > 0

@@ -15,7 +15,7 @@ use towpath_device::capture::{self, CaptureDevice};
 use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::tap::{Options, TapDevice, TapError};
-use towpath_device::{Armed, Device, DeviceError, Meta, Packet, Part, Space, Spaces};
+use towpath_device::{Armed, Device, DeviceError, DeviceQueue, Meta, Packet, Part, Space, Spaces};
 use towpath_memory::Region;
 
 const TESTS: [(&str, fn()); 17] = [
@@ -80,7 +80,7 @@ fn conformance_of_an_adopted_descriptor() {
 fn conformance_with_faults_at_no_rate() {
     conformance::run("tap with faults at no rate", 4, || {
         let pair = pair(open("conf3", true));
-        let device = FaultDevice::new(pair.device, &Spec::default()).unwrap();
+        let device = FaultDevice::new(pair.device, &Spec::default());
         Pair { device: Box::new(device), far: pair.far }
     });
 }
@@ -148,7 +148,9 @@ fn open_held(name: &str) -> TapDevice {
 
 /// A device with its memory, through which a test sends and receives.
 struct Fixture {
-    device: TapDevice,
+    queue: Box<dyn DeviceQueue>,
+    /// The control part lives as long as the queue.
+    _device: TapDevice,
     spaces: Spaces,
     memory: towpath_device::SpaceId,
     outgoing: u32,
@@ -157,20 +159,20 @@ struct Fixture {
 impl Fixture {
     fn new(mut device: TapDevice, frames: u32) -> Fixture {
         let mut spaces = Spaces::default();
-        device.start(&mut spaces).unwrap();
+        let mut queue = device.open_queue(0, &mut spaces).unwrap();
         let size = device.info().rx_buffer_bytes as u32;
         let region = Region::private(((frames + 1) * size) as usize).unwrap();
         let memory = spaces.add(Space::writable(region));
         let list: Vec<u32> = (0..frames).map(|index| index * size).collect();
-        assert_eq!(device.rx_fill(&spaces, memory, &list), frames as usize);
-        Fixture { device, spaces, memory, outgoing: frames * size }
+        assert_eq!(queue.rx_fill(&spaces, memory, &list), frames as usize);
+        Fixture { queue, _device: device, spaces, memory, outgoing: frames * size }
     }
 
     fn send(&mut self, len: u32) -> Result<usize, DeviceError> {
         let parts = [Part { space: self.memory, offset: self.outgoing, len }];
         let packet = Packet { parts: &parts, meta: Meta::FULL, token: 1 };
-        let taken = self.device.tx_submit(&mut self.spaces, &[packet]);
-        self.device.tx_complete(&mut Vec::new(), 9).unwrap();
+        let taken = self.queue.tx_submit(&mut self.spaces, &[packet]);
+        self.queue.tx_complete(&mut Vec::new(), 9).unwrap();
         taken
     }
 }
@@ -179,13 +181,13 @@ fn down_and_up() {
     let device = open_held("down0");
     let mut fixture = Fixture::new(device, 4);
     assert_eq!(fixture.send(60).unwrap(), 1, "the device does not take a packet while down");
-    let counters = fixture.device.counters();
+    let counters = fixture.queue.counters();
     assert_eq!((counters.tx_dropped, counters.tx_packets), (1, 0));
-    assert_eq!(fixture.device.rx_poll(&mut fixture.spaces, &mut Vec::new(), 9).unwrap(), 0);
-    assert_eq!(fixture.device.arm(false).unwrap(), Armed::Sleep);
+    assert_eq!(fixture.queue.rx_poll(&mut fixture.spaces, &mut Vec::new(), 9).unwrap(), 0);
+    assert_eq!(fixture.queue.arm(false).unwrap(), Armed::Sleep);
     ip("link set down0 up");
     fixture.send(60).unwrap();
-    assert_eq!(fixture.device.counters().tx_packets, 1);
+    assert_eq!(fixture.queue.counters().tx_packets, 1);
 }
 
 fn gone() {
@@ -193,21 +195,21 @@ fn gone() {
         let mut fixture = Fixture::new(open("gone0", true), frames);
         // The test first takes the packets that the kernel may send at the beginning.
         let deadline = Instant::now() + Duration::from_secs(5);
-        while fixture.device.rx_poll(&mut fixture.spaces, &mut Vec::new(), 9).unwrap() > 0
-            || fixture.device.arm(false).unwrap() == Armed::Work
+        while fixture.queue.rx_poll(&mut fixture.spaces, &mut Vec::new(), 9).unwrap() > 0
+            || fixture.queue.arm(false).unwrap() == Armed::Work
         {
             assert!(Instant::now() < deadline, "the device never allows sleep");
         }
         ip("link del gone0");
         assert!(wakes(&fixture, 5000), "not woken");
         assert!(matches!(fixture.send(60), Err(DeviceError::Gone { .. })));
-        let told = match fixture.device.rx_poll(&mut fixture.spaces, &mut Vec::new(), 9) {
-            Ok(_) => fixture.device.arm(false).map(|_| ()),
+        let told = match fixture.queue.rx_poll(&mut fixture.spaces, &mut Vec::new(), 9) {
+            Ok(_) => fixture.queue.arm(false).map(|_| ()),
             Err(error) => Err(error),
         };
         assert!(matches!(told, Err(DeviceError::Gone { .. })), "{told:?} with {frames} buffers");
         let mut back = Vec::new();
-        assert!(matches!(fixture.device.reset(&mut back), Err(DeviceError::Gone { .. })));
+        assert!(matches!(fixture.queue.reset(&mut back), Err(DeviceError::Gone { .. })));
         assert_eq!(back.len(), frames as usize);
     }
 }
@@ -219,15 +221,15 @@ fn out_of_buffers() {
     assert!(far.send(&[0x02; 100], Meta::FULL));
     let mut received = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(5);
-    while fixture.device.rx_poll(&mut fixture.spaces, &mut received, 9).unwrap() == 0 {
+    while fixture.queue.rx_poll(&mut fixture.spaces, &mut received, 9).unwrap() == 0 {
         assert!(Instant::now() < deadline);
     }
     assert!(far.send(&[0x02; 200], Meta::FULL));
-    assert_eq!(fixture.device.arm(false).unwrap(), Armed::Sleep);
+    assert_eq!(fixture.queue.arm(false).unwrap(), Armed::Sleep);
     assert!(!wakes(&fixture, 50), "woken for a packet that cannot be read");
-    assert_eq!(fixture.device.rx_fill(&fixture.spaces, fixture.memory, &[0]), 1);
-    assert!(fixture.device.arm(false).unwrap() == Armed::Work || wakes(&fixture, 5000));
-    assert_eq!(fixture.device.rx_poll(&mut fixture.spaces, &mut received, 9).unwrap(), 1);
+    assert_eq!(fixture.queue.rx_fill(&fixture.spaces, fixture.memory, &[0]), 1);
+    assert!(fixture.queue.arm(false).unwrap() == Armed::Work || wakes(&fixture, 5000));
+    assert_eq!(fixture.queue.rx_poll(&mut fixture.spaces, &mut received, 9).unwrap(), 1);
     assert_eq!(received[1].len, 200);
 }
 
@@ -246,11 +248,11 @@ fn pads_short_frames() {
     };
     assert_eq!(frame.len(), 60);
     assert_eq!((&frame[..20], &frame[20..]), (&[0xaa; 20][..], &[0; 40][..]));
-    assert_eq!(fixture.device.counters().tx_bytes, 20);
+    assert_eq!(fixture.queue.counters().tx_bytes, 20);
 }
 
 fn wakes(fixture: &Fixture, timeout_ms: i64) -> bool {
-    let fd = fixture.device.sleep_fd().unwrap();
+    let fd = fixture.queue.sleep_fd().unwrap();
     let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
     let timeout = rustix::event::Timespec {
         tv_sec: timeout_ms / 1000,
@@ -270,11 +272,11 @@ fn too_long_for_its_frame() {
     assert!(far.send(&frame, Meta::FULL));
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut received = Vec::new();
-    while fixture.device.rx_poll(&mut fixture.spaces, &mut received, 9).unwrap() == 0 {
+    while fixture.queue.rx_poll(&mut fixture.spaces, &mut received, 9).unwrap() == 0 {
         assert!(Instant::now() < deadline);
     }
     assert_eq!((received.len(), received[0].len), (1, 1000));
-    assert_eq!(fixture.device.counters().rx_dropped, 1);
+    assert_eq!(fixture.queue.counters().rx_dropped, 1);
 }
 
 fn addressed(name: &str, net: u8, offloads: bool) -> (TapDevice, Ipv4Addr) {
@@ -376,10 +378,10 @@ fn kernel_takes_large() {
     while unacknowledged(&stream) > 0 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let (device, seen, _) = peer.stop();
+    let (queue, seen, _) = peer.stop();
     assert_eq!(seen.stream, b"go");
-    assert_eq!(device.counters().tx_dropped, 0);
-    assert!(device.counters().tx_packets < 12, "not sent whole: {:?}", device.counters());
+    assert_eq!(queue.counters().tx_dropped, 0);
+    assert!(queue.counters().tx_packets < 12, "not sent whole: {:?}", queue.counters());
 }
 
 /// The descriptor outlives its driver, and so do the interface, its address and the kernel's
@@ -389,11 +391,11 @@ fn handed_over() {
     let kept = device.as_fd().try_clone_to_owned().unwrap();
     let peer = Peer::start(Box::new(device), address, Vec::new(), 1460);
     ping(address);
-    let (mut device, ..) = peer.stop();
+    let (mut queue, ..) = peer.stop();
     let mut frames = Vec::new();
-    device.reset(&mut frames).unwrap();
+    queue.reset(&mut frames).unwrap();
     assert!(!frames.is_empty());
-    drop(device);
+    drop(queue);
     let device = TapDevice::from_fd(kept, true).unwrap();
     let peer = Peer::start(Box::new(device), address, Vec::new(), 1460);
     ping(address);

@@ -10,7 +10,9 @@ use towpath_device::conformance::{self, DeviceFarEnd, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::loopback::{self, Config, LoopbackDevice};
 use towpath_device::slow::{Pace, SlowDevice};
-use towpath_device::{Armed, Device, Meta, Packet, Part, Space, SpaceId, Spaces};
+use towpath_device::{
+    Armed, Device, DeviceQueue, Kick, Meta, Packet, Part, Space, SpaceId, Spaces,
+};
 use towpath_memory::Region;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::checksum::{Verdict, verify};
@@ -39,7 +41,7 @@ fn check(name: &str, wrap: impl Fn(LoopbackDevice) -> Box<dyn Device>) {
 }
 
 fn fault(device: LoopbackDevice, spec: &str) -> FaultDevice {
-    FaultDevice::new(Box::new(device), &spec.parse().unwrap()).unwrap()
+    FaultDevice::new(Box::new(device), &spec.parse().unwrap())
 }
 
 #[test]
@@ -61,7 +63,7 @@ fn equal_delay_keeps_order() {
 #[test]
 fn slowness_changes_nothing_else() {
     let pace = Pace { packet_time: Duration::from_micros(5), places: 16 };
-    check("slow", |device| Box::new(SlowDevice::new(Box::new(device), pace).unwrap()));
+    check("slow", |device| Box::new(SlowDevice::new(Box::new(device), pace)));
 }
 
 /// The device refuses more packets than it has slots, sends none before its time, and takes refused
@@ -70,31 +72,31 @@ fn slowness_changes_nothing_else() {
 fn a_full_slow_device_refuses_packets() {
     let packet_time = Duration::from_millis(20);
     let pace = Pace { packet_time, places: 3 };
-    let mut fixture = Fixture::new(|device| SlowDevice::new(Box::new(device), pace).unwrap());
+    let mut fixture = Fixture::new(|device| SlowDevice::new(Box::new(device), pace));
     let parts = [Part { space: fixture.memory, offset: fixture.outgoing, len: 60 }];
     let packets: [Packet<'_>; 5] =
         std::array::from_fn(|at| Packet { parts: &parts, meta: Meta::FULL, token: at as u64 });
     let start = Instant::now();
-    assert_eq!(fixture.device.tx_submit(&mut fixture.spaces, &packets).unwrap(), 3);
+    assert_eq!(fixture.queue.tx_submit(&mut fixture.spaces, &packets).unwrap(), 3);
     assert_eq!(
-        fixture.device.tx_submit(&mut fixture.spaces, &packets[3..]).unwrap(),
+        fixture.queue.tx_submit(&mut fixture.spaces, &packets[3..]).unwrap(),
         0,
         "no slot is free"
     );
-    assert_eq!(fixture.device.arm(true).unwrap(), Armed::Sleep);
+    assert_eq!(fixture.queue.arm(true).unwrap(), Armed::Sleep);
     let (mut tokens, mut received) = (Vec::new(), Vec::new());
     let mut next = 3;
     while tokens.len() < 5 {
         assert!(start.elapsed() < Duration::from_secs(10), "only tokens {tokens:?}");
-        fixture.device.rx_poll(&mut fixture.spaces, &mut received, 1).unwrap();
-        fixture.device.tx_complete(&mut tokens, 8).unwrap();
+        fixture.queue.rx_poll(&mut fixture.spaces, &mut received, 1).unwrap();
+        fixture.queue.tx_complete(&mut tokens, 8).unwrap();
         assert!(start.elapsed() >= packet_time * tokens.len() as u32, "early tokens {tokens:?}");
         if next < 5 {
-            next += fixture.device.tx_submit(&mut fixture.spaces, &packets[next..]).unwrap();
+            next += fixture.queue.tx_submit(&mut fixture.spaces, &packets[next..]).unwrap();
         }
     }
     assert_eq!(tokens, [0, 1, 2, 3, 4]);
-    assert_eq!(fixture.device.counters().tx_packets, 5);
+    assert_eq!(fixture.queue.counters().tx_packets, 5);
     assert!(received.is_empty());
 }
 
@@ -109,7 +111,7 @@ fn captures_change_nothing() {
 #[test]
 fn wrappers_stack() {
     check("capture of faults", |device| {
-        let faults = Box::new(FaultDevice::new(Box::new(device), &Spec::default()).unwrap());
+        let faults = Box::new(FaultDevice::new(Box::new(device), &Spec::default()));
         let options = capture::Options::default();
         Box::new(CaptureDevice::new(faults, io::sink(), options).unwrap())
     });
@@ -117,6 +119,7 @@ fn wrappers_stack() {
 
 /// A wrapped device with memory to send from and buffers to receive into.
 struct Fixture<D> {
+    queue: Box<dyn DeviceQueue>,
     device: D,
     spaces: Spaces,
     memory: SpaceId,
@@ -135,26 +138,28 @@ impl<D: Device> Fixture<D> {
         let (device, far) = loopback::pair(config).unwrap();
         let mut device = wrap(device);
         let mut spaces = Spaces::default();
-        device.start(&mut spaces).unwrap();
+        let queue = device.open_queue(0, &mut spaces).unwrap();
         let size = device.info().rx_buffer_bytes as u32;
         let free: Vec<u32> = (0..count).map(|index| index * size).collect();
         let region = Region::private((count + 1) as usize * size as usize).unwrap();
         let memory = spaces.add(Space::writable(region));
         let far = DeviceFarEnd::new(Box::new(far));
-        let mut fixture = Fixture { device, spaces, memory, outgoing: count * size, free, far };
+        let mut fixture =
+            Fixture { queue, device, spaces, memory, outgoing: count * size, free, far };
         fixture.provide();
         fixture
     }
 
     fn provide(&mut self) {
-        let taken = self.device.rx_fill(&self.spaces, self.memory, &self.free);
+        let taken = self.queue.rx_fill(&self.spaces, self.memory, &self.free);
         self.free.drain(..taken);
+        self.queue.kick(&mut self.spaces, Kick::Rx).unwrap();
     }
 
     /// Takes received frames and completions, and provides free buffers.
     fn turn(&mut self) -> Vec<(Vec<u8>, Meta)> {
         let mut received = Vec::new();
-        self.device.rx_poll(&mut self.spaces, &mut received, 64).unwrap();
+        self.queue.rx_poll(&mut self.spaces, &mut received, 64).unwrap();
         let mut frames = Vec::new();
         for got in received {
             let mut frame = vec![0; got.len as usize];
@@ -163,7 +168,7 @@ impl<D: Device> Fixture<D> {
             frames.push((frame, got.meta));
         }
         self.provide();
-        self.device.tx_complete(&mut Vec::new(), 64).unwrap();
+        self.queue.tx_complete(&mut Vec::new(), 64).unwrap();
         frames
     }
 
@@ -173,10 +178,11 @@ impl<D: Device> Fixture<D> {
         let parts = [Part { space: self.memory, offset: self.outgoing, len }];
         let packet = Packet { parts: &parts, meta, token: 1 };
         let deadline = Instant::now() + Duration::from_secs(5);
-        while self.device.tx_submit(&mut self.spaces, &[packet]).unwrap() == 0 {
+        while self.queue.tx_submit(&mut self.spaces, &[packet]).unwrap() == 0 {
             self.turn();
             assert!(Instant::now() < deadline, "no room");
         }
+        self.queue.kick(&mut self.spaces, Kick::Tx).unwrap();
         self.turn();
     }
 
@@ -292,10 +298,10 @@ fn lost_packets_cost_no_buffers() {
 
 /// Sleeps as the engine does. Returns whether there was work or a wake-up.
 fn sleep<D: Device>(fixture: &mut Fixture<D>) -> bool {
-    if fixture.device.arm(false).unwrap() == Armed::Work {
+    if fixture.queue.arm(false).unwrap() == Armed::Work {
         return true;
     }
-    let fd = fixture.device.sleep_fd().unwrap();
+    let fd = fixture.queue.sleep_fd().unwrap();
     let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
     let timeout = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
     rustix::event::poll(&mut fds, Some(&timeout)).unwrap() > 0

@@ -6,7 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use towpath_device::{
-    Armed, Device, DeviceError, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
+    Armed, Device, DeviceError, DeviceQueue, Kick, Meta, Packet, Part, Received, Space, SpaceId,
+    Spaces,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_queue::buffers::FreeBuffers;
@@ -23,7 +24,10 @@ const LENGTH_BYTES: usize = 64;
 
 /// A device and the memory of its packets, for one thread at a time.
 pub struct Driver {
-    device: Box<dyn Device>,
+    queue: Box<dyn DeviceQueue>,
+    /// The control part lives as long as the queue.
+    _device: Box<dyn Device>,
+    name: String,
     spaces: Spaces,
     space: SpaceId,
     pub(super) buffers: Buffers,
@@ -93,7 +97,7 @@ pub(super) fn write(region: &mut Region, start: usize, packet: &[u8]) {
 
 impl std::fmt::Debug for Driver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Driver").field("device", &self.device.info().name).finish_non_exhaustive()
+        f.debug_struct("Driver").field("device", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -149,10 +153,12 @@ impl Driver {
         let mut spaces = Spaces::default();
         // The device writes the receive buffers, and only reads the others.
         let space = spaces.add(Space::writable(memory));
-        device.start(&mut spaces)?;
+        let queue = device.open_queue(0, &mut spaces)?;
         let packets = (config.left + config.own) as usize;
         let driver = Driver {
-            device,
+            queue,
+            _device: device,
+            name: info.name.clone(),
             spaces,
             space,
             own: FreeBuffers::new(config.left, config.left + config.own),
@@ -198,7 +204,7 @@ impl Driver {
     pub fn collect(&mut self) {
         self.tokens.clear();
         let budget = self.tokens.capacity();
-        if let Err(error) = self.device.tx_complete(&mut self.tokens, budget) {
+        if let Err(error) = self.queue.tx_complete(&mut self.tokens, budget) {
             self.fail(error);
         }
         self.counts.returned += self.tokens.len() as u64;
@@ -215,7 +221,13 @@ impl Driver {
     /// Submits waiting packets to the device while it has room. Returns whether the device took
     /// all.
     pub fn flush(&mut self) -> bool {
+        let before = self.counts.taken;
         let all = self.give_all();
+        if self.counts.taken > before
+            && let Err(error) = self.queue.kick(&mut self.spaces, Kick::Tx)
+        {
+            self.fail(error);
+        }
         if self.is_owed()
             && let Some(bell) = &mut self.bell
         {
@@ -263,7 +275,7 @@ impl Driver {
             meta: Meta::FULL,
             token: self.waiting.get(place).map_or(u64::MAX, |buffer| u64::from(*buffer)),
         });
-        let taken = self.device.tx_submit(&mut self.spaces, &packets[..count])?;
+        let taken = self.queue.tx_submit(&mut self.spaces, &packets[..count])?;
         self.waiting.drain(..taken);
         self.counts.taken += taken as u64;
         Ok(taken == count)
@@ -275,7 +287,7 @@ impl Driver {
         self.collect();
         self.returned_buffers.clear();
         self.counts.resets += 1;
-        self.failure = self.device.reset(&mut self.returned_buffers).err();
+        self.failure = self.queue.reset(&mut self.returned_buffers).err();
         for start in self.returned_buffers.drain(..) {
             self.receive.release(self.buffers.receive_buffer(start));
         }
@@ -306,7 +318,7 @@ impl Driver {
             return Armed::Work;
         }
         let owed = self.is_owed();
-        match self.device.arm(!self.waiting.is_empty()) {
+        match self.queue.arm(!self.waiting.is_empty()) {
             Ok(Armed::Sleep) => {
                 if let Some(bell) = &mut self.bell {
                     bell.sleeps(owed);
@@ -323,7 +335,7 @@ impl Driver {
 
     /// Returns the descriptor by which the device wakes a thread.
     pub(super) fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.device.sleep_fd()
+        self.queue.sleep_fd()
     }
 
     /// Receives at most `budget` packets, and at most one batch. Returns their number.
@@ -331,7 +343,7 @@ impl Driver {
         self.provide();
         self.received.clear();
         if let Err(error) =
-            self.device.rx_poll(&mut self.spaces, &mut self.received, budget.min(BATCH))
+            self.queue.rx_poll(&mut self.spaces, &mut self.received, budget.min(BATCH))
         {
             self.fail(error);
         }
@@ -346,6 +358,16 @@ impl Driver {
     }
 
     fn provide(&mut self) {
+        if self.fill()
+            && let Err(error) = self.queue.kick(&mut self.spaces, Kick::Rx)
+        {
+            self.fail(error);
+        }
+    }
+
+    /// Provides the device with empty buffers. Returns whether it took any.
+    fn fill(&mut self) -> bool {
+        let mut filled = false;
         loop {
             let mut starts = [0; BATCH];
             let mut count = 0;
@@ -354,12 +376,13 @@ impl Driver {
                 starts[count] = self.buffers.receive_start(buffer);
                 count += 1;
             }
-            let taken = self.device.rx_fill(&self.spaces, self.space, &starts[..count]);
+            let taken = self.queue.rx_fill(&self.spaces, self.space, &starts[..count]);
             for start in starts[taken..count].iter().rev() {
                 self.receive.release(self.buffers.receive_buffer(*start));
             }
+            filled |= taken > 0;
             if taken < BATCH {
-                return;
+                return filled;
             }
         }
     }
@@ -373,6 +396,6 @@ impl Driver {
     /// Returns the counts; the counts of the section are 0.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        Counts { device: self.device.counters(), ..self.counts }
+        Counts { device: self.queue.counters(), ..self.counts }
     }
 }

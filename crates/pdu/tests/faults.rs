@@ -33,7 +33,7 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     println!("faults: {faults}");
     let spec: Spec = faults.parse().unwrap();
-    let far = FaultDevice::new(Box::new(far), &spec).unwrap();
+    let far = FaultDevice::new(Box::new(far), &spec);
     let injected = far.fault_counters();
     // A PDU that lost a fragment stays until it expires, and must not evict an intact one.
     let time = Duration::from_millis(500);

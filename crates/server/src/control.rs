@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::net::{SocketFlags, accept_with};
-use towpath_device::{DeviceError, Info};
+use towpath_device::{Device, DeviceError, Info};
 use towpath_memory::{Mapping, SharedFile};
 use towpath_protocol::message::{self, ErrorBody, Message, Refusal};
 use towpath_protocol::peer::{Peer, every_user_has_a_number};
@@ -66,7 +66,9 @@ pub(crate) enum Reply {
 pub(crate) struct Parts {
     /// The listening socket, if applications may connect from outside.
     pub(crate) listener: Option<OwnedFd>,
-    /// The device.
+    /// The control part of the device, which lives as long as its queue.
+    pub(crate) _device: Box<dyn Device>,
+    /// The device's properties.
     pub(crate) info: Info,
     /// The state page.
     pub(crate) state: SharedFile,

@@ -138,12 +138,12 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Creates an engine that serves `device`, with its state page.
+    /// Creates an engine that serves the first queue of `device`, with its state page.
     ///
     /// # Errors
-    /// Fails if memory cannot be allocated or the device does not start.
+    /// Fails if memory cannot be allocated or the queue does not open.
     pub fn new(
-        device: Box<dyn Device>,
+        device: &mut dyn Device,
         state: Region,
         epoch: u64,
         seed: u64,

@@ -61,7 +61,7 @@ impl Server {
     /// [`StartError`] names the obstacle.
     pub fn start(
         config: &Config,
-        device: Box<dyn Device>,
+        mut device: Box<dyn Device>,
         mut store: Box<dyn Store>,
     ) -> Result<Server, StartError> {
         config.check_ranges()?;
@@ -93,10 +93,12 @@ impl Server {
         // The server measures before its threads could disturb the result.
         let _ = towpath_waiting::Costs::of_this_machine();
         let StatePage { file, region, mapping, pins } = state;
-        let engine = Engine::new(device, region, epoch, seed, &settings, config.budgets(), link)?;
+        let budgets = config.budgets();
+        let engine = Engine::new(&mut *device, region, epoch, seed, &settings, budgets, link)?;
         let engine_epoll = engine.epoll().try_clone().map_err(resources("an epoll"))?;
         let parts = Parts {
             listener,
+            _device: device,
             info,
             state: file,
             state_mapping: mapping,

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use towpath_client::{Options, Rule, Session};
-use towpath_device::loopback::{self, LoopbackDevice};
+use towpath_device::loopback;
+use towpath_device::wrapped::Wrapped;
 use towpath_device::{
-    Armed, Counters, Device, DeviceError, Info, Packet, Received, SpaceId, Spaces,
+    Armed, Counters, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId, Spaces,
 };
 use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::message::{self, Attach, Message, Open, Set};
@@ -60,18 +61,10 @@ impl Gate {
     }
 }
 
-/// A device in which the engine blocks while its gate is shut.
-struct Gated(LoopbackDevice, Arc<Gate>);
+/// A queue in which the engine blocks while its gate is shut.
+struct Gated(Box<dyn DeviceQueue>, Arc<Gate>);
 
-impl Device for Gated {
-    fn info(&self) -> &Info {
-        self.0.info()
-    }
-
-    fn start(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
-        self.0.start(spaces)
-    }
-
+impl DeviceQueue for Gated {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.0.rx_fill(spaces, space, buffers)
     }
@@ -92,6 +85,10 @@ impl Device for Gated {
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
         self.0.tx_submit(spaces, packets)
+    }
+
+    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
+        self.0.kick(spaces, ring)
     }
 
     fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
@@ -180,7 +177,9 @@ fn given(server: &Server) -> u64 {
 fn a_connection_has_one_pending_command() {
     let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
     let gate = Arc::new(Gate::default());
-    let device = Box::new(Gated(near, gate.clone()));
+    let shared = gate.clone();
+    let gated = move |queue| -> Box<dyn DeviceQueue> { Box::new(Gated(queue, shared.clone())) };
+    let device = Box::new(Wrapped::around(Box::new(near), gated));
     let config =
         Config { settings: EngineStrategy::Poll.into(), subnets: subnets(), ..Config::default() };
     let server = Server::start(&config, device, Box::<MemoryStore>::default()).unwrap();

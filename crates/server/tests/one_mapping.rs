@@ -147,7 +147,7 @@ impl Application {
 
 #[test]
 fn packets_are_handed_over_without_a_race() {
-    let (near, _far) =
+    let (mut near, _far) =
         loopback::pair(&loopback::Config { mtu: 9000, ..loopback::Config::default() }).unwrap();
     let event = || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
     let (commands, engine_commands) = channel();
@@ -159,7 +159,7 @@ fn packets_are_handed_over_without_a_race() {
         Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, iteration_budget: 512 };
     let values = Values::from(EngineStrategy::Poll);
     let state = region(STATE_WORDS * 8);
-    let mut engine = Engine::new(Box::new(near), state, 1, 1, &values, budgets, link).unwrap();
+    let mut engine = Engine::new(&mut near, state, 1, 1, &values, budgets, link).unwrap();
     let (session, mut application) = session();
     commands.send((0, Command::AddSession(Box::new(session)))).unwrap();
     let rule = Rule {

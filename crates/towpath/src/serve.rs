@@ -84,9 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut pcap = None;
     let mut device: Box<dyn Device> = Box::new(device);
     if let Some(fault) = &settings.fault {
-        let worse = FaultDevice::new(device, &fault.spec)
-            .map_err(|error| Failure::new(format!("--fault: {}", says(&error))))?;
-        device = Box::new(worse);
+        device = Box::new(FaultDevice::new(device, &fault.spec));
     }
     if let Some(path) = &settings.pcap {
         let (wrapped, status) = record(device, path, settings.user.as_ref())?;

@@ -7,16 +7,17 @@ use towpath_packet::checksum::{Verdict, verify};
 use towpath_packet::headers::{Headers, PROTOCOL_TCP};
 use towpath_packet::transport::Transport;
 
-use super::FarEnd;
+use super::far::FarEnd;
 use super::near::{FAR_MAC, NEAR_MAC, Near, Outgoing, PATIENCE, PLACE_BYTES, PLACES, drain};
 use super::wake_ups::wake_ups;
 use crate::random::Random;
-use crate::{ETHERNET_HEADER_BYTES, MAX_PARTS, Meta, Part, SpaceId};
+use crate::{ETHERNET_HEADER_BYTES, Kick, MAX_PARTS, Meta, Part, SpaceId};
 
 type Check = fn(&mut Near, &mut dyn FarEnd, u64);
 
-pub(super) const ALL: [(&str, Check); 9] = [
+pub(super) const ALL: [(&str, Check); 10] = [
     ("order both ways", order),
+    ("one kick for several calls", kicks),
     ("budgets", budgets),
     ("a full ring", full_ring),
     ("chains of parts", chains),
@@ -90,10 +91,34 @@ fn order(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     });
     assert_frames(near.what(), &arrived, &outward);
     assert_frames(near.what(), &received, &inward);
-    let counters = near.device.counters();
+    let counters = near.queue.counters();
     assert!(counters.tx_packets >= COUNT as u64 && counters.rx_packets >= COUNT as u64);
     assert!(counters.tx_bytes >= outward.iter().map(Vec::len).sum::<usize>() as u64);
     assert!(counters.rx_bytes >= inward.iter().map(Vec::len).sum::<usize>() as u64);
+}
+
+/// One kick is for all packets that the device took before it, and a kick without new entries does
+/// nothing.
+fn kicks(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
+    let (mut frames, mut arrived) = (Vec::new(), Vec::new());
+    for round in 0..20 {
+        near.kick(Kick::Tx);
+        near.kick(Kick::Rx);
+        for call in 0..1 + round % 4 {
+            let frame = frame(NEAR_MAC, round * 10 + call, 100);
+            // A device with a small ring has no room for all of them.
+            if near.place(&[Outgoing::whole(&frame)]) == 1 {
+                frames.push(frame);
+            }
+        }
+        near.kick(Kick::Tx);
+        near.run_until("all packets before the kick", |near, _| {
+            drain(far, &mut arrived);
+            arrived.len() >= frames.len() && near.outstanding() == 0
+        });
+    }
+    assert!(frames.len() >= 20, "{}: one packet of each round has room", near.what());
+    assert_frames(near.what(), &arrived, &frames);
 }
 
 fn budgets(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
@@ -315,7 +340,7 @@ fn bad_parts(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         let frame = frame(NEAR_MAC, number, 60);
         let place = near.part(0, 60);
         near.spaces.copy_in(place.space, place.offset, &frame).expect("inside");
-        let dropped = near.device.counters().tx_dropped;
+        let dropped = near.queue.counters().tx_dropped;
         let good = [place];
         let what = format!("{}, {case}", near.what());
         near.offer_parts(&[(&good, Meta::FULL), (&parts, Meta::FULL), (&good, Meta::FULL)]);
@@ -325,17 +350,17 @@ fn bad_parts(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
             arrived.len() >= 2 && near.outstanding() == 0
         });
         assert_frames(&what, &arrived, &[frame.clone(), frame]);
-        assert_eq!(near.device.counters().tx_dropped, dropped + 1, "{what}: not counted");
+        assert_eq!(near.queue.counters().tx_dropped, dropped + 1, "{what}: not counted");
     }
 
-    let taken = near.device.rx_fill(&near.spaces, nowhere, &[0]);
+    let taken = near.queue.rx_fill(&near.spaces, nowhere, &[0]);
     assert_eq!(taken, 0, "{}: a buffer in an unknown space", near.what());
     let mut frames = Vec::new();
     near.reset();
     for outside in [u32::MAX, near.memory_end().max(u32::MAX / 2)] {
-        let taken = near.device.rx_fill(&near.spaces, near.pool, &[outside]);
+        let taken = near.queue.rx_fill(&near.spaces, near.pool, &[outside]);
         assert_eq!(taken, 0, "{}: a buffer outside of its space", near.what());
-        near.device.reset(&mut frames).expect("reset");
+        near.queue.reset(&mut frames).expect("reset");
         assert!(frames.is_empty());
     }
     near.provide();
@@ -356,7 +381,7 @@ fn reset(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
             near.take_tokens(3);
         }
         near.reset();
-        assert_eq!(near.device.counters().resets, u64::from(round) + 1, "{}", near.what());
+        assert_eq!(near.queue.counters().resets, u64::from(round) + 1, "{}", near.what());
         near.provide();
 
         // Afterwards the device works in both directions. Packets in flight may arrive before, or
@@ -426,7 +451,7 @@ fn random_mix(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
             6 => drain(far, &mut arrived),
             _ => {
                 // Armed or not, the device continues to work.
-                near.device.arm(random.below(2) == 0).expect("arm");
+                near.queue.arm(random.below(2) == 0).expect("arm");
             }
         }
     }

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 
 use towpath_memory::Region;
 
-use crate::{Device, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
+use crate::{
+    Capabilities, Device, DeviceQueue, Kick, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
+};
 
 /// Puts frames on a device's wire, and takes them off.
 pub trait FarEnd: Send {
@@ -25,7 +27,10 @@ const PLACES: u32 = 64;
 
 /// A device as the other end, for devices that come in pairs.
 pub struct DeviceFarEnd {
-    device: Box<dyn Device>,
+    queue: Box<dyn DeviceQueue>,
+    /// The control part lives as long as the queue.
+    _device: Box<dyn Device>,
+    can: Capabilities,
     spaces: Spaces,
     memory: SpaceId,
     buffer_bytes: u32,
@@ -42,25 +47,28 @@ impl DeviceFarEnd {
     #[must_use]
     pub fn new(mut device: Box<dyn Device>) -> DeviceFarEnd {
         let mut spaces = Spaces::default();
-        device.start(&mut spaces).expect("the far end starts");
+        let mut queue = device.open_queue(0, &mut spaces).expect("the far end starts");
         let buffer_bytes = device.info().rx_buffer_bytes as u32;
         let bytes = (BUFFERS + PLACES) as usize * buffer_bytes as usize;
         let region = Region::private(bytes).expect("memory");
         let memory = spaces.add(Space::writable(region));
         let buffers: Vec<u32> = (0..BUFFERS).map(|index| index * buffer_bytes).collect();
-        device.rx_fill(&spaces, memory, &buffers);
+        queue.rx_fill(&spaces, memory, &buffers);
+        queue.kick(&mut spaces, Kick::Rx).expect("the far end starts");
         let places =
             (BUFFERS..BUFFERS + PLACES).map(|index| u64::from(index * buffer_bytes)).collect();
-        DeviceFarEnd { device, spaces, memory, buffer_bytes, places, received: VecDeque::new() }
+        let can = device.info().can;
+        let received = VecDeque::new();
+        DeviceFarEnd { queue, _device: device, can, spaces, memory, buffer_bytes, places, received }
     }
 
     fn turn(&mut self) {
         let mut received = Vec::new();
         let budget = 64usize.saturating_sub(self.received.len());
         // A device that is gone has no more packets to return.
-        let _ = self.device.rx_poll(&mut self.spaces, &mut received, budget);
+        let _ = self.queue.rx_poll(&mut self.spaces, &mut received, budget);
         self.received.extend(received);
-        let _ = self.device.tx_complete(&mut self.places, PLACES as usize);
+        let _ = self.queue.tx_complete(&mut self.places, PLACES as usize);
     }
 }
 
@@ -73,10 +81,11 @@ impl FarEnd for DeviceFarEnd {
         self.spaces.copy_in(self.memory, offset, frame).expect("inside");
         let parts = [Part { space: self.memory, offset, len: frame.len() as u32 }];
         let packet = Packet { parts: &parts, meta, token };
-        let taken = self.device.tx_submit(&mut self.spaces, &[packet]).expect("the far end sends");
+        let taken = self.queue.tx_submit(&mut self.spaces, &[packet]).expect("the far end sends");
         if taken == 0 {
             self.places.push(token);
         }
+        self.queue.kick(&mut self.spaces, Kick::Tx).expect("the far end sends");
         self.turn();
         taken > 0
     }
@@ -88,12 +97,12 @@ impl FarEnd for DeviceFarEnd {
         let received = self.received.pop_front()?;
         let mut frame = vec![0; received.len as usize];
         self.spaces.copy_out(received.space, received.offset, &mut frame).expect("inside");
-        self.device.rx_fill(&self.spaces, received.space, &[received.buffer]);
+        self.queue.rx_fill(&self.spaces, received.space, &[received.buffer]);
+        self.queue.kick(&mut self.spaces, Kick::Rx).expect("the far end receives");
         Some((frame, received.meta))
     }
 
     fn takes_metadata(&self) -> bool {
-        let can = self.device.info().can;
-        can.tx_checksum && can.tx_segmentation
+        self.can.tx_checksum && self.can.tx_segmentation
     }
 }

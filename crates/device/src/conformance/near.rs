@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use towpath_memory::Region;
 
-use super::FarEnd;
-use crate::{Armed, Device, Info, Meta, Packet, Part, Received, Space, SpaceId, Spaces};
+use super::far::FarEnd;
+use crate::{
+    Armed, Device, DeviceQueue, Info, Kick, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
+};
 
 /// Buffers in the pool.
 const BUFFERS: u32 = 640;
@@ -45,7 +47,9 @@ impl<'a> Outgoing<'a> {
 }
 
 pub(super) struct Near {
-    pub(super) device: Box<dyn Device>,
+    pub(super) queue: Box<dyn DeviceQueue>,
+    /// The control part lives as long as the queue.
+    _device: Box<dyn Device>,
     pub(super) spaces: Spaces,
     pub(super) info: Info,
     /// The pool, and the space from which the suite sends packets: a space of its own if the device
@@ -64,7 +68,7 @@ pub(super) struct Near {
 impl Near {
     pub(super) fn new(mut device: Box<dyn Device>, what: String) -> Near {
         let mut spaces = Spaces::default();
-        device.start(&mut spaces).expect("the device starts");
+        let queue = device.open_queue(0, &mut spaces).expect("the queue opens");
         let info = device.info().clone();
         let pool_bytes = BUFFERS as usize * info.rx_buffer_bytes;
         let memory_bytes = (PLACES * PLACE_BYTES + LARGE_BYTES) as usize;
@@ -79,7 +83,8 @@ impl Near {
             (pool, pool, pool_bytes as u32)
         };
         let mut near = Near {
-            device,
+            queue,
+            _device: device,
             spaces,
             pool,
             memory,
@@ -115,8 +120,9 @@ impl Near {
             .filter(|index| self.buffers[*index as usize] == Holder::Suite)
             .map(|index| index * size)
             .collect();
-        let taken = self.device.rx_fill(&self.spaces, self.pool, &ours);
+        let taken = self.queue.rx_fill(&self.spaces, self.pool, &ours);
         assert!(taken <= ours.len(), "{}: took more buffers than there are", self.what);
+        self.kick(Kick::Rx);
         for buffer in &ours[..taken] {
             self.buffers[(buffer / size) as usize] = Holder::Device;
         }
@@ -137,7 +143,7 @@ impl Near {
     /// of all.
     pub(super) fn receive_up_to(&mut self, budget: usize) -> (Vec<(Vec<u8>, Meta)>, usize) {
         let mut received: Vec<Received> = Vec::new();
-        let count = self.device.rx_poll(&mut self.spaces, &mut received, budget).expect("rx_poll");
+        let count = self.queue.rx_poll(&mut self.spaces, &mut received, budget).expect("rx_poll");
         assert_eq!(count, received.len(), "{}: rx_poll's count", self.what);
         assert!(count <= budget, "{}: rx_poll over its budget", self.what);
         let mut frames = Vec::new();
@@ -169,8 +175,19 @@ impl Near {
         frames
     }
 
-    /// Offers packets. Returns how many the device took.
+    pub(super) fn kick(&mut self, ring: Kick) {
+        self.queue.kick(&mut self.spaces, ring).expect("kick");
+    }
+
+    /// Offers packets, and tells the device of those that it took. Returns their number.
     pub(super) fn offer(&mut self, packets: &[Outgoing<'_>]) -> usize {
+        let taken = self.place(packets);
+        self.kick(Kick::Tx);
+        taken
+    }
+
+    /// Offers packets without a kick. Returns how many the device took.
+    pub(super) fn place(&mut self, packets: &[Outgoing<'_>]) -> usize {
         let mut placed = Vec::new();
         let mut parts = Vec::new();
         for packet in packets {
@@ -207,7 +224,7 @@ impl Near {
             .zip(self.next_token..)
             .map(|((packet, parts), token)| Packet { parts, meta: packet.meta, token })
             .collect();
-        let taken = self.device.tx_submit(&mut self.spaces, &list).expect("tx_submit");
+        let taken = self.queue.tx_submit(&mut self.spaces, &list).expect("tx_submit");
         assert!(taken <= packets.len(), "{}: took more packets than there are", self.what);
         for (at, place) in placed.iter().enumerate() {
             if at < taken {
@@ -227,8 +244,9 @@ impl Near {
             .zip(self.next_token..)
             .map(|((parts, meta), token)| Packet { parts, meta: *meta, token })
             .collect();
-        let taken = self.device.tx_submit(&mut self.spaces, &list).expect("tx_submit");
+        let taken = self.queue.tx_submit(&mut self.spaces, &list).expect("tx_submit");
         assert_eq!(taken, list.len(), "{}: an empty ring has room", self.what);
+        self.kick(Kick::Tx);
         for _ in packets {
             self.outstanding.insert(self.next_token, (u32::MAX, 0));
             self.next_token += 1;
@@ -257,7 +275,7 @@ impl Near {
     /// in which the device took the packets.
     fn take_tokens_after(&mut self, budget: usize, last: u64) -> (usize, Option<u64>) {
         let mut tokens = Vec::new();
-        let count = self.device.tx_complete(&mut tokens, budget).expect("tx_complete");
+        let count = self.queue.tx_complete(&mut tokens, budget).expect("tx_complete");
         assert_eq!(count, tokens.len(), "{}: tx_complete's count", self.what);
         assert!(count <= budget, "{}: tx_complete over its budget", self.what);
         let mut in_order = Some(last);
@@ -310,7 +328,7 @@ impl Near {
     /// Resets the device, and checks that it keeps no buffer and no token.
     pub(super) fn reset(&mut self) {
         let mut buffers = Vec::new();
-        self.device.reset(&mut buffers).expect("reset");
+        self.queue.reset(&mut buffers).expect("reset");
         for buffer in buffers {
             self.take_back(buffer);
         }
@@ -331,10 +349,10 @@ impl Near {
 
     /// Sleeps until the device has work. Returns at once if arming reports work.
     pub(super) fn sleep(&mut self, tx_waiting: bool, goal: &str) {
-        if self.device.arm(tx_waiting).expect("arm") == Armed::Work {
+        if self.queue.arm(tx_waiting).expect("arm") == Armed::Work {
             return;
         }
-        let fd = self.device.sleep_fd().expect("a device that allows sleep has a descriptor");
+        let fd = self.queue.sleep_fd().expect("a device that allows sleep has a descriptor");
         let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
         let timeout = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
         let ready = rustix::event::poll(&mut fds, Some(&timeout)).expect("poll");

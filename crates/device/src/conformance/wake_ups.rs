@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::FarEnd;
 use super::checks::{assert_frames, frame};
+use super::far::FarEnd;
 use super::near::{FAR_MAC, NEAR_MAC, Near, Outgoing, PATIENCE, drain};
 use crate::Meta;
 use crate::random::Random;
@@ -19,8 +19,8 @@ impl Drop for Stop<'_> {
 }
 
 pub(super) fn wake_ups(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
-    if near.device.sleep_fd().is_none() {
-        let armed = near.device.arm(false).expect("arm");
+    if near.queue.sleep_fd().is_none() {
+        let armed = near.queue.arm(false).expect("arm");
         assert_eq!(armed, crate::Armed::Work, "{}: allows sleep without fd", near.what());
         return;
     }

@@ -1,7 +1,7 @@
 //! Frames that the wrapped device is sending.
 
 use super::lane::{Lane, Place};
-use crate::{Device, DeviceError, Meta, Packet, Part, SpaceId, Spaces};
+use crate::{DeviceError, DeviceQueue, Kick, Meta, Packet, Part, SpaceId, Spaces};
 
 /// The maximum number of frames of one batch for the device.
 const BATCH: usize = 64;
@@ -26,7 +26,7 @@ impl InFlight {
     /// Fetches the device's tokens, and frees their slots.
     pub(super) fn collect(
         &mut self,
-        device: &mut dyn Device,
+        device: &mut dyn DeviceQueue,
         lane: &mut Lane,
     ) -> Result<(), DeviceError> {
         loop {
@@ -47,7 +47,7 @@ impl InFlight {
     /// Submits the frames that may go to the device.
     pub(super) fn push(
         &mut self,
-        device: &mut dyn Device,
+        device: &mut dyn DeviceQueue,
         lane: &mut Lane,
         spaces: &mut Spaces,
     ) -> Result<(), DeviceError> {
@@ -76,6 +76,7 @@ impl InFlight {
                 }
             }
             lane.gone(taken);
+            device.kick(spaces, Kick::Tx)?;
             self.collect(device, lane)?;
             if taken < count {
                 return Ok(());

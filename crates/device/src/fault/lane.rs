@@ -110,7 +110,12 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(faults: Faults, seed: u64, place_bytes: usize) -> Lane {
+    pub(super) fn new(
+        faults: Faults,
+        seed: u64,
+        place_bytes: usize,
+        counters: Arc<Shared>,
+    ) -> Lane {
         Lane {
             faults,
             random: Random::new(seed),
@@ -121,7 +126,7 @@ impl Lane {
             delayed: BinaryHeap::new(),
             arrivals: 0,
             stalled_until: None,
-            counters: Arc::default(),
+            counters,
         }
     }
 

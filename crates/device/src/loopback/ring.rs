@@ -53,7 +53,7 @@ impl Bell {
     /// Notifies the sleeper if it waits for `why`, after the caller published. Returns the number
     /// of system calls made.
     ///
-    /// The fence pairs with the one in `LoopbackDevice::arm`: either the sleeper sees the
+    /// The fence pairs with the one in `LoopbackQueue::arm`: either the sleeper sees the
     /// publications before this call, or this call sees the sleeper's `wants`.
     pub(super) fn ring(&self, why: u8) -> u64 {
         fence(Ordering::SeqCst);

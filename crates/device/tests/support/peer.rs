@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use towpath_device::{
-    Armed, Device, DeviceError, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
+    Armed, Device, DeviceError, DeviceQueue, Kick, Meta, Packet, Part, Received, Space, SpaceId,
+    Spaces,
 };
 use towpath_memory::Region;
 use towpath_packet::build::{Flow, Tcp};
@@ -35,7 +36,7 @@ pub(crate) struct Seen {
 /// A peer that runs on a device in a thread, until the test stops it or the device fails.
 pub(crate) struct Peer {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<(Box<dyn Device>, Seen, Option<DeviceError>)>,
+    thread: JoinHandle<(Box<dyn DeviceQueue>, Seen, Option<DeviceError>)>,
 }
 
 impl Peer {
@@ -52,24 +53,24 @@ impl Peer {
         let thread = std::thread::spawn(move || {
             let mut host = Host::new(device, address, reply, chunk);
             let error = host.run(&told).err();
-            (host.device, host.seen, error)
+            (host.queue, host.seen, error)
         });
         Peer { stop, thread }
     }
 
-    /// Stops the peer. Returns the device, the peer's record, and the device's error if it failed.
-    pub(crate) fn stop(self) -> (Box<dyn Device>, Seen, Option<DeviceError>) {
+    /// Stops the peer. Returns the queue, the peer's record, and the device's error if it failed.
+    pub(crate) fn stop(self) -> (Box<dyn DeviceQueue>, Seen, Option<DeviceError>) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("the peer's thread")
     }
 
-    pub(crate) fn wait(self) -> (Box<dyn Device>, Seen, Option<DeviceError>) {
+    pub(crate) fn wait(self) -> (Box<dyn DeviceQueue>, Seen, Option<DeviceError>) {
         self.thread.join().expect("the peer's thread")
     }
 }
 
 struct Host {
-    device: Box<dyn Device>,
+    queue: Box<dyn DeviceQueue>,
     spaces: Spaces,
     memory: SpaceId,
     frame_bytes: u32,
@@ -86,16 +87,17 @@ struct Host {
 impl Host {
     fn new(mut device: Box<dyn Device>, address: Ipv4Addr, reply: Vec<u8>, chunk: usize) -> Host {
         let mut spaces = Spaces::default();
-        device.start(&mut spaces).expect("the device starts");
+        let mut queue = device.open_queue(0, &mut spaces).expect("the queue opens");
         let frame_bytes = device.info().rx_buffer_bytes as u32;
         // One buffer more than the peer provides: the peer sends replies from it.
         let region = Region::private(((FRAMES + 1) * frame_bytes) as usize).expect("memory");
         let memory = spaces.add(Space::writable(region));
         let frames: Vec<u32> = (0..FRAMES).map(|index| index * frame_bytes).collect();
-        assert_eq!(device.rx_fill(&spaces, memory, &frames), FRAMES as usize);
+        assert_eq!(queue.rx_fill(&spaces, memory, &frames), FRAMES as usize);
         let seen = Seen::default();
+        queue.kick(&mut spaces, Kick::Rx).expect("the device lives");
         Host {
-            device,
+            queue,
             spaces,
             memory,
             frame_bytes,
@@ -111,11 +113,11 @@ impl Host {
     fn run(&mut self, stop: &AtomicBool) -> Result<(), DeviceError> {
         let mut received: Vec<Received> = Vec::new();
         while !stop.load(Ordering::Relaxed) {
-            if self.device.rx_poll(&mut self.spaces, &mut received, 32)? == 0
-                && self.device.arm(false)? == Armed::Sleep
+            if self.queue.rx_poll(&mut self.spaces, &mut received, 32)? == 0
+                && self.queue.arm(false)? == Armed::Sleep
             {
                 self.seen.sleeps += 1;
-                let fd = self.device.sleep_fd().expect("a descriptor to sleep on");
+                let fd = self.queue.sleep_fd().expect("a descriptor to sleep on");
                 let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
                 // The timeout is only for `stop`; frames wake the peer.
                 let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
@@ -124,7 +126,8 @@ impl Host {
             for got in received.drain(..) {
                 let mut frame = vec![0; got.len as usize];
                 self.spaces.copy_out(got.space, got.offset, &mut frame).expect("inside");
-                self.device.rx_fill(&self.spaces, got.space, &[got.buffer]);
+                self.queue.rx_fill(&self.spaces, got.space, &[got.buffer]);
+                self.queue.kick(&mut self.spaces, Kick::Rx)?;
                 self.answer(&frame, got.meta)?;
             }
         }
@@ -137,10 +140,11 @@ impl Host {
         let parts = [Part { space: self.memory, offset, len: frame.len() as u32 }];
         let packet = Packet { parts: &parts, meta, token: 1 };
         let mut tokens = Vec::new();
-        while self.device.tx_submit(&mut self.spaces, &[packet])? == 0 {
+        while self.queue.tx_submit(&mut self.spaces, &[packet])? == 0 {
             std::thread::yield_now();
         }
-        while self.device.tx_complete(&mut tokens, 1)? == 0 {}
+        self.queue.kick(&mut self.spaces, Kick::Tx)?;
+        while self.queue.tx_complete(&mut tokens, 1)? == 0 {}
         Ok(())
     }
 

@@ -9,8 +9,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use towpath_device::{
-    Armed, Capabilities, Counters, Device, DeviceError, ETHERNET_HEADER_BYTES, Meta,
-    POOL_HEADROOM_BYTES, Packet, Received, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
+    Armed, Capabilities, Counters, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, Kick,
+    Meta, POOL_HEADROOM_BYTES, Packet, Received, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_protocol::settings::Values;
@@ -49,18 +49,22 @@ pub(crate) struct Counts {
     pub(crate) taken_bytes: u64,
 }
 
-/// The device, its data spaces, its receive buffers and its watchdog.
+/// The device's queue, its data spaces, its receive buffers and its watchdog.
 pub(crate) struct DevicePort {
-    device: Box<dyn Device>,
+    queue: Box<dyn DeviceQueue>,
     /// Properties of the device, which do not change.
+    name: String,
     mtu: usize,
     can: Capabilities,
+    rx_queue_packets: u64,
     spaces: Spaces,
     /// The device's pool and the bounce buffers, for reading.
     memory: Arc<Mapping>,
     space: SpaceId,
     pool_buffers: u32,
     pool_buffer_bytes: u32,
+    /// `true` for a ring, by [`Kick`], with entries that the device was not told of.
+    unkicked: [bool; 2],
     watchdog: Watchdog,
     counts: Counts,
     /// Packets that the device completed or returned, of those that `counts` has.
@@ -69,24 +73,22 @@ pub(crate) struct DevicePort {
 
 impl std::fmt::Debug for DevicePort {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DevicePort")
-            .field("device", &self.device.info().name)
-            .finish_non_exhaustive()
+        f.debug_struct("DevicePort").field("device", &self.name).finish_non_exhaustive()
     }
 }
 
 impl DevicePort {
-    /// Makes the memory of a device and starts it. The engine will take at most `batch` packets
-    /// from it per poll iteration. Also returns the memory of the bounce buffers.
+    /// Makes the memory of a device and opens its first queue. The engine will take at most `batch`
+    /// packets from it per poll iteration. Also returns the memory of the bounce buffers.
     ///
     /// # Errors
-    /// Fails if memory cannot be allocated or the device does not start.
+    /// Fails if memory cannot be allocated or the queue does not open.
     pub(crate) fn start(
-        mut device: Box<dyn Device>,
+        device: &mut dyn Device,
         batch: usize,
         values: &Values,
     ) -> Result<(DevicePort, BounceMemory), DeviceError> {
-        let info = device.info();
+        let info = device.info().clone();
         let pool_buffer_bytes = info.rx_buffer_bytes.next_multiple_of(128) as u32;
         let pool_buffers = (batch * 2).clamp(64, 4096) as u32;
         let (mtu, can) = (info.mtu, info.can);
@@ -105,16 +107,19 @@ impl DevicePort {
         let memory = region.mapping().clone();
         let mut spaces = Spaces::default();
         let space = spaces.add(Space::writable(region.split_off_front(pool_bytes)));
-        device.start(&mut spaces)?;
+        let queue = device.open_queue(0, &mut spaces)?;
         let port = DevicePort {
-            device,
+            queue,
+            name: info.name,
             mtu,
             can,
+            rx_queue_packets: info.rx_queue_packets as u64,
             spaces,
             memory,
             space,
             pool_buffers,
             pool_buffer_bytes,
+            unkicked: [false; 2],
             watchdog: Watchdog::of(values),
             counts: Counts::default(),
             returned: 0,
@@ -124,7 +129,7 @@ impl DevicePort {
 
     /// Returns the interface's name.
     pub(crate) fn name(&self) -> &str {
-        &self.device.info().name
+        &self.name
     }
 
     /// Returns the largest IP packet, in bytes.
@@ -147,7 +152,7 @@ impl DevicePort {
 
     /// Returns the number of packets that may wait in the device: half of those that it keeps.
     pub(crate) fn most_waiting(&self) -> u64 {
-        self.device.info().rx_queue_packets as u64 / 2
+        self.rx_queue_packets / 2
     }
 
     /// Returns the memory of the pool, in which received packets are.
@@ -184,8 +189,23 @@ impl DevicePort {
     }
 
     /// Gives the device empty buffers, by their offsets. Returns how many it took, from the front.
+    /// The device need not know of them before [`DevicePort::kick`].
     pub(crate) fn fill(&mut self, offsets: &[u32]) -> usize {
-        self.device.rx_fill(&self.spaces, self.space, offsets)
+        let taken = self.queue.rx_fill(&self.spaces, self.space, offsets);
+        self.unkicked[Kick::Rx as usize] |= taken > 0;
+        taken
+    }
+
+    /// Tells the device of new entries of a ring, if it does not know of all.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    #[inline]
+    pub(crate) fn kick(&mut self, ring: Kick) -> Result<(), DeviceError> {
+        if !std::mem::take(&mut self.unkicked[ring as usize]) {
+            return Ok(());
+        }
+        self.queue.kick(&mut self.spaces, ring)
     }
 
     /// Appends at most `budget` received packets to `out`.
@@ -197,17 +217,19 @@ impl DevicePort {
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
-        self.device.rx_poll(&mut self.spaces, out, budget)
+        self.queue.rx_poll(&mut self.spaces, out, budget)
     }
 
-    /// Gives packets to the device. Returns how many it took, from the front.
+    /// Gives packets to the device. Returns how many it took, from the front. The device need not
+    /// send them before [`DevicePort::kick`].
     ///
     /// # Errors
     /// Fails if the device as a whole fails.
     #[inline]
     pub(crate) fn submit(&mut self, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
-        let taken = self.device.tx_submit(&mut self.spaces, packets)?;
+        let taken = self.queue.tx_submit(&mut self.spaces, packets)?;
         self.counts.taken += taken as u64;
+        self.unkicked[Kick::Tx as usize] |= taken > 0;
         for packet in &packets[..taken] {
             let bytes: u64 = packet.parts.iter().map(|part| u64::from(part.len)).sum();
             self.counts.taken_bytes += bytes;
@@ -220,7 +242,7 @@ impl DevicePort {
     /// # Errors
     /// Fails if the device as a whole fails.
     pub(crate) fn complete(&mut self, out: &mut Vec<u64>) -> Result<usize, DeviceError> {
-        let count = self.device.tx_complete(out, BOUNCE_SLOTS as usize)?;
+        let count = self.queue.tx_complete(out, BOUNCE_SLOTS as usize)?;
         self.returned += count as u64;
         Ok(count)
     }
@@ -233,7 +255,7 @@ impl DevicePort {
 
     /// Returns the descriptor that becomes readable when the device has work.
     pub(crate) fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.device.sleep_fd()
+        self.queue.sleep_fd()
     }
 
     /// Asks the device to end the engine's sleep. `waiting`: packets wait for room, too.
@@ -241,7 +263,7 @@ impl DevicePort {
     /// # Errors
     /// Fails if the device as a whole fails.
     pub(crate) fn arm(&mut self, waiting: bool) -> Result<Armed, DeviceError> {
-        self.device.arm(waiting)
+        self.queue.arm(waiting)
     }
 
     /// Checks after each poll iteration whether the device completes packets.
@@ -263,7 +285,8 @@ impl DevicePort {
     ) -> Result<(), DeviceError> {
         let name = self.name().to_string();
         let stalled = |cause| DeviceError::Stalled { name: name.clone(), cause: Box::new(cause) };
-        self.device.reset(buffers).map_err(stalled)?;
+        self.queue.reset(buffers).map_err(stalled)?;
+        self.unkicked = [false; 2];
         let kept = self.in_flight();
         let returned = self.complete(tokens).map_err(stalled)?;
         if returned as u64 != kept {
@@ -292,7 +315,7 @@ impl DevicePort {
 
     /// Returns the driver's counters.
     pub(crate) fn driver_counters(&self) -> Counters {
-        self.device.counters()
+        self.queue.counters()
     }
 
     /// Returns the counts of packets that the device took.
@@ -321,8 +344,8 @@ mod tests {
     use super::*;
 
     fn port(config: &loopback::Config) -> (DevicePort, BounceMemory, DeviceFarEnd) {
-        let (near, far) = loopback::pair(config).unwrap();
-        let (port, memory) = DevicePort::start(Box::new(near), 64, &Values::default()).unwrap();
+        let (mut near, far) = loopback::pair(config).unwrap();
+        let (port, memory) = DevicePort::start(&mut near, 64, &Values::default()).unwrap();
         (port, memory, DeviceFarEnd::new(Box::new(far)))
     }
 

@@ -1,6 +1,6 @@
 //! The receive path, from the device to the applications.
 
-use towpath_device::{DeviceError, Meta, Received};
+use towpath_device::{DeviceError, Kick, Meta, Received};
 use towpath_packet::headers::{Headers, Malformed, PREFIX_BYTES};
 use towpath_packet::plain::{self, Plain};
 use towpath_protocol::counters::Device as Count;
@@ -94,6 +94,7 @@ impl RxPath {
             self.fill(port);
             self.received.clear();
             self.done = 0;
+            port.kick(Kick::Rx)?;
             outcome = port.poll(&mut self.received, self.batch).map(|_| ());
         }
         // No capture begins within a batch: the engine executes commands before it.
@@ -316,9 +317,9 @@ mod tests {
 
     impl World {
         fn new() -> World {
-            let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+            let (mut near, far) = loopback::pair(&loopback::Config::default()).unwrap();
             let values = Values::default();
-            let (port, _) = DevicePort::start(Box::new(near), BATCH, &values).unwrap();
+            let (port, _) = DevicePort::start(&mut near, BATCH, &values).unwrap();
             let (mut session, application) = testing::session(1);
             session.put_in(0, Box::new(testing::endpoint(PORT)));
             let mut sessions = SessionTable::default();

@@ -262,7 +262,7 @@ fn event() -> std::io::Result<OwnedFd> {
 type Started = (Engine, Sender<(u64, Command)>, Receiver<EngineReport>);
 
 /// Creates an engine over a device.
-fn start_engine(device: loopback::LoopbackDevice, values: &Values) -> Outcome<Started> {
+fn start_engine(mut device: loopback::LoopbackDevice, values: &Values) -> Outcome<Started> {
     let (commands, engine_commands) = channel();
     let (engine_events, events) = channel();
     let link = Link {
@@ -279,7 +279,7 @@ fn start_engine(device: loopback::LoopbackDevice, values: &Values) -> Outcome<St
         transmit_budget: BATCH,
         iteration_budget: 8 * BATCH,
     };
-    let engine = Engine::new(Box::new(device), state, 1, 1, values, budgets, link)?;
+    let engine = Engine::new(&mut device, state, 1, 1, values, budgets, link)?;
     Ok((engine, commands, events))
 }
 

@@ -493,8 +493,8 @@ mod tests {
     impl World {
         fn new() -> World {
             let values = Values::from(WaitStrategy::Block);
-            let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
-            let (port, _) = DevicePort::start(Box::new(near), 64, &values).unwrap();
+            let (mut near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+            let (port, _) = DevicePort::start(&mut near, 64, &values).unwrap();
             let state = Region::private(STATE_WORDS * 8).unwrap();
             let (counters, flag) = DeviceCounters::new(state, 1);
             let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());

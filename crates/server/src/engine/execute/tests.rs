@@ -45,7 +45,7 @@ impl World {
     }
 
     fn over(strategy: WaitStrategy, device: &loopback::Config) -> World {
-        let (near, far) = loopback::pair(device).unwrap();
+        let (mut near, far) = loopback::pair(device).unwrap();
         let event =
             || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
         let (commands, engine_commands) = channel();
@@ -63,7 +63,7 @@ impl World {
             Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, iteration_budget: 512 };
         let mut values = Values::from(strategy);
         values.set(Setting::TickHz, 1).unwrap();
-        let engine = Engine::new(Box::new(near), state, 1, 1, &values, budgets, link).unwrap();
+        let engine = Engine::new(&mut near, state, 1, 1, &values, budgets, link).unwrap();
         World { engine, commands, events, wake, _far: far }
     }
 

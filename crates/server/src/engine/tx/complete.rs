@@ -7,7 +7,7 @@
 //! packet that a device sent without completing it is sent twice. The engine cannot know this, and
 //! networks may duplicate packets anyway. No packet is lost.
 
-use towpath_device::DeviceError;
+use towpath_device::{DeviceError, Kick};
 use towpath_protocol::counters::Device as Count;
 
 use crate::engine::device_counters::DeviceCounters;
@@ -32,6 +32,8 @@ impl TxPath {
         if !self.handoff.is_blocked() {
             self.handoff.flush(&self.bounce, port)?;
         }
+        // Packets that the engine gave directly, or before the device had no more room.
+        port.kick(Kick::Tx)?;
         let mut tokens = std::mem::take(&mut self.tokens);
         tokens.clear();
         let count = port.complete(&mut tokens)?;

@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-use towpath_device::{DeviceError, Packet};
+use towpath_device::{DeviceError, Kick, Packet};
 
 use crate::engine::port::DevicePort;
 use crate::engine::tx::bounce::BounceBuffers;
@@ -244,7 +244,7 @@ impl Handoff {
                 break;
             }
         }
-        Ok(())
+        port.kick(Kick::Tx)
     }
 
     /// Puts packets that the device returned unsent before all others, in their order. The engine

@@ -94,7 +94,7 @@ fn to_all(from: &App) -> Flow {
 
 impl World {
     fn new(strategy: WaitStrategy, budgets: Budgets, device: &loopback::Config) -> World {
-        let (near, far) = loopback::pair(device).unwrap();
+        let (mut near, far) = loopback::pair(device).unwrap();
         let event =
             || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
         let (commands, engine_commands) = channel();
@@ -111,7 +111,7 @@ impl World {
         let state = Region::private(STATE_WORDS * 8).unwrap();
         let mut values = Values::from(strategy);
         values.set(Setting::TickHz, 1).unwrap();
-        let engine = Engine::new(Box::new(near), state, 1, 1, &values, budgets, link).unwrap();
+        let engine = Engine::new(&mut near, state, 1, 1, &values, budgets, link).unwrap();
         World { engine, commands, events, wake, far: DeviceFarEnd::new(Box::new(far)), apps: 0 }
     }
 

@@ -21,9 +21,9 @@ struct World {
 impl World {
     fn new(mode: HandoffMode, expedited_share: usize) -> World {
         let config = loopback::Config { ring_packets: ROOM, ..loopback::Config::default() };
-        let (near, far) = loopback::pair(&config).unwrap();
+        let (mut near, far) = loopback::pair(&config).unwrap();
         let (port, memory) =
-            DevicePort::start(Box::new(near), SLOTS as usize, &Values::default()).unwrap();
+            DevicePort::start(&mut near, SLOTS as usize, &Values::default()).unwrap();
         let mut bounce = BounceBuffers::new(memory);
         let nothing = Source { prefix: &[], memory: port.memory(), pieces: &[] };
         for slot in 0..SLOTS {

@@ -1,0 +1,42 @@
+//! Faults of a device as a whole.
+
+/// A fault of a device as a whole. The device counts single bad packets, and returns no error for
+/// them.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The interface is gone: deleted, or its namespace with it.
+    #[error("device {name} is gone: {cause}")]
+    Gone {
+        /// The interface.
+        name: String,
+        /// The kernel's error.
+        cause: std::io::Error,
+    },
+    /// The kernel refused an operation, which a reset may repair.
+    #[error("device {name}: {what}: {cause}")]
+    Failed {
+        /// The interface.
+        name: String,
+        /// The operation that failed.
+        what: &'static str,
+        /// The kernel's error.
+        cause: std::io::Error,
+    },
+    /// The device kept packets that it had taken to send, and its reset failed.
+    #[error("device {name} stalled, and its reset failed: {cause}")]
+    Stalled {
+        /// The interface.
+        name: String,
+        /// The error of the reset.
+        cause: Box<DeviceError>,
+    },
+}
+
+impl DeviceError {
+    /// Returns the error of a queue that the device does not have, or that is already open.
+    pub(crate) fn no_queue(name: &str, is_open: bool) -> DeviceError {
+        let errno = if is_open { libc::EBUSY } else { libc::ENODEV };
+        let cause = std::io::Error::from_raw_os_error(errno);
+        DeviceError::Failed { name: name.to_owned(), what: "opening a queue", cause }
+    }
+}

@@ -1,0 +1,166 @@
+//! The data part of a device: one hardware queue, with a receive ring and a transmit ring.
+
+use std::os::fd::BorrowedFd;
+
+use towpath_packet::Meta;
+
+use crate::error::DeviceError;
+use crate::space::{SpaceId, Spaces};
+
+/// A part of a packet to be sent: bytes in a data space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The data space of the bytes.
+    pub space: SpaceId,
+    /// The offset of the first byte in the space.
+    pub offset: u32,
+    /// The number of bytes.
+    pub len: u32,
+}
+
+/// A packet to send: parts that form one frame on the wire, or one large packet to segment.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// 1 to [`MAX_PARTS`](crate::MAX_PARTS) parts.
+    pub parts: &'a [Part],
+    /// The offload work that is left to the device, within its capabilities.
+    pub meta: Meta,
+    /// The token that `tx_complete` returns when the device has completed the packet.
+    pub token: u64,
+}
+
+/// A filled pool buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The data space of the buffer.
+    pub space: SpaceId,
+    /// The buffer, as it was provided.
+    pub buffer: u32,
+    /// The offset of the data in the space, in bytes.
+    pub offset: u32,
+    /// The number of received bytes.
+    pub len: u32,
+    /// The offload work that is left to the receiver.
+    pub meta: Meta,
+}
+
+/// Whether the engine may sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Armed {
+    /// There is no work: [`DeviceQueue::sleep_fd`] becomes readable when there is some.
+    Sleep,
+    /// There is work: poll again.
+    Work,
+}
+
+/// The ring of a queue that a kick is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kick {
+    /// The receive ring has new empty buffers.
+    Rx,
+    /// The transmit ring has new packets.
+    Tx,
+}
+
+/// Counters of a queue, since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Received packets that the driver dropped: too long, malformed metadata.
+    pub rx_dropped: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Packets that the driver did not send: bad ones, or ones that the kernel refused.
+    pub tx_dropped: u64,
+    /// System calls made.
+    pub system_calls: u64,
+    /// Resets.
+    pub resets: u64,
+}
+
+/// One hardware queue of a device. One thread at a time calls it.
+pub trait DeviceQueue: Send {
+    /// Provides the device with empty buffers: offsets in `space` at which a buffer of
+    /// [`Info::rx_buffer_bytes`](crate::Info::rx_buffer_bytes) starts. The device takes as many as
+    /// it has room for, from the front, and stops at the first one that is not writable. Returns
+    /// how many it took. The device may fill them at once, and must after [`Kick::Rx`].
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize;
+
+    /// Appends at most `budget` filled buffers to `out`, oldest first. Returns their number. A
+    /// driver that fetches packets from the sender's memory late does so here too.
+    ///
+    /// # Errors
+    /// When the device as a whole fails.
+    fn rx_poll(
+        &mut self,
+        spaces: &mut Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError>;
+
+    /// Places packets in the transmit ring, in order. The device takes as many as it has room for,
+    /// from the front. Returns how many it took. The device may send them at once, and must after
+    /// [`Kick::Tx`]. The engine does not change the parts of a taken packet until the device
+    /// returns its token.
+    ///
+    /// The device also takes a packet that it cannot send (a part outside of its space, too long,
+    /// metadata that does not fit, refused by the kernel). The device drops and counts such a
+    /// packet, and returns its token. The device pads frames that are too short for the wire with
+    /// zeros.
+    ///
+    /// # Errors
+    /// When the device as a whole fails and this call took no packet.
+    fn tx_submit(
+        &mut self,
+        spaces: &mut Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError>;
+
+    /// Tells the device that a ring has new entries. The device then works on all entries that it
+    /// took before this call, without further calls. So one kick serves any number of entries, and
+    /// a kick without new ones does nothing. `spaces` is for drivers that copy.
+    ///
+    /// # Errors
+    /// When the device as a whole fails.
+    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError>;
+
+    /// Appends at most `budget` tokens of completed packets to `out`, in any order. Returns their
+    /// number.
+    ///
+    /// # Errors
+    /// When the device as a whole fails.
+    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError>;
+
+    /// Returns the descriptor that becomes readable when there is work; `None` for a queue that
+    /// must be polled.
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Requests a wake-up, then checks once more. The device reports earlier work at once, and
+    /// later work makes [`DeviceQueue::sleep_fd`] readable.
+    ///
+    /// `tx_waiting`: packets for which the device had no room wait too.
+    ///
+    /// # Errors
+    /// When the device as a whole fails.
+    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError>;
+
+    /// Resets a stalled queue. The interface, its addresses and the kernel's connections stay. The
+    /// device returns every provided buffer through `buffers`. It returns every remaining token
+    /// through the next `tx_complete`, in the order in which it took the packets.
+    ///
+    /// The engine submits the packets whose tokens a reset returns again. So the driver returns the
+    /// token of a packet that it knows to be sent or dropped before the reset. It counts a packet
+    /// that the reset ends as neither, and no part of such a packet is still in flight.
+    ///
+    /// # Errors
+    /// When the device does not work after the reset.
+    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError>;
+
+    /// Returns the queue's counters.
+    fn counters(&self) -> Counters;
+}

@@ -1,0 +1,87 @@
+//! A device around another one, with queues around the other device's queues.
+
+use std::os::fd::BorrowedFd;
+
+use crate::control::{Device, Info};
+use crate::error::DeviceError;
+use crate::queue::DeviceQueue;
+use crate::space::Spaces;
+
+/// What a wrapper knows when it wraps a queue.
+pub struct Opening<'a> {
+    /// The properties of the wrapped device.
+    pub inner: &'a Info,
+    /// The properties that the wrapper shows.
+    pub info: &'a Info,
+    /// The data spaces of the engine.
+    pub spaces: &'a mut Spaces,
+}
+
+/// Makes the queues of a wrapper.
+pub trait Wrap: Send {
+    /// Returns a queue around `inner`, which the wrapped device just opened.
+    ///
+    /// # Errors
+    /// When the wrapper cannot allocate what it needs.
+    fn wrap(
+        &mut self,
+        inner: Box<dyn DeviceQueue>,
+        opening: Opening<'_>,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError>;
+}
+
+impl<F> Wrap for F
+where
+    F: FnMut(Box<dyn DeviceQueue>) -> Box<dyn DeviceQueue> + Send,
+{
+    fn wrap(
+        &mut self,
+        inner: Box<dyn DeviceQueue>,
+        _: Opening<'_>,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        Ok(self(inner))
+    }
+}
+
+/// A device whose queues a wrapper wraps. The control part stays that of the wrapped device.
+pub struct Wrapped<W> {
+    inner: Box<dyn Device>,
+    info: Info,
+    pub(crate) wrap: W,
+}
+
+impl<W: Wrap> Wrapped<W> {
+    /// Wraps a device none of whose queues is open. A closure that takes a queue and returns one is
+    /// a [`Wrap`], too.
+    #[must_use]
+    pub fn around(inner: Box<dyn Device>, wrap: W) -> Wrapped<W> {
+        let info = inner.info().clone();
+        Wrapped { inner, info, wrap }
+    }
+
+    /// Shows other properties than those of the wrapped device.
+    pub(crate) fn with_info(mut self, change: impl FnOnce(&mut Info)) -> Wrapped<W> {
+        change(&mut self.info);
+        self
+    }
+}
+
+impl<W: Wrap> Device for Wrapped<W> {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn open_queue(
+        &mut self,
+        index: usize,
+        spaces: &mut Spaces,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        let queue = self.inner.open_queue(index, spaces)?;
+        let opening = Opening { inner: self.inner.info(), info: &self.info, spaces };
+        self.wrap.wrap(queue, opening)
+    }
+
+    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        self.inner.objects()
+    }
+}
