@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use rustix::fs::{Mode, OFlags};
 use towpath_device::{
-    Armed, Capabilities, Counters, Device, DeviceError, DeviceQueue, Info, Kick, Packet, Received,
-    SpaceId, Spaces,
+    Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, Info, Kick,
+    Limits, Packet, Received, SpaceId, Spaces,
 };
 use towpath_embedded::{Config, Driver, Embedded, SendError};
 use towpath_testkit::pin;
@@ -384,7 +384,7 @@ struct Sink {
 }
 
 struct SinkQueue {
-    done: Vec<u64>,
+    done: Vec<Completion>,
     null: Option<std::os::fd::OwnedFd>,
     counters: Counters,
 }
@@ -400,7 +400,7 @@ impl Sink {
                 mac: [2, 0, 0, 0, 0, 1],
                 mtu: 1500,
                 queues: 1,
-                rx_buffer_bytes: 2048,
+                limits: Limits::new(2048),
                 rx_queue_packets: 0,
                 can: Capabilities::default(),
             },
@@ -469,7 +469,7 @@ impl DeviceQueue for SinkQueue {
                 })?;
             }
             self.counters.tx_packets += 1;
-            self.done.push(packet.token);
+            self.done.push(Completion::sent(packet.token));
         }
         Ok(packets.len())
     }
@@ -478,7 +478,11 @@ impl DeviceQueue for SinkQueue {
         Ok(())
     }
 
-    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(
+        &mut self,
+        out: &mut Vec<Completion>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
         let count = self.done.len().min(budget);
         out.extend(self.done.drain(..count));
         Ok(count)

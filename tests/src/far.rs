@@ -2,7 +2,7 @@
 //! can count the allocations of its process.
 
 use towpath_device::{
-    Device, DeviceQueue, Kick, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
+    Completion, Device, DeviceQueue, Kick, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
 };
 use towpath_memory::Region;
 
@@ -17,7 +17,7 @@ pub struct Echo {
     pool: SpaceId,
     buffer_bytes: u32,
     received: Vec<Received>,
-    tokens: Vec<u64>,
+    completions: Vec<Completion>,
     /// Buffers back from the device, to be provided again.
     empty: Vec<u32>,
     /// Received packets to be echoed, in the order of their arrival.
@@ -41,7 +41,7 @@ impl Echo {
     pub fn new(mut device: Box<dyn Device>) -> Echo {
         let mut spaces = Spaces::default();
         let queue = device.open_queue(0, &mut spaces).expect("the far end starts");
-        let buffer_bytes = device.info().rx_buffer_bytes.next_multiple_of(128) as u32;
+        let buffer_bytes = device.info().limits.rx_stride().next_multiple_of(128) as u32;
         let memory = Region::private((FRAMES * buffer_bytes) as usize).expect("memory");
         let pool = spaces.add(Space::writable(memory));
         let empty = (0..FRAMES).map(|index| index * buffer_bytes).collect();
@@ -52,7 +52,7 @@ impl Echo {
             pool,
             buffer_bytes,
             received: Vec::with_capacity(64),
-            tokens: Vec::with_capacity(FRAMES as usize),
+            completions: Vec::with_capacity(FRAMES as usize),
             empty,
             waiting: std::collections::VecDeque::with_capacity(FRAMES as usize),
             echoed: 0,
@@ -62,9 +62,9 @@ impl Echo {
     /// Receives packets and echoes the waiting ones. Returns the number of both together; `None`
     /// when the other end is gone.
     pub fn turn(&mut self) -> Option<usize> {
-        self.tokens.clear();
-        self.queue.tx_complete(&mut self.tokens, FRAMES as usize).ok()?;
-        self.empty.extend(self.tokens.iter().map(|token| *token as u32));
+        self.completions.clear();
+        self.queue.tx_complete(&mut self.completions, FRAMES as usize).ok()?;
+        self.empty.extend(self.completions.iter().map(|completion| completion.token as u32));
         let taken = self.queue.rx_fill(&self.spaces, self.pool, &self.empty);
         self.empty.drain(..taken);
         self.queue.kick(&mut self.spaces, Kick::Rx).ok()?;

@@ -10,8 +10,8 @@ use towpath_client::{Lost, Options, Rule, Session};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::wrapped::Wrapped;
 use towpath_device::{
-    Armed, Counters, Device, DeviceError, DeviceQueue, Kick, Meta, Packet, Received, SpaceId,
-    Spaces, loopback,
+    Armed, Completion, Counters, Device, DeviceError, DeviceQueue, Kick, Meta, Packet, Received,
+    SpaceId, Spaces, loopback,
 };
 use towpath_memory::{SharedFile, own_words, peer_words};
 use towpath_protocol::channel::Channel;
@@ -60,7 +60,11 @@ impl DeviceQueue for Breaks {
     fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
         self.inner.kick(spaces, ring)
     }
-    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(
+        &mut self,
+        out: &mut Vec<Completion>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
         self.inner.tx_complete(out, budget)
     }
     fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {

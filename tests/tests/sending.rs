@@ -11,7 +11,8 @@ use towpath_client::{EXPEDITED_BYTES, Rule, Setting};
 use towpath_device::conformance::DeviceFarEnd;
 use towpath_device::wrapped::Wrapped;
 use towpath_device::{
-    Armed, Counters, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId, Spaces, loopback,
+    Armed, Completion, Counters, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId, Spaces,
+    loopback,
 };
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Values, WaitStrategy as EngineStrategy};
@@ -178,7 +179,7 @@ impl DeviceQueue for Keeps {
         self.0.kick(spaces, ring)
     }
 
-    fn tx_complete(&mut self, _: &mut Vec<u64>, _: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(&mut self, _: &mut Vec<Completion>, _: usize) -> Result<usize, DeviceError> {
         Ok(0)
     }
 

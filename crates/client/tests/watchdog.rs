@@ -10,8 +10,8 @@ use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::fault::{FaultCounters, FaultDevice};
 use towpath_device::wrapped::Wrapped;
 use towpath_device::{
-    Armed, Counters, Device, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId, Spaces,
-    loopback,
+    Armed, Completion, Counters, Device, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId,
+    Spaces, loopback,
 };
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Values, WaitStrategy as EngineStrategy};
@@ -300,7 +300,7 @@ impl DeviceQueue for Stuck {
         self.inner.kick(spaces, ring)
     }
 
-    fn tx_complete(&mut self, _: &mut Vec<u64>, _: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(&mut self, _: &mut Vec<Completion>, _: usize) -> Result<usize, DeviceError> {
         Ok(0)
     }
 

@@ -19,8 +19,8 @@ use towpath_packet::segment::complete_into;
 use crate::wire::Assembly;
 use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
-    Armed, Counters, Device, DeviceError, DeviceQueue, Kick, Meta, Packet, Part, Received, SpaceId,
-    Spaces,
+    Armed, Completion, Counters, Device, DeviceError, DeviceQueue, Kick, Meta, Packet, Part,
+    Received, SpaceId, Spaces,
 };
 
 /// The form of each packet in the capture.
@@ -263,7 +263,11 @@ impl<W: Write + Send> DeviceQueue for CaptureQueue<W> {
         self.inner.kick(spaces, ring)
     }
 
-    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(
+        &mut self,
+        out: &mut Vec<Completion>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
         self.inner.tx_complete(out, budget)
     }
 

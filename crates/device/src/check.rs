@@ -3,7 +3,7 @@
 use crate::{Capabilities, Checksum, MAX_PARTS, Meta, Part, SpaceId};
 
 /// The limits of a device's packets.
-pub(crate) struct Limits {
+pub(crate) struct PacketLimits {
     /// The capabilities that the device offers.
     pub(crate) can: Capabilities,
     /// The longest frame, in bytes.
@@ -14,7 +14,7 @@ pub(crate) struct Limits {
     pub(crate) pool: Option<SpaceId>,
 }
 
-impl Limits {
+impl PacketLimits {
     /// Returns the packet's length in bytes; `None` for a packet that the device must not send.
     /// Such a packet has no parts or too many, is empty or too long, or has metadata that the
     /// device does not offer or that names offsets outside of the packet. Or it has a part outside
@@ -57,9 +57,9 @@ mod tests {
     const PARTIAL: Meta =
         Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, segmentation: None };
 
-    fn limits() -> Limits {
+    fn limits() -> PacketLimits {
         let can = Capabilities { tx_in_place: true, tx_checksum: true, ..Default::default() };
-        Limits { can, frame_bytes: 1518, large_bytes: 65549, pool: None }
+        PacketLimits { can, frame_bytes: 1518, large_bytes: 65549, pool: None }
     }
 
     fn part(len: u32) -> Part {

@@ -19,9 +19,8 @@ pub struct Info {
     pub can: Capabilities,
     /// The number of hardware queues.
     pub queues: usize,
-    /// The size that each pool buffer needs for the largest packet that the device may receive,
-    /// headroom included, in bytes.
-    pub rx_buffer_bytes: usize,
+    /// What the device requires of the memory that it uses.
+    pub limits: Limits,
     /// The maximum number of packets that wait for `rx_poll` before the device loses more; 0: not
     /// known. A clock must tick before half of them have come.
     pub rx_queue_packets: usize,
@@ -44,6 +43,58 @@ pub struct Capabilities {
     /// Otherwise it completes each packet before `tx_submit` returns, and `tx_complete` still
     /// returns the token.
     pub tx_asynchronous: bool,
+}
+
+/// What a device requires of the memory that it uses, and the sizes of its rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The size of each pool buffer, headroom included, in bytes.
+    pub rx_buffer_bytes: usize,
+    /// The alignment of pool buffers in their data space, in bytes: a power of two, at most a page.
+    pub rx_alignment: usize,
+    /// Bytes at the beginning of each pool buffer that belong to the driver. The data of a received
+    /// packet starts behind them.
+    pub rx_headroom_bytes: usize,
+    /// Buffers that the receive ring needs so that packets find one while the engine is away; 0 for
+    /// a device whose packets wait elsewhere.
+    pub rx_ring: usize,
+    /// Descriptors of the transmit ring; 0: not known. A packet takes one or several.
+    pub tx_ring: usize,
+    /// The device reaches addresses of this many bits.
+    pub address_bits: u32,
+}
+
+impl Limits {
+    /// Returns the limits of a device that reaches all memory and has no ring of its own.
+    #[must_use]
+    pub fn new(rx_buffer_bytes: usize) -> Limits {
+        Limits {
+            rx_buffer_bytes,
+            rx_alignment: 1,
+            rx_headroom_bytes: 0,
+            rx_ring: 0,
+            tx_ring: 0,
+            address_bits: 64,
+        }
+    }
+
+    /// Returns the distance of pool buffers that lie behind each other, in bytes.
+    #[must_use]
+    pub fn rx_stride(&self) -> usize {
+        self.rx_buffer_bytes.next_multiple_of(self.rx_alignment)
+    }
+
+    /// Returns `true` if the device can use a pool buffer at this offset of a data space.
+    #[must_use]
+    pub fn is_aligned(&self, offset: u32) -> bool {
+        (offset as usize).is_multiple_of(self.rx_alignment)
+    }
+
+    /// Returns `true` if the device reaches a memory of this many bytes.
+    #[must_use]
+    pub fn reaches(&self, bytes: usize) -> bool {
+        self.address_bits >= usize::BITS || bytes <= 1 << self.address_bits
+    }
 }
 
 /// The control part of a device. One thread calls it, which may be another one than those that call

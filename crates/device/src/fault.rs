@@ -19,14 +19,14 @@ use towpath_memory::Region;
 use towpath_packet::offload::MAX_SEGMENTS;
 use towpath_packet::segment::complete_into;
 
-use crate::check::Limits;
+use crate::check::PacketLimits;
 use crate::sleeper::Sleeper;
 use crate::wire::Assembly;
 use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
-    Armed, Capabilities, Counters, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, Info,
-    Kick, LARGE_PACKET_BYTES, Meta, POOL_HEADROOM_BYTES, Packet, Part, Received, Space, SpaceId,
-    Spaces, VLAN_TAG_BYTES,
+    Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
+    ETHERNET_HEADER_BYTES, Info, Kick, LARGE_PACKET_BYTES, Meta, Outcome, POOL_HEADROOM_BYTES,
+    Packet, Part, Received, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
 };
 use in_flight::InFlight;
 use lane::{Lane, Place, Shared};
@@ -142,7 +142,7 @@ impl Wrap for Faulty {
             spare: 0,
             pool_slots: 0,
             in_flight: InFlight::new(PLACES),
-            tokens: VecDeque::with_capacity(TX_TOKENS),
+            done: VecDeque::with_capacity(TX_TOKENS),
             kept: VecDeque::with_capacity(TX_TOKENS),
             wanted_places: 0,
             counters: Counters::default(),
@@ -172,10 +172,10 @@ struct FaultQueue {
     /// Pool buffers that serve as slots of `tx`.
     pool_slots: usize,
     in_flight: InFlight,
-    tokens: VecDeque<u64>,
-    /// Tokens of packets that the wrapper took during a stall of sending and has not sent since, as
+    done: VecDeque<Completion>,
+    /// Completions of packets that the wrapper took during a stall of sending and has not sent since, as
     /// a stalled card keeps them.
-    kept: VecDeque<u64>,
+    kept: VecDeque<Completion>,
     /// The slots that the last packet needed.
     wanted_places: usize,
     counters: Counters,
@@ -253,13 +253,13 @@ impl FaultQueue {
     fn advance_sending(&mut self, now: Instant) {
         self.tx.advance(now);
         if !self.tx.is_stalled() {
-            self.tokens.append(&mut self.kept);
+            self.done.append(&mut self.kept);
         }
     }
 
     /// Takes one packet. Returns `false` if there is no room for it now.
     fn take(&mut self, spaces: &mut Spaces, packet: &Packet<'_>, now: Instant) -> bool {
-        let limits = Limits {
+        let limits = PacketLimits {
             can: self.info.can,
             frame_bytes: self.place_bytes,
             large_bytes: LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES,
@@ -305,7 +305,9 @@ impl DeviceQueue for FaultQueue {
             let is_missing = self.empty.len() < self.rx.waiting();
             if (keeps && is_share) || is_missing {
                 let buffer = buffers[taken];
-                if !spaces.is_writable(space, buffer, self.info.rx_buffer_bytes as u32) {
+                let limits = self.info.limits;
+                let is_writable = spaces.is_writable(space, buffer, limits.rx_buffer_bytes as u32);
+                if !is_writable || !limits.is_aligned(buffer) {
                     break;
                 }
                 if keeps_place && !is_missing {
@@ -390,16 +392,21 @@ impl DeviceQueue for FaultQueue {
         self.in_flight.collect(&mut *self.inner, &mut self.tx)?;
         self.in_flight.push(&mut *self.inner, &mut self.tx, spaces)?;
         let mut taken = 0;
-        for packet in packets.iter().take(TX_TOKENS - self.tokens.len() - self.kept.len()) {
+        let before = self.done.len();
+        for packet in packets.iter().take(TX_TOKENS - self.done.len() - self.kept.len()) {
+            let dropped = self.counters.tx_dropped;
             if !self.take(spaces, packet, now) {
                 break;
             }
+            let was_dropped = self.counters.tx_dropped > dropped;
+            let outcome = if was_dropped { Outcome::Dropped } else { Outcome::Sent };
+            self.done.push_back(Completion { token: packet.token, outcome });
             taken += 1;
         }
         // A stall that began with one of the packets keeps those before it too: none was sent yet.
-        let stalled = self.tx.is_stalled();
-        let tokens = if stalled { &mut self.kept } else { &mut self.tokens };
-        tokens.extend(packets[..taken].iter().map(|packet| packet.token));
+        if self.tx.is_stalled() {
+            self.kept.extend(self.done.drain(before..));
+        }
         // Taken packets stay taken. A device that is gone reports the error again at the next call.
         match self.in_flight.push(&mut *self.inner, &mut self.tx, spaces) {
             Err(error) if taken == 0 => Err(error),
@@ -415,10 +422,14 @@ impl DeviceQueue for FaultQueue {
         }
     }
 
-    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(
+        &mut self,
+        out: &mut Vec<Completion>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
         self.in_flight.collect(&mut *self.inner, &mut self.tx)?;
-        let count = self.tokens.len().min(budget);
-        out.extend(self.tokens.drain(..count));
+        let count = self.done.len().min(budget);
+        out.extend(self.done.drain(..count));
         Ok(count)
     }
 
@@ -436,7 +447,7 @@ impl DeviceQueue for FaultQueue {
         let deliverable = self.rx.next().is_some() && !self.empty.is_empty();
         let room =
             tx_waiting && self.tx.free.len() >= self.wanted_places && self.kept.len() < TX_TOKENS;
-        if !self.tokens.is_empty() || deliverable || room || due.is_some_and(|due| due <= now) {
+        if !self.done.is_empty() || deliverable || room || due.is_some_and(|due| due <= now) {
             return Ok(Armed::Work);
         }
         let sends = self.tx.next().is_some();
@@ -470,8 +481,13 @@ impl DeviceQueue for FaultQueue {
             self.pool_slots = 0;
         }
         self.spare = 0;
-        // The engine sends all kept packets again.
-        self.tokens.append(&mut self.kept);
+        // The engine sends all kept packets again, except those that the wrapper dropped.
+        for completion in &mut self.kept {
+            if completion.outcome == Outcome::Sent {
+                completion.outcome = Outcome::Returned;
+            }
+        }
+        self.done.append(&mut self.kept);
         outcome.and(collected)
     }
 

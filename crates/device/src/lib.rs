@@ -29,9 +29,9 @@ pub mod virtio;
 mod wire;
 pub mod wrapped;
 
-pub use control::{Capabilities, Device, Info};
+pub use control::{Capabilities, Device, Info, Limits};
 pub use error::DeviceError;
-pub use queue::{Armed, Counters, DeviceQueue, Kick, Packet, Part, Received};
+pub use queue::{Armed, Completion, Counters, DeviceQueue, Kick, Outcome, Packet, Part, Received};
 pub use space::{Space, SpaceError, SpaceId, Spaces};
 pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};
 

@@ -13,9 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::{
-    Armed, Capabilities, Counters, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, Info,
-    Kick, LARGE_PACKET_BYTES, Meta, POOL_HEADROOM_BYTES, Packet, Part, Received, SpaceId, Spaces,
-    VLAN_TAG_BYTES, check::Limits,
+    Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
+    ETHERNET_HEADER_BYTES, Info, Kick, LARGE_PACKET_BYTES, Limits, MAX_PARTS, Meta,
+    POOL_HEADROOM_BYTES, Packet, Part, Received, SpaceId, Spaces, VLAN_TAG_BYTES,
+    check::PacketLimits,
 };
 use ring::{Batch, Bell, Receiver, Sender, Sent, WANTS_PACKETS, WANTS_ROOM};
 
@@ -29,6 +30,15 @@ pub struct Config {
     /// The number of packets that each direction holds, and of empty buffers that each end takes; 1
     /// to 65536.
     pub ring_packets: usize,
+    /// The number of descriptors of each end's transmit ring: [`MAX_PARTS`] to 65536. A packet takes
+    /// one descriptor per part, until `tx_complete` returns its completion.
+    pub tx_descriptors: usize,
+    /// [`Limits::rx_ring`]: buffers that the receive ring asks for.
+    pub rx_ring: usize,
+    /// [`Limits::rx_alignment`]: a power of two, at most 4096.
+    pub rx_alignment: usize,
+    /// [`Limits::address_bits`].
+    pub address_bits: u32,
     /// [`Capabilities::tx_in_place`]. Without it, an end sends only from the space of its receive
     /// buffers.
     pub tx_in_place: bool,
@@ -48,6 +58,10 @@ impl Default for Config {
             name: "loopback".to_owned(),
             mtu: 1500,
             ring_packets: 256,
+            tx_descriptors: 1024,
+            rx_ring: 0,
+            rx_alignment: 64,
+            address_bits: 64,
             tx_in_place: true,
             tx_asynchronous: false,
             offloads: true,
@@ -61,7 +75,13 @@ impl Default for Config {
 /// # Errors
 /// `EINVAL` when the configuration is out of range; the error of `eventfd`.
 pub fn pair(config: &Config) -> io::Result<(LoopbackDevice, LoopbackDevice)> {
-    if !(68..=65535).contains(&config.mtu) || !(1..=65536).contains(&config.ring_packets) {
+    let in_range = (68..=65535).contains(&config.mtu)
+        && (1..=65536).contains(&config.ring_packets)
+        && (MAX_PARTS..=65536).contains(&config.tx_descriptors)
+        && config.rx_ring <= 65536
+        && config.rx_alignment.is_power_of_two()
+        && config.rx_alignment <= 4096;
+    if !in_range {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let (sender_a, receiver_b) = direction(config);
@@ -101,6 +121,12 @@ struct Held {
     token: u64,
 }
 
+/// A completion that waits, and the descriptors that its packet took.
+struct Done {
+    completion: Completion,
+    descriptors: usize,
+}
+
 /// One end of the pair.
 pub struct LoopbackDevice {
     info: Info,
@@ -128,7 +154,9 @@ struct LoopbackQueue {
     unannounced: bool,
     /// One packet's parts in one slice, while the device fetches the packet.
     scratch: Vec<Part>,
-    done: VecDeque<u64>,
+    done: VecDeque<Done>,
+    /// Descriptors that no packet takes.
+    free_descriptors: usize,
     /// The length of the last packet that found no room.
     wanted_bytes: usize,
     counters: Counters,
@@ -156,7 +184,14 @@ impl LoopbackDevice {
             mtu: config.mtu,
             can,
             queues: 1,
-            rx_buffer_bytes: (POOL_HEADROOM_BYTES + longest).next_multiple_of(64),
+            limits: Limits {
+                rx_alignment: config.rx_alignment,
+                rx_headroom_bytes: POOL_HEADROOM_BYTES,
+                rx_ring: config.rx_ring,
+                tx_ring: config.tx_descriptors,
+                address_bits: config.address_bits,
+                ..Limits::new((POOL_HEADROOM_BYTES + longest).next_multiple_of(64))
+            },
             rx_queue_packets: config.ring_packets,
         };
         let queue = LoopbackQueue {
@@ -173,8 +208,9 @@ impl LoopbackDevice {
             held_parts: VecDeque::new(),
             kicked: 0,
             unannounced: false,
-            scratch: Vec::with_capacity(crate::MAX_PARTS),
+            scratch: Vec::with_capacity(MAX_PARTS),
             done: VecDeque::with_capacity(config.ring_packets),
+            free_descriptors: config.tx_descriptors,
             wanted_bytes: 0,
             counters: Counters::default(),
         };
@@ -223,18 +259,16 @@ impl LoopbackQueue {
         {
             self.scratch.clear();
             self.scratch.extend(self.held_parts.range(..held.parts));
-            match batch.push(&limits, spaces, &self.scratch, held.meta) {
-                Sent::Yes(len) => {
-                    self.counters.tx_packets += 1;
-                    self.counters.tx_bytes += len as u64;
-                }
-                Sent::Bad => self.counters.tx_dropped += 1,
+            let outcome = match batch.push(&limits, spaces, &self.scratch, held.meta) {
+                Sent::Yes(len) => self.counters.sent(len),
+                Sent::Bad => self.counters.dropped(),
                 Sent::NoRoom(len) => {
                     self.wanted_bytes = len;
                     break;
                 }
-            }
-            self.done.push_back(held.token);
+            };
+            let completion = Completion { token: held.token, outcome };
+            self.done.push_back(Done { completion, descriptors: held.parts });
             self.held_parts.drain(..held.parts);
             self.held.pop_front();
             self.kicked -= 1;
@@ -244,8 +278,30 @@ impl LoopbackQueue {
         }
     }
 
-    fn limits(&self) -> Limits {
-        Limits {
+    /// Takes packets that the device fetches later (asynchronous mode). Returns how many.
+    fn hold(&mut self, packets: &[Packet<'_>]) -> usize {
+        let mut taken = 0;
+        for packet in packets {
+            let parts = packet.parts.len();
+            if parts > MAX_PARTS {
+                // The driver drops the packet, and places nothing in the ring.
+                let completion =
+                    Completion { token: packet.token, outcome: self.counters.dropped() };
+                self.done.push_back(Done { completion, descriptors: 0 });
+            } else if parts > self.free_descriptors {
+                break;
+            } else {
+                self.free_descriptors -= parts;
+                self.held_parts.extend(packet.parts);
+                self.held.push_back(Held { parts, meta: packet.meta, token: packet.token });
+            }
+            taken += 1;
+        }
+        taken
+    }
+
+    fn limits(&self) -> PacketLimits {
+        PacketLimits {
             can: self.info.can,
             frame_bytes: self.info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES,
             large_bytes: self.longest,
@@ -253,8 +309,15 @@ impl LoopbackQueue {
         }
     }
 
-    fn has_room(&self) -> bool {
+    /// `true` if the wire has room for the packet that found none.
+    fn has_wire_room(&self) -> bool {
         self.tx.packets.slots() > 0 && self.tx.bytes.slots() >= self.wanted_bytes
+    }
+
+    /// `true` if the transmit ring has room for any packet. A packet that needs less room than this
+    /// finds it when the engine fetches the next completions.
+    fn has_ring_room(&self) -> bool {
+        self.free_descriptors >= MAX_PARTS && self.done.len() + self.held.len() < self.ring_packets
     }
 }
 
@@ -262,8 +325,9 @@ impl DeviceQueue for LoopbackQueue {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.pool = Some(space);
         let room = (self.ring_packets - self.buffers.len()).min(buffers.len());
-        let len = self.info.rx_buffer_bytes as u32;
-        let good = |buffer: &&u32| spaces.is_writable(space, **buffer, len);
+        let limits = self.info.limits;
+        let len = limits.rx_buffer_bytes as u32;
+        let good = |at: &&u32| spaces.is_writable(space, **at, len) && limits.is_aligned(**at);
         let before = self.buffers.len();
         self.buffers.extend(buffers[..room].iter().take_while(good).map(|buffer| (space, *buffer)));
         self.buffers.len() - before
@@ -335,34 +399,31 @@ impl DeviceQueue for LoopbackQueue {
         let room = self.ring_packets.saturating_sub(self.done.len() + self.held.len());
         let packets = &packets[..room.min(packets.len())];
         if self.info.can.tx_asynchronous {
-            for packet in packets {
-                if packet.parts.len() > crate::MAX_PARTS {
-                    self.counters.tx_dropped += 1;
-                    self.done.push_back(packet.token);
-                    continue;
-                }
-                self.held_parts.extend(packet.parts);
-                let (parts, meta, token) = (packet.parts.len(), packet.meta, packet.token);
-                self.held.push_back(Held { parts, meta, token });
-            }
-            return Ok(packets.len());
+            return Ok(self.hold(packets));
         }
         let limits = self.limits();
         let mut batch = Batch::new(&mut self.tx);
         let mut taken = 0;
         for packet in packets {
-            match batch.push(&limits, spaces, packet.parts, packet.meta) {
-                Sent::Yes(len) => {
-                    self.counters.tx_packets += 1;
-                    self.counters.tx_bytes += len as u64;
+            let mut descriptors = packet.parts.len();
+            if descriptors > self.free_descriptors && descriptors <= MAX_PARTS {
+                break;
+            }
+            let outcome = match batch.push(&limits, spaces, packet.parts, packet.meta) {
+                Sent::Yes(len) => self.counters.sent(len),
+                Sent::Bad => {
+                    // The driver drops the packet, and places nothing in the ring.
+                    descriptors = 0;
+                    self.counters.dropped()
                 }
-                Sent::Bad => self.counters.tx_dropped += 1,
                 Sent::NoRoom(len) => {
                     self.wanted_bytes = len;
                     break;
                 }
-            }
-            self.done.push_back(packet.token);
+            };
+            let completion = Completion { token: packet.token, outcome };
+            self.done.push_back(Done { completion, descriptors });
+            self.free_descriptors -= descriptors;
             taken += 1;
         }
         self.unannounced |= batch.publish();
@@ -381,9 +442,16 @@ impl DeviceQueue for LoopbackQueue {
         Ok(())
     }
 
-    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(
+        &mut self,
+        out: &mut Vec<Completion>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
         let count = self.done.len().min(budget);
-        out.extend(self.done.drain(..count));
+        for done in self.done.drain(..count) {
+            self.free_descriptors += done.descriptors;
+            out.push(done.completion);
+        }
         Ok(count)
     }
 
@@ -396,6 +464,7 @@ impl DeviceQueue for LoopbackQueue {
         // This empties the doorbell before it sets `wants`, so that a later notification stays.
         let _ = rustix::io::read(fd, &mut [0; 8]);
         self.counters.system_calls += 1;
+        let is_late = self.info.can.tx_asynchronous;
         let room_wanted = tx_waiting || self.kicked > 0;
         let receives = !self.buffers.is_empty();
         let wants =
@@ -407,7 +476,8 @@ impl DeviceQueue for LoopbackQueue {
         let work = !self.done.is_empty()
             || (receives && self.rx.packets.slots() > 0)
             || self.other_is_gone()
-            || (room_wanted && self.has_room());
+            || (self.kicked > 0 && self.has_wire_room())
+            || (tx_waiting && self.has_ring_room() && (is_late || self.has_wire_room()));
         if work {
             self.own.wants.store(0, Ordering::Relaxed);
             return Ok(Armed::Work);
@@ -420,7 +490,10 @@ impl DeviceQueue for LoopbackQueue {
         buffers.extend(self.buffers.drain(..).map(|(_, buffer)| buffer));
         // As a card does on a reset, the device forgets packets that it has not fetched, but
         // returns their tokens.
-        self.done.extend(self.held.drain(..).map(|held| held.token));
+        self.done.extend(self.held.drain(..).map(|held| Done {
+            completion: Completion::returned(held.token),
+            descriptors: held.parts,
+        }));
         self.held_parts.clear();
         self.kicked = 0;
         if self.other_is_gone() { Err(self.gone()) } else { Ok(()) }
@@ -455,7 +528,7 @@ mod tests {
     /// Returns the queues of a pair, and the size of their receive buffers.
     fn queues(config: &Config) -> (LoopbackQueue, LoopbackQueue, u32) {
         let (mut a, mut b) = pair(config).unwrap();
-        let bytes = a.info().rx_buffer_bytes as u32;
+        let bytes = a.info().limits.rx_stride() as u32;
         (a.queue.take().unwrap(), b.queue.take().unwrap(), bytes)
     }
 
@@ -474,7 +547,7 @@ mod tests {
         let (mut tokens, mut got) = (Vec::new(), Vec::new());
         assert_eq!(a.tx_complete(&mut tokens, 9).unwrap(), 1);
         assert_eq!(b.rx_poll(&mut receiver, &mut got, 9).unwrap(), 1);
-        assert_eq!(tokens, [7]);
+        assert_eq!(tokens, [Completion::sent(7)]);
         let mut text = [0; 5];
         receiver.copy_out(pool, got[0].offset, &mut text).unwrap();
         assert_eq!((got[0].buffer, got[0].len, &text), (0, 5, b"heell"));
@@ -517,6 +590,52 @@ mod tests {
         let mut text = [0; 5];
         memory.copy_out(pool, got[0].offset, &mut text).unwrap();
         assert_eq!(&text, b"later");
+    }
+
+    #[test]
+    fn a_packet_takes_a_descriptor_per_part_until_its_completion_is_fetched() {
+        for tx_asynchronous in [false, true] {
+            let config = Config { tx_descriptors: 50, tx_asynchronous, ..Config::default() };
+            let (mut a, mut b, buffer) = queues(&config);
+            let (mut memory, pool) = spaces(2 * buffer as usize);
+            b.rx_fill(&memory, pool, &[0]);
+            let part = Part { space: pool, offset: buffer, len: 2 };
+            let (chain, one) = ([part; 45], [part]);
+            let packet = |parts, token| Packet { parts, meta: Meta::FULL, token };
+            let packets = [packet(&chain, 1), packet(&chain, 2), packet(&one, 3)];
+            assert_eq!(a.tx_submit(&mut memory, &packets).unwrap(), 1, "the second finds no room");
+            let ones = [packet(&one, 4); 6];
+            assert_eq!(a.tx_submit(&mut memory, &ones).unwrap(), 5, "50 descriptors are taken");
+            a.kick(&mut memory, Kick::Tx).unwrap();
+            assert_eq!(a.tx_submit(&mut memory, &ones).unwrap(), 0, "not fetched");
+            let mut completions = Vec::new();
+            assert_eq!(a.tx_complete(&mut completions, 1).unwrap(), 1);
+            assert_eq!(completions, [Completion::sent(1)]);
+            assert_eq!(a.tx_submit(&mut memory, &packets[1..]).unwrap(), 1);
+        }
+    }
+
+    #[test]
+    fn a_reset_tells_sent_packets_from_those_it_returns() {
+        let config = Config { tx_asynchronous: true, ..Config::default() };
+        let (mut a, mut b, buffer) = queues(&config);
+        let (mut memory, pool) = spaces(2 * buffer as usize);
+        b.rx_fill(&memory, pool, &[0]);
+        let good = [Part { space: pool, offset: buffer, len: 60 }];
+        let packet = |parts, token| Packet { parts, meta: Meta::FULL, token };
+        a.tx_submit(&mut memory, &[packet(&good, 1), packet(&[], 2)]).unwrap();
+        a.kick(&mut memory, Kick::Tx).unwrap();
+        a.tx_submit(&mut memory, &[packet(&good, 3), packet(&good, 4)]).unwrap();
+        a.reset(&mut Vec::new()).unwrap();
+        let mut completions = Vec::new();
+        a.tx_complete(&mut completions, 9).unwrap();
+        let expected = [
+            Completion::sent(1),
+            Completion::dropped(2),
+            Completion::returned(3),
+            Completion::returned(4),
+        ];
+        assert_eq!(completions, expected);
     }
 
     #[test]

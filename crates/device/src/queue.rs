@@ -53,6 +53,47 @@ pub enum Armed {
     Work,
 }
 
+/// What became of a packet that the device took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The device sent it.
+    Sent,
+    /// The device cannot send it, and counted it.
+    Dropped,
+    /// A reset ended it. The device has neither sent nor counted it, and the engine may submit it
+    /// again.
+    Returned,
+}
+
+/// A packet with which the device is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The packet's token.
+    pub token: u64,
+    /// What became of the packet.
+    pub outcome: Outcome,
+}
+
+impl Completion {
+    /// Returns the completion of a sent packet.
+    #[must_use]
+    pub fn sent(token: u64) -> Completion {
+        Completion { token, outcome: Outcome::Sent }
+    }
+
+    /// Returns the completion of a dropped packet.
+    #[must_use]
+    pub fn dropped(token: u64) -> Completion {
+        Completion { token, outcome: Outcome::Dropped }
+    }
+
+    /// Returns the completion of a packet that a reset ended.
+    #[must_use]
+    pub fn returned(token: u64) -> Completion {
+        Completion { token, outcome: Outcome::Returned }
+    }
+}
+
 /// The ring of a queue that a kick is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kick {
@@ -83,12 +124,28 @@ pub struct Counters {
     pub resets: u64,
 }
 
+impl Counters {
+    /// Counts a sent packet of `len` bytes. Returns its outcome.
+    #[inline]
+    pub(crate) fn sent(&mut self, len: usize) -> Outcome {
+        self.tx_packets += 1;
+        self.tx_bytes += len as u64;
+        Outcome::Sent
+    }
+
+    /// Counts a packet that is not sent. Returns its outcome.
+    pub(crate) fn dropped(&mut self) -> Outcome {
+        self.tx_dropped += 1;
+        Outcome::Dropped
+    }
+}
+
 /// One hardware queue of a device. One thread at a time calls it.
 pub trait DeviceQueue: Send {
     /// Provides the device with empty buffers: offsets in `space` at which a buffer of
-    /// [`Info::rx_buffer_bytes`](crate::Info::rx_buffer_bytes) starts. The device takes as many as
-    /// it has room for, from the front, and stops at the first one that is not writable. Returns
-    /// how many it took. The device may fill them at once, and must after [`Kick::Rx`].
+    /// [`Limits::rx_buffer_bytes`](crate::Limits::rx_buffer_bytes) starts. The device takes as many
+    /// as it has room for, from the front, and stops at the first one that is not writable or not
+    /// aligned. Returns how many it took. The device may fill them at once, and must after [`Kick::Rx`].
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize;
 
     /// Appends at most `budget` filled buffers to `out`, oldest first. Returns their number. A
@@ -104,13 +161,14 @@ pub trait DeviceQueue: Send {
     ) -> Result<usize, DeviceError>;
 
     /// Places packets in the transmit ring, in order. The device takes as many as it has room for,
-    /// from the front. Returns how many it took. The device may send them at once, and must after
+    /// from the front. A packet may need several descriptors; the device takes it with all of them
+    /// or not at all. Returns how many it took. The device may send them at once, and must after
     /// [`Kick::Tx`]. The engine does not change the parts of a taken packet until the device
     /// returns its token.
     ///
     /// The device also takes a packet that it cannot send (a part outside of its space, too long,
     /// metadata that does not fit, refused by the kernel). The device drops and counts such a
-    /// packet, and returns its token. The device pads frames that are too short for the wire with
+    /// packet, and completes it with [`Outcome::Dropped`]. The device pads frames that are too short for the wire with
     /// zeros.
     ///
     /// # Errors
@@ -129,12 +187,16 @@ pub trait DeviceQueue: Send {
     /// When the device as a whole fails.
     fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError>;
 
-    /// Appends at most `budget` tokens of completed packets to `out`, in any order. Returns their
-    /// number.
+    /// Appends at most `budget` completions to `out`, in any order, except as
+    /// [`DeviceQueue::reset`] says. Returns their number.
     ///
     /// # Errors
     /// When the device as a whole fails.
-    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError>;
+    fn tx_complete(
+        &mut self,
+        out: &mut Vec<Completion>,
+        budget: usize,
+    ) -> Result<usize, DeviceError>;
 
     /// Returns the descriptor that becomes readable when there is work; `None` for a queue that
     /// must be polled.
@@ -150,12 +212,10 @@ pub trait DeviceQueue: Send {
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError>;
 
     /// Resets a stalled queue. The interface, its addresses and the kernel's connections stay. The
-    /// device returns every provided buffer through `buffers`. It returns every remaining token
-    /// through the next `tx_complete`, in the order in which it took the packets.
-    ///
-    /// The engine submits the packets whose tokens a reset returns again. So the driver returns the
-    /// token of a packet that it knows to be sent or dropped before the reset. It counts a packet
-    /// that the reset ends as neither, and no part of such a packet is still in flight.
+    /// device returns every provided buffer through `buffers`. It completes every remaining packet
+    /// through the next `tx_complete`: those that it knows to be sent or dropped as such, and the
+    /// others with [`Outcome::Returned`], in the order in which it took them. No part of a returned
+    /// packet is still in flight.
     ///
     /// # Errors
     /// When the device does not work after the reset.

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use crate::sleeper::Sleeper;
 use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
-    Armed, Counters, Device, DeviceError, DeviceQueue, Kick, MAX_PARTS, Meta, Packet, Part,
-    Received, SpaceId, Spaces,
+    Armed, Completion, Counters, Device, DeviceError, DeviceQueue, Kick, MAX_PARTS, Meta, Packet,
+    Part, Received, SpaceId, Spaces,
 };
 
 /// The pace of a slow device.
@@ -95,9 +95,9 @@ struct SlowQueue {
     busy_until: Instant,
     /// `true` if the wrapped device had no room for a due packet.
     blocked: bool,
-    /// Tokens of packets that a reset ended, and of packets that the wrapped device completed.
-    done: VecDeque<u64>,
-    fetched: Vec<u64>,
+    /// Completions of packets that a reset ended, and of those that the wrapped device completed.
+    done: VecDeque<Completion>,
+    fetched: Vec<Completion>,
     system_calls: u64,
 }
 
@@ -183,7 +183,11 @@ impl DeviceQueue for SlowQueue {
         }
     }
 
-    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(
+        &mut self,
+        out: &mut Vec<Completion>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
         self.collect()?;
         let count = self.done.len().min(budget);
         out.extend(self.done.drain(..count));
@@ -213,7 +217,7 @@ impl DeviceQueue for SlowQueue {
         // The wrapped device took its packets before those that wait here.
         let collected = self.collect();
         while let Some(token) = self.forget_first() {
-            self.done.push_back(token);
+            self.done.push_back(Completion::returned(token));
         }
         self.busy_until = Instant::now();
         self.blocked = false;

@@ -20,12 +20,12 @@ use std::sync::Arc;
 
 use rustix::event::epoll;
 
-use crate::check::Limits;
+use crate::check::PacketLimits;
 use crate::virtio::{self, HEADER_BYTES};
 use crate::{
-    Armed, Capabilities, Counters, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, Info,
-    Kick, LARGE_PACKET_BYTES, MAX_PARTS, POOL_HEADROOM_BYTES, Packet, Received, SpaceId, Spaces,
-    VLAN_TAG_BYTES,
+    Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
+    ETHERNET_HEADER_BYTES, Info, Kick, LARGE_PACKET_BYTES, Limits, MAX_PARTS, Outcome,
+    POOL_HEADROOM_BYTES, Packet, Received, SpaceId, Spaces, VLAN_TAG_BYTES,
 };
 
 pub use open::TapError;
@@ -78,7 +78,7 @@ struct TapQueue {
     /// The events that `sleep` waits for.
     waits_for: epoll::EventFlags,
     buffers: VecDeque<(SpaceId, u32)>,
-    tokens: VecDeque<u64>,
+    done: VecDeque<Completion>,
     /// `true` if the last read found nothing.
     drained: bool,
     /// `true` if the last write found no room.
@@ -135,7 +135,10 @@ impl TapDevice {
             // At least one byte more than the longest packet, so that the driver notices a longer
             // one.
             queues: 1,
-            rx_buffer_bytes: (POOL_HEADROOM_BYTES + longest + 1).next_multiple_of(256),
+            limits: Limits {
+                rx_headroom_bytes: POOL_HEADROOM_BYTES,
+                ..Limits::new((POOL_HEADROOM_BYTES + longest + 1).next_multiple_of(256))
+            },
             rx_queue_packets: interface.queue_packets,
         };
         Ok(TapDevice { info, fd: Arc::new(fd) })
@@ -181,7 +184,7 @@ impl TapQueue {
             sleep,
             waits_for,
             buffers: VecDeque::with_capacity(RX_BUFFERS),
-            tokens: VecDeque::with_capacity(TX_TOKENS),
+            done: VecDeque::with_capacity(TX_TOKENS),
             drained: false,
             full: false,
             counters: Counters::default(),
@@ -208,7 +211,7 @@ impl TapQueue {
         buffer: u32,
     ) -> io::Result<Option<(usize, crate::Meta)>> {
         let start = buffer + (POOL_HEADROOM_BYTES - HEADER_BYTES) as u32;
-        let room = self.info.rx_buffer_bytes - (POOL_HEADROOM_BYTES - HEADER_BYTES);
+        let room = self.info.limits.rx_buffer_bytes - (POOL_HEADROOM_BYTES - HEADER_BYTES);
         let to = spaces
             .writable(space, start, room as u32)
             .map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))?;
@@ -232,7 +235,7 @@ impl TapQueue {
 
     /// Writes one packet. Returns its length in bytes, or `Ok(None)` for a packet to drop.
     fn write_out(&mut self, spaces: &Spaces, packet: &Packet<'_>) -> io::Result<Option<usize>> {
-        let limits = Limits {
+        let limits = PacketLimits {
             can: self.info.can,
             // An administrator may have raised the kernel's MTU since. The kernel checks the length
             // itself.
@@ -280,7 +283,7 @@ impl AsFd for TapDevice {
 impl DeviceQueue for TapQueue {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         let room = (RX_BUFFERS - self.buffers.len()).min(buffers.len());
-        let len = self.info.rx_buffer_bytes as u32;
+        let len = self.info.limits.rx_buffer_bytes as u32;
         let good = |buffer: &&u32| spaces.is_writable(space, **buffer, len);
         let before = self.buffers.len();
         self.buffers.extend(buffers[..room].iter().take_while(good).map(|buffer| (space, *buffer)));
@@ -334,14 +337,16 @@ impl DeviceQueue for TapQueue {
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
-        let room = TX_TOKENS - self.tokens.len();
+        let room = TX_TOKENS - self.done.len();
         self.full = false;
         let mut taken = 0;
         for packet in packets.iter().take(room) {
+            let mut completion = Completion::dropped(packet.token);
             match self.write_out(spaces, packet) {
                 Ok(Some(len)) => {
                     self.counters.tx_packets += 1;
                     self.counters.tx_bytes += len as u64;
+                    completion.outcome = Outcome::Sent;
                 }
                 Ok(None) => self.counters.tx_dropped += 1,
                 Err(cause) => match cause.raw_os_error() {
@@ -363,7 +368,7 @@ impl DeviceQueue for TapQueue {
                     _ => self.counters.tx_dropped += 1,
                 },
             }
-            self.tokens.push_back(packet.token);
+            self.done.push_back(completion);
             taken += 1;
         }
         Ok(taken)
@@ -374,9 +379,13 @@ impl DeviceQueue for TapQueue {
         Ok(())
     }
 
-    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
-        let count = self.tokens.len().min(budget);
-        out.extend(self.tokens.drain(..count));
+    fn tx_complete(
+        &mut self,
+        out: &mut Vec<Completion>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        let count = self.done.len().min(budget);
+        out.extend(self.done.drain(..count));
         Ok(count)
     }
 
@@ -389,7 +398,7 @@ impl DeviceQueue for TapQueue {
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
         let receives = !self.buffers.is_empty();
         let room_came = tx_waiting && !self.full;
-        if !self.tokens.is_empty() || room_came || (receives && !self.drained) {
+        if !self.done.is_empty() || room_came || (receives && !self.drained) {
             return Ok(Armed::Work);
         }
         let mut wanted = epoll::EventFlags::empty();
@@ -456,7 +465,7 @@ mod tests {
             mtu: 1500,
             can,
             queues: 1,
-            rx_buffer_bytes: 2048,
+            limits: Limits::new(2048),
             rx_queue_packets: 0,
         };
         (TapQueue::new(info, Arc::new(fd)).unwrap(), other)

@@ -44,6 +44,18 @@ fn tiny() {
 }
 
 #[test]
+fn few_descriptors() {
+    let config = Config { tx_descriptors: 50, ..Config::default() };
+    check("loopback of 50 descriptors", config.clone());
+    check("asynchronous loopback of 50 descriptors", Config { tx_asynchronous: true, ..config });
+}
+
+#[test]
+fn aligned_buffers() {
+    check("loopback of aligned buffers", Config { rx_alignment: 4096, ..Config::default() });
+}
+
+#[test]
 fn jumbo() {
     check("loopback of jumbo frames", Config { mtu: 9000, ..Config::default() });
 }

@@ -160,7 +160,7 @@ impl Fixture {
     fn new(mut device: TapDevice, frames: u32) -> Fixture {
         let mut spaces = Spaces::default();
         let mut queue = device.open_queue(0, &mut spaces).unwrap();
-        let size = device.info().rx_buffer_bytes as u32;
+        let size = device.info().limits.rx_stride() as u32;
         let region = Region::private(((frames + 1) * size) as usize).unwrap();
         let memory = spaces.add(Space::writable(region));
         let list: Vec<u32> = (0..frames).map(|index| index * size).collect();

@@ -11,7 +11,7 @@ use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::loopback::{self, Config, LoopbackDevice};
 use towpath_device::slow::{Pace, SlowDevice};
 use towpath_device::{
-    Armed, Device, DeviceQueue, Kick, Meta, Packet, Part, Space, SpaceId, Spaces,
+    Armed, Completion, Device, DeviceQueue, Kick, Meta, Packet, Part, Space, SpaceId, Spaces,
 };
 use towpath_memory::Region;
 use towpath_packet::build::{Flow, Tcp};
@@ -95,7 +95,7 @@ fn a_full_slow_device_refuses_packets() {
             next += fixture.queue.tx_submit(&mut fixture.spaces, &packets[next..]).unwrap();
         }
     }
-    assert_eq!(tokens, [0, 1, 2, 3, 4]);
+    assert_eq!(tokens, [0, 1, 2, 3, 4].map(Completion::sent));
     assert_eq!(fixture.queue.counters().tx_packets, 5);
     assert!(received.is_empty());
 }
@@ -139,7 +139,7 @@ impl<D: Device> Fixture<D> {
         let mut device = wrap(device);
         let mut spaces = Spaces::default();
         let queue = device.open_queue(0, &mut spaces).unwrap();
-        let size = device.info().rx_buffer_bytes as u32;
+        let size = device.info().limits.rx_stride() as u32;
         let free: Vec<u32> = (0..count).map(|index| index * size).collect();
         let region = Region::private((count + 1) as usize * size as usize).unwrap();
         let memory = spaces.add(Space::writable(region));

@@ -6,8 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use towpath_device::{
-    Armed, Device, DeviceError, DeviceQueue, Kick, Meta, Packet, Part, Received, Space, SpaceId,
-    Spaces,
+    Armed, Completion, Device, DeviceError, DeviceQueue, Kick, Meta, Outcome, Packet, Part,
+    Received, Space, SpaceId, Spaces,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_queue::buffers::FreeBuffers;
@@ -37,7 +37,7 @@ pub struct Driver {
     receive: FreeBuffers,
     /// Buffers of packets for which the device had no room, in order.
     pub(super) waiting: VecDeque<u32>,
-    tokens: Vec<u64>,
+    completions: Vec<Completion>,
     /// `true` if packets may stay in flight after the call that submitted them.
     goes_on: bool,
     /// Buffers of packets that other threads left, and that the device completed.
@@ -58,8 +58,9 @@ pub(super) struct Buffers {
     /// For reading. To write a packet takes its buffer's [`Region`].
     memory: Arc<Mapping>,
     left: u32,
-    own: u32,
     transmit_bytes: usize,
+    /// The offset of the first buffer to receive into.
+    receive_start: usize,
     receive_bytes: usize,
     pub(super) longest: usize,
 }
@@ -79,8 +80,7 @@ impl Buffers {
 
     /// Returns the offset of a buffer to receive into.
     fn receive_start(&self, buffer: u32) -> u32 {
-        let transmit = (self.left + self.own) as usize * self.transmit_bytes;
-        (transmit + buffer as usize * self.receive_bytes) as u32
+        (self.receive_start + buffer as usize * self.receive_bytes) as u32
     }
 
     fn receive_buffer(&self, start: u32) -> u32 {
@@ -130,11 +130,13 @@ impl Driver {
             return Err(failed("numbers of buffers", cause));
         }
         let longest = info.mtu + AROUND_BYTES;
+        let limits = info.limits;
         let transmit_bytes = (LENGTH_BYTES + longest).next_multiple_of(128);
-        let receive_bytes = info.rx_buffer_bytes.next_multiple_of(128);
-        let bytes = (config.left + config.own) as usize * transmit_bytes
-            + config.receive as usize * receive_bytes;
-        if u32::try_from(bytes).is_err() {
+        let receive_bytes = limits.rx_stride().next_multiple_of(128);
+        let transmit = (config.left + config.own) as usize * transmit_bytes;
+        let receive_start = transmit.next_multiple_of(limits.rx_alignment);
+        let bytes = receive_start + config.receive as usize * receive_bytes;
+        if u32::try_from(bytes).is_err() || !limits.reaches(bytes) {
             let cause = io::Error::from(io::ErrorKind::OutOfMemory);
             return Err(failed("memory for its packets", cause));
         }
@@ -143,13 +145,15 @@ impl Driver {
         let buffers = Buffers {
             memory: memory.mapping().clone(),
             left: config.left,
-            own: config.own,
             transmit_bytes,
+            receive_start,
             receive_bytes,
             longest,
         };
         let left = (0..config.left).map(|_| memory.split_off_front(transmit_bytes)).collect();
         let own_memory = memory.split_off_front(config.own as usize * transmit_bytes);
+        // The gap up to the first aligned buffer.
+        let _ = memory.split_off_front(receive_start - transmit);
         let mut spaces = Spaces::default();
         // The device writes the receive buffers, and only reads the others.
         let space = spaces.add(Space::writable(memory));
@@ -165,7 +169,7 @@ impl Driver {
             own_memory,
             receive: FreeBuffers::new(0, config.receive),
             waiting: VecDeque::with_capacity(packets),
-            tokens: Vec::with_capacity(packets),
+            completions: Vec::with_capacity(packets),
             goes_on: info.can.tx_asynchronous,
             slots: Vec::with_capacity(config.left as usize),
             received: Vec::with_capacity(BATCH),
@@ -202,13 +206,14 @@ impl Driver {
 
     /// Takes completions from the device.
     pub fn collect(&mut self) {
-        self.tokens.clear();
-        let budget = self.tokens.capacity();
-        if let Err(error) = self.queue.tx_complete(&mut self.tokens, budget) {
+        self.completions.clear();
+        let budget = self.completions.capacity();
+        if let Err(error) = self.queue.tx_complete(&mut self.completions, budget) {
             self.fail(error);
         }
-        self.counts.returned += self.tokens.len() as u64;
-        for token in &self.tokens {
+        self.counts.returned += self.completions.len() as u64;
+        for Completion { token, outcome } in &self.completions {
+            self.counts.lost += u64::from(*outcome == Outcome::Returned);
             let buffer = *token as u32;
             if buffer < self.buffers.left {
                 self.slots.push(buffer);
@@ -291,9 +296,7 @@ impl Driver {
         for start in self.returned_buffers.drain(..) {
             self.receive.release(self.buffers.receive_buffer(start));
         }
-        let before = self.counts.returned;
         self.collect();
-        self.counts.lost += self.counts.returned - before;
         // The reset device has forgotten the wake-ups that a thread requested.
         self.wake();
     }

@@ -228,7 +228,7 @@ impl Engine {
         let sent = self.transmit()?;
         self.found = Found { packets: received + sent, received, work: 0 };
         work += received + sent;
-        work += self.tx.complete(&mut self.port, &mut self.sessions, &mut self.notifier)?;
+        work += self.complete()?;
         work += self.look_after_device()?;
         self.notifier.publish(&mut self.sessions, &mut self.counters);
         self.notifier.notify_deferred(&mut self.sessions, &mut self.counters);
@@ -280,6 +280,12 @@ impl Engine {
         })
     }
 
+    /// Gives the device what waits for it, and collects its completions.
+    fn complete(&mut self) -> Result<usize, DeviceError> {
+        let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
+        self.tx.complete(&mut self.port, sessions, notifier, &mut self.counters)
+    }
+
     /// Checks whether the device completes packets, and resets a stalled one. Returns the amount of
     /// work done.
     #[inline]
@@ -303,11 +309,11 @@ impl Engine {
     /// Resets the device, and sends the packets that it kept once more.
     #[cold]
     fn reset_device(&mut self) -> Result<usize, DeviceError> {
-        let (mut buffers, mut tokens) = (Vec::new(), Vec::new());
-        self.port.reset(&mut buffers, &mut tokens)?;
+        let (mut buffers, mut completions) = (Vec::new(), Vec::new());
+        self.port.reset(&mut buffers, &mut completions)?;
         self.rx.take_back(&self.port, &buffers);
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
-        let kept = self.tx.resubmit(tokens, sessions, notifier, &mut self.counters);
+        let kept = self.tx.land_all(&completions, sessions, notifier, &mut self.counters);
         self.publish_counts();
         Ok(kept)
     }

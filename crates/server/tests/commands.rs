@@ -11,7 +11,7 @@ use towpath_client::{Options, Rule, Session};
 use towpath_device::loopback;
 use towpath_device::wrapped::Wrapped;
 use towpath_device::{
-    Armed, Counters, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId, Spaces,
+    Armed, Completion, Counters, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId, Spaces,
 };
 use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::message::{self, Attach, Message, Open, Set};
@@ -91,7 +91,11 @@ impl DeviceQueue for Gated {
         self.0.kick(spaces, ring)
     }
 
-    fn tx_complete(&mut self, out: &mut Vec<u64>, budget: usize) -> Result<usize, DeviceError> {
+    fn tx_complete(
+        &mut self,
+        out: &mut Vec<Completion>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
         self.0.tx_complete(out, budget)
     }
 

@@ -8,7 +8,9 @@ use towpath_packet::headers::{Headers, PROTOCOL_TCP};
 use towpath_packet::transport::Transport;
 
 use super::far::FarEnd;
-use super::near::{FAR_MAC, NEAR_MAC, Near, Outgoing, PATIENCE, PLACE_BYTES, PLACES, drain};
+use super::near::{
+    FAR_MAC, NEAR_MAC, Near, Outcomes, Outgoing, PATIENCE, PLACE_BYTES, PLACES, drain,
+};
 use super::wake_ups::wake_ups;
 use crate::random::Random;
 use crate::{ETHERNET_HEADER_BYTES, Kick, MAX_PARTS, Meta, Part, SpaceId};
@@ -160,29 +162,34 @@ fn budgets(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
 
 fn full_ring(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     let mut random = Random::new(seed);
-    let (mut frames, mut sent) = (Vec::new(), 0);
+    let (mut frames, mut parts, mut sent) = (Vec::new(), Vec::new(), 0);
     // The far end does not read and the suite fetches no token, so the device must refuse packets
-    // at some time, from the back.
+    // at some time, from the back. It takes a chain of parts as a whole or not at all.
     while sent == frames.len() {
         let batch = 64.min(PLACES as usize - sent);
         assert!(batch > 0, "{}: took {sent} packets and is not full", near.what());
         for _ in 0..batch {
             let len = 60 + random.below(200) as usize;
             frames.push(frame(NEAR_MAC, frames.len() as u32, len));
+            let most = if frames.len().is_multiple_of(4) { MAX_PARTS as u64 } else { 3 };
+            let count = 1 + random.below(most) as usize;
+            parts.push(cuts(&mut random, len, count));
         }
-        let packets: Vec<Outgoing<'_>> =
-            frames[sent..].iter().map(|frame| Outgoing::whole(frame)).collect();
-        sent += near.offer(&packets);
+        sent += near.offer(&chained(&frames[sent..], &parts[sent..]));
     }
     let mut arrived = Vec::new();
     near.run_until("the rest to be taken", |near, _| {
-        let packets: Vec<Outgoing<'_>> =
-            frames[sent..].iter().map(|frame| Outgoing::whole(frame)).collect();
-        sent += near.offer(&packets);
+        sent += near.offer(&chained(&frames[sent..], &parts[sent..]));
         drain(far, &mut arrived);
         arrived.len() >= frames.len() && near.outstanding() == 0
     });
     assert_frames(near.what(), &arrived, &frames);
+}
+
+/// Returns frames as chains of parts.
+fn chained<'a>(frames: &'a [Vec<u8>], cuts: &'a [Vec<usize>]) -> Vec<Outgoing<'a>> {
+    let both = frames.iter().zip(cuts);
+    both.map(|(bytes, cuts)| Outgoing { bytes, cuts, meta: Meta::FULL }).collect()
 }
 
 /// Returns the offsets at which to split `len` bytes into `parts` parts of at least one byte each.
@@ -335,7 +342,7 @@ fn bad_parts(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         ("a length that overflows", vec![good, at(0, u32::MAX)]),
         ("a good part before", vec![good, at(end, 1)]),
     ];
-    for (case, parts) in cases {
+    for ((case, parts), at) in cases.into_iter().zip(0..) {
         let number = parts.len() as u32;
         let frame = frame(NEAR_MAC, number, 60);
         let place = near.part(0, 60);
@@ -351,6 +358,8 @@ fn bad_parts(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         });
         assert_frames(&what, &arrived, &[frame.clone(), frame]);
         assert_eq!(near.queue.counters().tx_dropped, dropped + 1, "{what}: not counted");
+        let counts = Outcomes { sent: 2 * at + 2, dropped: at + 1, returned: 0 };
+        assert_eq!(near.outcomes, counts, "{what}: outcomes");
     }
 
     let taken = near.queue.rx_fill(&near.spaces, nowhere, &[0]);
@@ -363,16 +372,27 @@ fn bad_parts(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         near.queue.reset(&mut frames).expect("reset");
         assert!(frames.is_empty());
     }
+    let half = near.info.limits.rx_alignment as u32 / 2;
+    if half > 0 {
+        let taken = near.queue.rx_fill(&near.spaces, near.pool, &[half]);
+        assert_eq!(taken, 0, "{}: a buffer that is not aligned", near.what());
+    }
     near.provide();
 }
 
+fn total(near: &Near) -> u64 {
+    let Outcomes { sent, dropped, returned } = near.outcomes;
+    sent + dropped + returned
+}
+
 fn reset(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
+    let mut offered;
     for round in 0..10u32 {
         let frames: Vec<Vec<u8>> =
             (0..20).map(|number| frame(NEAR_MAC, round * 100 + number, 200)).collect();
         let packets: Vec<Outgoing<'_>> =
             frames.iter().map(|frame| Outgoing::whole(frame)).collect();
-        near.offer(&packets);
+        offered = total(near) + near.offer(&packets) as u64;
         for number in 0..5 {
             far.send(&frame(FAR_MAC, round * 100 + number, 200), Meta::FULL);
         }
@@ -387,6 +407,7 @@ fn reset(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         // Afterwards the device works in both directions. Packets in flight may arrive before, or
         // be lost.
         let marker = frame(NEAR_MAC, 5000 + round, 300);
+        assert_eq!(total(near), offered, "{}: one completion per packet", near.what());
         let mut arrived = Vec::new();
         let mut sent = false;
         near.run_until("a frame after a reset", |near, _| {
@@ -423,12 +444,7 @@ fn random_mix(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
                         cuts(&mut random, frame.len(), parts)
                     })
                     .collect();
-                let packets: Vec<Outgoing<'_>> = batch
-                    .iter()
-                    .zip(&cuts)
-                    .map(|(bytes, cuts)| Outgoing { bytes, cuts, meta: Meta::FULL })
-                    .collect();
-                let taken = near.offer(&packets);
+                let taken = near.offer(&chained(&batch, &cuts));
                 outward.extend(batch.into_iter().take(taken));
             }
             2 => {

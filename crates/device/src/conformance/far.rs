@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use towpath_memory::Region;
 
 use crate::{
-    Capabilities, Device, DeviceQueue, Kick, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
+    Capabilities, Completion, Device, DeviceQueue, Kick, Meta, Packet, Part, Received, Space,
+    SpaceId, Spaces,
 };
 
 /// Puts frames on a device's wire, and takes them off.
@@ -36,6 +37,7 @@ pub struct DeviceFarEnd {
     buffer_bytes: u32,
     /// Free slots for packets to send: offsets, which serve as tokens.
     places: Vec<u64>,
+    completions: Vec<Completion>,
     received: VecDeque<Received>,
 }
 
@@ -48,7 +50,7 @@ impl DeviceFarEnd {
     pub fn new(mut device: Box<dyn Device>) -> DeviceFarEnd {
         let mut spaces = Spaces::default();
         let mut queue = device.open_queue(0, &mut spaces).expect("the far end starts");
-        let buffer_bytes = device.info().rx_buffer_bytes as u32;
+        let buffer_bytes = device.info().limits.rx_stride() as u32;
         let bytes = (BUFFERS + PLACES) as usize * buffer_bytes as usize;
         let region = Region::private(bytes).expect("memory");
         let memory = spaces.add(Space::writable(region));
@@ -59,7 +61,17 @@ impl DeviceFarEnd {
             (BUFFERS..BUFFERS + PLACES).map(|index| u64::from(index * buffer_bytes)).collect();
         let can = device.info().can;
         let received = VecDeque::new();
-        DeviceFarEnd { queue, _device: device, can, spaces, memory, buffer_bytes, places, received }
+        DeviceFarEnd {
+            queue,
+            _device: device,
+            can,
+            spaces,
+            memory,
+            buffer_bytes,
+            places,
+            completions: Vec::new(),
+            received,
+        }
     }
 
     fn turn(&mut self) {
@@ -68,7 +80,8 @@ impl DeviceFarEnd {
         // A device that is gone has no more packets to return.
         let _ = self.queue.rx_poll(&mut self.spaces, &mut received, budget);
         self.received.extend(received);
-        let _ = self.queue.tx_complete(&mut self.places, PLACES as usize);
+        let _ = self.queue.tx_complete(&mut self.completions, PLACES as usize);
+        self.places.extend(self.completions.drain(..).map(|completion| completion.token));
     }
 }
 

@@ -7,7 +7,8 @@ use towpath_memory::Region;
 
 use super::far::FarEnd;
 use crate::{
-    Armed, Device, DeviceQueue, Info, Kick, Meta, Packet, Part, Received, Space, SpaceId, Spaces,
+    Armed, Completion, Device, DeviceQueue, Info, Kick, Meta, Outcome, Packet, Part, Received,
+    Space, SpaceId, Spaces,
 };
 
 /// Buffers in the pool.
@@ -62,7 +63,17 @@ pub(super) struct Near {
     /// Maps a token to its slot and length in bytes.
     outstanding: BTreeMap<u64, (u32, u32)>,
     next_token: u64,
+    /// What became of the packets that the suite offered.
+    pub(super) outcomes: Outcomes,
     what: String,
+}
+
+/// Counts of completions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Outcomes {
+    pub(super) sent: u64,
+    pub(super) dropped: u64,
+    pub(super) returned: u64,
 }
 
 impl Near {
@@ -70,7 +81,8 @@ impl Near {
         let mut spaces = Spaces::default();
         let queue = device.open_queue(0, &mut spaces).expect("the queue opens");
         let info = device.info().clone();
-        let pool_bytes = BUFFERS as usize * info.rx_buffer_bytes;
+        let pool_bytes = BUFFERS as usize * info.limits.rx_stride();
+        assert!(info.limits.reaches(pool_bytes), "{what}: it cannot reach the suite's memory");
         let memory_bytes = (PLACES * PLACE_BYTES + LARGE_BYTES) as usize;
         let mut space = |bytes| {
             let region = Region::private(bytes).expect("memory");
@@ -93,6 +105,7 @@ impl Near {
             places: (0..PLACES).rev().collect(),
             outstanding: BTreeMap::new(),
             next_token: 1,
+            outcomes: Outcomes::default(),
             what,
             info,
         };
@@ -115,7 +128,7 @@ impl Near {
 
     /// Provides the device with every buffer that it does not have.
     pub(super) fn provide(&mut self) {
-        let size = self.info.rx_buffer_bytes as u32;
+        let size = self.info.limits.rx_stride() as u32;
         let ours: Vec<u32> = (0..BUFFERS)
             .filter(|index| self.buffers[*index as usize] == Holder::Suite)
             .map(|index| index * size)
@@ -129,7 +142,7 @@ impl Near {
     }
 
     fn take_back(&mut self, buffer: u32) {
-        let size = self.info.rx_buffer_bytes as u32;
+        let size = self.info.limits.rx_stride() as u32;
         let index = (buffer / size) as usize;
         assert!(
             buffer.is_multiple_of(size) && self.buffers.get(index) == Some(&Holder::Device),
@@ -151,8 +164,8 @@ impl Near {
             assert_eq!(got.space, self.pool, "{}: a buffer's space", self.what);
             let end = u64::from(got.offset) + u64::from(got.len);
             assert!(
-                got.offset >= got.buffer
-                    && end <= u64::from(got.buffer) + self.info.rx_buffer_bytes as u64,
+                got.offset as usize >= got.buffer as usize + self.info.limits.rx_headroom_bytes
+                    && end <= u64::from(got.buffer) + self.info.limits.rx_buffer_bytes as u64,
                 "{}: data outside of its buffer",
                 self.what
             );
@@ -271,16 +284,23 @@ impl Near {
         self.take_tokens_after(budget, 0).0
     }
 
-    /// Takes tokens as above. Also returns the last token if all came after `last` and in the order
-    /// in which the device took the packets.
+    /// Takes tokens as above. Also returns the last token that a reset returned if all of these
+    /// came after `last` and in the order in which the device took the packets.
     fn take_tokens_after(&mut self, budget: usize, last: u64) -> (usize, Option<u64>) {
-        let mut tokens = Vec::new();
-        let count = self.queue.tx_complete(&mut tokens, budget).expect("tx_complete");
-        assert_eq!(count, tokens.len(), "{}: tx_complete's count", self.what);
+        let mut completions = Vec::new();
+        let count = self.queue.tx_complete(&mut completions, budget).expect("tx_complete");
+        assert_eq!(count, completions.len(), "{}: tx_complete's count", self.what);
         assert!(count <= budget, "{}: tx_complete over its budget", self.what);
         let mut in_order = Some(last);
-        for token in tokens {
-            in_order = in_order.filter(|last| *last < token).map(|_| token);
+        for Completion { token, outcome } in completions {
+            match outcome {
+                Outcome::Sent => self.outcomes.sent += 1,
+                Outcome::Dropped => self.outcomes.dropped += 1,
+                Outcome::Returned => {
+                    self.outcomes.returned += 1;
+                    in_order = in_order.filter(|last| *last < token).map(|_| token);
+                }
+            }
             let Some((place, len)) = self.outstanding.remove(&token) else {
                 panic!("{}: token {token} came back and was not with the device", self.what);
             };

@@ -1,7 +1,7 @@
 //! Frames that the wrapped device is sending.
 
 use super::lane::{Lane, Place};
-use crate::{DeviceError, DeviceQueue, Kick, Meta, Packet, Part, SpaceId, Spaces};
+use crate::{Completion, DeviceError, DeviceQueue, Kick, Meta, Packet, Part, SpaceId, Spaces};
 
 /// The maximum number of frames of one batch for the device.
 const BATCH: usize = 64;
@@ -11,7 +11,7 @@ const BATCH: usize = 64;
 pub(super) struct InFlight {
     places: Vec<Option<Place>>,
     unused: Vec<u64>,
-    done: Vec<u64>,
+    done: Vec<Completion>,
 }
 
 impl InFlight {
@@ -34,11 +34,11 @@ impl InFlight {
             if device.tx_complete(&mut self.done, BATCH)? == 0 {
                 return Ok(());
             }
-            for token in &self.done {
-                let place = self.places.get_mut(*token as usize).and_then(Option::take);
+            for Completion { token, .. } in self.done.iter().copied() {
+                let place = self.places.get_mut(token as usize).and_then(Option::take);
                 if let Some(place) = place {
                     lane.free.push(place);
-                    self.unused.push(*token);
+                    self.unused.push(token);
                 }
             }
         }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 
 use rustix::event::EventfdFlags;
 
-use crate::check::Limits;
+use crate::check::PacketLimits;
 use crate::{Meta, Part, Spaces};
 
 pub(super) struct Sender {
@@ -100,7 +100,7 @@ impl<'a> Batch<'a> {
 
     pub(super) fn push(
         &mut self,
-        limits: &Limits,
+        limits: &PacketLimits,
         spaces: &Spaces,
         parts: &[Part],
         meta: Meta,

@@ -88,7 +88,7 @@ impl Host {
     fn new(mut device: Box<dyn Device>, address: Ipv4Addr, reply: Vec<u8>, chunk: usize) -> Host {
         let mut spaces = Spaces::default();
         let mut queue = device.open_queue(0, &mut spaces).expect("the queue opens");
-        let frame_bytes = device.info().rx_buffer_bytes as u32;
+        let frame_bytes = device.info().limits.rx_stride() as u32;
         // One buffer more than the peer provides: the peer sends replies from it.
         let region = Region::private(((FRAMES + 1) * frame_bytes) as usize).expect("memory");
         let memory = spaces.add(Space::writable(region));

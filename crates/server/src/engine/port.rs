@@ -9,8 +9,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use towpath_device::{
-    Armed, Capabilities, Counters, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, Kick,
-    Meta, POOL_HEADROOM_BYTES, Packet, Received, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
+    Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
+    ETHERNET_HEADER_BYTES, Kick, Meta, POOL_HEADROOM_BYTES, Packet, Received, Space, SpaceId,
+    Spaces, VLAN_TAG_BYTES,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_protocol::settings::Values;
@@ -89,8 +90,11 @@ impl DevicePort {
         values: &Values,
     ) -> Result<(DevicePort, BounceMemory), DeviceError> {
         let info = device.info().clone();
-        let pool_buffer_bytes = info.rx_buffer_bytes.next_multiple_of(128) as u32;
-        let pool_buffers = (batch * 2).clamp(64, 4096) as u32;
+        let limits = info.limits;
+        // A multiple of the alignment, too: that and 128 are powers of two.
+        let pool_buffer_bytes = limits.rx_stride().next_multiple_of(128) as u32;
+        // A batch of buffers may be with the engine while the ring holds as many as it needs.
+        let pool_buffers = (batch * 2).clamp(64, 4096).max(limits.rx_ring + batch) as u32;
         let (mtu, can) = (info.mtu, info.can);
         let slot_bytes = if can.tx_in_place && can.tx_checksum && can.tx_segmentation {
             WHOLE_BYTES
@@ -99,11 +103,17 @@ impl DevicePort {
         };
         let slots = BOUNCE_SLOTS;
         let pool_bytes = pool_buffers as usize * pool_buffer_bytes as usize;
-        let mut region =
-            Region::private(pool_bytes + slots as usize * slot_bytes).map_err(|cause| {
-                let name = info.name.clone();
-                DeviceError::Failed { name, what: "memory for its packets", cause }
-            })?;
+        let bytes = pool_bytes + slots as usize * slot_bytes;
+        let failed = |cause| {
+            let name = info.name.clone();
+            DeviceError::Failed { name, what: "memory for its packets", cause }
+        };
+        if u32::try_from(bytes).is_err() || !limits.reaches(bytes) {
+            return Err(failed(io::Error::from_raw_os_error(
+                rustix::io::Errno::FBIG.raw_os_error(),
+            )));
+        }
+        let mut region = Region::private(bytes).map_err(failed)?;
         let memory = region.mapping().clone();
         let mut spaces = Spaces::default();
         let space = spaces.add(Space::writable(region.split_off_front(pool_bytes)));
@@ -237,11 +247,11 @@ impl DevicePort {
         Ok(taken)
     }
 
-    /// Appends the tokens of completed packets to `out`. Returns their number.
+    /// Appends the completions of packets to `out`. Returns their number.
     ///
     /// # Errors
     /// Fails if the device as a whole fails.
-    pub(crate) fn complete(&mut self, out: &mut Vec<u64>) -> Result<usize, DeviceError> {
+    pub(crate) fn complete(&mut self, out: &mut Vec<Completion>) -> Result<usize, DeviceError> {
         let count = self.queue.tx_complete(out, BOUNCE_SLOTS as usize)?;
         self.returned += count as u64;
         Ok(count)
@@ -273,7 +283,7 @@ impl DevicePort {
     }
 
     /// Resets a stalled device. Appends the receive buffers that the device had to `buffers`, and
-    /// the tokens of the packets that it kept to `tokens`, in the order in which it took them.
+    /// the completions of all packets in flight to `out`.
     ///
     /// # Errors
     /// Fails if the device does not work afterwards, or returns another number of packets than it
@@ -281,14 +291,14 @@ impl DevicePort {
     pub(crate) fn reset(
         &mut self,
         buffers: &mut Vec<u32>,
-        tokens: &mut Vec<u64>,
+        out: &mut Vec<Completion>,
     ) -> Result<(), DeviceError> {
         let name = self.name().to_string();
         let stalled = |cause| DeviceError::Stalled { name: name.clone(), cause: Box::new(cause) };
         self.queue.reset(buffers).map_err(stalled)?;
         self.unkicked = [false; 2];
         let kept = self.in_flight();
-        let returned = self.complete(tokens).map_err(stalled)?;
+        let returned = self.complete(out).map_err(stalled)?;
         if returned as u64 != kept {
             let cause = io::Error::other(format!("{returned} of {kept} packets came back"));
             let what = "a reset that keeps packets";
@@ -376,6 +386,23 @@ mod tests {
     }
 
     #[test]
+    fn the_pool_follows_the_limits_of_the_device() {
+        let config =
+            loopback::Config { rx_ring: 1000, rx_alignment: 4096, ..loopback::Config::default() };
+        let (mut port, memory, _far) = port(&config);
+        assert_eq!(port.pool_buffers(), 1000 + 64, "the ring, and a batch");
+        let offsets: Vec<u32> = (0..20).map(|buffer| port.offset_of(buffer)).collect();
+        assert!(offsets.iter().all(|offset| offset.is_multiple_of(4096)));
+        assert_eq!(port.fill(&offsets), 20);
+        assert!(memory.region.offset() >= 1064 * 4096);
+
+        let config = loopback::Config { address_bits: 20, ..loopback::Config::default() };
+        let (mut near, _far) = loopback::pair(&config).unwrap();
+        let outcome = DevicePort::start(&mut near, 64, &Values::default());
+        assert!(matches!(outcome, Err(DeviceError::Failed { what: "memory for its packets", .. })));
+    }
+
+    #[test]
     fn packets_are_in_flight_until_the_device_completes_or_returns_them() {
         let config = loopback::Config { ring_packets: 2, ..loopback::Config::default() };
         let (mut port, memory, _far) = port(&config);
@@ -386,9 +413,9 @@ mod tests {
         assert_eq!((taken, port.in_flight()), (2, 2));
         let counts = Counts { taken: 2, taken_bytes: 120 };
         assert_eq!(port.counts(), counts);
-        let (mut buffers, mut tokens) = (Vec::new(), Vec::new());
-        port.reset(&mut buffers, &mut tokens).unwrap();
-        assert_eq!((port.in_flight(), tokens.len()), (0, 2));
+        let (mut buffers, mut completions) = (Vec::new(), Vec::new());
+        port.reset(&mut buffers, &mut completions).unwrap();
+        assert_eq!((port.in_flight(), completions.len()), (0, 2));
         assert_eq!(port.counts(), counts);
     }
 }

@@ -27,7 +27,7 @@ mod turn;
 
 use std::collections::VecDeque;
 
-use towpath_device::DeviceError;
+use towpath_device::{Completion, DeviceError};
 use towpath_protocol::settings::{Setting, Values};
 use towpath_queue::Violation;
 use towpath_queue::descriptor::{EXPEDITED, MAX_CHAIN};
@@ -82,7 +82,7 @@ pub(crate) struct TxPath {
     /// The pieces and the receivers of the current packet.
     pieces: Vec<Piece>,
     found: Vec<Destination>,
-    tokens: Vec<u64>,
+    completions: Vec<Completion>,
     /// Sessions whose queue pairs the engine must check again, because settings changed.
     hurrying: VecDeque<u32>,
     /// Sessions under removal that have nothing in flight any more.
@@ -104,7 +104,7 @@ impl TxPath {
             schedule: Schedule::new(policy),
             batch: None,
             in_flight: InFlightTable::new(memory.slots),
-            tokens: Vec::with_capacity(memory.slots as usize),
+            completions: Vec::with_capacity(memory.slots as usize),
             bounce: BounceBuffers::new(memory),
             handoff: Handoff::new(mode, expedited_share),
             transmit_budget,
@@ -427,7 +427,9 @@ mod tests {
                 counters: &mut self.counters,
             };
             let taken = self.tx.transmit(&mut context).unwrap();
-            self.tx.complete(&mut self.port, &mut self.sessions, &mut self.notifier).unwrap();
+            let (port, sessions) = (&mut self.port, &mut self.sessions);
+            let notifier = &mut self.notifier;
+            self.tx.complete(port, sessions, notifier, &mut self.counters).unwrap();
             self.notifier.publish(&mut self.sessions, &mut self.counters);
             taken
         }

@@ -1,13 +1,13 @@
 //! Completion: the engine frees the bounce buffers of completed packets, and their applications'
 //! buffers. After a reset, it sends the packets that the device kept once more.
 //!
-//! Packets completed before a reset were sent, or the driver dropped and counted them. The device
-//! kept the packets that the reset returns. The engine sends them again, in their order and before
+//! A completion says whether the device sent a packet, dropped and counted it, or kept it until a
+//! reset returned it. The engine sends returned packets again, in their order and before
 //! everything that waited behind them. A driver tells the two apart as well as its device does. A
 //! packet that a device sent without completing it is sent twice. The engine cannot know this, and
 //! networks may duplicate packets anyway. No packet is lost.
 
-use towpath_device::{DeviceError, Kick};
+use towpath_device::{Completion, DeviceError, Kick, Outcome};
 use towpath_protocol::counters::Device as Count;
 
 use crate::engine::device_counters::DeviceCounters;
@@ -27,6 +27,7 @@ impl TxPath {
         port: &mut DevicePort,
         sessions: &mut SessionTable,
         notifier: &mut Notifier,
+        counters: &mut DeviceCounters,
     ) -> Result<usize, DeviceError> {
         // The engine tries a device that had no room again in the next poll iteration.
         if !self.handoff.is_blocked() {
@@ -34,14 +35,36 @@ impl TxPath {
         }
         // Packets that the engine gave directly, or before the device had no more room.
         port.kick(Kick::Tx)?;
-        let mut tokens = std::mem::take(&mut self.tokens);
-        tokens.clear();
-        let count = port.complete(&mut tokens)?;
-        for token in &tokens {
-            self.land(*token as u32, sessions, notifier);
-        }
-        self.tokens = tokens;
+        let mut completions = std::mem::take(&mut self.completions);
+        completions.clear();
+        let count = port.complete(&mut completions)?;
+        self.land_all(&completions, sessions, notifier, counters);
+        self.completions = completions;
         Ok(count)
+    }
+
+    /// Completes packets, and sends those that a reset of the device returned once more. Returns
+    /// the number of the latter.
+    #[inline]
+    pub(crate) fn land_all(
+        &mut self,
+        completions: &[Completion],
+        sessions: &mut SessionTable,
+        notifier: &mut Notifier,
+        counters: &mut DeviceCounters,
+    ) -> usize {
+        let mut returned = 0;
+        for completion in completions {
+            if completion.outcome == Outcome::Returned {
+                returned += 1;
+            } else {
+                self.land(completion.token as u32, sessions, notifier);
+            }
+        }
+        if returned > 0 {
+            self.resubmit(completions, sessions, notifier, counters);
+        }
+        returned
     }
 
     /// Completes a device packet that the device returned or that will never be sent, and frees its
@@ -61,15 +84,18 @@ impl TxPath {
     }
 
     /// Puts packets that a reset of the device returned before all others, in their order. Drops
-    /// those of ended sessions. Returns how many the device kept.
-    pub(crate) fn resubmit(
+    /// those of ended sessions.
+    #[cold]
+    fn resubmit(
         &mut self,
-        mut tokens: Vec<u64>,
+        completions: &[Completion],
         sessions: &mut SessionTable,
         notifier: &mut Notifier,
         counters: &mut DeviceCounters,
-    ) -> usize {
-        let (kept, mut ended) = (tokens.len(), 0);
+    ) {
+        let mut ended = 0;
+        let returned = completions.iter().filter(|one| one.outcome == Outcome::Returned);
+        let mut tokens: Vec<u64> = returned.map(|one| one.token).collect();
         tokens.retain(|token| {
             let number = self.bounce.slots[*token as usize].in_flight_slot;
             let session = sessions.get(self.in_flight.sender(number));
@@ -83,7 +109,6 @@ impl TxPath {
         self.handoff.again(&tokens);
         counters.add(Count::TxEnded, ended);
         counters.add(Count::TxResubmitted, tokens.len() as u64);
-        kept
     }
 
     /// Drops the packets of a session that the engine closes, as far as they wait for the device.
