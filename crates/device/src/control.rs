@@ -45,6 +45,22 @@ pub struct Capabilities {
     pub tx_asynchronous: bool,
 }
 
+/// News of a device. A device whose link is down when it is opened reports that first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The link came up or went down.
+    Link {
+        /// `true` if the device has a carrier.
+        up: bool,
+    },
+    /// The largest IP packet changed, in bytes.
+    Mtu(usize),
+    /// The device's own address changed.
+    Address([u8; 6]),
+    /// The device is gone, and will not come back.
+    Removed,
+}
+
 /// What a device requires of the memory that it uses, and the sizes of its rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -115,6 +131,17 @@ pub trait Device: Send {
         index: usize,
         spaces: &mut Spaces,
     ) -> Result<Box<dyn DeviceQueue>, DeviceError>;
+
+    /// Returns the descriptor that is readable while [`Device::take_event`] has an event; `None` for
+    /// a device that reports none.
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Returns the next event. [`Device::info`] stays as it was when the device was opened.
+    fn take_event(&mut self) -> Option<Event> {
+        None
+    }
 
     /// Returns the descriptors that must outlive this process so that the interface, its addresses
     /// and its routes survive, with the names by which a successor finds them. None for a device

@@ -29,7 +29,7 @@ pub mod virtio;
 mod wire;
 pub mod wrapped;
 
-pub use control::{Capabilities, Device, Info, Limits};
+pub use control::{Capabilities, Device, Event, Info, Limits};
 pub use error::DeviceError;
 pub use queue::{Armed, Completion, Counters, DeviceQueue, Kick, Outcome, Packet, Part, Received};
 pub use space::{Space, SpaceError, SpaceId, Spaces};

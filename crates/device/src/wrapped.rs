@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::control::{Device, Info};
+use crate::control::{Device, Event, Info};
 use crate::error::DeviceError;
 use crate::queue::DeviceQueue;
 use crate::space::Spaces;
@@ -79,6 +79,14 @@ impl<W: Wrap> Device for Wrapped<W> {
         let queue = self.inner.open_queue(index, spaces)?;
         let opening = Opening { inner: self.inner.info(), info: &self.info, spaces };
         self.wrap.wrap(queue, opening)
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.event_fd()
+    }
+
+    fn take_event(&mut self) -> Option<Event> {
+        self.inner.take_event()
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {

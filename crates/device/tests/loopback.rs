@@ -1,7 +1,9 @@
 //! The conformance suite on the in-memory pair, in several configurations.
 
+use std::time::Duration;
+
 use towpath_device::conformance::{self, DeviceFarEnd, Pair};
-use towpath_device::loopback::{self, Config};
+use towpath_device::loopback::{self, Config, Timing};
 
 fn check(name: &str, config: Config) {
     conformance::run(name, 1, || {
@@ -53,6 +55,39 @@ fn few_descriptors() {
 #[test]
 fn aligned_buffers() {
     check("loopback of aligned buffers", Config { rx_alignment: 4096, ..Config::default() });
+}
+
+/// Late and batched completions, moderated interrupts and slow kicks change no outcome.
+#[test]
+fn slow_hardware() {
+    let us = Duration::from_micros;
+    let timings = [
+        (
+            "late completions",
+            Timing { completion_batch: 65536, completion_delay: us(50), ..Timing::default() },
+        ),
+        (
+            "batched completions",
+            Timing { completion_batch: 16, completion_delay: us(200), ..Timing::default() },
+        ),
+        ("moderated interrupts", Timing { interrupt_delay: us(100), ..Timing::default() }),
+        ("slow kicks", Timing { kick_time: us(2), ..Timing::default() }),
+        (
+            "all of these",
+            Timing {
+                completion_batch: 16,
+                completion_delay: us(200),
+                interrupt_delay: us(100),
+                kick_time: us(2),
+            },
+        ),
+    ];
+    for ((name, timing), tx_asynchronous) in
+        timings.into_iter().zip([true, false].into_iter().cycle())
+    {
+        let config = Config { timing, tx_asynchronous, tx_descriptors: 300, ..Config::default() };
+        check(&format!("loopback with {name}"), config);
+    }
 }
 
 #[test]

@@ -185,11 +185,14 @@ pub enum Device {
     TicksAwake,
     /// Of the notifications, those that the worker of the application's user sent.
     NotificationsRelayed,
+    /// Dropped on transmit, because the device's link was down and the backlog full
+    /// (link_down=drop).
+    TxLinkDown,
 }
 
 impl Device {
     /// All counters, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 47] = [
+    pub const ALL: [(Device, &'static str); 48] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -237,6 +240,7 @@ impl Device {
         (Device::NotificationsEarly, "notifications_early"),
         (Device::TicksAwake, "ticks_awake"),
         (Device::NotificationsRelayed, "notifications_relayed"),
+        (Device::TxLinkDown, "tx_dropped_link_down"),
     ];
 }
 

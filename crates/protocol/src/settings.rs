@@ -41,6 +41,7 @@ pub enum Setting {
     BurstPackets,
     EarlyNotification,
     Notify,
+    LinkDown,
 }
 
 /// The object that a setting belongs to, and the users that may change it.

@@ -43,6 +43,7 @@ const ACCEPTS: usize = 16;
 /// The epoll data of the control thread's own descriptors. Other values are worker numbers.
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
+const DEVICE: u64 = u64::MAX - 2;
 
 /// A request of the server's owner to the control thread.
 #[derive(Debug)]
@@ -67,7 +68,7 @@ pub(crate) struct Parts {
     /// The listening socket, if applications may connect from outside.
     pub(crate) listener: Option<OwnedFd>,
     /// The control part of the device, which lives as long as its queue.
-    pub(crate) _device: Box<dyn Device>,
+    pub(crate) device: Box<dyn Device>,
     /// The device's properties.
     pub(crate) info: Info,
     /// The state page.
@@ -135,7 +136,7 @@ pub(crate) struct Control {
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
     /// The error that stops the control thread, if it stops without a request.
-    failed: Option<DeviceError>,
+    pub(crate) failed: Option<DeviceError>,
 }
 
 impl std::fmt::Debug for Control {
@@ -155,6 +156,9 @@ impl Control {
         epoll::add(&*epoll, &*parts.wake, data(WAKE), epoll::EventFlags::IN)?;
         if let Some(listener) = &parts.listener {
             epoll::add(&*epoll, listener, data(LISTENER), epoll::EventFlags::IN)?;
+        }
+        if let Some(fd) = parts.device.event_fd() {
+            epoll::add(&*epoll, fd, data(DEVICE), epoll::EventFlags::IN)?;
         }
         let engine_epoll = parts.engine_epoll.try_clone()?;
         let sessions = parts.policy.connections as u32;
@@ -217,6 +221,7 @@ impl Control {
                 match event.data.u64() {
                     WAKE => self.woken(),
                     LISTENER => self.accept(),
+                    DEVICE => self.device_events(),
                     worker => self.hear(worker, event.flags),
                 }
             }
@@ -239,7 +244,7 @@ impl Control {
         }
     }
 
-    fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         if !self.stopping {
             self.stopping = true;
             self.command(Command::Stop, Reply::Nothing);

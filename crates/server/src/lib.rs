@@ -24,6 +24,7 @@ mod connection;
 mod connections;
 mod control;
 mod engine;
+mod events;
 mod log;
 mod open;
 mod peers;

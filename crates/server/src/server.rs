@@ -98,7 +98,7 @@ impl Server {
         let engine_epoll = engine.epoll().try_clone().map_err(resources("an epoll"))?;
         let parts = Parts {
             listener,
-            _device: device,
+            device,
             info,
             state: file,
             state_mapping: mapping,

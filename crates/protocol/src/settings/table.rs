@@ -321,5 +321,17 @@ impl Setting {
                        worker",
             },
         ),
+        (
+            Setting::LinkDown,
+            Spec {
+                name: "link_down",
+                scope: Scope::Device,
+                kind: Kind::Word(&["drop", "wait"]),
+                default: 0,
+                help: "what becomes of packets to the device while its link is down and the \
+                       backlog is full; drop: the engine drops and counts them; wait: they wait \
+                       in their queues, and the application sees back pressure",
+            },
+        ),
     ];
 }

@@ -43,6 +43,14 @@ pub enum Command {
     Notify {
         directly: bool,
     },
+    /// The device's link came up or went down.
+    Link {
+        up: bool,
+    },
+    /// The largest IP packet that the device sends changed, in bytes.
+    Mtu {
+        bytes: usize,
+    },
     Stop,
 }
 

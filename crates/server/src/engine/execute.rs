@@ -71,6 +71,11 @@ impl Engine {
                 }
             }
             Command::Notify { directly } => self.notifier.set_directly(directly),
+            Command::Link { up } => {
+                self.port.set_link(up);
+                self.tx.set_link(up);
+            }
+            Command::Mtu { bytes } => self.port.set_mtu(bytes),
             Command::Stop => self.stop = true,
         }
     }
@@ -81,7 +86,7 @@ impl Engine {
             Setting::Watchdog | Setting::WatchdogMs => self.port.set_watchdog(&self.values),
             Setting::RxBatch => self.rx.set_batch(value as usize),
             Setting::FlowCache => self.flows.set_cache(FlowCache::of(value)),
-            Setting::Scheduler | Setting::Handoff | Setting::Expedited => {
+            Setting::Scheduler | Setting::Handoff | Setting::Expedited | Setting::LinkDown => {
                 self.tx.set(setting, value);
             }
             Setting::NotificationSuppression | Setting::EarlyNotification | Setting::Notify => {

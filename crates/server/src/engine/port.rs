@@ -53,9 +53,11 @@ pub(crate) struct Counts {
 /// The device's queue, its data spaces, its receive buffers and its watchdog.
 pub(crate) struct DevicePort {
     queue: Box<dyn DeviceQueue>,
-    /// Properties of the device, which do not change.
     name: String,
     mtu: usize,
+    /// The MTU when the engine started, for which the bounce buffers have room.
+    most_mtu: usize,
+    link_up: bool,
     can: Capabilities,
     rx_queue_packets: u64,
     spaces: Spaces,
@@ -122,6 +124,8 @@ impl DevicePort {
             queue,
             name: info.name,
             mtu,
+            most_mtu: mtu,
+            link_up: true,
             can,
             rx_queue_packets: info.rx_queue_packets as u64,
             spaces,
@@ -146,6 +150,18 @@ impl DevicePort {
     #[inline]
     pub(crate) fn mtu(&self) -> usize {
         self.mtu
+    }
+
+    /// Records a change of the MTU. The bounce buffers limit how much it grows.
+    pub(crate) fn set_mtu(&mut self, bytes: usize) {
+        self.mtu = bytes.min(self.most_mtu);
+    }
+
+    /// Records a change of the link. While the link is down, a device that completes nothing has
+    /// not stalled.
+    pub(crate) fn set_link(&mut self, up: bool) {
+        self.link_up = up;
+        self.watchdog.restart(self.returned);
     }
 
     /// Returns the device's capabilities.
@@ -279,6 +295,9 @@ impl DevicePort {
     /// Checks after each poll iteration whether the device completes packets.
     #[inline]
     pub(crate) fn check(&mut self) -> Verdict {
+        if !self.link_up {
+            return Verdict::Fine;
+        }
         self.watchdog.after_iteration(self.in_flight(), self.returned, clock_ns)
     }
 
@@ -304,7 +323,7 @@ impl DevicePort {
             let what = "a reset that keeps packets";
             return Err(stalled(DeviceError::Failed { name: name.clone(), what, cause }));
         }
-        self.watchdog.was_reset(self.returned);
+        self.watchdog.restart(self.returned);
         Ok(())
     }
 
@@ -320,7 +339,7 @@ impl DevicePort {
 
     /// Returns the time of the watchdog's next check, in nanoseconds.
     pub(crate) fn next_due(&self) -> Option<u64> {
-        self.watchdog.next_due(self.in_flight())
+        self.watchdog.next_due(self.in_flight()).filter(|_| self.link_up)
     }
 
     /// Returns the driver's counters.

@@ -43,7 +43,7 @@ use crate::engine::source::Piece;
 use crate::engine::tx::batch::{BATCH, Batch};
 use crate::engine::tx::bounce::BounceBuffers;
 use crate::engine::tx::context::{Round, Served};
-use crate::engine::tx::handoff::{EXPEDITED_SLOTS, Handoff, HandoffMode};
+use crate::engine::tx::handoff::{EXPEDITED_SLOTS, Handoff, HandoffMode, LinkDown};
 use crate::engine::tx::in_flight::InFlightTable;
 use crate::engine::work::{ITERATION_BYTES, Spent};
 
@@ -99,6 +99,7 @@ impl TxPath {
     ) -> TxPath {
         let expedited_share = values.get(Setting::Expedited) as usize;
         let mode = HandoffMode::of(values.get(Setting::Handoff));
+        let link_down = LinkDown::of(values.get(Setting::LinkDown));
         let policy = schedule::policy(values.get(Setting::Scheduler), transmit_budget);
         TxPath {
             schedule: Schedule::new(policy),
@@ -106,7 +107,7 @@ impl TxPath {
             in_flight: InFlightTable::new(memory.slots),
             completions: Vec::with_capacity(memory.slots as usize),
             bounce: BounceBuffers::new(memory),
-            handoff: Handoff::new(mode, expedited_share),
+            handoff: Handoff::new(mode, link_down, expedited_share),
             transmit_budget,
             iteration_budget,
             expedited_share,
@@ -146,6 +147,11 @@ impl TxPath {
         &mut self.schedule
     }
 
+    /// Records that the device's link came up or went down.
+    pub(crate) fn set_link(&mut self, up: bool) {
+        self.handoff.set_link(up);
+    }
+
     /// Returns the hand-off's counts.
     pub(crate) fn handoff_counts(&self) -> handoff::Counts {
         self.handoff.counts
@@ -163,7 +169,7 @@ impl TxPath {
 
     /// Returns `true` if packets wait for room in the device.
     pub(crate) fn waits_for_room(&self) -> bool {
-        self.handoff.is_waiting() || self.schedule.blocked() > 0
+        self.handoff.is_link_up() && (self.handoff.is_waiting() || self.schedule.blocked() > 0)
     }
 
     /// Begins a poll iteration: finds the queue pairs with something to send.
@@ -225,7 +231,7 @@ impl TxPath {
     /// host. There are as many in-flight entries as slots, and each entry has at least one slot.
     #[inline]
     fn has_slots(&self, slots: usize, port: &DevicePort) -> bool {
-        let taken = self.handoff.waiting() + port.in_flight() as usize;
+        let taken = self.handoff.held() + port.in_flight() as usize;
         taken + slots <= BOUNCE_SLOTS as usize - BATCH
     }
 

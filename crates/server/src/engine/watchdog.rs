@@ -194,9 +194,9 @@ impl Watchdog {
         Verdict::Recovered { resets: std::mem::take(&mut self.resets) }
     }
 
-    /// Records a reset of the device. Packets that the reset returned (`returned` in all) are no
-    /// sign of life, and none is in flight.
-    pub fn was_reset(&mut self, returned: u64) {
+    /// Begins anew, after a reset of the device or a change of its link. Packets that a reset
+    /// returned (`returned` in all) are no sign of life.
+    pub fn restart(&mut self, returned: u64) {
         (self.at, self.seen) = (None, returned);
     }
 
@@ -271,7 +271,7 @@ mod tests {
         fn reset(&mut self) {
             self.returned += self.out;
             self.out = 0;
-            self.dog.was_reset(self.returned);
+            self.dog.restart(self.returned);
         }
     }
 

@@ -35,12 +35,29 @@ impl TxPath {
         }
         // Packets that the engine gave directly, or before the device had no more room.
         port.kick(Kick::Tx)?;
+        if self.handoff.has_dropped() {
+            self.drop_link_down(sessions, notifier, counters);
+        }
         let mut completions = std::mem::take(&mut self.completions);
         completions.clear();
         let count = port.complete(&mut completions)?;
         self.land_all(&completions, sessions, notifier, counters);
         self.completions = completions;
         Ok(count)
+    }
+
+    /// Frees the packets that the engine drops because the link is down.
+    #[cold]
+    fn drop_link_down(
+        &mut self,
+        sessions: &mut SessionTable,
+        notifier: &mut Notifier,
+        counters: &mut DeviceCounters,
+    ) {
+        while let Some(slot) = self.handoff.take_dropped() {
+            counters.add(Count::TxLinkDown, 1);
+            self.land(slot, sessions, notifier);
+        }
     }
 
     /// Completes packets, and sends those that a reset of the device returned once more. Returns

@@ -37,6 +37,22 @@ pub(crate) enum HandoffMode {
     Queued,
 }
 
+/// What becomes of packets while the device's link is down and the backlog is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkDown {
+    /// The engine drops and counts them.
+    Drop,
+    /// They wait in their queues.
+    Wait,
+}
+
+impl LinkDown {
+    /// Returns the policy that the setting's value stands for.
+    pub(crate) fn of(value: u64) -> LinkDown {
+        if value == 0 { LinkDown::Drop } else { LinkDown::Wait }
+    }
+}
+
 impl HandoffMode {
     /// Returns the mode that the setting's value stands for.
     pub(crate) fn of(value: u64) -> HandoffMode {
@@ -77,6 +93,10 @@ pub(crate) struct Handoff {
     others: usize,
     mode: HandoffMode,
     blocked: bool,
+    link_up: bool,
+    link_down: LinkDown,
+    /// Packets to drop because the link is down; the completions of this poll iteration free them.
+    dropped: Vec<u32>,
     /// The counts.
     pub counts: Counts,
 }
@@ -85,7 +105,7 @@ impl Handoff {
     /// Creates an empty backlog. At most `expedited_share` expedited packets go before a batch of
     /// others.
     #[must_use]
-    pub(crate) fn new(mode: HandoffMode, expedited_share: usize) -> Handoff {
+    pub(crate) fn new(mode: HandoffMode, link_down: LinkDown, expedited_share: usize) -> Handoff {
         Handoff {
             first: VecDeque::new(),
             waiting: VecDeque::with_capacity(BACKLOG),
@@ -95,6 +115,9 @@ impl Handoff {
             others: 0,
             mode,
             blocked: false,
+            link_up: true,
+            link_down,
+            dropped: Vec::with_capacity(BACKLOG),
             counts: Counts::default(),
         }
     }
@@ -102,6 +125,40 @@ impl Handoff {
     /// Changes the mode. Waiting packets stay first.
     pub(crate) fn set_mode(&mut self, mode: HandoffMode) {
         self.mode = mode;
+    }
+
+    /// Changes what becomes of packets while the link is down.
+    pub(crate) fn set_link_down(&mut self, link_down: LinkDown) {
+        self.link_down = link_down;
+    }
+
+    /// Records that the device's link came up or went down. The device gets no packet while its
+    /// link is down.
+    pub(crate) fn set_link(&mut self, up: bool) {
+        self.link_up = up;
+    }
+
+    /// Returns `true` if the device's link is up.
+    #[inline]
+    pub(crate) fn is_link_up(&self) -> bool {
+        self.link_up
+    }
+
+    /// Returns `true` if there are packets to drop.
+    #[inline]
+    pub(crate) fn has_dropped(&self) -> bool {
+        !self.dropped.is_empty()
+    }
+
+    /// Takes a packet to drop.
+    pub(crate) fn take_dropped(&mut self) -> Option<u32> {
+        self.dropped.pop()
+    }
+
+    /// Returns `true` if the engine drops packets for which the backlog has no room.
+    #[inline]
+    fn drops(&self) -> bool {
+        !self.link_up && self.link_down == LinkDown::Drop
     }
 
     /// Limits the expedited packets that go before a batch of others. With 0, waiting expedited
@@ -120,6 +177,9 @@ impl Handoff {
     #[inline]
     #[must_use]
     pub(crate) fn has_room(&self, packets: usize) -> bool {
+        if self.drops() {
+            return self.dropped.len() + packets <= BACKLOG;
+        }
         let waiting = self.first.len() + self.waiting.len();
         waiting < BATCH && waiting + packets <= BACKLOG
     }
@@ -128,6 +188,9 @@ impl Handoff {
     #[inline]
     #[must_use]
     pub(crate) fn has_expedited_room(&self) -> bool {
+        if self.drops() {
+            return self.dropped.len() < BACKLOG;
+        }
         self.expedited.len() < EXPEDITED_SLOTS
     }
 
@@ -143,6 +206,13 @@ impl Handoff {
     #[must_use]
     pub(crate) fn waiting(&self) -> usize {
         self.first.len() + self.expedited.len() + self.waiting.len()
+    }
+
+    /// Returns the number of packets that wait for the device or that the engine is about to drop.
+    #[inline]
+    #[must_use]
+    pub(crate) fn held(&self) -> usize {
+        self.waiting() + self.dropped.len()
     }
 
     /// Returns `true` if the device had no room at the last attempt.
@@ -164,6 +234,10 @@ impl Handoff {
         bounce: &BounceBuffers,
         port: &mut DevicePort,
     ) -> Result<(), DeviceError> {
+        if !self.link_up {
+            self.keep(slot, expedited);
+            return Ok(());
+        }
         if self.mode == HandoffMode::Direct && !self.blocked && !self.is_waiting() {
             let entry = &bounce.slots[slot as usize];
             let packet = Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(slot) };
@@ -189,6 +263,24 @@ impl Handoff {
         Ok(())
     }
 
+    /// Puts a packet into the backlog while the link is down, or among those to drop.
+    #[cold]
+    fn keep(&mut self, slot: u32, expedited: bool) {
+        let is_full = if expedited {
+            self.expedited.len() >= EXPEDITED_SLOTS
+        } else {
+            self.first.len() + self.waiting.len() >= BATCH
+        };
+        if is_full && self.drops() {
+            self.dropped.push(slot);
+            return;
+        }
+        self.counts.queued += 1;
+        self.counts.backlogged += 1;
+        let line = if expedited { &mut self.expedited } else { &mut self.waiting };
+        line.push_back(slot);
+    }
+
     /// Gives the device the packets that it has room for: first those that precede all others, then
     /// expedited packets within their share, then the rest.
     ///
@@ -199,6 +291,9 @@ impl Handoff {
         bounce: &BounceBuffers,
         port: &mut DevicePort,
     ) -> Result<(), DeviceError> {
+        if !self.link_up {
+            return Ok(());
+        }
         let was_blocked = std::mem::replace(&mut self.blocked, false);
         while self.is_waiting() {
             let mut batch =

@@ -10,7 +10,7 @@ use crate::engine::schedule::shape::{Class, Shape, Shaping};
 use crate::engine::session::Session;
 use crate::engine::sessions::SessionTable;
 use crate::engine::tx::TxPath;
-use crate::engine::tx::handoff::HandoffMode;
+use crate::engine::tx::handoff::{HandoffMode, LinkDown};
 
 /// Queue pairs that the engine checks again per poll iteration because settings changed, so that
 /// one session's thousands do not delay other sessions. The engine checks all of a session's,
@@ -44,6 +44,7 @@ impl TxPath {
                 self.schedule.set_policy(schedule::policy(value, self.transmit_budget))
             }
             Setting::Handoff => self.handoff.set_mode(HandoffMode::of(value)),
+            Setting::LinkDown => self.handoff.set_link_down(LinkDown::of(value)),
             Setting::Expedited => {
                 self.expedited_share = value as usize;
                 self.handoff.set_expedited_share(self.expedited_share);

@@ -31,7 +31,7 @@ impl World {
             let part = bounce.part(slot);
             bounce.slots[slot as usize].parts.push(part);
         }
-        let handoff = Handoff::new(mode, expedited_share);
+        let handoff = Handoff::new(mode, LinkDown::Drop, expedited_share);
         World { handoff, bounce, port, far: DeviceFarEnd::new(Box::new(far)) }
     }
 
@@ -164,4 +164,36 @@ fn a_forgotten_backlog_blocks_no_later_packet() {
     world.hand_off(given + 3, false);
     assert_eq!(world.handoff.counts.direct, direct + 1, "the device has room");
     assert_eq!(u32::from(world.receive()[0]), given + 3);
+}
+
+/// While the link is down, the backlog fills. Then packets are dropped, or find no room.
+#[test]
+fn the_backlog_fills_while_the_link_is_down() {
+    for way in [HandoffMode::Direct, HandoffMode::Queued] {
+        for policy in [LinkDown::Drop, LinkDown::Wait] {
+            let mut world = World::new(way, 8);
+            world.handoff.set_link_down(policy);
+            world.handoff.set_link(false);
+            let mut given = 0;
+            while world.handoff.has_room(1) && given < 50 {
+                world.hand_off(given, false);
+                world.flush();
+                given += 1;
+            }
+            assert_eq!(world.port.counts().taken, 0, "the device gets none");
+            let dropped: Vec<u32> = std::iter::from_fn(|| world.handoff.take_dropped()).collect();
+            let drops = policy == LinkDown::Drop;
+            let expected = if drops { (BATCH as u32..50).rev().collect() } else { Vec::new() };
+            assert_eq!((given, dropped), (if drops { 50 } else { BATCH as u32 }, expected));
+            assert_eq!(world.handoff.waiting(), BATCH);
+            assert_eq!(world.handoff.counts.backlogged, BATCH as u64, "each counts once");
+            world.handoff.set_link(true);
+            let mut came = Vec::new();
+            while world.handoff.is_waiting() {
+                world.flush();
+                came.extend(world.receive());
+            }
+            assert_eq!(came, (0..BATCH as u8).collect::<Vec<u8>>(), "in order");
+        }
+    }
 }

@@ -1,0 +1,81 @@
+//! The configuration of a pair.
+
+use std::io;
+
+use super::timing::Timing;
+use crate::{ETHERNET_HEADER_BYTES, LARGE_PACKET_BYTES, MAX_PARTS, VLAN_TAG_BYTES};
+
+/// The configuration of a pair of devices.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The name of both ends, to which `-a` and `-b` are appended.
+    pub name: String,
+    /// The largest IP packet, in bytes; 68 to 65535.
+    pub mtu: usize,
+    /// The number of packets that each direction holds, and of empty buffers that each end takes; 1
+    /// to 65536.
+    pub ring_packets: usize,
+    /// The number of descriptors of each end's transmit ring: [`MAX_PARTS`] to 65536. A packet takes
+    /// one descriptor per part, until `tx_complete` returns its completion.
+    pub tx_descriptors: usize,
+    /// [`Limits::rx_ring`](crate::Limits::rx_ring): buffers that the receive ring asks for.
+    pub rx_ring: usize,
+    /// [`Limits::rx_alignment`](crate::Limits::rx_alignment): a power of two, at most 4096.
+    pub rx_alignment: usize,
+    /// [`Limits::address_bits`](crate::Limits::address_bits).
+    pub address_bits: u32,
+    /// [`Capabilities::tx_in_place`](crate::Capabilities::tx_in_place). Without it, an end sends only from the space of its receive
+    /// buffers.
+    pub tx_in_place: bool,
+    /// [`Capabilities::tx_asynchronous`](crate::Capabilities::tx_asynchronous): as hardware does, the device fetches packets from the
+    /// sender's memory in a later call than the one that took them. So tests notice memory that is
+    /// reused too early.
+    pub tx_asynchronous: bool,
+    /// `true` to pass large packets and partial checksums unchanged, with their metadata.
+    pub offloads: bool,
+    /// How late each device reports, and what a kick costs.
+    pub timing: Timing,
+    /// `true` for a descriptor to sleep on. Without it, the engine must poll the ends.
+    pub sleeps: bool,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            name: "loopback".to_owned(),
+            mtu: 1500,
+            ring_packets: 256,
+            tx_descriptors: 1024,
+            rx_ring: 0,
+            rx_alignment: 64,
+            address_bits: 64,
+            tx_in_place: true,
+            tx_asynchronous: false,
+            offloads: true,
+            timing: Timing::default(),
+            sleeps: true,
+        }
+    }
+}
+
+impl Config {
+    /// Returns `EINVAL` for a configuration that is out of range.
+    pub(super) fn check(&self) -> io::Result<()> {
+        let in_range = (68..=65535).contains(&self.mtu)
+            && (1..=65536).contains(&self.ring_packets)
+            && (MAX_PARTS..=65536).contains(&self.tx_descriptors)
+            && self.rx_ring <= 65536
+            && self.rx_alignment.is_power_of_two()
+            && self.rx_alignment <= 4096;
+        if !in_range {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        self.timing.check()
+    }
+
+    /// Returns the longest frame, in bytes.
+    pub(super) fn longest(&self) -> usize {
+        let payload = if self.offloads { LARGE_PACKET_BYTES.max(self.mtu) } else { self.mtu };
+        payload + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES
+    }
+}

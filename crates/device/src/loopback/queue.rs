@@ -1,0 +1,439 @@
+//! The queue of one end.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Instant;
+
+use super::cable::Shared;
+use super::config::Config;
+use super::ring::{Batch, Bell, Receiver, Sender, Sent, WANTS_PACKETS, WANTS_ROOM};
+use super::timing::{Completions, Done, Timing};
+use crate::check::PacketLimits;
+use crate::control::Info;
+use crate::error::DeviceError;
+use crate::queue::{Armed, Completion, Counters, DeviceQueue, Kick, Packet, Part, Received};
+use crate::sleeper::Sleeper;
+use crate::space::{SpaceId, Spaces};
+use crate::{ETHERNET_HEADER_BYTES, MAX_PARTS, Meta, POOL_HEADROOM_BYTES, VLAN_TAG_BYTES};
+
+/// A packet that the device took and has not fetched (asynchronous mode); its parts are in
+/// `held_parts`.
+struct Held {
+    parts: usize,
+    meta: Meta,
+    token: u64,
+}
+
+/// The one queue of an end.
+pub(super) struct LoopbackQueue {
+    info: Info,
+    longest: usize,
+    ring_packets: usize,
+    tx: Sender,
+    rx: Receiver,
+    own: Arc<Bell>,
+    peer: Arc<Bell>,
+    shared: Arc<Shared>,
+    /// This end's index in `shared`.
+    end: usize,
+    timing: Timing,
+    /// The device fetches packets later than the call that takes them.
+    holds: bool,
+    /// The doorbell and a timer, for a device that reports late.
+    sleeper: Option<Sleeper>,
+    /// When the doorbell last woke the engine.
+    interrupted: Option<Instant>,
+    /// The space of the receive buffers, once the engine provided some.
+    pool: Option<SpaceId>,
+    buffers: VecDeque<(SpaceId, u32)>,
+    held: VecDeque<Held>,
+    held_parts: VecDeque<Part>,
+    /// How many of the held packets the device has been told of.
+    kicked: usize,
+    /// `true` if the other end does not know of published packets.
+    unannounced: bool,
+    /// One packet's parts in one slice, while the device fetches the packet.
+    scratch: Vec<Part>,
+    done: Completions,
+    /// Descriptors that no packet takes.
+    free_descriptors: usize,
+    /// The length of the last packet that found no room.
+    wanted_bytes: usize,
+    counters: Counters,
+}
+
+impl LoopbackQueue {
+    pub(super) fn new(
+        config: &Config,
+        info: Info,
+        longest: usize,
+        (tx, rx): (Sender, Receiver),
+        shared: Arc<Shared>,
+        end: usize,
+    ) -> LoopbackQueue {
+        LoopbackQueue {
+            info,
+            longest,
+            ring_packets: config.ring_packets,
+            tx,
+            rx,
+            own: shared.bells[end].clone(),
+            peer: shared.bells[1 - end].clone(),
+            shared,
+            end,
+            timing: config.timing,
+            holds: config.tx_asynchronous,
+            sleeper: None,
+            interrupted: None,
+            pool: None,
+            buffers: VecDeque::with_capacity(config.ring_packets),
+            held: VecDeque::new(),
+            held_parts: VecDeque::new(),
+            kicked: 0,
+            unannounced: false,
+            scratch: Vec::with_capacity(MAX_PARTS),
+            done: Completions::new(config.timing, config.ring_packets),
+            free_descriptors: config.tx_descriptors,
+            wanted_bytes: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Makes the timer of a device that reports late.
+    pub(super) fn open(&mut self) -> Result<(), DeviceError> {
+        if let Some(fd) = &self.own.fd
+            && self.timing.needs_timer()
+        {
+            self.sleeper = Some(Sleeper::new(fd.as_fd()).map_err(|cause| self.failed(cause))?);
+        }
+        Ok(())
+    }
+
+    fn failed(&self, cause: io::Error) -> DeviceError {
+        DeviceError::Failed { name: self.info.name.clone(), what: "a timer", cause }
+    }
+
+    /// Reports completions that are due.
+    #[inline]
+    fn advance(&mut self) {
+        if self.timing.is_late() && !self.shared.is_stalled(self.end) {
+            self.done.advance();
+        }
+    }
+
+    fn other_is_gone(&self) -> bool {
+        self.own.closed.load(Ordering::Acquire)
+    }
+
+    fn gone(&self) -> DeviceError {
+        DeviceError::Gone {
+            name: self.info.name.clone(),
+            cause: io::Error::new(io::ErrorKind::BrokenPipe, "the other end was dropped"),
+        }
+    }
+
+    /// Publishes the held packets that the device was told of and for which there is room
+    /// (asynchronous mode).
+    fn fetch_held(&mut self, spaces: &Spaces) {
+        if self.kicked == 0 || !self.shared.moves(self.end) {
+            return;
+        }
+        let limits = self.limits();
+        let mut batch = Batch::new(&mut self.tx);
+        while self.kicked > 0
+            && let Some(held) = self.held.front()
+        {
+            self.scratch.clear();
+            self.scratch.extend(self.held_parts.range(..held.parts));
+            let outcome = match batch.push(&limits, spaces, &self.scratch, held.meta) {
+                Sent::Yes(len) => self.counters.sent(len),
+                Sent::Bad => self.counters.dropped(),
+                Sent::NoRoom(len) => {
+                    self.wanted_bytes = len;
+                    break;
+                }
+            };
+            let completion = Completion { token: held.token, outcome };
+            self.done.push(Done { completion, descriptors: held.parts });
+            self.held_parts.drain(..held.parts);
+            self.held.pop_front();
+            self.kicked -= 1;
+        }
+        if batch.publish() {
+            self.counters.system_calls += self.peer.ring(WANTS_PACKETS);
+        }
+    }
+
+    /// Takes packets that the device fetches later (asynchronous mode). Returns how many.
+    fn hold(&mut self, packets: &[Packet<'_>]) -> usize {
+        let mut taken = 0;
+        for packet in packets {
+            let parts = packet.parts.len();
+            if parts > MAX_PARTS {
+                // The driver drops the packet, and places nothing in the ring.
+                let completion =
+                    Completion { token: packet.token, outcome: self.counters.dropped() };
+                self.done.push(Done { completion, descriptors: 0 });
+            } else if parts > self.free_descriptors {
+                break;
+            } else {
+                self.free_descriptors -= parts;
+                self.held_parts.extend(packet.parts);
+                self.held.push_back(Held { parts, meta: packet.meta, token: packet.token });
+            }
+            taken += 1;
+        }
+        taken
+    }
+
+    fn limits(&self) -> PacketLimits {
+        PacketLimits {
+            can: self.info.can,
+            frame_bytes: self.info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES,
+            large_bytes: self.longest,
+            pool: self.pool,
+        }
+    }
+
+    /// Returns the time up to which the device does not wake the engine again.
+    fn quiet_until(&self, now: Option<Instant>) -> Option<Instant> {
+        let until = self.interrupted? + self.timing.interrupt_delay;
+        now.filter(|now| until > *now).map(|_| until)
+    }
+
+    /// `true` if the engine has work, or if another call of it lets the device go on.
+    fn has_work(&self, receives: bool, tx_waiting: bool) -> bool {
+        let moves = self.shared.moves(self.end);
+        let has_wire_room = moves && self.has_wire_room();
+        self.done.has_reported()
+            || (receives && self.rx.packets.slots() > 0)
+            || self.other_is_gone()
+            || (self.kicked > 0 && has_wire_room)
+            || (tx_waiting && self.has_ring_room() && (self.holds || has_wire_room))
+    }
+
+    /// `true` if the wire has room for the packet that found none.
+    fn has_wire_room(&self) -> bool {
+        self.tx.packets.slots() > 0 && self.tx.bytes.slots() >= self.wanted_bytes
+    }
+
+    /// `true` if the transmit ring has room for any packet. A packet that needs less room than this
+    /// finds it when the engine fetches the next completions.
+    fn has_ring_room(&self) -> bool {
+        self.free_descriptors >= MAX_PARTS && self.done.len() + self.held.len() < self.ring_packets
+    }
+}
+
+impl DeviceQueue for LoopbackQueue {
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
+        self.pool = Some(space);
+        let room = (self.ring_packets - self.buffers.len()).min(buffers.len());
+        let limits = self.info.limits;
+        let len = limits.rx_buffer_bytes as u32;
+        let good = |at: &&u32| spaces.is_writable(space, **at, len) && limits.is_aligned(**at);
+        let before = self.buffers.len();
+        self.buffers.extend(buffers[..room].iter().take_while(good).map(|buffer| (space, *buffer)));
+        self.buffers.len() - before
+    }
+
+    fn rx_poll(
+        &mut self,
+        spaces: &mut Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        self.fetch_held(spaces);
+        // This checks before it reads the rings, so that this end still sees the last packets of a
+        // dropped end.
+        let gone = self.other_is_gone();
+        let waiting = self.rx.packets.slots();
+        if waiting == 0 && gone {
+            return Err(self.gone());
+        }
+        let count = waiting.min(budget).min(self.buffers.len());
+        if count == 0 {
+            return Ok(0);
+        }
+        let bytes = self.rx.bytes.slots();
+        let bytes = self.rx.bytes.read_chunk(bytes).expect("bytes just counted");
+        let packets = self.rx.packets.read_chunk(count).expect("packets just counted");
+        let (first, second) = bytes.as_slices();
+        let (near, far) = packets.as_slices();
+        let mut at = 0;
+        let mut returned = 0;
+        for boundary in near.iter().chain(far) {
+            let end = at + boundary.len as usize;
+            let Some((space, buffer)) = self.buffers.pop_front() else { break };
+            let offset = buffer + POOL_HEADROOM_BYTES as u32;
+            let head = &first[at.min(first.len())..end.min(first.len())];
+            let tail = &second[at.saturating_sub(first.len())..end.saturating_sub(first.len())];
+            at = end;
+            let mut copied = spaces.copy_in(space, offset, head);
+            // Only a packet that wraps at the ring's end has a tail.
+            if copied.is_ok() && !tail.is_empty() {
+                copied = spaces.copy_in(space, offset + head.len() as u32, tail);
+            }
+            if copied.is_err() {
+                // The server removed the buffer's memory since it was provided, so the device drops
+                // the buffer.
+                self.counters.rx_dropped += 1;
+                continue;
+            }
+            self.counters.rx_packets += 1;
+            self.counters.rx_bytes += u64::from(boundary.len);
+            returned += 1;
+            out.push(Received { space, buffer, offset, len: boundary.len, meta: boundary.meta });
+        }
+        bytes.commit(at);
+        packets.commit_all();
+        self.counters.system_calls += self.peer.ring(WANTS_ROOM);
+        Ok(returned)
+    }
+
+    fn tx_submit(
+        &mut self,
+        spaces: &mut Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError> {
+        if self.other_is_gone() {
+            return Err(self.gone());
+        }
+        self.fetch_held(spaces);
+        let room = self.ring_packets.saturating_sub(self.done.len() + self.held.len());
+        let packets = &packets[..room.min(packets.len())];
+        if self.holds {
+            return Ok(self.hold(packets));
+        }
+        if !self.shared.moves(self.end) {
+            return Ok(0);
+        }
+        let limits = self.limits();
+        let mut batch = Batch::new(&mut self.tx);
+        let mut taken = 0;
+        for packet in packets {
+            let mut descriptors = packet.parts.len();
+            if descriptors > self.free_descriptors && descriptors <= MAX_PARTS {
+                break;
+            }
+            let outcome = match batch.push(&limits, spaces, packet.parts, packet.meta) {
+                Sent::Yes(len) => self.counters.sent(len),
+                Sent::Bad => {
+                    // The driver drops the packet, and places nothing in the ring.
+                    descriptors = 0;
+                    self.counters.dropped()
+                }
+                Sent::NoRoom(len) => {
+                    self.wanted_bytes = len;
+                    break;
+                }
+            };
+            let completion = Completion { token: packet.token, outcome };
+            self.done.push(Done { completion, descriptors });
+            self.free_descriptors -= descriptors;
+            taken += 1;
+        }
+        self.unannounced |= batch.publish();
+        Ok(taken)
+    }
+
+    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
+        if ring == Kick::Rx {
+            return Ok(());
+        }
+        if self.unannounced || self.kicked < self.held.len() {
+            self.timing.kick();
+        }
+        self.kicked = self.held.len();
+        self.fetch_held(spaces);
+        if std::mem::take(&mut self.unannounced) {
+            self.counters.system_calls += self.peer.ring(WANTS_PACKETS);
+        }
+        Ok(())
+    }
+
+    fn tx_complete(
+        &mut self,
+        out: &mut Vec<Completion>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        self.advance();
+        let before = out.len();
+        for done in self.done.take(budget) {
+            self.free_descriptors += done.descriptors;
+            out.push(done.completion);
+        }
+        Ok(out.len() - before)
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        let bell = self.own.fd.as_ref().map(AsFd::as_fd);
+        self.sleeper.as_ref().map(Sleeper::fd).or(bell)
+    }
+
+    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
+        let Some(fd) = &self.own.fd else { return Ok(Armed::Work) };
+        // This empties the doorbell before it sets `wants`, so that a later notification stays.
+        let rang = rustix::io::read(fd, &mut [0; 8]).is_ok();
+        self.counters.system_calls += 1;
+        self.advance();
+        let now = self.sleeper.as_ref().map(|_| Instant::now());
+        if rang {
+            self.interrupted = now;
+        }
+        let quiet_until = self.quiet_until(now);
+        let receives = !self.buffers.is_empty();
+        let room_wanted = tx_waiting || self.kicked > 0;
+        let mut wants = 0;
+        if quiet_until.is_none() {
+            wants |= if receives { WANTS_PACKETS } else { 0 };
+            wants |= if room_wanted { WANTS_ROOM } else { 0 };
+        }
+        self.own.wants.store(wants, Ordering::Relaxed);
+        // Pairs with the fence in `Bell::ring`: the other end sees `wants`, or this end sees its
+        // work.
+        fence(Ordering::SeqCst);
+        if self.has_work(receives, tx_waiting) {
+            self.own.wants.store(0, Ordering::Relaxed);
+            return Ok(Armed::Work);
+        }
+        if let (Some(sleeper), Some(now)) = (&mut self.sleeper, now) {
+            let late = self.done.due().filter(|_| !self.shared.is_stalled(self.end));
+            let due = [late, quiet_until].into_iter().flatten().min();
+            let set = sleeper.wake_at(due, now);
+            self.counters.system_calls += set.map_err(|cause| self.failed(cause))?;
+        }
+        Ok(Armed::Sleep)
+    }
+
+    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.counters.resets += 1;
+        buffers.extend(self.buffers.drain(..).map(|(_, buffer)| buffer));
+        // As a card does on a reset, the device forgets packets that it has not fetched, but
+        // returns their tokens.
+        self.shared.end_stall(self.end);
+        self.done.report_all();
+        for held in self.held.drain(..) {
+            let completion = Completion::returned(held.token);
+            self.done.push_returned(Done { completion, descriptors: held.parts });
+        }
+        self.held_parts.clear();
+        self.kicked = 0;
+        if self.other_is_gone() { Err(self.gone()) } else { Ok(()) }
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+impl Drop for LoopbackQueue {
+    fn drop(&mut self) {
+        // Published packets stay readable. This end sets the flag after them, and notifies after
+        // the flag.
+        self.peer.closed.store(true, Ordering::Release);
+        let _ = self.peer.notify_always();
+    }
+}

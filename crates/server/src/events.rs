@@ -1,0 +1,56 @@
+//! Events of the device: the control thread takes them, and tells the engine what it needs to know.
+
+use std::io;
+
+use towpath_device::{DeviceError, Event};
+use tracing::{info, warn};
+
+use crate::control::{Control, Reply};
+use crate::engine::commands::Command;
+
+/// Events that the control thread takes per wake-up.
+const EVENTS: usize = 16;
+
+impl Control {
+    /// Takes events of the device. The descriptor stays readable while there are more.
+    pub(crate) fn device_events(&mut self) {
+        for _ in 0..EVENTS {
+            let Some(event) = self.parts.device.take_event() else { return };
+            self.device_event(event);
+        }
+    }
+
+    fn device_event(&mut self, event: Event) {
+        let device = self.parts.info.name.clone();
+        match event {
+            Event::Link { up } => {
+                if up {
+                    info!(device, "the link is up");
+                } else {
+                    warn!(device, "the link is down");
+                }
+                self.command(Command::Link { up }, Reply::Nothing);
+            }
+            Event::Mtu(bytes) => {
+                // The memory of the engine has room for the MTU of its start.
+                let most = self.parts.device.info().mtu;
+                if bytes > most {
+                    warn!(device, mtu = bytes, "the MTU grew: {most} holds until a new start");
+                } else {
+                    info!(device, mtu = bytes, "the MTU changed");
+                }
+                self.parts.info.mtu = bytes.min(most);
+                self.command(Command::Mtu { bytes }, Reply::Nothing);
+            }
+            Event::Address(mac) => {
+                info!(device, ?mac, "the device's address changed");
+                self.parts.info.mac = mac;
+            }
+            Event::Removed => {
+                let cause = io::Error::from(rustix::io::Errno::NODEV);
+                self.failed.get_or_insert(DeviceError::Gone { name: device, cause });
+                self.stop();
+            }
+        }
+    }
+}
