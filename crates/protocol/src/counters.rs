@@ -148,7 +148,7 @@ pub enum Device {
     FlowHits,
     /// Times that the engine switched the last-flow cache on or off.
     FlowSwitches,
-    /// Packets that the device took as soon as the engine had checked them (handoff=direct).
+    /// Packets that the device took without the backlog (handoff=direct).
     TxDirect,
     /// Packets put into the backlog.
     TxQueued,

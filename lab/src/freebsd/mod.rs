@@ -1,11 +1,13 @@
 //! Watson, "Changes in the network interface queueing handoff model": empty UDP packets per second
 //! and files of 1 KB over HTTP, with packets handed to the device directly and through a queue, on
-//! one core and on two. Beyond the paper, a device slower than the processor. Watson's gain is that
+//! one core and on two. Beyond the paper, a device slower than the processor, and a device with a
+//! descriptor ring, by the cost of a kick. Watson's gain is that
 //! of four lock operations less per packet. So this experiment counts instructions, and the locked
 //! ones among them, one by one.
 
 mod counted;
 mod files;
+mod kicks;
 mod packets;
 
 use std::cell::RefCell;
@@ -153,14 +155,16 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
              cores: the engine polls on core {}, application on core {}; one core: both on core {}, \
              asleep when idle; slow device: on two \
              cores, asleep when idle, and the TAP takes a packet in {PACKET_US} us and refuses more \
-             than {PLACES}",
-            cores.0, cores.1, cores.1
+             than {PLACES}; ring device: an engine alone over the in-memory device, on core {}, \
+             whose kicks take a given time",
+            cores.0, cores.1, cores.1, cores.0
         ),
         ..Outcome::default()
     };
     let handoff = Handoff::find();
     packets::measure(settings, cores, &wire, handoff, &mut outcome)?;
     files::measure(settings, cores, &wire, handoff, &mut outcome)?;
+    kicks::measure(settings, cores.0, &mut outcome)?;
     counted::measure(settings, handoff, &mut outcome)?;
     Ok(outcome)
 }

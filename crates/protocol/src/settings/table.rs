@@ -137,8 +137,9 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["direct", "queued"]),
                 default: 1,
-                help: "how the engine submits packets to the device: direct submits each at once \
-                       while no other waits, queued submits them in batches",
+                help: "how the engine submits packets to the device: direct places them in its \
+                       ring as it checks them, with one kick per poll iteration; queued collects \
+                       them in the backlog, with a kick per batch",
             },
         ),
         (

@@ -21,7 +21,7 @@ use towpath_device::{Meta, loopback};
 use towpath_memory::{Region, SharedFile, own_words, peer_words};
 use towpath_packet::build::Flow;
 use towpath_protocol::layout::{STATE_WORDS, SessionShape};
-use towpath_protocol::settings::Values;
+use towpath_protocol::settings::{Setting, Values};
 use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
 use towpath_queue::events::{self, Marker};
@@ -93,7 +93,7 @@ pub struct Solo {
     left: u64,
     /// The processor's time for the engine's poll iterations.
     busy: Duration,
-    _orders: Sender<(u64, Command)>,
+    commands: Sender<(u64, Command)>,
     _events: Receiver<EngineReport>,
     _files: Vec<SharedFile>,
 }
@@ -106,7 +106,12 @@ impl Solo {
 
     /// Creates an engine with endpoints for ports, and with the given settings.
     pub fn new(values: &Values) -> Outcome<Solo> {
-        let (near, far) = loopback::pair(&loopback::Config::default())?;
+        Solo::on(&loopback::Config::default(), values)
+    }
+
+    /// Creates an engine over an in-memory device of this configuration.
+    pub fn on(device: &loopback::Config, values: &Values) -> Outcome<Solo> {
+        let (near, far) = loopback::pair(device)?;
         let far = DeviceFarEnd::new(Box::new(far));
         let (engine, commands, events) = start_engine(near, values)?;
 
@@ -163,7 +168,7 @@ impl Solo {
             received: 0,
             left: 0,
             busy: Duration::ZERO,
-            _orders: commands,
+            commands,
             _events: events,
             _files: vec![server, application, ledger, receive_pool, transmit_pool],
         };
@@ -358,18 +363,44 @@ pub fn without_and_with_captures(
     way: Traffic,
     packets: usize,
 ) -> Outcome<[f64; 2]> {
+    let times = in_turn(solo, way, packets, |solo, side| {
+        solo.engine.assume_captures(side == 1);
+        Ok(())
+    })?;
+    solo.engine.assume_captures(false);
+    Ok(times)
+}
+
+/// Returns the nanoseconds per packet to the device with direct hand-off, and through a queue. One
+/// engine alternates between both.
+pub fn direct_and_queued(solo: &mut Solo, packets: usize) -> Outcome<[f64; 2]> {
+    in_turn(solo, Traffic::Send, packets, |solo, side| {
+        let (session, endpoint, value) = (0, 0, side as u64);
+        let setting = Setting::Handoff;
+        give(&solo.commands, Command::Set { setting, session, endpoint, value })
+    })
+}
+
+/// Returns the nanoseconds per packet of both sides, between which `choose` switches.
+fn in_turn(
+    solo: &mut Solo,
+    way: Traffic,
+    packets: usize,
+    mut choose: impl FnMut(&mut Solo, usize) -> Outcome<()>,
+) -> Outcome<[f64; 2]> {
     let rounds = packets.div_ceil(ITERATIONS * BATCH);
     let mut times = [Duration::ZERO; 2];
     for round in 0..rounds {
         for side in 0..2 {
-            let captures = (side + round) % 2 == 1;
-            solo.engine.assume_captures(captures);
+            let side = (side + round) % 2;
+            choose(solo, side)?;
+            // The engine executes the command before it counts.
+            poll_once(&mut solo.engine)?;
             solo.busy = Duration::ZERO;
             solo.run(way, ITERATIONS, 1)?;
-            times[usize::from(captures)] += solo.busy;
+            times[side] += solo.busy;
         }
     }
-    solo.engine.assume_captures(false);
     Ok(times.map(|time| time.as_nanos() as f64 / (rounds * ITERATIONS * BATCH) as f64))
 }
 
@@ -380,6 +411,18 @@ mod tests {
     #[test]
     fn each_packet_cost_is_positive() {
         assert!(packet_costs().unwrap().iter().all(|cost| *cost > 1.0));
+    }
+
+    /// A queue kicks the device after each batch, direct hand-off once per poll iteration.
+    #[test]
+    fn a_queue_takes_two_kicks_where_direct_hand_off_takes_one() {
+        let kick_time = Duration::from_micros(200);
+        let timing = loopback::Timing { kick_time, ..Default::default() };
+        let device = loopback::Config { timing, tx_asynchronous: true, ..Default::default() };
+        let mut solo = Solo::on(&device, &Values::default()).unwrap();
+        let [direct, queued] = direct_and_queued(&mut solo, ITERATIONS * BATCH).unwrap();
+        let kick_ns = kick_time.as_nanos() as f64 / BATCH as f64;
+        assert!(direct >= kick_ns && queued >= 2.0 * kick_ns, "{direct} and {queued} ns");
     }
 
     #[test]

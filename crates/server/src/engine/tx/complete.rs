@@ -33,7 +33,7 @@ impl TxPath {
         if !self.handoff.is_blocked() {
             self.handoff.flush(&self.bounce, port)?;
         }
-        // Packets that the engine gave directly, or before the device had no more room.
+        // The one kick of direct hand-off.
         port.kick(Kick::Tx)?;
         if self.handoff.has_dropped() {
             self.drop_link_down(sessions, notifier, counters);

@@ -1,9 +1,10 @@
 //! Hand-off of checked packets to the device.
 //!
 //! There are two modes, and a setting switches between them at run time (Watson, "Changes in the
-//! network interface queueing handoff model"). **Direct**: the engine gives each packet at once to
-//! a running device that no packet waits for. **Queued**: the engine puts packets into the backlog
-//! and drains it a batch at a time. In both modes, packets that the device has no room for wait in
+//! network interface queueing handoff model"). **Direct**: the engine places packets in the ring of a
+//! device that no packet waits for while it still checks others, and kicks the device once per poll
+//! iteration. **Queued**: the engine puts packets into the backlog, drains it a batch at a time, and
+//! kicks the device after each batch. In both modes, packets that the device has no room for wait in
 //! the backlog, in order, and only expedited packets overtake them ([`EXPEDITED_SLOTS`]). No packet
 //! overtakes those that a device returned at a reset. The backlog is short: packets that wait
 //! longer wait in their queues. There the scheduler still decides their order, and the application
@@ -31,9 +32,11 @@ pub(crate) const EXPEDITED_SLOTS: usize = 32;
 /// How packets are handed off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandoffMode {
-    /// Each packet at once, while no other packet waits.
+    /// Into the device's ring as the engine checks them, while no other packet waits. One kick at
+    /// the end of a poll iteration.
     Direct,
-    /// A full batch together, or all waiting packets at the end of a poll iteration.
+    /// A full batch together, or all waiting packets at the end of a poll iteration. One kick each
+    /// time.
     Queued,
 }
 
@@ -92,6 +95,9 @@ pub(crate) struct Handoff {
     /// Other packets sent since.
     others: usize,
     mode: HandoffMode,
+    /// Checked packets that go to the device directly, and whether each is expedited. A group of
+    /// them takes one call of the driver. Empty between poll iterations, and while `blocked`.
+    direct: Vec<(u32, bool)>,
     blocked: bool,
     link_up: bool,
     link_down: LinkDown,
@@ -114,6 +120,7 @@ impl Handoff {
             expedited_left: expedited_share,
             others: 0,
             mode,
+            direct: Vec::with_capacity(BATCH),
             blocked: false,
             link_up: true,
             link_down,
@@ -181,7 +188,8 @@ impl Handoff {
             return self.dropped.len() + packets <= BACKLOG;
         }
         let waiting = self.first.len() + self.waiting.len();
-        waiting < BATCH && waiting + packets <= BACKLOG
+        // The device may refuse direct packets, which then wait, too.
+        waiting < BATCH && waiting + self.direct.len() + packets <= BACKLOG
     }
 
     /// Returns `true` if there is room for an expedited packet.
@@ -191,7 +199,7 @@ impl Handoff {
         if self.drops() {
             return self.dropped.len() < BACKLOG;
         }
-        self.expedited.len() < EXPEDITED_SLOTS
+        self.expedited.len() + self.direct.len() < EXPEDITED_SLOTS
     }
 
     /// Returns `true` if a packet waits for the device.
@@ -208,11 +216,12 @@ impl Handoff {
         self.first.len() + self.expedited.len() + self.waiting.len()
     }
 
-    /// Returns the number of packets that wait for the device or that the engine is about to drop.
+    /// Returns the number of packets that wait for the device, that the engine is about to place in
+    /// its ring, or that it is about to drop.
     #[inline]
     #[must_use]
     pub(crate) fn held(&self) -> usize {
-        self.waiting() + self.dropped.len()
+        self.waiting() + self.direct.len() + self.dropped.len()
     }
 
     /// Returns `true` if the device had no room at the last attempt.
@@ -222,7 +231,8 @@ impl Handoff {
         self.blocked
     }
 
-    /// Gives a packet for which there is room to the device at once, or puts it into the backlog.
+    /// Gives a packet for which there is room to the device with the next group, or puts it into the
+    /// backlog.
     ///
     /// # Errors
     /// Fails if the device as a whole fails.
@@ -239,15 +249,8 @@ impl Handoff {
             return Ok(());
         }
         if self.mode == HandoffMode::Direct && !self.blocked && !self.is_waiting() {
-            let entry = &bounce.slots[slot as usize];
-            let packet = Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(slot) };
-            if port.submit(&[packet])? > 0 {
-                self.counts.direct += 1;
-                self.counts.expedited += u64::from(expedited);
-                return Ok(());
-            }
-            self.counts.full += 1;
-            self.blocked = true;
+            self.direct.push((slot, expedited));
+            return if self.direct.len() < BATCH { Ok(()) } else { self.place(bounce, port) };
         }
         self.counts.queued += 1;
         if expedited {
@@ -260,6 +263,32 @@ impl Handoff {
         } else if self.waiting.len() >= BATCH {
             self.flush(bounce, port)?;
         }
+        Ok(())
+    }
+
+    /// Places the direct packets in the device's ring. Those that the device has no room for wait.
+    fn place(&mut self, bounce: &BounceBuffers, port: &mut DevicePort) -> Result<(), DeviceError> {
+        let mut batch = [Packet { parts: &[], meta: towpath_device::Meta::FULL, token: 0 }; BATCH];
+        for (packet, (slot, _)) in batch.iter_mut().zip(&self.direct) {
+            let entry = &bounce.slots[*slot as usize];
+            *packet = Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(*slot) };
+        }
+        let taken = port.submit(&batch[..self.direct.len()])?;
+        self.counts.direct += taken as u64;
+        let expedited = self.direct[..taken].iter().filter(|(_, expedited)| *expedited).count();
+        self.counts.expedited += expedited as u64;
+        let refused = self.direct.len() - taken;
+        if refused > 0 {
+            self.blocked = true;
+            self.counts.full += 1;
+            self.counts.queued += refused as u64;
+            self.counts.backlogged += refused as u64;
+            for (slot, expedited) in &self.direct[taken..] {
+                let line = if *expedited { &mut self.expedited } else { &mut self.waiting };
+                line.push_back(*slot);
+            }
+        }
+        self.direct.clear();
         Ok(())
     }
 
@@ -281,8 +310,9 @@ impl Handoff {
         line.push_back(slot);
     }
 
-    /// Gives the device the packets that it has room for: first those that precede all others, then
-    /// expedited packets within their share, then the rest.
+    /// Gives the device the direct packets. If it has room for them, also gives it those of the
+    /// backlog: first those that precede all others, then expedited packets within their share, then
+    /// the rest.
     ///
     /// # Errors
     /// Fails if the device as a whole fails.
@@ -293,6 +323,12 @@ impl Handoff {
     ) -> Result<(), DeviceError> {
         if !self.link_up {
             return Ok(());
+        }
+        if !self.direct.is_empty() {
+            self.place(bounce, port)?;
+            if self.blocked {
+                return Ok(());
+            }
         }
         let was_blocked = std::mem::replace(&mut self.blocked, false);
         while self.is_waiting() {
@@ -339,7 +375,8 @@ impl Handoff {
                 break;
             }
         }
-        port.kick(Kick::Tx)
+        // With direct hand-off, the one kick follows at the end of the poll iteration.
+        if self.mode == HandoffMode::Queued { port.kick(Kick::Tx) } else { Ok(()) }
     }
 
     /// Puts packets that the device returned unsent before all others, in their order. The engine

@@ -21,7 +21,11 @@ struct World {
 impl World {
     fn new(mode: HandoffMode, expedited_share: usize) -> World {
         let config = loopback::Config { ring_packets: ROOM, ..loopback::Config::default() };
-        let (mut near, far) = loopback::pair(&config).unwrap();
+        World::on(&config, mode, expedited_share)
+    }
+
+    fn on(config: &loopback::Config, mode: HandoffMode, expedited_share: usize) -> World {
+        let (mut near, far) = loopback::pair(config).unwrap();
         let (port, memory) =
             DevicePort::start(&mut near, SLOTS as usize, &Values::default()).unwrap();
         let mut bounce = BounceBuffers::new(memory);
@@ -151,6 +155,7 @@ fn a_forgotten_backlog_blocks_no_later_packet() {
     let mut given = 0;
     while !world.handoff.is_blocked() && given < 20 {
         world.hand_off(given, false);
+        world.flush();
         given += 1;
     }
     (0..3).for_each(|more| world.hand_off(given + more, more == 0));
@@ -162,6 +167,7 @@ fn a_forgotten_backlog_blocks_no_later_packet() {
     assert_eq!(world.receive().len() as u32, given - 1);
     let direct = world.handoff.counts.direct;
     world.hand_off(given + 3, false);
+    world.flush();
     assert_eq!(world.handoff.counts.direct, direct + 1, "the device has room");
     assert_eq!(u32::from(world.receive()[0]), given + 3);
 }
@@ -195,5 +201,34 @@ fn the_backlog_fills_while_the_link_is_down() {
             }
             assert_eq!(came, (0..BATCH as u8).collect::<Vec<u8>>(), "in order");
         }
+    }
+}
+
+/// With direct hand-off, the device has the first group of packets in its ring before the engine has
+/// checked all, and one kick is for all of them. A queue kicks after each batch.
+#[test]
+fn direct_packets_are_in_the_ring_before_the_one_kick() {
+    let packets = BATCH as u32 + 10;
+    for (way, announced) in [(HandoffMode::Direct, 0), (HandoffMode::Queued, BATCH)] {
+        let config = loopback::Config { tx_asynchronous: true, ..Default::default() };
+        let mut world = World::on(&config, way, 8);
+        for slot in 0..packets {
+            let before = world.port.counts().taken;
+            world.hand_off(slot, false);
+            let taken = (world.port.counts().taken - before) as usize;
+            assert_eq!(taken, if slot + 1 == BATCH as u32 { BATCH } else { 0 }, "{way:?} {slot}");
+        }
+        assert_eq!(world.receive().len(), announced, "{way:?}: the device sends what it knows of");
+        world.flush();
+        assert_eq!(world.port.counts().taken, u64::from(packets));
+        if way == HandoffMode::Direct {
+            assert!(world.receive().is_empty(), "no kick yet");
+        }
+        world.port.kick(Kick::Tx).unwrap();
+        let all = announced + world.receive().len();
+        assert_eq!(all, packets as usize, "{way:?}");
+        let Counts { direct, queued, backlogged, .. } = world.handoff.counts;
+        let mine = if way == HandoffMode::Direct { direct } else { queued };
+        assert_eq!((mine, backlogged), (u64::from(packets), 0), "{way:?}");
     }
 }
