@@ -1,6 +1,6 @@
 //! The checks that every driver makes of a packet before it accesses the parts.
 
-use crate::{Capabilities, Checksum, MAX_PARTS, Meta, Part, SpaceId};
+use crate::{Capabilities, Checksum, MAX_PARTS, Meta, Part, SpaceId, Spaces};
 
 /// The limits of a device's packets.
 pub(crate) struct PacketLimits {
@@ -10,6 +10,8 @@ pub(crate) struct PacketLimits {
     pub(crate) frame_bytes: usize,
     /// The longest packet that the device will segment, in bytes.
     pub(crate) large_bytes: usize,
+    /// `true` if the device reaches only registered spaces.
+    pub(crate) registered: bool,
     /// The space of the receive buffers, once the engine provided some.
     pub(crate) pool: Option<SpaceId>,
 }
@@ -31,6 +33,15 @@ impl PacketLimits {
         let longest = if meta.segmentation.is_some() { self.large_bytes } else { self.frame_bytes };
         let len = usize::try_from(len).ok().filter(|len| (1..=longest).contains(len))?;
         self.metadata_fits(len, meta).then_some(len)
+    }
+
+    /// Returns `true` if the device reaches all parts of a packet.
+    #[inline]
+    pub(crate) fn reaches(&self, spaces: &Spaces, parts: &[Part]) -> bool {
+        !self.registered
+            || parts
+                .iter()
+                .all(|part| spaces.device_address(part.space, part.offset, part.len).is_some())
     }
 
     fn metadata_fits(&self, len: usize, meta: Meta) -> bool {
@@ -59,7 +70,7 @@ mod tests {
 
     fn limits() -> PacketLimits {
         let can = Capabilities { tx_in_place: true, tx_checksum: true, ..Default::default() };
-        PacketLimits { can, frame_bytes: 1518, large_bytes: 65549, pool: None }
+        PacketLimits { can, frame_bytes: 1518, large_bytes: 65549, registered: false, pool: None }
     }
 
     fn part(len: u32) -> Part {

@@ -1,7 +1,9 @@
 //! The control part of a device: its properties, and its queues to open.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
+use crate::dma::Dma;
 use crate::error::DeviceError;
 use crate::queue::DeviceQueue;
 use crate::space::Spaces;
@@ -101,9 +103,11 @@ impl Limits {
     }
 
     /// Returns `true` if the device can use a pool buffer at this offset of a data space.
+    #[inline]
     #[must_use]
     pub fn is_aligned(&self, offset: u32) -> bool {
-        (offset as usize).is_multiple_of(self.rx_alignment)
+        // A division for each buffer would cost more than this.
+        offset as usize & (self.rx_alignment - 1) == 0
     }
 
     /// Returns `true` if the device reaches a memory of this many bytes.
@@ -131,6 +135,13 @@ pub trait Device: Send {
         index: usize,
         spaces: &mut Spaces,
     ) -> Result<Box<dyn DeviceQueue>, DeviceError>;
+
+    /// Returns the handle that registers memory; `None` for a device that needs no registration.
+    /// With a handle, the device reaches only registered data spaces; a queue drops packets of
+    /// others, and takes no buffers there.
+    fn dma(&self) -> Option<Arc<dyn Dma>> {
+        None
+    }
 
     /// Returns the descriptor that is readable while [`Device::take_event`] has an event; `None` for
     /// a device that reports none.

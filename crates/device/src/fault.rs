@@ -26,7 +26,7 @@ use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
     Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
     ETHERNET_HEADER_BYTES, Info, Kick, LARGE_PACKET_BYTES, Meta, Outcome, POOL_HEADROOM_BYTES,
-    Packet, Part, Received, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
+    Packet, Part, Received, Registration, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
 };
 use in_flight::InFlight;
 use lane::{Lane, Place, Shared};
@@ -111,7 +111,7 @@ impl Wrap for Faulty {
     fn wrap(
         &mut self,
         inner: Box<dyn DeviceQueue>,
-        Opening { inner: inner_info, info, spaces }: Opening<'_>,
+        Opening { inner: inner_info, info, dma, spaces }: Opening<'_>,
     ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
         let failed =
             |what| move |cause| DeviceError::Failed { name: info.name.clone(), what, cause };
@@ -123,7 +123,11 @@ impl Wrap for Faulty {
         let mut tx = Lane::new(spec.tx, !spec.seed, place_bytes, self.counters.tx.clone());
         let bytes = place_bytes.next_multiple_of(64);
         let region = Region::private(2 * PLACES * bytes).map_err(failed("memory for frames"))?;
-        let space = spaces.add(Space::writable(region));
+        let register = |dma| Registration::new(dma, region.mapping());
+        let registration = dma.as_ref().map(register).transpose();
+        let registration = registration
+            .map_err(|error| failed("memory for frames")(std::io::Error::other(error)))?;
+        let space = spaces.add(Space::writable(region).registered(registration));
         let place = |index: usize| Place { space, offset: (index * bytes) as u32 };
         rx.reserve(PLACES);
         tx.reserve(PLACES);
@@ -137,6 +141,7 @@ impl Wrap for Faulty {
             sleeper: sleeper.map_err(failed("timerfd"))?,
             info: info.clone(),
             inner_can: inner_info.can,
+            registers: dma.is_some(),
             place_bytes,
             empty: VecDeque::new(),
             spare: 0,
@@ -160,6 +165,8 @@ struct FaultQueue {
     info: Info,
     /// The capabilities of the wrapped device.
     inner_can: Capabilities,
+    /// `true` if the device reaches only registered memory, and the wrapper too takes no other.
+    registers: bool,
     /// Wakes for the device and for due frames; `None` if the engine must poll the device.
     sleeper: Option<Sleeper>,
     place_bytes: usize,
@@ -263,9 +270,11 @@ impl FaultQueue {
             can: self.info.can,
             frame_bytes: self.place_bytes,
             large_bytes: LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES,
+            registered: self.registers,
             pool: None,
         };
-        let Some(len) = limits.packet_len(packet.parts, packet.meta) else {
+        let len = limits.packet_len(packet.parts, packet.meta);
+        let Some(len) = len.filter(|_| limits.reaches(spaces, packet.parts)) else {
             self.counters.tx_dropped += 1;
             return true;
         };

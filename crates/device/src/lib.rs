@@ -16,6 +16,7 @@ pub mod capture;
 mod check;
 pub mod conformance;
 mod control;
+mod dma;
 mod error;
 pub mod fault;
 pub mod loopback;
@@ -30,6 +31,7 @@ mod wire;
 pub mod wrapped;
 
 pub use control::{Capabilities, Device, Event, Info, Limits};
+pub use dma::{Dma, DmaError, Registration};
 pub use error::DeviceError;
 pub use queue::{Armed, Completion, Counters, DeviceQueue, Kick, Outcome, Packet, Part, Received};
 pub use space::{Space, SpaceError, SpaceId, Spaces};

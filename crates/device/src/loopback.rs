@@ -6,6 +6,7 @@
 
 mod cable;
 mod config;
+mod dma;
 mod queue;
 mod ring;
 mod timing;
@@ -15,8 +16,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::{
-    Capabilities, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, Event, Info, Limits,
-    POOL_HEADROOM_BYTES, Spaces, VLAN_TAG_BYTES,
+    Capabilities, Device, DeviceError, DeviceQueue, Dma, ETHERNET_HEADER_BYTES, Event, Info,
+    Limits, POOL_HEADROOM_BYTES, Spaces, VLAN_TAG_BYTES,
 };
 use cable::Shared;
 use queue::LoopbackQueue;
@@ -34,7 +35,7 @@ pub fn pair(config: &Config) -> io::Result<(LoopbackDevice, LoopbackDevice)> {
     config.check()?;
     let (sender_a, receiver_b) = direction(config);
     let (sender_b, receiver_a) = direction(config);
-    let shared = Arc::new(Shared::new(config.sleeps)?);
+    let shared = Arc::new(Shared::new(config)?);
     let a = LoopbackDevice::new(config, 0, (sender_a, receiver_a), shared.clone());
     let b = LoopbackDevice::new(config, 1, (sender_b, receiver_b), shared);
     Ok((a, b))
@@ -120,6 +121,11 @@ impl Device for LoopbackDevice {
         let mut queue = queue.ok_or_else(|| DeviceError::no_queue(&self.info.name, index == 0))?;
         queue.open()?;
         Ok(Box::new(queue))
+    }
+
+    fn dma(&self) -> Option<Arc<dyn Dma>> {
+        let dma = self.cable.shared.dma(self.cable.end)?;
+        Some(dma.clone())
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

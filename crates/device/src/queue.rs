@@ -140,7 +140,8 @@ impl Counters {
     }
 }
 
-/// One hardware queue of a device. One thread at a time calls it.
+/// One hardware queue of a device. One thread at a time calls it. Dropping a queue stops it: from
+/// then on, the device accesses no memory for it.
 pub trait DeviceQueue: Send {
     /// Provides the device with empty buffers: offsets in `space` at which a buffer of
     /// [`Limits::rx_buffer_bytes`](crate::Limits::rx_buffer_bytes) starts. The device takes as many

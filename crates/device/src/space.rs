@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use towpath_memory::{Mapping, Region};
 
+use crate::dma::Registration;
+
 /// The id of a data space. [`Spaces::add`] reuses an id after [`Spaces::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpaceId(pub u32);
@@ -20,6 +22,8 @@ pub struct SpaceId(pub u32);
 pub struct Space {
     mapping: Arc<Mapping>,
     region: Option<Region>,
+    /// The address of the mapping for the device, which reaches it for as long as the space exists.
+    registration: Option<Registration>,
 }
 
 /// A range outside of a data space, or a write to a read-only part.
@@ -38,13 +42,19 @@ impl Space {
     /// Creates a read-only data space over a whole mapping.
     #[must_use]
     pub fn new(mapping: Arc<Mapping>) -> Space {
-        Space { mapping, region: None }
+        Space { mapping, region: None, registration: None }
     }
 
     /// Creates a data space over the region's whole mapping, in which the region is writable.
     #[must_use]
     pub fn writable(region: Region) -> Space {
-        Space { mapping: region.mapping().clone(), region: Some(region) }
+        Space { mapping: region.mapping().clone(), region: Some(region), registration: None }
+    }
+
+    /// Adds the registration of the space's mapping.
+    #[must_use]
+    pub fn registered(self, registration: Option<Registration>) -> Space {
+        Space { registration, ..self }
     }
 }
 
@@ -82,6 +92,16 @@ impl Spaces {
         let outside = SpaceError { space: id, offset, len };
         let space = self.table.get(id.0 as usize).and_then(Option::as_ref).ok_or(outside)?;
         space.mapping.range(offset as usize, len as usize).ok_or(outside)
+    }
+
+    /// Returns the address at which the device finds `len` bytes; `None` if they are not all inside a
+    /// registered space.
+    #[inline]
+    #[must_use]
+    pub fn device_address(&self, id: SpaceId, offset: u32, len: u32) -> Option<u64> {
+        let space = self.table.get(id.0 as usize).and_then(Option::as_ref)?;
+        space.mapping.range(offset as usize, len as usize)?;
+        Some(space.registration.as_ref()?.address() + u64::from(offset))
     }
 
     /// Returns the address of `len` writable bytes, valid for as long as the space is in the table.

@@ -241,6 +241,7 @@ impl TapQueue {
             // itself.
             frame_bytes: LARGE_BYTES,
             large_bytes: LARGE_BYTES,
+            registered: false,
             pool: None,
         };
         let Some(len) = limits.packet_len(packet.parts, packet.meta) else { return Ok(None) };

@@ -1,8 +1,10 @@
 //! A device around another one, with queues around the other device's queues.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use crate::control::{Device, Event, Info};
+use crate::dma::Dma;
 use crate::error::DeviceError;
 use crate::queue::DeviceQueue;
 use crate::space::Spaces;
@@ -13,6 +15,8 @@ pub struct Opening<'a> {
     pub inner: &'a Info,
     /// The properties that the wrapper shows.
     pub info: &'a Info,
+    /// The handle of the wrapped device that registers memory.
+    pub dma: Option<Arc<dyn Dma>>,
     /// The data spaces of the engine.
     pub spaces: &'a mut Spaces,
 }
@@ -77,8 +81,13 @@ impl<W: Wrap> Device for Wrapped<W> {
         spaces: &mut Spaces,
     ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
         let queue = self.inner.open_queue(index, spaces)?;
-        let opening = Opening { inner: self.inner.info(), info: &self.info, spaces };
+        let dma = self.inner.dma();
+        let opening = Opening { inner: self.inner.info(), info: &self.info, dma, spaces };
         self.wrap.wrap(queue, opening)
+    }
+
+    fn dma(&self) -> Option<Arc<dyn Dma>> {
+        self.inner.dma()
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

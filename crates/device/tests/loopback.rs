@@ -46,6 +46,14 @@ fn tiny() {
 }
 
 #[test]
+fn registered_memory() {
+    let config = Config { dma_bytes: Some(1 << 30), ..Config::default() };
+    check("loopback of registered memory", config.clone());
+    let config = Config { tx_asynchronous: true, tx_in_place: false, ..config };
+    check("asynchronous loopback of registered memory, pool alone", config);
+}
+
+#[test]
 fn few_descriptors() {
     let config = Config { tx_descriptors: 50, ..Config::default() };
     check("loopback of 50 descriptors", config.clone());

@@ -18,7 +18,7 @@ use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::checksum::{Verdict, verify};
 use towpath_packet::headers::Headers;
 
-fn configurations() -> [(&'static str, Config); 4] {
+fn configurations() -> [(&'static str, Config); 5] {
     let config = Config::default();
     [
         ("loopback", config.clone()),
@@ -27,6 +27,7 @@ fn configurations() -> [(&'static str, Config); 4] {
             "asynchronous loopback out of its pool alone",
             Config { tx_in_place: false, tx_asynchronous: true, ..config.clone() },
         ),
+        ("loopback of registered memory", Config { dma_bytes: Some(1 << 30), ..config.clone() }),
         ("loopback to be polled", Config { sleeps: false, ..config }),
     ]
 }

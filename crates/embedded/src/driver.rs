@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use towpath_device::{
     Armed, Completion, Device, DeviceError, DeviceQueue, Kick, Meta, Outcome, Packet, Part,
-    Received, Space, SpaceId, Spaces,
+    Received, Registration, Space, SpaceId, Spaces,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_queue::buffers::FreeBuffers;
@@ -156,7 +156,10 @@ impl Driver {
         let _ = memory.split_off_front(receive_start - transmit);
         let mut spaces = Spaces::default();
         // The device writes the receive buffers, and only reads the others.
-        let space = spaces.add(Space::writable(memory));
+        let register = |dma| Registration::new(dma, memory.mapping());
+        let registration = device.dma().as_ref().map(register).transpose();
+        let refused = |error| failed("memory for its packets", io::Error::other(error));
+        let space = spaces.add(Space::writable(memory).registered(registration.map_err(refused)?));
         let queue = device.open_queue(0, &mut spaces)?;
         let packets = (config.left + config.own) as usize;
         let driver = Driver {

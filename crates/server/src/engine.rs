@@ -206,13 +206,16 @@ impl Engine {
                 break Err(error);
             }
         };
-        for mut session in self.sessions.take_all() {
+        let Engine { port, mut sessions, commands, .. } = self;
+        // The device stops before the control thread unmaps the memory that it reads.
+        drop(port);
+        for mut session in sessions.take_all() {
             if let Some(doorbell) = session.close(0) {
-                self.commands.tell(EngineReport::Closed { session: session.number, doorbell });
+                commands.tell(EngineReport::Closed { session: session.number, doorbell });
             }
-            self.commands.tell(EngineReport::Removed(session));
+            commands.tell(EngineReport::Removed(session));
         }
-        self.commands.tell(EngineReport::Ended(outcome));
+        commands.tell(EngineReport::Ended(outcome));
     }
 
     /// Runs one poll iteration and returns the amount of work done.

@@ -1,17 +1,32 @@
-//! Events of the device: the control thread takes them, and tells the engine what it needs to know.
+//! The control part of the device: the control thread takes its events, tells the engine of them,
+//! and registers memory.
 
 use std::io;
 
-use towpath_device::{DeviceError, Event};
+use towpath_device::{DeviceError, Event, Registration};
 use tracing::{info, warn};
 
 use crate::control::{Control, Reply};
 use crate::engine::commands::Command;
+use crate::engine::session::Session;
 
 /// Events that the control thread takes per wake-up.
 const EVENTS: usize = 16;
 
 impl Control {
+    /// Registers the memory from which a session sends. If the device refuses, the engine copies.
+    pub(crate) fn register(&mut self, session: &mut Session) {
+        let Some(dma) = self.parts.device.dma() else { return };
+        match Registration::new(&dma, &session.transmit_pool) {
+            Ok(registration) => session.registration = Some(registration),
+            Err(error) => {
+                if self.log.allows(self.own_uid) {
+                    warn!(session = session.number, "{error}: the server copies what it sends");
+                }
+            }
+        }
+    }
+
     /// Takes events of the device. The descriptor stays readable while there are more.
     pub(crate) fn device_events(&mut self) {
         for _ in 0..EVENTS {

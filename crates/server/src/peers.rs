@@ -213,8 +213,9 @@ impl Control {
     pub(crate) fn go_on_slowly(&mut self) {
         match self.slow.go_on() {
             None => {}
-            Some(Job::Populate { token, mapped }) => {
+            Some(Job::Populate { token, mut mapped }) => {
                 self.lock(&mapped.mappings);
+                self.register(&mut mapped.session);
                 let Some(connection) = self.connections.get_mut(token) else { return };
                 connection.progress = Progress::Lives;
                 let uid = connection.account.uid;
@@ -257,7 +258,9 @@ impl Control {
     }
 
     /// Unmaps a session, slice by slice, once the engine holds nothing of it any more.
-    pub(crate) fn session_ended(&mut self, session: Box<Session>) {
+    pub(crate) fn session_ended(&mut self, mut session: Box<Session>) {
+        // Nothing is in flight any more, and the engine has dropped its clone.
+        session.registration = None;
         let Some(token) = self.connections.token_of(session.number) else { return };
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.progress = Progress::Over;

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use towpath_memory::Region;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::checksum::{Verdict, verify};
 use towpath_packet::headers::{Headers, PROTOCOL_TCP};
@@ -13,7 +14,7 @@ use super::near::{
 };
 use super::wake_ups::wake_ups;
 use crate::random::Random;
-use crate::{ETHERNET_HEADER_BYTES, Kick, MAX_PARTS, Meta, Part, SpaceId};
+use crate::{ETHERNET_HEADER_BYTES, Kick, MAX_PARTS, Meta, Part, Space, SpaceId};
 
 type Check = fn(&mut Near, &mut dyn FarEnd, u64);
 
@@ -371,6 +372,15 @@ fn bad_parts(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         assert_eq!(taken, 0, "{}: a buffer outside of its space", near.what());
         near.queue.reset(&mut frames).expect("reset");
         assert!(frames.is_empty());
+    }
+    if near.registers {
+        let memory = Space::writable(Region::private(8192).expect("memory"));
+        let unregistered = near.spaces.add(memory);
+        let dropped = near.queue.counters().tx_dropped;
+        let parts = [Part { space: unregistered, offset: 0, len: 60 }];
+        near.offer_parts(&[(&parts, Meta::FULL)]);
+        near.run_until("a packet that is not registered", |near, _| near.outstanding() == 0);
+        assert_eq!(near.queue.counters().tx_dropped, dropped + 1, "{}", near.what());
     }
     let half = near.info.limits.rx_alignment as u32 / 2;
     if half > 0 {

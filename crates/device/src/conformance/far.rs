@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use towpath_memory::Region;
 
 use crate::{
-    Capabilities, Completion, Device, DeviceQueue, Kick, Meta, Packet, Part, Received, Space,
-    SpaceId, Spaces,
+    Capabilities, Completion, Device, DeviceQueue, Kick, Meta, Packet, Part, Received,
+    Registration, Space, SpaceId, Spaces,
 };
 
 /// Puts frames on a device's wire, and takes them off.
@@ -53,7 +53,9 @@ impl DeviceFarEnd {
         let buffer_bytes = device.info().limits.rx_stride() as u32;
         let bytes = (BUFFERS + PLACES) as usize * buffer_bytes as usize;
         let region = Region::private(bytes).expect("memory");
-        let memory = spaces.add(Space::writable(region));
+        let register = |dma| Registration::new(dma, region.mapping()).expect("registered");
+        let registration = device.dma().as_ref().map(register);
+        let memory = spaces.add(Space::writable(region).registered(registration));
         let buffers: Vec<u32> = (0..BUFFERS).map(|index| index * buffer_bytes).collect();
         queue.rx_fill(&spaces, memory, &buffers);
         queue.kick(&mut spaces, Kick::Rx).expect("the far end starts");

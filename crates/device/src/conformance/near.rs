@@ -8,7 +8,7 @@ use towpath_memory::Region;
 use super::far::FarEnd;
 use crate::{
     Armed, Completion, Device, DeviceQueue, Info, Kick, Meta, Outcome, Packet, Part, Received,
-    Space, SpaceId, Spaces,
+    Registration, Space, SpaceId, Spaces,
 };
 
 /// Buffers in the pool.
@@ -58,6 +58,8 @@ pub(super) struct Near {
     pub(super) pool: SpaceId,
     pub(super) memory: SpaceId,
     memory_start: u32,
+    /// `true` if the device reaches only registered memory.
+    pub(super) registers: bool,
     buffers: Vec<Holder>,
     places: Vec<u32>,
     /// Maps a token to its slot and length in bytes.
@@ -84,9 +86,12 @@ impl Near {
         let pool_bytes = BUFFERS as usize * info.limits.rx_stride();
         assert!(info.limits.reaches(pool_bytes), "{what}: it cannot reach the suite's memory");
         let memory_bytes = (PLACES * PLACE_BYTES + LARGE_BYTES) as usize;
+        let dma = device.dma();
         let mut space = |bytes| {
             let region = Region::private(bytes).expect("memory");
-            spaces.add(Space::writable(region))
+            let register = |dma| Registration::new(dma, region.mapping()).expect("registered");
+            let registration = dma.as_ref().map(register);
+            spaces.add(Space::writable(region).registered(registration))
         };
         let (pool, memory, memory_start) = if info.can.tx_in_place {
             (space(pool_bytes), space(memory_bytes), 0)
@@ -101,6 +106,7 @@ impl Near {
             pool,
             memory,
             memory_start,
+            registers: dma.is_some(),
             buffers: vec![Holder::Suite; BUFFERS as usize],
             places: (0..PLACES).rev().collect(),
             outstanding: BTreeMap::new(),

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::EventfdFlags;
 
+use super::config::Config;
+use super::dma::LoopbackDma;
 use super::ring::{Bell, WANTS_ROOM};
 use crate::control::Event;
 
@@ -54,17 +56,25 @@ pub(super) struct Shared {
     up: AtomicBool,
     stalled: [AtomicBool; 2],
     pub(super) events: [Events; 2],
+    dma: Option<Arc<LoopbackDma>>,
     pub(super) bells: [Arc<Bell>; 2],
 }
 
 impl Shared {
-    pub(super) fn new(sleeps: bool) -> io::Result<Shared> {
+    pub(super) fn new(config: &Config) -> io::Result<Shared> {
+        let sleeps = config.sleeps;
         Ok(Shared {
+            dma: config.dma_bytes.map(|bytes| Arc::new(LoopbackDma::new(bytes))),
             up: AtomicBool::new(true),
             stalled: [const { AtomicBool::new(false) }; 2],
             events: [Events::new()?, Events::new()?],
             bells: [Arc::new(Bell::new(sleeps)?), Arc::new(Bell::new(sleeps)?)],
         })
+    }
+
+    /// Returns the registrations of an end that needs them.
+    pub(super) fn dma(&self, end: usize) -> Option<&Arc<LoopbackDma>> {
+        self.dma.as_ref().filter(|_| end == 0)
     }
 
     /// `true` if the device of an end moves packets.
@@ -116,6 +126,12 @@ impl Cable {
     /// Makes this end report an event.
     pub fn report(&self, event: Event) {
         self.shared.events[self.end].put(event);
+    }
+
+    /// Returns the number of bytes that this end's device reaches; `None` if it reaches all memory.
+    #[must_use]
+    pub fn registered_bytes(&self) -> Option<usize> {
+        self.shared.dma(self.end).map(|dma| dma.bytes())
     }
 
     /// Removes this end's device.

@@ -33,6 +33,9 @@ pub struct Config {
     pub tx_asynchronous: bool,
     /// `true` to pass large packets and partial checksums unchanged, with their metadata.
     pub offloads: bool,
+    /// Bytes of memory that the first end can register; `None` for a device that reaches all
+    /// memory, as the second end does.
+    pub dma_bytes: Option<usize>,
     /// How late each device reports, and what a kick costs.
     pub timing: Timing,
     /// `true` for a descriptor to sleep on. Without it, the engine must poll the ends.
@@ -52,6 +55,7 @@ impl Default for Config {
             tx_in_place: true,
             tx_asynchronous: false,
             offloads: true,
+            dma_bytes: None,
             timing: Timing::default(),
             sleeps: true,
         }

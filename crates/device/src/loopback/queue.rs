@@ -14,7 +14,9 @@ use super::timing::{Completions, Done, Timing};
 use crate::check::PacketLimits;
 use crate::control::Info;
 use crate::error::DeviceError;
-use crate::queue::{Armed, Completion, Counters, DeviceQueue, Kick, Packet, Part, Received};
+use crate::queue::{
+    Armed, Completion, Counters, DeviceQueue, Kick, Outcome, Packet, Part, Received,
+};
 use crate::sleeper::Sleeper;
 use crate::space::{SpaceId, Spaces};
 use crate::{ETHERNET_HEADER_BYTES, MAX_PARTS, Meta, POOL_HEADROOM_BYTES, VLAN_TAG_BYTES};
@@ -40,6 +42,8 @@ pub(super) struct LoopbackQueue {
     /// This end's index in `shared`.
     end: usize,
     timing: Timing,
+    /// `true` if the device reaches only registered memory.
+    registers: bool,
     /// The device fetches packets later than the call that takes them.
     holds: bool,
     /// The doorbell and a timer, for a device that reports late.
@@ -74,6 +78,7 @@ impl LoopbackQueue {
         shared: Arc<Shared>,
         end: usize,
     ) -> LoopbackQueue {
+        let registers = shared.dma(end).is_some();
         LoopbackQueue {
             info,
             longest,
@@ -85,6 +90,7 @@ impl LoopbackQueue {
             shared,
             end,
             timing: config.timing,
+            registers,
             holds: config.tx_asynchronous,
             sleeper: None,
             interrupted: None,
@@ -156,8 +162,8 @@ impl LoopbackQueue {
                     break;
                 }
             };
-            let completion = Completion { token: held.token, outcome };
-            self.done.push(Done { completion, descriptors: held.parts });
+            let descriptors = held.parts as u32;
+            self.done.push(Done { token: held.token, outcome, descriptors });
             self.held_parts.drain(..held.parts);
             self.held.pop_front();
             self.kicked -= 1;
@@ -174,9 +180,8 @@ impl LoopbackQueue {
             let parts = packet.parts.len();
             if parts > MAX_PARTS {
                 // The driver drops the packet, and places nothing in the ring.
-                let completion =
-                    Completion { token: packet.token, outcome: self.counters.dropped() };
-                self.done.push(Done { completion, descriptors: 0 });
+                let outcome = self.counters.dropped();
+                self.done.push(Done { token: packet.token, outcome, descriptors: 0 });
             } else if parts > self.free_descriptors {
                 break;
             } else {
@@ -194,6 +199,7 @@ impl LoopbackQueue {
             can: self.info.can,
             frame_bytes: self.info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES,
             large_bytes: self.longest,
+            registered: self.registers,
             pool: self.pool,
         }
     }
@@ -233,7 +239,12 @@ impl DeviceQueue for LoopbackQueue {
         let room = (self.ring_packets - self.buffers.len()).min(buffers.len());
         let limits = self.info.limits;
         let len = limits.rx_buffer_bytes as u32;
-        let good = |at: &&u32| spaces.is_writable(space, **at, len) && limits.is_aligned(**at);
+        let registered = self.registers;
+        let good = |at: &&u32| {
+            spaces.is_writable(space, **at, len)
+                && limits.is_aligned(**at)
+                && (!registered || spaces.device_address(space, **at, len).is_some())
+        };
         let before = self.buffers.len();
         self.buffers.extend(buffers[..room].iter().take_while(good).map(|buffer| (space, *buffer)));
         self.buffers.len() - before
@@ -330,9 +341,9 @@ impl DeviceQueue for LoopbackQueue {
                     break;
                 }
             };
-            let completion = Completion { token: packet.token, outcome };
-            self.done.push(Done { completion, descriptors });
             self.free_descriptors -= descriptors;
+            let descriptors = descriptors as u32;
+            self.done.push(Done { token: packet.token, outcome, descriptors });
             taken += 1;
         }
         self.unannounced |= batch.publish();
@@ -362,8 +373,8 @@ impl DeviceQueue for LoopbackQueue {
         self.advance();
         let before = out.len();
         for done in self.done.take(budget) {
-            self.free_descriptors += done.descriptors;
-            out.push(done.completion);
+            self.free_descriptors += done.descriptors as usize;
+            out.push(done.completion());
         }
         Ok(out.len() - before)
     }
@@ -416,8 +427,8 @@ impl DeviceQueue for LoopbackQueue {
         self.shared.end_stall(self.end);
         self.done.report_all();
         for held in self.held.drain(..) {
-            let completion = Completion::returned(held.token);
-            self.done.push_returned(Done { completion, descriptors: held.parts });
+            let (token, descriptors) = (held.token, held.parts as u32);
+            self.done.push_returned(Done { token, outcome: Outcome::Returned, descriptors });
         }
         self.held_parts.clear();
         self.kicked = 0;

@@ -106,6 +106,9 @@ impl<'a> Batch<'a> {
         meta: Meta,
     ) -> Sent {
         let Some(len) = limits.packet_len(parts, meta) else { return Sent::Bad };
+        if !limits.reaches(spaces, parts) {
+            return Sent::Bad;
+        }
         if self.used_packets == self.slots || len > self.room - self.used_bytes {
             return Sent::NoRoom(len);
         }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::queue::Completion;
+use crate::queue::{Completion, Outcome};
 
 /// How late a device reports, and what a kick costs. By default, a device reports at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +65,16 @@ impl Timing {
 
 /// A completion, and the descriptors that its packet took.
 pub(super) struct Done {
-    pub(super) completion: Completion,
-    pub(super) descriptors: usize,
+    pub(super) token: u64,
+    pub(super) outcome: Outcome,
+    pub(super) descriptors: u32,
+}
+
+impl Done {
+    #[inline]
+    pub(super) fn completion(&self) -> Completion {
+        Completion { token: self.token, outcome: self.outcome }
+    }
 }
 
 /// Completions that the engine has not fetched.

@@ -133,7 +133,7 @@ impl Engine {
     fn add_session(&mut self, mut session: Box<Session>) {
         let key = self.sessions.reserve();
         self.notifier.reserve(self.sessions.keys());
-        session.transmit_space = self.port.add_space(&session.transmit_pool);
+        self.port.add_space(&mut session);
         self.memories.insert(key, &session.transmit_pool);
         self.tx.add(key, &mut session);
         self.sessions.insert(key, session);

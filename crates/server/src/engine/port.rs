@@ -9,14 +9,15 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use towpath_device::{
-    Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
-    ETHERNET_HEADER_BYTES, Kick, Meta, POOL_HEADROOM_BYTES, Packet, Received, Space, SpaceId,
-    Spaces, VLAN_TAG_BYTES,
+    Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, DmaError,
+    ETHERNET_HEADER_BYTES, Kick, Meta, POOL_HEADROOM_BYTES, Packet, Received, Registration, Space,
+    SpaceId, Spaces, VLAN_TAG_BYTES,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_protocol::settings::Values;
 
 use crate::clock::clock_ns;
+use crate::engine::session::Session;
 use crate::engine::source::WHOLE_BYTES;
 use crate::engine::watchdog::{self, Verdict, Watchdog};
 
@@ -58,6 +59,8 @@ pub(crate) struct DevicePort {
     /// The MTU when the engine started, for which the bounce buffers have room.
     most_mtu: usize,
     link_up: bool,
+    /// `true` if the device reaches only registered memory.
+    registers: bool,
     can: Capabilities,
     rx_queue_packets: u64,
     spaces: Spaces,
@@ -98,7 +101,10 @@ impl DevicePort {
         // A batch of buffers may be with the engine while the ring holds as many as it needs.
         let pool_buffers = (batch * 2).clamp(64, 4096).max(limits.rx_ring + batch) as u32;
         let (mtu, can) = (info.mtu, info.can);
-        let slot_bytes = if can.tx_in_place && can.tx_checksum && can.tx_segmentation {
+        let dma = device.dma();
+        // The engine copies whole packets if the device cannot reach them, or needs help.
+        let is_whole = !can.tx_in_place || dma.is_some();
+        let slot_bytes = if !is_whole && can.tx_checksum && can.tx_segmentation {
             WHOLE_BYTES
         } else {
             (mtu + FRAME_BYTES).next_multiple_of(128).max(WHOLE_BYTES)
@@ -118,7 +124,11 @@ impl DevicePort {
         let mut region = Region::private(bytes).map_err(failed)?;
         let memory = region.mapping().clone();
         let mut spaces = Spaces::default();
-        let space = spaces.add(Space::writable(region.split_off_front(pool_bytes)));
+        let refused = |refused: DmaError| failed(io::Error::other(refused));
+        let register = |dma| Registration::new(dma, &memory).map_err(refused);
+        let registration = dma.as_ref().map(register).transpose()?;
+        let pool = Space::writable(region.split_off_front(pool_bytes));
+        let space = spaces.add(pool.registered(registration));
         let queue = device.open_queue(0, &mut spaces)?;
         let port = DevicePort {
             queue,
@@ -126,6 +136,7 @@ impl DevicePort {
             mtu,
             most_mtu: mtu,
             link_up: true,
+            registers: dma.is_some(),
             can,
             rx_queue_packets: info.rx_queue_packets as u64,
             spaces,
@@ -204,9 +215,13 @@ impl DevicePort {
         offset / self.pool_buffer_bytes
     }
 
-    /// Adds a memory from which the device may send in place.
-    pub(crate) fn add_space(&mut self, memory: &Arc<Mapping>) -> SpaceId {
-        self.spaces.add(Space::new(memory.clone()))
+    /// Adds the memory from which a session sends. The device sends from it in place unless it
+    /// cannot, or refused to register the memory.
+    pub(crate) fn add_space(&mut self, session: &mut Session) {
+        let space = Space::new(session.transmit_pool.clone());
+        session.transmit_space = self.spaces.add(space.registered(session.registration.clone()));
+        let reaches = !self.registers || session.registration.is_some();
+        session.in_place = self.can.tx_in_place && reaches;
     }
 
     /// Removes a memory of which no packet is in flight.

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use towpath_device::SpaceId;
+use towpath_device::{Registration, SpaceId};
 use towpath_memory::{Mapping, Region, own_words, peer_words};
 use towpath_protocol::layout::{CLOSED_WORD, PARKED_WORD, SessionShape};
 use towpath_protocol::settings::Setting;
@@ -104,6 +104,10 @@ pub struct Session {
     pub transmit_pool: Arc<Mapping>,
     /// The transmit buffer pool as a data space; the engine assigns it.
     pub transmit_space: SpaceId,
+    /// The registration of the transmit buffer pool with a device that needs it.
+    pub registration: Option<Registration>,
+    /// `true` if the device sends directly from the transmit buffer pool; the engine assigns it.
+    pub in_place: bool,
     /// Events to the application.
     pub marker: Marker,
     /// Events from the application.
@@ -308,6 +312,8 @@ impl Session {
             receive_pool: memories.receive_pool,
             transmit_pool: memories.transmit_pool,
             transmit_space: SpaceId(u32::MAX),
+            registration: None,
+            in_place: false,
             marker: Marker::new(shape.events(), server.events, &application.acknowledgements),
             work: Acknowledger::new(shape.events(), server.acknowledgements, &application.events),
             notifier: PeerSleepFlag::new(application.header),

@@ -405,7 +405,7 @@ mod tests {
             let mut flows = FlowTable::new(1, FlowCache::default());
             let key = sessions.reserve();
             session.put_in(0, Box::new(testing::endpoint(PORT)));
-            session.transmit_space = port.add_space(&session.transmit_pool);
+            port.add_space(&mut session);
             memories.insert(key, &session.transmit_pool);
             tx.add(key, &mut session);
             sessions.insert(key, session);

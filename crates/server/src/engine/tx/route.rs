@@ -134,7 +134,7 @@ impl TxPath {
         context: &mut TxContext<'_>,
     ) -> Result<Sent, DeviceError> {
         let Receivers { group, to_device, members } = self.find(one, headers, context);
-        let software = to_device && !context.port.takes(&meta);
+        let software = to_device && !self.device_takes(one, &meta, context);
         let packets = if software { segments(&meta, headers, one.len) } else { 1 };
         if to_device && !self.has_room_for(one, packets, context) {
             return Ok(Sent::NoRoom);
@@ -167,6 +167,15 @@ impl TxPath {
             work += Work { copies: packets as u64, bytes: one.len as u64 };
         }
         Ok(self.spend(one, work, captures, sent))
+    }
+
+    /// Returns `true` if the device does the offload work of a packet. A bounce buffer does not hold
+    /// a large packet that the device cannot send in place.
+    #[inline]
+    fn device_takes(&self, one: &Outgoing, meta: &Meta, context: &mut TxContext<'_>) -> bool {
+        context.port.takes(meta)
+            && (meta.segmentation.is_none()
+                || context.delivery.session(one.key).is_some_and(|session| session.in_place))
     }
 
     /// Finds the packet's receivers on this host. Leaves them in `found`.
@@ -284,8 +293,7 @@ impl TxPath {
         context: &mut TxContext<'_>,
     ) -> Result<Sent, DeviceError> {
         let Some(session) = context.delivery.session(one.key) else { return Ok(Sent::Now) };
-        let space = session.transmit_space;
-        let in_place = context.port.can().tx_in_place;
+        let (space, in_place) = (session.transmit_space, session.in_place);
         if !in_place && !self.append_rest(one, None, context) {
             return Ok(one.refuse(EndpointCount::TxTooLong, context));
         }
