@@ -11,6 +11,7 @@
 
 mod checks;
 mod far;
+mod frames;
 mod near;
 mod wake_ups;
 

@@ -9,6 +9,7 @@ use towpath_packet::headers::{Headers, PROTOCOL_TCP};
 use towpath_packet::transport::Transport;
 
 use super::far::FarEnd;
+use super::frames::{assert_frames, frame};
 use super::near::{
     FAR_MAC, NEAR_MAC, Near, Outcomes, Outgoing, PATIENCE, PLACE_BYTES, PLACES, drain,
 };
@@ -31,39 +32,10 @@ pub(super) const ALL: [(&str, Check); 10] = [
     ("no wake-up is lost", wake_ups),
 ];
 
-/// Returns a frame of the suite: the ethertype for local experiments (IEEE 802, 9.2.3), a number,
-/// and bytes that depend on the number.
-pub(super) fn frame(source: [u8; 6], number: u32, len: usize) -> Vec<u8> {
-    let destination = if source == NEAR_MAC { FAR_MAC } else { NEAR_MAC };
-    let mut frame = Vec::with_capacity(len);
-    frame.extend(destination);
-    frame.extend(source);
-    frame.extend([0x88, 0xb5]);
-    frame.extend(number.to_be_bytes());
-    let mut random = Random::new(u64::from(number));
-    while frame.len() < len {
-        frame.extend(random.draw().to_le_bytes());
-    }
-    frame.truncate(len);
-    frame
-}
-
 /// Returns a length between the shortest frame and the longest one that the MTU and a slot allow.
 fn size(near: &Near, random: &mut Random) -> usize {
     let longest = (near.info.mtu + ETHERNET_HEADER_BYTES).min(PLACE_BYTES as usize);
     60 + random.below((longest - 60 + 1) as u64) as usize
-}
-
-#[track_caller]
-pub(super) fn assert_frames(what: &str, got: &[(Vec<u8>, Meta)], expected: &[Vec<u8>]) {
-    for (at, expected) in expected.iter().enumerate() {
-        let Some((got, meta)) = got.get(at) else {
-            panic!("{what}: frame {at} of {} did not arrive", expected.len());
-        };
-        assert!(got == expected, "{what}: frame {at} differs:\n{got:x?}\n{expected:x?}");
-        assert!(meta.is_full(), "{what}: frame {at} has offload work left");
-    }
-    assert_eq!(got.len(), expected.len(), "{what}: more frames than were sent");
 }
 
 fn order(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {

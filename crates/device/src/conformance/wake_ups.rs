@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::checks::{assert_frames, frame};
 use super::far::FarEnd;
+use super::frames::{assert_frames, frame};
 use super::near::{FAR_MAC, NEAR_MAC, Near, Outgoing, PATIENCE, drain};
 use crate::Meta;
 use crate::random::Random;

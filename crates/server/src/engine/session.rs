@@ -236,6 +236,13 @@ impl Memories {
     }
 }
 
+/// Returns a ledger in which no buffer has an owner: only the queues determine the owners.
+fn cleared(words: OwnWords, buffers: u32) -> Ledger {
+    let mut ledger = Ledger::new(words, buffers);
+    ledger.clear();
+    ledger
+}
+
 impl QueuePair {
     /// Records that the settings of an endpoint that uses the queue pair changed.
     pub(crate) fn note_shape(&mut self, old: Option<&Shape>, new: Option<&Shape>) {
@@ -300,12 +307,6 @@ impl Session {
                 }
             })
             .collect();
-        let cleared = |words: OwnWords, buffers: u32| {
-            let mut ledger = Ledger::new(words, buffers);
-            // Only the queues determine the buffers' owners.
-            ledger.clear();
-            ledger
-        };
         Session {
             number,
             shape,
