@@ -237,16 +237,21 @@ impl DeviceQueue for LoopbackQueue {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.pool = Some(space);
         let room = (self.ring_packets - self.buffers.len()).min(buffers.len());
+        let mut buffers = &buffers[..room];
         let limits = self.info.limits;
         let len = limits.rx_buffer_bytes as u32;
-        let registered = self.registers;
-        let good = |at: &&u32| {
-            spaces.is_writable(space, **at, len)
-                && limits.is_aligned(**at)
-                && (!registered || spaces.device_address(space, **at, len).is_some())
-        };
+        // One check for all buffers, as all are good but for a mistake of the caller.
+        let all = buffers.iter().fold(0, |all, at| all | at);
+        if self.registers || !limits.is_aligned(all) {
+            let good = |at: &&u32| {
+                limits.is_aligned(**at)
+                    && (!self.registers || spaces.device_address(space, **at, len).is_some())
+            };
+            buffers = &buffers[..buffers.iter().take_while(good).count()];
+        }
+        let good = |at: &&u32| spaces.is_writable(space, **at, len);
         let before = self.buffers.len();
-        self.buffers.extend(buffers[..room].iter().take_while(good).map(|buffer| (space, *buffer)));
+        self.buffers.extend(buffers.iter().take_while(good).map(|buffer| (space, *buffer)));
         self.buffers.len() - before
     }
 
@@ -323,10 +328,11 @@ impl DeviceQueue for LoopbackQueue {
         }
         let limits = self.limits();
         let mut batch = Batch::new(&mut self.tx);
-        let mut taken = 0;
+        let done = self.done.open();
+        let (mut taken, mut free) = (0, self.free_descriptors);
         for packet in packets {
             let mut descriptors = packet.parts.len();
-            if descriptors > self.free_descriptors && descriptors <= MAX_PARTS {
+            if descriptors > free && descriptors <= MAX_PARTS {
                 break;
             }
             let outcome = match batch.push(&limits, spaces, packet.parts, packet.meta) {
@@ -341,11 +347,13 @@ impl DeviceQueue for LoopbackQueue {
                     break;
                 }
             };
-            self.free_descriptors -= descriptors;
+            free -= descriptors;
             let descriptors = descriptors as u32;
-            self.done.push(Done { token: packet.token, outcome, descriptors });
+            done.push_back(Done { token: packet.token, outcome, descriptors });
             taken += 1;
         }
+        self.free_descriptors = free;
+        self.done.note_time();
         self.unannounced |= batch.publish();
         Ok(taken)
     }

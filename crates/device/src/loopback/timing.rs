@@ -111,11 +111,21 @@ impl Completions {
 
     #[inline]
     pub(super) fn push(&mut self, done: Done) {
-        if self.timing.is_late() {
-            self.since.get_or_insert_with(Instant::now);
-            self.late.push_back(done);
-        } else {
-            self.reported.push_back(done);
+        self.open().push_back(done);
+        self.note_time();
+    }
+
+    /// Returns the queue for completions of this moment. [`Completions::note_time`] follows.
+    #[inline]
+    pub(super) fn open(&mut self) -> &mut VecDeque<Done> {
+        if self.timing.is_late() { &mut self.late } else { &mut self.reported }
+    }
+
+    /// Notes the time of the first late completion.
+    #[inline]
+    pub(super) fn note_time(&mut self) {
+        if !self.late.is_empty() && self.since.is_none() {
+            self.since = Some(Instant::now());
         }
     }
 

@@ -249,7 +249,7 @@ impl DevicePort {
         self.queue.kick(&mut self.spaces, ring)
     }
 
-    /// Appends at most `budget` received packets to `out`.
+    /// Tells the device of empty buffers, and appends at most `budget` received packets to `out`.
     ///
     /// # Errors
     /// Fails if the device as a whole fails.
@@ -258,6 +258,7 @@ impl DevicePort {
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
+        self.kick(Kick::Rx)?;
         self.queue.rx_poll(&mut self.spaces, out, budget)
     }
 

@@ -1,6 +1,6 @@
 //! The receive path, from the device to the applications.
 
-use towpath_device::{DeviceError, Kick, Meta, Received};
+use towpath_device::{DeviceError, Meta, Received};
 use towpath_packet::headers::{Headers, Malformed, PREFIX_BYTES};
 use towpath_packet::plain::{self, Plain};
 use towpath_protocol::counters::Device as Count;
@@ -94,7 +94,6 @@ impl RxPath {
             self.fill(port);
             self.received.clear();
             self.done = 0;
-            port.kick(Kick::Rx)?;
             outcome = port.poll(&mut self.received, self.batch).map(|_| ());
         }
         // No capture begins within a batch: the engine executes commands before it.
