@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use towpath_device::{
-    Armed, Completion, Device, DeviceError, DeviceQueue, Kick, Meta, Outcome, Packet, Part,
+    Armed, Completion, Device, DeviceError, DeviceQueue, Info, Kick, Meta, Outcome, Packet, Part,
     Received, Registration, Space, SpaceId, Spaces,
 };
 use towpath_memory::{Mapping, Region};
@@ -101,6 +101,50 @@ impl std::fmt::Debug for Driver {
     }
 }
 
+/// The sizes of a driver's buffers, in bytes.
+struct Sizes {
+    /// The longest frame.
+    longest: usize,
+    /// A transmit buffer, and a receive buffer.
+    transmit_bytes: usize,
+    receive_bytes: usize,
+    /// All transmit buffers.
+    transmit: usize,
+    /// The offset of the first receive buffer.
+    receive_start: usize,
+    /// All buffers.
+    bytes: usize,
+}
+
+impl Sizes {
+    /// Returns the sizes that a device and a configuration need.
+    fn new(info: &Info, config: &Config) -> Result<Sizes, DeviceError> {
+        let in_range = |count: u32| (1..=1 << 16).contains(&count);
+        if !config.left.is_power_of_two()
+            || ![config.left, config.own, config.receive].into_iter().all(in_range)
+        {
+            let cause = io::Error::from(io::ErrorKind::InvalidInput);
+            return Err(failed(info, "numbers of buffers", cause));
+        }
+        let limits = &info.limits;
+        let longest = info.mtu + AROUND_BYTES;
+        let transmit_bytes = (LENGTH_BYTES + longest).next_multiple_of(128);
+        let receive_bytes = limits.rx_stride().next_multiple_of(128);
+        let transmit = (config.left + config.own) as usize * transmit_bytes;
+        let receive_start = transmit.next_multiple_of(limits.rx_alignment);
+        let bytes = receive_start + config.receive as usize * receive_bytes;
+        if u32::try_from(bytes).is_err() || !limits.reaches(bytes) {
+            let cause = io::Error::from(io::ErrorKind::OutOfMemory);
+            return Err(failed(info, "memory for its packets", cause));
+        }
+        Ok(Sizes { longest, transmit_bytes, receive_bytes, transmit, receive_start, bytes })
+    }
+}
+
+fn failed(info: &Info, what: &'static str, cause: io::Error) -> DeviceError {
+    DeviceError::Failed { name: info.name.clone(), what, cause }
+}
+
 impl Driver {
     /// Starts a device.
     ///
@@ -117,31 +161,10 @@ impl Driver {
         config: Config,
     ) -> Result<(Driver, Vec<Region>), DeviceError> {
         let info = device.info().clone();
-        let failed = |what: &'static str, cause: io::Error| DeviceError::Failed {
-            name: info.name.clone(),
-            what,
-            cause,
-        };
-        let in_range = |count: u32| (1..=1 << 16).contains(&count);
-        if !config.left.is_power_of_two()
-            || ![config.left, config.own, config.receive].into_iter().all(in_range)
-        {
-            let cause = io::Error::from(io::ErrorKind::InvalidInput);
-            return Err(failed("numbers of buffers", cause));
-        }
-        let longest = info.mtu + AROUND_BYTES;
-        let limits = info.limits;
-        let transmit_bytes = (LENGTH_BYTES + longest).next_multiple_of(128);
-        let receive_bytes = limits.rx_stride().next_multiple_of(128);
-        let transmit = (config.left + config.own) as usize * transmit_bytes;
-        let receive_start = transmit.next_multiple_of(limits.rx_alignment);
-        let bytes = receive_start + config.receive as usize * receive_bytes;
-        if u32::try_from(bytes).is_err() || !limits.reaches(bytes) {
-            let cause = io::Error::from(io::ErrorKind::OutOfMemory);
-            return Err(failed("memory for its packets", cause));
-        }
-        let mut memory =
-            Region::private(bytes).map_err(|cause| failed("memory for its packets", cause))?;
+        let failed = |cause: io::Error| failed(&info, "memory for its packets", cause);
+        let Sizes { longest, transmit_bytes, receive_bytes, transmit, receive_start, bytes } =
+            Sizes::new(&info, &config)?;
+        let mut memory = Region::private(bytes).map_err(failed)?;
         let buffers = Buffers {
             memory: memory.mapping().clone(),
             left: config.left,
@@ -158,7 +181,7 @@ impl Driver {
         // The device writes the receive buffers, and only reads the others.
         let register = |dma| Registration::new(dma, memory.mapping());
         let registration = device.dma().as_ref().map(register).transpose();
-        let refused = |error| failed("memory for its packets", io::Error::other(error));
+        let refused = |error| failed(io::Error::other(error));
         let space = spaces.add(Space::writable(memory).registered(registration.map_err(refused)?));
         let queue = device.open_queue(0, &mut spaces)?;
         let packets = (config.left + config.own) as usize;

@@ -66,12 +66,7 @@ impl Server {
     ) -> Result<Server, StartError> {
         config.check_ranges()?;
         let settings = config.initial_settings()?;
-        // The server makes the spawner of workers before any object exists that an application
-        // could reach.
-        let (relays, counters) =
-            Relays::new(config.policy.connections).map_err(resources("notification counters"))?;
-        let spawner = Spawner::start(tables(&config.policy, counters))
-            .map_err(resources("worker processes"))?;
+        let (relays, spawner) = start_spawner(&config.policy)?;
         let bound = config.socket.as_deref().map(|path| bind(path, &config.policy)).transpose()?;
         let (listener, bound) = bound.map_or((None, None), |(a, b)| (Some(a), Some(b)));
         let state = StatePage::create()?;
@@ -190,6 +185,16 @@ impl Drop for Server {
 /// Returns the error for a resource that is not available.
 fn resources<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> StartError {
     move |cause| StartError::Resources { what, cause: cause.into() }
+}
+
+/// Makes the spawner of workers, before any object exists that an application could reach; and what
+/// the engine notifies workers by.
+fn start_spawner(policy: &Policy) -> Result<(Relays, Spawner), StartError> {
+    let (relays, counters) =
+        Relays::new(policy.connections).map_err(resources("notification counters"))?;
+    let spawner =
+        Spawner::start(tables(policy, counters)).map_err(resources("worker processes"))?;
+    Ok((relays, spawner))
 }
 
 /// The state page, which the engine writes and every session maps.
