@@ -187,6 +187,8 @@ impl Engine {
             return;
         }
         let (number, violation) = (session.number, session.violation);
+        // An application that learns of the violation also finds it counted.
+        self.counters.add(Count::Violations, u64::from(violation.is_some()));
         let doorbell = session.close(violation.map_or(0, |violation| violation as u32));
         let endpoints = std::mem::take(&mut session.endpoints);
         self.closing.push(key, endpoints, std::mem::take(&mut session.shapes));
@@ -198,7 +200,6 @@ impl Engine {
             self.commands.tell(EngineReport::Closed { session: number, doorbell });
         }
         if let Some(violation) = violation {
-            self.counters.add(Count::Violations, 1);
             self.commands.tell(EngineReport::Violated { session: number, violation });
         }
     }
