@@ -28,6 +28,7 @@ pub(crate) struct Hostile {
     pub(crate) heap: Words,
     pub(crate) places: Places,
     pub(crate) shape: SessionShape,
+    socket: std::path::PathBuf,
     wake: i32,
 }
 
@@ -59,6 +60,7 @@ impl Hostile {
             heap: unsafe { Words::find("towpath-transmit-pool") }.expect("mapped"),
             places: Places::of(&shape),
             shape,
+            socket: socket.to_owned(),
             wake: eventfd(),
         }
     }
@@ -329,6 +331,22 @@ const ACTS: &[(&str, Violation, Act)] = &[
         h.session.send_bytes(h.other, &frame).expect("lives");
         h.session.flush().expect("lives");
         h.receive_while(|_| ());
+    }),
+    ("a provided buffer that only another application's packet reaches", Violation::Buffer, |h| {
+        let (mac, ip) = (h.session.info().mac, h.session.info().ipv4.expect("an address").0);
+        h.session.open(&Rule::new().udp(7)).expect("opens");
+        for slot in 0..RECEIVE_SLOTS as usize {
+            h.pages.store(h.set(0).provided + slot, u64::MAX);
+        }
+        let name = "beside".into();
+        let options = Options { name, ..Options::default() };
+        let mut other = Session::attach(&h.socket, &options).expect("attaches");
+        let endpoint = other.open(&Rule::new().udp(8)).expect("opens");
+        let (own_mac, own_ip) = (other.info().mac, other.info().ipv4.expect("an address").0);
+        let flow = Flow::v4().macs(own_mac, mac).addresses(own_ip, ip).ports(8, 7);
+        other.send_bytes(endpoint, &flow.udp(b"to the hostile one")).expect("lives");
+        other.flush().expect("lives");
+        assert!(h.end().is_some(), "the server did not close the session");
     }),
     ("a receive head a slot too far", Violation::Index, |h| {
         h.pages.store(h.set(0).receive_head, u64::from(RECEIVE_SLOTS + 1));

@@ -206,9 +206,12 @@ impl Receiver<'_> {
         let set = &mut session.queue_pairs[queue_pair as usize];
         let (ledger, violation) = (&mut session.receive_ledger, &mut session.violation);
         let mut next = packets.start;
-        if violation.is_some()
-            || set.receive.available() == 0 && !observe(set, ledger, violation, 1)
-        {
+        if violation.is_some() {
+            return next;
+        }
+        if set.receive.available() == 0 && !observe(set, ledger, violation, 1) {
+            // The notifier condemns the session if the application violated the protocol.
+            self.notifier.touch(session, self.key, queue_pair);
             return next;
         }
         let (pool, buffers) = (session.shape.receive_pool, &mut session.receive_pool);
