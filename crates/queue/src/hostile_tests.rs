@@ -220,6 +220,37 @@ fn only_buffers_that_were_taken_can_be_filled() {
     }
 }
 
+/// The application cannot provide more buffers than the published ones left room for, even if the
+/// server has filled some of them already: their slots hold the buffers to release.
+#[test]
+fn filled_buffers_keep_their_slots_until_they_are_published() {
+    let pair = Pair::new(8, 16);
+    let (_, mut application) = pair.application();
+    let mut server = pair.server();
+    (0..8).for_each(|buffer| assert!(application.provide(buffer)));
+    application.publish();
+    assert_eq!(server.receive.observe(&mut server.receive_ledger), Ok(8));
+    for buffer in 0..4 {
+        server.receive.push(Descriptor {
+            buffer,
+            start: HEADROOM_BYTES,
+            len: 64,
+            ..Descriptor::default()
+        });
+    }
+    let provided = 2 * LINE_WORDS + 16;
+    for slot in 0..4 {
+        pair.application.word(provided + slot).store(8 + slot as u64, Ordering::Relaxed);
+    }
+    pair.application.word(LINE_WORDS).store(12, Ordering::Release);
+    assert_eq!(server.receive.observe(&mut server.receive_ledger), Err(Violation::Index));
+    assert_eq!(server.receive.publish(&mut server.receive_ledger), 4);
+    let held: Vec<_> = (0..16).filter(|buffer| server.receive_ledger.holds(*buffer)).collect();
+    assert_eq!(held, [4, 5, 6, 7]);
+    // Once they are published, the same index is correct.
+    assert_eq!(server.receive.observe(&mut server.receive_ledger), Ok(8));
+}
+
 /// A chain longer than allowed, and a chain without a published end, are violations.
 #[test]
 fn broken_chains() {

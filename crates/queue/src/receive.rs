@@ -229,7 +229,9 @@ impl ReceiveProducer {
     #[inline]
     pub fn observe(&mut self, ledger: &mut Ledger) -> Result<u32, Violation> {
         let before = self.head.seen();
-        let head = self.head.observe(self.commit.now().wrapping_add(self.capacity))?;
+        // Slots of filled buffers are free once the buffers are published: `publish` reads them.
+        let published = self.commit.now().wrapping_sub(self.commit.unpublished());
+        let head = self.head.observe(published.wrapping_add(self.capacity))?;
         let new = head.wrapping_sub(before);
         let first = (before & (self.capacity - 1)) as usize;
         let near = new.min(AHEAD_PROVIDED) as usize;
