@@ -102,6 +102,35 @@ fn packets_wait_while_the_link_is_down_if_they_shall() {
     }
 }
 
+/// An application that ends while the link is down does not keep its address until the link is up.
+/// The packets of the others leave later, in order.
+#[test]
+fn a_session_ends_while_the_device_keeps_its_packets() {
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
+        let (mut world, cable) = wired(mode, true);
+        world.set(Setting::WatchdogMs, 10);
+        world.set(Setting::Watchdog, 1);
+        let mut lives = world.sender("lives");
+        let mut ends = world.sender("ends");
+        cable.stall();
+        assert!(lives.send(100) && ends.send(100) && lives.send(100));
+        lives.session.flush().unwrap();
+        ends.session.flush().unwrap();
+        eventually("the device has them", || world.counter("tx_packets") == 3);
+        cable.set_link(false);
+        let in_use = world.addresses_in_use();
+        drop(ends);
+        eventually("its address is free", || world.addresses_in_use() == in_use - 1);
+        cable.set_link(true);
+        let mut numbers = Vec::new();
+        eventually("the others leave", || {
+            numbers.extend(world.receive().map(|(_, number, _)| number));
+            numbers.len() == 2
+        });
+        assert!(numbers.is_sorted(), "{mode:?}: {numbers:?}");
+    }
+}
+
 #[test]
 fn a_smaller_mtu_holds_at_once() {
     let (mut world, cable) = wired(EngineStrategy::Block, false);

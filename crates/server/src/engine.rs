@@ -293,7 +293,7 @@ impl Engine {
     /// work done.
     #[inline]
     fn look_after_device(&mut self) -> Result<usize, DeviceError> {
-        match self.port.check() {
+        match self.port.check(self.sessions.are_ending()) {
             Verdict::Fine => Ok(0),
             Verdict::Stalled { new } => {
                 if new {
@@ -383,7 +383,8 @@ impl Engine {
 
     /// Returns what the poll iteration left behind.
     fn leftovers(&self) -> Leftovers {
-        let due = [self.notifier.next_due(), self.tx.next_due(), self.port.next_due()];
+        let watchdog = self.port.next_due(self.sessions.are_ending());
+        let due = [self.notifier.next_due(), self.tx.next_due(), watchdog];
         Leftovers {
             commands: self.has_commands_left(),
             received: self.rx.has_left(),

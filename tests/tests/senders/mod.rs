@@ -87,6 +87,12 @@ impl World {
         Some((frames::source(&frame)?, u64::from_le_bytes(number), frame.len()))
     }
 
+    /// Returns the number of addresses that sessions hold.
+    pub(crate) fn addresses_in_use(&self) -> u64 {
+        let report = towpath_client::report_over(self.server.connect().unwrap()).unwrap();
+        report["device"]["addresses_in_use"].as_u64().unwrap()
+    }
+
     pub(crate) fn counter(&self, name: &str) -> u64 {
         let report = towpath_client::report_over(self.server.connect().unwrap()).unwrap();
         report["device"]["counters"][name].as_u64().unwrap()

@@ -172,7 +172,9 @@ impl DevicePort {
     /// not stalled.
     pub(crate) fn set_link(&mut self, up: bool) {
         self.link_up = up;
-        self.watchdog.restart(self.returned);
+        if up {
+            self.watchdog.restart(self.returned);
+        }
     }
 
     /// Returns the device's capabilities.
@@ -308,10 +310,11 @@ impl DevicePort {
         self.queue.arm(waiting)
     }
 
-    /// Checks after each poll iteration whether the device completes packets.
+    /// Checks after each poll iteration whether the device completes packets. While its link is
+    /// down it need not, unless `needed`: sessions that have ended wait for their packets.
     #[inline]
-    pub(crate) fn check(&mut self) -> Verdict {
-        if !self.link_up {
+    pub(crate) fn check(&mut self, needed: bool) -> Verdict {
+        if !self.link_up && !needed {
             return Verdict::Fine;
         }
         self.watchdog.after_iteration(self.in_flight(), self.returned, clock_ns)
@@ -353,9 +356,10 @@ impl DevicePort {
         self.watchdog.slept();
     }
 
-    /// Returns the time of the watchdog's next check, in nanoseconds.
-    pub(crate) fn next_due(&self) -> Option<u64> {
-        self.watchdog.next_due(self.in_flight()).filter(|_| self.link_up)
+    /// Returns the time of the watchdog's next check, in nanoseconds; `needed` as for
+    /// [`DevicePort::check`].
+    pub(crate) fn next_due(&self, needed: bool) -> Option<u64> {
+        self.watchdog.next_due(self.in_flight()).filter(|_| self.link_up || needed)
     }
 
     /// Returns the driver's counters.

@@ -71,6 +71,8 @@ pub(crate) struct SessionTable {
     named: Vec<u32>,
     /// Sessions that violated the protocol and that the engine has yet to close.
     condemned: Vec<u32>,
+    /// Number of sessions that have ended and of which something is left in the engine.
+    ending: usize,
     counts: Counts,
 }
 
@@ -118,7 +120,15 @@ impl SessionTable {
             .take_if(|one| one.closing && one.emptied && one.in_flight == 0)?;
         self.keys.remove(&session.number);
         self.free.push(key);
+        self.ending = self.ending.saturating_sub(1);
         Some(session)
+    }
+
+    /// Returns `true` if there are sessions that have ended and of which something is left in the
+    /// engine.
+    #[inline]
+    pub(crate) fn are_ending(&self) -> bool {
+        self.ending > 0
     }
 
     /// Removes all sessions, at the engine's end.
@@ -287,7 +297,9 @@ impl SessionTable {
     /// Removes a session that is about to end from the active list.
     pub(crate) fn deactivate(&mut self, key: u32) {
         let Some(session) = self.get_mut(key) else { return };
-        match std::mem::replace(&mut session.active_at, PARKED) {
+        let at = std::mem::replace(&mut session.active_at, PARKED);
+        self.ending += 1;
+        match at {
             PARKED => self.parked -= 1,
             at => self.take_off(at),
         }
@@ -369,10 +381,13 @@ mod tests {
         assert!(table.take_ended(1).is_none(), "it lives");
         let ending = table.get_mut(1).unwrap();
         (ending.closing, ending.emptied, ending.in_flight) = (true, true, 1);
+        assert!(!table.are_ending());
         table.deactivate(1);
         assert!(table.take_ended(1).is_none(), "a packet is in flight");
+        assert!(table.are_ending());
         table.get_mut(1).unwrap().in_flight = 0;
         assert_eq!(table.take_ended(1).unwrap().number, 101);
+        assert!(!table.are_ending());
         assert_eq!((table.key(101), table.get(1).is_none()), (None, true));
         assert_eq!((table.reserve(), table.reserve()), (1, 2));
         assert_eq!(table.take_all().count(), 1);
