@@ -201,8 +201,9 @@ impl FlowTable {
         }
     }
 
-    /// Changes the cache's setting.
+    /// Changes the cache's setting. What endpoints remember of their last packets ends with it.
     pub fn set_cache(&mut self, setting: FlowCache) {
+        self.changes += 1;
         for last in &mut self.last {
             last.set(setting);
         }

@@ -392,6 +392,24 @@ proptest! {
     }
 }
 
+/// What endpoints remember of their last packets ends with each change of the rules or of the
+/// setting: `flow_cache=off` holds at once.
+#[test]
+fn each_change_is_counted() {
+    let (mut table, _) = ports(FlowCache::On, 2);
+    let mut before = table.changes();
+    let mut changed = |table: &FlowTable| {
+        assert_ne!(std::mem::replace(&mut before, table.changes()), table.changes());
+    };
+    table.set_cache(FlowCache::Off);
+    changed(&table);
+    let rule = Rule { protocol: Some(17), port: Some(7), ..rule(1) };
+    assert!(table.insert(&rule, false, to(7)));
+    changed(&table);
+    table.remove(&rule, to(7));
+    changed(&table);
+}
+
 /// Returns a table of some ports, and a packet for each.
 fn ports(cache: FlowCache, count: u16) -> (FlowTable, Vec<Headers>) {
     let mut table = FlowTable::new(1, cache);
