@@ -4,18 +4,21 @@
 mod senders;
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use towpath_client::{EXPEDITED_BYTES, Rule, Setting};
-use towpath_device::conformance::DeviceFarEnd;
+use towpath_client::{EXPEDITED_BYTES, Options, Rule, Session, Setting};
+use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::wrapped::Wrapped;
 use towpath_device::{
     Armed, Completion, Counters, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId, Spaces,
     loopback,
 };
+use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Values, WaitStrategy as EngineStrategy};
+use towpath_queue::descriptor::MAX_CHAIN;
+use towpath_server::{Config, Server, Subnets, Values, WaitStrategy as EngineStrategy};
 use towpath_tests::random::{Random, seed};
 use towpath_tests::{PATIENCE, eventually, frames};
 
@@ -679,4 +682,47 @@ fn an_endpoints_settings_are_shown_and_wrong_ones_change_nothing() {
     sender.session.close(endpoint).unwrap();
     let error = sender.session.set(endpoint, Setting::Weight, 5).unwrap_err().to_string();
     assert!(error.contains("there is no endpoint"), "{error}");
+}
+
+/// A packet in as many buffers as a packet may have reaches the device, in place and with a copy of
+/// its beginning in front.
+#[test]
+fn the_longest_chain_of_buffers_leaves() {
+    let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let ipv4 = Some((Ipv4Addr::new(10, 77, 0, 1), 24));
+    let subnets = Subnets { ipv4, ..Subnets::default() };
+    let config = Config { settings: EngineStrategy::Block.into(), subnets, ..Config::default() };
+    let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+    let mut world = World { server, far: DeviceFarEnd::new(Box::new(far)) };
+    let options = Options { transmit_buffer_bytes: 1280, ..Options::default() };
+    let socket = world.server.connect().unwrap();
+    let mut session = Session::attach_over(socket, &options).unwrap();
+    let endpoint = session.open(&Rule::new()).unwrap();
+    let info = session.info();
+    let own = info.ipv4.unwrap().0;
+    let flow = Flow::v4().macs(info.mac, [2, 0, 0, 0, 0, 9]);
+    let flow = flow.addresses(own, Ipv4Addr::new(10, 77, 0, 1));
+    let payload: Vec<u8> = (0..61_000).map(|place| (place % 251) as u8).collect();
+    let (large, meta) = flow.tcp_large(&Tcp::default(), &payload, 1400);
+    let mut buffers = 0;
+    let write = |parts: &mut [&mut [u8]]| {
+        buffers = parts.len();
+        let mut rest = &large[..];
+        for part in parts {
+            let (now, later) = rest.split_at(part.len());
+            part.copy_from_slice(now);
+            rest = later;
+        }
+    };
+    session.send(endpoint, large.len(), meta, write).unwrap();
+    session.flush().unwrap();
+    assert_eq!(buffers, MAX_CHAIN);
+    let mut came = None;
+    eventually("it comes", || {
+        came = came.take().or_else(|| world.far.receive());
+        came.is_some()
+    });
+    let (frame, _) = came.unwrap();
+    assert!(frame == large, "another packet came");
+    assert_eq!(world.counter("tx_dropped_driver"), 0);
 }

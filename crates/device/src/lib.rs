@@ -37,9 +37,9 @@ pub use queue::{Armed, Completion, Counters, DeviceQueue, Kick, Outcome, Packet,
 pub use space::{Space, SpaceError, SpaceId, Spaces};
 pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};
 
-/// The maximum number of parts of a packet: a 64 KiB segment in buffers of 2 KiB, and room for a
-/// header in a buffer of its own.
-pub const MAX_PARTS: usize = 48;
+/// The maximum number of parts of a packet: as many buffers as a packet of an application may have,
+/// and a checked copy of its beginning.
+pub const MAX_PARTS: usize = 49;
 
 /// Bytes in front of a pool buffer's data that belong to the driver, for the virtio-net header or
 /// another device's header.

@@ -3,14 +3,17 @@
 //! The engine fetches a packet's headers, or all of a small packet, from the application's memory
 //! into a slot. It checks the packet there, and sends it from there.
 
-use towpath_device::{Meta, Part, SpaceId};
+use towpath_device::{MAX_PARTS, Meta, Part, SpaceId};
 use towpath_memory::{Mapping, Region};
 use towpath_packet::checksum;
 use towpath_queue::PoolShape;
-use towpath_queue::descriptor::Descriptor;
+use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 
 use crate::engine::port::BounceMemory;
 use crate::engine::source::{Reader, Source};
+
+/// A packet is sent from its bounce buffer and at most all buffers of its application.
+const _: () = assert!(MAX_CHAIN < MAX_PARTS);
 
 /// A bounce buffer, with the packet sent from it.
 #[derive(Debug)]
@@ -48,7 +51,7 @@ impl BounceBuffers {
         let slot = || Slot {
             len: 0,
             copies: 0,
-            parts: Vec::with_capacity(towpath_device::MAX_PARTS + 1),
+            parts: Vec::with_capacity(MAX_PARTS),
             meta: Meta::FULL,
             in_flight_slot: 0,
         };
