@@ -151,11 +151,9 @@ impl Waiter {
         Next::Take(match self {
             Waiter::Poll => Step::Poll,
             Waiter::Block => {
-                if is_busy {
-                    Step::Poll
-                } else {
-                    Step::Block
-                }
+                // One packet at a time, each after a wake-up: the check before the sleep replaces a
+                // poll iteration that would find nothing. An engine with more to do stays awake.
+                if is_busy && !(slept && drained) { Step::Poll } else { Step::Block }
             }
             Waiter::SpinThenBlock(spinner) => {
                 if is_busy {
