@@ -393,13 +393,15 @@ impl DeviceQueue for LoopbackQueue {
     }
 
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
-        let Some(fd) = &self.own.fd else { return Ok(Armed::Work) };
+        if self.own.fd.is_none() {
+            return Ok(Armed::Work);
+        }
         // This empties the doorbell before it sets `wants`, so that a later notification stays.
-        let rang = rustix::io::read(fd, &mut [0; 8]).is_ok();
-        self.counters.system_calls += 1;
+        let rang = self.own.take();
+        self.counters.system_calls += rang.unwrap_or(0);
         self.advance();
         let now = self.sleeper.as_ref().map(|_| Instant::now());
-        if rang {
+        if rang.is_some() {
             self.interrupted = now;
         }
         let quiet_until = self.quiet_until(now);

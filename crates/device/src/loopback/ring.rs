@@ -39,6 +39,9 @@ pub(super) const WANTS_ROOM: u8 = 2;
 /// notifies the sleeper. The other end writes `closed` once, when it is dropped.
 pub(super) struct Bell {
     pub(super) wants: AtomicU8,
+    /// `true` if the descriptor may be readable. The other end sets it after it has written, so a
+    /// sleeper that finds it set finds the notification too.
+    rung: AtomicBool,
     pub(super) closed: AtomicBool,
     pub(super) fd: Option<OwnedFd>,
 }
@@ -47,7 +50,8 @@ impl Bell {
     pub(super) fn new(sleeps: bool) -> io::Result<Bell> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let fd = if sleeps { Some(rustix::event::eventfd(0, flags)?) } else { None };
-        Ok(Bell { wants: AtomicU8::new(0), closed: AtomicBool::new(false), fd })
+        let (wants, rung, closed) = Default::default();
+        Ok(Bell { wants, rung, closed, fd })
     }
 
     /// Notifies the sleeper if it waits for `why`, after the caller published. Returns the number
@@ -68,7 +72,21 @@ impl Bell {
         let Some(fd) = &self.fd else { return 0 };
         // This fails only when 2^64 - 2 notifications are unread, and then the eventfd is readable.
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        self.rung.store(true, Ordering::Release);
         1
+    }
+
+    /// Takes the notifications. Returns `None` if there are none, and otherwise the number of system
+    /// calls made.
+    pub(super) fn take(&self) -> Option<u64> {
+        let fd = self.fd.as_ref()?;
+        if !self.rung.swap(false, Ordering::Acquire) {
+            return None;
+        }
+        // Another notification that this read takes sets `rung` again, and the next call finds
+        // nothing to read.
+        let _ = rustix::io::read(fd, &mut [0; 8]);
+        Some(1)
     }
 }
 
