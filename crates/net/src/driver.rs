@@ -1,10 +1,10 @@
 //! Driving a network: frames in, frames out, timers, sleep.
 //!
 //! The holder of the link's lock may drive: the library's thread, a thread that has just written,
-//! or a thread that is blocked in a network without a library thread.
+//! or a thread that is blocked while no library thread drives ([`Standby`]).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant as StdInstant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
@@ -13,6 +13,7 @@ use towpath_stack::{Instant, Meta, SocketError, SocketId, Stack, Transmit};
 
 use crate::clock::Clock;
 use crate::lock::lock;
+use crate::standby::Standby;
 use crate::wait::{ToTell, Waiter};
 use crate::{Armed, Link, LinkError, error};
 
@@ -30,8 +31,8 @@ pub(crate) struct Core {
     pub(crate) waiters: std::collections::HashMap<SocketId, Arc<Waiter>>,
     /// The reason why the link is dead.
     pub(crate) dead: Option<LinkError>,
-    /// In a network without a library thread: `true` if some thread drives.
-    led: bool,
+    /// Who drives.
+    pub(crate) standby: Standby,
     /// In a network without a library thread: the threads that wait while another one drives.
     followers: Vec<Arc<Waiter>>,
     telling: ToTell,
@@ -50,6 +51,8 @@ pub(crate) struct Shared {
     kept: AtomicU64,
     /// Ends the driver's sleep.
     wake: OwnedFd,
+    /// Wakes the library's thread while it stands by.
+    stands_by: Condvar,
     link_fd: OwnedFd,
     pub(crate) closing: AtomicBool,
     pub(crate) threaded: bool,
@@ -87,7 +90,7 @@ impl Shared {
                 stack,
                 waiters: std::collections::HashMap::new(),
                 dead: None,
-                led: false,
+                standby: Standby::default(),
                 followers: Vec::new(),
                 telling: Vec::new(),
             }),
@@ -97,6 +100,7 @@ impl Shared {
             sleeps_until: AtomicU64::new(AWAKE),
             kept: AtomicU64::new(FOREVER),
             wake,
+            stands_by: Condvar::new(),
             link_fd,
             closing: AtomicBool::new(false),
             threaded,
@@ -175,7 +179,7 @@ impl Shared {
         }
         let now = self.clock.now();
         let mut core = self.core();
-        let Core { stack, waiters, telling, .. } = &mut *core;
+        let Core { stack, waiters, telling, standby, .. } = &mut *core;
         if receive {
             let mut take = |frame: &[u8], meta| stack.input(now, frame, meta);
             worked |= link.receive(RECEIVE_BUDGET, &mut take)? > 0;
@@ -188,6 +192,9 @@ impl Shared {
             {
                 tell.push(waiter.clone());
             }
+        }
+        if receive && self.threaded {
+            standby.tells(tell.len());
         }
         drop(core);
         let flushed = link.flush();
@@ -214,11 +221,28 @@ impl Shared {
         drop(core);
         waiters.iter().for_each(|waiter| waiter.tell());
         self.notify();
+        self.stands_by.notify_all();
+    }
+
+    /// Ends the library's thread.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+        self.notify();
+        // The thread looks at `closing` under this lock before it waits.
+        drop(self.core());
+        self.stands_by.notify_all();
     }
 
     /// Drives until the network is closed or the link dies; runs in the library's thread.
     pub(crate) fn run(&self) {
-        while !self.closing.load(Ordering::SeqCst) && self.core().dead.is_none() {
+        let is_over = |core: &Core| self.closing.load(Ordering::SeqCst) || core.dead.is_some();
+        loop {
+            let core = self.core();
+            let core = Standby::wait(core, &self.stands_by, |core| &mut core.standby, is_over);
+            if is_over(&core) {
+                return;
+            }
+            drop(core);
             if let Err(error) = self.work_or_sleep(None) {
                 return self.die(error);
             }
@@ -241,6 +265,9 @@ impl Shared {
         }
         let now = self.clock.now();
         let core = self.core();
+        if caller.is_none() && core.standby.active {
+            return Ok(());
+        }
         let (next, blocked) = (core.stack.poll_at(now), core.stack.is_blocked());
         drop(core);
         if next.is_some_and(|next| next <= now) {
@@ -353,13 +380,15 @@ impl Shared {
         waiter: &Arc<Waiter>,
         until: Option<StdInstant>,
     ) -> std::io::Result<MutexGuard<'a, Core>> {
-        if self.threaded || core.led {
+        if !core.standby.begin(self.threaded) {
             if !self.threaded {
                 core.followers.push(waiter.clone());
             }
-            return Ok(waiter.wait(core, until));
+            core.standby.blocked += 1;
+            let mut core = waiter.wait(core, until);
+            core.standby.blocked -= 1;
+            return Ok(core);
         }
-        core.led = true;
         waiter.leading.store(true, Ordering::Relaxed);
         drop(core);
         let worked = self.work_or_sleep(Some(until));
@@ -368,12 +397,15 @@ impl Shared {
             self.die(error);
         }
         let mut core = self.core();
-        core.led = false;
+        let wakes = core.standby.end();
         // Another thread must drive if this one does not come back. So this thread wakes all
         // followers: some may have stopped waiting already, and a follower without a leader would
         // wait for ever.
         let followers = std::mem::take(&mut core.followers);
         drop(core);
+        if wakes {
+            self.stands_by.notify_all();
+        }
         followers.iter().for_each(|follower| follower.tell());
         Ok(self.core())
     }

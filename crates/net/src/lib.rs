@@ -27,7 +27,8 @@
 //! # Driving
 //! With [`Driving::Thread`] a thread of the library receives, acknowledges and retransmits while
 //! the application computes. A sending thread sends its frames itself, without waking the library's
-//! thread. With [`Driving::Application`] there is no such thread: a thread blocked in a call drives
+//! thread. While one thread alone blocks in one call after the other, it receives by itself, and the
+//! library's thread only stands by: it takes over if the thread has computed for a millisecond. With [`Driving::Application`] there is no such thread: a thread blocked in a call drives
 //! the network, or [`Network::drive`] does.
 //!
 //! # Locks
@@ -51,6 +52,7 @@ mod network;
 mod options;
 mod poller;
 mod session_link;
+mod standby;
 mod stream;
 mod udp;
 mod wait;

@@ -144,8 +144,7 @@ impl std::fmt::Debug for Network {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.shared.closing.store(true, std::sync::atomic::Ordering::SeqCst);
-        self.shared.notify();
+        self.shared.close();
         if let Some(thread) = lock(&self.thread).take() {
             let _ = thread.join();
         }

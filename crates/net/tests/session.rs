@@ -127,3 +127,50 @@ fn a_dead_server_is_a_named_error_at_once() {
     assert!(error.contains("server is gone"), "{error}");
     assert!(at.duration_since(stopped) < Duration::from_millis(100));
 }
+
+/// Threads that block one after the other, and together, each get their own answers: whichever
+/// thread drives hands over when it leaves.
+#[test]
+fn threads_take_turns_at_driving() {
+    const ROUNDS: u32 = 300;
+    let (server, _far) = serve();
+    let (a, b) = (host(&server, "a", Driving::Thread), host(&server, "b", Driving::Thread));
+    let echo = UdpSocket::bind(&a, "10.77.0.2:7").unwrap();
+    echo.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut bytes = [0; 64];
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                if let Ok((count, from)) = echo.recv_from(&mut bytes) {
+                    echo.send_to(&bytes[..count], from).unwrap();
+                }
+            }
+        });
+        // Alone, together, and with pauses in which nobody drives.
+        for threads in [1_u16, 3] {
+            let threads: Vec<_> = (0..threads)
+                .map(|number| {
+                    let socket = UdpSocket::bind(&b, ("0.0.0.0", 100 + number)).unwrap();
+                    socket.connect("10.77.0.2:7").unwrap();
+                    scope.spawn(move || {
+                        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                        let mut bytes = [0; 64];
+                        for round in 0..ROUNDS {
+                            socket.send(&round.to_le_bytes()).unwrap();
+                            assert_eq!(socket.recv(&mut bytes).unwrap(), 4, "round {round}");
+                            assert_eq!(bytes[..4], round.to_le_bytes());
+                            if round % 100 == 50 {
+                                std::thread::sleep(Duration::from_millis(5));
+                            }
+                        }
+                    })
+                })
+                .collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    drop((echo, a, b));
+    server.stop().unwrap();
+}

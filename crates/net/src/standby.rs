@@ -1,0 +1,202 @@
+//! The library's thread while a thread of the application drives.
+//!
+//! A thread that blocks in one call after the other, as in requests and answers, would wait each
+//! time for the library's thread to wake, to work and to wake it in turn. So the library's thread
+//! stands by once it has woken the only blocked thread: from then on, the thread that blocks drives
+//! the network itself, and the link wakes it directly.
+//!
+//! Between two calls of that thread nobody drives. The library's thread looks after a while whether
+//! the thread has come back, and drives again if it has not. While one call blocks for longer than
+//! that, the library's thread sleeps without a limit, and the thread wakes it at the call's end.
+
+use std::sync::{Condvar, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long frames and timers may wait while nobody drives.
+pub(crate) const STANDBY: Duration = Duration::from_millis(1);
+
+/// Which threads drive; under the stack's lock.
+#[derive(Debug, Default)]
+pub(crate) struct Standby {
+    /// `true` while the library's thread leaves driving to threads that block.
+    pub(crate) active: bool,
+    /// `true` while a thread of the application drives.
+    pub(crate) led: bool,
+    /// Threads that block and do not drive.
+    pub(crate) blocked: usize,
+    /// The times that threads of the application drove.
+    pub(crate) turns: u64,
+    /// `true` while the library's thread sleeps until it is woken.
+    deep: bool,
+}
+
+impl Standby {
+    /// Begins the turn of a thread of the application. Returns `false` if another thread drives.
+    pub(crate) fn begin(&mut self, threaded: bool) -> bool {
+        let free = !self.led && (self.active || !threaded);
+        self.led |= free;
+        free
+    }
+
+    /// Ends that turn. Returns `true` if the caller must wake the library's thread: it would not
+    /// look, or other threads wait for somebody to drive.
+    #[must_use]
+    pub(crate) fn end(&mut self) -> bool {
+        self.led = false;
+        self.turns += 1;
+        self.active && (self.deep || self.blocked > 0)
+    }
+
+    /// Records that the library's thread wakes `told` threads. If these are all that wait, there is
+    /// one, and no other thread needs the library's, the library's thread stands by from now on.
+    pub(crate) fn tells(&mut self, told: usize) {
+        self.active |= told == 1 && self.blocked == 1;
+    }
+
+    /// Stands by, in the library's thread, until it must drive again or until `over`.
+    pub(crate) fn wait<'a, T>(
+        mut core: MutexGuard<'a, T>,
+        woken: &Condvar,
+        of: impl Fn(&mut T) -> &mut Standby,
+        over: impl Fn(&T) -> bool,
+    ) -> MutexGuard<'a, T> {
+        while of(&mut core).active && !over(&core) {
+            let before = of(&mut core).turns;
+            core = woken.wait_timeout(core, STANDBY).unwrap_or_else(PoisonError::into_inner).0;
+            let standby = of(&mut core);
+            if standby.turns != before && standby.blocked == 0 {
+                continue;
+            }
+            if !standby.led {
+                standby.active = false;
+            } else if standby.turns == before {
+                standby.deep = true;
+                core = woken.wait(core).unwrap_or_else(PoisonError::into_inner);
+                of(&mut core).deep = false;
+            }
+        }
+        core
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use towpath_client::Session;
+    use towpath_device::loopback;
+    use towpath_protocol::store::MemoryStore;
+    use towpath_server::{Config, Server, Subnets};
+
+    use super::*;
+    use crate::{Driving, Network, SessionLink, UdpSocket};
+
+    #[test]
+    fn a_thread_drives_once_the_library_has_woken_the_only_one() {
+        let mut standby = Standby::default();
+        assert!(!standby.begin(true), "the library's thread drives");
+        standby.blocked = 2;
+        standby.tells(1);
+        assert!(!standby.begin(true), "another thread needs the library's");
+        standby.blocked = 1;
+        standby.tells(2);
+        standby.tells(0);
+        assert!(!standby.begin(true));
+        standby.tells(1);
+        assert!(standby.begin(true));
+        assert!(!standby.begin(true), "one drives");
+        assert!(standby.end(), "the other one still waits");
+        standby.blocked = 0;
+        assert!(standby.begin(true));
+        assert!(!standby.end(), "the library's thread looks by itself");
+    }
+
+    #[test]
+    fn without_a_library_thread_the_first_to_block_drives() {
+        let mut standby = Standby::default();
+        assert!(standby.begin(false));
+        assert!(!standby.begin(false));
+        assert!(!standby.end(), "there is no thread to wake");
+    }
+
+    /// A thread that asks and waits for the answer, again and again, drives its network.
+    #[test]
+    fn a_thread_that_blocks_drives_its_network() {
+        let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
+        let ipv4 = Some(("10.77.0.1".parse().unwrap(), 24));
+        let config = Config { subnets: Subnets { ipv4, ipv6: None }, ..Config::default() };
+        let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+        let host = |name| {
+            let socket = server.connect().unwrap();
+            let session = Session::attach_over(socket, &SessionLink::options(name)).unwrap();
+            Network::over(session, Driving::Thread).unwrap()
+        };
+        let (a, b) = (host("a"), host("b"));
+        let echo = UdpSocket::bind(&a, "10.77.0.2:7").unwrap();
+        let echoing = std::thread::spawn(move || {
+            let mut bytes = [0; 4];
+            while bytes != [0xff; 4] {
+                let (count, from) = echo.recv_from(&mut bytes).unwrap();
+                echo.send_to(&bytes[..count], from).unwrap();
+            }
+        });
+        let socket = UdpSocket::bind(&b, "0.0.0.0:0").unwrap();
+        socket.connect("10.77.0.2:7").unwrap();
+        let ask = |number: u32| {
+            socket.send(&number.to_le_bytes()).unwrap();
+            assert_eq!(socket.recv(&mut [0; 4]).unwrap(), 4);
+        };
+        let turns = || b.shared().core().standby.turns;
+        let mut asked = 0;
+        while turns() < 10 {
+            ask(asked);
+            asked += 1;
+        }
+        ask(u32::MAX);
+        echoing.join().unwrap();
+        drop((a, b));
+        server.stop().unwrap();
+    }
+
+    /// The library's thread takes over from a thread that does not come back, and sleeps without a
+    /// limit while one blocks for long.
+    #[test]
+    fn the_library_takes_over() {
+        let shared = Arc::new((Mutex::new(Standby::default()), Condvar::new()));
+        let over = Arc::new(AtomicBool::new(false));
+        let library = |shared: &Arc<(Mutex<Standby>, Condvar)>| {
+            let (shared, over) = (shared.clone(), over.clone());
+            std::thread::spawn(move || {
+                let is_over = |_: &Standby| over.load(Ordering::Relaxed);
+                drop(Standby::wait(shared.0.lock().unwrap(), &shared.1, |one| one, is_over));
+            })
+        };
+        let lock = || shared.0.lock().unwrap();
+        lock().active = true;
+        library(&shared).join().unwrap();
+        assert!(!lock().active, "nobody came");
+
+        lock().active = true;
+        assert!(lock().begin(true));
+        let thread = library(&shared);
+        while !lock().deep {
+            std::thread::yield_now();
+        }
+        assert!(lock().end(), "it must be woken");
+        shared.1.notify_all();
+        thread.join().unwrap();
+        assert!(!lock().active && !lock().deep);
+
+        // It also ends while a thread drives.
+        lock().active = true;
+        assert!(lock().begin(true));
+        let thread = library(&shared);
+        while !lock().deep {
+            std::thread::yield_now();
+        }
+        over.store(true, Ordering::Relaxed);
+        shared.1.notify_all();
+        thread.join().unwrap();
+    }
+}
