@@ -56,6 +56,8 @@ mod notre_dame;
 mod optimistic;
 pub mod output;
 pub mod page;
+#[cfg(test)]
+mod path_files;
 mod peers;
 mod penn;
 mod process;
