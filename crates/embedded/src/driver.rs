@@ -1,19 +1,21 @@
 //! The driver of a device and its memory, for one thread at a time.
 
+mod transmit;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use towpath_device::{
-    Armed, Completion, Device, DeviceError, DeviceQueue, Info, Kick, Meta, Outcome, Packet, Part,
-    Received, Registration, Space, SpaceId, Spaces,
+    Armed, Completion, Device, DeviceError, DeviceQueue, Info, Kick, Meta, Part, Received,
+    Registration, Space, SpaceId, Spaces,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_queue::buffers::FreeBuffers;
 
 use crate::sleep::Bell;
-use crate::{Config, Counts, SendError};
+use crate::{Config, Counts};
 
 /// The maximum number of packets of one batch for the device.
 const BATCH: usize = 32;
@@ -35,9 +37,11 @@ pub struct Driver {
     /// The memory of the driver's own buffers.
     own_memory: Region,
     receive: FreeBuffers,
-    /// Buffers of packets for which the device had no room, in order.
-    pub(super) waiting: VecDeque<u32>,
+    /// Packets for which the device had no room, in order.
+    waiting: VecDeque<Waiting>,
     completions: Vec<Completion>,
+    /// Packets in flight from which [`Driver::send`] takes completions.
+    collect_at: u64,
     /// `true` if packets may stay in flight after the call that submitted them.
     goes_on: bool,
     /// Buffers of packets that other threads left, and that the device completed.
@@ -49,6 +53,13 @@ pub struct Driver {
     /// Wakes the sleeping thread for work of which the device does not know.
     pub(super) bell: Option<Bell>,
     counts: Counts,
+}
+
+/// A packet that the device has yet to take.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    buffer: u32,
+    len: u32,
 }
 
 /// The positions of the buffers: first those of packets that threads left, then those of threads
@@ -70,12 +81,16 @@ impl Buffers {
         buffer as usize * self.transmit_bytes
     }
 
-    fn part(&self, buffer: u32, space: SpaceId) -> Part {
-        let start = self.start(buffer);
+    fn part(&self, Waiting { buffer, len }: Waiting, space: SpaceId) -> Part {
+        Part { space, offset: (self.start(buffer) + LENGTH_BYTES) as u32, len }
+    }
+
+    /// Returns the length of a packet that a thread left.
+    fn left_len(&self, slot: u32) -> u32 {
         let mut len = [0; 4];
-        let read = self.memory.copy_out(start, &mut len);
+        let read = self.memory.copy_out(self.start(slot), &mut len);
         debug_assert!(read, "a buffer has its length in front");
-        Part { space, offset: (start + LENGTH_BYTES) as u32, len: u32::from_ne_bytes(len) }
+        u32::from_ne_bytes(len)
     }
 
     /// Returns the offset of a buffer to receive into.
@@ -88,10 +103,10 @@ impl Buffers {
     }
 }
 
-/// Writes a packet, and its length in front, into the buffer at offset `start` of a region.
-pub(super) fn write(region: &mut Region, start: usize, packet: &[u8]) {
+/// Writes a packet that a thread leaves, and its length in front, into the buffer's region.
+pub(super) fn write_left(region: &mut Region, packet: &[u8]) {
     let len = (packet.len() as u32).to_ne_bytes();
-    let written = region.copy_in(start, &len) && region.copy_in(start + LENGTH_BYTES, packet);
+    let written = region.copy_in(0, &len) && region.copy_in(LENGTH_BYTES, packet);
     debug_assert!(written, "buffers are as long as the longest packet");
 }
 
@@ -196,6 +211,7 @@ impl Driver {
             receive: FreeBuffers::new(0, config.receive),
             waiting: VecDeque::with_capacity(packets),
             completions: Vec::with_capacity(packets),
+            collect_at: u64::from(config.left.min(config.own) / 2).clamp(1, BATCH as u64),
             goes_on: info.can.tx_asynchronous,
             slots: Vec::with_capacity(config.left as usize),
             received: Vec::with_capacity(BATCH),
@@ -207,109 +223,6 @@ impl Driver {
             counts: Counts::default(),
         };
         Ok((driver, left))
-    }
-
-    /// Sends a packet of the thread inside, after all waiting packets.
-    ///
-    /// # Errors
-    /// [`SendError`].
-    pub fn send(&mut self, packet: &[u8]) -> Result<(), SendError> {
-        let most = self.buffers.longest;
-        if packet.len() > most {
-            return Err(SendError::TooLong { len: packet.len(), most });
-        }
-        if self.failure.is_some() {
-            return Err(SendError::Failed);
-        }
-        let buffer = self.own.take().ok_or(SendError::WouldBlock)?;
-        let start = (buffer - self.buffers.left) as usize * self.buffers.transmit_bytes;
-        write(&mut self.own_memory, start, packet);
-        self.counts.direct += 1;
-        self.waiting.push_back(buffer);
-        self.flush();
-        Ok(())
-    }
-
-    /// Takes completions from the device.
-    pub fn collect(&mut self) {
-        self.completions.clear();
-        let budget = self.completions.capacity();
-        if let Err(error) = self.queue.tx_complete(&mut self.completions, budget) {
-            self.fail(error);
-        }
-        self.counts.returned += self.completions.len() as u64;
-        for Completion { token, outcome } in &self.completions {
-            self.counts.lost += u64::from(*outcome == Outcome::Returned);
-            let buffer = *token as u32;
-            if buffer < self.buffers.left {
-                self.slots.push(buffer);
-            } else {
-                self.own.release(buffer);
-            }
-        }
-    }
-
-    /// Submits waiting packets to the device while it has room. Returns whether the device took
-    /// all.
-    pub fn flush(&mut self) -> bool {
-        let before = self.counts.taken;
-        let all = self.give_all();
-        if self.counts.taken > before
-            && let Err(error) = self.queue.kick(&mut self.spaces, Kick::Tx)
-        {
-            self.fail(error);
-        }
-        if self.is_owed()
-            && let Some(bell) = &mut self.bell
-        {
-            bell.sent();
-        }
-        all
-    }
-
-    /// `true` if the driver must poll the device again for sent packets: the device had no room, or
-    /// completes packets later.
-    fn is_owed(&self) -> bool {
-        !self.waiting.is_empty() || self.goes_on && self.pending() > 0
-    }
-
-    fn give_all(&mut self) -> bool {
-        // The device may now have room to go on with packets that it took before. So the driver
-        // calls it at least once, without packets if none wait.
-        let mut asked = !self.goes_on || self.pending() == 0;
-        while !asked || !self.waiting.is_empty() {
-            asked = true;
-            // Usually one packet waits, and one descriptor is cheap to make.
-            let all = if self.waiting.len() <= 1 { self.give::<1>() } else { self.give::<BATCH>() };
-            match all {
-                Ok(true) => {}
-                Ok(false) => return false,
-                Err(error) => {
-                    self.fail(error);
-                    return false;
-                }
-            }
-        }
-        true
-    }
-
-    /// Submits at most the first `MOST` waiting packets. Returns whether the device took all of
-    /// them.
-    fn give<const MOST: usize>(&mut self) -> Result<bool, DeviceError> {
-        let mut parts = [[Part { space: self.space, offset: 0, len: 0 }; 1]; MOST];
-        let count = self.waiting.len().min(MOST);
-        for (part, buffer) in parts.iter_mut().zip(&self.waiting) {
-            *part = [self.buffers.part(*buffer, self.space)];
-        }
-        let packets: [Packet<'_>; MOST] = std::array::from_fn(|place| Packet {
-            parts: &parts[place],
-            meta: Meta::FULL,
-            token: self.waiting.get(place).map_or(u64::MAX, |buffer| u64::from(*buffer)),
-        });
-        let taken = self.queue.tx_submit(&mut self.spaces, &packets[..count])?;
-        self.waiting.drain(..taken);
-        self.counts.taken += taken as u64;
-        Ok(taken == count)
     }
 
     /// Resets the device. Packets in flight that the device did not send are lost and counted.
@@ -347,7 +260,7 @@ impl Driver {
             return Armed::Work;
         }
         let owed = self.is_owed();
-        match self.queue.arm(!self.waiting.is_empty()) {
+        match self.queue.arm(self.has_waiting()) {
             Ok(Armed::Sleep) => {
                 if let Some(bell) = &mut self.bell {
                     bell.sleeps(owed);
@@ -419,7 +332,7 @@ impl Driver {
     /// Returns the number of packets that wait for the device or are in flight.
     #[must_use]
     pub fn pending(&self) -> usize {
-        self.waiting.len() + (self.counts.taken - self.counts.returned) as usize
+        self.waiting.len() + self.in_flight() as usize
     }
 
     /// Returns the counts; the counts of the section are 0.

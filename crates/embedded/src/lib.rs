@@ -41,7 +41,7 @@ use towpath_memory::Region;
 use towpath_queue::optimistic::{Entered, Left, Optimistic};
 
 pub use driver::Driver;
-use driver::write;
+use driver::write_left;
 
 /// The only request that a thread can leave.
 const RESET: u64 = 1;
@@ -153,24 +153,36 @@ impl Embedded {
         }
         let Some(mut entered) = self.section.try_enter() else {
             let mut leaving = self.section.leave().ok_or(SendError::WouldBlock)?;
-            leaving.write(|buffer| write(buffer, 0, packet));
+            leaving.write(|buffer| write_left(buffer, packet));
             leaving.publish();
             self.section.drive(pump);
             return Ok(());
         };
-        let mut could = pump(&mut entered);
+        reset_on_request(&mut entered);
+        entered.state().collect_due();
+        take_left(&mut entered);
         let outcome = if entered.is_nothing_left() {
-            entered.state().send(packet)
+            entered.state().send_next(packet)
         } else if let Some(mut leaving) = entered.leave() {
             // Another thread is still writing a packet, after which this thread may have left
             // earlier packets. So this packet goes after that one too.
-            leaving.write(|buffer| write(buffer, 0, packet));
+            leaving.write(|buffer| write_left(buffer, packet));
             leaving.publish();
-            could = pump(&mut entered);
+            pump(&mut entered);
             Ok(())
         } else {
+            entered.state().flush();
             Err(SendError::WouldBlock)
         };
+        release_completed(&mut entered);
+        let could = !entered.state().has_waiting();
+        self.leave(entered, could);
+        outcome
+    }
+
+    /// Leaves the section, and does the work that other threads left meanwhile, unless the device
+    /// could not take all packets.
+    fn leave(&self, entered: Entered<'_, Driver, Region>, could: bool) {
         match entered.exit() {
             Left::Nothing => {}
             Left::Work if !could => {}
@@ -178,7 +190,6 @@ impl Embedded {
                 self.section.drive(pump);
             }
         }
-        outcome
     }
 
     /// Submits waiting packets. Returns how many packets wait for the device or are in flight;
@@ -231,13 +242,7 @@ impl Embedded {
         let Some(mut entered) = self.section.try_enter() else { return 0 };
         let could = pump(&mut entered);
         let received = entered.state().receive(budget, each);
-        match entered.exit() {
-            Left::Nothing => {}
-            Left::Work if !could => {}
-            Left::Work | Left::Requests => {
-                self.section.drive(pump);
-            }
-        }
+        self.leave(entered, could);
         received
     }
 
@@ -270,16 +275,29 @@ impl Embedded {
 /// Does the work that comes first for each holder: requests, completions, packets that other
 /// threads left, and waiting packets. Returns whether the device took all of them.
 fn pump(entered: &mut Entered<'_, Driver, Region>) -> bool {
+    reset_on_request(entered);
+    entered.state().collect();
+    take_left(entered);
+    entered.state().flush()
+}
+
+fn reset_on_request(entered: &mut Entered<'_, Driver, Region>) {
     if entered.requests() & RESET != 0 {
         entered.state().reset();
     }
-    entered.state().collect();
-    // The section releases the slots, since the driver cannot reach it.
+}
+
+/// Takes the packets that other threads left, after it released the completed ones.
+fn take_left(entered: &mut Entered<'_, Driver, Region>) {
+    release_completed(entered);
+    while let Some(slot) = entered.take() {
+        entered.state().add_left(slot);
+    }
+}
+
+/// Releases the slots of completed packets, since the driver cannot reach the section.
+fn release_completed(entered: &mut Entered<'_, Driver, Region>) {
     while let Some(slot) = entered.state().slots.pop() {
         entered.release(slot);
     }
-    while let Some(slot) = entered.take() {
-        entered.state().waiting.push_back(slot);
-    }
-    entered.state().flush()
 }
