@@ -63,6 +63,7 @@ mod penn;
 mod process;
 pub mod prose;
 mod queue;
+mod race;
 pub mod report;
 pub mod results;
 mod scale;

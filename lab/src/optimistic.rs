@@ -7,8 +7,8 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
@@ -18,17 +18,15 @@ use towpath_device::{
     Limits, Packet, Received, SpaceId, Spaces,
 };
 use towpath_embedded::{Config, Driver, Embedded, SendError};
-use towpath_testkit::pin;
 
 use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
 use crate::latency::Latency;
 use crate::machine::two_cores;
+use crate::race::{FRAME_BYTES, race, run};
 use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary};
 
-/// Bytes of a packet.
-const FRAME_BYTES: usize = 64;
 /// The driver's work per packet.
 const DEVICES: [(&str, bool); 2] = [("memory", false), ("system call", true)];
 
@@ -105,7 +103,7 @@ impl Case {
             self.pairs,
             || {
                 let section = Section::new(self.calls)?;
-                let took = race(cores, threads, packets, &section)?;
+                let took = race(cores, threads, packets, |_, packet| section.send(packet))?;
                 let counts = section.settle(self.all_packets())?;
                 let refused = section.refused.load(Ordering::Relaxed);
                 shares.left.push(counts.left as f64 / counts.taken as f64);
@@ -115,7 +113,7 @@ impl Case {
             },
             || {
                 let mutex = Locked::new(self.calls)?;
-                let took = race(cores, threads, packets, &mutex)?;
+                let took = race(cores, threads, packets, |_, packet| mutex.send(packet))?;
                 mutex.settle(self.all_packets())?;
                 Ok(took)
             },
@@ -146,13 +144,17 @@ impl Case {
             self.pairs,
             || {
                 let section = Section::new(self.calls)?;
-                let took = beside_resets(&section, || race(cores, threads, packets, &section))?;
+                let took = beside_resets(&section, || {
+                    race(cores, threads, packets, |_, packet| section.send(packet))
+                })?;
                 resets.push(section.settle(self.all_packets())?.resets as f64);
                 Ok(took)
             },
             || {
                 let mutex = Locked::new(self.calls)?;
-                let took = beside_resets(&mutex, || race(cores, threads, packets, &mutex))?;
+                let took = beside_resets(&mutex, || {
+                    race(cores, threads, packets, |_, packet| mutex.send(packet))
+                })?;
                 locked_resets.push(mutex.settle(self.all_packets())?.resets as f64);
                 Ok(took)
             },
@@ -283,27 +285,12 @@ impl Locked {
 impl Shared for Locked {
     fn send(&self, packet: &[u8]) -> Result<(), SendError> {
         let mut driver = self.driver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        driver.collect();
         driver.send(packet)
     }
 
     fn reset(&self) {
         self.driver.lock().unwrap_or_else(std::sync::PoisonError::into_inner).reset();
     }
-}
-
-/// Returns the nanoseconds per packet, all threads together.
-fn race(
-    cores: (usize, usize),
-    threads: usize,
-    packets: u64,
-    shared: &impl Shared,
-) -> anyhow::Result<f64> {
-    let times = run(cores, threads, packets, |_, packet| shared.send(packet))?;
-    let first = times.iter().map(|(start, _)| *start).min();
-    let last = times.iter().map(|(_, end)| *end).max();
-    let took = last.zip(first).map_or(Duration::ZERO, |(last, first)| last - first);
-    Ok(took.as_nanos() as f64 / (threads as u64 * packets) as f64)
 }
 
 /// The part of all calls that decides how long a call keeps a thread: even a quick run has some
@@ -332,49 +319,6 @@ fn kept_us(
         all.add(&one.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))?;
     }
     Ok(all.quantile_us(KEPT))
-}
-
-/// Makes threads send; returns when each began and ended.
-fn run(
-    cores: (usize, usize),
-    threads: usize,
-    packets: u64,
-    send: impl Fn(usize, &[u8]) -> Result<(), SendError> + Sync,
-) -> anyhow::Result<Vec<(Instant, Instant)>> {
-    let barrier = Barrier::new(threads);
-    std::thread::scope(|scope| {
-        let running: Vec<_> = (0..threads)
-            .map(|number| {
-                let (barrier, send) = (&barrier, &send);
-                scope.spawn(move || -> anyhow::Result<(Instant, Instant)> {
-                    let pinned = match number {
-                        0 => pin(cores.0),
-                        1 => pin(cores.1),
-                        _ => Ok(()),
-                    };
-                    barrier.wait();
-                    pinned?;
-                    let start = Instant::now();
-                    let packet = [number as u8; FRAME_BYTES];
-                    for _ in 0..packets {
-                        loop {
-                            match send(number, &packet) {
-                                Ok(()) => break,
-                                // The thread inside needs the processor more.
-                                Err(SendError::WouldBlock) => std::thread::yield_now(),
-                                Err(error) => return Err(error.into()),
-                            }
-                        }
-                    }
-                    Ok((start, Instant::now()))
-                })
-            })
-            .collect();
-        let joined = running
-            .into_iter()
-            .map(|one| one.join().map_err(|_| anyhow::anyhow!("a sending thread failed"))?);
-        joined.collect()
-    })
 }
 
 /// A device that takes and completes everything at once.
@@ -520,11 +464,11 @@ mod tests {
         for (_, calls) in DEVICES {
             for threads in [1, 3] {
                 let section = Section::new(calls).unwrap();
-                race(cores, threads, 2_000, &section).unwrap();
+                race(cores, threads, 2_000, |_, packet| section.send(packet)).unwrap();
                 let counts = section.settle(threads as u64 * 2_000).unwrap();
                 assert!(threads > 1 || counts.left == 0 && counts.entered > 2_000);
                 let locked = Locked::new(calls).unwrap();
-                race(cores, threads, 2_000, &locked).unwrap();
+                race(cores, threads, 2_000, |_, packet| locked.send(packet)).unwrap();
                 locked.settle(threads as u64 * 2_000).unwrap();
             }
         }
@@ -541,10 +485,12 @@ mod tests {
         let cores = two_cores().unwrap();
         for (_, calls) in DEVICES {
             let section = Section::new(calls).unwrap();
-            beside_resets(&section, || race(cores, 3, 2_000, &section)).unwrap();
+            beside_resets(&section, || race(cores, 3, 2_000, |_, packet| section.send(packet)))
+                .unwrap();
             assert!(section.settle(6_000).unwrap().resets > 0);
             let locked = Locked::new(calls).unwrap();
-            beside_resets(&locked, || race(cores, 3, 2_000, &locked)).unwrap();
+            beside_resets(&locked, || race(cores, 3, 2_000, |_, packet| locked.send(packet)))
+                .unwrap();
             assert!(locked.settle(6_000).unwrap().resets > 0);
         }
     }
