@@ -1,4 +1,4 @@
-# The verbs; each is one command, which can also be run directly. See CONTRIBUTING.md.
+# The targets; each is one command, which can also be run directly. See CONTRIBUTING.md.
 
 .PHONY: build quick test test-long test-slow test-experiments test-beside-a-server test-ordinary-user loom asan tsan fuzz bench figures demo manual ci
 
