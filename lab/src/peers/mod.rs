@@ -87,8 +87,7 @@ fn how((engine, ends): (usize, usize)) -> String {
          {ends}; a UDP or TCP receiver sleeps on core {engine}, its sender runs on core {ends}. \
          Round trips, both spin: Towpath's applications are one thread on core {ends}, its engine \
          is on core {engine}; Aeron, iceoryx2 and UDP have a thread on each core. Round trips, both sleep: each application is a process, the sockets are \
-         Unix datagram sockets in epoll, which are faster than UDP. Other processes are stopped \
-         meanwhile"
+         Unix datagram sockets in epoll. Other processes are stopped meanwhile"
     )
 }
 
