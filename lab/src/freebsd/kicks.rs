@@ -19,7 +19,7 @@ use crate::statistics::{Summary, ratios};
 
 /// Costs of a kick, in nanoseconds: none, a write that the bus posts, one that crosses a bus, a
 /// system call, and one that leaves a virtual machine.
-const KICKS_NS: [u64; 5] = [0, 100, 400, 1600, 6400];
+pub(super) const KICKS_NS: [u64; 5] = [0, 100, 400, 1600, 6400];
 /// Direct hand-off is never slower: it saves the backlog, and kicks less often.
 const AT_LEAST: f64 = 1.0;
 const PACKETS: usize = 200_000;
