@@ -45,6 +45,7 @@ mod tx;
 mod wait;
 mod waiter;
 pub(crate) mod watchdog;
+mod wiring;
 mod work;
 
 use std::os::fd::OwnedFd;

@@ -3,33 +3,27 @@
 //! gives a figure per packet.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
+use crate::engine::Engine;
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::{Rule, Vlan};
-use crate::engine::last_sent::LastSent;
-use crate::engine::relays::Relays;
-use crate::engine::session::{Doorbell, Endpoint, Memories, Session};
-use crate::engine::{Budgets, Engine, Link};
+use crate::engine::session::Endpoint;
+use crate::engine::wiring::{self, ApplicationSide, BATCH, BUDGETS, Outcome, Wired};
 use crate::rights::{Addresses, Rights};
-use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Meta, loopback};
-use towpath_memory::{Region, SharedFile, own_words, peer_words};
+use towpath_memory::Region;
 use towpath_packet::build::Flow;
-use towpath_protocol::layout::{STATE_WORDS, SessionShape};
+use towpath_protocol::layout::SessionShape;
 use towpath_protocol::settings::{Setting, Values};
 use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
 use towpath_queue::events::{self, Marker};
-use towpath_queue::receive::{ReceiveConsumer, application_side};
+use towpath_queue::receive::ReceiveConsumer;
 use towpath_queue::transmit::TransmitProducer;
-
-/// The result of a measurement.
-pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Returns an error if a condition does not hold.
 fn ensure(so: bool, what: impl Into<String>) -> Outcome<()> {
@@ -41,8 +35,6 @@ fn this_thread_cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Packets per poll iteration.
-const BATCH: usize = Solo::BATCH;
 /// Slots of each queue, and buffers of each buffer pool.
 const SLOTS: u32 = 256;
 /// Endpoints, each with a port.
@@ -95,14 +87,14 @@ pub struct Solo {
     busy: Duration,
     commands: Sender<(u64, Command)>,
     _events: Receiver<EngineReport>,
-    _files: Vec<SharedFile>,
+    _doorbell: OwnedFd,
 }
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 impl Solo {
     /// Packets per poll iteration.
-    pub const BATCH: usize = 64;
+    pub const BATCH: usize = BATCH;
 
     /// Creates an engine with endpoints for ports, and with the given settings.
     pub fn new(values: &Values) -> Outcome<Solo> {
@@ -111,41 +103,17 @@ impl Solo {
 
     /// Creates an engine over an in-memory device of this configuration.
     pub fn on(device: &loopback::Config, values: &Values) -> Outcome<Solo> {
-        let (near, far) = loopback::pair(device)?;
+        let (mut near, far) = loopback::pair(device)?;
         let far = DeviceFarEnd::new(Box::new(far));
-        let (engine, commands, events) = start_engine(near, values)?;
-
+        let Wired { engine, commands, events, .. } = Wired::new(&mut near, values, BUDGETS)?;
         let shape = SessionShape::new(1, u32::from(ENDPOINTS), SLOTS, SLOTS, 2048, 2048)?;
-        let file = |name: &str, words: usize| SharedFile::create(name, words * 8);
-        let server = file("solo-server", shape.server_words())?;
-        let application = file("solo-application", shape.application_words())?;
-        let ledger = file("solo-ledger", shape.ledger_words())?;
-        let receive_pool = SharedFile::create("solo-receive", shape.receive_pool.pool_bytes())?;
-        let transmit_pool = SharedFile::create("solo-transmit", shape.transmit_pool.pool_bytes())?;
-        let memories = Memories {
-            server: server.map_writable()?,
-            application: Arc::new(application.map_readable()?),
-            ledger: ledger.map_writable()?,
-            receive_pool: receive_pool.map_writable()?,
-            transmit_pool: Arc::new(transmit_pool.map_readable()?),
-        };
-        let (doorbell, _bell) = towpath_protocol::doorbell::pair()?;
-        let session = Session::new(1, shape, memories, Doorbell::direct(doorbell), event()?);
-        give(&commands, Command::AddSession(Box::new(session)))?;
+        let (session, side) = wiring::session(1, shape)?;
+        let ApplicationSide { transmit, receive, marker, pool, doorbell } = side;
+        give(&commands, Command::AddSession(session))?;
         let flow = Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC);
         for number in 0..ENDPOINTS {
             add_endpoint(&commands, number, &flow)?;
         }
-
-        let pages = shape.server_peer(&peer_words(&Arc::new(server.map_readable()?)));
-        let mut own = shape.application_own(own_words(application.map_writable()?));
-        let words = own.queue_pairs.pop().ok_or("one queue pair")?;
-        let (transmit, mut receive) =
-            application_side(&shape.queues, shape.receive_pool, words, &pages.queue_pairs[0]);
-        for buffer in 0..SLOTS {
-            ensure(receive.provide(buffer), "a buffer for each slot")?;
-        }
-        receive.publish();
         // Each endpoint has one flow in and one out.
         let body = [0; FRAME_BYTES - 42];
         let inward = |number: u16| flow.ports(1000, PORT + number).udp(&body);
@@ -159,8 +127,8 @@ impl Solo {
             far,
             transmit,
             receive,
-            marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
-            transmit_pool: transmit_pool.map_writable()?,
+            marker,
+            transmit_pool: pool,
             transmit_free: FreeBuffers::new(0, SLOTS),
             shape,
             inward: (0..ENDPOINTS).map(inward).collect(),
@@ -170,7 +138,7 @@ impl Solo {
             busy: Duration::ZERO,
             commands,
             _events: events,
-            _files: vec![server, application, ledger, receive_pool, transmit_pool],
+            _doorbell: doorbell,
         };
         poll_once(&mut solo.engine)?;
         Ok(solo)
@@ -259,35 +227,6 @@ impl Solo {
     }
 }
 
-fn event() -> std::io::Result<OwnedFd> {
-    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
-}
-
-/// An engine, and the control thread's ends of its channels.
-type Started = (Engine, Sender<(u64, Command)>, Receiver<EngineReport>);
-
-/// Creates an engine over a device.
-fn start_engine(mut device: loopback::LoopbackDevice, values: &Values) -> Outcome<Started> {
-    let (commands, engine_commands) = channel();
-    let (engine_events, events) = channel();
-    let link = Link {
-        commands: engine_commands,
-        events: engine_events,
-        wake: Arc::new(event()?),
-        control_wake: Arc::new(event()?),
-        relays: Relays::none()?,
-    };
-    let state = Region::private(STATE_WORDS * 8)?;
-    let budgets = Budgets {
-        batch: BATCH,
-        receive_budget: 1024,
-        transmit_budget: BATCH,
-        iteration_budget: 8 * BATCH,
-    };
-    let engine = Engine::new(&mut device, state, 1, 1, values, budgets, link)?;
-    Ok((engine, commands, events))
-}
-
 /// Opens the endpoint for a port, which may send from the destination of `flow`.
 fn add_endpoint(commands: &Sender<(u64, Command)>, number: u16, flow: &Flow) -> Outcome<()> {
     let addresses = Addresses { ipv4: Some(ip(flow)?), ipv6: [None; 2] };
@@ -298,17 +237,9 @@ fn add_endpoint(commands: &Sender<(u64, Command)>, number: u16, flow: &Flow) -> 
         port: Some(PORT + number),
         ..Rule::default()
     };
-    let endpoint = Box::new(Endpoint {
-        queue_pair: 0,
-        rule,
-        rights: Rights::new(rule, MAC, addresses),
-        offload: false,
-        captures: false,
-        coalescing: (1, 0),
-        iteration: 0,
-        received: 0,
-        last_sent: LastSent::default(),
-    });
+    let rights = Rights::new(rule, MAC, addresses);
+    let endpoint = Endpoint { coalescing: (1, 0), ..wiring::endpoint(rule, rights) };
+    let endpoint = Box::new(endpoint);
     let (number, listening, group) = (u32::from(number), None, false);
     give(commands, Command::AddEndpoint { session: 1, number, endpoint, listening, group })
 }

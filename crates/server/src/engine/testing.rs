@@ -1,21 +1,18 @@
 //! A session and its application in one thread, for the unit tests of the engine's parts.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, eventfd};
-use towpath_memory::{Region, SharedFile, own_words, peer_words};
+use towpath_memory::Region;
 use towpath_packet::build::Flow;
 use towpath_protocol::layout::SessionShape;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
 use towpath_queue::events::{self, Marker};
-use towpath_queue::receive::{ReceiveConsumer, application_side};
+use towpath_queue::receive::ReceiveConsumer;
 use towpath_queue::transmit::TransmitProducer;
 
-use crate::engine::coalescing;
 use crate::engine::demux::{Rule, Vlan};
-use crate::engine::last_sent::LastSent;
-use crate::engine::session::{Doorbell, Endpoint, Memories, Session};
+use crate::engine::session::{Endpoint, Session};
+use crate::engine::wiring::{self, ApplicationSide};
 use crate::rights::{Addresses, Rights};
 
 /// The MAC address and the port of every endpoint made here.
@@ -35,41 +32,9 @@ pub(crate) struct Application {
 /// Makes a session and its application, which has provided all of its receive buffers.
 pub(crate) fn session(number: u32) -> (Box<Session>, Application) {
     let shape = SessionShape::new(1, 4, 16, 16, 2048, 2048).unwrap();
-    let file = |words: usize| SharedFile::create("test", words * 8).unwrap();
-    let (server, application) = (file(shape.server_words()), file(shape.application_words()));
-    let ledger = file(shape.ledger_words());
-    let receive_pool = file(shape.receive_pool.pool_bytes() / 8);
-    let transmit_pool = file(shape.transmit_pool.pool_bytes() / 8);
-    let memories = Memories {
-        server: server.map_writable().unwrap(),
-        application: Arc::new(application.map_readable().unwrap()),
-        ledger: ledger.map_writable().unwrap(),
-        receive_pool: receive_pool.map_writable().unwrap(),
-        transmit_pool: Arc::new(transmit_pool.map_readable().unwrap()),
-    };
-    let (doorbell, theirs) = towpath_protocol::doorbell::pair().unwrap();
-    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    let session = Session::new(number, shape, memories, Doorbell::direct(doorbell), wake);
-    let words = peer_words(&Arc::new(server.map_readable().unwrap()));
-    let pages = shape.server_peer(&words);
-    let mut own = shape.application_own(own_words(application.map_writable().unwrap()));
-    let (transmit, mut receive) = application_side(
-        &shape.queues,
-        shape.receive_pool,
-        own.queue_pairs.remove(0),
-        &pages.queue_pairs[0],
-    );
-    (0..16).for_each(|buffer| assert!(receive.provide(buffer)));
-    receive.publish();
-    let application = Application {
-        transmit,
-        receive,
-        marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
-        _doorbell: theirs,
-        pool: transmit_pool.map_writable().unwrap(),
-        shape,
-    };
-    (Box::new(session), application)
+    let (session, side) = wiring::session(number, shape).unwrap();
+    let ApplicationSide { transmit, receive, marker, pool, doorbell } = side;
+    (session, Application { transmit, receive, marker, _doorbell: doorbell, pool, shape })
 }
 
 /// Returns the rule of an endpoint for UDP packets to a port.
@@ -102,17 +67,7 @@ pub(crate) fn outward(port: u16) -> Vec<u8> {
 pub(crate) fn endpoint(port: u16) -> Endpoint {
     let std::net::IpAddr::V4(ip) = inward(port).destination else { panic!("an IPv4 flow") };
     let addresses = Addresses { ipv4: Some(ip.to_bits()), ipv6: [None; 2] };
-    Endpoint {
-        queue_pair: 0,
-        rule: rule(port),
-        rights: Rights::new(rule(port), MAC, addresses),
-        coalescing: coalescing::UNSET,
-        offload: false,
-        captures: false,
-        iteration: 0,
-        received: 0,
-        last_sent: LastSent::default(),
-    }
+    wiring::endpoint(rule(port), Rights::new(rule(port), MAC, addresses))
 }
 
 impl Application {

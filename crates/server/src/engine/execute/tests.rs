@@ -4,32 +4,27 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
 use towpath_device::loopback;
-use towpath_memory::{Region, SharedFile};
-use towpath_protocol::layout::{STATE_WORDS, SessionShape};
+use towpath_memory::SharedFile;
+use towpath_protocol::layout::SessionShape;
 use towpath_protocol::settings::Values;
 use towpath_protocol::store::MemoryStore;
 
 use towpath_queue::descriptor::EXPEDITED;
 
 use super::*;
-use crate::engine::demux::{Rule, Vlan};
-use crate::engine::last_sent::LastSent;
+use crate::engine::WaitStrategy;
 use crate::engine::relays::Relay;
-use crate::engine::relays::Relays;
 use crate::engine::schedule::Stop;
 use crate::engine::schedule::shape::Class;
-use crate::engine::testing::{PORT, endpoint, outward, session};
+use crate::engine::testing::{MAC, PORT, endpoint, outward, rule, session};
 use crate::engine::wait::HEARD_THROTTLED;
-use crate::engine::{Budgets, Link, WaitStrategy};
+use crate::engine::wiring::{self, BUDGETS, Wired};
 use crate::prepare::Prepared;
 use crate::rights::{Addresses, Rights};
-
-const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 struct World {
     engine: Engine,
@@ -46,24 +41,10 @@ impl World {
 
     fn over(strategy: WaitStrategy, device: &loopback::Config) -> World {
         let (mut near, far) = loopback::pair(device).unwrap();
-        let event =
-            || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
-        let (commands, engine_commands) = channel();
-        let (engine_events, events) = channel();
-        let wake = event();
-        let link = Link {
-            commands: engine_commands,
-            events: engine_events,
-            wake: wake.clone(),
-            control_wake: event(),
-            relays: Relays::none().unwrap(),
-        };
-        let state = Region::private(STATE_WORDS * 8).unwrap();
-        let budgets =
-            Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, iteration_budget: 512 };
         let mut values = Values::from(strategy);
         values.set(Setting::TickHz, 1).unwrap();
-        let engine = Engine::new(&mut near, state, 1, 1, &values, budgets, link).unwrap();
+        let Wired { engine, commands, events, wake } =
+            Wired::new(&mut near, &values, BUDGETS).unwrap();
         World { engine, commands, events, wake, _far: far }
     }
 
@@ -85,25 +66,10 @@ impl World {
         let mapped = prepared.map(1, Relay { number: 0, worker, trusted: true }).unwrap();
         self.give(Command::AddSession(mapped.session));
         for number in 0..endpoints {
-            let rule = Rule {
-                mac: Some(MAC),
-                vlan: Vlan::Untagged,
-                protocol: Some(17),
-                port: Some(number as u16),
-                ..Rule::default()
-            };
+            let rule = rule(number as u16);
             let addresses = Addresses { ipv4: None, ipv6: [None; 2] };
-            let endpoint = Box::new(Endpoint {
-                queue_pair: 0,
-                rule,
-                rights: Rights::new(rule, MAC, addresses),
-                coalescing: crate::engine::coalescing::UNSET,
-                offload: false,
-                captures: false,
-                iteration: 0,
-                received: 0,
-                last_sent: LastSent::default(),
-            });
+            let rights = Rights::new(rule, MAC, addresses);
+            let endpoint = Box::new(wiring::endpoint(rule, rights));
             self.give(Command::AddEndpoint {
                 session: 1,
                 number,

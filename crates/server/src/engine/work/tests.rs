@@ -4,16 +4,15 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::Sender;
 
-use rustix::event::{EventfdFlags, eventfd};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Meta, loopback};
 use towpath_memory::{Region, SharedFile, own_words, peer_words};
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::offload::MAX_SENT_SEGMENTS;
 use towpath_protocol::counters::{Device as DeviceCount, Endpoint as Count};
-use towpath_protocol::layout::{STATE_WORDS, SessionShape};
+use towpath_protocol::layout::SessionShape;
 use towpath_protocol::settings::{Setting, Values};
 use towpath_protocol::store::MemoryStore;
 use towpath_queue::descriptor::{
@@ -27,15 +26,13 @@ use super::{COPY_BYTES, ITERATION_BYTES};
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::copy::session_word;
 use crate::engine::demux::{Rule, Vlan};
-use crate::engine::last_sent::LastSent;
-use crate::engine::relays::{Relay, Relays};
+use crate::engine::relays::Relay;
 use crate::engine::session::{Endpoint, Session};
-use crate::engine::{Budgets, Engine, Link, WaitStrategy};
+use crate::engine::wiring::{self, BUDGETS, Wired};
+use crate::engine::{Budgets, Engine, WaitStrategy};
 use crate::prepare::Prepared;
 use crate::rights::{Addresses, Rights};
 
-const BUDGETS: Budgets =
-    Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, iteration_budget: 512 };
 const PORT: u16 = 2000;
 
 struct World {
@@ -95,23 +92,10 @@ fn to_all(from: &App) -> Flow {
 impl World {
     fn new(strategy: WaitStrategy, budgets: Budgets, device: &loopback::Config) -> World {
         let (mut near, far) = loopback::pair(device).unwrap();
-        let event =
-            || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
-        let (commands, engine_commands) = channel();
-        let (engine_events, events) = channel();
-        let (wake, control_wake) = (event(), event());
-        let relays = Relays::none().unwrap();
-        let link = Link {
-            commands: engine_commands,
-            events: engine_events,
-            wake: wake.clone(),
-            control_wake,
-            relays,
-        };
-        let state = Region::private(STATE_WORDS * 8).unwrap();
         let mut values = Values::from(strategy);
         values.set(Setting::TickHz, 1).unwrap();
-        let engine = Engine::new(&mut near, state, 1, 1, &values, budgets, link).unwrap();
+        let Wired { engine, commands, events, wake } =
+            Wired::new(&mut near, &values, budgets).unwrap();
         World { engine, commands, events, wake, far: DeviceFarEnd::new(Box::new(far)), apps: 0 }
     }
 
@@ -160,17 +144,9 @@ impl World {
                     Rule { ip: Some(Ipv4Addr::new(10, 78, 0, member).into()), ..own }
                 }
             };
-            let endpoint = Box::new(Endpoint {
-                queue_pair: 0,
-                rule,
-                rights: Rights::new(own, mac(number), addresses),
-                coalescing: crate::engine::coalescing::UNSET,
-                offload: matches!(open, Open::Large(_)),
-                captures: false,
-                iteration: 0,
-                received: 0,
-                last_sent: LastSent::default(),
-            });
+            let rights = Rights::new(own, mac(number), addresses);
+            let offload = matches!(open, Open::Large(_));
+            let endpoint = Box::new(Endpoint { offload, ..wiring::endpoint(rule, rights) });
             let group = matches!(open, Open::Member(_));
             let (session, number) = (number, endpoint_number as u32);
             commands.push(Command::AddEndpoint {

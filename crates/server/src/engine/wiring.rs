@@ -1,0 +1,133 @@
+//! An engine without a control thread, over a device of the caller's: for measurements and for unit
+//! tests.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use rustix::event::{EventfdFlags, eventfd};
+use towpath_device::Device;
+use towpath_memory::{Region, SharedFile, own_words, peer_words};
+use towpath_protocol::layout::{STATE_WORDS, SessionShape};
+use towpath_protocol::settings::Values;
+use towpath_queue::events::Marker;
+use towpath_queue::receive::{ReceiveConsumer, application_side};
+use towpath_queue::transmit::TransmitProducer;
+
+use crate::engine::coalescing;
+use crate::engine::commands::{Command, EngineReport};
+use crate::engine::demux::Rule;
+use crate::engine::last_sent::LastSent;
+use crate::engine::relays::Relays;
+use crate::engine::session::{Doorbell, Endpoint, Memories, Session};
+use crate::engine::{Budgets, Engine, Link};
+use crate::rights::Rights;
+
+/// The result of a preparation or a measurement.
+pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Packets per poll iteration.
+pub(crate) const BATCH: usize = 64;
+/// Budgets for batches of [`BATCH`] packets.
+pub(crate) const BUDGETS: Budgets = Budgets {
+    batch: BATCH,
+    receive_budget: 1024,
+    transmit_budget: BATCH,
+    iteration_budget: 8 * BATCH,
+};
+
+/// An engine, and the control thread's side of it.
+pub(crate) struct Wired {
+    pub(crate) engine: Engine,
+    pub(crate) commands: Sender<(u64, Command)>,
+    pub(crate) events: Receiver<EngineReport>,
+    /// Wakes the engine.
+    #[cfg_attr(not(test), expect(dead_code, reason = "a measurement's engine does not sleep"))]
+    pub(crate) wake: Arc<OwnedFd>,
+}
+
+impl Wired {
+    /// Creates an engine over a device.
+    pub(crate) fn new(
+        device: &mut dyn Device,
+        values: &Values,
+        budgets: Budgets,
+    ) -> Outcome<Wired> {
+        let (commands, engine_commands) = channel();
+        let (engine_events, events) = channel();
+        let wake = Arc::new(event()?);
+        let link = Link {
+            commands: engine_commands,
+            events: engine_events,
+            wake: wake.clone(),
+            control_wake: Arc::new(event()?),
+            relays: Relays::none()?,
+        };
+        let state = Region::private(STATE_WORDS * 8)?;
+        let engine = Engine::new(device, state, 1, 1, values, budgets, link)?;
+        Ok(Wired { engine, commands, events, wake })
+    }
+}
+
+fn event() -> std::io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// The application's side of a session with one queue pair.
+pub(crate) struct ApplicationSide {
+    pub(crate) transmit: TransmitProducer,
+    pub(crate) receive: ReceiveConsumer,
+    pub(crate) marker: Marker,
+    /// The transmit buffer pool.
+    pub(crate) pool: Region,
+    pub(crate) doorbell: OwnedFd,
+}
+
+/// Makes a session and its application's side, which has provided all receive buffers.
+pub(crate) fn session(
+    number: u32,
+    shape: SessionShape,
+) -> Outcome<(Box<Session>, ApplicationSide)> {
+    let file = |bytes| SharedFile::create("session", bytes);
+    let server = file(shape.server_words() * 8)?;
+    let application = file(shape.application_words() * 8)?;
+    let transmit_pool = file(shape.transmit_pool.pool_bytes())?;
+    let memories = Memories {
+        server: server.map_writable()?,
+        application: Arc::new(application.map_readable()?),
+        ledger: file(shape.ledger_words() * 8)?.map_writable()?,
+        receive_pool: file(shape.receive_pool.pool_bytes())?.map_writable()?,
+        transmit_pool: Arc::new(transmit_pool.map_readable()?),
+    };
+    let (ours, doorbell) = towpath_protocol::doorbell::pair()?;
+    let session = Session::new(number, shape, memories, Doorbell::direct(ours), event()?);
+    let pages = shape.server_peer(&peer_words(&Arc::new(server.map_readable()?)));
+    let mut own = shape.application_own(own_words(application.map_writable()?));
+    let words = own.queue_pairs.pop().ok_or("one queue pair")?;
+    let (transmit, mut receive) =
+        application_side(&shape.queues, shape.receive_pool, words, &pages.queue_pairs[0]);
+    for buffer in 0..shape.receive_pool.buffers() {
+        if !receive.provide(buffer) {
+            return Err("a slot for each buffer".into());
+        }
+    }
+    receive.publish();
+    let marker = Marker::new(shape.events(), own.events, &pages.acknowledgements);
+    let pool = transmit_pool.map_writable()?;
+    Ok((Box::new(session), ApplicationSide { transmit, receive, marker, pool, doorbell }))
+}
+
+/// Returns an endpoint of the first queue pair without settings of its own.
+pub(crate) fn endpoint(rule: Rule, rights: Rights) -> Endpoint {
+    Endpoint {
+        queue_pair: 0,
+        rule,
+        rights,
+        coalescing: coalescing::UNSET,
+        offload: false,
+        captures: false,
+        iteration: 0,
+        received: 0,
+        last_sent: LastSent::default(),
+    }
+}
