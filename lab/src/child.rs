@@ -121,6 +121,17 @@ pub(crate) enum Role {
         /// The core; any core if `None`.
         cpu: Option<usize>,
     },
+    /// Makes the system calls of one part of a round trip, and nothing else.
+    BareCalls {
+        /// The abstract name of the socket that gives the child its descriptors.
+        name: String,
+        /// The part.
+        part: crate::peers::Part,
+        /// What wakes an application.
+        doorbell: crate::peers::Doorbell,
+        /// The core; any core if `None`.
+        cpu: Option<usize>,
+    },
     /// Moves packets through an engine without threads, for a tool that counts instructions.
     Count {
         /// The path of the packets.
@@ -183,6 +194,9 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         }
         Role::Answer { socket, cpu } => crate::peers::answer(&socket, cpu),
         Role::AnswerSocket { names, cpu } => crate::peers::answer_socket(&names, cpu),
+        Role::BareCalls { name, part, doorbell, cpu } => {
+            crate::peers::bare_calls(&name, part, doorbell, cpu)
+        }
         Role::Count { way, train, packets, taps } => count(way, train, packets, taps),
         Role::CountApplication { packets } => crate::switch::count_application(packets),
     }

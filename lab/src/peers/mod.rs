@@ -5,6 +5,7 @@
 //! or fails costs its own rows; the report names it with the reason.
 
 mod answers;
+mod bare_calls;
 mod hashed;
 mod ours;
 mod program;
@@ -25,11 +26,13 @@ use crate::machine::two_cores;
 use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
 use answers::Trips;
+use bare_calls::BareCalls;
 use program::{Files, Place, Program, Project};
 use rounds::{Quantiles, quantiles};
 use sockets::Sockets;
 use trips::{Asleep, Cores, Spinning, TRIP_BYTES};
 
+pub(crate) use bare_calls::{Doorbell, Part, bare_calls};
 pub(crate) use sockets::answer_socket;
 pub(crate) use trips::answer;
 
@@ -176,6 +179,38 @@ impl Bench {
             let mut base = Sockets::new(cores)?;
             let pairs = quantiles(count, || two(&ours.run(window)?), || two(&base.run(window)?));
             self.trips(&format!("sleep, {placement}"), "epoll sockets", pairs, limits)?;
+            drop((ours, base));
+            for (calls, doorbell) in [
+                ("the calls alone", Doorbell::Socket),
+                ("the calls alone with eventfds", Doorbell::Eventfd),
+            ] {
+                self.calls_alone((placement, calls), engine, cores, doorbell)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures how much of a round trip its system calls are.
+    fn calls_alone(
+        &mut self,
+        (placement, calls): (&str, &str),
+        engine: Option<usize>,
+        cores: Cores,
+        doorbell: Doorbell,
+    ) -> anyhow::Result<()> {
+        let mut alone = BareCalls::new(engine, cores, doorbell)?;
+        let mut base = Sockets::new(cores)?;
+        let window = self.window;
+        let pairs = quantiles(
+            self.settings.pairs(),
+            || two(&alone.run(window)?),
+            || two(&base.run(window)?),
+        )?;
+        for (quantile, pairs) in [("p50", pairs.p50), ("p99", pairs.p99)] {
+            let name = format!(
+                "round trip, both sleep, {placement}, {calls} to epoll sockets, {quantile}"
+            );
+            self.outcome.context.push(Row::new(&name, &[], "ratio", &pairs.ratios()));
         }
         Ok(())
     }
