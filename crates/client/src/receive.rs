@@ -60,6 +60,10 @@ impl Session {
             self.statistics.received += got as u64;
             self.provide(queue_pair);
             self.queue_pairs[queue_pair as usize].receive.publish();
+            // An answer may follow.
+            if let Some(next) = self.transmit_free.next(0) {
+                self.transmit_pool.prefetch(next, self.length);
+            }
         }
         Ok(got)
     }

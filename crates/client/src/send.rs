@@ -106,6 +106,9 @@ impl Session {
             if !set.dirty {
                 set.dirty = true;
                 self.dirty.push(queue_pair);
+                // The flush of this batch will write these lines, which the engine has.
+                set.transmit.prefetch_publication();
+                self.marker.prefetch(queue_pair);
             }
             self.statistics.sent += 1;
             return Ok(());

@@ -202,6 +202,11 @@ impl Session {
         self.notify_if_due();
         let (sets, ready) = (&mut self.queue_pairs, &mut self.ready);
         let budget = sets.len() as u32;
+        if let Ok(Some(expected)) = self.events.expected()
+            && let Some(set) = sets.get(expected as usize)
+        {
+            set.receive.prefetch_news();
+        }
         let outcome = self.events.take(budget, |queue_pair| {
             let set = &mut sets[queue_pair as usize];
             if !set.ready {

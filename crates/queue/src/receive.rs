@@ -103,6 +103,15 @@ impl ReceiveConsumer {
         self.head.publish()
     }
 
+    /// Prefetches the server's index and the next descriptors, before anything shows that there are
+    /// some.
+    #[inline]
+    pub fn prefetch_news(&self) {
+        self.commit.prefetch();
+        let slot = (self.commit.seen() & (self.capacity - 1)) as usize * 2;
+        self.descriptors.prefetch_slots(slot, 1, self.capacity as usize * 2);
+    }
+
     /// Observes the server's commit index. Returns how many descriptors wait.
     ///
     /// # Errors
@@ -289,6 +298,12 @@ impl ReceiveProducer {
         self.descriptors.prefetch_slots(slot, self.capacity as usize * 2);
         self.descriptors.store_pair(slot, descriptor.to_words());
         self.commit.advance(1);
+    }
+
+    /// Prefetches the line that [`ReceiveProducer::publish`] writes.
+    #[inline]
+    pub fn prefetch_publication(&self) {
+        self.commit.prefetch();
     }
 
     /// Returns the buffers to fill next, up to the end of the queue's memory.

@@ -68,6 +68,12 @@ impl Published {
         self.published != self.now
     }
 
+    /// Prefetches the index's line, which this side is about to publish.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        self.words.prefetch_to_write(0);
+    }
+
     /// Returns the words of the index's line: a side stores its notes in the others.
     pub(crate) fn line(&mut self) -> &mut OwnWords {
         &mut self.words
@@ -109,6 +115,12 @@ impl Observed {
         }
         self.seen = index;
         Ok(index)
+    }
+
+    /// Prefetches the index's line, which this side is about to observe.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        self.words.prefetch(0);
     }
 
     /// Forgets the observation beyond `index`, because a check of the entries there failed.

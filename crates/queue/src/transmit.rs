@@ -98,6 +98,12 @@ impl TransmitProducer {
         self.head.advance(1);
     }
 
+    /// Prefetches the line that [`TransmitProducer::publish`] writes.
+    #[inline]
+    pub fn prefetch_publication(&self) {
+        self.head.prefetch();
+    }
+
     /// Publishes the pushed packets. Returns whether there were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
@@ -215,6 +221,14 @@ impl TransmitConsumer {
         let waiting = head.wrapping_sub(self.taken);
         self.prefetch(self.taken, waiting);
         Ok(waiting)
+    }
+
+    /// Prefetches the application's index and the next descriptors, before anything shows that there
+    /// are some.
+    #[inline]
+    pub fn prefetch_news(&self) {
+        self.head.prefetch();
+        self.prefetch(self.head.seen(), 1);
     }
 
     /// Prefetches at most [`AHEAD`] waiting descriptors, from `index` on.

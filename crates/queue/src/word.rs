@@ -214,6 +214,12 @@ impl PeerWords {
         let _ = (index, count, words);
     }
 
+    /// Prefetches the line of one word. This reads nothing.
+    #[inline]
+    pub(crate) fn prefetch(&self, index: usize) {
+        self.prefetch_slots(index, 1, usize::MAX);
+    }
+
     /// Fetches an index: this side sees everything that the peer wrote before it published the
     /// index. Pairs with [`OwnWords::publish`].
     #[inline]
@@ -413,6 +419,25 @@ impl OwnWords {
         }
         #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
         let _ = (index, words);
+    }
+
+    /// Prefetches the line of one word that this side is about to write, and that the other side's
+    /// core may have.
+    #[inline]
+    pub(crate) fn prefetch_to_write(&self, index: usize) {
+        #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+        if index < self.len {
+            // SAFETY: a hint touches nothing; the address is inside, as just checked. Processors
+            // without the instruction ignore it.
+            unsafe {
+                let line = self.first.add(index).as_ptr();
+                core::arch::asm!(
+                    "prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)
+                );
+            }
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+        let _ = index;
     }
 
     #[inline]

@@ -214,6 +214,9 @@ impl Receiver<'_> {
             self.notifier.touch(session, self.key, queue_pair);
             return next;
         }
+        // The notifier writes these lines at the end of the poll iteration; the application has them.
+        set.receive.prefetch_publication();
+        session.marker.prefetch(queue_pair);
         let (pool, buffers) = (session.shape.receive_pool, &mut session.receive_pool);
         let mut filling = set.receive.fill();
         while next < packets.end

@@ -236,6 +236,11 @@ impl SessionTable {
         let Some(session) = self.by_key[key as usize].as_deref_mut() else { return 0 };
         let named = &mut self.named;
         named.clear();
+        if let Ok(Some(expected)) = session.work.expected()
+            && let Some(set) = session.queue_pairs.get(expected as usize)
+        {
+            set.transmit.prefetch_news();
+        }
         let outcome = session.work.take(EVENTS, |queue_pair| named.push(queue_pair));
         // All events are acknowledged before this check, so later packets cause a new event.
         let found = named.iter().try_for_each(|queue_pair| found(key, session, *queue_pair));
