@@ -21,8 +21,10 @@ pub mod plain;
 pub mod quoted;
 pub mod segment;
 pub mod transport;
+mod vlan;
 
 pub use checksum::Sum;
 pub use headers::{Fragment, Headers, Ip, Malformed, Network};
 pub use meta::{Checksum, Meta, Segmentation, SegmentationKind};
 pub use transport::Transport;
+pub use vlan::{TagProtocol, VlanTag};

@@ -65,6 +65,36 @@ impl Meta {
         self.segmentation.is_none() && !matches!(self.checksum, Checksum::Partial { .. })
     }
 
+    /// Returns the metadata of the same packet with a VLAN tag of `bytes` bytes more in its bytes. The
+    /// offsets that follow the Ethernet header move.
+    #[must_use]
+    pub fn behind_tag(mut self, bytes: u16) -> Meta {
+        if let Checksum::Partial { start, .. } = &mut self.checksum {
+            *start = start.saturating_add(bytes);
+        }
+        if let Some(Segmentation { header_bytes, .. }) = &mut self.segmentation
+            && *header_bytes > 0
+        {
+            *header_bytes = header_bytes.saturating_add(bytes);
+        }
+        self
+    }
+
+    /// Returns the metadata of the same packet without a VLAN tag of `bytes` bytes in its bytes, the
+    /// reverse of [`Meta::behind_tag`]; `None` if the checksum starts within the tag.
+    #[must_use]
+    pub fn without_tag(mut self, bytes: u16) -> Option<Meta> {
+        if let Checksum::Partial { start, .. } = &mut self.checksum {
+            *start = start.checked_sub(bytes)?;
+        }
+        if let Some(Segmentation { header_bytes, .. }) = &mut self.segmentation
+            && *header_bytes > 0
+        {
+            *header_bytes = header_bytes.checked_sub(bytes)?;
+        }
+        Some(self)
+    }
+
     /// Encodes the metadata as the two words in a buffer's headroom.
     #[must_use]
     pub fn to_words(self) -> [u64; 2] {
@@ -153,6 +183,30 @@ mod tests {
         ] {
             assert_eq!(Meta::from_words(meta.to_words()), Some(meta));
         }
+    }
+
+    #[test]
+    fn a_tag_moves_the_offsets_behind_it() {
+        let segmentation = Segmentation {
+            kind: SegmentationKind::Tcp4,
+            segment_bytes: 1448,
+            header_bytes: 54,
+            ecn: false,
+        };
+        let large = Meta {
+            checksum: Checksum::Partial { start: 34, offset: 16 },
+            segmentation: Some(segmentation),
+        };
+        let tagged = large.behind_tag(4);
+        assert_eq!(tagged.checksum, Checksum::Partial { start: 38, offset: 16 });
+        assert_eq!(tagged.segmentation.map(|one| one.header_bytes), Some(58));
+        assert_eq!(tagged.without_tag(4), Some(large));
+        assert_eq!(Meta::FULL.behind_tag(4), Meta::FULL);
+        let within = Meta { checksum: Checksum::Partial { start: 3, offset: 0 }, ..Meta::FULL };
+        assert_eq!(within.without_tag(4), None);
+        let stated_none = Segmentation { header_bytes: 0, ..segmentation };
+        let unstated = Meta { segmentation: Some(stated_none), ..large };
+        assert_eq!(unstated.behind_tag(4).segmentation, unstated.segmentation);
     }
 
     #[test]
