@@ -19,8 +19,8 @@ use towpath_packet::segment::complete_into;
 use crate::wire::Assembly;
 use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
-    Armed, Completion, Counters, Device, DeviceError, DeviceQueue, Kick, Meta, Packet, Part,
-    Received, SpaceId, Spaces,
+    Armed, Completion, Counters, Device, DeviceError, DeviceQueue, Kick, Meta, Packet, Received,
+    SpaceId, Spaces,
 };
 
 /// The form of each packet in the capture.
@@ -152,25 +152,33 @@ struct CaptureQueue<W: Write + Send> {
 }
 
 impl<W: Write + Send> CaptureQueue<W> {
+    /// Writes a packet that the device took.
+    fn write_sent(&mut self, spaces: &Spaces, packet: &Packet<'_>, time_ns: u64) {
+        let parts = packet.parts;
+        let sum: u64 = parts.iter().map(|part| u64::from(part.len)).sum();
+        if parts.len() > crate::MAX_PARTS || sum > u64::from(u16::MAX) * 2 {
+            // The device has counted the packet as dropped, as it does for a bad part.
+            return;
+        }
+        let meta = packet.meta;
+        self.write(Direction::Outbound, time_ns, |assembly| {
+            Some((assembly.assemble(spaces, parts)?, meta))
+        });
+    }
+
+    /// Writes the packet that `assemble` returns.
     fn write(
         &mut self,
-        spaces: &Spaces,
-        parts: &[Part],
-        mut meta: Meta,
         direction: Direction,
         time_ns: u64,
+        assemble: impl FnOnce(&mut Assembly) -> Option<(&[u8], Meta)>,
     ) {
         let shared = &self.status.shared;
         let Some((writer, interface)) = &mut self.writer else {
             CaptureStatus::count(&shared.missed);
             return;
         };
-        let sum: u64 = parts.iter().map(|part| u64::from(part.len)).sum();
-        if parts.len() > crate::MAX_PARTS || sum > u64::from(u16::MAX) * 2 {
-            // The device has counted the packet as dropped, as it does for a bad part.
-            return;
-        }
-        let Some(packet) = self.assembly.assemble(spaces, parts) else { return };
+        let Some((packet, mut meta)) = assemble(&mut self.assembly) else { return };
         if packet.is_empty() {
             return;
         }
@@ -235,9 +243,10 @@ impl<W: Write + Send> DeviceQueue for CaptureQueue<W> {
         let returned = self.inner.rx_poll(spaces, out, budget)?;
         if returned > 0 {
             let time_ns = now_ns();
-            for got in &out[before..] {
-                let part = Part { space: got.space, offset: got.offset, len: got.len };
-                self.write(spaces, &[part], got.meta, Direction::Inbound, time_ns);
+            for buffers in Received::packets(&out[before..]) {
+                self.write(Direction::Inbound, time_ns, |assembly| {
+                    assembly.received(spaces, buffers)
+                });
             }
         }
         Ok(returned)
@@ -253,7 +262,7 @@ impl<W: Write + Send> DeviceQueue for CaptureQueue<W> {
             let time_ns = now_ns();
             // The engine has not fetched their tokens yet, so the parts are unchanged.
             for packet in &packets[..taken] {
-                self.write(spaces, packet.parts, packet.meta, Direction::Outbound, time_ns);
+                self.write_sent(spaces, packet, time_ns);
             }
         }
         Ok(taken)

@@ -73,6 +73,8 @@ pub struct Limits {
     /// Bytes at the beginning of each pool buffer that belong to the driver. The data of a received
     /// packet starts behind them.
     pub rx_headroom_bytes: usize,
+    /// The maximum number of buffers of a received packet, 1 to [`MAX_PARTS`](crate::MAX_PARTS).
+    pub rx_packet_buffers: usize,
     /// Buffers that the receive ring needs so that packets find one while the engine is away; 0 for
     /// a device whose packets wait elsewhere.
     pub rx_ring: usize,
@@ -83,13 +85,15 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a device that reaches all memory and has no ring of its own.
+    /// Returns the limits of a device that reaches all memory, has no ring of its own, and receives
+    /// each packet in one buffer.
     #[must_use]
     pub fn new(rx_buffer_bytes: usize) -> Limits {
         Limits {
             rx_buffer_bytes,
             rx_alignment: 1,
             rx_headroom_bytes: 0,
+            rx_packet_buffers: 1,
             rx_ring: 0,
             tx_ring: 0,
             address_bits: 64,

@@ -8,9 +8,11 @@
 
 mod in_flight;
 mod lane;
+mod receive;
 mod spec;
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,8 +27,8 @@ use crate::wire::Assembly;
 use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
     Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
-    ETHERNET_HEADER_BYTES, Info, Kick, LARGE_PACKET_BYTES, Meta, Outcome, POOL_HEADROOM_BYTES,
-    Packet, Part, Received, Registration, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
+    ETHERNET_HEADER_BYTES, Info, Kick, LARGE_PACKET_BYTES, Outcome, POOL_HEADROOM_BYTES, Packet,
+    Received, Registration, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
 };
 use in_flight::InFlight;
 use lane::{Lane, Place, Shared};
@@ -118,6 +120,13 @@ impl Wrap for Faulty {
         let sleeper = inner.sleep_fd().map(Sleeper::new).transpose();
         let spec = &self.spec;
         let place_bytes = info.mtu.max(1500) + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
+        let data_bytes = info.limits.rx_buffer_bytes - POOL_HEADROOM_BYTES;
+        let frame_bytes = info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
+        let frame_buffers = frame_bytes.div_ceil(data_bytes);
+        if frame_buffers > 1 && !inner_info.can.tx_in_place {
+            // The wrapper keeps frames to send in such buffers.
+            return Err(failed("buffers shorter than its frames")(ErrorKind::Unsupported.into()));
+        }
         // The two directions have unrelated sequences from one seed.
         let mut rx = Lane::new(spec.rx, spec.seed, place_bytes, self.counters.rx.clone());
         let mut tx = Lane::new(spec.tx, !spec.seed, place_bytes, self.counters.tx.clone());
@@ -143,6 +152,8 @@ impl Wrap for Faulty {
             inner_can: inner_info.can,
             registers: dma.is_some(),
             place_bytes,
+            data_bytes,
+            frame_buffers,
             empty: VecDeque::new(),
             spare: 0,
             pool_slots: 0,
@@ -153,7 +164,7 @@ impl Wrap for Faulty {
             counters: Counters::default(),
             assembly: Assembly::default(),
             scratch: Vec::new(),
-            received: Vec::with_capacity(BATCH),
+            received: Vec::with_capacity(BATCH * inner_info.limits.rx_packet_buffers),
             inner,
         }))
     }
@@ -170,6 +181,10 @@ struct FaultQueue {
     /// Wakes for the device and for due frames; `None` if the engine must poll the device.
     sleeper: Option<Sleeper>,
     place_bytes: usize,
+    /// Bytes of a frame in each pool buffer.
+    data_bytes: usize,
+    /// The maximum number of pool buffers of a frame.
+    frame_buffers: usize,
     rx: Lane,
     tx: Lane,
     /// Pool buffers that neither the engine nor the device has.
@@ -192,69 +207,6 @@ struct FaultQueue {
 }
 
 impl FaultQueue {
-    /// Returns the slots that one packet from the device may need: two for each segment.
-    fn places_to_fetch(&self) -> usize {
-        if self.inner_can.rx_offload { 2 * MAX_SEGMENTS } else { 2 }
-    }
-
-    /// Fetches frames from the device, segments and stores them.
-    fn fetch(
-        &mut self,
-        spaces: &mut Spaces,
-        budget: usize,
-        now: Instant,
-    ) -> Result<(), DeviceError> {
-        let most = self.places_to_fetch();
-        let mut left = budget;
-        while left > 0 {
-            let mut batch = (self.rx.free.len() / most).min(BATCH).min(left);
-            if batch == 0 {
-                if !self.rx.is_stalled() {
-                    return Ok(());
-                }
-                // A stalled wire does not make the other side wait: it loses frames.
-                batch = 1;
-            }
-            self.received.clear();
-            let got = self.inner.rx_poll(spaces, &mut self.received, batch)?;
-            left -= got.min(left);
-            for received in self.received.drain(..) {
-                let Received { space, buffer, offset, len, meta } = received;
-                self.empty.push_back((space, buffer));
-                let rx = &mut self.rx;
-                let part = Part { space, offset, len };
-                let Some(packet) = self.assembly.assemble(spaces, &[part]) else {
-                    self.counters.rx_dropped += 1;
-                    continue;
-                };
-                let mut fits = true;
-                let finished = complete_into(packet, &meta, &mut self.scratch, |bytes| {
-                    fits &= rx.admit(spaces, bytes, now);
-                });
-                if finished.is_err() || !fits {
-                    self.counters.rx_dropped += 1;
-                }
-            }
-            if got < batch {
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
-    /// Provides the device with the empty buffers that no waiting frame needs.
-    fn release(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
-        let before = self.empty.len();
-        while self.empty.len() > self.rx.waiting().max(self.spare) {
-            let Some(&(space, buffer)) = self.empty.back() else { break };
-            if self.inner.rx_fill(spaces, space, &[buffer]) == 0 {
-                break;
-            }
-            self.empty.pop_back();
-        }
-        if self.empty.len() < before { self.inner.kick(spaces, Kick::Rx) } else { Ok(()) }
-    }
-
     /// Releases the frames that are due to be sent, and completes the kept packets if the lane is
     /// not stalled.
     fn advance_sending(&mut self, now: Instant) {
@@ -311,7 +263,7 @@ impl DeviceQueue for FaultQueue {
             let keeps_spare = inner.rx_offload && self.spare < SPARE_BUFFERS;
             let keeps = keeps_place || keeps_spare;
             let is_share = taken % KEPT_SHARE == KEPT_SHARE - 1;
-            let is_missing = self.empty.len() < self.rx.waiting();
+            let is_missing = self.empty.len() < self.needed();
             if (keeps && is_share) || is_missing {
                 let buffer = buffers[taken];
                 let limits = self.info.limits;
@@ -358,31 +310,9 @@ impl DeviceQueue for FaultQueue {
         self.fetch(spaces, budget, now)?;
         let mut returned = 0;
         while returned < budget {
-            let Some(frame) = self.rx.next() else { break };
-            let Some((space, pool_buffer)) = self.empty.pop_front() else { break };
+            let Some(next) = self.next_deliverable() else { break };
             self.rx.gone(1);
-            let bytes = self
-                .assembly
-                .assemble(
-                    spaces,
-                    &[Part {
-                        space: frame.place.space,
-                        offset: frame.place.offset,
-                        len: frame.len,
-                    }],
-                )
-                .unwrap_or_default();
-            let offset = pool_buffer + POOL_HEADROOM_BYTES as u32;
-            let copied = spaces.copy_in(space, offset, bytes);
-            self.rx.free.push(frame.place);
-            if copied.is_err() {
-                // The server removed the pool buffer's memory, so the wrapper drops the buffer.
-                self.counters.rx_dropped += 1;
-                continue;
-            }
-            let meta = Meta::FULL;
-            out.push(Received { space, buffer: pool_buffer, offset, len: frame.len, meta });
-            returned += 1;
+            returned += usize::from(self.hand_up(spaces, out, next));
         }
         // Received packets stay received. A device that is gone reports the error again.
         match self.release(spaces) {
@@ -453,7 +383,7 @@ impl DeviceQueue for FaultQueue {
         self.in_flight.collect(&mut *self.inner, &mut self.tx)?;
         let now = Instant::now();
         let due = [self.rx.due(), self.tx.due()].into_iter().flatten().min();
-        let deliverable = self.rx.next().is_some() && !self.empty.is_empty();
+        let deliverable = self.next_deliverable().is_some();
         let room =
             tx_waiting && self.tx.free.len() >= self.wanted_places && self.kept.len() < TX_TOKENS;
         if !self.done.is_empty() || deliverable || room || due.is_some_and(|due| due <= now) {

@@ -35,7 +35,8 @@ pub use dma::{Dma, DmaError, Registration};
 pub use error::DeviceError;
 pub use queue::{Armed, Completion, Counters, DeviceQueue, Kick, Outcome, Packet, Part, Received};
 pub use space::{Space, SpaceError, SpaceId, Spaces};
-pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};
+pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind, TagProtocol, VlanTag};
+pub use wire::Assembly;
 
 /// The maximum number of parts of a packet: as many buffers as a packet of an application may have,
 /// and a checked copy of its beginning.

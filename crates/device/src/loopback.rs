@@ -8,6 +8,8 @@ mod cable;
 mod config;
 mod dma;
 mod queue;
+mod receive;
+mod reception;
 mod ring;
 mod timing;
 
@@ -25,6 +27,7 @@ use ring::{Receiver, Sender};
 
 pub use cable::Cable;
 pub use config::Config;
+pub use reception::Reception;
 pub use timing::Timing;
 
 /// Creates a pair.
@@ -71,6 +74,7 @@ impl LoopbackDevice {
     ) -> LoopbackDevice {
         let letter = 0xa + end as u8;
         let longest = config.longest();
+        let data_bytes = config.reception.data_bytes.unwrap_or(longest);
         let can = Capabilities {
             tx_in_place: config.tx_in_place,
             tx_checksum: config.offloads,
@@ -91,7 +95,8 @@ impl LoopbackDevice {
                 rx_ring: config.rx_ring,
                 tx_ring: config.tx_descriptors,
                 address_bits: config.address_bits,
-                ..Limits::new((POOL_HEADROOM_BYTES + longest).next_multiple_of(64))
+                rx_packet_buffers: config.reception.packet_buffers(config.ring_packets, longest),
+                ..Limits::new((POOL_HEADROOM_BYTES + data_bytes).next_multiple_of(64))
             },
             rx_queue_packets: config.ring_packets,
         };

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use towpath_packet::Meta;
+use towpath_packet::{Meta, VlanTag};
 
 use crate::error::DeviceError;
 use crate::space::{SpaceId, Spaces};
@@ -29,7 +29,8 @@ pub struct Packet<'a> {
     pub token: u64,
 }
 
-/// A filled pool buffer.
+/// A filled pool buffer: a received packet, or a part of one. Metadata, tag and hash stand in the
+/// packet's first buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     /// The data space of the buffer.
@@ -40,8 +41,37 @@ pub struct Received {
     pub offset: u32,
     /// The number of received bytes.
     pub len: u32,
-    /// The offload work that is left to the receiver.
+    /// The state of the packet's checksum, and the offload work that is left to the receiver. Its
+    /// offsets count the packet's bytes without a removed tag.
     pub meta: Meta,
+    /// `true` if the packet continues in the next buffer.
+    pub continues: bool,
+    /// The VLAN tag that the device removed from the packet's bytes.
+    pub tag: Option<VlanTag>,
+    /// The hash that the device computed over the packet's flow, as it does to choose a queue.
+    pub hash: Option<u32>,
+}
+
+impl Received {
+    /// Returns a buffer that holds a whole packet, of which the device reports nothing but `meta`.
+    #[inline]
+    #[must_use]
+    pub fn whole(space: SpaceId, buffer: u32, offset: u32, len: u32, meta: Meta) -> Received {
+        Received { space, buffer, offset, len, meta, continues: false, tag: None, hash: None }
+    }
+
+    /// `true` if the buffer holds all of the packet's bytes.
+    #[inline]
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        !self.continues && self.tag.is_none()
+    }
+
+    /// Returns the buffers of each packet of a batch. Only a faulty driver leaves the last packet
+    /// without its end.
+    pub fn packets(batch: &[Received]) -> impl Iterator<Item = &[Received]> {
+        batch.split_inclusive(|one| !one.continues)
+    }
 }
 
 /// Whether the engine may sleep.
@@ -110,7 +140,7 @@ pub struct Counters {
     pub rx_packets: u64,
     /// Bytes received.
     pub rx_bytes: u64,
-    /// Received packets that the driver dropped: too long, malformed metadata.
+    /// Received packets that the driver dropped: too long, in too many buffers, malformed metadata.
     pub rx_dropped: u64,
     /// Packets sent.
     pub tx_packets: u64,
@@ -149,8 +179,11 @@ pub trait DeviceQueue: Send {
     /// aligned. Returns how many it took. The device may fill them at once, and must after [`Kick::Rx`].
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize;
 
-    /// Appends at most `budget` filled buffers to `out`, oldest first. Returns their number. A
-    /// driver that fetches packets from the sender's memory late does so here too.
+    /// Appends the filled buffers of at most `budget` packets to `out`, oldest packet first, each
+    /// packet with all of its buffers in order. Returns the number of packets. A packet takes at most
+    /// [`Limits::rx_packet_buffers`](crate::Limits::rx_packet_buffers) buffers; the device drops and
+    /// counts a longer one. A driver that fetches packets from the sender's memory late does so here
+    /// too.
     ///
     /// # Errors
     /// When the device as a whole fails.

@@ -308,7 +308,7 @@ impl DeviceQueue for TapQueue {
                     self.counters.rx_packets += 1;
                     self.counters.rx_bytes += len as u64;
                     let offset = buffer + POOL_HEADROOM_BYTES as u32;
-                    out.push(Received { space, buffer, offset, len: len as u32, meta });
+                    out.push(Received::whole(space, buffer, offset, len as u32, meta));
                     returned += 1;
                 }
                 Ok(None) => self.counters.rx_dropped += 1,

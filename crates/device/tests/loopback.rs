@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use towpath_device::conformance::{self, DeviceFarEnd, Pair};
-use towpath_device::loopback::{self, Config, Timing};
+use towpath_device::loopback::{self, Config, Reception, Timing};
 
 fn check(name: &str, config: Config) {
     conformance::run(name, 1, || {
@@ -101,4 +101,23 @@ fn slow_hardware() {
 #[test]
 fn jumbo() {
     check("loopback of jumbo frames", Config { mtu: 9000, ..Config::default() });
+}
+
+/// Packets that span buffers, removed tags, verified checksums and hashes change no packet.
+#[test]
+fn received_packets_with_marks() {
+    let spans = |bytes| Reception { data_bytes: Some(bytes), ..Reception::default() };
+    let marks = Reception { removes_tags: true, verifies: true, hashes: true, data_bytes: None };
+    let all = Reception { data_bytes: Some(200), ..marks };
+    for (name, reception, offloads) in [
+        ("short buffers", spans(64), false),
+        ("buffers shorter than large packets", spans(2048), true),
+        ("tags, checksums and hashes", marks, true),
+        ("all of these", all, false),
+    ] {
+        let config = Config { reception, offloads, ..Config::default() };
+        check(&format!("loopback with {name}"), config.clone());
+        let config = Config { ring_packets: 50, tx_asynchronous: true, ..config };
+        check(&format!("asynchronous loopback with {name}"), config);
+    }
 }

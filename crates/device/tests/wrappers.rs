@@ -8,7 +8,7 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use towpath_device::capture::{self, CaptureDevice};
 use towpath_device::conformance::{self, DeviceFarEnd, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
-use towpath_device::loopback::{self, Config, LoopbackDevice};
+use towpath_device::loopback::{self, Config, LoopbackDevice, Reception};
 use towpath_device::slow::{Pace, SlowDevice};
 use towpath_device::{
     Armed, Completion, Device, DeviceQueue, Kick, Meta, Packet, Part, Space, SpaceId, Spaces,
@@ -18,8 +18,9 @@ use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::checksum::{Verdict, verify};
 use towpath_packet::headers::Headers;
 
-fn configurations() -> [(&'static str, Config); 5] {
+fn configurations() -> [(&'static str, Config); 6] {
     let config = Config::default();
+    let marks = Reception { data_bytes: Some(2048), removes_tags: true, ..Reception::default() };
     [
         ("loopback", config.clone()),
         ("loopback without offloads", Config { offloads: false, ..config.clone() }),
@@ -28,6 +29,7 @@ fn configurations() -> [(&'static str, Config); 5] {
             Config { tx_in_place: false, tx_asynchronous: true, ..config.clone() },
         ),
         ("loopback of registered memory", Config { dma_bytes: Some(1 << 30), ..config.clone() }),
+        ("loopback with spanning packets", Config { reception: marks, ..config.clone() }),
         ("loopback to be polled", Config { sleeps: false, ..config }),
     ]
 }
@@ -476,6 +478,34 @@ fn a_capture_has_full_checksums_in_both_directions() {
         }
         assert_eq!((frames, outbound), (count, count / 2));
     }
+}
+
+/// Packets that span buffers, and whose tag the device removed, are in the capture as they were on
+/// the wire.
+#[test]
+fn a_capture_has_whole_packets_with_their_tags() {
+    let reception = Reception { data_bytes: Some(128), removes_tags: true, ..Reception::default() };
+    let config = Config { reception, ..Config::default() };
+    let (disk, options) = (Disk::new(1 << 20), capture::Options::default());
+    let mut fixture = Fixture::with(&config, 64, |device| {
+        CaptureDevice::new(Box::new(device), disk.clone(), options).unwrap()
+    });
+    let sent = [
+        Flow::v4().vlan(7).udp(&[1; 1000]),
+        Flow::v4().udp(&[2; 300]),
+        Flow::v6().vlan(0xe000).udp(&[3; 20]),
+    ];
+    sent.iter().for_each(|frame| assert!(fixture.far.send(frame, Meta::FULL)));
+    assert_eq!(fixture.turn().len(), 9 + 3 + 1, "buffers");
+    drop(fixture);
+    let bytes = disk.bytes.lock().unwrap().clone();
+    let mut reader = PcapNgReader::new(&bytes[..]).unwrap();
+    let mut captured = Vec::new();
+    while let Some(block) = reader.next_block() {
+        let Block::EnhancedPacket(packet) = block.unwrap() else { continue };
+        captured.push(packet.data.into_owned());
+    }
+    assert!(captured == sent, "{captured:x?}");
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use towpath_device::{
-    Armed, Completion, Device, DeviceError, DeviceQueue, Info, Kick, Meta, Part, Received,
-    Registration, Space, SpaceId, Spaces,
+    Armed, Assembly, Completion, Device, DeviceError, DeviceQueue, Info, Kick, Meta, Part,
+    Received, Registration, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_queue::buffers::FreeBuffers;
@@ -48,7 +48,8 @@ pub struct Driver {
     pub(super) slots: Vec<u32>,
     received: Vec<Received>,
     returned_buffers: Vec<u32>,
-    bytes: Vec<u8>,
+    /// The memory of the packet that a thread is receiving.
+    assembly: Assembly,
     pub(super) failure: Option<DeviceError>,
     /// Wakes the sleeping thread for work of which the device does not know.
     pub(super) bell: Option<Bell>,
@@ -214,9 +215,11 @@ impl Driver {
             collect_at: u64::from(config.left.min(config.own) / 2).clamp(1, BATCH as u64),
             goes_on: info.can.tx_asynchronous,
             slots: Vec::with_capacity(config.left as usize),
-            received: Vec::with_capacity(BATCH),
+            received: Vec::with_capacity(BATCH * info.limits.rx_packet_buffers),
             returned_buffers: Vec::with_capacity(config.receive as usize),
-            bytes: vec![0; receive_bytes],
+            assembly: Assembly::with_capacity(
+                info.limits.rx_packet_buffers * receive_bytes + VLAN_TAG_BYTES,
+            ),
             buffers,
             failure: None,
             bell: None,
@@ -289,14 +292,17 @@ impl Driver {
         {
             self.fail(error);
         }
-        for one in &self.received {
-            let packet = &mut self.bytes[..one.len as usize];
-            if self.buffers.memory.copy_out(one.offset as usize, packet) {
-                each(packet, one.meta);
+        let mut packets = 0;
+        for buffers in Received::packets(&self.received) {
+            packets += 1;
+            if let Some((packet, meta)) = self.assembly.received(&self.spaces, buffers) {
+                each(packet, meta);
             }
-            self.receive.release(self.buffers.receive_buffer(one.buffer));
+            for one in buffers {
+                self.receive.release(self.buffers.receive_buffer(one.buffer));
+            }
         }
-        self.received.len()
+        packets
     }
 
     fn provide(&mut self) {

@@ -163,6 +163,29 @@ fn received_packets_are_whole_and_can_be_answered() {
     assert_eq!((counts.left, counts.direct), (1000, 0));
 }
 
+/// A packet in several buffers comes in one piece, and with the tag that the device removed.
+#[test]
+fn packets_that_span_buffers_come_in_one_piece() {
+    let reception = loopback::Reception {
+        data_bytes: Some(128),
+        removes_tags: true,
+        ..loopback::Reception::default()
+    };
+    let device = loopback::Config { reception, ..loopback::Config::default() };
+    let (near, far) = loopback::pair(&device).unwrap();
+    let mut far = DeviceFarEnd::new(Box::new(far));
+    let driver = Embedded::new(Box::new(near), Config::default()).unwrap();
+    for number in 0..200 {
+        let mut packet = packet(1, number);
+        if number % 2 == 0 {
+            packet.splice(12..12, [0x81, 0, 0, 7]);
+        }
+        wait("room", || far.send(&packet, Meta::FULL));
+        let received = driver.receive(1, |bytes, _| assert_eq!(bytes, packet));
+        assert_eq!(received, 1);
+    }
+}
+
 fn is_readable(driver: &Embedded, within: Duration) -> bool {
     let fd = driver.sleep_fd().expect("the device has a descriptor");
     let mut polled = [PollFd::new(&fd, PollFlags::IN)];

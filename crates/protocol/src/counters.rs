@@ -188,11 +188,13 @@ pub enum Device {
     /// Dropped on transmit, because the device's link was down and the backlog full
     /// (link_down=drop).
     TxLinkDown,
+    /// Dropped on receive: a packet in more than 48 of the device's buffers.
+    RxTooManyBuffers,
 }
 
 impl Device {
     /// All counters, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 48] = [
+    pub const ALL: [(Device, &'static str); 49] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -241,6 +243,7 @@ impl Device {
         (Device::TicksAwake, "ticks_awake"),
         (Device::NotificationsRelayed, "notifications_relayed"),
         (Device::TxLinkDown, "tx_dropped_link_down"),
+        (Device::RxTooManyBuffers, "rx_dropped_too_many_buffers"),
     ];
 }
 

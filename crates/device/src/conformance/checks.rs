@@ -10,6 +10,7 @@ use towpath_packet::transport::Transport;
 
 use super::far::FarEnd;
 use super::frames::{assert_frames, frame};
+use super::marks::marks;
 use super::near::{
     FAR_MAC, NEAR_MAC, Near, Outcomes, Outgoing, PATIENCE, PLACE_BYTES, PLACES, drain,
 };
@@ -19,13 +20,14 @@ use crate::{ETHERNET_HEADER_BYTES, Kick, MAX_PARTS, Meta, Part, Space, SpaceId};
 
 type Check = fn(&mut Near, &mut dyn FarEnd, u64);
 
-pub(super) const ALL: [(&str, Check); 10] = [
+pub(super) const ALL: [(&str, Check); 11] = [
     ("order both ways", order),
     ("one kick for several calls", kicks),
     ("budgets", budgets),
     ("a full ring", full_ring),
     ("chains of parts", chains),
     ("large packets and partial checksums", metadata),
+    ("tags and hashes of received packets", marks),
     ("bad parts and buffers", bad_parts),
     ("reset in the middle", reset),
     ("a random mix", random_mix),

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use towpath_memory::Region;
 
 use crate::{
-    Capabilities, Completion, Device, DeviceQueue, Kick, Meta, Packet, Part, Received,
+    Assembly, Capabilities, Completion, Device, DeviceQueue, Kick, Meta, Packet, Part, Received,
     Registration, Space, SpaceId, Spaces,
 };
 
@@ -25,6 +25,8 @@ pub trait FarEnd: Send {
 /// The number of the far device's empty buffers, and of its slots for packets to send.
 const BUFFERS: u32 = 128;
 const PLACES: u32 = 64;
+/// The size of a slot: room for the longest packet, in bytes.
+const PLACE_BYTES: u32 = 64 * 1024 + 64;
 
 /// A device as the other end, for devices that come in pairs.
 pub struct DeviceFarEnd {
@@ -34,9 +36,9 @@ pub struct DeviceFarEnd {
     can: Capabilities,
     spaces: Spaces,
     memory: SpaceId,
-    buffer_bytes: u32,
     /// Free slots for packets to send: offsets, which serve as tokens.
     places: Vec<u64>,
+    assembly: Assembly,
     completions: Vec<Completion>,
     received: VecDeque<Received>,
 }
@@ -51,7 +53,7 @@ impl DeviceFarEnd {
         let mut spaces = Spaces::default();
         let mut queue = device.open_queue(0, &mut spaces).expect("the far end starts");
         let buffer_bytes = device.info().limits.rx_stride() as u32;
-        let bytes = (BUFFERS + PLACES) as usize * buffer_bytes as usize;
+        let bytes = BUFFERS as usize * buffer_bytes as usize + (PLACES * PLACE_BYTES) as usize;
         let region = Region::private(bytes).expect("memory");
         let register = |dma| Registration::new(dma, region.mapping()).expect("registered");
         let registration = device.dma().as_ref().map(register);
@@ -59,8 +61,8 @@ impl DeviceFarEnd {
         let buffers: Vec<u32> = (0..BUFFERS).map(|index| index * buffer_bytes).collect();
         queue.rx_fill(&spaces, memory, &buffers);
         queue.kick(&mut spaces, Kick::Rx).expect("the far end starts");
-        let places =
-            (BUFFERS..BUFFERS + PLACES).map(|index| u64::from(index * buffer_bytes)).collect();
+        let start = BUFFERS * buffer_bytes;
+        let places = (0..PLACES).map(|index| u64::from(start + index * PLACE_BYTES)).collect();
         let can = device.info().can;
         let received = VecDeque::new();
         DeviceFarEnd {
@@ -69,8 +71,8 @@ impl DeviceFarEnd {
             can,
             spaces,
             memory,
-            buffer_bytes,
             places,
+            assembly: Assembly::default(),
             completions: Vec::new(),
             received,
         }
@@ -89,7 +91,7 @@ impl DeviceFarEnd {
 
 impl FarEnd for DeviceFarEnd {
     fn send(&mut self, frame: &[u8], meta: Meta) -> bool {
-        assert!(frame.len() <= self.buffer_bytes as usize, "a frame longer than a buffer");
+        assert!(frame.len() <= PLACE_BYTES as usize, "a frame longer than a slot");
         self.turn();
         let Some(token) = self.places.pop() else { return false };
         let offset = token as u32;
@@ -109,12 +111,15 @@ impl FarEnd for DeviceFarEnd {
         if self.received.is_empty() {
             self.turn();
         }
-        let received = self.received.pop_front()?;
-        let mut frame = vec![0; received.len as usize];
-        self.spaces.copy_out(received.space, received.offset, &mut frame).expect("inside");
-        self.queue.rx_fill(&self.spaces, received.space, &[received.buffer]);
+        let count = 1 + self.received.iter().position(|one| !one.continues)?;
+        let buffers = &self.received.make_contiguous()[..count];
+        let (frame, meta) = self.assembly.received(&self.spaces, buffers).expect("inside");
+        let frame = frame.to_vec();
+        for one in self.received.drain(..count) {
+            self.queue.rx_fill(&self.spaces, one.space, &[one.buffer]);
+        }
         self.queue.kick(&mut self.spaces, Kick::Rx).expect("the far end receives");
-        Some((frame, received.meta))
+        Some((frame, meta))
     }
 
     fn takes_metadata(&self) -> bool {

@@ -7,8 +7,8 @@ use towpath_memory::Region;
 
 use super::far::FarEnd;
 use crate::{
-    Armed, Completion, Device, DeviceQueue, Info, Kick, Meta, Outcome, Packet, Part, Received,
-    Registration, Space, SpaceId, Spaces,
+    Armed, Assembly, Completion, Device, DeviceQueue, Info, Kick, Meta, Outcome, Packet, Part,
+    Received, Registration, Space, SpaceId, Spaces,
 };
 
 /// Buffers in the pool.
@@ -60,6 +60,9 @@ pub(super) struct Near {
     memory_start: u32,
     /// `true` if the device reaches only registered memory.
     pub(super) registers: bool,
+    assembly: Assembly,
+    /// The hashes that the device reported for the suite's frames, in order.
+    pub(super) hashes: Vec<Option<u32>>,
     buffers: Vec<Holder>,
     places: Vec<u32>,
     /// Maps a token to its slot and length in bytes.
@@ -107,6 +110,8 @@ impl Near {
             memory,
             memory_start,
             registers: dma.is_some(),
+            assembly: Assembly::default(),
+            hashes: Vec::new(),
             buffers: vec![Holder::Suite; BUFFERS as usize],
             places: (0..PLACES).rev().collect(),
             outstanding: BTreeMap::new(),
@@ -163,29 +168,45 @@ impl Near {
     pub(super) fn receive_up_to(&mut self, budget: usize) -> (Vec<(Vec<u8>, Meta)>, usize) {
         let mut received: Vec<Received> = Vec::new();
         let count = self.queue.rx_poll(&mut self.spaces, &mut received, budget).expect("rx_poll");
-        assert_eq!(count, received.len(), "{}: rx_poll's count", self.what);
+        let packets: Vec<&[Received]> = Received::packets(&received).collect();
+        assert_eq!(count, packets.len(), "{}: rx_poll's count", self.what);
         assert!(count <= budget, "{}: rx_poll over its budget", self.what);
+        assert!(received.last().is_none_or(|last| !last.continues), "{}: half a packet", self.what);
         let mut frames = Vec::new();
-        for got in received {
-            assert_eq!(got.space, self.pool, "{}: a buffer's space", self.what);
-            let end = u64::from(got.offset) + u64::from(got.len);
-            assert!(
-                got.offset as usize >= got.buffer as usize + self.info.limits.rx_headroom_bytes
-                    && end <= u64::from(got.buffer) + self.info.limits.rx_buffer_bytes as u64,
-                "{}: data outside of its buffer",
-                self.what
-            );
-            if !self.info.can.rx_offload {
-                assert!(got.meta.is_full(), "{}: not requested: {:?}", self.what, got.meta);
-            }
-            let mut bytes = vec![0; got.len as usize];
-            self.spaces.copy_out(got.space, got.offset, &mut bytes).expect("inside the pool");
-            self.take_back(got.buffer);
+        for buffers in packets {
+            self.check_buffers(buffers);
+            let assembled = self.assembly.received(&self.spaces, buffers);
+            let (bytes, meta) = assembled.expect("inside the pool");
             if bytes.get(6..12) == Some(&FAR_MAC[..]) {
-                frames.push((bytes, got.meta));
+                frames.push((bytes.to_vec(), meta));
+                self.hashes.push(buffers[0].hash);
+            }
+            for one in buffers {
+                self.take_back(one.buffer);
             }
         }
         (frames, count)
+    }
+
+    /// Checks the buffers of one received packet.
+    fn check_buffers(&self, buffers: &[Received]) {
+        let (info, what) = (&self.info, &self.what);
+        assert!(buffers.len() <= info.limits.rx_packet_buffers, "{what}: too many buffers");
+        for (index, got) in buffers.iter().enumerate() {
+            assert_eq!(got.space, self.pool, "{what}: a buffer's space");
+            let end = u64::from(got.offset) + u64::from(got.len);
+            assert!(
+                got.offset as usize >= got.buffer as usize + info.limits.rx_headroom_bytes
+                    && end <= u64::from(got.buffer) + info.limits.rx_buffer_bytes as u64,
+                "{what}: data outside of its buffer",
+            );
+            assert!(got.len > 0, "{what}: a buffer without data");
+            if !info.can.rx_offload {
+                assert!(got.meta.is_full(), "{what}: not requested: {:?}", got.meta);
+            }
+            let rest = (got.meta, got.tag, got.hash);
+            assert!(index == 0 || rest == (Meta::FULL, None, None), "{what}: {rest:?} at the end");
+        }
     }
 
     pub(super) fn receive(&mut self) -> Vec<(Vec<u8>, Meta)> {

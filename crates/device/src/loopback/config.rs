@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::reception::Reception;
 use super::timing::Timing;
 use crate::{ETHERNET_HEADER_BYTES, LARGE_PACKET_BYTES, MAX_PARTS, VLAN_TAG_BYTES};
 
@@ -36,6 +37,8 @@ pub struct Config {
     /// Bytes of memory that the first end can register; `None` for a device that reaches all
     /// memory, as the second end does.
     pub dma_bytes: Option<usize>,
+    /// What each device does to a received packet.
+    pub reception: Reception,
     /// How late each device reports, and what a kick costs.
     pub timing: Timing,
     /// `true` for a descriptor to sleep on. Without it, the engine must poll the ends.
@@ -56,6 +59,7 @@ impl Default for Config {
             tx_asynchronous: false,
             offloads: true,
             dma_bytes: None,
+            reception: Reception::default(),
             timing: Timing::default(),
             sleeps: true,
         }
@@ -74,6 +78,7 @@ impl Config {
         if !in_range {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
+        self.reception.check()?;
         self.timing.check()
     }
 

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::cable::Shared;
 use super::config::Config;
+use super::reception::Reception;
 use super::ring::{Batch, Bell, Receiver, Sender, Sent, WANTS_PACKETS, WANTS_ROOM};
 use super::timing::{Completions, Done, Timing};
 use crate::check::PacketLimits;
@@ -19,7 +20,7 @@ use crate::queue::{
 };
 use crate::sleeper::Sleeper;
 use crate::space::{SpaceId, Spaces};
-use crate::{ETHERNET_HEADER_BYTES, MAX_PARTS, Meta, POOL_HEADROOM_BYTES, VLAN_TAG_BYTES};
+use crate::{ETHERNET_HEADER_BYTES, MAX_PARTS, Meta, VLAN_TAG_BYTES};
 
 /// A packet that the device took and has not fetched (asynchronous mode); its parts are in
 /// `held_parts`.
@@ -31,17 +32,22 @@ struct Held {
 
 /// The one queue of an end.
 pub(super) struct LoopbackQueue {
-    info: Info,
+    pub(super) info: Info,
     longest: usize,
     ring_packets: usize,
     tx: Sender,
-    rx: Receiver,
+    pub(super) rx: Receiver,
     own: Arc<Bell>,
     peer: Arc<Bell>,
     shared: Arc<Shared>,
     /// This end's index in `shared`.
     end: usize,
     timing: Timing,
+    pub(super) reception: Reception,
+    /// The received packet that the device is working on, if it works on packets.
+    pub(super) packet: Vec<u8>,
+    /// The pool buffers that the first received packet takes, once it found too few.
+    pub(super) wanted_buffers: usize,
     /// `true` if the device reaches only registered memory.
     registers: bool,
     /// The device fetches packets later than the call that takes them.
@@ -52,7 +58,7 @@ pub(super) struct LoopbackQueue {
     interrupted: Option<Instant>,
     /// The space of the receive buffers, once the engine provided some.
     pool: Option<SpaceId>,
-    buffers: VecDeque<(SpaceId, u32)>,
+    pub(super) buffers: VecDeque<(SpaceId, u32)>,
     held: VecDeque<Held>,
     held_parts: VecDeque<Part>,
     /// How many of the held packets the device has been told of.
@@ -66,7 +72,7 @@ pub(super) struct LoopbackQueue {
     free_descriptors: usize,
     /// The length of the last packet that found no room.
     wanted_bytes: usize,
-    counters: Counters,
+    pub(super) counters: Counters,
 }
 
 impl LoopbackQueue {
@@ -90,6 +96,9 @@ impl LoopbackQueue {
             shared,
             end,
             timing: config.timing,
+            reception: config.reception,
+            packet: Vec::with_capacity(if config.reception.is_plain() { 0 } else { longest }),
+            wanted_buffers: 1,
             registers,
             holds: config.tx_asynchronous,
             sleeper: None,
@@ -269,43 +278,14 @@ impl DeviceQueue for LoopbackQueue {
         if waiting == 0 && gone {
             return Err(self.gone());
         }
-        let count = waiting.min(budget).min(self.buffers.len());
-        if count == 0 {
-            return Ok(0);
+        let returned = if self.reception.is_plain() {
+            self.receive_whole(spaces, out, waiting.min(budget))
+        } else {
+            self.receive_marked(spaces, out, waiting.min(budget))
+        };
+        if returned > 0 {
+            self.counters.system_calls += self.peer.ring(WANTS_ROOM);
         }
-        let bytes = self.rx.bytes.slots();
-        let bytes = self.rx.bytes.read_chunk(bytes).expect("bytes just counted");
-        let packets = self.rx.packets.read_chunk(count).expect("packets just counted");
-        let (first, second) = bytes.as_slices();
-        let (near, far) = packets.as_slices();
-        let mut at = 0;
-        let mut returned = 0;
-        for boundary in near.iter().chain(far) {
-            let end = at + boundary.len as usize;
-            let Some((space, buffer)) = self.buffers.pop_front() else { break };
-            let offset = buffer + POOL_HEADROOM_BYTES as u32;
-            let head = &first[at.min(first.len())..end.min(first.len())];
-            let tail = &second[at.saturating_sub(first.len())..end.saturating_sub(first.len())];
-            at = end;
-            let mut copied = spaces.copy_in(space, offset, head);
-            // Only a packet that wraps at the ring's end has a tail.
-            if copied.is_ok() && !tail.is_empty() {
-                copied = spaces.copy_in(space, offset + head.len() as u32, tail);
-            }
-            if copied.is_err() {
-                // The server removed the buffer's memory since it was provided, so the device drops
-                // the buffer.
-                self.counters.rx_dropped += 1;
-                continue;
-            }
-            self.counters.rx_packets += 1;
-            self.counters.rx_bytes += u64::from(boundary.len);
-            returned += 1;
-            out.push(Received { space, buffer, offset, len: boundary.len, meta: boundary.meta });
-        }
-        bytes.commit(at);
-        packets.commit_all();
-        self.counters.system_calls += self.peer.ring(WANTS_ROOM);
         Ok(returned)
     }
 
@@ -405,7 +385,7 @@ impl DeviceQueue for LoopbackQueue {
             self.interrupted = now;
         }
         let quiet_until = self.quiet_until(now);
-        let receives = !self.buffers.is_empty();
+        let receives = self.buffers.len() >= self.wanted_buffers;
         let room_wanted = tx_waiting || self.kicked > 0;
         let mut wants = 0;
         if quiet_until.is_none() {

@@ -63,6 +63,7 @@ pub(crate) struct DevicePort {
     registers: bool,
     can: Capabilities,
     rx_queue_packets: u64,
+    rx_packet_buffers: usize,
     spaces: Spaces,
     /// The device's pool and the bounce buffers, for reading.
     memory: Arc<Mapping>,
@@ -139,6 +140,7 @@ impl DevicePort {
             registers: dma.is_some(),
             can,
             rx_queue_packets: info.rx_queue_packets as u64,
+            rx_packet_buffers: limits.rx_packet_buffers,
             spaces,
             memory,
             space,
@@ -192,6 +194,11 @@ impl DevicePort {
     /// Returns the number of packets that may wait in the device: half of those that it keeps.
     pub(crate) fn most_waiting(&self) -> u64 {
         self.rx_queue_packets / 2
+    }
+
+    /// Returns the maximum number of buffers of a received packet.
+    pub(crate) fn rx_packet_buffers(&self) -> usize {
+        self.rx_packet_buffers
     }
 
     /// Returns the memory of the pool, in which received packets are.

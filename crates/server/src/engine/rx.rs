@@ -1,6 +1,8 @@
 //! The receive path, from the device to the applications.
 
-use towpath_device::{DeviceError, Meta, Received};
+mod located;
+
+use towpath_device::{DeviceError, MAX_PARTS, Meta, Received};
 use towpath_packet::headers::{Headers, Malformed, PREFIX_BYTES};
 use towpath_packet::plain::{self, Plain};
 use towpath_protocol::counters::Device as Count;
@@ -13,6 +15,7 @@ use crate::engine::device_counters::DeviceCounters;
 use crate::engine::port::DevicePort;
 use crate::engine::source::{Piece, Source};
 use crate::engine::work::{ITERATION_BYTES, Work};
+use located::{FRONT_BYTES, locate, packet_buffers};
 
 /// The engine reads headers from a copy of this many bytes first, and of 256 where they are longer.
 const FIRST_READ_BYTES: usize = 128;
@@ -32,13 +35,23 @@ enum Path {
 pub(crate) struct RxPath {
     /// The device's pool buffers that the engine holds empty.
     empty: FreeBuffers,
+    /// The buffers of the batch's packets.
     received: Vec<Received>,
-    /// Received packets of the batch that are done; the rest waits for the next poll iteration.
+    /// Buffers of the batch whose packets are done; the rest waits for the next poll iteration.
     done: usize,
     /// Packets that the engine takes from the device per poll iteration, and the upper limit.
     batch: usize,
     most: usize,
+    scratch: Scratch,
+}
+
+/// Memory for one packet on the full path.
+#[derive(Debug)]
+struct Scratch {
+    /// The packet's receivers.
     found: Vec<Destination>,
+    /// The pieces of the packet.
+    pieces: Vec<Piece>,
 }
 
 impl RxPath {
@@ -47,11 +60,14 @@ impl RxPath {
     pub(crate) fn new(port: &DevicePort, most: usize, values: &Values) -> RxPath {
         RxPath {
             empty: FreeBuffers::new(0, port.pool_buffers()),
-            received: Vec::with_capacity(most),
+            received: Vec::with_capacity(most * port.rx_packet_buffers()),
             done: 0,
             batch: most.min(values.get(Setting::RxBatch) as usize),
             most,
-            found: Vec::with_capacity(64),
+            scratch: Scratch {
+                found: Vec::with_capacity(64),
+                pieces: Vec::with_capacity(MAX_PARTS),
+            },
         }
     }
 
@@ -97,7 +113,7 @@ impl RxPath {
             outcome = port.poll(&mut self.received, self.batch).map(|_| ());
         }
         // No capture begins within a batch: the engine executes commands before it.
-        let (packets, bytes) = if flows.has_no_captures() {
+        let (buffers, packets, bytes) = if flows.has_no_captures() {
             self.deliver_batch::<false>(port, flows, delivery, counters)
         } else {
             self.deliver_batch::<true>(port, flows, delivery, counters)
@@ -106,7 +122,7 @@ impl RxPath {
             counters.add(Count::RxPackets, packets as u64);
             counters.add(Count::RxBytes, bytes);
         }
-        self.done += packets;
+        self.done += buffers;
         outcome.map(|()| packets)
     }
 
@@ -130,49 +146,60 @@ impl RxPath {
         }
     }
 
-    /// Delivers each packet and frees its buffer, until the poll iteration reaches its limit
-    /// ([`ITERATION_BYTES`]). Returns the number of these packets, and of their bytes. The compiler
-    /// makes one routine with captures and promiscuous endpoints and one without, so absent ones
-    /// cost nothing.
+    /// Delivers each packet and frees its buffers, until the poll iteration reaches its limit
+    /// ([`ITERATION_BYTES`]). Returns the number of these buffers, of their packets, and of their
+    /// bytes. The compiler makes one routine with captures and promiscuous endpoints and one without,
+    /// so absent ones cost nothing.
     fn deliver_batch<const CAPTURES: bool>(
         &mut self,
         port: &DevicePort,
         flows: &mut FlowTable,
         delivery: &mut Delivery<'_>,
         counters: &mut DeviceCounters,
-    ) -> (usize, u64) {
-        let (mut bytes, mut beyond) = (0, 0);
+    ) -> (usize, usize, u64) {
+        let (mut bytes, mut beyond, mut further) = (0, 0, 0);
         let left = &self.received[self.done..];
         let mut waiting = left.iter();
-        for one in waiting.by_ref() {
-            bytes += u64::from(one.len);
+        while let Some(one) = waiting.next() {
             let path = if CAPTURES {
                 Path::Full
             } else {
                 deliver_plain(one, port, flows, delivery, counters)
             };
+            let mut len = one.len as usize;
+            let scratch = &mut self.scratch;
             let work = match path {
                 Path::Fast => None,
                 Path::Large(work) => Some(work),
-                Path::Full => Some(deliver_one::<CAPTURES>(
-                    one,
-                    port,
-                    flows,
-                    delivery,
-                    counters,
-                    &mut self.found,
-                )),
+                Path::Full if one.is_whole() => {
+                    let found = &mut scratch.found;
+                    Some(deliver_one::<CAPTURES>(one, port, flows, delivery, counters, found))
+                }
+                Path::Full => {
+                    let from = left.len() - waiting.as_slice().len() - 1;
+                    let packet = &left[from..from + packet_buffers(&left[from..])];
+                    for more in waiting.by_ref().take(packet.len() - 1) {
+                        self.empty.release(port.buffer_at(more.buffer));
+                        len += more.len as usize;
+                        further += 1;
+                    }
+                    Some(deliver_marked::<CAPTURES>(
+                        packet, port, flows, delivery, counters, scratch,
+                    ))
+                }
             };
             self.empty.release(port.buffer_at(one.buffer));
+            bytes += len as u64;
             // The fast path makes one copy of at most the MTU, which the batch bounds.
             if let Some(work) = work {
-                beyond += work.beyond_one(one.len as usize).cost();
+                beyond += work.beyond_one(len).cost();
                 if bytes + beyond >= ITERATION_BYTES {
                     break;
                 }
             }
         }
-        (left.len() - waiting.as_slice().len(), bytes)
+        let buffers = left.len() - waiting.as_slice().len();
+        (buffers, buffers - further, bytes)
     }
 }
 
@@ -187,6 +214,9 @@ fn deliver_plain(
     delivery: &mut Delivery<'_>,
     counters: &mut DeviceCounters,
 ) -> Path {
+    if !received.is_whole() {
+        return Path::Full;
+    }
     let mut prefix = [0; FIRST_READ_BYTES];
     let read = (received.len as usize).min(FIRST_READ_BYTES);
     if !port.memory().copy_out(received.offset as usize, &mut prefix[..read]) {
@@ -216,7 +246,7 @@ fn deliver_plain(
     if received.meta.segmentation.is_none() { Path::Fast } else { Path::Large(work) }
 }
 
-/// Handles all other packets on the full path, and returns the copies that it made. `found` is
+/// Handles a packet in one buffer on the full path, and returns the copies that it made. `found` is
 /// memory for the packet's receivers.
 fn deliver_one<const CAPTURES: bool>(
     received: &Received,
@@ -226,18 +256,61 @@ fn deliver_one<const CAPTURES: bool>(
     counters: &mut DeviceCounters,
     found: &mut Vec<Destination>,
 ) -> Work {
-    let mut work = Work::default();
-    let mut prefix = [0; PREFIX_BYTES];
-    let Some((read, headers)) = read_headers(received, port, &mut prefix) else {
-        counters.add(Count::RxMalformed, 1);
-        return work;
-    };
     let piece = [Piece { offset: received.offset, len: received.len }];
     let source = Source { prefix: &[], memory: port.memory(), pieces: &piece };
+    let read = |to: &mut [u8]| port.memory().copy_out(received.offset as usize, to);
+    let mut prefix = [0; PREFIX_BYTES];
+    let Some((read, headers)) = read_headers(received.len as usize, read, &mut prefix) else {
+        counters.add(Count::RxMalformed, 1);
+        return Work::default();
+    };
     let packet = Packet { source, beginning: &prefix[..read], meta: received.meta };
+    deliver_packet::<CAPTURES>(&packet, headers.as_ref(), flows, delivery, counters, found)
+}
+
+/// Handles a packet that spans several buffers, or whose VLAN tag the device removed, on the full
+/// path. Returns the copies that it made. `buffers` are the packet's.
+#[inline(never)]
+fn deliver_marked<const CAPTURES: bool>(
+    buffers: &[Received],
+    port: &DevicePort,
+    flows: &mut FlowTable,
+    delivery: &mut Delivery<'_>,
+    counters: &mut DeviceCounters,
+    Scratch { found, pieces }: &mut Scratch,
+) -> Work {
+    let mut front = [0; FRONT_BYTES];
+    let (source, meta) = match locate(buffers, port.memory(), pieces, &mut front) {
+        Ok(located) => located,
+        Err(reason) => {
+            counters.add(reason, 1);
+            return Work::default();
+        }
+    };
+    let read = |to: &mut [u8]| source.copy_beginning(to);
+    let mut prefix = [0; PREFIX_BYTES];
+    let Some((read, headers)) = read_headers(source.len(), read, &mut prefix) else {
+        counters.add(Count::RxMalformed, 1);
+        return Work::default();
+    };
+    let packet = Packet { source, beginning: &prefix[..read], meta };
+    deliver_packet::<CAPTURES>(&packet, headers.as_ref(), flows, delivery, counters, found)
+}
+
+/// Delivers a packet to all of its receivers, and to captures. Returns the copies that it made.
+#[inline(always)]
+fn deliver_packet<const CAPTURES: bool>(
+    packet: &Packet<'_>,
+    headers: Option<&Headers>,
+    flows: &mut FlowTable,
+    delivery: &mut Delivery<'_>,
+    counters: &mut DeviceCounters,
+    found: &mut Vec<Destination>,
+) -> Work {
+    let mut work = Work::default();
     if CAPTURES {
         for destination in flows.captures() {
-            work += delivery.deliver(*destination, &packet, 0);
+            work += delivery.deliver(*destination, packet, 0);
         }
     }
     let Some(headers) = headers else {
@@ -246,15 +319,15 @@ fn deliver_one<const CAPTURES: bool>(
     };
     found.clear();
     if is_group(headers.destination) {
-        flows.members(&headers, found);
-    } else if let Some(destination) = flows.lookup(Direction::Received, &headers) {
+        flows.members(headers, found);
+    } else if let Some(destination) = flows.lookup(Direction::Received, headers) {
         found.push(destination);
     }
     if CAPTURES {
         found.extend_from_slice(flows.promiscuous());
     }
     for destination in &*found {
-        work += delivery.deliver(*destination, &packet, 0);
+        work += delivery.deliver(*destination, packet, 0);
     }
     if found.is_empty() {
         counters.add(Count::RxNoMatch, 1);
@@ -262,16 +335,17 @@ fn deliver_one<const CAPTURES: bool>(
     work
 }
 
-/// Copies a packet's beginning and reads its headers there. Returns the number of bytes copied, and
-/// the headers unless they are malformed; `None` if the packet is not in the pool.
+/// Copies the beginning of a packet of `len` bytes and reads its headers there. `copy` copies as many
+/// first bytes as it is given room for. Returns the number of bytes copied, and the headers unless
+/// they are malformed; `None` if the packet is not in the pool.
+#[inline(always)]
 fn read_headers(
-    received: &Received,
-    port: &DevicePort,
+    len: usize,
+    copy: impl Fn(&mut [u8]) -> bool,
     prefix: &mut [u8; PREFIX_BYTES],
 ) -> Option<(usize, Option<Headers>)> {
-    let len = received.len as usize;
     let mut read = len.min(FIRST_READ_BYTES);
-    if !port.memory().copy_out(received.offset as usize, &mut prefix[..read]) {
+    if !copy(&mut prefix[..read]) {
         return None;
     }
     let mut headers = Headers::parse(&prefix[..read], len);
@@ -279,7 +353,7 @@ fn read_headers(
         && first.malformed == Some(Malformed::BeyondPrefix)
     {
         read = len.min(PREFIX_BYTES);
-        if port.memory().copy_out(received.offset as usize, &mut prefix[..read]) {
+        if copy(&mut prefix[..read]) {
             headers = Headers::parse(&prefix[..read], len);
         }
     }

@@ -108,7 +108,7 @@ impl Solo {
         let Wired { engine, commands, events, .. } = Wired::new(&mut near, values, BUDGETS)?;
         let shape = SessionShape::new(1, u32::from(ENDPOINTS), SLOTS, SLOTS, 2048, 2048)?;
         let (session, side) = wiring::session(1, shape)?;
-        let ApplicationSide { transmit, receive, marker, pool, doorbell } = side;
+        let ApplicationSide { transmit, receive, marker, pool, doorbell, .. } = side;
         give(&commands, Command::AddSession(session))?;
         let flow = Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC);
         for number in 0..ENDPOINTS {

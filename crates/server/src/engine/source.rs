@@ -36,6 +36,26 @@ impl Source<'_> {
     pub(crate) fn len(&self) -> usize {
         self.prefix.len() + self.pieces.iter().map(|piece| piece.len as usize).sum::<usize>()
     }
+
+    /// Copies the packet's first bytes. Returns `false` if there are fewer than `to` holds, or a
+    /// piece is out of bounds.
+    pub(crate) fn copy_beginning(&self, to: &mut [u8]) -> bool {
+        let own = to.len().min(self.prefix.len());
+        let (front, mut rest) = to.split_at_mut(own);
+        front.copy_from_slice(&self.prefix[..own]);
+        for piece in self.pieces {
+            if rest.is_empty() {
+                break;
+            }
+            let now = rest.len().min(piece.len as usize);
+            let (part, after) = rest.split_at_mut(now);
+            if !self.memory.copy_out(piece.offset as usize, part) {
+                return false;
+            }
+            rest = after;
+        }
+        rest.is_empty()
+    }
 }
 
 /// Reads a source from front to back.
@@ -154,6 +174,12 @@ mod tests {
         let pieces = [Piece { offset: 8, len: 2 }, Piece { offset: 0, len: 3 }];
         let source = Source { prefix: b"ab", memory: region.mapping(), pieces: &pieces };
         assert_eq!(source.len(), 7);
+        let mut beginning = [0; 8];
+        for len in 0..=7 {
+            assert!(source.copy_beginning(&mut beginning[..len]));
+            assert_eq!(&beginning[..len], &b"ab89012"[..len]);
+        }
+        assert!(!source.copy_beginning(&mut beginning), "past the end");
         let mut to = Region::private(4096).unwrap();
         let mut reader = Reader::new(source);
         assert!(

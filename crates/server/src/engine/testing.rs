@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use towpath_memory::Region;
+use towpath_memory::{Mapping, Region};
 use towpath_packet::build::Flow;
 use towpath_protocol::layout::SessionShape;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
@@ -26,6 +26,7 @@ pub(crate) struct Application {
     pub(crate) marker: Marker,
     _doorbell: OwnedFd,
     pool: Region,
+    receive_pool: Mapping,
     shape: SessionShape,
 }
 
@@ -33,8 +34,10 @@ pub(crate) struct Application {
 pub(crate) fn session(number: u32) -> (Box<Session>, Application) {
     let shape = SessionShape::new(1, 4, 16, 16, 2048, 2048).unwrap();
     let (session, side) = wiring::session(number, shape).unwrap();
-    let ApplicationSide { transmit, receive, marker, pool, doorbell } = side;
-    (session, Application { transmit, receive, marker, _doorbell: doorbell, pool, shape })
+    let ApplicationSide { transmit, receive, marker, pool, receive_pool, doorbell } = side;
+    let application =
+        Application { transmit, receive, marker, _doorbell: doorbell, pool, receive_pool, shape };
+    (session, application)
 }
 
 /// Returns the rule of an endpoint for UDP packets to a port.
@@ -98,6 +101,30 @@ impl Application {
         self.receive.observe().unwrap();
         let mut packet = [Descriptor::default(); MAX_CHAIN];
         std::iter::from_fn(|| (self.receive.take(&mut packet).unwrap() > 0).then_some(())).count()
+    }
+
+    /// Takes the received packets, and gives their buffers back. Returns the endpoint and the bytes
+    /// of each.
+    pub(crate) fn packets(&mut self) -> Vec<(u32, Vec<u8>)> {
+        self.receive.observe().unwrap();
+        let mut taken = [Descriptor::default(); MAX_CHAIN];
+        let mut packets = Vec::new();
+        loop {
+            let count = self.receive.take(&mut taken).unwrap();
+            if count == 0 {
+                self.receive.publish();
+                return packets;
+            }
+            let mut bytes = Vec::new();
+            for one in &taken[..count] {
+                let mut piece = vec![0; one.len as usize];
+                let at = one.pool_offset(&self.shape.receive_pool);
+                assert!(self.receive_pool.copy_out(at, &mut piece));
+                bytes.extend(piece);
+                assert!(self.receive.provide(one.buffer));
+            }
+            packets.push((taken[0].endpoint, bytes));
+        }
     }
 
     /// Returns the number of packets that the server has completed.

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rustix::event::{EventfdFlags, eventfd};
 use towpath_device::Device;
-use towpath_memory::{Region, SharedFile, own_words, peer_words};
+use towpath_memory::{Mapping, Region, SharedFile, own_words, peer_words};
 use towpath_protocol::layout::{STATE_WORDS, SessionShape};
 use towpath_protocol::settings::Values;
 use towpath_queue::events::Marker;
@@ -80,6 +80,8 @@ pub(crate) struct ApplicationSide {
     pub(crate) marker: Marker,
     /// The transmit buffer pool.
     pub(crate) pool: Region,
+    #[cfg_attr(not(test), expect(dead_code, reason = "a measurement reads no packet"))]
+    pub(crate) receive_pool: Mapping,
     pub(crate) doorbell: OwnedFd,
 }
 
@@ -92,11 +94,12 @@ pub(crate) fn session(
     let server = file(shape.server_words() * 8)?;
     let application = file(shape.application_words() * 8)?;
     let transmit_pool = file(shape.transmit_pool.pool_bytes())?;
+    let receive_pool = file(shape.receive_pool.pool_bytes())?;
     let memories = Memories {
         server: server.map_writable()?,
         application: Arc::new(application.map_readable()?),
         ledger: file(shape.ledger_words() * 8)?.map_writable()?,
-        receive_pool: file(shape.receive_pool.pool_bytes())?.map_writable()?,
+        receive_pool: receive_pool.map_writable()?,
         transmit_pool: Arc::new(transmit_pool.map_readable()?),
     };
     let (ours, doorbell) = towpath_protocol::doorbell::pair()?;
@@ -114,7 +117,9 @@ pub(crate) fn session(
     receive.publish();
     let marker = Marker::new(shape.events(), own.events, &pages.acknowledgements);
     let pool = transmit_pool.map_writable()?;
-    Ok((Box::new(session), ApplicationSide { transmit, receive, marker, pool, doorbell }))
+    let receive_pool = receive_pool.map_readable()?;
+    let side = ApplicationSide { transmit, receive, marker, pool, receive_pool, doorbell };
+    Ok((Box::new(session), side))
 }
 
 /// Returns an endpoint of the first queue pair without settings of its own.

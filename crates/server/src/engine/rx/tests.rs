@@ -1,14 +1,16 @@
 //! Tests of the receive path.
 
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback;
+use towpath_device::loopback::{self, Reception};
 use towpath_memory::Region;
+use towpath_packet::build::Tcp;
 use towpath_protocol::layout::STATE_WORDS;
 
 use super::*;
-use crate::engine::demux::FlowCache;
+use crate::engine::demux::{FlowCache, Rule, Vlan};
 use crate::engine::notifier::Notifier;
 use crate::engine::relays::Relays;
+use crate::engine::session::Endpoint;
 use crate::engine::sessions::SessionTable;
 use crate::engine::source::SegmentPieces;
 use crate::engine::testing::{self, Application, PORT, inward};
@@ -28,7 +30,11 @@ const BATCH: usize = 4;
 
 impl World {
     fn new() -> World {
-        let (mut near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+        World::on(&loopback::Config::default())
+    }
+
+    fn on(config: &loopback::Config) -> World {
+        let (mut near, far) = loopback::pair(config).unwrap();
         let values = Values::default();
         let (port, _) = DevicePort::start(&mut near, BATCH, &values).unwrap();
         let (mut session, application) = testing::session(1);
@@ -51,6 +57,18 @@ impl World {
             notifier,
             counters: DeviceCounters::new(state, 1).0,
             application,
+        }
+    }
+
+    /// Opens an endpoint beside the first one.
+    fn open(&mut self, number: u32, endpoint: Endpoint) {
+        let (rule, captures) = (endpoint.rule, endpoint.captures);
+        self.sessions.get_mut(0).unwrap().put_in(number, Box::new(endpoint));
+        let destination = Destination { session: 0, endpoint: number };
+        if captures {
+            self.flows.add_capture(destination);
+        } else {
+            assert!(self.flows.insert(&rule, false, destination));
         }
     }
 
@@ -108,5 +126,107 @@ fn buffers_go_round() {
     for iteration in 0..packets {
         world.send(PORT + 1, 1);
         assert_eq!(world.poll(8, iteration as u64), 1, "packet {iteration}");
+    }
+}
+
+/// Returns an endpoint for packets of a VLAN to [`PORT`].
+fn tagged(number: u16) -> Endpoint {
+    let rule = Rule { vlan: Vlan::Number(number), ..testing::rule(PORT) };
+    Endpoint { rule, ..testing::endpoint(PORT) }
+}
+
+/// Returns packets to the endpoint without VLAN, to that of VLAN 7, and to neither.
+fn of_all_kinds() -> Vec<(Vec<u8>, Meta)> {
+    let flow = inward(PORT);
+    let payload: Vec<u8> = (0..9000u32).map(|at| ((at * 31) >> 3) as u8).collect();
+    let mut packets = Vec::new();
+    // Another VLAN, and a priority alone.
+    for flow in [flow, flow.vlan(7), flow.vlan(0xe007), flow.vlan(8), flow.vlan(0xe000)] {
+        for len in [10, 100, 1400] {
+            packets.push((flow.udp(&payload[..len]), Meta::FULL));
+        }
+        packets.push(flow.udp_partial(&payload[..700]));
+        packets.push(flow.tcp_large(&Tcp::default(), &payload[..8000], 1000));
+    }
+    // A frame whose IP packet ends before the first buffer does.
+    let mut padded = flow.udp(&payload[..10]);
+    padded.resize(600, 0xee);
+    packets.push((padded, Meta::FULL));
+    packets
+}
+
+/// Returns what the application and the counters say of each packet.
+fn outcomes(reception: Reception, offload: bool, captures: bool) -> Vec<String> {
+    let mut world = World::on(&loopback::Config { reception, ..Default::default() });
+    let mut tcp = testing::rule(PORT);
+    tcp.protocol = Some(6);
+    let tcp = Endpoint { rule: tcp, offload, ..testing::endpoint(PORT) };
+    world.open(1, Endpoint { offload, ..tagged(7) });
+    world.open(2, tcp);
+    if captures {
+        world.open(3, Endpoint { captures, offload, ..testing::endpoint(PORT) });
+    }
+    let packets = of_all_kinds().into_iter().zip(1..);
+    packets
+        .map(|((frame, meta), iteration)| {
+            assert!(world.far.send(&frame, meta));
+            assert_eq!(world.poll(64, iteration), 1);
+            let got = world.application.packets();
+            let count = |count| world.counters.get(count);
+            let counts = [Count::RxPackets, Count::RxNoMatch, Count::RxMalformed].map(count);
+            format!("{iteration}: {counts:?} {got:x?}")
+        })
+        .collect()
+}
+
+#[test]
+fn marks_of_the_device_change_no_outcome() {
+    let marks = Reception { removes_tags: true, verifies: true, hashes: true, data_bytes: None };
+    for (offload, captures) in [(false, false), (true, false), (false, true), (true, true)] {
+        let expected = outcomes(Reception::default(), offload, captures);
+        assert!(expected.iter().any(|outcome| outcome.contains("(1, ")), "VLAN 7");
+        for data_bytes in [None, Some(256), Some(300)] {
+            let got = outcomes(Reception { data_bytes, ..marks }, offload, captures);
+            for (got, expected) in got.iter().zip(&expected) {
+                assert!(got == expected, "{data_bytes:?}, {offload}:\n{got}\n{expected}");
+            }
+            assert_eq!(got.len(), expected.len());
+        }
+    }
+}
+
+#[test]
+fn a_batch_counts_packets_and_gives_all_buffers_back() {
+    let reception = Reception { data_bytes: Some(128), ..Reception::default() };
+    let mut world = World::on(&loopback::Config { reception, ..Default::default() });
+    let packet = inward(PORT).udp(&[7; 1000]);
+    // Each packet takes 9 of the 64 buffers.
+    for iteration in 1..=40 {
+        (0..3).for_each(|_| assert!(world.far.send(&packet, Meta::FULL)));
+        assert_eq!(world.poll(8, iteration), 3);
+        assert!(world.application.packets().iter().all(|(_, bytes)| *bytes == packet));
+    }
+    assert_eq!(world.counters.get(Count::RxPackets), 120);
+    assert_eq!(world.counters.get(Count::RxBytes), 120 * packet.len() as u64);
+}
+
+/// A driver hands up no such packets. The engine does not rely on that.
+#[test]
+fn a_packet_without_end_or_in_too_many_buffers_is_dropped_and_counted() {
+    let mut world = World::new();
+    for (count, ends, counter) in
+        [(MAX_PARTS + 1, true, Count::RxTooManyBuffers), (3, false, Count::RxMalformed)]
+    {
+        world.rx = RxPath::new(&world.port, BATCH, &Values::default());
+        for index in 0..count {
+            let buffer = world.port.offset_of(world.rx.empty.take().unwrap());
+            let space = towpath_device::SpaceId(0);
+            let one = Received::whole(space, buffer, buffer + 128, 100, Meta::FULL);
+            let continues = index + 1 < count || !ends;
+            world.rx.received.push(Received { continues, ..one });
+        }
+        assert_eq!(world.poll(8, 1), 1);
+        assert_eq!(world.counters.get(counter), 1);
+        assert_eq!(world.application.received(), 0);
     }
 }
