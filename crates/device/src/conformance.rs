@@ -5,13 +5,16 @@
 //!
 //! The suite checks, in this order, each on a device of its own: order in both directions; budgets;
 //! a full transmit ring; chains of parts; large packets and partial checksums; VLAN
-//! tags and flow hashes of received packets; packets and buffers
+//! tags and flow hashes of received packets; filters; packets and buffers
 //! outside of every space; reset during traffic; a random mix; that no wake-up is lost. In every
 //! check, the device returns each token and each buffer exactly once, and does not read the memory
 //! of a packet again after it returned the token.
 
+mod buffers;
 mod checks;
+mod everything;
 mod far;
+mod filters;
 mod frames;
 mod marks;
 mod near;

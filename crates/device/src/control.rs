@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::dma::Dma;
 use crate::error::DeviceError;
+use crate::filter::{Filter, FilterError};
 use crate::queue::DeviceQueue;
 use crate::space::Spaces;
 
@@ -146,6 +147,26 @@ pub trait Device: Send {
     fn dma(&self) -> Option<Arc<dyn Dma>> {
         None
     }
+
+    /// Adds a filter: packets that arrive after this call and match it are received. A device filters
+    /// by two kinds, each on its own:
+    ///
+    /// - by [`Filter::Address`] and [`Filter::AllGroups`], if it takes these;
+    /// - by [`Filter::Flow`], if it takes these. Packets to a group pass.
+    ///
+    /// A packet is received if it passes both. A device that filters takes [`Filter::Everything`],
+    /// with which it receives every packet. It forgets all filters at its end, and none by a
+    /// [reset](DeviceQueue::reset). The caller adds no filter that the device has.
+    ///
+    /// # Errors
+    /// [`FilterError::Unsupported`] if the device does not filter by this kind, as by default: it then
+    /// receives packets with any value. Otherwise it receives no packet because of this call.
+    fn add_filter(&mut self, _: &Filter) -> Result<(), FilterError> {
+        Err(FilterError::Unsupported)
+    }
+
+    /// Removes a filter that the device took. Packets that came before may still be received.
+    fn remove_filter(&mut self, _: &Filter) {}
 
     /// Returns the descriptor that is readable while [`Device::take_event`] has an event; `None` for
     /// a device that reports none.

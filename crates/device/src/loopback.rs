@@ -7,6 +7,7 @@
 mod cable;
 mod config;
 mod dma;
+mod filters;
 mod queue;
 mod receive;
 mod reception;
@@ -18,8 +19,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::{
-    Capabilities, Device, DeviceError, DeviceQueue, Dma, ETHERNET_HEADER_BYTES, Event, Info,
-    Limits, POOL_HEADROOM_BYTES, Spaces, VLAN_TAG_BYTES,
+    Capabilities, Device, DeviceError, DeviceQueue, Dma, ETHERNET_HEADER_BYTES, Event, Filter,
+    FilterError, Info, Limits, POOL_HEADROOM_BYTES, Spaces, VLAN_TAG_BYTES,
 };
 use cable::Shared;
 use queue::LoopbackQueue;
@@ -63,6 +64,7 @@ pub struct LoopbackDevice {
     /// `None` once the queue is open.
     queue: Option<LoopbackQueue>,
     cable: Cable,
+    reception: Reception,
 }
 
 impl LoopbackDevice {
@@ -102,7 +104,7 @@ impl LoopbackDevice {
         };
         let cable = Cable { shared: shared.clone(), end };
         let queue = LoopbackQueue::new(config, info.clone(), longest, wire, shared, end);
-        LoopbackDevice { info, queue: Some(queue), cable }
+        LoopbackDevice { info, queue: Some(queue), cable, reception: config.reception }
     }
 
     /// Returns a handle on this end's cable.
@@ -131,6 +133,16 @@ impl Device for LoopbackDevice {
     fn dma(&self) -> Option<Arc<dyn Dma>> {
         let dma = self.cable.shared.dma(self.cable.end)?;
         Some(dma.clone())
+    }
+
+    fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
+        self.reception.check_filter(filter, &self.cable.filters())?;
+        self.cable.shared.filters[self.cable.end].add(*filter);
+        Ok(())
+    }
+
+    fn remove_filter(&mut self, filter: &Filter) {
+        self.cable.shared.filters[self.cable.end].remove(*filter);
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

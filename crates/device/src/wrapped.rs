@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::control::{Device, Event, Info};
 use crate::dma::Dma;
 use crate::error::DeviceError;
+use crate::filter::{Filter, FilterError};
 use crate::queue::DeviceQueue;
 use crate::space::Spaces;
 
@@ -88,6 +89,14 @@ impl<W: Wrap> Device for Wrapped<W> {
 
     fn dma(&self) -> Option<Arc<dyn Dma>> {
         self.inner.dma()
+    }
+
+    fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
+        self.inner.add_filter(filter)
+    }
+
+    fn remove_filter(&mut self, filter: &Filter) {
+        self.inner.remove_filter(filter);
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

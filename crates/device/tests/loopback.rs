@@ -107,17 +107,30 @@ fn jumbo() {
 #[test]
 fn received_packets_with_marks() {
     let spans = |bytes| Reception { data_bytes: Some(bytes), ..Reception::default() };
-    let marks = Reception { removes_tags: true, verifies: true, hashes: true, data_bytes: None };
+    let marks =
+        Reception { removes_tags: true, verifies: true, hashes: true, ..Reception::default() };
     let all = Reception { data_bytes: Some(200), ..marks };
-    for (name, reception, offloads) in [
-        ("short buffers", spans(64), false),
-        ("buffers shorter than large packets", spans(2048), true),
-        ("tags, checksums and hashes", marks, true),
-        ("all of these", all, false),
+    for (name, reception, offloads, tx_asynchronous) in [
+        ("short buffers", spans(64), false, true),
+        ("buffers shorter than large packets", spans(2048), true, false),
+        ("tags, checksums and hashes", marks, true, true),
+        ("all of these", all, false, false),
     ] {
-        let config = Config { reception, offloads, ..Config::default() };
-        check(&format!("loopback with {name}"), config.clone());
-        let config = Config { ring_packets: 50, tx_asynchronous: true, ..config };
-        check(&format!("asynchronous loopback with {name}"), config);
+        let ring_packets = if tx_asynchronous { 50 } else { 256 };
+        let config =
+            Config { reception, offloads, ring_packets, tx_asynchronous, ..Config::default() };
+        check(&format!("loopback with {name}"), config);
+    }
+}
+
+/// A device that filters receives what it was told of, and else behaves as one that does not.
+#[test]
+fn filters() {
+    for (name, filters_addresses, filters_flows) in
+        [("addresses", true, false), ("addresses and flows", true, true)]
+    {
+        let reception = Reception { filters_addresses, filters_flows, ..Reception::default() };
+        let config = Config { reception, ..Config::default() };
+        check(&format!("loopback that filters {name}"), config);
     }
 }

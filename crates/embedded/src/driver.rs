@@ -8,8 +8,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use towpath_device::{
-    Armed, Assembly, Completion, Device, DeviceError, DeviceQueue, Info, Kick, Meta, Part,
-    Received, Registration, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
+    Armed, Assembly, Completion, Device, DeviceError, DeviceQueue, Filter, FilterError, Info, Kick,
+    Meta, Part, Received, Registration, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_queue::buffers::FreeBuffers;
@@ -199,6 +199,11 @@ impl Driver {
         let registration = device.dma().as_ref().map(register).transpose();
         let refused = |error| failed(io::Error::other(error));
         let space = spaces.add(Space::writable(memory).registered(registration.map_err(refused)?));
+        // Only the program knows which packets it wants.
+        match device.add_filter(&Filter::Everything) {
+            Ok(()) | Err(FilterError::Unsupported) => {}
+            Err(error) => return Err(failed(io::Error::other(error))),
+        }
         let queue = device.open_queue(0, &mut spaces)?;
         let packets = (config.left + config.own) as usize;
         let driver = Driver {

@@ -29,6 +29,7 @@ use crate::connection::{Connection, Progress, Refused};
 use crate::connections::Connections;
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::{Rule, Sets};
+use crate::filters::Filters;
 use crate::log::LogLimit;
 use crate::policy::{Account, Policy, Standing};
 use crate::slow::Slow;
@@ -133,6 +134,7 @@ pub(crate) struct Control {
     /// The owner of each flow rule.
     pub(crate) rules: HashMap<Rule, u32>,
     pub(crate) rule_sets: Sets,
+    pub(crate) filters: Filters,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
     /// The error that stops the control thread, if it stops without a request.
@@ -183,6 +185,7 @@ impl Control {
             replies: HashMap::new(),
             rules: HashMap::new(),
             rule_sets: Sets::default(),
+            filters: Filters::default(),
             ended: None,
             stopping: false,
             failed: None,

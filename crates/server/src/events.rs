@@ -1,11 +1,13 @@
 //! The control part of the device: the control thread takes its events, tells the engine of them,
-//! and registers memory.
+//! registers memory, and tells the device what applications receive.
 
 use std::io;
 
-use towpath_device::{DeviceError, Event, Registration};
+use towpath_device::{DeviceError, Event, Filter, Registration};
+use towpath_protocol::message::Refusal;
 use tracing::{info, warn};
 
+use crate::connection::Refused;
 use crate::control::{Control, Reply};
 use crate::engine::commands::Command;
 use crate::engine::session::Session;
@@ -25,6 +27,20 @@ impl Control {
                 }
             }
         }
+    }
+
+    /// Tells the device what an application is about to receive.
+    ///
+    /// # Errors
+    /// Fails with the line that the server sends to the peer.
+    pub(crate) fn claim(&mut self, what: &str, filters: &[Filter]) -> Result<(), Refused> {
+        let claimed = self.filters.claim_all(&mut *self.parts.device, filters);
+        claimed.map_err(|error| (Refusal::Limit, format!("{what}: {error}")))
+    }
+
+    /// Tells the device what an application receives no more.
+    pub(crate) fn release(&mut self, filters: &[Filter]) {
+        self.filters.release_all(&mut *self.parts.device, filters);
     }
 
     /// Takes events of the device. The descriptor stays readable while there are more.

@@ -25,6 +25,7 @@ mod connections;
 mod control;
 mod engine;
 mod events;
+mod filters;
 mod log;
 mod open;
 mod peers;

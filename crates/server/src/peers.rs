@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use rustix::event::epoll;
+use towpath_device::Filter;
 use towpath_protocol::message::{ErrorBody, MAX_REQUEST_BYTES, Message, MessageError, Refusal};
 use towpath_queue::Violation;
 use tracing::{info, warn};
@@ -321,6 +322,7 @@ impl Control {
             self.forget_rule(opened);
         }
         if let Some(lease) = lease {
+            self.release(&[Filter::Address(lease.mac)]);
             self.parts.pool.release(&lease, holder);
         }
         self.decide_who_notifies(token);

@@ -1,6 +1,7 @@
 //! The requests of a connection to the control thread, and their replies.
 
 use rustix::io::Errno;
+use towpath_device::Filter;
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attached, Cursor, Message, Open, Refusal, Set};
 use towpath_protocol::settings::{Scope, Setting, SettingError};
@@ -15,6 +16,7 @@ use crate::engine::demux::SETS_PER_MAC;
 use crate::engine::last_sent::LastSent;
 use crate::engine::session::Endpoint;
 use crate::engine::wake_data;
+use crate::filters;
 use crate::open::read_open;
 use crate::policy::{Policy, Standing};
 use crate::prepare::{Prepared, session_bytes, stored_name};
@@ -64,11 +66,17 @@ impl Control {
             .pool
             .lease(&holder, wanted)
             .map_err(|error| (refusal_of(&error), format!("attach: {error}")))?;
+        let address = [Filter::Address(lease.mac)];
+        if let Err(refused) = self.claim("attach", &address) {
+            self.parts.pool.release(&lease, holder);
+            return Err(refused);
+        }
         let number = self.next_number;
         let outcome = Prepared::new(number, shape, &self.state, self.parts.store.as_mut());
         let (prepared, handed) = match outcome {
             Ok(both) => both,
             Err(error) => {
+                self.release(&address);
                 self.parts.pool.release(&lease, holder);
                 self.parts.store.remove(&stored_name(number));
                 return Err((Refusal::Limit, format!("attach: memory for the session: {error}")));
@@ -137,8 +145,10 @@ impl Control {
             );
             return Err((Refusal::Limit, text));
         }
-        let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         let Some(lease) = connection.lease else { return Ok(()) };
+        // The device receives the endpoint's packets before its application may expect them.
+        self.claim("open", &filters::of_endpoint(&opened))?;
+        let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         let rights = match opened.listening {
             Some(Listening::Capture) => Rights::nothing(),
             _ => Rights::new(opened.rule, lease.mac, lease.addresses())
@@ -179,7 +189,9 @@ impl Control {
         Ok(())
     }
 
+    /// Forgets the flow rule of an endpoint, and what the device receives for it.
     pub(crate) fn forget_rule(&mut self, opened: &Opened) {
+        self.release(&filters::of_endpoint(opened));
         if opened.listening.is_none() {
             self.rules.remove(&opened.rule);
             self.rule_sets.remove(&opened.rule);

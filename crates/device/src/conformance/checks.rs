@@ -9,6 +9,7 @@ use towpath_packet::headers::{Headers, PROTOCOL_TCP};
 use towpath_packet::transport::Transport;
 
 use super::far::FarEnd;
+use super::filters::filters;
 use super::frames::{assert_frames, frame};
 use super::marks::marks;
 use super::near::{
@@ -20,7 +21,7 @@ use crate::{ETHERNET_HEADER_BYTES, Kick, MAX_PARTS, Meta, Part, Space, SpaceId};
 
 type Check = fn(&mut Near, &mut dyn FarEnd, u64);
 
-pub(super) const ALL: [(&str, Check); 11] = [
+pub(super) const ALL: [(&str, Check); 12] = [
     ("order both ways", order),
     ("one kick for several calls", kicks),
     ("budgets", budgets),
@@ -28,6 +29,7 @@ pub(super) const ALL: [(&str, Check); 11] = [
     ("chains of parts", chains),
     ("large packets and partial checksums", metadata),
     ("tags and hashes of received packets", marks),
+    ("filters", filters),
     ("bad parts and buffers", bad_parts),
     ("reset in the middle", reset),
     ("a random mix", random_mix),

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use towpath_memory::Region;
 
+use super::everything::receive_everything;
 use crate::{
     Assembly, Capabilities, Completion, Device, DeviceQueue, Kick, Meta, Packet, Part, Received,
     Registration, Space, SpaceId, Spaces,
@@ -51,6 +52,7 @@ impl DeviceFarEnd {
     #[must_use]
     pub fn new(mut device: Box<dyn Device>) -> DeviceFarEnd {
         let mut spaces = Spaces::default();
+        receive_everything(&mut *device);
         let mut queue = device.open_queue(0, &mut spaces).expect("the far end starts");
         let buffer_bytes = device.info().limits.rx_stride() as u32;
         let bytes = BUFFERS as usize * buffer_bytes as usize + (PLACES * PLACE_BYTES) as usize;

@@ -4,7 +4,7 @@
 use towpath_packet::build::{Flow, Tcp};
 
 use super::far::FarEnd;
-use super::near::{FAR_MAC, NEAR_MAC, Near};
+use super::near::{FAR_MAC, NEAR_MAC, Near, drain};
 use crate::Meta;
 
 /// Sends several packets of each of several flows to the device, with and without a tag. The suite
@@ -33,6 +33,8 @@ pub(super) fn marks(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
         if fed < sent.len() && fed - received.len() < 16 && far.send(&sent[fed].1, Meta::FULL) {
             fed += 1;
         }
+        // A far end that is a device itself works only when the suite calls it.
+        drain(far, &mut Vec::new());
         received.len() >= sent.len()
     });
     assert_eq!(near.hashes.len(), sent.len(), "{}: hashes", near.what());

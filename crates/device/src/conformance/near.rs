@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use towpath_memory::Region;
 
+use super::buffers::check_buffers;
+use super::everything::receive_everything;
 use super::far::FarEnd;
 use crate::{
     Armed, Assembly, Completion, Device, DeviceQueue, Info, Kick, Meta, Outcome, Packet, Part,
@@ -50,7 +52,7 @@ impl<'a> Outgoing<'a> {
 pub(super) struct Near {
     pub(super) queue: Box<dyn DeviceQueue>,
     /// The control part lives as long as the queue.
-    _device: Box<dyn Device>,
+    pub(super) device: Box<dyn Device>,
     pub(super) spaces: Spaces,
     pub(super) info: Info,
     /// The pool, and the space from which the suite sends packets: a space of its own if the device
@@ -84,6 +86,7 @@ pub(super) struct Outcomes {
 impl Near {
     pub(super) fn new(mut device: Box<dyn Device>, what: String) -> Near {
         let mut spaces = Spaces::default();
+        receive_everything(&mut *device);
         let queue = device.open_queue(0, &mut spaces).expect("the queue opens");
         let info = device.info().clone();
         let pool_bytes = BUFFERS as usize * info.limits.rx_stride();
@@ -104,7 +107,7 @@ impl Near {
         };
         let mut near = Near {
             queue,
-            _device: device,
+            device,
             spaces,
             pool,
             memory,
@@ -174,7 +177,7 @@ impl Near {
         assert!(received.last().is_none_or(|last| !last.continues), "{}: half a packet", self.what);
         let mut frames = Vec::new();
         for buffers in packets {
-            self.check_buffers(buffers);
+            check_buffers(&self.info, self.pool, buffers, &self.what);
             let assembled = self.assembly.received(&self.spaces, buffers);
             let (bytes, meta) = assembled.expect("inside the pool");
             if bytes.get(6..12) == Some(&FAR_MAC[..]) {
@@ -186,27 +189,6 @@ impl Near {
             }
         }
         (frames, count)
-    }
-
-    /// Checks the buffers of one received packet.
-    fn check_buffers(&self, buffers: &[Received]) {
-        let (info, what) = (&self.info, &self.what);
-        assert!(buffers.len() <= info.limits.rx_packet_buffers, "{what}: too many buffers");
-        for (index, got) in buffers.iter().enumerate() {
-            assert_eq!(got.space, self.pool, "{what}: a buffer's space");
-            let end = u64::from(got.offset) + u64::from(got.len);
-            assert!(
-                got.offset as usize >= got.buffer as usize + info.limits.rx_headroom_bytes
-                    && end <= u64::from(got.buffer) + info.limits.rx_buffer_bytes as u64,
-                "{what}: data outside of its buffer",
-            );
-            assert!(got.len > 0, "{what}: a buffer without data");
-            if !info.can.rx_offload {
-                assert!(got.meta.is_full(), "{what}: not requested: {:?}", got.meta);
-            }
-            let rest = (got.meta, got.tag, got.hash);
-            assert!(index == 0 || rest == (Meta::FULL, None, None), "{what}: {rest:?} at the end");
-        }
     }
 
     pub(super) fn receive(&mut self) -> Vec<(Vec<u8>, Meta)> {

@@ -10,8 +10,10 @@ use rustix::event::EventfdFlags;
 
 use super::config::Config;
 use super::dma::LoopbackDma;
+use super::filters::Filters;
 use super::ring::{Bell, WANTS_ROOM};
 use crate::control::Event;
+use crate::filter::Filter;
 
 /// The events of one end that its control part has not taken.
 pub(super) struct Events {
@@ -56,6 +58,7 @@ pub(super) struct Shared {
     up: AtomicBool,
     stalled: [AtomicBool; 2],
     pub(super) events: [Events; 2],
+    pub(super) filters: [Filters; 2],
     dma: Option<Arc<LoopbackDma>>,
     pub(super) bells: [Arc<Bell>; 2],
 }
@@ -68,6 +71,7 @@ impl Shared {
             up: AtomicBool::new(true),
             stalled: [const { AtomicBool::new(false) }; 2],
             events: [Events::new()?, Events::new()?],
+            filters: Default::default(),
             bells: [Arc::new(Bell::new(sleeps)?), Arc::new(Bell::new(sleeps)?)],
         })
     }
@@ -132,6 +136,12 @@ impl Cable {
     #[must_use]
     pub fn registered_bytes(&self) -> Option<usize> {
         self.shared.dma(self.end).map(|dma| dma.bytes())
+    }
+
+    /// Returns the filters that this end's device has, in order.
+    #[must_use]
+    pub fn filters(&self) -> Vec<Filter> {
+        self.shared.filters[self.end].all()
     }
 
     /// Removes this end's device.

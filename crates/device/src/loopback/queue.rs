@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::cable::Shared;
 use super::config::Config;
+use super::filters::Applied;
 use super::reception::Reception;
 use super::ring::{Batch, Bell, Receiver, Sender, Sent, WANTS_PACKETS, WANTS_ROOM};
 use super::timing::{Completions, Done, Timing};
@@ -39,11 +40,12 @@ pub(super) struct LoopbackQueue {
     pub(super) rx: Receiver,
     own: Arc<Bell>,
     peer: Arc<Bell>,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// This end's index in `shared`.
-    end: usize,
+    pub(super) end: usize,
     timing: Timing,
     pub(super) reception: Reception,
+    pub(super) filters: Applied,
     /// The received packet that the device is working on, if it works on packets.
     pub(super) packet: Vec<u8>,
     /// The pool buffers that the first received packet takes, once it found too few.
@@ -97,6 +99,7 @@ impl LoopbackQueue {
             end,
             timing: config.timing,
             reception: config.reception,
+            filters: Applied::default(),
             packet: Vec::with_capacity(if config.reception.is_plain() { 0 } else { longest }),
             wanted_buffers: 1,
             registers,

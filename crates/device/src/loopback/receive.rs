@@ -1,6 +1,7 @@
 //! Receiving: the packets of the wire into the buffers of one end's queue.
 
 use super::queue::LoopbackQueue;
+use super::reception::Reception;
 use crate::{Meta, POOL_HEADROOM_BYTES, Received, Spaces, VlanTag};
 
 impl LoopbackQueue {
@@ -61,6 +62,7 @@ impl LoopbackQueue {
         budget: usize,
     ) -> usize {
         let mut returned = 0;
+        self.filters.follow(&self.shared.filters[self.end]);
         for _ in 0..budget {
             let Ok(boundary) = self.rx.packets.peek().copied() else { break };
             let data_bytes = self.reception.data_bytes.unwrap_or(usize::MAX);
@@ -82,6 +84,12 @@ impl LoopbackQueue {
             self.wanted_buffers = 1;
             if too_many {
                 self.counters.rx_dropped += 1;
+                continue;
+            }
+            let Reception { filters_addresses: by_address, filters_flows: by_flow, .. } =
+                self.reception;
+            if !self.filters.let_in(&self.packet, by_address, by_flow) {
+                // The packet is for another host.
                 continue;
             }
             let (meta, tag, hash) = self.reception.work(&mut self.packet, boundary.meta);
@@ -138,7 +146,6 @@ mod tests {
 
     use super::*;
     use crate::conformance::{DeviceFarEnd, FarEnd};
-    use crate::loopback::Reception;
     use crate::loopback::{Config, pair};
     use crate::{Armed, Device, DeviceQueue, Space, SpaceId, TagProtocol};
     use crate::{Checksum, MAX_PARTS};
@@ -224,7 +231,7 @@ mod tests {
     #[test]
     fn marks_are_reported_and_the_tag_is_out_of_the_bytes() {
         let marks =
-            Reception { removes_tags: true, verifies: true, hashes: true, data_bytes: None };
+            Reception { removes_tags: true, verifies: true, hashes: true, ..Reception::default() };
         let mut world = World::new(marks);
         world.fill(0..8);
         let mut wrong = Flow::v4().udp(b"hello");

@@ -7,7 +7,7 @@ use std::io;
 use towpath_packet::checksum::{Verdict, verify};
 use towpath_packet::{Headers, Network};
 
-use crate::{Checksum, MAX_PARTS, Meta, VlanTag};
+use crate::{Checksum, Filter, FilterError, MAX_PARTS, Meta, VlanTag};
 
 /// What a device does to a received packet. By default, each packet is in one buffer, as it was
 /// sent.
@@ -22,6 +22,13 @@ pub struct Reception {
     pub verifies: bool,
     /// `true` to compute the hash of a packet's flow.
     pub hashes: bool,
+    /// `true` to receive only packets to addresses and groups that the device was told of.
+    pub filters_addresses: bool,
+    /// `true` to receive only packets of flows that the device was told of. Packets to groups pass.
+    pub filters_flows: bool,
+    /// The maximum number of addresses, if the device filters by address, and of flows, if it filters
+    /// by flow.
+    pub most_filters: Option<usize>,
 }
 
 impl Reception {
@@ -30,6 +37,27 @@ impl Reception {
             Ok(())
         } else {
             Err(io::Error::from_raw_os_error(libc::EINVAL))
+        }
+    }
+
+    /// Checks whether a device that has the filters `has` takes another one.
+    pub(super) fn check_filter(&self, filter: &Filter, has: &[Filter]) -> Result<(), FilterError> {
+        let supported = match filter {
+            Filter::Address(_) | Filter::AllGroups => self.filters_addresses,
+            Filter::Flow(_) => self.filters_flows,
+            Filter::Everything => self.filters_addresses || self.filters_flows,
+        };
+        if !supported {
+            return Err(FilterError::Unsupported);
+        }
+        let counts = match filter {
+            Filter::Address(_) => |one: &&Filter| matches!(one, Filter::Address(_)),
+            Filter::Flow(_) => |one: &&Filter| matches!(one, Filter::Flow(_)),
+            Filter::AllGroups | Filter::Everything => return Ok(()),
+        };
+        match self.most_filters {
+            Some(most) if has.iter().filter(counts).count() >= most => Err(FilterError::Full),
+            _ => Ok(()),
         }
     }
 

@@ -181,7 +181,8 @@ fn outcomes(reception: Reception, offload: bool, captures: bool) -> Vec<String> 
 
 #[test]
 fn marks_of_the_device_change_no_outcome() {
-    let marks = Reception { removes_tags: true, verifies: true, hashes: true, data_bytes: None };
+    let marks =
+        Reception { removes_tags: true, verifies: true, hashes: true, ..Reception::default() };
     for (offload, captures) in [(false, false), (true, false), (false, true), (true, true)] {
         let expected = outcomes(Reception::default(), offload, captures);
         assert!(expected.iter().any(|outcome| outcome.contains("(1, ")), "VLAN 7");

@@ -1,0 +1,237 @@
+//! The filters of the device: addresses, groups and flows that applications claimed. Several claims
+//! may want one filter; the device has it from the first claim to the last release.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use towpath_device::{Device, Filter, FilterError, FlowRule, FlowVlan};
+
+use crate::connection::Opened;
+use crate::engine::demux::{Rule, Vlan};
+
+/// How the server has a filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    /// The device has it.
+    Device,
+    /// The device does not filter by this kind; the engine does.
+    Engine,
+    /// The device had no room for it, and receives everything in its place.
+    Everything,
+}
+
+/// The claimed filters, each with its claims.
+#[derive(Debug, Default)]
+pub(crate) struct Filters {
+    claims: HashMap<Filter, (Held, u32)>,
+}
+
+impl Filters {
+    /// Claims filters, all or none.
+    ///
+    /// # Errors
+    /// Fails if the device does not take one of them, and does not receive everything instead.
+    pub(crate) fn claim_all(
+        &mut self,
+        device: &mut dyn Device,
+        filters: &[Filter],
+    ) -> Result<(), FilterError> {
+        for (index, filter) in filters.iter().enumerate() {
+            if let Err(error) = self.claim(device, *filter) {
+                self.release_all(device, &filters[..index]);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Releases claims.
+    pub(crate) fn release_all(&mut self, device: &mut dyn Device, filters: &[Filter]) {
+        for filter in filters {
+            self.release(device, *filter);
+        }
+    }
+
+    fn claim(&mut self, device: &mut dyn Device, filter: Filter) -> Result<(), FilterError> {
+        if let Some((_, claims)) = self.claims.get_mut(&filter) {
+            *claims += 1;
+            return Ok(());
+        }
+        let held = match device.add_filter(&filter) {
+            Ok(()) => Held::Device,
+            Err(FilterError::Unsupported) => Held::Engine,
+            Err(error) if filter == Filter::Everything => return Err(error),
+            Err(_) => {
+                self.claim(device, Filter::Everything)?;
+                Held::Everything
+            }
+        };
+        self.claims.insert(filter, (held, 1));
+        Ok(())
+    }
+
+    fn release(&mut self, device: &mut dyn Device, filter: Filter) {
+        let Entry::Occupied(mut entry) = self.claims.entry(filter) else { return };
+        let (held, claims) = entry.get_mut();
+        *claims -= 1;
+        if *claims > 0 {
+            return;
+        }
+        let held = *held;
+        entry.remove();
+        match held {
+            Held::Device => device.remove_filter(&filter),
+            Held::Engine => {}
+            Held::Everything => self.release(device, Filter::Everything),
+        }
+    }
+}
+
+/// Returns the filters for what an endpoint receives.
+pub(crate) fn of_endpoint(opened: &Opened) -> Vec<Filter> {
+    if opened.listening.is_some() {
+        return vec![Filter::Everything];
+    }
+    let mut filters = vec![
+        Filter::Flow(flow(&opened.rule)),
+        opened.rule.mac.map_or(Filter::Everything, Filter::Address),
+    ];
+    if opened.group {
+        filters.push(Filter::AllGroups);
+    }
+    filters
+}
+
+/// Returns a flow rule in the device's words.
+fn flow(rule: &Rule) -> FlowRule {
+    let Rule { mac, vlan, ethertype, ip, protocol, port, remote_ip, remote_port } = *rule;
+    let vlan = match vlan {
+        Vlan::Any => FlowVlan::Any,
+        Vlan::Untagged => FlowVlan::Untagged,
+        Vlan::Number(number) => FlowVlan::Number(number),
+    };
+    FlowRule { mac, vlan, ethertype, ip, protocol, port, remote_ip, remote_port }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_device::loopback::{self, Cable, LoopbackDevice, Reception};
+    use towpath_protocol::settings::Values;
+
+    use super::*;
+
+    const ONE: Filter = Filter::Address([2, 0, 0, 0, 0, 1]);
+    const TWO: Filter = Filter::Address([2, 0, 0, 0, 0, 2]);
+
+    fn device(reception: Reception) -> (LoopbackDevice, Cable, Filters) {
+        let config = loopback::Config { reception, ..Default::default() };
+        let (device, _) = loopback::pair(&config).unwrap();
+        let cable = device.cable();
+        (device, cable, Filters::default())
+    }
+
+    fn by_address(most_filters: Option<usize>) -> Reception {
+        Reception { filters_addresses: true, most_filters, ..Reception::default() }
+    }
+
+    #[test]
+    fn a_filter_lasts_from_the_first_claim_to_the_last_release() {
+        let (mut device, cable, mut filters) = device(by_address(None));
+        filters.claim_all(&mut device, &[ONE, Filter::AllGroups]).unwrap();
+        filters.claim_all(&mut device, &[ONE, TWO]).unwrap();
+        assert_eq!(cable.filters(), [ONE, TWO, Filter::AllGroups]);
+        filters.release_all(&mut device, &[ONE, Filter::AllGroups]);
+        assert_eq!(cable.filters(), [ONE, TWO]);
+        filters.release_all(&mut device, &[ONE, TWO]);
+        assert_eq!(cable.filters(), []);
+        assert!(filters.claims.is_empty());
+    }
+
+    #[test]
+    fn a_device_without_room_receives_everything_while_it_must() {
+        let (mut device, cable, mut filters) = device(by_address(Some(1)));
+        filters.claim_all(&mut device, &[ONE, TWO]).unwrap();
+        assert_eq!(cable.filters(), [ONE, Filter::Everything]);
+        // An endpoint that captures.
+        filters.claim_all(&mut device, &[Filter::Everything]).unwrap();
+        filters.release_all(&mut device, &[TWO]);
+        assert_eq!(cable.filters(), [ONE, Filter::Everything]);
+        filters.release_all(&mut device, &[Filter::Everything]);
+        assert_eq!(cable.filters(), [ONE]);
+    }
+
+    #[test]
+    fn what_the_device_does_not_filter_the_engine_does() {
+        let (mut device, cable, mut filters) = device(Reception::default());
+        let all = [ONE, Filter::AllGroups, Filter::Everything, Filter::Flow(FlowRule::default())];
+        filters.claim_all(&mut device, &all).unwrap();
+        assert_eq!(cable.filters(), []);
+        filters.release_all(&mut device, &all);
+        assert!(filters.claims.is_empty());
+    }
+
+    /// A device that fails to add anything but one address.
+    struct Failing(LoopbackDevice);
+
+    impl Device for Failing {
+        fn info(&self) -> &towpath_device::Info {
+            self.0.info()
+        }
+
+        fn open_queue(
+            &mut self,
+            index: usize,
+            spaces: &mut towpath_device::Spaces,
+        ) -> Result<Box<dyn towpath_device::DeviceQueue>, towpath_device::DeviceError> {
+            self.0.open_queue(index, spaces)
+        }
+
+        fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
+            if *filter == ONE { self.0.add_filter(filter) } else { Err(FilterError::Full) }
+        }
+
+        fn remove_filter(&mut self, filter: &Filter) {
+            self.0.remove_filter(filter);
+        }
+    }
+
+    #[test]
+    fn a_claim_that_fails_leaves_nothing() {
+        let (device, cable, mut filters) = device(by_address(None));
+        let mut device = Failing(device);
+        let failed = filters.claim_all(&mut device, &[ONE, TWO]);
+        assert!(matches!(failed, Err(FilterError::Full)), "{failed:?}");
+        assert_eq!(cable.filters(), []);
+        assert!(filters.claims.is_empty());
+    }
+
+    #[test]
+    fn an_endpoint_wants_its_flow_its_address_and_groups() {
+        let rule = Rule {
+            mac: Some([2, 0, 0, 0, 0, 1]),
+            vlan: Vlan::Number(7),
+            port: Some(2000),
+            ..Rule::default()
+        };
+        let opened = |rule, group| Opened {
+            rule,
+            listening: None,
+            group,
+            offload: false,
+            queue_pair: 0,
+            settings: Values::default(),
+            granted_priority: 0,
+        };
+        let flow = FlowRule {
+            mac: rule.mac,
+            vlan: FlowVlan::Number(7),
+            port: Some(2000),
+            ..FlowRule::default()
+        };
+        let with_groups = [Filter::Flow(flow), ONE, Filter::AllGroups];
+        assert_eq!(of_endpoint(&opened(rule, true)), with_groups);
+        let any = Rule { mac: None, ..rule };
+        let flow = Filter::Flow(FlowRule { mac: None, ..flow });
+        assert_eq!(of_endpoint(&opened(any, false)), [flow, Filter::Everything]);
+    }
+}
