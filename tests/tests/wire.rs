@@ -729,3 +729,37 @@ fn a_partial_checksum_arrives_completed() {
         bench.server.stop().unwrap();
     });
 }
+
+/// While the interface is down, the engine gives the kernel no packets. Those of the backlog leave
+/// once it is up again.
+#[test]
+fn a_tap_that_is_down_has_no_link() {
+    isolated!(|| {
+        let Some(mut bench) = Bench::new("down", 1500, false) else { return };
+        let mut session = bench.attach();
+        let endpoint = session.open(&Rule::new().udp(5000)).unwrap();
+        let socket = UdpSocket::bind((KERNEL4, 4000)).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let flow = bench.flow4(&session).reversed();
+        send(&mut session, endpoint, &flow.udp(b"up"));
+        let mut text = [0; 4];
+        assert_eq!(socket.recv(&mut text).unwrap(), 2);
+        bench.netlink.set_down(&bench.name).unwrap();
+        eventually("the engine knows", || {
+            send(&mut session, endpoint, &flow.udp(b"down"));
+            bench.device()["tx_dropped_link_down"] > 0
+        });
+        let before = bench.device();
+        for _ in 0..100 {
+            send(&mut session, endpoint, &flow.udp(b"down"));
+        }
+        eventually("they are dropped", || {
+            bench.device()["tx_dropped_link_down"] >= before["tx_dropped_link_down"] + 100
+        });
+        assert_eq!(bench.device()["tx_dropped_driver"], before["tx_dropped_driver"]);
+        bench.netlink.set_up(&bench.name).unwrap();
+        assert_eq!(socket.recv(&mut text).unwrap(), 4);
+        assert_eq!(&text, b"down", "a packet of the backlog");
+        bench.server.stop().unwrap();
+    });
+}

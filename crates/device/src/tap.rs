@@ -19,12 +19,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
+use towpath_netlink::{LinkWatch, Netlink};
 
 use crate::check::PacketLimits;
 use crate::virtio::{self, HEADER_BYTES};
 use crate::{
     Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
-    ETHERNET_HEADER_BYTES, Info, Kick, LARGE_PACKET_BYTES, Limits, MAX_PARTS, Outcome,
+    ETHERNET_HEADER_BYTES, Event, Info, Kick, LARGE_PACKET_BYTES, Limits, MAX_PARTS, Outcome,
     POOL_HEADROOM_BYTES, Packet, Received, SpaceId, Spaces, VLAN_TAG_BYTES,
 };
 
@@ -65,6 +66,10 @@ pub struct TapDevice {
     info: Info,
     /// The open queue has the same descriptor.
     fd: Arc<OwnedFd>,
+    /// News of the interface; `None` where the kernel sends none, and the link counts as up.
+    watch: Option<LinkWatch>,
+    /// The last state of the link that the driver reported.
+    link_up: bool,
 }
 
 /// The one queue of the interface.
@@ -141,7 +146,9 @@ impl TapDevice {
             },
             rx_queue_packets: interface.queue_packets,
         };
-        Ok(TapDevice { info, fd: Arc::new(fd) })
+        let index = Netlink::open().and_then(|mut netlink| netlink.index(&info.name));
+        let watch = index.and_then(LinkWatch::new).ok();
+        Ok(TapDevice { info, fd: Arc::new(fd), watch, link_up: true })
     }
 }
 
@@ -161,6 +168,18 @@ impl Device for TapDevice {
             return Err(DeviceError::no_queue(&self.info.name, index == 0));
         }
         Ok(Box::new(TapQueue::new(self.info.clone(), self.fd.clone())?))
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.watch.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Returns a change of the link. The link is up while the interface is set up and has a carrier,
+    /// which a program may take away (`TUNSETCARRIER`).
+    fn take_event(&mut self) -> Option<Event> {
+        let link = self.watch.as_mut()?.latest()?;
+        let up = link.up && link.carrier;
+        (std::mem::replace(&mut self.link_up, up) != up).then_some(Event::Link { up })
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {

@@ -4,7 +4,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,12 @@ use towpath_device::capture::{self, CaptureDevice};
 use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::tap::{Options, TapDevice, TapError};
-use towpath_device::{Armed, Device, DeviceError, DeviceQueue, Meta, Packet, Part, Space, Spaces};
+use towpath_device::{
+    Armed, Device, DeviceError, DeviceQueue, Event, Meta, Packet, Part, Space, Spaces,
+};
 use towpath_memory::Region;
 
-const TESTS: [(&str, fn()); 17] = [
+const TESTS: [(&str, fn()); 18] = [
     ("conformance", conformance),
     ("conformance_without_offloads", conformance_without_offloads),
     ("conformance_of_an_adopted_descriptor", conformance_of_an_adopted_descriptor),
@@ -27,6 +29,7 @@ const TESTS: [(&str, fn()); 17] = [
     ("says_what_it_is", says_what_it_is),
     ("open_errors", open_errors),
     ("down_and_up", down_and_up),
+    ("reports_its_link", reports_its_link),
     ("gone", gone),
     ("out_of_buffers", out_of_buffers),
     ("pads_short_frames", pads_short_frames),
@@ -190,6 +193,43 @@ fn down_and_up() {
     assert_eq!(fixture.queue.counters().tx_packets, 1);
 }
 
+/// An interface that is down when it is opened says so first. Other interfaces are no news.
+fn reports_its_link() {
+    let mut device = open_held("link0");
+    let news = |device: &TapDevice| is_readable(device.event_fd().expect("news"), 5000);
+    assert!(news(&device), "the present state");
+    assert_eq!(device.take_event(), Some(Event::Link { up: false }));
+    for _ in 0..3 {
+        for up in [true, false] {
+            ip(&format!("link set link0 {}", if up { "up" } else { "down" }));
+            // The kernel may send its news in several messages.
+            let deadline = Instant::now() + Duration::from_secs(5);
+            let event = loop {
+                assert!(news(&device) && Instant::now() < deadline, "no news of {up}");
+                if let Some(event) = device.take_event() {
+                    break event;
+                }
+            };
+            assert_eq!(event, Event::Link { up });
+        }
+    }
+    ip("tuntap add dev other0 mode tap");
+    ip("link set other0 up");
+    ip("link set link0 mtu 1400");
+    assert!(news(&device));
+    assert_eq!(device.take_event(), None, "neither is a change of the link");
+    // Changes that cancel out are none.
+    ip("link set link0 up");
+    ip("link set link0 down");
+    assert_eq!(device.take_event(), None);
+    // A successor hears the present state.
+    let fd = device.as_fd().try_clone_to_owned().unwrap();
+    drop(device);
+    let mut device = TapDevice::from_fd(fd, true).unwrap();
+    assert!(news(&device));
+    assert_eq!(device.take_event(), Some(Event::Link { up: false }));
+}
+
 fn gone() {
     for frames in [4, 0] {
         let mut fixture = Fixture::new(open("gone0", true), frames);
@@ -252,7 +292,10 @@ fn pads_short_frames() {
 }
 
 fn wakes(fixture: &Fixture, timeout_ms: i64) -> bool {
-    let fd = fixture.queue.sleep_fd().unwrap();
+    is_readable(fixture.queue.sleep_fd().unwrap(), timeout_ms)
+}
+
+fn is_readable(fd: BorrowedFd<'_>, timeout_ms: i64) -> bool {
     let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
     let timeout = rustix::event::Timespec {
         tv_sec: timeout_ms / 1000,

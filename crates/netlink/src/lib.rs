@@ -25,6 +25,7 @@ mod neighbour;
 mod prefix;
 mod route;
 mod socket;
+mod watch;
 
 pub use address::Address;
 pub use error::Error;
@@ -32,6 +33,7 @@ pub use link::{Link, Place, Veth};
 pub use prefix::Prefix;
 pub use route::Route;
 pub use socket::{ANSWER_TIMEOUT, Netlink};
+pub use watch::LinkWatch;
 
 #[cfg(test)]
 mod tests;

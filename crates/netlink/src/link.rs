@@ -11,7 +11,7 @@ use crate::message::{
 };
 use crate::socket::Netlink;
 
-const RTM_NEWLINK: u16 = 16;
+pub(crate) const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 
@@ -375,6 +375,14 @@ pub(crate) fn read_link(body: &[u8]) -> Result<Option<Link>, Malformed> {
         }
     }
     Ok(Some(link))
+}
+
+/// Returns the request for the interface with this number.
+pub(crate) fn get_link(index: u32) -> Request {
+    let mut request = Request::new(RTM_GETLINK, 0);
+    request.fixed(&ifinfomsg(index, 0, 0));
+    request.attribute_u32(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
+    request
 }
 
 /// Checks the rules of the kernel's `dev_valid_name`, so that the error names the defect.

@@ -194,7 +194,7 @@ impl AsFd for Netlink {
     }
 }
 
-fn send(socket: BorrowedFd<'_>, request: &[u8]) -> Result<(), Error> {
+pub(crate) fn send(socket: BorrowedFd<'_>, request: &[u8]) -> Result<(), Error> {
     let kernel = SocketAddrNetlink::new(0, 0);
     loop {
         match rustix::net::sendto(socket, request, SendFlags::empty(), &kernel) {
@@ -207,7 +207,7 @@ fn send(socket: BorrowedFd<'_>, request: &[u8]) -> Result<(), Error> {
 
 /// Receives a datagram, and returns its length. Returns `None` for a datagram that is not from the
 /// kernel (any process of the namespace may send to a netlink port), or if a signal arrived first.
-fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
+pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
     match rustix::net::recvfrom(socket, &mut *buffer, RecvFlags::TRUNC) {
         Ok((_, len, Some(from))) => match SocketAddrNetlink::try_from(from) {
             Ok(from) if from.pid() == 0 => Ok(Some(len)),
