@@ -5,14 +5,14 @@
 //! stands by once it has woken the only blocked thread: from then on, the thread that blocks drives
 //! the network itself, and the link wakes it directly.
 //!
-//! Between two calls of that thread nobody drives. The library's thread looks after a while whether
+//! Between two calls of that thread, no thread drives. The library's thread looks after a while whether
 //! the thread has come back, and drives again if it has not. While one call blocks for longer than
 //! that, the library's thread sleeps without a limit, and the thread wakes it at the call's end.
 
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long frames and timers may wait while nobody drives.
+/// How long frames and timers may wait while no thread drives.
 pub(crate) const STANDBY: Duration = Duration::from_millis(1);
 
 /// Which threads drive; under the stack's lock.
@@ -39,7 +39,7 @@ impl Standby {
     }
 
     /// Ends that turn. Returns `true` if the caller must wake the library's thread: it would not
-    /// look, or other threads wait for somebody to drive.
+    /// look, or other threads wait for a thread that drives.
     #[must_use]
     pub(crate) fn end(&mut self) -> bool {
         self.led = false;
@@ -175,7 +175,7 @@ mod tests {
         let lock = || shared.0.lock().unwrap();
         lock().active = true;
         library(&shared).join().unwrap();
-        assert!(!lock().active, "nobody came");
+        assert!(!lock().active, "no thread came");
 
         lock().active = true;
         assert!(lock().begin(true));

@@ -147,7 +147,7 @@ fn threads_take_turns_at_driving() {
                 }
             }
         });
-        // Alone, together, and with pauses in which nobody drives.
+        // Alone, together, and with pauses in which no thread drives.
         for threads in [1_u16, 3] {
             let threads: Vec<_> = (0..threads)
                 .map(|number| {

@@ -41,7 +41,7 @@ pub(super) struct Bell {
     pub(super) wants: AtomicU8,
     /// `true` if the descriptor may be readable. The other end sets it after it has written, so a
     /// sleeper that finds it set finds the notification too.
-    rung: AtomicBool,
+    notified: AtomicBool,
     pub(super) closed: AtomicBool,
     pub(super) fd: Option<OwnedFd>,
 }
@@ -50,8 +50,8 @@ impl Bell {
     pub(super) fn new(sleeps: bool) -> io::Result<Bell> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let fd = if sleeps { Some(rustix::event::eventfd(0, flags)?) } else { None };
-        let (wants, rung, closed) = Default::default();
-        Ok(Bell { wants, rung, closed, fd })
+        let (wants, notified, closed) = Default::default();
+        Ok(Bell { wants, notified, closed, fd })
     }
 
     /// Notifies the sleeper if it waits for `why`, after the caller published. Returns the number
@@ -72,7 +72,7 @@ impl Bell {
         let Some(fd) = &self.fd else { return 0 };
         // This fails only when 2^64 - 2 notifications are unread, and then the eventfd is readable.
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
-        self.rung.store(true, Ordering::Release);
+        self.notified.store(true, Ordering::Release);
         1
     }
 
@@ -80,10 +80,10 @@ impl Bell {
     /// calls made.
     pub(super) fn take(&self) -> Option<u64> {
         let fd = self.fd.as_ref()?;
-        if !self.rung.swap(false, Ordering::Acquire) {
+        if !self.notified.swap(false, Ordering::Acquire) {
             return None;
         }
-        // Another notification that this read takes sets `rung` again, and the next call finds
+        // Another notification that this read takes sets `notified` again, and the next call finds
         // nothing to read.
         let _ = rustix::io::read(fd, &mut [0; 8]);
         Some(1)
