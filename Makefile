@@ -41,7 +41,7 @@ tsan:
 fuzz:
 	fuzz/short
 
-experiments = queue demux optimistic notify switch peers isolation attacks tcp notre-dame cambridge karlsruhe penn \
+experiments = queue demux optimistic notify switch peers isolation attacks tap tcp notre-dame cambridge karlsruhe penn \
     freebsd waiting scale watchdog
 
 bench:

@@ -17,6 +17,7 @@
 //! | `scale` | the cost of idle sessions, endpoints and connections to a busy one |
 //! | `isolation` | a neighbour's throughput while another application dies |
 //! | `attacks` | a neighbour's round trips and attachments while a hostile program attacks the server |
+//! | `tap` | reads and writes of a TAP by io_uring, beside one call each |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
 //! | `watchdog` | the cost of a device's watchdog |
@@ -72,6 +73,7 @@ pub mod statistics;
 mod structure;
 pub mod svg;
 mod switch;
+mod tap;
 mod tcp;
 mod techniques;
 mod waiting;
@@ -129,6 +131,8 @@ pub enum Experiment {
     Attacks,
     /// The cost of idle sessions, endpoints and connections to a busy one.
     Scale,
+    /// Reads and writes of a TAP: one call per packet, against io_uring.
+    Tap,
     /// TCP between the kernel and a host over TAP, beside the kernel's own over veth.
     Tcp,
     /// Tracey and Banerji: the double round trip of a small frame, with each technique on and off.
@@ -151,7 +155,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 18] = [
+    pub const ALL: [Experiment; 19] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -161,6 +165,7 @@ impl Experiment {
         Experiment::Isolation,
         Experiment::Attacks,
         Experiment::Scale,
+        Experiment::Tap,
         Experiment::Tcp,
         Experiment::NotreDame,
         Experiment::Cambridge,
@@ -185,6 +190,7 @@ impl Experiment {
             Experiment::Isolation => "isolation",
             Experiment::Attacks => "attacks",
             Experiment::Scale => "scale",
+            Experiment::Tap => "tap",
             Experiment::Tcp => "tcp",
             Experiment::NotreDame => "notre-dame",
             Experiment::Cambridge => "cambridge",
@@ -218,6 +224,7 @@ impl Experiment {
             Experiment::Scale => {
                 "the cost of idle sessions, endpoints and connections to a busy one"
             }
+            Experiment::Tap => "reads and writes of a TAP: a call per packet, against io_uring",
             Experiment::Tcp => "TCP between the kernel and a host over TAP, and over veth",
             Experiment::NotreDame => "Tracey and Banerji: round trips, each technique on and off",
             Experiment::Cambridge => "Riddoch and Pope: message sizes, idle endpoints, load",
@@ -236,6 +243,7 @@ impl Experiment {
             self,
             Experiment::Peers
                 | Experiment::Attacks
+                | Experiment::Tap
                 | Experiment::Tcp
                 | Experiment::NotreDame
                 | Experiment::Cambridge
@@ -277,6 +285,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Isolation => isolation::measure(settings)?,
         Experiment::Attacks => attacks::measure(settings)?,
         Experiment::Scale => scale::measure(settings)?,
+        Experiment::Tap => tap::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,
         Experiment::NotreDame => notre_dame::measure(settings)?,
         Experiment::Cambridge => cambridge::measure(settings)?,

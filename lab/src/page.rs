@@ -40,6 +40,8 @@ const SCALE: &str = "\
     Do idle sessions, endpoints and connections cost a busy one? One busy session, alone and \
     beside idle ones, and alone and among its own idle endpoints; one busy connection, alone and \
     among idle ones. At 1, they cost nothing.";
+const TAP: &str = "\
+    Does io_uring make the reads and writes of a TAP cheaper than one system call per packet?";
 const TCP: &str = "\
     How much of the kernel's own TCP throughput is left when one of the two hosts is an \
     application with a stack of its own, behind a server and a TAP device?";
@@ -84,6 +86,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Isolation => ISOLATION,
         Experiment::Attacks => ATTACKS,
         Experiment::Scale => SCALE,
+        Experiment::Tap => TAP,
         Experiment::Tcp => TCP,
         Experiment::NotreDame => NOTRE_DAME,
         Experiment::Cambridge => CAMBRIDGE,

@@ -163,6 +163,11 @@ fn optimistic() {
 }
 
 #[test]
+fn tap() {
+    whole("tap", "tap", &["write: io_uring to one call per packet"], &[]);
+}
+
+#[test]
 fn watchdog() {
     whole(
         "watchdog",
