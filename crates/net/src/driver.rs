@@ -137,7 +137,7 @@ impl Shared {
                 Err(TryLockError::WouldBlock) => return,
             };
             self.pending.store(false, Ordering::Relaxed);
-            let result = self.round(link.as_mut(), false);
+            let result = self.round(link.as_mut(), Round::Send);
             drop(link);
             if let Err(error) = result {
                 return self.die(error);
@@ -172,7 +172,8 @@ impl Shared {
     }
 
     /// Makes one round. Returns `true` if it did any work.
-    fn round(&self, link: &mut dyn Link, receive: bool) -> Result<bool, LinkError> {
+    fn round(&self, link: &mut dyn Link, round: Round) -> Result<bool, LinkError> {
+        let receive = round != Round::Send;
         let mut worked = false;
         if receive {
             link.prepare()?;
@@ -193,17 +194,17 @@ impl Shared {
                 tell.push(waiter.clone());
             }
         }
-        if receive && self.threaded {
-            standby.tells(tell.len());
+        if round == Round::Library {
+            standby.tells(tell.iter().filter(|waiter| waiter.is_waiting()).count());
         }
         drop(core);
         let flushed = link.flush();
         if !tell.is_empty() {
             for waiter in tell.drain(..) {
                 waiter.tell();
-                // A driving thread sleeps on the link, not on its condition variable. A round that
-                // receives runs in the driving thread, which is awake.
-                if !receive && waiter.leading.load(Ordering::Relaxed) {
+                // A thread of the application that drives sleeps on the link, not on its condition
+                // variable. In its own round it is awake.
+                if round != Round::Application && waiter.leading.load(Ordering::Relaxed) {
                     self.notify();
                 }
             }
@@ -253,21 +254,25 @@ impl Shared {
     /// deadline. The function returns to such a caller after the work and before any sleep: the
     /// caller may wait for the result of that work.
     fn work_or_sleep(&self, caller: Option<Option<StdInstant>>) -> Result<(), LinkError> {
+        let round = if caller.is_some() { Round::Application } else { Round::Library };
         let mut link = lock(&self.link);
         for _ in 0..64 {
             self.pending.store(false, Ordering::Relaxed);
-            if !self.round(link.as_mut(), true)? {
-                break;
-            }
-            if caller.is_some() {
+            let worked = self.round(link.as_mut(), round)?;
+            if worked && caller.is_some() {
                 return Ok(());
+            }
+            if caller.is_none() && self.core().standby.active {
+                // From here on, a thread that blocks drives. It may wait for the link already.
+                drop(link);
+                return self.leave_to_others();
+            }
+            if !worked {
+                break;
             }
         }
         let now = self.clock.now();
         let core = self.core();
-        if caller.is_none() && core.standby.active {
-            return Ok(());
-        }
         let (next, blocked) = (core.stack.poll_at(now), core.stack.is_blocked());
         drop(core);
         if next.is_some_and(|next| next <= now) {
@@ -296,6 +301,17 @@ impl Shared {
         self.sleeps_until.store(AWAKE, Ordering::SeqCst);
         lock(&self.link).disarm();
         slept
+    }
+
+    /// Ends the driving of the library's thread, which has just released the link. Frames of a thread
+    /// that found the link taken are still to be sent.
+    fn leave_to_others(&self) -> Result<(), LinkError> {
+        // Pairs with the fence in `kick`.
+        fence(Ordering::SeqCst);
+        if self.pending.load(Ordering::Relaxed) {
+            self.kick();
+        }
+        Ok(())
     }
 
     /// Sleeps until a time, a received frame, room for a frame, or a wake-up.
@@ -421,6 +437,17 @@ impl Shared {
             None => Ok(()),
         }
     }
+}
+
+/// Which thread makes a round, and what for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Round {
+    /// A thread that wrote, to send.
+    Send,
+    /// The library's thread, which drives.
+    Library,
+    /// A thread of the application that drives.
+    Application,
 }
 
 /// The maximum time that a call may block.

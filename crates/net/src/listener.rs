@@ -117,6 +117,7 @@ impl TcpListener {
         if ready.readable {
             registration.ready();
         }
+        core.standby.polled = true;
         *lock(&self.inner.waiter.registration) = Some(registration);
         Ok(())
     }

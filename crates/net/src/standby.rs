@@ -26,6 +26,9 @@ pub(crate) struct Standby {
     pub(crate) blocked: usize,
     /// The times that threads of the application drove.
     pub(crate) turns: u64,
+    /// `true` once a socket was registered with a poller: its events need the library's thread, also
+    /// while a thread that blocks elsewhere computes.
+    pub(crate) polled: bool,
     /// `true` while the library's thread sleeps until it is woken.
     deep: bool,
 }
@@ -50,7 +53,7 @@ impl Standby {
     /// Records that the library's thread wakes `told` threads. If these are all that wait, there is
     /// one, and no other thread needs the library's, the library's thread stands by from now on.
     pub(crate) fn tells(&mut self, told: usize) {
-        self.active |= told == 1 && self.blocked == 1;
+        self.active |= told == 1 && self.blocked == 1 && !self.polled;
     }
 
     /// Stands by, in the library's thread, until it must drive again or until `over`.
@@ -103,6 +106,10 @@ mod tests {
         standby.tells(2);
         standby.tells(0);
         assert!(!standby.begin(true));
+        standby.polled = true;
+        standby.tells(1);
+        assert!(!standby.begin(true), "a poller needs the library's thread");
+        standby.polled = false;
         standby.tells(1);
         assert!(standby.begin(true));
         assert!(!standby.begin(true), "one drives");

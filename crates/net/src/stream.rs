@@ -304,6 +304,7 @@ impl TcpStream {
         if ready.readable || ready.writable {
             registration.ready();
         }
+        core.standby.polled = true;
         *lock(&self.inner.waiter.registration) = Some(registration);
         Ok(())
     }

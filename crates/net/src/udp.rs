@@ -206,6 +206,7 @@ impl UdpSocket {
         if ready.readable || ready.writable {
             registration.ready();
         }
+        core.standby.polled = true;
         *lock(&self.inner().waiter.registration) = Some(registration);
         Ok(())
     }

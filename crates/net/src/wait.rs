@@ -26,6 +26,11 @@ impl Waiter {
             || lock(&self.registration).is_some()
     }
 
+    /// Returns `true` if a thread waits for the condition variable. Call it under the stack's lock.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != 0
+    }
+
     /// Wakes the waiting threads and the poller. Call it after releasing the stack's lock, which
     /// the threads need first.
     pub(crate) fn tell(&self) {
