@@ -151,9 +151,11 @@ impl Waiter {
         Next::Take(match self {
             Waiter::Poll => Step::Poll,
             Waiter::Block => {
-                // One packet at a time, each after a wake-up: the check before the sleep replaces a
-                // poll iteration that would find nothing. An engine with more to do stays awake.
-                if is_busy && !(slept && drained) { Step::Poll } else { Step::Block }
+                // After one batch directly after a sleep, the check before the sleep replaces a poll
+                // iteration that would find nothing. An engine with more to do stays awake, and one
+                // that received gives the device new buffers before it sleeps.
+                let sleeps = slept && drained && found.received == 0;
+                if is_busy && !sleeps { Step::Poll } else { Step::Block }
             }
             Waiter::SpinThenBlock(spinner) => {
                 if is_busy {
@@ -283,6 +285,20 @@ mod tests {
             values.set(Setting::Wait, WaitStrategy::Poll as u64).unwrap();
             assert!(waiter.set(&values, 64, Setting::Wait, 1_000_000).is_some());
             assert!(matches!(waiter, Waiter::Poll));
+        }
+    }
+
+    #[test]
+    fn one_batch_of_applications_after_a_sleep_needs_no_further_iteration() {
+        let mut waiter = Waiter::Block;
+        let sent = Found { work: 3, packets: 3, received: 0 };
+        let received = Found { received: 3, ..sent };
+        assert_eq!(waiter.after(0, sent, true, true), Next::Take(Step::Block));
+        for (found, drained, slept) in
+            [(received, true, true), (sent, false, true), (sent, true, false)]
+        {
+            let next = waiter.after(0, found, drained, slept);
+            assert_eq!(next, Next::Take(Step::Poll), "{found:?} {drained} {slept}");
         }
     }
 }
