@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
-use towpath_netlink::{LinkWatch, Netlink};
+use towpath_netlink::{LinkWatch, Netlink, Watched};
 
 use crate::check::PacketLimits;
 use crate::virtio::{self, HEADER_BYTES};
@@ -177,8 +177,11 @@ impl Device for TapDevice {
     /// Returns a change of the link. The link is up while the interface is set up and has a carrier,
     /// which a program may take away (`TUNSETCARRIER`).
     fn take_event(&mut self) -> Option<Event> {
-        let link = self.watch.as_mut()?.latest()?;
-        let up = link.up && link.carrier;
+        let up = match self.watch.as_mut()?.latest()? {
+            Watched::Here(link) => link.up && link.carrier,
+            // In another namespace, the kernel refuses packets while the interface is down.
+            Watched::Gone => true,
+        };
         (std::mem::replace(&mut self.link_up, up) != up).then_some(Event::Link { up })
     }
 

@@ -228,6 +228,16 @@ fn reports_its_link() {
     let mut device = TapDevice::from_fd(fd, true).unwrap();
     assert!(news(&device));
     assert_eq!(device.take_event(), Some(Event::Link { up: false }));
+    // An interface that leaves this namespace may have a link in the next one.
+    ip("link delete link0");
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let event = loop {
+        assert!(news(&device) && Instant::now() < deadline, "no news of the deletion");
+        if let Some(event) = device.take_event() {
+            break event;
+        }
+    };
+    assert_eq!(event, Event::Link { up: true });
 }
 
 fn gone() {

@@ -33,7 +33,7 @@ pub use link::{Link, Place, Veth};
 pub use prefix::Prefix;
 pub use route::Route;
 pub use socket::{ANSWER_TIMEOUT, Netlink};
-pub use watch::LinkWatch;
+pub use watch::{LinkWatch, Watched};
 
 #[cfg(test)]
 mod tests;

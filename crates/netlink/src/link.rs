@@ -12,7 +12,7 @@ use crate::message::{
 use crate::socket::Netlink;
 
 pub(crate) const RTM_NEWLINK: u16 = 16;
-const RTM_DELLINK: u16 = 17;
+pub(crate) const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 
 const IFLA_ADDRESS: u16 = 1;

@@ -8,12 +8,14 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::error::Error;
-use crate::link::{Link, RTM_NEWLINK, get_link, read_link};
+use crate::link::{Link, RTM_DELLINK, RTM_NEWLINK, get_link, read_link};
 use crate::message::Messages;
 use crate::socket::{receive, send};
 
 /// The bit of `RTNLGRP_LINK` in a socket's groups.
 const RTMGRP_LINK: u32 = 1;
+/// The address family of messages about an interface itself (`AF_UNSPEC`).
+const UNSPECIFIED: u8 = 0;
 /// The size of the receive buffer; a message of one interface takes some KiB.
 const RECEIVE_BYTES: usize = 32 * 1024;
 /// Datagrams that one call reads at most.
@@ -25,6 +27,18 @@ pub struct LinkWatch {
     socket: OwnedFd,
     index: u32,
     received: Vec<u8>,
+    /// `true` if the kernel dropped messages since the present state was last requested.
+    overrun: bool,
+}
+
+/// The latest state of a watched interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Watched {
+    /// The interface has this state.
+    Here(Link),
+    /// The interface is not in the watch's network namespace: it was deleted, or moved to another
+    /// namespace, where this watch sees no state of it.
+    Gone,
 }
 
 impl LinkWatch {
@@ -39,7 +53,7 @@ impl LinkWatch {
             .map_err(failed("socket"))?;
         rustix::net::bind(&socket, &SocketAddrNetlink::new(0, RTMGRP_LINK))
             .map_err(failed("bind"))?;
-        let watch = LinkWatch { socket, index, received: vec![0; RECEIVE_BYTES] };
+        let watch = LinkWatch { socket, index, received: vec![0; RECEIVE_BYTES], overrun: false };
         watch.ask()?;
         Ok(watch)
     }
@@ -51,31 +65,41 @@ impl LinkWatch {
 
     /// Returns the latest state of the interface, if there is news since the last call. The
     /// descriptor is readable while there may be some, also of other interfaces.
-    pub fn latest(&mut self) -> Option<Link> {
+    pub fn latest(&mut self) -> Option<Watched> {
         let mut latest = None;
         for _ in 0..DATAGRAMS {
-            let len = match receive(self.socket.as_fd(), &mut self.received) {
-                Ok(Some(len)) => len,
-                Ok(None) => continue,
-                Err(Errno::NOBUFS) => {
-                    // The kernel dropped news, so the present state counts.
+            match receive(self.socket.as_fd(), &mut self.received) {
+                Ok(Some(len)) => latest = self.read(len).or(latest),
+                Ok(None) => {}
+                // The kernel dropped messages, and drops all further ones until those before are
+                // read, answers too.
+                Err(Errno::NOBUFS) => self.overrun = true,
+                Err(_) if std::mem::take(&mut self.overrun) => {
                     let _ = self.ask();
-                    continue;
                 }
                 Err(_) => break,
-            };
-            let Some(datagram) = self.received.get(..len) else { continue };
-            for message in Messages::new(datagram) {
-                let Ok(message) = message else { break };
-                if message.kind == RTM_NEWLINK
-                    && let Ok(Some(link)) = read_link(message.body)
-                    && link.index == self.index
-                {
-                    latest = Some(link);
-                }
             }
         }
         latest
+    }
+
+    /// Reads a datagram of `len` bytes. Returns the latest state in it.
+    fn read(&self, len: usize) -> Option<Watched> {
+        let messages = Messages::new(self.received.get(..len)?).map_while(Result::ok);
+        let states = messages.filter_map(|message| {
+            let link = match message.kind {
+                RTM_NEWLINK | RTM_DELLINK => read_link(message.body).ok()??,
+                _ => return None,
+            };
+            let is_here = message.kind == RTM_NEWLINK;
+            // An interface that leaves a bridge is deleted there, and only there.
+            if !is_here && message.body.first() != Some(&UNSPECIFIED) {
+                return None;
+            }
+            let state = if is_here { Watched::Here(link.clone()) } else { Watched::Gone };
+            (link.index == self.index).then_some(state)
+        });
+        states.last()
     }
 }
 
