@@ -108,8 +108,7 @@ fn packets_wait_while_the_link_is_down_if_they_shall() {
 fn a_session_ends_while_the_device_keeps_its_packets() {
     for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let (mut world, cable) = wired(mode, true);
-        world.set(Setting::WatchdogMs, 10);
-        world.set(Setting::Watchdog, 1);
+        world.set(Setting::Watchdog, 0);
         let mut lives = world.sender("lives");
         let mut ends = world.sender("ends");
         cable.stall();
@@ -118,6 +117,8 @@ fn a_session_ends_while_the_device_keeps_its_packets() {
         ends.session.flush().unwrap();
         eventually("the device has them", || world.counter("tx_packets") == 3);
         cable.set_link(false);
+        world.set(Setting::WatchdogMs, 10);
+        world.set(Setting::Watchdog, 1);
         let in_use = world.addresses_in_use();
         drop(ends);
         eventually("its address is free", || world.addresses_in_use() == in_use - 1);
