@@ -60,7 +60,7 @@ impl Session {
             self.statistics.received += got as u64;
             self.provide(queue_pair);
             self.queue_pairs[queue_pair as usize].receive.publish();
-            // An answer may follow.
+            // Applications often answer, so this prefetches the next free transmit buffer.
             if let Some(next) = self.transmit_free.next(0) {
                 self.transmit_pool.prefetch(next, self.length);
             }

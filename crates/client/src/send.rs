@@ -106,7 +106,7 @@ impl Session {
             if !set.dirty {
                 set.dirty = true;
                 self.dirty.push(queue_pair);
-                // The flush of this batch will write these lines, which the engine has.
+                // The flush of this batch will write these lines, which the engine's core has cached.
                 set.transmit.prefetch_publication();
                 self.marker.prefetch(queue_pair);
             }

@@ -16,8 +16,8 @@ mod everything;
 mod far;
 mod filters;
 mod frames;
-mod marks;
 mod near;
+mod tags_and_hashes;
 mod wake_ups;
 
 pub use far::{DeviceFarEnd, FarEnd};

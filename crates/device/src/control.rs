@@ -148,24 +148,27 @@ pub trait Device: Send {
         None
     }
 
-    /// Adds a filter: packets that arrive after this call and match it are received. A device filters
-    /// by two kinds, each on its own:
+    /// Adds a filter: the device receives matching packets that arrive after this call returns. A
+    /// device filters by two kinds, each on its own:
     ///
     /// - by [`Filter::Address`] and [`Filter::AllGroups`], if it takes these;
     /// - by [`Filter::Flow`], if it takes these. Packets to a group pass.
     ///
-    /// A packet is received if it passes both. A device that filters takes [`Filter::Everything`],
-    /// with which it receives every packet. It forgets all filters at its end, and none by a
-    /// [reset](DeviceQueue::reset). The caller adds no filter that the device has.
+    /// The device receives a packet that passes both. A device that filters takes
+    /// [`Filter::Everything`], with which it receives every packet. Without filters, such a device
+    /// receives nothing; one that filters only by flows still receives packets to groups. A
+    /// [reset](DeviceQueue::reset) keeps the filters. The caller adds no filter that the device has.
     ///
     /// # Errors
-    /// [`FilterError::Unsupported`] if the device does not filter by this kind, as by default: it then
-    /// receives packets with any value. Otherwise it receives no packet because of this call.
+    /// - [`FilterError::Unsupported`], as by default: the device does not filter by this kind, and
+    ///   receives packets with any value of it.
+    /// - [`FilterError::Full`], [`FilterError::Failed`]: the device did not add the filter.
     fn add_filter(&mut self, _: &Filter) -> Result<(), FilterError> {
         Err(FilterError::Unsupported)
     }
 
-    /// Removes a filter that the device took. Packets that came before may still be received.
+    /// Removes a filter that the device took. The device may still deliver matching packets that
+    /// arrived before this call.
     fn remove_filter(&mut self, _: &Filter) {}
 
     /// Returns the descriptor that is readable while [`Device::take_event`] has an event; `None` for

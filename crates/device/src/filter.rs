@@ -56,7 +56,7 @@ pub struct FlowRule {
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
     /// The device does not filter by this kind: it receives packets with any value of it.
-    #[error("the device has no such filters")]
+    #[error("the device does not filter by this kind")]
     Unsupported,
     /// The device has no room for another filter of this kind.
     #[error("the device has no room for another filter")]

@@ -46,9 +46,11 @@ pub struct Received {
     pub meta: Meta,
     /// `true` if the packet continues in the next buffer.
     pub continues: bool,
-    /// The VLAN tag that the device removed from the packet's bytes.
+    /// The VLAN tag that the device removed from the packet's bytes. `None` if the device removed
+    /// none.
     pub tag: Option<VlanTag>,
-    /// The hash that the device computed over the packet's flow, as it does to choose a queue.
+    /// The hash that the device computed over the packet's flow. `None` if the device computed none;
+    /// the hash serves receive-side scaling.
     pub hash: Option<u32>,
 }
 

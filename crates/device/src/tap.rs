@@ -66,7 +66,8 @@ pub struct TapDevice {
     info: Info,
     /// The open queue has the same descriptor.
     fd: Arc<OwnedFd>,
-    /// News of the interface; `None` where the kernel sends none, and the link counts as up.
+    /// The state of the interface, as the kernel multicasts it; `None` where the kernel sends none,
+    /// and the link counts as up.
     watch: Option<LinkWatch>,
     /// The last state of the link that the driver reported.
     link_up: bool,

@@ -1,4 +1,4 @@
-//! Packets in contiguous private memory, for those that inspect or keep them.
+//! Packets in contiguous private memory, for code that inspects or keeps them.
 
 use crate::{Meta, Part, Received, Spaces, VlanTag};
 
@@ -45,7 +45,7 @@ impl Assembly {
         let behind = VlanTag::OFFSET + VlanTag::BYTES;
         self.bytes.copy_within(VlanTag::OFFSET..at, behind);
         self.bytes[VlanTag::OFFSET..behind].copy_from_slice(&tag.to_bytes());
-        Some((&self.bytes[..end], first.meta.behind_tag(VlanTag::BYTES as u16)))
+        Some((&self.bytes[..end], first.meta.with_tag(VlanTag::BYTES as u16)))
     }
 
     /// Appends a part at an offset. Returns the offset of its end.

@@ -105,15 +105,15 @@ fn jumbo() {
 
 /// Packets that span buffers, removed tags, verified checksums and hashes change no packet.
 #[test]
-fn received_packets_with_marks() {
+fn received_packets_with_tags_and_hashes() {
     let spans = |bytes| Reception { data_bytes: Some(bytes), ..Reception::default() };
-    let marks =
+    let reception =
         Reception { removes_tags: true, verifies: true, hashes: true, ..Reception::default() };
-    let all = Reception { data_bytes: Some(200), ..marks };
+    let all = Reception { data_bytes: Some(200), ..reception };
     for (name, reception, offloads, tx_asynchronous) in [
         ("short buffers", spans(64), false, true),
         ("buffers shorter than large packets", spans(2048), true, false),
-        ("tags, checksums and hashes", marks, true, true),
+        ("tags, checksums and hashes", reception, true, true),
         ("all of these", all, false, false),
     ] {
         let ring_packets = if tx_asynchronous { 50 } else { 256 };

@@ -20,7 +20,8 @@ use towpath_packet::headers::Headers;
 
 fn configurations() -> [(&'static str, Config); 6] {
     let config = Config::default();
-    let marks = Reception { data_bytes: Some(2048), removes_tags: true, ..Reception::default() };
+    let reception =
+        Reception { data_bytes: Some(2048), removes_tags: true, ..Reception::default() };
     [
         ("loopback", config.clone()),
         ("loopback without offloads", Config { offloads: false, ..config.clone() }),
@@ -29,7 +30,7 @@ fn configurations() -> [(&'static str, Config); 6] {
             Config { tx_in_place: false, tx_asynchronous: true, ..config.clone() },
         ),
         ("loopback of registered memory", Config { dma_bytes: Some(1 << 30), ..config.clone() }),
-        ("loopback with spanning packets", Config { reception: marks, ..config.clone() }),
+        ("loopback with spanning packets", Config { reception, ..config.clone() }),
         ("loopback to be polled", Config { sleeps: false, ..config }),
     ]
 }

@@ -175,17 +175,17 @@ impl Embedded {
             Err(SendError::WouldBlock)
         };
         release_completed(&mut entered);
-        let could = !entered.state().has_waiting();
-        self.leave(entered, could);
+        let took_all = !entered.state().has_waiting();
+        self.exit(entered, took_all);
         outcome
     }
 
-    /// Leaves the section, and does the work that other threads left meanwhile, unless the device
+    /// Exits the section, and does the work that other threads left meanwhile, unless the device
     /// could not take all packets.
-    fn leave(&self, entered: Entered<'_, Driver, Region>, could: bool) {
+    fn exit(&self, entered: Entered<'_, Driver, Region>, took_all: bool) {
         match entered.exit() {
             Left::Nothing => {}
-            Left::Work if !could => {}
+            Left::Work if !took_all => {}
             Left::Work | Left::Requests => {
                 self.section.drive(pump);
             }
@@ -197,9 +197,9 @@ impl Embedded {
     pub fn drive(&self) -> Option<usize> {
         let mut pending = None;
         self.section.drive(|entered| {
-            let could = pump(entered);
+            let took_all = pump(entered);
             pending = Some(entered.state().pending());
-            could
+            took_all
         });
         pending
     }
@@ -223,9 +223,9 @@ impl Embedded {
     pub fn arm(&self) -> Option<Armed> {
         let mut armed = None;
         self.section.drive(|entered| {
-            let could = pump(entered);
+            let took_all = pump(entered);
             armed = Some(entered.state().arm());
-            could
+            took_all
         });
         armed
     }
@@ -240,9 +240,9 @@ impl Embedded {
     /// when another thread is inside. `each` may send.
     pub fn receive(&self, budget: usize, each: impl FnMut(&[u8], Meta)) -> usize {
         let Some(mut entered) = self.section.try_enter() else { return 0 };
-        let could = pump(&mut entered);
+        let took_all = pump(&mut entered);
         let received = entered.state().receive(budget, each);
-        self.leave(entered, could);
+        self.exit(entered, took_all);
         received
     }
 
@@ -251,10 +251,10 @@ impl Embedded {
     pub fn counts(&self) -> Option<Counts> {
         let mut counts = None;
         self.section.drive(|entered| {
-            let could = pump(entered);
+            let took_all = pump(entered);
             let times = entered.entered();
             counts = Some(Counts { entered: times, ..entered.state().counts() });
-            could
+            took_all
         });
         counts.map(|counts| Counts { left: self.section.left(), ..counts })
     }
@@ -264,9 +264,9 @@ impl Embedded {
     pub fn failure(&self) -> Option<DeviceError> {
         let mut failure = None;
         self.section.drive(|entered| {
-            let could = pump(entered);
+            let took_all = pump(entered);
             failure = failure.take().or_else(|| entered.state().failure.take());
-            could
+            took_all
         });
         failure
     }
@@ -287,7 +287,7 @@ fn reset_on_request(entered: &mut Entered<'_, Driver, Region>) {
     }
 }
 
-/// Takes the packets that other threads left, after it released the completed ones.
+/// Releases the slots of completed packets, then takes the packets that other threads left.
 fn take_left(entered: &mut Entered<'_, Driver, Region>) {
     release_completed(entered);
     while let Some(slot) = entered.take() {

@@ -31,7 +31,7 @@ pub(crate) struct Core {
     pub(crate) waiters: std::collections::HashMap<SocketId, Arc<Waiter>>,
     /// The reason why the link is dead.
     pub(crate) dead: Option<LinkError>,
-    /// Who drives.
+    /// Which threads drive.
     pub(crate) standby: Standby,
     /// In a network without a library thread: the threads that wait while another one drives.
     followers: Vec<Arc<Waiter>>,
@@ -195,7 +195,7 @@ impl Shared {
             }
         }
         if round == Round::Library {
-            standby.tells(tell.iter().filter(|waiter| waiter.is_waiting()).count());
+            standby.woke(tell.iter().filter(|waiter| waiter.is_waiting()).count());
         }
         drop(core);
         let flushed = link.flush();

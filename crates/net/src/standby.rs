@@ -5,9 +5,10 @@
 //! stands by once it has woken the only blocked thread: from then on, the thread that blocks drives
 //! the network itself, and the link wakes it directly.
 //!
-//! Between two calls of that thread, no thread drives. The library's thread looks after a while whether
-//! the thread has come back, and drives again if it has not. While one call blocks for longer than
-//! that, the library's thread sleeps without a limit, and the thread wakes it at the call's end.
+//! Between two calls of that thread, no thread drives. The library's thread looks after a while
+//! whether the thread has come back, and drives again if it has not. While one call blocks for
+//! longer than that, the library's thread sleeps without a limit, and the thread wakes it at the
+//! call's end.
 
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -30,7 +31,7 @@ pub(crate) struct Standby {
     /// while a thread that blocks elsewhere computes.
     pub(crate) polled: bool,
     /// `true` while the library's thread sleeps until it is woken.
-    deep: bool,
+    sleeps_without_limit: bool,
 }
 
 impl Standby {
@@ -47,13 +48,14 @@ impl Standby {
     pub(crate) fn end(&mut self) -> bool {
         self.led = false;
         self.turns += 1;
-        self.active && (self.deep || self.blocked > 0)
+        self.active && (self.sleeps_without_limit || self.blocked > 0)
     }
 
-    /// Records that the library's thread wakes `told` threads. If these are all that wait, there is
-    /// one, and no other thread needs the library's, the library's thread stands by from now on.
-    pub(crate) fn tells(&mut self, told: usize) {
-        self.active |= told == 1 && self.blocked == 1 && !self.polled;
+    /// Records that the library's thread wakes `threads` threads. If exactly one thread is blocked
+    /// and the library's thread wakes it, and no socket has a poller, the library's thread stands by
+    /// from now on.
+    pub(crate) fn woke(&mut self, threads: usize) {
+        self.active |= threads == 1 && self.blocked == 1 && !self.polled;
     }
 
     /// Stands by, in the library's thread, until it must drive again or until `over`.
@@ -73,9 +75,9 @@ impl Standby {
             if !standby.led {
                 standby.active = false;
             } else if standby.turns == before {
-                standby.deep = true;
+                standby.sleeps_without_limit = true;
                 core = woken.wait(core).unwrap_or_else(PoisonError::into_inner);
-                of(&mut core).deep = false;
+                of(&mut core).sleeps_without_limit = false;
             }
         }
         core
@@ -100,17 +102,17 @@ mod tests {
         let mut standby = Standby::default();
         assert!(!standby.begin(true), "the library's thread drives");
         standby.blocked = 2;
-        standby.tells(1);
+        standby.woke(1);
         assert!(!standby.begin(true), "another thread needs the library's");
         standby.blocked = 1;
-        standby.tells(2);
-        standby.tells(0);
+        standby.woke(2);
+        standby.woke(0);
         assert!(!standby.begin(true));
         standby.polled = true;
-        standby.tells(1);
+        standby.woke(1);
         assert!(!standby.begin(true), "a poller needs the library's thread");
         standby.polled = false;
-        standby.tells(1);
+        standby.woke(1);
         assert!(standby.begin(true));
         assert!(!standby.begin(true), "one drives");
         assert!(standby.end(), "the other one still waits");
@@ -187,19 +189,19 @@ mod tests {
         lock().active = true;
         assert!(lock().begin(true));
         let thread = library(&shared);
-        while !lock().deep {
+        while !lock().sleeps_without_limit {
             std::thread::yield_now();
         }
         assert!(lock().end(), "it must be woken");
         shared.1.notify_all();
         thread.join().unwrap();
-        assert!(!lock().active && !lock().deep);
+        assert!(!lock().active && !lock().sleeps_without_limit);
 
         // It also ends while a thread drives.
         lock().active = true;
         assert!(lock().begin(true));
         let thread = library(&shared);
-        while !lock().deep {
+        while !lock().sleeps_without_limit {
             std::thread::yield_now();
         }
         over.store(true, Ordering::Relaxed);

@@ -15,7 +15,7 @@
 //!
 //! A [`Netlink`] always belongs to the network namespace of the thread that opened it; any thread
 //! may use it. Each call waits for the kernel's answer, at most [`ANSWER_TIMEOUT`], and ignores
-//! messages from user space.
+//! messages from user space. A [`LinkWatch`] reports the state of one link, and never waits.
 
 mod address;
 mod error;

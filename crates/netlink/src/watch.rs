@@ -1,4 +1,4 @@
-//! News of one interface, as the kernel sends it to the group `RTNLGRP_LINK`.
+//! The state of one interface, as the kernel multicasts it (`RTNLGRP_LINK`, rtnetlink(7)).
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -42,7 +42,7 @@ pub enum Watched {
 }
 
 impl LinkWatch {
-    /// Watches the interface with this number. The first news are its present state.
+    /// Watches the interface with this number. [`LinkWatch::latest`] first returns the present state.
     ///
     /// # Errors
     /// [`Error::Socket`]: too many descriptors, or a seccomp filter without `AF_NETLINK`.
@@ -58,13 +58,13 @@ impl LinkWatch {
         Ok(watch)
     }
 
-    /// Requests the present state, which then is news.
+    /// Requests the present state.
     fn ask(&self) -> Result<(), Error> {
         send(self.socket.as_fd(), &get_link(self.index).finish(1))
     }
 
-    /// Returns the latest state of the interface, if there is news since the last call. The
-    /// descriptor is readable while there may be some, also of other interfaces.
+    /// Returns the latest state of the interface, if the kernel sent one since the last call.
+    /// The descriptor is readable while messages wait, also of other interfaces.
     pub fn latest(&mut self) -> Option<Watched> {
         let mut latest = None;
         for _ in 0..DATAGRAMS {

@@ -65,10 +65,10 @@ impl Meta {
         self.segmentation.is_none() && !matches!(self.checksum, Checksum::Partial { .. })
     }
 
-    /// Returns the metadata of the same packet with a VLAN tag of `bytes` bytes more in its bytes. The
-    /// offsets that follow the Ethernet header move.
+    /// Returns the metadata of the packet after a VLAN tag of `bytes` bytes is inserted. The offsets
+    /// that follow the Ethernet header move.
     #[must_use]
-    pub fn behind_tag(mut self, bytes: u16) -> Meta {
+    pub fn with_tag(mut self, bytes: u16) -> Meta {
         if let Checksum::Partial { start, .. } = &mut self.checksum {
             *start = start.saturating_add(bytes);
         }
@@ -81,7 +81,7 @@ impl Meta {
     }
 
     /// Returns the metadata of the same packet without a VLAN tag of `bytes` bytes in its bytes, the
-    /// reverse of [`Meta::behind_tag`]; `None` if the checksum starts within the tag.
+    /// reverse of [`Meta::with_tag`]; `None` if an offset is smaller than the tag.
     #[must_use]
     pub fn without_tag(mut self, bytes: u16) -> Option<Meta> {
         if let Checksum::Partial { start, .. } = &mut self.checksum {
@@ -197,16 +197,16 @@ mod tests {
             checksum: Checksum::Partial { start: 34, offset: 16 },
             segmentation: Some(segmentation),
         };
-        let tagged = large.behind_tag(4);
+        let tagged = large.with_tag(4);
         assert_eq!(tagged.checksum, Checksum::Partial { start: 38, offset: 16 });
         assert_eq!(tagged.segmentation.map(|one| one.header_bytes), Some(58));
         assert_eq!(tagged.without_tag(4), Some(large));
-        assert_eq!(Meta::FULL.behind_tag(4), Meta::FULL);
+        assert_eq!(Meta::FULL.with_tag(4), Meta::FULL);
         let within = Meta { checksum: Checksum::Partial { start: 3, offset: 0 }, ..Meta::FULL };
         assert_eq!(within.without_tag(4), None);
         let stated_none = Segmentation { header_bytes: 0, ..segmentation };
         let unstated = Meta { segmentation: Some(stated_none), ..large };
-        assert_eq!(unstated.behind_tag(4).segmentation, unstated.segmentation);
+        assert_eq!(unstated.with_tag(4).segmentation, unstated.segmentation);
     }
 
     #[test]

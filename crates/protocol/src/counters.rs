@@ -188,7 +188,7 @@ pub enum Device {
     /// Dropped on transmit, because the device's link was down and the backlog full
     /// (link_down=drop).
     TxLinkDown,
-    /// Dropped on receive: a packet in more than 48 of the device's buffers.
+    /// Dropped on receive: a packet in more than 49 of the device's buffers.
     RxTooManyBuffers,
 }
 

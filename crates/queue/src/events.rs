@@ -93,7 +93,8 @@ impl Marker {
     }
 
     /// Prefetches what [`Marker::mark`] and [`Marker::publish`] touch for a queue pair. The other
-    /// side's core has most of these lines, and the fence before `mark` would wait in between.
+    /// side's core has most of these lines; without the prefetch, the processor would fetch these
+    /// lines only after the fence.
     #[inline]
     pub fn prefetch(&self, queue_pair: u32) {
         self.acknowledged.prefetch(queue_pair as usize / 64);
@@ -161,11 +162,12 @@ impl Acknowledger {
         }
     }
 
-    /// If there are events, returns the queue pair of the last one taken: the next one is often of
-    /// the same, and a caller can prefetch what it will check. Fetches no event.
+    /// Returns the queue pair of the event taken last (0 before the first) if events wait; `None` if
+    /// none do. The next event often names the same pair, so the caller can prefetch that queue.
+    /// Observes the peer's index, and fetches no event.
     ///
     /// # Errors
-    /// [`Violation::Index`].
+    /// [`Violation::Index`] when the peer's index is impossible.
     #[inline]
     pub fn expected(&mut self) -> Result<Option<u32>, Violation> {
         let tail = self.tail.now();

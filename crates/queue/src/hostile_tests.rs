@@ -220,8 +220,8 @@ fn only_buffers_that_were_taken_can_be_filled() {
     }
 }
 
-/// The application cannot provide more buffers than the published ones left room for, even if the
-/// server has filled some of them already: their slots hold the buffers to release.
+/// The application cannot reuse the slots of filled buffers before the server publishes the
+/// buffers: the ledger still reads these slots.
 #[test]
 fn filled_buffers_keep_their_slots_until_they_are_published() {
     let pair = Pair::new(8, 16);

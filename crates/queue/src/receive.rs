@@ -238,7 +238,8 @@ impl ReceiveProducer {
     #[inline]
     pub fn observe(&mut self, ledger: &mut Ledger) -> Result<u32, Violation> {
         let before = self.head.seen();
-        // Slots of filled buffers are free once the buffers are published: `publish` reads them.
+        // Until `publish` releases filled buffers, their slots still name them, so the application
+        // must not reuse the slots.
         let published = self.commit.now().wrapping_sub(self.commit.unpublished());
         let head = self.head.observe(published.wrapping_add(self.capacity))?;
         let new = head.wrapping_sub(before);

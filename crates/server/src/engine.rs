@@ -294,7 +294,7 @@ impl Engine {
     /// work done.
     #[inline]
     fn look_after_device(&mut self) -> Result<usize, DeviceError> {
-        match self.port.check(self.sessions.are_ending()) {
+        match self.port.check(self.sessions.has_ending()) {
             Verdict::Fine => Ok(0),
             Verdict::Stalled { new } => {
                 if new {
@@ -384,7 +384,7 @@ impl Engine {
 
     /// Returns what the poll iteration left behind.
     fn leftovers(&self) -> Leftovers {
-        let watchdog = self.port.next_due(self.sessions.are_ending());
+        let watchdog = self.port.next_due(self.sessions.has_ending());
         let due = [self.notifier.next_due(), self.tx.next_due(), watchdog];
         Leftovers {
             commands: self.has_commands_left(),

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use towpath_device::{DeviceError, Event, Filter, Registration};
+use towpath_device::{DeviceError, Event, Filter, FilterError, Registration};
 use towpath_protocol::message::Refusal;
 use tracing::{info, warn};
 
@@ -14,6 +14,9 @@ use crate::engine::session::Session;
 
 /// Events that the control thread takes per wake-up.
 const EVENTS: usize = 16;
+/// What an application reads if the device has no room for one of its filters.
+const NO_ROOM: &str = "the device has no room for another filter, and cannot receive everything \
+                       instead; close an endpoint or a session";
 
 impl Control {
     /// Registers the memory from which a session sends. If the device refuses, the engine copies.
@@ -35,7 +38,10 @@ impl Control {
     /// Fails with the line that the server sends to the peer.
     pub(crate) fn claim(&mut self, what: &str, filters: &[Filter]) -> Result<(), Refused> {
         let claimed = self.filters.claim_all(&mut *self.parts.device, filters);
-        claimed.map_err(|error| (Refusal::Limit, format!("{what}: {error}")))
+        claimed.map_err(|error| match error {
+            FilterError::Full => (Refusal::Limit, format!("{what}: {NO_ROOM}")),
+            other => (Refusal::Limit, format!("{what}: {other}")),
+        })
     }
 
     /// Tells the device what an application receives no more.

@@ -9,9 +9,9 @@ use towpath_device::{Device, Filter, FilterError, FlowRule, FlowVlan};
 use crate::connection::Opened;
 use crate::engine::demux::{Rule, Vlan};
 
-/// How the server has a filter.
+/// Which part applies a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Held {
+enum AppliedBy {
     /// The device has it.
     Device,
     /// The device does not filter by this kind; the engine does.
@@ -23,7 +23,7 @@ enum Held {
 /// The claimed filters, each with its claims.
 #[derive(Debug, Default)]
 pub(crate) struct Filters {
-    claims: HashMap<Filter, (Held, u32)>,
+    claims: HashMap<Filter, (AppliedBy, u32)>,
 }
 
 impl Filters {
@@ -57,32 +57,32 @@ impl Filters {
             *claims += 1;
             return Ok(());
         }
-        let held = match device.add_filter(&filter) {
-            Ok(()) => Held::Device,
-            Err(FilterError::Unsupported) => Held::Engine,
+        let applied_by = match device.add_filter(&filter) {
+            Ok(()) => AppliedBy::Device,
+            Err(FilterError::Unsupported) => AppliedBy::Engine,
             Err(error) if filter == Filter::Everything => return Err(error),
             Err(_) => {
                 self.claim(device, Filter::Everything)?;
-                Held::Everything
+                AppliedBy::Everything
             }
         };
-        self.claims.insert(filter, (held, 1));
+        self.claims.insert(filter, (applied_by, 1));
         Ok(())
     }
 
     fn release(&mut self, device: &mut dyn Device, filter: Filter) {
         let Entry::Occupied(mut entry) = self.claims.entry(filter) else { return };
-        let (held, claims) = entry.get_mut();
+        let (applied_by, claims) = entry.get_mut();
         *claims -= 1;
         if *claims > 0 {
             return;
         }
-        let held = *held;
+        let applied_by = *applied_by;
         entry.remove();
-        match held {
-            Held::Device => device.remove_filter(&filter),
-            Held::Engine => {}
-            Held::Everything => self.release(device, Filter::Everything),
+        match applied_by {
+            AppliedBy::Device => device.remove_filter(&filter),
+            AppliedBy::Engine => {}
+            AppliedBy::Everything => self.release(device, Filter::Everything),
         }
     }
 }
@@ -102,7 +102,7 @@ pub(crate) fn of_endpoint(opened: &Opened) -> Vec<Filter> {
     filters
 }
 
-/// Returns a flow rule in the device's words.
+/// Converts a flow rule to the device's type.
 fn flow(rule: &Rule) -> FlowRule {
     let Rule { mac, vlan, ethertype, ip, protocol, port, remote_ip, remote_port } = *rule;
     let vlan = match vlan {

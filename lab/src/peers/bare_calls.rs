@@ -62,20 +62,25 @@ fn no_events<const N: usize>() -> [epoll::Event; N] {
 /// An application's side.
 struct Application {
     /// Written to wake the engine's stand-in.
-    ring: OwnedFd,
-    bell: OwnedFd,
+    engine_doorbell: OwnedFd,
+    /// Wakes this side.
+    own_doorbell: OwnedFd,
     /// For [`Doorbell::Eventfd`].
     epoll: OwnedFd,
     doorbell: Doorbell,
 }
 
 impl Application {
-    fn new(doorbell: Doorbell, ring: OwnedFd, bell: OwnedFd) -> anyhow::Result<Application> {
-        Ok(Application { epoll: watch(&bell)?, ring, bell, doorbell })
+    fn new(
+        doorbell: Doorbell,
+        engine_doorbell: OwnedFd,
+        own_doorbell: OwnedFd,
+    ) -> anyhow::Result<Application> {
+        Ok(Application { epoll: watch(&own_doorbell)?, engine_doorbell, own_doorbell, doorbell })
     }
 
-    fn ring(&self) -> anyhow::Result<()> {
-        rustix::io::write(&self.ring, &1_u64.to_ne_bytes())?;
+    fn notify(&self) -> anyhow::Result<()> {
+        rustix::io::write(&self.engine_doorbell, &1_u64.to_ne_bytes())?;
         Ok(())
     }
 
@@ -85,11 +90,11 @@ impl Application {
         if self.doorbell == Doorbell::Eventfd {
             return Ok(epoll::wait(&self.epoll, &mut no_events::<1>()[..], Some(&time))? > 0);
         }
-        let mut heard = [PollFd::new(&self.bell, PollFlags::IN)];
+        let mut heard = [PollFd::new(&self.own_doorbell, PollFlags::IN)];
         if rustix::event::poll(&mut heard, Some(&time))? == 0 {
             return Ok(false);
         }
-        Ok(rustix::io::read(&self.bell, &mut [0_u8; 64])? > 0)
+        Ok(rustix::io::read(&self.own_doorbell, &mut [0_u8; 64])? > 0)
     }
 }
 
@@ -110,10 +115,10 @@ impl BareCalls {
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
         let name = format!("towpath-lab-{:016x}-calls", u64::from_ne_bytes(random));
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
-        let rings = [event()?, event()?];
-        let mut bells = Vec::new();
+        let engine_doorbells = [event()?, event()?];
+        let mut application_doorbells = Vec::new();
         for _ in 0..2 {
-            bells.push(match doorbell {
+            application_doorbells.push(match doorbell {
                 Doorbell::Socket => {
                     let (ours, theirs) = UnixStream::pair()?;
                     (ours.into(), theirs.into())
@@ -133,13 +138,17 @@ impl BareCalls {
             Ok(child)
         };
         let [(ours_0, theirs_0), (ours_1, theirs_1)]: [(OwnedFd, OwnedFd); 2] =
-            bells.try_into().unwrap_or_else(|_| unreachable!("there are two"));
-        let [ring_0, ring_1] = rings;
+            application_doorbells.try_into().unwrap_or_else(|_| unreachable!("there are two"));
+        let [engine_doorbell_0, engine_doorbell_1] = engine_doorbells;
         let children = [
-            start(Part::Engine, engine, &[&ring_0, &ours_0, &ring_1, &ours_1])?,
-            start(Part::Answers, cores.answers, &[&ring_1, &theirs_1])?,
+            start(
+                Part::Engine,
+                engine,
+                &[&engine_doorbell_0, &ours_0, &engine_doorbell_1, &ours_1],
+            )?,
+            start(Part::Answers, cores.answers, &[&engine_doorbell_1, &theirs_1])?,
         ];
-        let asks = Application::new(doorbell, ring_0, theirs_0)?;
+        let asks = Application::new(doorbell, engine_doorbell_0, theirs_0)?;
         Ok(BareCalls { asks, cores, _children: children })
     }
 
@@ -147,7 +156,7 @@ impl BareCalls {
         let asks = &self.asks;
         in_thread(self.cores.asks, || {
             timed(window, || {
-                asks.ring()?;
+                asks.notify()?;
                 ensure!(asks.wait(PATIENCE)?, "a wake-up was lost");
                 Ok(())
             })
@@ -171,14 +180,14 @@ pub(crate) fn bare_calls(
         bail!("the parent sent no descriptors");
     };
     match (part, <[OwnedFd; 4]>::try_from(descriptors)) {
-        (Part::Engine, Ok([ring_0, bell_0, ring_1, bell_1])) => {
-            engine(doorbell, &[ring_0, ring_1], &[bell_0, bell_1])
+        (Part::Engine, Ok([engine_0, application_0, engine_1, application_1])) => {
+            engine(doorbell, &[engine_0, engine_1], &[application_0, application_1])
         }
         (Part::Answers, Err(descriptors)) => {
-            let Ok([ring, bell]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+            let Ok([engine_doorbell, own_doorbell]) = <[OwnedFd; 2]>::try_from(descriptors) else {
                 bail!("the parent sent other descriptors");
             };
-            answers(&Application::new(doorbell, ring, bell)?)
+            answers(&Application::new(doorbell, engine_doorbell, own_doorbell)?)
         }
         _ => bail!("the parent sent other descriptors"),
     }
@@ -187,16 +196,20 @@ pub(crate) fn bare_calls(
 fn answers(application: &Application) -> anyhow::Result<()> {
     loop {
         if application.wait(LOOKS)? {
-            application.ring()?;
+            application.notify()?;
         } else if is_over() {
             return Ok(());
         }
     }
 }
 
-fn engine(doorbell: Doorbell, rings: &[OwnedFd; 2], bells: &[OwnedFd; 2]) -> anyhow::Result<()> {
+fn engine(
+    doorbell: Doorbell,
+    engine_doorbells: &[OwnedFd; 2],
+    application_doorbells: &[OwnedFd; 2],
+) -> anyhow::Result<()> {
     let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let inner = [watch(&rings[0])?, watch(&rings[1])?];
+    let inner = [watch(&engine_doorbells[0])?, watch(&engine_doorbells[1])?];
     let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
     for (number, one) in inner.iter().enumerate() {
         epoll::add(&all, one, epoll::EventData::new_u64(number as u64), edges)?;
@@ -208,7 +221,7 @@ fn engine(doorbell: Doorbell, rings: &[OwnedFd; 2], bells: &[OwnedFd; 2]) -> any
             return Ok(());
         }
         for event in &events[..count] {
-            let other = &bells[1 - event.data.u64() as usize];
+            let other = &application_doorbells[1 - event.data.u64() as usize];
             match doorbell {
                 Doorbell::Socket => rustix::net::send(other, &[1], SendFlags::DONTWAIT)?,
                 Doorbell::Eventfd => rustix::io::write(other, &1_u64.to_ne_bytes())?,

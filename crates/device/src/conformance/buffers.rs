@@ -18,6 +18,9 @@ pub(super) fn check_buffers(info: &Info, pool: SpaceId, buffers: &[Received], wh
             assert!(got.meta.is_full(), "{what}: not requested: {:?}", got.meta);
         }
         let rest = (got.meta, got.tag, got.hash);
-        assert!(index == 0 || rest == (Meta::FULL, None, None), "{what}: {rest:?} at the end");
+        assert!(
+            index == 0 || rest == (Meta::FULL, None, None),
+            "{what}: {rest:?} in a buffer that is not the packet's first"
+        );
     }
 }

@@ -11,10 +11,10 @@ use towpath_packet::transport::Transport;
 use super::far::FarEnd;
 use super::filters::filters;
 use super::frames::{assert_frames, frame};
-use super::marks::marks;
 use super::near::{
     FAR_MAC, NEAR_MAC, Near, Outcomes, Outgoing, PATIENCE, PLACE_BYTES, PLACES, drain,
 };
+use super::tags_and_hashes::tags_and_hashes;
 use super::wake_ups::wake_ups;
 use crate::random::Random;
 use crate::{ETHERNET_HEADER_BYTES, Kick, MAX_PARTS, Meta, Part, Space, SpaceId};
@@ -28,7 +28,7 @@ pub(super) const ALL: [(&str, Check); 12] = [
     ("a full ring", full_ring),
     ("chains of parts", chains),
     ("large packets and partial checksums", metadata),
-    ("tags and hashes of received packets", marks),
+    ("tags and hashes of received packets", tags_and_hashes),
     ("filters", filters),
     ("bad parts and buffers", bad_parts),
     ("reset in the middle", reset),

@@ -284,7 +284,7 @@ impl DeviceQueue for LoopbackQueue {
         let returned = if self.reception.is_plain() {
             self.receive_whole(spaces, out, waiting.min(budget))
         } else {
-            self.receive_marked(spaces, out, waiting.min(budget))
+            self.receive_processed(spaces, out, waiting.min(budget))
         };
         if returned > 0 {
             self.counters.system_calls += self.peer.ring(WANTS_ROOM);

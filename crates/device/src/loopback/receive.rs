@@ -53,9 +53,9 @@ impl LoopbackQueue {
         returned
     }
 
-    /// Receives at most `budget` of the waiting packets, works on each, and spreads each over as
+    /// Receives at most `budget` of the waiting packets, processes each, and spreads each over as
     /// many buffers as it takes. Returns how many it handed up.
-    pub(super) fn receive_marked(
+    pub(super) fn receive_processed(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
@@ -89,10 +89,10 @@ impl LoopbackQueue {
             let Reception { filters_addresses: by_address, filters_flows: by_flow, .. } =
                 self.reception;
             if !self.filters.let_in(&self.packet, by_address, by_flow) {
-                // The packet is for another host.
+                // No filter of the device matches the packet.
                 continue;
             }
-            let (meta, tag, hash) = self.reception.work(&mut self.packet, boundary.meta);
+            let (meta, tag, hash) = self.reception.process(&mut self.packet, boundary.meta);
             returned += usize::from(self.hand_up(spaces, out, data_bytes, (meta, tag, hash)));
         }
         returned
@@ -229,10 +229,10 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_reported_and_the_tag_is_out_of_the_bytes() {
-        let marks =
+    fn tag_checksum_and_hash_are_reported_and_the_tag_is_out_of_the_bytes() {
+        let reception =
             Reception { removes_tags: true, verifies: true, hashes: true, ..Reception::default() };
-        let mut world = World::new(marks);
+        let mut world = World::new(reception);
         world.fill(0..8);
         let mut wrong = Flow::v4().udp(b"hello");
         *wrong.last_mut().unwrap() ^= 1;

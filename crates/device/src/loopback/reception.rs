@@ -73,9 +73,9 @@ impl Reception {
         *self == Reception::default()
     }
 
-    /// Works on a packet, and returns the metadata, tag and hash to report. The packet's bytes then
+    /// Processes a packet, and returns the metadata, tag and hash to report. The packet's bytes then
     /// lack a removed tag.
-    pub(super) fn work(
+    pub(super) fn process(
         &self,
         packet: &mut Vec<u8>,
         mut meta: Meta,

@@ -201,7 +201,7 @@ impl FlowTable {
         }
     }
 
-    /// Changes the cache's setting. What endpoints remember of their last packets ends with it.
+    /// Changes the cache's setting. Each endpoint then forgets its last packet.
     pub fn set_cache(&mut self, setting: FlowCache) {
         self.changes += 1;
         for last in &mut self.last {

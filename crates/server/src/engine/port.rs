@@ -170,8 +170,8 @@ impl DevicePort {
         self.mtu = bytes.min(self.most_mtu);
     }
 
-    /// Records a change of the link. While the link is down, a device that completes nothing has
-    /// not stalled.
+    /// Records a change of the link. Only a link that comes up restarts the watchdog: while the link
+    /// is down, the watchdog may still free packets of ended sessions.
     pub(crate) fn set_link(&mut self, up: bool) {
         self.link_up = up;
         if up {
@@ -317,11 +317,11 @@ impl DevicePort {
         self.queue.arm(waiting)
     }
 
-    /// Checks after each poll iteration whether the device completes packets. While its link is
-    /// down it need not, unless `needed`: sessions that have ended wait for their packets.
+    /// Checks after each poll iteration whether the device completes packets. While the link is
+    /// down, checks only if ended sessions wait for their packets (`sessions_end`).
     #[inline]
-    pub(crate) fn check(&mut self, needed: bool) -> Verdict {
-        if !self.link_up && !needed {
+    pub(crate) fn check(&mut self, sessions_end: bool) -> Verdict {
+        if !self.link_up && !sessions_end {
             return Verdict::Fine;
         }
         self.watchdog.after_iteration(self.in_flight(), self.returned, clock_ns)
@@ -363,10 +363,10 @@ impl DevicePort {
         self.watchdog.slept();
     }
 
-    /// Returns the time of the watchdog's next check, in nanoseconds; `needed` as for
+    /// Returns the time of the watchdog's next check, in nanoseconds; `sessions_end` as for
     /// [`DevicePort::check`].
-    pub(crate) fn next_due(&self, needed: bool) -> Option<u64> {
-        self.watchdog.next_due(self.in_flight()).filter(|_| self.link_up || needed)
+    pub(crate) fn next_due(&self, sessions_end: bool) -> Option<u64> {
+        self.watchdog.next_due(self.in_flight()).filter(|_| self.link_up || sessions_end)
     }
 
     /// Returns the driver's counters.

@@ -183,7 +183,7 @@ impl RxPath {
                         len += more.len as usize;
                         further += 1;
                     }
-                    Some(deliver_marked::<CAPTURES>(
+                    Some(deliver_located::<CAPTURES>(
                         packet, port, flows, delivery, counters, scratch,
                     ))
                 }
@@ -271,7 +271,7 @@ fn deliver_one<const CAPTURES: bool>(
 /// Handles a packet that spans several buffers, or whose VLAN tag the device removed, on the full
 /// path. Returns the copies that it made. `buffers` are the packet's.
 #[inline(never)]
-fn deliver_marked<const CAPTURES: bool>(
+fn deliver_located<const CAPTURES: bool>(
     buffers: &[Received],
     port: &DevicePort,
     flows: &mut FlowTable,

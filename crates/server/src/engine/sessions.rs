@@ -127,7 +127,7 @@ impl SessionTable {
     /// Returns `true` if there are sessions that have ended and of which something is left in the
     /// engine.
     #[inline]
-    pub(crate) fn are_ending(&self) -> bool {
+    pub(crate) fn has_ending(&self) -> bool {
         self.ending > 0
     }
 
@@ -386,13 +386,13 @@ mod tests {
         assert!(table.take_ended(1).is_none(), "it lives");
         let ending = table.get_mut(1).unwrap();
         (ending.closing, ending.emptied, ending.in_flight) = (true, true, 1);
-        assert!(!table.are_ending());
+        assert!(!table.has_ending());
         table.deactivate(1);
         assert!(table.take_ended(1).is_none(), "a packet is in flight");
-        assert!(table.are_ending());
+        assert!(table.has_ending());
         table.get_mut(1).unwrap().in_flight = 0;
         assert_eq!(table.take_ended(1).unwrap().number, 101);
-        assert!(!table.are_ending());
+        assert!(!table.has_ending());
         assert_eq!((table.key(101), table.get(1).is_none()), (None, true));
         assert_eq!((table.reserve(), table.reserve()), (1, 2));
         assert_eq!(table.take_all().count(), 1);

@@ -86,7 +86,7 @@ pub struct Solo {
     /// The processor's time for the engine's poll iterations.
     busy: Duration,
     commands: Sender<(u64, Command)>,
-    _events: Receiver<EngineReport>,
+    _reports: Receiver<EngineReport>,
     _doorbell: OwnedFd,
 }
 
@@ -105,7 +105,7 @@ impl Solo {
     pub fn on(device: &loopback::Config, values: &Values) -> Outcome<Solo> {
         let (mut near, far) = loopback::pair(device)?;
         let far = DeviceFarEnd::new(Box::new(far));
-        let Wired { engine, commands, events, .. } = Wired::new(&mut near, values, BUDGETS)?;
+        let Wired { engine, commands, reports, .. } = Wired::new(&mut near, values, BUDGETS)?;
         let shape = SessionShape::new(1, u32::from(ENDPOINTS), SLOTS, SLOTS, 2048, 2048)?;
         let (session, side) = wiring::session(1, shape)?;
         let ApplicationSide { transmit, receive, marker, pool, doorbell, .. } = side;
@@ -137,7 +137,7 @@ impl Solo {
             left: 0,
             busy: Duration::ZERO,
             commands,
-            _events: events,
+            _reports: reports,
             _doorbell: doorbell,
         };
         poll_once(&mut solo.engine)?;

@@ -194,7 +194,7 @@ impl Watchdog {
         Verdict::Recovered { resets: std::mem::take(&mut self.resets) }
     }
 
-    /// Begins anew, after a reset of the device or a change of its link. Packets that a reset
+    /// Begins anew, after a reset of the device, or when its link comes up. Packets that a reset
     /// returned (`returned` in all) are no sign of life.
     pub fn restart(&mut self, returned: u64) {
         (self.at, self.seen) = (None, returned);

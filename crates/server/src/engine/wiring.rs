@@ -40,7 +40,7 @@ pub(crate) const BUDGETS: Budgets = Budgets {
 pub(crate) struct Wired {
     pub(crate) engine: Engine,
     pub(crate) commands: Sender<(u64, Command)>,
-    pub(crate) events: Receiver<EngineReport>,
+    pub(crate) reports: Receiver<EngineReport>,
     /// Wakes the engine.
     #[cfg_attr(not(test), expect(dead_code, reason = "a measurement's engine does not sleep"))]
     pub(crate) wake: Arc<OwnedFd>,
@@ -54,18 +54,18 @@ impl Wired {
         budgets: Budgets,
     ) -> Outcome<Wired> {
         let (commands, engine_commands) = channel();
-        let (engine_events, events) = channel();
+        let (engine_reports, reports) = channel();
         let wake = Arc::new(event()?);
         let link = Link {
             commands: engine_commands,
-            events: engine_events,
+            events: engine_reports,
             wake: wake.clone(),
             control_wake: Arc::new(event()?),
             relays: Relays::none()?,
         };
         let state = Region::private(STATE_WORDS * 8)?;
         let engine = Engine::new(device, state, 1, 1, values, budgets, link)?;
-        Ok(Wired { engine, commands, events, wake })
+        Ok(Wired { engine, commands, reports, wake })
     }
 }
 
@@ -106,12 +106,12 @@ pub(crate) fn session(
     let session = Session::new(number, shape, memories, Doorbell::direct(ours), event()?);
     let pages = shape.server_peer(&peer_words(&Arc::new(server.map_readable()?)));
     let mut own = shape.application_own(own_words(application.map_writable()?));
-    let words = own.queue_pairs.pop().ok_or("one queue pair")?;
+    let words = own.queue_pairs.pop().ok_or("the session has no queue pair")?;
     let (transmit, mut receive) =
         application_side(&shape.queues, shape.receive_pool, words, &pages.queue_pairs[0]);
     for buffer in 0..shape.receive_pool.buffers() {
         if !receive.provide(buffer) {
-            return Err("a slot for each buffer".into());
+            return Err("the receive queue has fewer slots than buffers".into());
         }
     }
     receive.publish();

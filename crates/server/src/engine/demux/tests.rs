@@ -392,8 +392,8 @@ proptest! {
     }
 }
 
-/// What endpoints remember of their last packets ends with each change of the rules or of the
-/// setting: `flow_cache=off` holds at once.
+/// Each change of the rules or of the setting makes every endpoint forget its last packet:
+/// `flow_cache=off` holds at once.
 #[test]
 fn each_change_is_counted() {
     let (mut table, _) = ports(FlowCache::On, 2);

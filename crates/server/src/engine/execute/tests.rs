@@ -29,7 +29,7 @@ use crate::rights::{Addresses, Rights};
 struct World {
     engine: Engine,
     commands: Sender<(u64, Command)>,
-    events: Receiver<EngineReport>,
+    reports: Receiver<EngineReport>,
     wake: Arc<OwnedFd>,
     _far: loopback::LoopbackDevice,
 }
@@ -43,9 +43,9 @@ impl World {
         let (mut near, far) = loopback::pair(device).unwrap();
         let mut values = Values::from(strategy);
         values.set(Setting::TickHz, 1).unwrap();
-        let Wired { engine, commands, events, wake } =
+        let Wired { engine, commands, reports, wake } =
             Wired::new(&mut near, &values, BUDGETS).unwrap();
-        World { engine, commands, events, wake, _far: far }
+        World { engine, commands, reports, wake, _far: far }
     }
 
     /// Sends a command without a notification.
@@ -83,7 +83,7 @@ impl World {
     /// Runs one poll iteration, and returns the number of commands executed.
     fn poll_once(&mut self) -> usize {
         assert!(self.engine.poll_once().unwrap() > 0 || !self.engine.has_commands_left());
-        self.events.try_iter().filter(|event| matches!(event, EngineReport::Done { .. })).count()
+        self.reports.try_iter().filter(|event| matches!(event, EngineReport::Done { .. })).count()
     }
 
     fn sleeps(&self) -> u64 {
@@ -135,13 +135,14 @@ fn no_wait_strategy_sleeps_while_commands_are_left() {
             world.set(Setting::NotificationSuppression, 0, 1);
         }
         assert_eq!(world.poll_until_done(), 7, "{strategy:?}");
-        assert_eq!(world.events.try_iter().count(), 100, "{strategy:?}");
+        assert_eq!(world.reports.try_iter().count(), 100, "{strategy:?}");
         // A session ends, a few of its endpoints per poll iteration.
         world.attach(1, 1000);
         world.poll_until_done();
         world.give(Command::RemoveSession { number: 1 });
         assert!(world.poll_until_done() >= 1000 / CLOSED_PER_ITERATION, "{strategy:?}");
-        let removed = world.events.try_iter().filter(|one| matches!(one, EngineReport::Removed(_)));
+        let removed =
+            world.reports.try_iter().filter(|one| matches!(one, EngineReport::Removed(_)));
         assert_eq!((removed.count(), world.sleeps()), (1, 0), "{strategy:?}");
     }
 }
@@ -181,7 +182,7 @@ fn a_throttled_engine_takes_commands_a_few_times() {
     let used = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).tv_nsec;
     let before = used();
     while used() - before < 6_000_000 && used() >= before {}
-    world.events.try_iter().for_each(drop);
+    world.reports.try_iter().for_each(drop);
     let (commands, wake) = (world.commands.clone(), world.wake.clone());
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -198,7 +199,7 @@ fn a_throttled_engine_takes_commands_a_few_times() {
         giver.join().unwrap();
         paused.unwrap();
     });
-    let followed = world.events.try_iter().count();
+    let followed = world.reports.try_iter().count();
     let most = HEARD_THROTTLED * COMMANDS_PER_ITERATION;
     assert!((1..=most).contains(&followed), "{followed} commands in one sleep");
 }
@@ -300,5 +301,5 @@ fn a_violation_is_reported_before_a_removal() {
     world.engine.poll_once().unwrap();
     assert_eq!(world.engine.counters.get(Count::Violations), 1);
     let violated = |report| matches!(report, EngineReport::Violated { session: 1, .. });
-    assert!(world.events.try_iter().any(violated));
+    assert!(world.reports.try_iter().any(violated));
 }

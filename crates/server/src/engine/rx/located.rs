@@ -51,5 +51,5 @@ pub(super) fn locate<'a>(
     }
     place.copy_from_slice(&tag.to_bytes());
     pieces[0] = Piece { offset: first.offset + VlanTag::OFFSET as u32, len: behind };
-    Ok((Source { prefix: front, memory, pieces }, first.meta.behind_tag(VlanTag::BYTES as u16)))
+    Ok((Source { prefix: front, memory, pieces }, first.meta.with_tag(VlanTag::BYTES as u16)))
 }

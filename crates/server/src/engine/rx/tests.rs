@@ -180,14 +180,14 @@ fn outcomes(reception: Reception, offload: bool, captures: bool) -> Vec<String> 
 }
 
 #[test]
-fn marks_of_the_device_change_no_outcome() {
-    let marks =
+fn tags_and_hashes_of_the_device_change_no_outcome() {
+    let reception =
         Reception { removes_tags: true, verifies: true, hashes: true, ..Reception::default() };
     for (offload, captures) in [(false, false), (true, false), (false, true), (true, true)] {
         let expected = outcomes(Reception::default(), offload, captures);
         assert!(expected.iter().any(|outcome| outcome.contains("(1, ")), "VLAN 7");
         for data_bytes in [None, Some(256), Some(300)] {
-            let got = outcomes(Reception { data_bytes, ..marks }, offload, captures);
+            let got = outcomes(Reception { data_bytes, ..reception }, offload, captures);
             for (got, expected) in got.iter().zip(&expected) {
                 assert!(got == expected, "{data_bytes:?}, {offload}:\n{got}\n{expected}");
             }

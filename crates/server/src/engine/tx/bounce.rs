@@ -12,7 +12,7 @@ use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 use crate::engine::port::BounceMemory;
 use crate::engine::source::{Reader, Source};
 
-/// A packet is sent from its bounce buffer and at most all buffers of its application.
+/// A packet's parts are its bounce buffer and at most `MAX_CHAIN` buffers of the application.
 const _: () = assert!(MAX_CHAIN < MAX_PARTS);
 
 /// A bounce buffer, with the packet sent from it.

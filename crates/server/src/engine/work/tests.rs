@@ -38,7 +38,7 @@ const PORT: u16 = 2000;
 struct World {
     engine: Engine,
     commands: Sender<(u64, Command)>,
-    events: std::sync::mpsc::Receiver<EngineReport>,
+    reports: std::sync::mpsc::Receiver<EngineReport>,
     wake: Arc<OwnedFd>,
     far: DeviceFarEnd,
     apps: u32,
@@ -94,9 +94,9 @@ impl World {
         let (mut near, far) = loopback::pair(device).unwrap();
         let mut values = Values::from(strategy);
         values.set(Setting::TickHz, 1).unwrap();
-        let Wired { engine, commands, events, wake } =
+        let Wired { engine, commands, reports, wake } =
             Wired::new(&mut near, &values, budgets).unwrap();
-        World { engine, commands, events, wake, far: DeviceFarEnd::new(Box::new(far)), apps: 0 }
+        World { engine, commands, reports, wake, far: DeviceFarEnd::new(Box::new(far)), apps: 0 }
     }
 
     /// Runs poll iterations with only commands to execute.
@@ -105,7 +105,7 @@ impl World {
             self.commands.send((0, command)).unwrap();
         }
         while self.engine.poll_once().unwrap() > 0 {}
-        self.events.try_iter().for_each(drop);
+        self.reports.try_iter().for_each(drop);
     }
 
     /// Attaches a session with endpoints, whose receive queue has room for all packets that a test
@@ -229,7 +229,7 @@ fn a_packet_is_no_longer_than_ip_packets_are() {
     assert_eq!(world.count(&hostile, 0, Count::TxTooLong), 1);
     assert_eq!(world.sum(&victim, Count::RxCopies), 0);
     assert!(
-        world.events.try_iter().all(|event| matches!(event, EngineReport::Done { .. })),
+        world.reports.try_iter().all(|event| matches!(event, EngineReport::Done { .. })),
         "no violation"
     );
     hostile.send(&good, meta, 0);

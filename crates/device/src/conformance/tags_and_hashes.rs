@@ -10,7 +10,7 @@ use crate::Meta;
 /// Sends several packets of each of several flows to the device, with and without a tag. The suite
 /// puts a removed tag back, so all packets must arrive as they were sent. Packets of one flow have
 /// one hash.
-pub(super) fn marks(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
+pub(super) fn tags_and_hashes(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
     let flows: Vec<Flow> = [Flow::v4(), Flow::v6()]
         .into_iter()
         .flat_map(|flow| (1..=3).map(move |port| flow.macs(FAR_MAC, NEAR_MAC).ports(port, 7)))
