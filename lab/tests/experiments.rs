@@ -125,7 +125,7 @@ fn freebsd() {
             "files over HTTP, slow device, through a queue, device without room",
             "locked instructions",
         ],
-        &["packets"],
+        &["kicks", "packets", "threads-1", "threads-2"],
     );
 }
 
