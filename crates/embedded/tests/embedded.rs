@@ -272,16 +272,16 @@ fn one_driving_thread_sleeps_and_no_packet_stays_behind() {
     let mut arrived = Arrived::default();
     std::thread::scope(|scope| {
         let (driver, over) = (&driver, &over);
-        scope.spawn(move || {
+        let mut threads = vec![scope.spawn(move || {
             while !over.load(Ordering::Acquire) {
                 driver.drive();
                 if driver.arm() == Some(Armed::Sleep) {
                     assert!(is_readable(driver, Duration::from_secs(20)), "no wake-up came");
                 }
             }
-        });
+        })];
         for thread in 0..THREADS {
-            scope.spawn(move || {
+            threads.push(scope.spawn(move || {
                 for number in 0..EACH {
                     let packet = packet(thread, number);
                     wait("room", || driver.send(&packet).is_ok());
@@ -289,7 +289,7 @@ fn one_driving_thread_sleeps_and_no_packet_stays_behind() {
                         std::thread::sleep(Duration::from_millis(1));
                     }
                 }
-            });
+            }));
         }
         // After the last packet was sent, only the sleeping thread drives.
         wait("all packets", || {
@@ -300,6 +300,8 @@ fn one_driving_thread_sleeps_and_no_packet_stays_behind() {
         });
         over.store(true, Ordering::Release);
         driver.reset();
+        // ThreadSanitizer sees the end of a thread that is joined, not that of a scope.
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
 
