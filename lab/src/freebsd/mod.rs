@@ -1,7 +1,7 @@
 //! Watson, "Changes in the network interface queueing handoff model": empty UDP packets per second
 //! and files of 1 KB over HTTP, with packets handed to the device directly and through a queue, on
 //! one core and on two. Beyond the paper, a device slower than the processor, and a device with a
-//! descriptor ring, by the cost of a kick. Watson's gain is that of four lock operations less per
+//! descriptor ring, by the cost of a kick. Watson's gain is that of four fewer lock operations per
 //! packet. An application and its engine share no lock, so this experiment counts instructions, and
 //! the locked ones among them, one by one. Threads of one program can share locks, so there a queue
 //! and a driver with a mutex each stand beside direct hand-off.
