@@ -290,3 +290,25 @@ fn a_buffer_returned_twice_is_detected() {
     assert_eq!(server.transmit_ledger.take(3), Err(Violation::Ownership));
     assert_eq!(server.transmit_ledger.take(8), Err(Violation::Buffer));
 }
+
+/// The next packet is expected where the application's order of buffers goes on. An order that
+/// leaves the pool has no next buffer.
+#[test]
+fn the_next_packet_is_expected_in_the_order_of_the_last_two() {
+    let pair = Pair::new(16, 64);
+    let (mut producer, _) = pair.application();
+    let mut server = pair.server();
+    let mut taken = [Descriptor::default(); MAX_CHAIN];
+    for (last_two, expected) in [([3, 4], 5), ([9, 7], 5), ([62, 63], 63), ([1, 0], 0)] {
+        for buffer in last_two {
+            assert!(producer.push(&[descriptor(buffer, 60)]));
+            producer.publish();
+            server.transmit.observe().unwrap();
+            let ledger = &mut server.transmit_ledger;
+            let (_, first) = server.transmit.take(ledger, &mut taken).unwrap().unwrap();
+            server.transmit.complete(ledger, first, 1);
+        }
+        let offset = pair.pool.buffer_offset(expected) + HEADROOM_BYTES as usize;
+        assert_eq!(server.transmit.expected_offset(), offset, "after {last_two:?}");
+    }
+}

@@ -7,7 +7,9 @@
 
 use crate::Violation;
 use crate::buffers::{Ledger, Slots};
-use crate::descriptor::{Descriptor, EXPEDITED, MAX_CHAIN, META, MORE, PoolShape, TOGETHER};
+use crate::descriptor::{
+    Descriptor, EXPEDITED, HEADROOM_BYTES, MAX_CHAIN, META, MORE, PoolShape, TOGETHER,
+};
 use crate::layout::QueueShape;
 use crate::spsc::{Observed, Published};
 use crate::word::{Barrier, Ordering, OwnWords, PeerWords, full_fence};
@@ -229,6 +231,18 @@ impl TransmitConsumer {
     pub fn prefetch_news(&self) {
         self.head.prefetch();
         self.prefetch(self.head.seen(), 1);
+    }
+
+    /// Returns where the next packet probably starts in the pool, in bytes. The application takes
+    /// its buffers in ascending or descending order until it reclaims, so the next one is as far
+    /// from the last as that is from the one before.
+    #[inline]
+    #[must_use]
+    pub fn expected_offset(&self) -> usize {
+        let [before, last] = [2, 1].map(|back| self.slots.get(self.taken.wrapping_sub(back)));
+        let next = last.wrapping_mul(2).wrapping_sub(before);
+        let buffer = if next < self.pool.buffers() { next } else { last };
+        self.pool.buffer_offset(buffer) + HEADROOM_BYTES as usize
     }
 
     /// Prefetches at most [`AHEAD`] waiting descriptors, from `index` on.

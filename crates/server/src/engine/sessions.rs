@@ -18,6 +18,9 @@ use towpath_queue::Violation;
 
 use crate::engine::session::{PARKED, Session};
 
+/// How many bytes of the next packet the engine prefetches before it has read its descriptor: two
+/// cache lines.
+const EXPECTED_BYTES: usize = 128;
 /// Events of one session that the engine takes per poll iteration; the rest waits for the next one.
 pub(crate) const EVENTS: u32 = 256;
 
@@ -240,6 +243,7 @@ impl SessionTable {
             && let Some(set) = session.queue_pairs.get(expected as usize)
         {
             set.transmit.prefetch_news();
+            session.transmit_pool.prefetch(set.transmit.expected_offset(), EXPECTED_BYTES);
         }
         let outcome = session.work.take(EVENTS, |queue_pair| named.push(queue_pair));
         // All events are acknowledged before this check, so later packets cause a new event.
