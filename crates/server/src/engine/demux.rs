@@ -43,7 +43,7 @@ mod sets;
 mod tests;
 
 use towpath_packet::headers::Headers;
-use towpath_packet::plain::Plain;
+use towpath_packet::plain::{self, Plain};
 
 use cache::Last;
 use groups::Groups;
@@ -115,13 +115,12 @@ impl Rules {
         }
     }
 
-    /// Looks up a plain packet among rules without a remote IP address.
+    /// Returns the part of a plain packet's key that rules without a remote IP address compare.
     #[inline(always)]
-    fn lookup_local(&self, seed: u64, packet: &Plain) -> Option<Destination> {
+    fn local_key(&self, packet: &Plain) -> plain::Key {
         let key = LookupKey::local(packet);
         let [link, kind, low, high, ..] = self.mask;
-        let key = [key[0] & link, key[1] & kind, key[2] & low, key[3] & high];
-        self.local.lookup(seed, &key)
+        [key[0] & link, key[1] & kind, key[2] & low, key[3] & high]
     }
 
     fn insert(&mut self, seed: u64, key: &Key, destination: Destination) -> bool {
@@ -339,33 +338,29 @@ impl FlowTable {
     #[inline(always)]
     #[must_use]
     pub fn lookup_plain(&mut self, direction: Direction, packet: &Plain) -> Option<Destination> {
+        let Some(only) = self.only else {
+            return self.look_up(direction, &LookupKey::of_plain(packet));
+        };
         let last = &mut self.last[direction as usize];
-        if let Some(only) = self.only
-            && !last.compares
-        {
-            last.count(true);
-            if !last.compares {
-                // A plain packet has every field.
-                return self.rules[usize::from(only)].lookup_local(self.seed, packet);
-            }
-            return self.look_up_counted(direction, &LookupKey::of_plain(packet));
+        let rules = &self.rules[usize::from(only)];
+        last.count(true);
+        // A plain packet has every field.
+        let key = rules.local_key(packet);
+        if !last.compares {
+            return rules.local.lookup(self.seed, &key);
         }
-        self.look_up(direction, &LookupKey::of_plain(packet))
+        if let Some(found) = last.ask_local(&key, self.fields) {
+            return found;
+        }
+        let found = rules.local.lookup(self.seed, &key);
+        last.remember_local(&key, self.fields, found);
+        found
     }
 
     #[inline]
     fn look_up(&mut self, direction: Direction, lookup_key: &LookupKey) -> Option<Destination> {
-        self.last[direction as usize].count(self.few.is_some());
-        self.look_up_counted(direction, lookup_key)
-    }
-
-    #[inline]
-    fn look_up_counted(
-        &mut self,
-        direction: Direction,
-        lookup_key: &LookupKey,
-    ) -> Option<Destination> {
         let last = &mut self.last[direction as usize];
+        last.count(self.few.is_some());
         if !last.compares {
             return self.find(lookup_key);
         }

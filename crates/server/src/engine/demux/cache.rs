@@ -10,9 +10,11 @@
 //! nor loses (`towpath-lab demux`). That point is above two packets per train where a lookup reads
 //! one or two tables, [`FEW_SETS`], and below where it saves more, [`MORE_SETS`].
 
+use towpath_packet::plain;
+
 use super::destination::Destination;
 use super::hash;
-use super::rule::{Key, LookupKey};
+use super::rule::{Fields, Key, LookupKey};
 
 /// The conditions under which lookups remember the last flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -227,6 +229,34 @@ impl Last {
     pub(super) fn remember(&mut self, lookup_key: &LookupKey, found: Option<Destination>) {
         self.key = lookup_key.key;
         self.has = u16::from(lookup_key.has);
+        self.found = found;
+    }
+
+    /// Returns the remembered endpoint if this is the last flow again: a plain packet where rules
+    /// give only `fields`, and no remote IP address.
+    #[inline(always)]
+    pub(super) fn ask_local(
+        &mut self,
+        key: &plain::Key,
+        fields: Fields,
+    ) -> Option<Option<Destination>> {
+        let [link, kind, low, high, ..] = &self.key;
+        if self.has == u16::from(fields) && hash::same(&[*link, *kind, *low, *high], key) {
+            self.hits += 1;
+            return Some(self.found);
+        }
+        None
+    }
+
+    #[inline(always)]
+    pub(super) fn remember_local(
+        &mut self,
+        [link, kind, low, high]: &plain::Key,
+        fields: Fields,
+        found: Option<Destination>,
+    ) {
+        self.key = [*link, *kind, *low, *high, 0, 0];
+        self.has = u16::from(fields);
         self.found = found;
     }
 
