@@ -1,6 +1,6 @@
 //! The checks that every driver makes of a packet before it accesses the parts.
 
-use crate::{Capabilities, Checksum, MAX_PARTS, Meta, Part, SpaceId, Spaces};
+use crate::{Capabilities, Checksum, Meta, Part, SpaceId, Spaces};
 
 /// The limits of a device's packets.
 pub(crate) struct PacketLimits {
@@ -10,6 +10,8 @@ pub(crate) struct PacketLimits {
     pub(crate) frame_bytes: usize,
     /// The longest packet that the device will segment, in bytes.
     pub(crate) large_bytes: usize,
+    /// The most parts of a packet.
+    pub(crate) parts: usize,
     /// `true` if the device reaches only registered spaces.
     pub(crate) registered: bool,
     /// The space of the receive buffers, once the engine provided some.
@@ -23,7 +25,7 @@ impl PacketLimits {
     /// of the pool, although the device sends only from the pool. The drivers check later whether
     /// the parts lie inside their spaces.
     pub(crate) fn packet_len(&self, parts: &[Part], meta: Meta) -> Option<usize> {
-        if parts.is_empty() || parts.len() > MAX_PARTS {
+        if parts.is_empty() || parts.len() > self.parts {
             return None;
         }
         if !self.can.tx_in_place && parts.iter().any(|part| Some(part.space) != self.pool) {
@@ -63,14 +65,21 @@ impl PacketLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Segmentation, SegmentationKind};
+    use crate::{MAX_PARTS, Segmentation, SegmentationKind};
 
     const PARTIAL: Meta =
         Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, segmentation: None };
 
     fn limits() -> PacketLimits {
         let can = Capabilities { tx_in_place: true, tx_checksum: true, ..Default::default() };
-        PacketLimits { can, frame_bytes: 1518, large_bytes: 65549, registered: false, pool: None }
+        PacketLimits {
+            can,
+            frame_bytes: 1518,
+            large_bytes: 65549,
+            parts: MAX_PARTS,
+            registered: false,
+            pool: None,
+        }
     }
 
     fn part(len: u32) -> Part {

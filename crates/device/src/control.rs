@@ -81,6 +81,9 @@ pub struct Limits {
     pub rx_ring: usize,
     /// Descriptors of the transmit ring; 0: not known. A packet takes one or several.
     pub tx_ring: usize,
+    /// The maximum number of parts of a packet to send, 1 to [`MAX_PARTS`](crate::MAX_PARTS). The
+    /// device drops and counts a packet with more.
+    pub tx_packet_parts: usize,
     /// The device reaches addresses of this many bits.
     pub address_bits: u32,
 }
@@ -97,6 +100,7 @@ impl Limits {
             rx_packet_buffers: 1,
             rx_ring: 0,
             tx_ring: 0,
+            tx_packet_parts: crate::MAX_PARTS,
             address_bits: 64,
         }
     }
@@ -162,7 +166,9 @@ pub trait Device: Send {
     /// # Errors
     /// - [`FilterError::Unsupported`], as by default: the device does not filter by this kind, and
     ///   receives packets with any value of it.
-    /// - [`FilterError::Full`], [`FilterError::Failed`]: the device did not add the filter.
+    /// - [`FilterError::Full`]: the device has no room for the filter, and receives matching packets
+    ///   if the caller adds [`Filter::Everything`].
+    /// - [`FilterError::Failed`]: the device did not add the filter, and nothing replaces it.
     fn add_filter(&mut self, _: &Filter) -> Result<(), FilterError> {
         Err(FilterError::Unsupported)
     }

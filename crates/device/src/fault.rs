@@ -120,7 +120,8 @@ impl Wrap for Faulty {
         let sleeper = inner.sleep_fd().map(Sleeper::new).transpose();
         let spec = &self.spec;
         let place_bytes = info.mtu.max(1500) + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
-        let data_bytes = info.limits.rx_buffer_bytes - POOL_HEADROOM_BYTES;
+        let headroom = info.limits.rx_headroom_bytes.max(POOL_HEADROOM_BYTES);
+        let data_bytes = info.limits.rx_buffer_bytes - headroom;
         let frame_bytes = info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
         let frame_buffers = frame_bytes.div_ceil(data_bytes);
         if frame_buffers > 1 && !inner_info.can.tx_in_place {
@@ -133,6 +134,8 @@ impl Wrap for Faulty {
         let bytes = place_bytes.next_multiple_of(64);
         let region = Region::private(2 * PLACES * bytes).map_err(failed("memory for frames"))?;
         let register = |dma| Registration::new(dma, region.mapping());
+        // A device that sends only from its pool never reaches the wrapper's memory.
+        let dma = dma.filter(|_| inner_info.can.tx_in_place);
         let registration = dma.as_ref().map(register).transpose();
         let registration = registration
             .map_err(|error| failed("memory for frames")(std::io::Error::other(error)))?;
@@ -152,6 +155,7 @@ impl Wrap for Faulty {
             inner_can: inner_info.can,
             registers: dma.is_some(),
             place_bytes,
+            headroom: headroom as u32,
             data_bytes,
             frame_buffers,
             empty: VecDeque::new(),
@@ -181,6 +185,8 @@ struct FaultQueue {
     /// Wakes for the device and for due frames; `None` if the engine must poll the device.
     sleeper: Option<Sleeper>,
     place_bytes: usize,
+    /// Bytes before the data in each pool buffer.
+    headroom: u32,
     /// Bytes of a frame in each pool buffer.
     data_bytes: usize,
     /// The maximum number of pool buffers of a frame.
@@ -222,6 +228,7 @@ impl FaultQueue {
             can: self.info.can,
             frame_bytes: self.place_bytes,
             large_bytes: LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES,
+            parts: self.info.limits.tx_packet_parts,
             registered: self.registers,
             pool: None,
         };
@@ -272,7 +279,7 @@ impl DeviceQueue for FaultQueue {
                     break;
                 }
                 if keeps_place && !is_missing {
-                    let offset = buffer + POOL_HEADROOM_BYTES as u32;
+                    let offset = buffer + self.headroom;
                     self.tx.free.push(Place { space, offset });
                     self.pool_slots += 1;
                 } else {
@@ -415,7 +422,8 @@ impl DeviceQueue for FaultQueue {
         // The device returns every token after a reset, so every slot is free afterwards.
         let collected = self.in_flight.collect(&mut *self.inner, &mut self.tx);
         if !self.inner_can.tx_in_place {
-            let offset = |place: Place| place.offset - POOL_HEADROOM_BYTES as u32;
+            let headroom = self.headroom;
+            let offset = |place: Place| place.offset - headroom;
             buffers.extend(self.tx.free.drain(..).map(offset));
             self.pool_slots = 0;
         }

@@ -58,10 +58,12 @@ pub enum FilterError {
     /// The device does not filter by this kind: it receives packets with any value of it.
     #[error("the device does not filter by this kind")]
     Unsupported,
-    /// The device has no room for another filter of this kind.
+    /// The device has no room for another filter of this kind. With [`Filter::Everything`] it receives
+    /// the packets.
     #[error("the device has no room for another filter")]
     Full,
-    /// The device failed to add the filter.
+    /// The device failed to add the filter. With [`Filter::Everything`] it does not receive the
+    /// packets either, or not alone.
     #[error("the device did not add a filter: {0}")]
     Failed(#[source] io::Error),
 }

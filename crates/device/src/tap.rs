@@ -264,6 +264,7 @@ impl TapQueue {
             // itself.
             frame_bytes: LARGE_BYTES,
             large_bytes: LARGE_BYTES,
+            parts: self.info.limits.tx_packet_parts,
             registered: false,
             pool: None,
         };

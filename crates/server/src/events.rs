@@ -21,6 +21,10 @@ const NO_ROOM: &str = "the device has no room for another filter, and cannot rec
 impl Control {
     /// Registers the memory from which a session sends. If the device refuses, the engine copies.
     pub(crate) fn register(&mut self, session: &mut Session) {
+        // A device that does not send in place never reads this memory.
+        if !self.parts.info.can.tx_in_place {
+            return;
+        }
         let Some(dma) = self.parts.device.dma() else { return };
         match Registration::new(&dma, &session.transmit_pool) {
             Ok(registration) => session.registration = Some(registration),

@@ -60,8 +60,9 @@ impl Filters {
         let applied_by = match device.add_filter(&filter) {
             Ok(()) => AppliedBy::Device,
             Err(FilterError::Unsupported) => AppliedBy::Engine,
+            Err(error @ FilterError::Failed(_)) => return Err(error),
             Err(error) if filter == Filter::Everything => return Err(error),
-            Err(_) => {
+            Err(FilterError::Full) => {
                 self.claim(device, Filter::Everything)?;
                 AppliedBy::Everything
             }

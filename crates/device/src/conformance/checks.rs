@@ -148,8 +148,9 @@ fn full_ring(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
         for _ in 0..batch {
             let len = 60 + random.below(200) as usize;
             frames.push(frame(NEAR_MAC, frames.len() as u32, len));
-            let most = if frames.len().is_multiple_of(4) { MAX_PARTS as u64 } else { 3 };
-            let count = 1 + random.below(most) as usize;
+            let most = if frames.len().is_multiple_of(4) { MAX_PARTS } else { 3 };
+            let most = most.min(near.info.limits.tx_packet_parts);
+            let count = 1 + random.below(most as u64) as usize;
             parts.push(cuts(&mut random, len, count));
         }
         sent += near.offer(&chained(&frames[sent..], &parts[sent..]));
@@ -182,7 +183,7 @@ fn chains(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     let mut random = Random::new(seed);
     let mut expected = Vec::new();
     let mut arrived = Vec::new();
-    for parts in 1..=MAX_PARTS {
+    for parts in 1..=near.info.limits.tx_packet_parts {
         let frame = frame(NEAR_MAC, parts as u32, size(near, &mut random).max(100));
         let cuts = cuts(&mut random, frame.len(), parts);
         let packet = Outgoing { bytes: &frame, cuts: &cuts, meta: Meta::FULL };
@@ -285,7 +286,7 @@ fn metadata(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
             if !can.tx_checksum || (meta.segmentation.is_some() && !can.tx_segmentation) {
                 continue;
             }
-            let cuts = cuts(&mut random, frame.len(), MAX_PARTS);
+            let cuts = cuts(&mut random, frame.len(), near.info.limits.tx_packet_parts);
             let packet = Outgoing { bytes: &frame, cuts: &cuts, meta };
             near.run_until(&goal, |near, _| {
                 sent = sent || near.offer(std::slice::from_ref(&packet)) == 1;
@@ -306,7 +307,7 @@ fn bad_parts(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
     let end = near.memory_end();
     let good = near.part(0, 60);
     let at = |offset, len| Part { space: near.memory, offset, len };
-    let too_many = vec![near.part(0, 2); MAX_PARTS + 1];
+    let too_many = vec![near.part(0, 2); near.info.limits.tx_packet_parts + 1];
     let too_long = vec![near.part(0, 65_000); 3];
     let cases: [(&str, Vec<Part>); 9] = [
         ("no part", vec![]),
@@ -426,7 +427,8 @@ fn random_mix(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
                 let cuts: Vec<Vec<usize>> = batch
                     .iter()
                     .map(|frame| {
-                        let parts = 1 + random.below(6) as usize;
+                        let most = near.info.limits.tx_packet_parts.min(6);
+                        let parts = 1 + random.below(most as u64) as usize;
                         cuts(&mut random, frame.len(), parts)
                     })
                     .collect();

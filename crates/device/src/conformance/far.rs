@@ -53,13 +53,13 @@ impl DeviceFarEnd {
     pub fn new(mut device: Box<dyn Device>) -> DeviceFarEnd {
         let mut spaces = Spaces::default();
         receive_everything(&mut *device);
-        let mut queue = device.open_queue(0, &mut spaces).expect("the far end starts");
         let buffer_bytes = device.info().limits.rx_stride() as u32;
         let bytes = BUFFERS as usize * buffer_bytes as usize + (PLACES * PLACE_BYTES) as usize;
         let region = Region::private(bytes).expect("memory");
         let register = |dma| Registration::new(dma, region.mapping()).expect("registered");
         let registration = device.dma().as_ref().map(register);
         let memory = spaces.add(Space::writable(region).registered(registration));
+        let mut queue = device.open_queue(0, &mut spaces).expect("the far end starts");
         let buffers: Vec<u32> = (0..BUFFERS).map(|index| index * buffer_bytes).collect();
         queue.rx_fill(&spaces, memory, &buffers);
         queue.kick(&mut spaces, Kick::Rx).expect("the far end starts");

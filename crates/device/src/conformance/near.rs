@@ -87,7 +87,6 @@ impl Near {
     pub(super) fn new(mut device: Box<dyn Device>, what: String) -> Near {
         let mut spaces = Spaces::default();
         receive_everything(&mut *device);
-        let queue = device.open_queue(0, &mut spaces).expect("the queue opens");
         let info = device.info().clone();
         let pool_bytes = BUFFERS as usize * info.limits.rx_stride();
         assert!(info.limits.reaches(pool_bytes), "{what}: it cannot reach the suite's memory");
@@ -95,9 +94,13 @@ impl Near {
         let dma = device.dma();
         let mut space = |bytes| {
             let region = Region::private(bytes).expect("memory");
-            let register = |dma| Registration::new(dma, region.mapping()).expect("registered");
-            let registration = dma.as_ref().map(register);
-            spaces.add(Space::writable(region).registered(registration))
+            let register = |dma| Registration::new(dma, region.mapping());
+            let registration = dma.as_ref().map(register).transpose();
+            let is_registered = registration.as_ref().is_ok_and(Option::is_some);
+            (
+                spaces.add(Space::writable(region).registered(registration.ok().flatten())),
+                is_registered,
+            )
         };
         let (pool, memory, memory_start) = if info.can.tx_in_place {
             (space(pool_bytes), space(memory_bytes), 0)
@@ -105,6 +108,10 @@ impl Near {
             let pool = space(pool_bytes + memory_bytes);
             (pool, pool, pool_bytes as u32)
         };
+        assert!(dma.is_none() || pool.1, "{what}: the pool was not registered");
+        // A device may refuse other memory, and copies from it then.
+        let ((pool, _), (memory, registers)) = (pool, memory);
+        let queue = device.open_queue(0, &mut spaces).expect("the queue opens");
         let mut near = Near {
             queue,
             device,
@@ -112,7 +119,7 @@ impl Near {
             pool,
             memory,
             memory_start,
-            registers: dma.is_some(),
+            registers,
             assembly: Assembly::default(),
             hashes: Vec::new(),
             buffers: vec![Holder::Suite; BUFFERS as usize],

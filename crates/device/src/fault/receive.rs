@@ -8,7 +8,7 @@ use towpath_packet::segment::complete_into;
 
 use super::lane::{Frame, Place};
 use super::{BATCH, FaultQueue};
-use crate::{DeviceError, Kick, Meta, POOL_HEADROOM_BYTES, Part, Received, Spaces};
+use crate::{DeviceError, Kick, Meta, Part, Received, Spaces};
 
 impl FaultQueue {
     /// Returns the slots that one packet from the device may need: two for each segment.
@@ -43,7 +43,7 @@ impl FaultQueue {
         let mut copied = bytes.len() == frame.len as usize;
         let buffers = self.empty.drain(..count);
         for ((space, buffer), piece) in buffers.zip(bytes.chunks(self.data_bytes)) {
-            let offset = buffer + POOL_HEADROOM_BYTES as u32;
+            let offset = buffer + self.headroom;
             copied &= spaces.copy_in(space, offset, piece).is_ok();
             let one = Received::whole(space, buffer, offset, piece.len() as u32, Meta::FULL);
             out.push(Received { continues: out.len() + 1 - before < count, ..one });

@@ -211,6 +211,7 @@ impl LoopbackQueue {
             can: self.info.can,
             frame_bytes: self.info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES,
             large_bytes: self.longest,
+            parts: self.info.limits.tx_packet_parts,
             registered: self.registers,
             pool: self.pool,
         }
