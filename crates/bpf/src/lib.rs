@@ -1,0 +1,27 @@
+//! The few commands of bpf(2) that a driver needs (`include/uapi/linux/bpf.h`): to assemble and load
+//! a program, to fill its maps, and to attach it to an interface.
+//!
+//! No compiler is involved. [`Assembler`] makes the instructions, and the kernel's verifier checks
+//! them.
+//!
+//! | type | is |
+//! |---|---|
+//! | [`Assembler`] | a program under construction, with labels |
+//! | [`Map`] | a table that the program and this process share |
+//! | [`Program`] | a loaded program |
+//! | [`Link`] | the attachment of a program to an interface; it ends with its last descriptor |
+
+mod assembler;
+mod attached;
+mod error;
+mod link;
+mod map;
+mod program;
+mod syscall;
+
+pub use assembler::{AssembleError, Assembler, Instruction, Label, Op, Reg, Size};
+pub use attached::{Attached, attached};
+pub use error::Error;
+pub use link::{Link, XdpMode};
+pub use map::{Map, MapKind};
+pub use program::{Program, ProgramInfo, TestRun, Verdict};
