@@ -1,6 +1,6 @@
 # The targets; each is one command, which can also be run directly. See CONTRIBUTING.md.
 
-.PHONY: build quick test test-long test-slow test-experiments test-beside-a-server test-ordinary-user loom asan tsan fuzz bench figures demo manual ci
+.PHONY: build quick test test-long test-slow test-filter test-experiments test-beside-a-server test-ordinary-user loom asan tsan fuzz bench figures demo manual ci
 
 build:
 	cargo build --release
@@ -18,6 +18,10 @@ test-long:
 
 test-slow:
 	cargo test --workspace --test 'slow-*'
+
+# The flow filter against its reference: ten million packets, and each error of the program by one.
+test-filter:
+	TOWPATH_FILTER_INPUTS=10000000 cargo test --release -p towpath-device --lib xdp::filter -- --nocapture
 
 test-experiments:
 	cargo test --release -p towpath-lab --test experiments

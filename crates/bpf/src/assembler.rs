@@ -1,6 +1,6 @@
 //! An assembler for BPF instructions (Documentation/bpf/standardization/instruction-set.rst).
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::RawFd;
 
 /// An instruction, as the kernel takes it (`struct bpf_insn`).
 #[repr(C)]
@@ -200,8 +200,8 @@ impl Assembler {
     }
 
     /// Loads the reference to a map, which takes two instructions.
-    pub fn load_map(&mut self, to: Reg, map: BorrowedFd<'_>) {
-        self.emit(0x18, to, PSEUDO_MAP_FD, 0, map.as_raw_fd());
+    pub fn load_map(&mut self, to: Reg, map: RawFd) {
+        self.emit(0x18, to, PSEUDO_MAP_FD, 0, map);
         self.emit(0x00, Reg::R0, 0, 0, 0);
     }
 

@@ -10,10 +10,13 @@
 //! | [`Map`] | a table that the program and this process share |
 //! | [`Program`] | a loaded program |
 //! | [`Link`] | the attachment of a program to an interface; it ends with its last descriptor |
+//! | `interpreter` | runs a program without the kernel, for tests (feature `interpreter`) |
 
 mod assembler;
 mod attached;
 mod error;
+#[cfg(any(test, feature = "interpreter"))]
+pub mod interpreter;
 mod link;
 mod map;
 mod program;

@@ -30,6 +30,7 @@ pub mod tap;
 pub mod virtio;
 mod wire;
 pub mod wrapped;
+pub mod xdp;
 
 pub use control::{Capabilities, Device, Event, Info, Limits};
 pub use dma::{Dma, DmaError, Registration};

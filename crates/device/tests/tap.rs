@@ -457,6 +457,24 @@ fn handed_over() {
     assert!(matches!(error, Some(DeviceError::Gone { .. })), "{error:?}");
 }
 
+/// Makes a command run as the user `nobody`, in a user namespace of its own. In the test's user
+/// namespace the command would see itself as root, and tcpdump would fail to become another user.
+fn unprivileged(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    if std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny") {
+        let enter = || {
+            // SAFETY: the call takes no pointers, and is the only call between fork and exec.
+            if unsafe { libc::unshare(libc::CLONE_NEWUSER) } == 0 {
+                Ok(())
+            } else {
+                Err(std::io::Error::last_os_error())
+            }
+        };
+        // SAFETY: `enter` makes one system call, which is allowed between fork and exec.
+        unsafe { command.pre_exec(enter) };
+    }
+}
+
 /// The capture has packets as they would be on the wire, although the kernel and the driver
 /// exchange them large and with partial checksums.
 fn captures_are_right() {
@@ -509,7 +527,7 @@ fn judge(path: &str, segmented: bool, frames: u64) {
             continue;
         }
         let mut command = Command::new(tool);
-        namespace::unprivileged(&mut command);
+        unprivileged(&mut command);
         // The tool runs without the user's own settings.
         command.env("HOME", std::env::temp_dir());
         let output = command.args(arguments.split_whitespace()).output().unwrap();

@@ -59,24 +59,6 @@ pub(crate) fn has(command: &str) -> bool {
         .any(|folder| folder.join(command).is_file())
 }
 
-/// Makes a command run as the user `nobody`, in a user namespace of its own. In the test's user
-/// namespace the command would see itself as root, and tcpdump would fail to become another user.
-pub(crate) fn unprivileged(command: &mut Command) {
-    use std::os::unix::process::CommandExt;
-    if std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny") {
-        let enter = || {
-            // SAFETY: the call takes no pointers, and is the only call between fork and exec.
-            if unsafe { libc::unshare(libc::CLONE_NEWUSER) } == 0 {
-                Ok(())
-            } else {
-                Err(std::io::Error::last_os_error())
-            }
-        };
-        // SAFETY: `enter` makes one system call, which is allowed between fork and exec.
-        unsafe { command.pre_exec(enter) };
-    }
-}
-
 /// Runs `ip` with these arguments.
 pub(crate) fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split(' ')).output().expect("ip runs");

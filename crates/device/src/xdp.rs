@@ -1,0 +1,250 @@
+//! AF_XDP: a kernel's interface, beside the kernel's own sockets (Documentation/networking/af_xdp.rst).
+//!
+//! A small program in the kernel looks at each received packet, before the kernel's network stack
+//! does. It gives the packets of the flows that applications own to the driver's sockets, and passes
+//! all others on to the kernel. The flows are in maps, which the driver changes while packets arrive.
+//!
+//! | part | is |
+//! |---|---|
+//! | [`XdpDevice`] | the control part: program, sockets, filters, events |
+//! | `queue` | the data part: the rings of all hardware queues |
+//! | `socket`, `ring` | an AF_XDP socket, and the rings that it shares with the kernel |
+//! | `groups` | a packet socket: copies of packets to groups, which the kernel needs too |
+//! | `filter`, `steering` | the program and its maps |
+//! | `offload` | partial checksums and merged packets, which AF_XDP does not announce |
+//!
+//! Program, link, addresses and promiscuous mode vanish with the driver's descriptors: when the
+//! process ends, in whatever way, the interface is as it was before.
+
+mod error;
+mod ethtool;
+mod filter;
+mod groups;
+mod in_flight;
+mod offload;
+mod open;
+mod queue;
+mod ring;
+mod shared;
+mod socket;
+mod steering;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Weak};
+
+use towpath_netlink::{Link, LinkWatch, Watched};
+
+use crate::dma::Dma;
+use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
+use groups::{Wanted, is_group};
+use queue::XdpQueue;
+use shared::Shared;
+
+pub use error::XdpError;
+pub use socket::Copying;
+
+/// How the kernel runs the program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// As the table in `docs/operations.md` says: natively for hardware whose driver can, generically
+    /// for virtual interfaces.
+    #[default]
+    Auto,
+    /// In the interface's driver, before the kernel makes a packet of its own (`XDP_FLAGS_DRV_MODE`).
+    Native,
+    /// In the kernel's network stack (`XDP_FLAGS_SKB_MODE`). Every driver can.
+    Generic,
+}
+
+/// The interface, and the driver's requests for it.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The interface's name.
+    pub interface: String,
+    /// How the kernel runs the program.
+    pub mode: Mode,
+    /// Whether packets are copied.
+    pub copying: Copying,
+    /// `true` to poll the hardware from the engine's thread, by system calls, in place of interrupts
+    /// (`SO_PREFER_BUSY_POLL`, Linux 5.11).
+    pub busy_poll: bool,
+    /// `true` to take every packet from the kernel, which then receives none on this interface.
+    pub exclusive: bool,
+}
+
+/// The driver.
+pub struct XdpDevice {
+    info: Info,
+    index: u32,
+    shared: Arc<Shared>,
+    /// The open queue's hold on `shared`, while it is open.
+    open: Weak<Shared>,
+    wanted: Wanted,
+    watch: Option<LinkWatch>,
+    link: Seen,
+    events: VecDeque<Event>,
+    /// How the interface is served, for the operator.
+    notes: Vec<String>,
+}
+
+/// The state of the interface that the driver reported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    up: bool,
+    mtu: usize,
+    mac: [u8; 6],
+}
+
+impl XdpDevice {
+    /// Attaches to an interface. It keeps its addresses, its MTU and its state, and the kernel goes
+    /// on receiving all packets until filters say otherwise.
+    ///
+    /// # Errors
+    /// See [`XdpError`].
+    pub fn open(options: &Options) -> Result<XdpDevice, XdpError> {
+        let opened = open::open(options)?;
+        let watch = LinkWatch::new(opened.index).ok();
+        let link = Seen { up: true, mtu: opened.info.mtu, mac: opened.info.mac };
+        Ok(XdpDevice {
+            info: opened.info,
+            index: opened.index,
+            shared: Arc::new(opened.shared),
+            open: Weak::new(),
+            wanted: Wanted::default(),
+            watch,
+            link,
+            events: VecDeque::new(),
+            notes: opened.notes,
+        })
+    }
+
+    /// Returns how the interface is served, and what that changes for others, one line each.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Changes what the packet socket copies.
+    fn copy(&mut self, filter: &Filter, wanted: bool) -> io::Result<()> {
+        let Some(socket) = self.shared.packet_socket() else { return Ok(()) };
+        let mut changed = self.wanted.clone();
+        if !changed.change(filter, wanted) {
+            return Ok(());
+        }
+        socket.copy(&changed)?;
+        self.wanted = changed;
+        if *filter == Filter::Everything { socket.promiscuous(wanted) } else { Ok(()) }
+    }
+
+    /// Makes the interface receive packets to one of the server's own addresses, or no longer.
+    fn receive_for(&self, mac: &[u8; 6], wanted: bool) -> io::Result<()> {
+        let socket = self.shared.packet_socket().filter(|_| *mac != self.info.mac);
+        socket.map_or(Ok(()), |socket| socket.receive_for(mac, wanted))
+    }
+
+    /// Reports what changed on the interface.
+    fn compare(&mut self, link: &Link) {
+        let now = Seen {
+            up: link.up && link.carrier,
+            mtu: link.mtu as usize,
+            mac: link.mac.unwrap_or(self.link.mac),
+        };
+        if now.up != self.link.up {
+            self.events.push_back(Event::Link { up: now.up });
+        }
+        if now.mtu != self.link.mtu {
+            self.events.push_back(Event::Mtu(now.mtu));
+        }
+        if now.mac != self.link.mac {
+            self.events.push_back(Event::Address(now.mac));
+        }
+        self.link = now;
+    }
+}
+
+impl Device for XdpDevice {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Opens the queue. After it is dropped, the queue can be opened again.
+    fn open_queue(
+        &mut self,
+        index: usize,
+        _: &mut Spaces,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        let is_open = self.open.strong_count() > 1;
+        if index != 0 || is_open {
+            return Err(DeviceError::no_queue(&self.info.name, index == 0));
+        }
+        let queue = XdpQueue::new(self.info.clone(), self.shared.clone())?;
+        self.open = Arc::downgrade(&self.shared);
+        Ok(Box::new(queue))
+    }
+
+    fn dma(&self) -> Option<Arc<dyn Dma>> {
+        Some(self.shared.clone())
+    }
+
+    fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
+        if self.shared.packet_socket().is_none() {
+            return Err(FilterError::Unsupported);
+        }
+        match filter {
+            Filter::Address(mac) if !is_group(mac) => {
+                self.receive_for(mac, true).map_err(FilterError::Failed)?;
+                let added = self.shared.steering().add(filter);
+                if added.is_err() {
+                    let _ = self.receive_for(mac, false);
+                }
+                added
+            }
+            Filter::Flow(_) => self.shared.steering().add(filter),
+            Filter::Address(_) | Filter::AllGroups | Filter::Everything => {
+                self.copy(filter, true).map_err(FilterError::Failed)
+            }
+        }
+    }
+
+    fn remove_filter(&mut self, filter: &Filter) {
+        // Only an interface that is gone refuses this.
+        let _ = match filter {
+            Filter::Address(mac) if !is_group(mac) => {
+                self.shared.steering().remove(filter);
+                self.receive_for(mac, false)
+            }
+            Filter::Flow(_) => {
+                self.shared.steering().remove(filter);
+                Ok(())
+            }
+            Filter::Address(_) | Filter::AllGroups | Filter::Everything => self.copy(filter, false),
+        };
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.watch.as_ref().map(AsFd::as_fd)
+    }
+
+    fn take_event(&mut self) -> Option<Event> {
+        if self.events.is_empty() {
+            match self.watch.as_mut()?.latest()? {
+                Watched::Here(link) => self.compare(&link),
+                // In another namespace, the program is still on the interface, but nothing reports
+                // its state: as good as removed.
+                Watched::Gone => self.events.push_back(Event::Removed),
+            }
+        }
+        self.events.pop_front()
+    }
+}
+
+impl std::fmt::Debug for XdpDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("XdpDevice")
+            .field("info", &self.info)
+            .field("index", &self.index)
+            .finish_non_exhaustive()
+    }
+}

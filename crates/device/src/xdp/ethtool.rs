@@ -1,0 +1,104 @@
+//! Questions about an interface that rtnetlink does not answer (`linux/ethtool.h`, SIOCETHTOOL).
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+/// `ETHTOOL_GGRO`: does the interface merge received packets?
+const GET_GRO: u32 = 0x0000_002b;
+/// `ETHTOOL_GCHANNELS`: its hardware queues.
+const GET_CHANNELS: u32 = 0x0000_003c;
+/// `ETHTOOL_GDRVINFO`: its driver.
+const GET_DRIVER: u32 = 0x0000_0003;
+
+/// `struct ethtool_value`.
+#[repr(C)]
+#[derive(Default)]
+struct Value {
+    command: u32,
+    data: u32,
+}
+
+/// `struct ethtool_channels`.
+#[repr(C)]
+#[derive(Default)]
+struct Channels {
+    command: u32,
+    /// The most receive, transmit, other and combined queues.
+    most: [u32; 4],
+    /// The present ones.
+    receive: u32,
+    transmit: u32,
+    other: u32,
+    combined: u32,
+}
+
+/// `struct ethtool_drvinfo`.
+#[repr(C)]
+struct Driver {
+    command: u32,
+    driver: [u8; 32],
+    rest: [u8; 160],
+}
+
+/// Asks about one interface.
+pub(super) struct Ethtool {
+    socket: OwnedFd,
+    name: [libc::c_char; libc::IFNAMSIZ],
+}
+
+impl Ethtool {
+    /// Prepares questions about an interface of this thread's network namespace.
+    pub(super) fn of(interface: &str) -> io::Result<Ethtool> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        let mut name = [0; libc::IFNAMSIZ];
+        // The last byte stays zero.
+        for (to, from) in name[..libc::IFNAMSIZ - 1].iter_mut().zip(interface.bytes()) {
+            *to = from as libc::c_char;
+        }
+        Ok(Ethtool { socket, name })
+    }
+
+    /// Asks a question whose structure begins with its command.
+    fn ask<T>(&self, question: &mut T) -> io::Result<()> {
+        // SAFETY: `ifreq` consists of integers, arrays and pointers, so all zeros is a valid value.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        request.ifr_name = self.name;
+        request.ifr_ifru.ifru_data = std::ptr::from_mut(question).cast();
+        // SAFETY: the request takes a live `ifreq`, and the kernel writes no more than the structure
+        // of the command.
+        let result = unsafe {
+            libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request)
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Returns the number of hardware queues that receive; 1 for an interface that does not say.
+    pub(super) fn queues(&self) -> u32 {
+        let mut channels = Channels { command: GET_CHANNELS, ..Channels::default() };
+        match self.ask(&mut channels) {
+            Ok(()) => (channels.receive + channels.combined).max(1),
+            Err(_) => 1,
+        }
+    }
+
+    /// Returns `true` if the interface merges received packets (GRO), or does not say.
+    pub(super) fn merges(&self) -> bool {
+        let mut value = Value { command: GET_GRO, ..Value::default() };
+        self.ask(&mut value).is_err() || value.data != 0
+    }
+
+    /// Returns the driver's name; an empty one for an interface that does not say.
+    pub(super) fn driver(&self) -> String {
+        let mut driver = Driver { command: GET_DRIVER, driver: [0; 32], rest: [0; 160] };
+        if self.ask(&mut driver).is_err() {
+            return String::new();
+        }
+        let name = driver.driver.into_iter().take_while(|byte| *byte != 0).collect();
+        String::from_utf8(name).unwrap_or_default()
+    }
+}
+
+const _: () = assert!(size_of::<Driver>() == 196 && size_of::<Channels>() == 36);

@@ -1,0 +1,246 @@
+//! The flow filter: an XDP program, and maps that say which packets it takes from the kernel.
+//!
+//! The server changes the maps while the program runs. A rule names some of a packet's fields. Rules
+//! that name the same fields share a mask; the program applies each mask to the packet's fields, and
+//! looks the result up.
+
+mod key;
+mod program;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use towpath_bpf::{AssembleError, Error, Instruction, Map, MapKind, Program};
+
+use crate::{Filter, FilterError};
+use key::{Fields, KEY_BYTES, Key};
+use program::{MASK_BYTES, MASKS, MASKS_BYTES, MapFds};
+
+/// The most MAC addresses, and the most flows. The kernel allocates the maps whole: about 0.2 and 8 MB.
+const MACS: u32 = 4096;
+const FLOWS: u32 = 65_536;
+/// A MAC address in its map: six bytes and two zeros.
+const MAC_KEY_BYTES: usize = 8;
+
+/// The flow filter.
+pub(super) struct FlowFilter {
+    program: Program,
+    spans: bool,
+    sockets: Map,
+    tables: Tables,
+    maps: Option<Maps>,
+}
+
+/// The maps beside that of the sockets.
+struct Maps {
+    macs: Map,
+    masks: Map,
+    flows: Map,
+    counters: Map,
+}
+
+/// A mask in use.
+#[derive(Clone, Copy, Debug)]
+struct Mask {
+    mask: Fields,
+    /// The number of rules with this mask.
+    rules: usize,
+}
+
+/// What the maps contain.
+#[derive(Default)]
+struct Tables {
+    masks: [Option<Mask>; MASKS],
+    /// The number of each rule's mask.
+    flows: HashMap<Key, usize>,
+}
+
+impl Tables {
+    /// Returns the number of a mask: that of a mask in use, or a free one.
+    fn number_of(&self, mask: &Fields) -> Option<usize> {
+        let used = self.masks.iter().position(|one| one.is_some_and(|one| one.mask == *mask));
+        used.or_else(|| self.masks.iter().position(Option::is_none))
+    }
+
+    /// Adds a rule under the mask of this number.
+    fn add(&mut self, key: Key, number: usize, mask: Fields) {
+        if self.flows.insert(key, number).is_none() {
+            self.masks[number].get_or_insert(Mask { mask, rules: 0 }).rules += 1;
+        }
+    }
+
+    /// Removes a rule. Returns `true` if its mask is free now.
+    fn remove(&mut self, key: &Key) -> bool {
+        let Some(number) = self.flows.remove(key) else { return false };
+        let Some(mask) = &mut self.masks[number] else { return false };
+        mask.rules -= 1;
+        let is_free = mask.rules == 0;
+        if is_free {
+            self.masks[number] = None;
+        }
+        is_free
+    }
+
+    /// Returns the masks as the program reads them. `not_yet`: the number of a mask that the program
+    /// must not use yet.
+    fn masks(&self, not_yet: Option<usize>) -> Vec<u8> {
+        let mut bytes = vec![0; MASKS_BYTES];
+        let count = self.masks.iter().rposition(Option::is_some).map_or(0, |last| last as u32 + 1);
+        bytes[..4].copy_from_slice(&count.to_ne_bytes());
+        let places = bytes[8..].chunks_exact_mut(MASK_BYTES);
+        for ((place, mask), number) in places.zip(&self.masks).zip(0..) {
+            if let Some(Mask { mask, .. }) = mask {
+                let in_use = u32::from(not_yet != Some(number));
+                place[..4].copy_from_slice(&in_use.to_ne_bytes());
+                place[8..].copy_from_slice(mask);
+            }
+        }
+        bytes
+    }
+}
+
+impl FlowFilter {
+    /// Loads a filter that passes every packet, for so many hardware queues.
+    pub(super) fn new(queues: u32) -> Result<FlowFilter, Error> {
+        let sockets = sockets(queues)?;
+        let maps = Maps {
+            macs: Map::create(MapKind::Hash, "towpath_macs", MAC_KEY_BYTES, 4, MACS)?,
+            masks: Map::create(MapKind::Array, "towpath_masks", 4, MASKS_BYTES, 1)?,
+            flows: Map::create(MapKind::Hash, "towpath_flows", KEY_BYTES, 4, FLOWS)?,
+            counters: Map::create(MapKind::PerCpuArray, "towpath_counts", 4, 8, 1)?,
+        };
+        let fd = |map: &Map| map.as_fd().as_raw_fd();
+        let fds = MapFds {
+            sockets: fd(&sockets),
+            macs: fd(&maps.macs),
+            masks: fd(&maps.masks),
+            flows: fd(&maps.flows),
+            counters: fd(&maps.counters),
+        };
+        let (program, spans) = load("towpath_flows", |spans| program::assemble(fds, spans))?;
+        Ok(FlowFilter { program, spans, sockets, tables: Tables::default(), maps: Some(maps) })
+    }
+
+    /// Loads a program that takes every packet.
+    pub(super) fn of_all(queues: u32) -> Result<FlowFilter, Error> {
+        let sockets = sockets(queues)?;
+        let fd = sockets.as_fd().as_raw_fd();
+        let (program, spans) = load("towpath_all", |_| program::assemble_all(fd))?;
+        Ok(FlowFilter { program, spans, sockets, tables: Tables::default(), maps: None })
+    }
+
+    /// Returns `true` if the program takes packets in several buffers.
+    pub(super) fn spans(&self) -> bool {
+        self.spans
+    }
+
+    pub(super) fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Gives the packets of a hardware queue to a socket.
+    pub(super) fn set_socket(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), Error> {
+        self.sockets.set_fd(queue, socket)
+    }
+
+    /// Returns the number of packets that belonged to an application and found no socket.
+    pub(super) fn without_socket(&self) -> u64 {
+        self.maps.as_ref().and_then(|maps| maps.counters.sum(0).ok()).unwrap_or(0)
+    }
+
+    /// Adds an address or a flow.
+    pub(super) fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
+        let Some(maps) = &self.maps else { return Ok(()) };
+        match filter {
+            Filter::Address(mac) => maps.macs.update(&mac_key(mac), &[0; 4]).map_err(refused),
+            Filter::Flow(rule) => {
+                let (fields, mask) = key::of_rule(rule);
+                let number = self.tables.number_of(&mask).ok_or(FilterError::Full)?;
+                let key = key::key(&fields, number as u32);
+                if self.tables.flows.contains_key(&key) {
+                    return Ok(());
+                }
+                let is_new = self.tables.masks[number].is_none();
+                maps.flows.update(&key, &[0; 4]).map_err(refused)?;
+                self.tables.add(key, number, mask);
+                // The program may run during the change of a mask, so it sees a new one only when
+                // it is complete.
+                let steps: &[_] = if is_new { &[Some(number), None] } else { &[] };
+                for not_yet in steps {
+                    if let Err(error) = maps.set_masks(&self.tables.masks(*not_yet)) {
+                        self.tables.remove(&key);
+                        let _ = maps.flows.delete(&key);
+                        return Err(refused(error));
+                    }
+                }
+                Ok(())
+            }
+            Filter::AllGroups | Filter::Everything => Err(FilterError::Unsupported),
+        }
+    }
+
+    /// Removes an address or a flow.
+    pub(super) fn remove(&mut self, filter: &Filter) {
+        let Some(maps) = &self.maps else { return };
+        // The kernel refuses nothing of this, apart from entries that are not there.
+        let _ = match filter {
+            Filter::Address(mac) => maps.macs.delete(&mac_key(mac)),
+            Filter::Flow(rule) => {
+                let (fields, mask) = key::of_rule(rule);
+                let Some(number) = self.tables.number_of(&mask) else { return };
+                let key = key::key(&fields, number as u32);
+                if self.tables.remove(&key) {
+                    let _ = maps.set_masks(&self.tables.masks(None));
+                }
+                maps.flows.delete(&key)
+            }
+            Filter::AllGroups | Filter::Everything => return,
+        };
+    }
+}
+
+impl Maps {
+    fn set_masks(&self, masks: &[u8]) -> Result<(), Error> {
+        self.masks.update(&0u32.to_ne_bytes(), masks)
+    }
+}
+
+fn sockets(queues: u32) -> Result<Map, Error> {
+    Map::create(MapKind::Xsk, "towpath_sockets", 4, 4, queues)
+}
+
+fn mac_key(mac: &[u8; 6]) -> [u8; MAC_KEY_BYTES] {
+    let [a, b, c, d, e, f] = *mac;
+    [a, b, c, d, e, f, 0, 0]
+}
+
+/// A map without room is no room for the filter.
+fn refused(error: Error) -> FilterError {
+    match error.errno() {
+        Some(libc::E2BIG | libc::ENOSPC | libc::ENOMEM) => FilterError::Full,
+        _ => FilterError::Failed(error.into()),
+    }
+}
+
+/// Loads a program for packets in several buffers, or else for those in one. Returns which.
+fn load(
+    name: &str,
+    assemble: impl Fn(bool) -> Result<Vec<Instruction>, AssembleError>,
+) -> Result<(Program, bool), Error> {
+    let program = |spans| {
+        let instructions = assemble(spans).map_err(|error| Error::Refused {
+            what: "assembling the XDP program",
+            cause: io::Error::other(error),
+        })?;
+        Program::load_xdp(name, &instructions, spans)
+    };
+    match program(true) {
+        Ok(program) => Ok((program, true)),
+        Err(error @ Error::NotPermitted { .. }) => Err(error),
+        // Linux 5.17 and older.
+        Err(error) => program(false).map(|program| (program, false)).map_err(|_| error),
+    }
+}

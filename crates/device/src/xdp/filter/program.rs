@@ -1,0 +1,564 @@
+//! The XDP program that looks a packet's flow up.
+//!
+//! The verdict for a packet:
+//!
+//! 1. To a group, or to a MAC address that is not one of the server's: pass.
+//! 2. The fields of the packet, or of the packet that an ICMP error quotes, match a rule: to the
+//!    socket of the hardware queue that received it. Without a socket, dropped and counted: the
+//!    kernel must not answer for a flow that is an application's.
+//! 3. All others: pass.
+//!
+//! The parser reads a packet as `towpath_packet::headers` does, apart from two rules: a fragment
+//! has no ports, not even the first one; and an ICMPv6 error that quotes a packet with extension
+//! headers is the kernel's.
+
+use towpath_bpf::{AssembleError, Assembler, Instruction, Label, Op, Reg, Size};
+
+use super::key::{
+    ETHERTYPE, FIELDS_BYTES, HAS, HAS_IP, HAS_IPV6, HAS_PORTS, KEY_BYTES, LOCAL_IP, LOCAL_PORT,
+    MAC, PROTOCOL, REMOTE_IP, REMOTE_PORT, VLAN,
+};
+
+/// The most masks.
+pub(super) const MASKS: usize = 16;
+/// A mask in its map: a word that is 1 if it is in use, four zeros, and the mask.
+pub(super) const MASK_BYTES: usize = 8 + FIELDS_BYTES;
+/// The masks in their map: how many to read, four zeros, and the masks.
+pub(super) const MASKS_BYTES: usize = 8 + MASKS * MASK_BYTES;
+
+/// The file descriptors of the program's maps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MapFds {
+    pub(super) sockets: i32,
+    pub(super) macs: i32,
+    pub(super) masks: i32,
+    pub(super) flows: i32,
+    pub(super) counters: i32,
+}
+
+/// Numbers of the kernel's helpers (`enum bpf_func_id`).
+const MAP_LOOKUP: i32 = 1;
+const REDIRECT_MAP: i32 = 51;
+const XDP_GET_BUFF_LEN: i32 = 188;
+
+/// Offsets in `struct xdp_md`.
+const DATA: i16 = 0;
+const DATA_END: i16 = 4;
+const RX_QUEUE: i16 = 16;
+
+/// Verdicts (`enum xdp_action`).
+const DROP: i32 = 1;
+const PASS: i32 = 2;
+const REDIRECT: i32 = 4;
+
+/// Offsets on the stack, from its end.
+const LOOKUP_KEY: i16 = -(KEY_BYTES as i16);
+const PACKET: i16 = LOOKUP_KEY - FIELDS_BYTES as i16;
+const QUOTED: i16 = PACKET - FIELDS_BYTES as i16;
+/// The hardware queue.
+const QUEUE: i16 = QUOTED - 8;
+/// 1 if the packet quotes another one.
+const QUOTES: i16 = QUOTED - 4;
+/// 1 for an IPv6 fragment.
+const IS_FRAGMENT: i16 = QUOTED - 12;
+/// The offset of an IPv6 extension header. Not at a multiple of 8: there the verifier would follow
+/// each value, and check the rest of the program for each of them.
+const AT: i16 = QUOTED - 14;
+/// An index into a map of one entry.
+const ZERO: i16 = QUOTED - 24;
+
+const MAX_EXTENSION_HEADERS: usize = towpath_packet::headers::MAX_EXTENSION_HEADERS;
+/// Above the sum of the headers before the transport header, and in the verifier's reach.
+const MAX_OFFSET: i32 = 0x7fff;
+
+/// Returns the program. `spans`: it takes packets in several buffers.
+pub(super) fn assemble(maps: MapFds, spans: bool) -> Result<Vec<Instruction>, AssembleError> {
+    let mut asm = Assembler::default();
+    let labels = Labels {
+        pass: asm.label(),
+        hit: asm.label(),
+        search: asm.label(),
+        ipv6: asm.label(),
+        ports: asm.label(),
+    };
+    let mut program = Program { asm, labels, maps };
+    program.begin(spans);
+    program.ethernet();
+    program.ipv4();
+    program.ipv6();
+    program.ports();
+    program.search();
+    program.end();
+    program.asm.finish()
+}
+
+#[derive(Clone, Copy)]
+struct Labels {
+    pass: Label,
+    hit: Label,
+    /// All fields that the packet has are known.
+    search: Label,
+    ipv6: Label,
+    /// R7: transport header, R4: protocol, R5: bytes of header and payload.
+    ports: Label,
+}
+
+/// The program under construction. From `ethernet` on, R6 points to the masks, R7 into the packet, R8
+/// to its end; R9 is the number of bytes from the network header on, padding included.
+struct Program {
+    asm: Assembler,
+    labels: Labels,
+    maps: MapFds,
+}
+
+impl Program {
+    /// Loads what the rest needs; passes a packet if there is no mask.
+    fn begin(&mut self, spans: bool) {
+        let (asm, Labels { pass, .. }) = (&mut self.asm, self.labels);
+        asm.copy(Reg::R6, Reg::R1);
+        if spans {
+            asm.call(XDP_GET_BUFF_LEN);
+            asm.copy(Reg::R9, Reg::R0);
+        }
+        asm.load(Size::Word, Reg::R7, Reg::R6, DATA);
+        asm.load(Size::Word, Reg::R8, Reg::R6, DATA_END);
+        if !spans {
+            asm.copy(Reg::R9, Reg::R8);
+            asm.op_reg(Op::Sub, Reg::R9, Reg::R7);
+        }
+        asm.load(Size::Word, Reg::R1, Reg::R6, RX_QUEUE);
+        asm.store(Size::Word, Reg::R10, QUEUE, Reg::R1);
+        asm.store_number(Size::Word, Reg::R10, ZERO, 0);
+        lookup(asm, self.maps.masks, ZERO);
+        asm.jump_if(Op::Equal, Reg::R0, 0, pass);
+        asm.load(Size::Word, Reg::R1, Reg::R0, 0);
+        asm.jump_if(Op::Equal, Reg::R1, 0, pass);
+        asm.copy(Reg::R6, Reg::R0);
+    }
+
+    /// Reads the Ethernet header and a VLAN tag, and looks the destination up.
+    fn ethernet(&mut self) {
+        let (asm, Labels { pass, search, ipv6, .. }) = (&mut self.asm, self.labels);
+        within(asm, 14, pass);
+        asm.load(Size::Byte, Reg::R1, Reg::R7, 0);
+        asm.jump_if(Op::Bits, Reg::R1, 1, pass);
+        for at in (0..FIELDS_BYTES as i16).step_by(8) {
+            asm.store_number(Size::Double, Reg::R10, PACKET + at, 0);
+        }
+        asm.store_number(Size::Word, Reg::R10, QUOTES, 0);
+        asm.load(Size::Word, Reg::R1, Reg::R7, 0);
+        asm.store(Size::Word, Reg::R10, PACKET + MAC as i16, Reg::R1);
+        asm.load(Size::Half, Reg::R1, Reg::R7, 4);
+        asm.store(Size::Half, Reg::R10, PACKET + MAC as i16 + 4, Reg::R1);
+        // The VLAN's field behind the address is still 0.
+        lookup(asm, self.maps.macs, PACKET + MAC as i16);
+        asm.jump_if(Op::Equal, Reg::R0, 0, pass);
+
+        let (untagged, known) = (asm.label(), asm.label());
+        load16(asm, Reg::R1, Reg::R7, 12);
+        let tagged = asm.label();
+        asm.jump_if(Op::Equal, Reg::R1, 0x8100, tagged);
+        asm.jump_if(Op::NotEqual, Reg::R1, 0x88a8, untagged);
+        asm.place(tagged);
+        // A packet that ends in its tag has the tag's ethertype.
+        asm.store(Size::Half, Reg::R10, PACKET + ETHERTYPE as i16, Reg::R1);
+        within(asm, 18, search);
+        load16(asm, Reg::R1, Reg::R7, 14);
+        asm.op(Op::And, Reg::R1, 0xfff);
+        asm.store(Size::Half, Reg::R10, PACKET + VLAN as i16, Reg::R1);
+        load16(asm, Reg::R1, Reg::R7, 16);
+        asm.op(Op::Add, Reg::R7, 18);
+        asm.op(Op::Sub, Reg::R9, 18);
+        asm.jump(known);
+        asm.place(untagged);
+        asm.op(Op::Add, Reg::R7, 14);
+        asm.op(Op::Sub, Reg::R9, 14);
+        asm.place(known);
+        asm.store(Size::Half, Reg::R10, PACKET + ETHERTYPE as i16, Reg::R1);
+        asm.jump_if(Op::Equal, Reg::R1, 0x86dd, ipv6);
+        asm.jump_if(Op::NotEqual, Reg::R1, 0x0800, search);
+    }
+
+    fn ipv4(&mut self) {
+        let (asm, Labels { search, ports, .. }) = (&mut self.asm, self.labels);
+        within(asm, 20, search);
+        asm.load(Size::Byte, Reg::R1, Reg::R7, 0);
+        version_is(asm, 4, search);
+        header_bytes(asm, Reg::R1);
+        asm.jump_if(Op::Below, Reg::R1, 20, search);
+        asm.jump_if_reg(Op::Above, Reg::R1, Reg::R9, search);
+        load16(asm, Reg::R5, Reg::R7, 2);
+        asm.jump_if_reg(Op::Below, Reg::R5, Reg::R1, search);
+        asm.jump_if_reg(Op::Above, Reg::R5, Reg::R9, search);
+        asm.store_number(Size::Byte, Reg::R10, PACKET + HAS as i16, HAS_IP.into());
+        asm.load(Size::Byte, Reg::R4, Reg::R7, 9);
+        asm.store(Size::Byte, Reg::R10, PACKET + PROTOCOL as i16, Reg::R4);
+        self.ipv4_addresses(PACKET, (16, 12));
+        let asm = &mut self.asm;
+        load16(asm, Reg::R3, Reg::R7, 6);
+        asm.jump_if(Op::Bits, Reg::R3, 0x3fff, search);
+        asm.op_reg(Op::Sub, Reg::R5, Reg::R1);
+        asm.op_reg(Op::Add, Reg::R7, Reg::R1);
+        asm.jump_if(Op::NotEqual, Reg::R4, 1, ports);
+        // ICMP.
+        asm.jump_if(Op::Below, Reg::R5, 8 + 20, search);
+        within(asm, 8 + 20, search);
+        asm.load(Size::Byte, Reg::R1, Reg::R7, 0);
+        let is_error = asm.label();
+        for kind in [3, 4, 5, 11, 12] {
+            asm.jump_if(Op::Equal, Reg::R1, kind, is_error);
+        }
+        asm.jump(search);
+        asm.place(is_error);
+        asm.load(Size::Byte, Reg::R1, Reg::R7, 8);
+        version_is(asm, 4, search);
+        header_bytes(asm, Reg::R1);
+        asm.jump_if(Op::Below, Reg::R1, 20, search);
+        asm.load(Size::Byte, Reg::R4, Reg::R7, 8 + 9);
+        load16(asm, Reg::R3, Reg::R7, 8 + 6);
+        self.quoted(HAS_IP);
+        self.ipv4_addresses(QUOTED, (8 + 12, 8 + 16));
+        let asm = &mut self.asm;
+        asm.jump_if(Op::Bits, Reg::R3, 0x1fff, search);
+        asm.op(Op::Add, Reg::R1, 8);
+        self.quoted_ports(HAS_IP);
+    }
+
+    /// Copies IPv4 addresses: the one that is local for the server, and the remote one.
+    fn ipv4_addresses(&mut self, to: i16, (local, remote): (i16, i16)) {
+        for (field, from) in [(LOCAL_IP, local), (REMOTE_IP, remote)] {
+            self.asm.load(Size::Word, Reg::R0, Reg::R7, from);
+            self.asm.store(Size::Word, Reg::R10, to + field as i16, Reg::R0);
+        }
+    }
+
+    /// Copies IPv6 addresses.
+    fn ipv6_addresses(&mut self, to: i16, (local, remote): (i16, i16)) {
+        for (field, from) in [(LOCAL_IP, local), (REMOTE_IP, remote)] {
+            for half in [0, 8] {
+                self.asm.load(Size::Double, Reg::R0, Reg::R7, from + half);
+                self.asm.store(Size::Double, Reg::R10, to + field as i16 + half, Reg::R0);
+            }
+        }
+    }
+
+    /// Fills in the fields of the quoted packet, R4 being its protocol, except addresses and ports.
+    fn quoted(&mut self, has: u8) {
+        let asm = &mut self.asm;
+        for at in (8..FIELDS_BYTES as i16).step_by(8) {
+            asm.store_number(Size::Double, Reg::R10, QUOTED + at, 0);
+        }
+        asm.load(Size::Double, Reg::R0, Reg::R10, PACKET);
+        asm.store(Size::Double, Reg::R10, QUOTED, Reg::R0);
+        asm.load(Size::Half, Reg::R0, Reg::R10, PACKET + ETHERTYPE as i16);
+        asm.store(Size::Half, Reg::R10, QUOTED + ETHERTYPE as i16, Reg::R0);
+        asm.store(Size::Byte, Reg::R10, QUOTED + PROTOCOL as i16, Reg::R4);
+        asm.store_number(Size::Byte, Reg::R10, QUOTED + HAS as i16, has.into());
+        asm.store_number(Size::Word, Reg::R10, QUOTES, 1);
+    }
+
+    /// Fills in the ports of the quoted packet, whose transport header begins R1 bytes behind R7.
+    fn quoted_ports(&mut self, has: u8) {
+        let (asm, Labels { search, .. }) = (&mut self.asm, self.labels);
+        let has_ports = asm.label();
+        asm.jump_if(Op::Equal, Reg::R4, 6, has_ports);
+        asm.jump_if(Op::Equal, Reg::R4, 17, has_ports);
+        asm.jump_if(Op::NotEqual, Reg::R4, 132, search);
+        asm.place(has_ports);
+        asm.copy(Reg::R2, Reg::R1);
+        asm.op(Op::Add, Reg::R2, 8);
+        asm.jump_if_reg(Op::Below, Reg::R5, Reg::R2, search);
+        asm.op_reg(Op::Add, Reg::R7, Reg::R1);
+        within(asm, 8, search);
+        // The quoted packet went the other way.
+        store_ports(asm, QUOTED, (0, 2), has | HAS_PORTS);
+        asm.jump(search);
+    }
+
+    fn ipv6(&mut self) {
+        let Labels { search, ports, ipv6, .. } = self.labels;
+        let asm = &mut self.asm;
+        asm.place(ipv6);
+        within(asm, 40, search);
+        asm.load(Size::Byte, Reg::R1, Reg::R7, 0);
+        version_is(asm, 6, search);
+        load16(asm, Reg::R5, Reg::R7, 4);
+        asm.copy(Reg::R1, Reg::R5);
+        asm.op(Op::Add, Reg::R1, 40);
+        asm.jump_if_reg(Op::Above, Reg::R1, Reg::R9, search);
+        asm.jump_if(Op::Above, Reg::R1, 0xffff, search);
+        let has = HAS_IP | HAS_IPV6;
+        asm.store_number(Size::Byte, Reg::R10, PACKET + HAS as i16, has.into());
+        asm.load(Size::Byte, Reg::R4, Reg::R7, 6);
+        self.ipv6_addresses(PACKET, (24, 8));
+        let asm = &mut self.asm;
+        let (no_extension, transport) = (asm.label(), asm.label());
+        unless_extension(asm, Reg::R4, no_extension);
+        // The packet's own length, without padding.
+        asm.copy(Reg::R9, Reg::R1);
+        self.extension_headers(transport);
+        let asm = &mut self.asm;
+        asm.place(no_extension);
+        asm.op(Op::Add, Reg::R7, 40);
+        asm.place(transport);
+        asm.store(Size::Byte, Reg::R10, PACKET + PROTOCOL as i16, Reg::R4);
+        asm.jump_if(Op::NotEqual, Reg::R4, 58, ports);
+        // ICMPv6.
+        asm.jump_if(Op::Below, Reg::R5, 8 + 40, search);
+        within(asm, 8 + 40, search);
+        asm.load(Size::Byte, Reg::R1, Reg::R7, 0);
+        asm.jump_if(Op::Equal, Reg::R1, 0, search);
+        asm.jump_if(Op::Above, Reg::R1, 4, search);
+        asm.load(Size::Byte, Reg::R1, Reg::R7, 8);
+        version_is(asm, 6, search);
+        asm.load(Size::Byte, Reg::R4, Reg::R7, 8 + 6);
+        let plain = asm.label();
+        unless_extension(asm, Reg::R4, plain);
+        asm.jump(search);
+        asm.place(plain);
+        self.quoted(has);
+        self.ipv6_addresses(QUOTED, (8 + 8, 8 + 24));
+        self.asm.set(Reg::R1, 8 + 40);
+        self.quoted_ports(has);
+    }
+
+    /// Walks along IPv6 extension headers. R4: the first one's number, R7: the network header, R9:
+    /// the packet's bytes from there. Goes to `transport` with R4: protocol, R5: bytes from the
+    /// transport header on, R7: that header.
+    fn extension_headers(&mut self, transport: Label) {
+        let (asm, Labels { search, .. }) = (&mut self.asm, self.labels);
+        let (stop, done) = (asm.label(), asm.label());
+        asm.store_number(Size::Byte, Reg::R10, IS_FRAGMENT, 0);
+        asm.store_number(Size::Half, Reg::R10, AT, 40);
+        for _ in 0..MAX_EXTENSION_HEADERS {
+            load_offset(asm, Reg::R1);
+            asm.copy(Reg::R5, Reg::R9);
+            asm.op_reg(Op::Sub, Reg::R5, Reg::R1);
+            asm.jump_if(Op::Below, Reg::R5, 8, stop);
+            asm.copy(Reg::R2, Reg::R7);
+            asm.op_reg(Op::Add, Reg::R2, Reg::R1);
+            asm.copy(Reg::R3, Reg::R2);
+            asm.op(Op::Add, Reg::R3, 8);
+            asm.jump_if_reg(Op::Above, Reg::R3, Reg::R8, stop);
+            // R3: the header's bytes.
+            let (is_fragment, is_other, known) = (asm.label(), asm.label(), asm.label());
+            asm.load(Size::Byte, Reg::R3, Reg::R2, 1);
+            asm.jump_if(Op::Equal, Reg::R4, 44, is_fragment);
+            asm.jump_if(Op::NotEqual, Reg::R4, 51, is_other);
+            asm.op(Op::Add, Reg::R3, 2);
+            asm.op(Op::ShiftLeft, Reg::R3, 2);
+            asm.jump(known);
+            asm.place(is_fragment);
+            asm.set(Reg::R3, 8);
+            asm.jump(known);
+            asm.place(is_other);
+            asm.op(Op::Add, Reg::R3, 1);
+            asm.op(Op::ShiftLeft, Reg::R3, 3);
+            asm.place(known);
+            asm.jump_if_reg(Op::Above, Reg::R3, Reg::R5, stop);
+            asm.op_reg(Op::Sub, Reg::R5, Reg::R3);
+            asm.op_reg(Op::Add, Reg::R1, Reg::R3);
+            asm.store(Size::Half, Reg::R10, AT, Reg::R1);
+            // R0: the next header.
+            asm.load(Size::Byte, Reg::R0, Reg::R2, 0);
+            let (next, one_packet) = (asm.label(), asm.label());
+            asm.jump_if(Op::NotEqual, Reg::R4, 44, next);
+            load16(asm, Reg::R3, Reg::R2, 2);
+            asm.copy(Reg::R4, Reg::R0);
+            // A fragment that holds its whole packet does not count as one (RFC 6946).
+            asm.copy(Reg::R1, Reg::R3);
+            asm.op(Op::And, Reg::R1, 0xfff9);
+            asm.jump_if(Op::Equal, Reg::R1, 0, one_packet);
+            asm.store_number(Size::Byte, Reg::R10, IS_FRAGMENT, 1);
+            // Behind the header of a later fragment is payload.
+            asm.jump_if(Op::Bits, Reg::R3, 0xfff8, stop);
+            asm.jump_if(Op::Bits, Reg::R5, 7, stop);
+            asm.place(one_packet);
+            asm.jump_if(Op::Equal, Reg::R0, 44, stop);
+            asm.place(next);
+            asm.copy(Reg::R4, Reg::R0);
+            unless_extension(asm, Reg::R4, done);
+        }
+        asm.place(stop);
+        asm.store(Size::Byte, Reg::R10, PACKET + PROTOCOL as i16, Reg::R4);
+        asm.jump(search);
+        asm.place(done);
+        asm.load(Size::Byte, Reg::R1, Reg::R10, IS_FRAGMENT);
+        asm.jump_if(Op::NotEqual, Reg::R1, 0, stop);
+        load_offset(asm, Reg::R1);
+        asm.copy(Reg::R5, Reg::R9);
+        asm.op_reg(Op::Sub, Reg::R5, Reg::R1);
+        asm.op_reg(Op::Add, Reg::R7, Reg::R1);
+        asm.jump(transport);
+    }
+
+    /// Reads ports.
+    fn ports(&mut self) {
+        let (asm, Labels { search, ports, .. }) = (&mut self.asm, self.labels);
+        let (tcp, sctp, store) = (asm.label(), asm.label(), asm.label());
+        asm.place(ports);
+        asm.jump_if(Op::Equal, Reg::R4, 6, tcp);
+        asm.jump_if(Op::Equal, Reg::R4, 132, sctp);
+        asm.jump_if(Op::NotEqual, Reg::R4, 17, search);
+        asm.jump_if(Op::Below, Reg::R5, 8, search);
+        within(asm, 8, search);
+        load16(asm, Reg::R1, Reg::R7, 4);
+        asm.jump_if(Op::Below, Reg::R1, 8, search);
+        asm.jump_if_reg(Op::Above, Reg::R1, Reg::R5, search);
+        asm.jump(store);
+        asm.place(tcp);
+        asm.jump_if(Op::Below, Reg::R5, 20, search);
+        within(asm, 20, search);
+        asm.load(Size::Byte, Reg::R1, Reg::R7, 12);
+        asm.op(Op::ShiftRight, Reg::R1, 4);
+        asm.op(Op::ShiftLeft, Reg::R1, 2);
+        asm.jump_if(Op::Below, Reg::R1, 20, search);
+        asm.jump_if_reg(Op::Above, Reg::R1, Reg::R5, search);
+        asm.jump(store);
+        asm.place(sctp);
+        asm.jump_if(Op::Below, Reg::R5, 12, search);
+        within(asm, 12, search);
+        asm.place(store);
+        asm.load(Size::Byte, Reg::R1, Reg::R10, PACKET + HAS as i16);
+        asm.op(Op::Or, Reg::R1, HAS_PORTS.into());
+        asm.store(Size::Byte, Reg::R10, PACKET + HAS as i16, Reg::R1);
+        for (field, from) in [(LOCAL_PORT, 2), (REMOTE_PORT, 0)] {
+            load16(asm, Reg::R1, Reg::R7, from);
+            asm.store(Size::Half, Reg::R10, PACKET + field as i16, Reg::R1);
+        }
+    }
+
+    /// Looks the packet's fields up with each mask, and then those of the quoted packet.
+    fn search(&mut self) {
+        let Labels { pass, hit, search, .. } = self.labels;
+        self.asm.place(search);
+        self.search_for(PACKET, hit);
+        self.asm.load(Size::Word, Reg::R1, Reg::R10, QUOTES);
+        self.asm.jump_if(Op::Equal, Reg::R1, 0, pass);
+        self.search_for(QUOTED, hit);
+    }
+
+    /// Looks fields up with each mask. R7: the mask's number, R9: the mask.
+    fn search_for(&mut self, fields: i16, hit: Label) {
+        let asm = &mut self.asm;
+        let (again, next, end) = (asm.label(), asm.label(), asm.label());
+        asm.load(Size::Word, Reg::R8, Reg::R6, 0);
+        asm.copy(Reg::R9, Reg::R6);
+        asm.op(Op::Add, Reg::R9, 8);
+        asm.set(Reg::R7, 0);
+        asm.place(again);
+        asm.jump_if_reg(Op::NotBelow, Reg::R7, Reg::R8, end);
+        asm.load(Size::Word, Reg::R1, Reg::R9, 0);
+        asm.jump_if(Op::Equal, Reg::R1, 0, next);
+        for at in (0..FIELDS_BYTES as i16).step_by(8) {
+            asm.load(Size::Double, Reg::R1, Reg::R9, 8 + at);
+            asm.load(Size::Double, Reg::R2, Reg::R10, fields + at);
+            asm.op_reg(Op::And, Reg::R1, Reg::R2);
+            asm.store(Size::Double, Reg::R10, LOOKUP_KEY + at, Reg::R1);
+        }
+        let number = LOOKUP_KEY + FIELDS_BYTES as i16;
+        asm.store(Size::Word, Reg::R10, number, Reg::R7);
+        asm.store_number(Size::Word, Reg::R10, number + 4, 0);
+        lookup(asm, self.maps.flows, LOOKUP_KEY);
+        asm.jump_if(Op::NotEqual, Reg::R0, 0, hit);
+        asm.place(next);
+        asm.op(Op::Add, Reg::R9, MASK_BYTES as i32);
+        asm.op(Op::Add, Reg::R7, 1);
+        asm.jump_if(Op::Below, Reg::R7, MASKS as i32, again);
+        asm.place(end);
+    }
+
+    /// The verdicts.
+    fn end(&mut self) {
+        let (asm, Labels { pass, hit, .. }) = (&mut self.asm, self.labels);
+        let (no_socket, dropped) = (asm.label(), asm.label());
+        asm.place(pass);
+        asm.set(Reg::R0, PASS);
+        asm.exit();
+        asm.place(hit);
+        asm.load(Size::Word, Reg::R2, Reg::R10, QUEUE);
+        asm.load_map(Reg::R1, self.maps.sockets);
+        asm.set(Reg::R3, DROP);
+        asm.call(REDIRECT_MAP);
+        asm.jump_if(Op::NotEqual, Reg::R0, REDIRECT, no_socket);
+        asm.exit();
+        asm.place(no_socket);
+        lookup(asm, self.maps.counters, ZERO);
+        asm.jump_if(Op::Equal, Reg::R0, 0, dropped);
+        asm.set(Reg::R1, 1);
+        asm.add_to_memory(Reg::R0, 0, Reg::R1);
+        asm.place(dropped);
+        asm.set(Reg::R0, DROP);
+        asm.exit();
+    }
+}
+
+/// Returns the program that takes every packet.
+pub(super) fn assemble_all(sockets: i32) -> Result<Vec<Instruction>, AssembleError> {
+    let mut asm = Assembler::default();
+    asm.load(Size::Word, Reg::R2, Reg::R1, RX_QUEUE);
+    asm.load_map(Reg::R1, sockets);
+    asm.set(Reg::R3, DROP);
+    asm.call(REDIRECT_MAP);
+    asm.exit();
+    asm.finish()
+}
+
+/// Looks a key on the stack up in a map.
+fn lookup(asm: &mut Assembler, map: i32, key: i16) {
+    asm.load_map(Reg::R1, map);
+    asm.copy(Reg::R2, Reg::R10);
+    asm.op(Op::Add, Reg::R2, key.into());
+    asm.call(MAP_LOOKUP);
+}
+
+/// Goes to `otherwise` unless this many bytes from R7 on are within the packet.
+fn within(asm: &mut Assembler, bytes: i32, otherwise: Label) {
+    asm.copy(Reg::R2, Reg::R7);
+    asm.op(Op::Add, Reg::R2, bytes);
+    asm.jump_if_reg(Op::Above, Reg::R2, Reg::R8, otherwise);
+}
+
+/// Loads a number of 16 bits in the network's order.
+fn load16(asm: &mut Assembler, to: Reg, address: Reg, offset: i16) {
+    asm.load(Size::Half, to, address, offset);
+    asm.big_endian(to, 16);
+}
+
+/// Loads the offset of an IPv6 extension header.
+fn load_offset(asm: &mut Assembler, to: Reg) {
+    asm.load(Size::Half, to, Reg::R10, AT);
+    asm.op(Op::And, to, MAX_OFFSET);
+}
+
+/// Goes to `otherwise` unless R1, the first byte of an IP header, has this version. Uses R2.
+fn version_is(asm: &mut Assembler, version: i32, otherwise: Label) {
+    asm.copy(Reg::R2, Reg::R1);
+    asm.op(Op::ShiftRight, Reg::R2, 4);
+    asm.jump_if(Op::NotEqual, Reg::R2, version, otherwise);
+}
+
+/// Converts the first byte of an IPv4 header to the header's length in bytes.
+fn header_bytes(asm: &mut Assembler, reg: Reg) {
+    asm.op(Op::And, reg, 0xf);
+    asm.op(Op::ShiftLeft, reg, 2);
+}
+
+/// Goes to `otherwise` unless an IPv6 next header is an extension header.
+fn unless_extension(asm: &mut Assembler, reg: Reg, otherwise: Label) {
+    let extension = asm.label();
+    for number in [0, 43, 44, 51] {
+        asm.jump_if(Op::Equal, reg, number, extension);
+    }
+    asm.jump_if(Op::NotEqual, reg, 60, otherwise);
+    asm.place(extension);
+}
+
+/// Stores the ports of the header at R7: the local one and the remote one.
+fn store_ports(asm: &mut Assembler, fields: i16, (local, remote): (i16, i16), has: u8) {
+    for (field, from) in [(LOCAL_PORT, local), (REMOTE_PORT, remote)] {
+        load16(asm, Reg::R1, Reg::R7, from);
+        asm.store(Size::Half, Reg::R10, fields + field as i16, Reg::R1);
+    }
+    asm.store_number(Size::Byte, Reg::R10, fields + HAS as i16, has.into());
+}

@@ -1,0 +1,476 @@
+//! The program against a reference: the engine's own parser and rules.
+
+mod inputs;
+
+use std::collections::HashSet;
+use std::os::fd::RawFd;
+
+use towpath_bpf::interpreter::{self, Input, Kernel, Run};
+use towpath_bpf::{Instruction, Verdict};
+use towpath_packet::headers::Fragment;
+use towpath_packet::transport::Transport;
+use towpath_packet::{Headers, Ip, Network};
+
+use super::*;
+use crate::FlowRule;
+use crate::random::Random;
+
+const FDS: MapFds = MapFds { sockets: 3, macs: 4, masks: 5, flows: 6, counters: 7 };
+/// Inputs in an ordinary run of the tests. `make test-filter` sets more.
+const INPUTS: usize = 30_000;
+/// Inputs with one set of rules.
+const INPUTS_PER_SET: usize = 50;
+/// Hardware queues with a socket.
+const QUEUES: u32 = 2;
+/// The most instructions for a packet that no rule can match, for one of the host's own, and for any.
+const IDLE_INSTRUCTIONS: usize = 20;
+const FOREIGN_INSTRUCTIONS: usize = 60;
+const MOST_INSTRUCTIONS: usize = 1500;
+
+/// The kernel's side of the maps.
+#[derive(Default)]
+struct Maps {
+    tables: Tables,
+    rules: Vec<FlowRule>,
+    macs: HashSet<[u8; MAC_KEY_BYTES]>,
+    masks: Vec<u8>,
+    counter: [u8; 8],
+}
+
+impl Maps {
+    fn own(macs: &[[u8; 6]]) -> Maps {
+        Maps { macs: macs.iter().map(mac_key).collect(), ..Maps::default() }
+    }
+
+    /// Adds a rule, if there is a mask for it.
+    fn add(&mut self, rule: FlowRule) {
+        let (fields, mask) = key::of_rule(&rule);
+        if let Some(number) = self.tables.number_of(&mask) {
+            self.tables.add(key::key(&fields, number as u32), number, mask);
+            self.rules.push(rule);
+        }
+        self.masks = self.tables.masks(None);
+    }
+
+    fn verdict(&mut self, program: &[Instruction], bytes: &[u8]) -> Run {
+        let input = Input { bytes, packet_len: bytes.len(), queue: 1 };
+        interpreter::run(program, self, input).unwrap_or_else(|fault| panic!("{fault}: {bytes:x?}"))
+    }
+}
+
+impl Kernel for Maps {
+    fn key_bytes(&self, map: RawFd) -> usize {
+        match map {
+            fd if fd == FDS.macs => MAC_KEY_BYTES,
+            fd if fd == FDS.flows => KEY_BYTES,
+            _ => 4,
+        }
+    }
+
+    fn lookup(&mut self, map: RawFd, key: &[u8]) -> Option<u32> {
+        match map {
+            fd if fd == FDS.macs => self.macs.contains(key).then_some(0),
+            fd if fd == FDS.flows => self.tables.flows.contains_key(key).then_some(0),
+            fd if fd == FDS.masks => Some(1),
+            fd if fd == FDS.counters => Some(2),
+            _ => None,
+        }
+    }
+
+    fn value(&mut self, number: u32) -> &mut [u8] {
+        match number {
+            1 => &mut self.masks,
+            2 => &mut self.counter,
+            _ => &mut [],
+        }
+    }
+
+    fn redirect(&mut self, map: RawFd, index: u32) -> bool {
+        assert_eq!(map, FDS.sockets);
+        index < QUEUES
+    }
+}
+
+/// Returns the headers of the packet that an ICMP error quotes, as if the receiver had got that
+/// packet from its destination.
+fn quoted(headers: &Headers, frame: &[u8]) -> Option<Headers> {
+    use towpath_packet::quoted::{Quote, Quoted, QuotedFlow};
+    fn reversed<T>(quote: Quote<T>, fragment: Fragment) -> Ip<T> {
+        Ip {
+            source: quote.destination,
+            destination: quote.source,
+            protocol: quote.protocol,
+            hops: 0,
+            fragment,
+            total_bytes: 0,
+            l4_offset: 0,
+            transport: match quote.flow {
+                QuotedFlow::Ports(from, to) => Transport::Udp { source: to, destination: from },
+                _ => Transport::None,
+            },
+        }
+    }
+    let network = match headers.quoted(frame)? {
+        Quoted::Ipv4(quote) => Network::Ipv4(reversed(quote, Fragment::Whole)),
+        Quoted::Ipv6(quote) => {
+            let next = frame[headers.l4_offset()? + 8 + 6];
+            if matches!(next, 0 | 43 | 44 | 51 | 60) {
+                return None;
+            }
+            Network::Ipv6(reversed(quote, Fragment::Whole))
+        }
+    };
+    Some(Headers { network, ..*headers })
+}
+
+/// Returns `true` if the program must take a packet.
+fn wanted(maps: &Maps, frame: &[u8]) -> bool {
+    let Ok(mut headers) = Headers::parse(frame, frame.len()) else { return false };
+    if headers.destination[0] & 1 != 0 || !maps.macs.contains(&mac_key(&headers.destination)) {
+        return false;
+    }
+    let whole = |fragment| matches!(fragment, Fragment::Whole);
+    let is_whole = match &mut headers.network {
+        Network::Ipv4(ip) if !whole(ip.fragment) => {
+            ip.transport = Transport::None;
+            false
+        }
+        Network::Ipv6(ip) if !whole(ip.fragment) => {
+            ip.transport = Transport::None;
+            false
+        }
+        _ => true,
+    };
+    let matches = |headers: &Headers| maps.rules.iter().any(|rule| rule.matches(headers));
+    matches(&headers) || is_whole && quoted(&headers, frame).is_some_and(|quoted| matches(&quoted))
+}
+
+/// Returns some rules, most of them for packets like those that the generator makes.
+fn rules(random: &mut Random) -> Maps {
+    let mut maps = Maps::own(&inputs::OWN);
+    for _ in 0..1 + random.below(25) {
+        let frame = inputs::frame(random);
+        let rule = inputs::rule(random, &frame);
+        // A rule that names nothing takes everything, and hides all others.
+        if rule != FlowRule::default() {
+            maps.add(rule);
+        }
+    }
+    maps.masks = maps.tables.masks(None);
+    maps
+}
+
+/// Returns the number of inputs that the caller of the tests wishes.
+fn wished() -> Option<usize> {
+    let text = std::env::var("TOWPATH_FILTER_INPUTS").ok()?;
+    Some(text.parse().expect("TOWPATH_FILTER_INPUTS is a number"))
+}
+
+fn verdict(taken: bool) -> Verdict {
+    if taken { Verdict::Redirect } else { Verdict::Pass }
+}
+
+#[test]
+fn the_program_takes_what_the_reference_takes() {
+    let inputs = wished().unwrap_or(INPUTS);
+    let program = program::assemble(FDS, true).unwrap();
+    let mut random = Random::new(11);
+    let (mut taken, mut most) = (0, 0);
+    for _ in 0..inputs / INPUTS_PER_SET {
+        let mut maps = rules(&mut random);
+        for _ in 0..INPUTS_PER_SET {
+            let frame = inputs::frame(&mut random);
+            let expected = wanted(&maps, &frame);
+            let run = maps.verdict(&program, &frame);
+            let rules = &maps.rules;
+            assert_eq!(run.verdict, verdict(expected), "{frame:02x?} with {rules:#x?}");
+            taken += usize::from(expected);
+            most = most.max(run.instructions);
+        }
+    }
+    println!("{inputs} packets, {taken} taken; at most {most} instructions");
+    assert!(taken > inputs / 5 && taken < inputs * 4 / 5, "{taken} of {inputs}");
+    assert!(most < MOST_INSTRUCTIONS, "{most}");
+}
+
+/// The inputs that the fuzzer of the headers' parser found to be different.
+#[test]
+fn the_corpus_of_the_parser() {
+    let program = program::assemble(FDS, true).unwrap();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/headers");
+    let (mut random, mut files) = (Random::new(12), 0);
+    for file in std::fs::read_dir(folder).unwrap() {
+        let frame = std::fs::read(file.unwrap().path()).unwrap();
+        files += 1;
+        let Some(mac) = frame.first_chunk::<6>() else { continue };
+        for _ in 0..200 {
+            let mut maps = Maps::own(&[*mac]);
+            maps.add(inputs::rule(&mut random, &frame));
+            let expected = wanted(&maps, &frame);
+            let run = maps.verdict(&program, &frame);
+            assert_eq!(run.verdict, verdict(expected), "{frame:02x?}, {:?}", maps.rules);
+        }
+    }
+    assert!(files > 10, "{files} files");
+}
+
+/// Bytes beyond the first buffer do not exist for the program, and change no verdict for the worse: it
+/// passes what it cannot read.
+#[test]
+fn a_packet_in_several_buffers() {
+    let program = program::assemble(FDS, true).unwrap();
+    let mut random = Random::new(13);
+    for _ in 0..2_000 {
+        let mut maps = rules(&mut random);
+        let frame = inputs::frame(&mut random);
+        let expected = wanted(&maps, &frame);
+        for first in [14, 33, 34, 42, 54, 94, frame.len()] {
+            let bytes = &frame[..first.min(frame.len())];
+            let input = Input { bytes, packet_len: frame.len(), queue: 0 };
+            let run = interpreter::run(&program, &mut maps, input).unwrap();
+            let is_all = bytes.len() == frame.len();
+            assert!(expected || run.verdict == Verdict::Pass || !is_all, "{frame:02x?}");
+            assert!(!is_all || run.verdict == verdict(expected), "{frame:02x?}");
+        }
+    }
+}
+
+#[test]
+fn a_queue_without_a_socket_drops_and_counts() {
+    let program = program::assemble(FDS, true).unwrap();
+    let frame = towpath_packet::build::Flow::v4().macs([9; 6], inputs::OWN[0]).udp(b"hello");
+    let mut maps = Maps::own(&inputs::OWN);
+    maps.add(FlowRule { protocol: Some(17), ..FlowRule::default() });
+    for (queue, count) in [(QUEUES, 1), (QUEUES + 7, 2)] {
+        let input = Input { bytes: &frame, packet_len: frame.len(), queue };
+        let run = interpreter::run(&program, &mut maps, input).unwrap();
+        assert_eq!(run.verdict, Verdict::Drop);
+        assert_eq!(u64::from_le_bytes(maps.counter), count);
+    }
+}
+
+/// What the filter costs the kernel's own packets.
+#[test]
+fn packets_of_the_kernel_take_few_instructions() {
+    let program = program::assemble(FDS, true).unwrap();
+    let frame = towpath_packet::build::Flow::v4().macs([9; 6], inputs::OWN[0]).udp(b"hello");
+    let mut idle = Maps::own(&inputs::OWN);
+    idle.masks = idle.tables.masks(None);
+    let run = idle.verdict(&program, &frame);
+    assert_eq!(run.verdict, Verdict::Pass);
+    assert!(run.instructions <= IDLE_INSTRUCTIONS, "{}", run.instructions);
+    let mut other = Maps::own(&[[2, 2, 2, 2, 2, 2]]);
+    other.add(FlowRule { protocol: Some(17), ..FlowRule::default() });
+    let run = other.verdict(&program, &frame);
+    assert_eq!(run.verdict, Verdict::Pass);
+    assert!(run.instructions <= FOREIGN_INSTRUCTIONS, "{}", run.instructions);
+}
+
+/// Returns a filter in the kernel; `None` where this user may load none.
+fn in_the_kernel() -> Option<FlowFilter> {
+    match FlowFilter::new(1) {
+        Ok(filter) => Some(filter),
+        Err(error @ Error::NotPermitted { .. }) => {
+            println!("SKIP flow filter in the kernel: {error}");
+            let required =
+                std::env::var_os("TOWPATH_REQUIRE_ALL").is_some_and(|value| value == "1");
+            assert!(!required, "{error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The kernel's verdict for a packet, which finds no socket.
+fn kernel_takes(filter: &FlowFilter, frame: &[u8]) -> bool {
+    match filter.program().test_run(frame, 1).unwrap().verdict {
+        Verdict::Drop => true,
+        Verdict::Pass => false,
+        other => panic!("{other:?} {frame:02x?}"),
+    }
+}
+
+#[test]
+fn the_kernel_agrees_while_the_rules_change() {
+    let Some(mut filter) = in_the_kernel() else { return };
+    for mac in inputs::OWN {
+        filter.add(&Filter::Address(mac)).unwrap();
+    }
+    let mut random = Random::new(15);
+    let (mut taken, mut runs) = (0, 0);
+    for _ in 0..100 {
+        let maps = rules(&mut random);
+        for rule in &maps.rules {
+            filter.add(&Filter::Flow(*rule)).unwrap();
+            filter.add(&Filter::Flow(*rule)).unwrap();
+        }
+        for _ in 0..100 {
+            let frame = inputs::frame(&mut random);
+            if frame.len() < 14 {
+                continue;
+            }
+            let expected = wanted(&maps, &frame);
+            assert_eq!(kernel_takes(&filter, &frame), expected, "{frame:02x?} {:?}", maps.rules);
+            taken += u64::from(expected);
+            runs += 1;
+        }
+        assert_eq!(filter.without_socket(), taken);
+        for rule in &maps.rules {
+            filter.remove(&Filter::Flow(*rule));
+            filter.remove(&Filter::Flow(*rule));
+        }
+        assert!(!kernel_takes(&filter, &inputs::frame(&mut Random::new(1))));
+    }
+    println!("{runs} packets, {taken} taken");
+    assert!(taken > runs / 10 && taken < runs * 9 / 10, "{taken} of {runs}");
+    filter.remove(&Filter::Address(inputs::OWN[0]));
+    filter.add(&Filter::Flow(FlowRule { ethertype: Some(0x0800), ..FlowRule::default() })).unwrap();
+    let to = |mac| towpath_packet::build::Flow::v4().macs([9; 6], mac).udp(b"hello");
+    assert!(!kernel_takes(&filter, &to(inputs::OWN[0])), "an address that was removed");
+    assert!(kernel_takes(&filter, &to(inputs::OWN[1])));
+}
+
+/// What has no room is refused, and leaves what was there.
+#[test]
+fn full_maps_refuse() {
+    let Some(mut filter) = in_the_kernel() else { return };
+    let rule = |number: u32| {
+        let (port, remote_port) = (Some(number as u16), Some((number >> 16) as u16));
+        Filter::Flow(FlowRule { port, remote_port, ..FlowRule::default() })
+    };
+    for number in 0..FLOWS {
+        filter.add(&rule(number)).unwrap();
+    }
+    assert!(matches!(filter.add(&rule(FLOWS)), Err(FilterError::Full)));
+    filter.remove(&rule(7));
+    filter.add(&rule(FLOWS)).unwrap();
+    let mac = |number: u32| {
+        let [a, b, c, d] = number.to_be_bytes();
+        Filter::Address([2, 0, a, b, c, d])
+    };
+    for number in 0..MACS {
+        filter.add(&mac(number)).unwrap();
+    }
+    assert!(matches!(filter.add(&mac(MACS)), Err(FilterError::Full)));
+    let masks = (1..MASKS as u16).map(|bits| FlowRule {
+        mac: (bits & 1 != 0).then_some([2; 6]),
+        ethertype: (bits & 2 != 0).then_some(0x0800),
+        protocol: (bits & 4 != 0).then_some(17),
+        remote_ip: (bits & 8 != 0).then_some([1, 1, 1, 1].into()),
+        ..FlowRule::default()
+    });
+    (0..MASKS as u32).for_each(|number| filter.remove(&rule(number)));
+    for rule in masks {
+        filter.add(&Filter::Flow(rule)).unwrap();
+    }
+    let another = FlowRule { vlan: crate::FlowVlan::Number(1), ..FlowRule::default() };
+    assert!(matches!(filter.add(&Filter::Flow(another)), Err(FilterError::Full)));
+}
+
+/// A mask without rules is free for others, and a seventeenth one has no room.
+#[test]
+fn masks_are_shared_and_freed() {
+    let rule = |bits: u8| {
+        let given = |bit: u8| bits & bit != 0;
+        FlowRule {
+            mac: given(1).then_some([2; 6]),
+            ethertype: given(2).then_some(0x0800),
+            protocol: given(4).then_some(17),
+            port: given(8).then_some(1),
+            remote_port: given(16).then_some(2),
+            ..FlowRule::default()
+        }
+    };
+    let mut tables = Tables::default();
+    let mut keys = Vec::new();
+    for bits in 0..MASKS as u8 {
+        let (fields, mask) = key::of_rule(&rule(bits));
+        let number = tables.number_of(&mask).unwrap();
+        keys.push(key::key(&fields, number as u32));
+        tables.add(keys[usize::from(bits)], number, mask);
+    }
+    let (_, another) = key::of_rule(&rule(16));
+    assert_eq!(tables.number_of(&another), None);
+    let (other_port, mask) = key::of_rule(&FlowRule { port: Some(9), ..rule(8) });
+    let number = tables.number_of(&mask).unwrap();
+    let key = key::key(&other_port, number as u32);
+    tables.add(key, number, mask);
+    assert!(!tables.remove(&keys[8]), "another rule has the mask");
+    assert!(tables.remove(&key) && !tables.remove(&key));
+    assert_eq!(tables.number_of(&another), Some(number));
+}
+
+/// Changes one instruction at a time. The comparison must find nearly all of these errors; those that
+/// it cannot find change nothing that a program's result shows.
+#[test]
+fn errors_in_the_program_are_found() {
+    // All errors with many inputs, or a sample with few.
+    let (sets, stride, percent) = if wished().is_some() { (400, 1, 20) } else { (30, 29, 50) };
+    let program = program::assemble(FDS, true).unwrap();
+    let mut random = Random::new(14);
+    let mut cases: Vec<(Maps, Vec<Vec<u8>>)> = Vec::new();
+    for _ in 0..sets {
+        let maps = rules(&mut random);
+        cases.push((maps, (0..INPUTS_PER_SET).map(|_| inputs::frame(&mut random)).collect()));
+    }
+    let expected: Vec<Vec<bool>> = cases
+        .iter()
+        .map(|(maps, frames)| frames.iter().map(|frame| wanted(maps, frame)).collect())
+        .collect();
+    let mut found = |mutant: &[Instruction]| {
+        cases.iter_mut().zip(&expected).any(|((maps, frames), expected)| {
+            frames.iter().zip(expected).any(|(bytes, expected)| {
+                let input = Input { bytes, packet_len: bytes.len(), queue: 1 };
+                let run = interpreter::run(mutant, maps, input);
+                !run.is_ok_and(|run| run.verdict == verdict(*expected))
+            })
+        })
+    };
+    assert!(!found(&program));
+    let (mut mutants, mut survivors) = (0, Vec::new());
+    for at in (0..program.len()).step_by(stride) {
+        for mutate in MUTATIONS {
+            let mut mutant = program.clone();
+            if mutate(&mut mutant[at]) {
+                mutants += 1;
+                if !found(&mutant) {
+                    let (was, is) = (program[at], mutant[at]);
+                    survivors.push(format!("{at}: {was:x?} -> {is:x?}"));
+                }
+            }
+        }
+    }
+    println!("{} of {mutants} errors are not found:\n{}", survivors.len(), survivors.join("\n"));
+    assert!(survivors.len() * 100 < mutants * percent, "{} of {mutants}", survivors.len());
+}
+
+/// Each makes an error of an instruction, or returns `false` if it does not apply.
+const MUTATIONS: [fn(&mut Instruction) -> bool; 3] = [
+    // The opposite condition.
+    |one| {
+        let opposite = match one.code & 0xf7 {
+            0x15 => 0x55,
+            0x55 => 0x15,
+            0x25 => 0xb5,
+            0xb5 => 0x25,
+            0x35 => 0xa5,
+            0xa5 => 0x35,
+            _ => return false,
+        };
+        one.code = opposite | one.code & 8;
+        true
+    },
+    // Another number.
+    |one| {
+        one.immediate = one.immediate.wrapping_add(1);
+        matches!(
+            one.code,
+            0x07 | 0x17 | 0x57 | 0x67 | 0x77 | 0xb7 | 0x15 | 0x25 | 0x55 | 0xa5 | 0x45
+        )
+    },
+    // Another place.
+    |one| {
+        one.offset = one.offset.wrapping_add(1);
+        matches!(one.code & 7, 1..=3)
+    },
+];

@@ -1,0 +1,211 @@
+//! Attaches to an interface: chooses the mode, loads the program, and opens the sockets.
+
+use std::io;
+
+use towpath_bpf::{Attached, Link, XdpMode};
+use towpath_netlink::Netlink;
+
+use super::error::{XdpError, refused};
+use super::ethtool::Ethtool;
+use super::groups::PacketSocket;
+use super::queue::GROUP_BUFFERS;
+use super::shared::{Properties, SPARE_RESETS, Shared};
+use super::socket::{self, Binding, Copying, RING_ENTRIES};
+use super::steering::Steering;
+use super::{Mode, Options};
+use crate::{
+    Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_PACKET_BYTES, Limits, VLAN_TAG_BYTES,
+};
+
+/// Bytes that the kernel keeps free at the beginning of each receive buffer
+/// (`XDP_PACKET_HEADROOM`, `linux/bpf.h`).
+const HEADROOM_BYTES: usize = 256;
+/// The sizes of a receive buffer, in bytes: for packets that fit into one, and for others. The kernel
+/// allows 2048 to a page.
+const SMALL_CHUNK_BYTES: usize = 2048;
+const LARGE_CHUNK_BYTES: usize = 4096;
+/// The most parts of a packet to send. A part that crosses a chunk's end takes two descriptors, and a
+/// packet at most 17.
+const PACKET_PARTS: usize = 8;
+/// The most receive buffers of a device. More hardware queues share them.
+const MOST_RX_BUFFERS: usize = 8192;
+
+/// What opening found and made.
+pub(super) struct Opened {
+    pub(super) info: Info,
+    pub(super) index: u32,
+    pub(super) shared: Shared,
+    pub(super) notes: Vec<String>,
+}
+
+/// Attaches to an interface.
+pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
+    let name = &options.interface;
+    let link = Netlink::open()?.link(name)?;
+    let mac = link.mac.ok_or_else(|| XdpError::NotEthernet { name: name.clone() })?;
+    let ethtool = Ethtool::of(name).map_err(refused(name, "a socket for ethtool"))?;
+    let queues = ethtool.queues();
+    let mtu = link.mtu as usize;
+    let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
+    let is_virtual = link.kind.is_some();
+
+    // The sockets come first: they show most clearly what this user may not do.
+    let unbound = (0..queues as usize * (1 + SPARE_RESETS))
+        .map(|_| socket::create(options.busy_poll))
+        .collect::<io::Result<Vec<_>>>()
+        .map_err(refused(name, "creating an AF_XDP socket"))?;
+    let packet_socket = match options.exclusive {
+        true => None,
+        false => Some(
+            PacketSocket::open(link.index, frame_bytes)
+                .map_err(refused(name, "opening a packet socket"))?,
+        ),
+    };
+    let mut steering = Steering::new(queues, options.exclusive)
+        .map_err(|error| from_bpf(name, "loading the XDP program", error))?;
+    let attached = attach(name, link.index, options.mode, is_virtual, &mut steering)?;
+    let is_generic = attached == XdpMode::Generic;
+    let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, steering.spans())?;
+    let may_be_partial = is_generic || is_virtual;
+    let chunk_bytes = if spans { LARGE_CHUNK_BYTES } else { SMALL_CHUNK_BYTES };
+
+    let notes = notes(name, options, attached, &link.kind, &ethtool);
+    let binding = Binding { index: link.index, copying: copying(options, is_generic), spans };
+    let properties = Properties {
+        binding,
+        queues,
+        frame_bytes,
+        chunk_bytes: chunk_bytes as u32,
+        may_be_partial,
+        busy_poll: options.busy_poll,
+    };
+    let largest = LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
+    let data_bytes = chunk_bytes - HEADROOM_BYTES;
+    let info = Info {
+        name: name.clone(),
+        mac,
+        mtu,
+        can: Capabilities {
+            rx_offload: may_be_partial,
+            tx_asynchronous: true,
+            ..Capabilities::default()
+        },
+        queues: 1,
+        limits: Limits {
+            rx_alignment: chunk_bytes,
+            rx_headroom_bytes: HEADROOM_BYTES,
+            rx_packet_buffers: if spans { largest.div_ceil(data_bytes) } else { 1 },
+            rx_ring: (queues as usize * RING_ENTRIES as usize).min(MOST_RX_BUFFERS) + GROUP_BUFFERS,
+            tx_ring: RING_ENTRIES as usize,
+            tx_packet_parts: if spans { PACKET_PARTS } else { 1 },
+            ..Limits::new(chunk_bytes)
+        },
+        rx_queue_packets: RING_ENTRIES as usize,
+    };
+    let shared = Shared::new(properties, steering, packet_socket, unbound);
+    Ok(Opened { info, index: link.index, shared, notes })
+}
+
+/// Generic mode always copies.
+fn copying(options: &Options, is_generic: bool) -> Copying {
+    if is_generic && options.copying == Copying::Auto { Copying::Copy } else { options.copying }
+}
+
+/// Attaches the program in the mode that was asked for, or the best one.
+fn attach(
+    name: &str,
+    index: u32,
+    mode: Mode,
+    is_virtual: bool,
+    steering: &mut Steering,
+) -> Result<XdpMode, XdpError> {
+    let modes: &[XdpMode] = match mode {
+        Mode::Native => &[XdpMode::Native],
+        Mode::Generic => &[XdpMode::Generic],
+        // Natively, a veth's other end sends no large packets any more; generically, without
+        // spanning, they would be lost.
+        Mode::Auto if is_virtual && steering.spans() => &[XdpMode::Generic, XdpMode::Native],
+        Mode::Auto => &[XdpMode::Native, XdpMode::Generic],
+    };
+    let mut cause = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+    for mode in modes {
+        cause = match Link::attach_xdp(steering.program(), index, *mode) {
+            Ok(link) => {
+                steering.keep(link);
+                return Ok(*mode);
+            }
+            Err(error) if error.errno() == Some(libc::EBUSY) => return Err(other(name, index)),
+            Err(error) => error.into(),
+        };
+    }
+    if mode == Mode::Native && matches!(cause.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL))
+    {
+        return Err(XdpError::NoNative { name: name.to_owned(), cause });
+    }
+    Err(refused(name, "attaching the XDP program")(cause))
+}
+
+/// Describes the program that is on the interface already.
+fn other(name: &str, index: u32) -> XdpError {
+    let program = match towpath_bpf::attached(index) {
+        Ok(Some(attached)) => describe(&attached),
+        _ => "its id is not known".to_owned(),
+    };
+    XdpError::OtherProgram { name: name.to_owned(), program }
+}
+
+fn describe(attached: &Attached) -> String {
+    attached.to_string()
+}
+
+fn from_bpf(name: &str, what: &'static str, error: towpath_bpf::Error) -> XdpError {
+    refused(name, what)(error.into())
+}
+
+/// Returns `true` if packets may take several buffers.
+fn needs_to_span(
+    name: &str,
+    ethtool: &Ethtool,
+    is_generic: bool,
+    frame_bytes: usize,
+    can_span: bool,
+) -> Result<bool, XdpError> {
+    let fits = frame_bytes <= SMALL_CHUNK_BYTES - HEADROOM_BYTES;
+    if can_span {
+        return Ok(is_generic || !fits);
+    }
+    let (why, remedy) = if !fits {
+        ("its MTU needs more than one buffer per packet", "lower the MTU to 1500".to_owned())
+    } else if is_generic && ethtool.merges() {
+        let remedy = format!("turn that off: ethtool -K {name} gro off; or use mode=native");
+        ("it merges received packets (GRO)", remedy)
+    } else {
+        return Ok(false);
+    };
+    Err(XdpError::NoSpanning { name: name.to_owned(), why, remedy })
+}
+
+/// Returns what the operator should know about how the interface is served.
+fn notes(
+    name: &str,
+    options: &Options,
+    mode: XdpMode,
+    kind: &Option<String>,
+    ethtool: &Ethtool,
+) -> Vec<String> {
+    let mut notes = Vec::new();
+    let driver = ethtool.driver();
+    notes.push(match mode {
+        XdpMode::Native => format!("the driver {driver} of {name} runs the XDP program itself"),
+        XdpMode::Generic => {
+            format!("the kernel runs the XDP program for {name} (generic mode, driver {driver})")
+        }
+    });
+    if mode == XdpMode::Native && kind.as_deref() == Some("veth") {
+        notes.push(format!("the other end of {name} sends no large packets (TSO) meanwhile"));
+    }
+    if options.exclusive {
+        notes.push(format!("the kernel receives nothing on {name} meanwhile"));
+    }
+    notes
+}

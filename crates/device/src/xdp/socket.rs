@@ -1,0 +1,201 @@
+//! The AF_XDP socket of one hardware queue: its memory, its rings and its binding
+//! (Documentation/networking/af_xdp.rst).
+//!
+//! To create a socket needs CAP_NET_RAW. To register memory, to map rings and to bind does not, so a
+//! server that gave up its capabilities can still do that with a socket from before.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::xdp::{
+    SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XDP_PGOFF_RX_RING,
+    XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING, XdpOptionsFlags,
+    XdpUmemReg, XdpUmemRegFlags,
+};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use towpath_memory::Mapping;
+
+use super::ring::{Consumer, Descriptor, Producer};
+
+/// The number of descriptors in each ring of a socket.
+pub(super) const RING_ENTRIES: u32 = 2048;
+
+/// The memory that a socket's packets may take on their way through the kernel, in bytes. The
+/// kernel's default of 208 KiB holds some hundred packets.
+const SEND_BUFFER_BYTES: i32 = 16 << 20;
+
+/// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): packets that one system call sends in copy mode; 32 before.
+const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
+/// `SO_PREFER_BUSY_POLL` and `SO_BUSY_POLL_BUDGET` (Linux 5.11), which libc does not have.
+const SO_PREFER_BUSY_POLL: i32 = 69;
+const SO_BUSY_POLL_BUDGET: i32 = 70;
+/// How long one system call polls the device, in microseconds, and how many packets it takes.
+const BUSY_POLL_US: i32 = 20;
+const BUSY_POLL_PACKETS: i32 = 64;
+
+/// After its socket is closed, the kernel frees a hardware queue a moment later, and until then
+/// refuses another socket with EBUSY.
+const BUSY_PATIENCE: Duration = Duration::from_millis(500);
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
+
+/// Whether the device reads and writes the registered memory itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Copying {
+    /// The driver works without copies if it can, and else the kernel copies.
+    #[default]
+    Auto,
+    /// The kernel copies each packet (`XDP_COPY`).
+    Copy,
+    /// The driver works without copies (`XDP_ZEROCOPY`), or the device does not open.
+    ZeroCopy,
+}
+
+/// How sockets bind.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Binding {
+    pub(super) index: u32,
+    pub(super) copying: Copying,
+    /// `true` for packets that span several buffers (`XDP_USE_SG`, Linux 6.6).
+    pub(super) spans: bool,
+}
+
+/// The memory of all packets.
+#[derive(Clone)]
+pub(super) struct Umem {
+    pub(super) memory: Arc<Mapping>,
+    pub(super) chunk_bytes: u32,
+}
+
+impl Umem {
+    /// Returns the number of whole chunks.
+    pub(super) fn chunks(&self) -> u32 {
+        (self.memory.len() / self.chunk_bytes as usize) as u32
+    }
+
+    fn register(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let registration = XdpUmemReg {
+            addr: self.memory.start().as_ptr() as u64,
+            len: u64::from(self.chunks()) * u64::from(self.chunk_bytes),
+            chunk_size: self.chunk_bytes,
+            headroom: 0,
+            flags: XdpUmemRegFlags::empty(),
+            tx_metadata_len: 0,
+        };
+        Ok(sockopt::set_xdp_umem_reg(socket, registration)?)
+    }
+}
+
+/// A bound socket with its rings.
+pub(super) struct XdpSocket {
+    pub(super) fd: OwnedFd,
+    pub(super) rx: Consumer<Descriptor>,
+    pub(super) tx: Producer<Descriptor>,
+    pub(super) fill: Producer<u64>,
+    pub(super) completion: Consumer<u64>,
+    pub(super) zero_copy: bool,
+}
+
+/// Creates a socket that is not bound yet, with the options that need a capability.
+pub(super) fn create(busy_poll: bool) -> io::Result<OwnedFd> {
+    let fd =
+        rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    // Without CAP_NET_ADMIN the kernel grants what net.core.wmem_max allows, and more system calls
+    // are needed.
+    set(&fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_BYTES)
+        .or_else(|_| set(&fd, libc::SOL_SOCKET, libc::SO_SNDBUF, SEND_BUFFER_BYTES))?;
+    if busy_poll {
+        set(&fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, 1)?;
+        set(&fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
+        set(&fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, BUSY_POLL_PACKETS)?;
+    }
+    Ok(fd)
+}
+
+/// Sets an option whose value is a number.
+pub(super) fn set(fd: impl AsFd, level: i32, option: i32, value: i32) -> io::Result<()> {
+    // SAFETY: the pointer and the length are those of a live number.
+    let result = unsafe {
+        libc::setsockopt(fd.as_fd().as_raw_fd(), level, option, (&raw const value).cast(), 4)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+impl XdpSocket {
+    /// Binds the first socket of a device to a hardware queue, and registers the memory.
+    pub(super) fn first(
+        fd: OwnedFd,
+        umem: &Umem,
+        binding: Binding,
+        queue: u32,
+    ) -> io::Result<XdpSocket> {
+        umem.register(fd.as_fd())?;
+        XdpSocket::with_rings(fd, |fd| {
+            let spans = if binding.spans {
+                SocketAddrXdpFlags::XDP_USE_SG
+            } else {
+                SocketAddrXdpFlags::empty()
+            };
+            let flags = spans | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+            let address = |how| SocketAddrXdp::new(flags | how, binding.index, queue);
+            let copy = SocketAddrXdpFlags::XDP_COPY;
+            let zero_copy = SocketAddrXdpFlags::XDP_ZEROCOPY;
+            match binding.copying {
+                Copying::Copy => bind(|| rustix::net::bind(fd, &address(copy))),
+                Copying::ZeroCopy => bind(|| rustix::net::bind(fd, &address(zero_copy))),
+                Copying::Auto => bind(|| rustix::net::bind(fd, &address(zero_copy)))
+                    .or_else(|_| bind(|| rustix::net::bind(fd, &address(copy)))),
+            }
+        })
+    }
+
+    /// Binds another socket to a hardware queue. It shares memory and options with the first one.
+    pub(super) fn another(
+        fd: OwnedFd,
+        first: BorrowedFd<'_>,
+        index: u32,
+        queue: u32,
+    ) -> io::Result<XdpSocket> {
+        XdpSocket::with_rings(fd, |fd| {
+            let addr = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, index, queue);
+            let address = SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: first };
+            bind(|| rustix::net::bind(fd, &address))
+        })
+    }
+
+    fn with_rings(
+        fd: OwnedFd,
+        bind: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
+    ) -> io::Result<XdpSocket> {
+        sockopt::set_xdp_umem_fill_ring_size(&fd, RING_ENTRIES)?;
+        sockopt::set_xdp_umem_completion_ring_size(&fd, RING_ENTRIES)?;
+        sockopt::set_xdp_rx_ring_size(&fd, RING_ENTRIES)?;
+        sockopt::set_xdp_tx_ring_size(&fd, RING_ENTRIES)?;
+        // Older kernels need a system call for each 32 packets.
+        let _ = set(&fd, libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, RING_ENTRIES as i32);
+        bind(fd.as_fd())?;
+        let offsets = sockopt::xdp_mmap_offsets(&fd)?;
+        let socket = fd.as_fd();
+        let rx = Consumer::map(socket, XDP_PGOFF_RX_RING, offsets.rx, RING_ENTRIES)?;
+        let tx = Producer::map(socket, XDP_PGOFF_TX_RING, offsets.tx, RING_ENTRIES)?;
+        let fill = Producer::map(socket, XDP_UMEM_PGOFF_FILL_RING, offsets.fr, RING_ENTRIES)?;
+        let completion =
+            Consumer::map(socket, XDP_UMEM_PGOFF_COMPLETION_RING, offsets.cr, RING_ENTRIES)?;
+        let options = sockopt::xdp_options(&fd)?;
+        let zero_copy = options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
+        Ok(XdpSocket { fd, rx, tx, fill, completion, zero_copy })
+    }
+}
+
+/// Binds, and waits while the kernel still frees the hardware queue of an earlier socket.
+fn bind(mut attempt: impl FnMut() -> Result<(), Errno>) -> io::Result<()> {
+    let deadline = Instant::now() + BUSY_PATIENCE;
+    loop {
+        match attempt() {
+            Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(BUSY_PAUSE),
+            outcome => return Ok(outcome?),
+        }
+    }
+}

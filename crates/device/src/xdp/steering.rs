@@ -1,0 +1,62 @@
+//! The XDP program of a device: the flow filter, or one that takes every packet.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use towpath_bpf::{Error, Link, Program};
+
+use super::filter::FlowFilter;
+use crate::{Filter, FilterError};
+
+/// The program, its maps, and its link to the interface, which goes when this value is dropped.
+pub(super) struct Steering {
+    filter: FlowFilter,
+    link: Option<Link>,
+}
+
+impl Steering {
+    /// Loads the program for so many hardware queues.
+    pub(super) fn new(queues: u32, exclusive: bool) -> Result<Steering, Error> {
+        let filter = if exclusive { FlowFilter::of_all(queues)? } else { FlowFilter::new(queues)? };
+        Ok(Steering { filter, link: None })
+    }
+
+    /// Returns `true` if the kernel takes programs for packets in several buffers.
+    pub(super) fn spans(&self) -> bool {
+        self.filter.spans()
+    }
+
+    pub(super) fn program(&self) -> &Program {
+        self.filter.program()
+    }
+
+    /// Keeps the program on its interface.
+    pub(super) fn keep(&mut self, link: Link) {
+        self.link = Some(link);
+    }
+
+    /// Gives the packets of a hardware queue to a socket.
+    pub(super) fn set_socket(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(self.filter.set_socket(queue, socket)?)
+    }
+
+    /// Returns the number of packets that belonged to an application and found no socket.
+    pub(super) fn without_socket(&self) -> u64 {
+        self.filter.without_socket()
+    }
+
+    /// Adds an address or a flow.
+    pub(super) fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
+        // The packets of a flow without room go to the kernel; a copy for the server would not
+        // change that.
+        self.filter.add(filter).map_err(|error| match error {
+            FilterError::Full => FilterError::Failed(io::Error::from_raw_os_error(libc::ENOSPC)),
+            other => other,
+        })
+    }
+
+    /// Removes an address or a flow.
+    pub(super) fn remove(&mut self, filter: &Filter) {
+        self.filter.remove(filter);
+    }
+}

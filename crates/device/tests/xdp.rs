@@ -1,0 +1,176 @@
+//! AF_XDP on the real kernel: veth pairs in the test's own network namespace.
+
+#[path = "support/namespace.rs"]
+mod namespace;
+#[path = "support/packet_socket.rs"]
+mod packet_socket;
+
+use std::time::Instant;
+
+use namespace::ip;
+use packet_socket::PacketSocket;
+use towpath_device::capture::{self, CaptureDevice};
+use towpath_device::conformance::{self, FarEnd, Pair};
+use towpath_device::fault::{FaultDevice, Spec};
+use towpath_device::xdp::{Mode, Options, XdpDevice, XdpError};
+use towpath_device::{Device, Meta};
+
+const TESTS: [(&str, fn()); 10] = [
+    ("conformance_native", conformance_native),
+    ("conformance_generic", conformance_generic),
+    ("conformance_of_copies", conformance_of_copies),
+    ("conformance_of_jumbo_frames_native", conformance_of_jumbo_frames_native),
+    ("conformance_of_jumbo_frames_generic", conformance_of_jumbo_frames_generic),
+    ("conformance_of_two_hardware_queues", conformance_of_two_hardware_queues),
+    ("conformance_with_faults_at_no_rate", conformance_with_faults_at_no_rate),
+    ("conformance_while_captured", conformance_while_captured),
+    ("says_what_it_is", says_what_it_is),
+    ("open_errors", open_errors),
+];
+
+fn main() {
+    namespace::enter("xdp");
+    require_xdp();
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    // The tests wait more than they work.
+    let running: Vec<_> = TESTS
+        .into_iter()
+        .filter(|(name, _)| filter.as_ref().is_none_or(|filter| name.contains(filter.as_str())))
+        .map(|(name, test)| {
+            let run = move || {
+                let start = Instant::now();
+                test();
+                println!("test xdp::{name} ... ok ({} ms)", start.elapsed().as_millis());
+            };
+            (name, std::thread::spawn(run))
+        })
+        .collect();
+    let failed: Vec<&str> = running
+        .into_iter()
+        .filter_map(|(name, thread)| thread.join().is_err().then_some(name))
+        .collect();
+    assert!(failed.is_empty(), "failed: {failed:?}");
+}
+
+/// Ends the test where the user may not load XDP programs.
+fn require_xdp() {
+    veth("probe", "");
+    match XdpDevice::open(&options("probe", Mode::Generic, true)) {
+        Ok(_) => {}
+        Err(error @ (XdpError::NotPermitted { .. } | XdpError::NoSockets { .. })) => {
+            namespace::skip("xdp", &error.to_string());
+        }
+        Err(error) => panic!("{error}"),
+    }
+    ip("link delete probe");
+}
+
+fn options(interface: &str, mode: Mode, exclusive: bool) -> Options {
+    Options { interface: interface.to_owned(), mode, exclusive, ..Options::default() }
+}
+
+/// Makes a veth pair NAME and NAMEp.
+fn veth(name: &str, more: &str) {
+    ip(format!("link add {name} {more} type veth peer name {name}p {more}")
+        .replace("  ", " ")
+        .trim());
+    ip(&format!("link set {name} up"));
+    ip(&format!("link set {name}p up"));
+}
+
+/// The other end of a veth pair. It sends no metadata: a veth carries it inside the kernel only.
+struct VethEnd(PacketSocket);
+
+impl FarEnd for VethEnd {
+    fn send(&mut self, frame: &[u8], meta: Meta) -> bool {
+        self.0.send(frame, meta)
+    }
+
+    fn receive(&mut self) -> Option<(Vec<u8>, Meta)> {
+        self.0.receive()
+    }
+
+    fn takes_metadata(&self) -> bool {
+        false
+    }
+}
+
+/// Makes a veth pair and attaches to one end.
+fn pair(name: &str, more: &str, mode: Mode, exclusive: bool) -> Pair {
+    // The pair of the check before.
+    let _ = std::process::Command::new("ip").args(["link", "delete", name]).output();
+    veth(name, more);
+    let device = XdpDevice::open(&options(name, mode, exclusive)).unwrap();
+    let far = PacketSocket::open(&format!("{name}p")).unwrap();
+    Pair { device: Box::new(device), far: Box::new(VethEnd(far)) }
+}
+
+fn conformance_native() {
+    conformance::run("native", 1, || pair("native", "", Mode::Native, true));
+}
+
+fn conformance_generic() {
+    conformance::run("generic", 2, || pair("generic", "", Mode::Generic, true));
+}
+
+/// Beside the kernel: what no flow rule names comes as a copy.
+fn conformance_of_copies() {
+    conformance::run("copies", 3, || pair("copies", "", Mode::Generic, false));
+}
+
+fn conformance_of_jumbo_frames_native() {
+    conformance::run("jumbo frames", 4, || pair("jumbo", "mtu 9000", Mode::Native, true));
+}
+
+fn conformance_of_jumbo_frames_generic() {
+    let make = || pair("jumbog", "mtu 9000", Mode::Generic, true);
+    conformance::run("jumbo frames in generic mode", 4, make);
+}
+
+fn conformance_of_two_hardware_queues() {
+    let queues = "numrxqueues 2 numtxqueues 2";
+    conformance::run("two hardware queues", 5, || pair("two", queues, Mode::Native, true));
+}
+
+fn conformance_with_faults_at_no_rate() {
+    conformance::run("xdp with faults at no rate", 6, || {
+        let pair = pair("faults", "", Mode::Auto, true);
+        let device = FaultDevice::new(pair.device, &Spec::default());
+        Pair { device: Box::new(device), far: pair.far }
+    });
+}
+
+fn conformance_while_captured() {
+    conformance::run("captured xdp", 7, || {
+        let pair = pair("captured", "", Mode::Auto, true);
+        let options = capture::Options::default();
+        let device = CaptureDevice::new(pair.device, std::io::sink(), options).unwrap();
+        Pair { device: Box::new(device), far: pair.far }
+    });
+}
+
+fn says_what_it_is() {
+    veth("info", "mtu 1400 address 02:11:22:33:44:55");
+    let device = XdpDevice::open(&options("info", Mode::Auto, false)).unwrap();
+    let info = device.info();
+    assert_eq!((info.name.as_str(), info.mtu), ("info", 1400));
+    assert_eq!(info.mac, [0x02, 0x11, 0x22, 0x33, 0x44, 0x55]);
+    assert!(!info.can.tx_in_place && info.can.tx_asynchronous && info.can.rx_offload);
+    assert!(device.notes()[0].contains("generic"), "{:?}", device.notes());
+}
+
+fn open_errors() {
+    let open = |name: &str, mode| XdpDevice::open(&options(name, mode, false));
+    let error = open("absent", Mode::Auto).unwrap_err();
+    assert!(matches!(error, XdpError::NoInterface(_)), "{error}");
+    veth("twice", "");
+    let first = open("twice", Mode::Auto).unwrap();
+    let error = open("twice", Mode::Auto).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, XdpError::OtherProgram { .. }), "{text}");
+    for part in ["id ", "tag ", "link "] {
+        assert!(text.contains(part), "{text}");
+    }
+    drop(first);
+    open("twice", Mode::Auto).expect("after the first one is gone");
+}
