@@ -58,7 +58,10 @@ fn require_xdp() {
     match XdpDevice::open(&options("probe", Mode::Generic, true)) {
         Ok(_) => {}
         Err(error @ (XdpError::NotPermitted { .. } | XdpError::NoSockets { .. })) => {
-            namespace::skip("xdp", &error.to_string());
+            let text = error.to_string();
+            assert!(text.contains("probe") && text.contains("start as root"), "{text}");
+            println!("test xdp::a_user_without_rights_is_told_what_is_missing ... ok");
+            namespace::skip("xdp", &text);
         }
         Err(error) => panic!("{error}"),
     }

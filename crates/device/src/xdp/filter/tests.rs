@@ -271,7 +271,7 @@ fn in_the_kernel() -> Option<FlowFilter> {
     match FlowFilter::new(1) {
         Ok(filter) => Some(filter),
         Err(error @ Error::NotPermitted { .. }) => {
-            println!("SKIP flow filter in the kernel: {error}");
+            println!("SKIP flow_filter_in_the_kernel: {error}");
             let required =
                 std::env::var_os("TOWPATH_REQUIRE_ALL").is_some_and(|value| value == "1");
             assert!(!required, "{error}");
