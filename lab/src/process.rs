@@ -16,7 +16,7 @@ use towpath_device::tap::{Options, TapDevice};
 use towpath_device::{Device, loopback};
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Policy, Server, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Policy, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 use towpath_testkit::Namespace;
 
 use crate::child::{Child, OwnSocket, ROLE_FLAG, Role, tell, wait_for_end};
@@ -130,7 +130,7 @@ pub(crate) fn start_server(
         batch: serving.batch,
         engine_cpu: serving.engine_cpu,
         policy: Policy { users: serving.users.clone(), ..Policy::default() },
-        subnets: Subnets { ipv4: Some((HOST, 24)), ipv6: None },
+        subnets: Subnets { ipv4: Some(Subnet::new(HOST, 24)), ipv6: None },
         ..Config::default()
     };
     Ok((Server::start(&config, device, Box::<MemoryStore>::default())?, far))

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
 use towpath_device::loopback;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Policy, Server, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Policy, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 use towpath_testkit::pin;
 
 use crate::Settings;
@@ -46,7 +46,7 @@ pub(crate) fn serve(socket: PathBuf, engine_cpu: usize) -> anyhow::Result<()> {
         socket: Some(socket),
         settings: EngineStrategy::Poll.into(),
         engine_cpu: Some(engine_cpu),
-        subnets: Subnets { ipv4: Some(("10.77.0.1".parse()?, 16)), ipv6: None },
+        subnets: Subnets { ipv4: Some(Subnet::new("10.77.0.1".parse()?, 16)), ipv6: None },
         policy: Policy { sessions_per_user: 2000, ..Policy::default() },
         ..Config::default()
     };

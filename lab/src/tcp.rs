@@ -15,7 +15,7 @@ use towpath_device::tap::{Options, TapDevice};
 use towpath_net::Network;
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 use towpath_testkit::{End, Namespace, connect};
 
 use crate::Settings;
@@ -42,7 +42,7 @@ pub(crate) fn serve(socket: PathBuf) -> anyhow::Result<()> {
     let config = Config {
         socket: Some(socket),
         settings: EngineStrategy::Block.into(),
-        subnets: Subnets { ipv4: Some((KERNEL, 24)), ipv6: None },
+        subnets: Subnets { ipv4: Some(Subnet::new(KERNEL, 24)), ipv6: None },
         ..Config::default()
     };
     let server = Server::start(&config, Box::new(device), Box::<MemoryStore>::default())?;

@@ -6,7 +6,7 @@ use towpath_client::{Endpoint, Meta, Options, Rule, SegmentationKind, Session};
 use towpath_device::loopback;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 use towpath_testkit::{Allocations, CountingAllocator};
 use towpath_tests::far::Echo;
 use towpath_tests::{PATIENCE, frames};
@@ -81,7 +81,7 @@ impl Bench {
 fn of_packets(mode: EngineStrategy) -> Allocations {
     let (near, far) = loopback::pair(&loopback::Config::default()).expect("a loopback");
     let subnets = Subnets {
-        ipv4: Some(("10.77.0.1".parse().expect("an address"), 24)),
+        ipv4: Some(Subnet::new("10.77.0.1".parse().expect("an address"), 24)),
         ..Subnets::default()
     };
     let config = Config { settings: mode.into(), subnets, ..Config::default() };

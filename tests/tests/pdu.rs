@@ -12,7 +12,7 @@ use towpath_device::tap::{self, TapDevice};
 use towpath_netlink::Netlink;
 use towpath_pdu::PduEndpoint;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets};
+use towpath_server::{Config, Server, Subnet, Subnets};
 use towpath_testkit::{Unavailable, Users, isolated, skip};
 use towpath_tests::PATIENCE;
 use towpath_tests::process::Program;
@@ -80,7 +80,7 @@ impl Bench {
         let device = TapDevice::from_fd(first.as_fd().try_clone_to_owned().unwrap(), true).unwrap();
         drop(first);
         assert_eq!(device.info().mtu, mtu as usize);
-        let subnets = Subnets { ipv4: Some((KERNEL, 24)), ..Subnets::default() };
+        let subnets = Subnets { ipv4: Some(Subnet::new(KERNEL, 24)), ..Subnets::default() };
         let config = Config { subnets, ..Config::default() };
         let store = Box::<MemoryStore>::default();
         let server = Server::start(&config, Box::new(device), store).unwrap();

@@ -18,7 +18,7 @@ use towpath_device::{
 use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
 use towpath_queue::descriptor::MAX_CHAIN;
-use towpath_server::{Config, Server, Subnets, Values, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Server, Subnet, Subnets, Values, WaitStrategy as EngineStrategy};
 use towpath_tests::random::{Random, seed};
 use towpath_tests::{PATIENCE, eventually, frames};
 
@@ -689,7 +689,7 @@ fn an_endpoints_settings_are_shown_and_wrong_ones_change_nothing() {
 #[test]
 fn the_longest_chain_of_buffers_leaves() {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
-    let ipv4 = Some((Ipv4Addr::new(10, 77, 0, 1), 24));
+    let ipv4 = Some(Subnet::new(Ipv4Addr::new(10, 77, 0, 1), 24));
     let subnets = Subnets { ipv4, ..Subnets::default() };
     let config = Config { settings: EngineStrategy::Block.into(), subnets, ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();

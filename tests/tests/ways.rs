@@ -10,7 +10,7 @@ use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Meta, loopback};
 use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 use towpath_tests::random::{Random, seed};
 use towpath_tests::{eventually, frames};
 
@@ -84,8 +84,8 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
     let config = Config {
         settings: EngineStrategy::Block.into(),
         subnets: Subnets {
-            ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
-            ipv6: Some(("fd77::1".parse().unwrap(), 64)),
+            ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 24)),
+            ipv6: Some(Subnet::new("fd77::1".parse().unwrap(), 64)),
         },
         ..Config::default()
     };

@@ -15,7 +15,7 @@ use towpath_packet::checksum::{Verdict, verify};
 use towpath_packet::headers::Headers;
 use towpath_packet::transport::{Transport, tcp_flags};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets};
+use towpath_server::{Config, Server, Subnet, Subnets};
 use towpath_testkit::{isolated, skip};
 use towpath_tests::frames::ELSEWHERE;
 use towpath_tests::random::{Random, seed};
@@ -64,7 +64,8 @@ impl Bench {
         let device = TapDevice::from_fd(first.as_fd().try_clone_to_owned().unwrap(), true).unwrap();
         drop(first);
         let mac = towpath_device::Device::info(&device).mac;
-        let subnets = Subnets { ipv4: Some((KERNEL4, 24)), ipv6: Some((KERNEL6, 64)) };
+        let subnets =
+            Subnets { ipv4: Some(Subnet::new(KERNEL4, 24)), ipv6: Some(Subnet::new(KERNEL6, 64)) };
         let config = Config { subnets, ..Config::default() };
         let store = Box::<MemoryStore>::default();
         let server = Server::start(&config, Box::new(device), store).unwrap();

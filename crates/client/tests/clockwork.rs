@@ -10,7 +10,7 @@ use towpath_client::{Endpoint, Options, Rule, SendError, Session, Setting};
 use towpath_device::loopback;
 use towpath_packet::build::Flow;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Policy, Server, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Policy, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 use towpath_waiting::Costs;
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
@@ -22,7 +22,7 @@ fn serve(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice) {
 
 fn start(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
-    let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ipv6: None };
+    let subnets = Subnets { ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 24)), ipv6: None };
     let policy = Policy { sessions_per_user: 100, connections: 200, ..Policy::default() };
     let config = Config { settings: mode.into(), subnets, policy, ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();

@@ -10,13 +10,13 @@ use towpath_client::{
 use towpath_device::conformance::DeviceFarEnd;
 use towpath_device::loopback;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 
 fn serve(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let subnets = Subnets {
-        ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
-        ipv6: Some(("fd77::1".parse().unwrap(), 64)),
+        ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 24)),
+        ipv6: Some(Subnet::new("fd77::1".parse().unwrap(), 64)),
     };
     let config = Config { settings: mode.into(), subnets, ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();

@@ -16,7 +16,7 @@ use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attach, Message};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Policy, Server, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Policy, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 /// Descriptors that a session and its application take in one process, with room to spare.
@@ -48,7 +48,7 @@ fn sessions() -> usize {
 
 fn serve(mode: EngineStrategy) -> (Server, loopback::LoopbackDevice) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
-    let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 16)), ipv6: None };
+    let subnets = Subnets { ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 16)), ipv6: None };
     let policy = Policy { sessions_per_user: 2000, connections: 4000, ..Policy::default() };
     let config = Config { settings: mode.into(), subnets, policy, ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();

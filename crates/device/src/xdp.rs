@@ -59,7 +59,7 @@ pub enum Mode {
 }
 
 /// The interface, and the driver's requests for it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// The interface's name.
     pub interface: String,
@@ -86,7 +86,14 @@ pub struct XdpDevice {
     link: Seen,
     events: VecDeque<Event>,
     /// How the interface is served, for the operator.
+    notes: Notes,
+}
+
+/// What the operator should know, one line each.
+#[derive(Debug, Default)]
+struct Notes {
     notes: Vec<String>,
+    warnings: Vec<String>,
 }
 
 /// The state of the interface that the driver reported.
@@ -123,7 +130,13 @@ impl XdpDevice {
     /// Returns how the interface is served, and what that changes for others, one line each.
     #[must_use]
     pub fn notes(&self) -> &[String] {
-        &self.notes
+        &self.notes.notes
+    }
+
+    /// Returns what may keep packets from the applications, one line each.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.notes.warnings
     }
 
     /// Changes what the packet socket copies.

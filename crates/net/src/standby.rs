@@ -92,7 +92,7 @@ mod tests {
     use towpath_client::Session;
     use towpath_device::loopback;
     use towpath_protocol::store::MemoryStore;
-    use towpath_server::{Config, Server, Subnets};
+    use towpath_server::{Config, Server, Subnet, Subnets};
 
     use super::*;
     use crate::{Driving, Network, SessionLink, UdpSocket};
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_thread_that_blocks_drives_its_network() {
         let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
-        let ipv4 = Some(("10.77.0.1".parse().unwrap(), 24));
+        let ipv4 = Some(Subnet::new("10.77.0.1".parse().unwrap(), 24));
         let config = Config { subnets: Subnets { ipv4, ipv6: None }, ..Config::default() };
         let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
         let host = |name| {

@@ -11,7 +11,7 @@ use towpath_device::tap::{Options, TapDevice};
 use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets};
+use towpath_server::{Config, Server, Subnet, Subnets};
 use towpath_testkit::isolated;
 
 const PORT: u16 = 4000;
@@ -32,8 +32,8 @@ fn serve(mtu: u32) -> Server {
     drop(first);
     assert_eq!(device.info().mtu, mtu as usize);
     let subnets = Subnets {
-        ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
-        ipv6: Some(("fd77::1".parse().unwrap(), 64)),
+        ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 24)),
+        ipv6: Some(Subnet::new("fd77::1".parse().unwrap(), 64)),
     };
     let config = Config { subnets, ..Config::default() };
     Server::start(&config, Box::new(device), Box::<MemoryStore>::default()).unwrap()

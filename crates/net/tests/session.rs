@@ -8,13 +8,13 @@ use towpath_client::Session;
 use towpath_device::loopback;
 use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets};
+use towpath_server::{Config, Server, Subnet, Subnets};
 
 fn serve() -> (Server, loopback::LoopbackDevice) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let subnets = Subnets {
-        ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
-        ipv6: Some(("fd77::1".parse().unwrap(), 64)),
+        ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 24)),
+        ipv6: Some(Subnet::new("fd77::1".parse().unwrap(), 64)),
     };
     let config = Config { subnets, ..Config::default() };
     (Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap(), far)

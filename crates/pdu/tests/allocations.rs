@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use towpath_device::loopback;
 use towpath_pdu::{Limits, Options, PduEndpoint, Session, SessionOptions};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 use towpath_testkit::CountingAllocator;
 
 #[global_allocator]
@@ -45,7 +45,7 @@ fn no_allocation_for_any_pdu() {
     assert!(CountingAllocator::is_installed());
     let (near, far) = loopback::pair(&loopback::Config::default()).expect("a loopback");
     let subnets = Subnets {
-        ipv4: Some(("10.77.0.1".parse().expect("an address"), 24)),
+        ipv4: Some(Subnet::new("10.77.0.1".parse().expect("an address"), 24)),
         ..Subnets::default()
     };
     let config = Config { settings: EngineStrategy::Block.into(), subnets, ..Config::default() };

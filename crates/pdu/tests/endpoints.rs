@@ -14,7 +14,7 @@ use towpath_pdu::{
     Fragment, Limits, OVERHEAD_BYTES, Options, PduEndpoint, SendError, SessionOptions,
 };
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 /// An address that no session has.
@@ -26,7 +26,8 @@ const SIZES: [usize; 14] =
 
 fn serve(mode: EngineStrategy) -> (Server, DeviceFarEnd) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
-    let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ..Subnets::default() };
+    let subnets =
+        Subnets { ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 24)), ..Subnets::default() };
     let config = Config { settings: mode.into(), subnets, ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
     (server, DeviceFarEnd::new(Box::new(far)))

@@ -11,14 +11,15 @@ use towpath_device::fault::{FaultCounters, FaultDevice, Spec};
 use towpath_device::{Device, loopback};
 use towpath_pdu::{Limits, Options, PduEndpoint, SendError, Session, SessionOptions};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 
 const PDUS: u32 = 600;
 /// The time without any frame after which all frames have arrived.
 const QUIET: Duration = Duration::from_millis(300);
 
 fn open(device: Box<dyn Device>, limits: Limits) -> (Server, PduEndpoint) {
-    let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ..Subnets::default() };
+    let subnets =
+        Subnets { ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 24)), ..Subnets::default() };
     let config = Config { settings: EngineStrategy::Block.into(), subnets, ..Config::default() };
     let server = Server::start(&config, device, Box::<MemoryStore>::default()).unwrap();
     let options = SessionOptions { receive_slots: 1024, ..SessionOptions::default() };

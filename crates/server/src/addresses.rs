@@ -10,14 +10,87 @@ use std::time::{Duration, Instant};
 
 use crate::rights::Addresses;
 
-/// A subnet from which the server gives addresses. The device's own address is in it and is the
-/// gateway.
+/// The networks from which the server gives addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Subnets {
-    /// IPv4: the device's address and the prefix length, 1 to 30.
-    pub ipv4: Option<(Ipv4Addr, u8)>,
-    /// IPv6: the device's address and the prefix length, 1 to 120.
-    pub ipv6: Option<(Ipv6Addr, u8)>,
+    /// IPv4.
+    pub ipv4: Option<Subnet<Ipv4Addr>>,
+    /// IPv6.
+    pub ipv6: Option<Subnet<Ipv6Addr>>,
+}
+
+/// A network from which the server gives addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subnet<A> {
+    /// The address of the host, or of the gateway, in this network. No application gets it.
+    pub own: A,
+    /// The prefix length: 1 to 30 for IPv4, 1 to 120 for IPv6.
+    pub bits: u8,
+    /// The gateway to other networks.
+    pub gateway: Option<A>,
+    /// The first and the last address for applications; `None` for all of the network.
+    pub leases: Option<(A, A)>,
+}
+
+impl<A: Copy> Subnet<A> {
+    /// Creates a subnet whose addresses are all for applications, but for that of its gateway.
+    #[must_use]
+    pub const fn new(gateway: A, bits: u8) -> Subnet<A> {
+        Subnet { own: gateway, bits, gateway: Some(gateway), leases: None }
+    }
+}
+
+/// The addresses of one family that a pool gives, as numbers.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    first: u128,
+    /// The number of addresses, those of host and gateway included.
+    count: u128,
+    bits: u8,
+    /// The addresses that no application gets.
+    excluded: [Option<u128>; 2],
+    gateway: Option<u128>,
+}
+
+impl Range {
+    /// Returns the range of a subnet of addresses of `width` bits; `None` if it has no room.
+    fn new<A: Copy>(
+        subnet: &Subnet<A>,
+        (width, most): (u8, u8),
+        number: impl Fn(A) -> u128,
+    ) -> Option<Range> {
+        let bits = subnet.bits;
+        if !(1..=most).contains(&bits) {
+            return None;
+        }
+        let own = number(subnet.own);
+        let hosts = (1u128 << (width - bits)) - 1;
+        let network = own & !hosts;
+        // The network's first address is no host's, and the last one is IPv4's for broadcast.
+        let (lowest, highest) = (network + 1, network + hosts - 1);
+        let (first, last) = match subnet.leases {
+            Some((first, last)) => (number(first).max(lowest), number(last).min(highest)),
+            None => (lowest, highest),
+        };
+        let gateway = subnet.gateway.map(number);
+        let count = last.checked_sub(first)? + 1;
+        Some(Range { first, count, bits, excluded: [Some(own), gateway], gateway })
+    }
+
+    /// Returns the address of an index, from 1.
+    fn at(&self, index: u32) -> u128 {
+        self.first + u128::from(index) - 1
+    }
+
+    /// Returns the index of an address.
+    fn index_of(&self, address: u128) -> Option<u32> {
+        let index = address.checked_sub(self.first)?;
+        (index < self.count).then_some(u32::try_from(index).ok()? + 1)
+    }
+
+    fn excludes(&self, index: u32) -> bool {
+        self.excluded.contains(&Some(self.at(index)))
+    }
 }
 
 /// Addresses given to a session, by index in the pool.
@@ -74,7 +147,8 @@ pub enum PoolError {
     Outside(Ipv4Addr),
     /// The subnet leaves no addresses to give.
     #[error(
-        "subnet {0} has no room for applications; use a prefix of at most /30 (IPv4) or /120 (IPv6)"
+        "the {0} network has no room for applications; use a prefix of at most /30 (IPv4) or /120 \
+         (IPv6), and a range of addresses inside of it"
     )]
     Subnet(&'static str),
 }
@@ -105,7 +179,8 @@ struct Released {
 /// The pool.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    subnets: Subnets,
+    ipv4: Option<Range>,
+    ipv6: Option<Range>,
     device_mac: [u8; 6],
     taken: BTreeSet<u32>,
     /// Indices returned and free; the most recent one is at the back.
@@ -124,21 +199,18 @@ impl Pool {
     /// Fails with [`PoolError::Subnet`].
     pub(crate) fn new(subnets: Subnets, device_mac: [u8; 6]) -> Result<Pool, PoolError> {
         let mut last = (1 << 24) - 2;
-        if let Some((_, prefix)) = subnets.ipv4 {
-            if !(1..=30).contains(&prefix) {
-                return Err(PoolError::Subnet("IPv4"));
-            }
-            // The network's address and the broadcast address are excluded.
-            last = last.min(((1u64 << (32 - prefix)) - 2) as u32);
-        }
-        if let Some((_, prefix)) = subnets.ipv6 {
-            if !(1..=120).contains(&prefix) {
-                return Err(PoolError::Subnet("IPv6"));
-            }
-            last = last.min(((1u128 << (128 - u32::from(prefix)).min(32)) - 2) as u32);
+        let range = |family, range: Option<Range>| range.ok_or(PoolError::Subnet(family));
+        let number = |ip: Ipv4Addr| u128::from(ip.to_bits());
+        let ipv4 = subnets.ipv4.map(|one| range("IPv4", Range::new(&one, (32, 30), number)));
+        let number = |ip: Ipv6Addr| ip.to_bits();
+        let ipv6 = subnets.ipv6.map(|one| range("IPv6", Range::new(&one, (128, 120), number)));
+        let (ipv4, ipv6) = (ipv4.transpose()?, ipv6.transpose()?);
+        for range in ipv4.iter().chain(&ipv6) {
+            last = last.min(u32::try_from(range.count).unwrap_or(u32::MAX));
         }
         Ok(Pool {
-            subnets,
+            ipv4,
+            ipv6,
             device_mac,
             taken: BTreeSet::new(),
             released: VecDeque::new(),
@@ -183,16 +255,10 @@ impl Pool {
         Ok(Lease {
             host_number,
             mac: [0x02, d ^ e ^ f ^ g, h ^ i.rotate_left(3), a, b, c],
-            ipv4: self
-                .subnets
-                .ipv4
-                .map(|(own, prefix)| (ipv4_at(own, prefix, host_number), prefix)),
-            ipv4_gateway: self.subnets.ipv4.map(|(own, _)| own),
-            ipv6: self
-                .subnets
-                .ipv6
-                .map(|(own, prefix)| (ipv6_at(own, prefix, host_number), prefix)),
-            ipv6_gateway: self.subnets.ipv6.map(|(own, _)| own),
+            ipv4: self.ipv4.map(|range| (v4(range.at(host_number)), range.bits)),
+            ipv4_gateway: self.ipv4.and_then(|range| range.gateway).map(v4),
+            ipv6: self.ipv6.map(|range| (range.at(host_number).into(), range.bits)),
+            ipv6_gateway: self.ipv6.and_then(|range| range.gateway).map(Ipv6Addr::from),
         })
     }
 
@@ -219,18 +285,18 @@ impl Pool {
     /// Returns the number of leases in the pool.
     #[must_use]
     pub(crate) fn size(&self) -> usize {
-        let own = [
-            self.subnets.ipv4.map(|(own, prefix)| own.to_bits() & !(u32::MAX << (32 - prefix))),
-            self.subnets.ipv6.and_then(|(own, prefix)| {
-                u32::try_from(own.to_bits() & !(u128::MAX << (128 - prefix))).ok()
-            }),
-        ];
-        let own: BTreeSet<u32> = own
-            .into_iter()
+        let excluded = |range: &Range| range.excluded.map(|one| range.index_of(one?));
+        let excluded: BTreeSet<u32> = self
+            .ranges()
+            .flat_map(excluded)
             .flatten()
-            .filter(|host_number| (1..=self.last).contains(host_number))
+            .filter(|host_number| *host_number <= self.last)
             .collect();
-        self.last as usize - own.len()
+        self.last as usize - excluded.len()
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = &Range> {
+        self.ipv4.iter().chain(&self.ipv6)
     }
 
     fn had_by(&self, holder: &Holder) -> Option<u32> {
@@ -238,46 +304,34 @@ impl Pool {
     }
 
     /// Returns the next index around the pool that is free and was not held recently. The search
-    /// reads at most as many indices as are taken, remembered and the device's own, plus one.
+    /// reads at most as many indices as are taken, remembered and excluded, plus one.
     fn free_for_long(&mut self) -> Option<u32> {
         let lately: BTreeSet<u32> = self.released.iter().map(|one| one.host_number).collect();
         let around = (self.next..=self.last).chain(1..self.next);
         let free = |host_number: &u32| {
             !self.taken.contains(host_number)
                 && !lately.contains(host_number)
-                && !self.is_own(*host_number)
+                && !self.is_excluded(*host_number)
         };
-        let host_number = around.take(self.taken.len() + lately.len() + 3).find(free)?;
+        let host_number = around.take(self.taken.len() + lately.len() + 5).find(free)?;
         self.next = host_number % self.last + 1;
         Some(host_number)
     }
 
-    /// Returns `true` if the device itself has one of the addresses of an index.
-    fn is_own(&self, host_number: u32) -> bool {
-        self.subnets.ipv4.is_some_and(|(own, prefix)| ipv4_at(own, prefix, host_number) == own)
-            || self
-                .subnets
-                .ipv6
-                .is_some_and(|(own, prefix)| ipv6_at(own, prefix, host_number) == own)
+    /// Returns `true` if no application gets the addresses of an index: host or gateway has one.
+    fn is_excluded(&self, host_number: u32) -> bool {
+        self.ranges().any(|range| range.excludes(host_number))
     }
 
     fn host_number_of(&self, wanted: Ipv4Addr) -> Option<u32> {
-        let (own, prefix) = self.subnets.ipv4?;
-        let host_number = wanted.to_bits() ^ network4(own, prefix);
-        ((1..=self.last).contains(&host_number) && !self.is_own(host_number)).then_some(host_number)
+        let host_number = self.ipv4?.index_of(wanted.to_bits().into())?;
+        (host_number <= self.last && !self.is_excluded(host_number)).then_some(host_number)
     }
 }
 
-fn network4(own: Ipv4Addr, prefix: u8) -> u32 {
-    own.to_bits() & (u32::MAX << (32 - prefix))
-}
-
-fn ipv4_at(own: Ipv4Addr, prefix: u8, host_number: u32) -> Ipv4Addr {
-    Ipv4Addr::from_bits(network4(own, prefix) | host_number)
-}
-
-fn ipv6_at(own: Ipv6Addr, prefix: u8, host_number: u32) -> Ipv6Addr {
-    Ipv6Addr::from_bits((own.to_bits() & (u128::MAX << (128 - prefix))) | u128::from(host_number))
+/// Returns the address of a number of 32 bits.
+fn v4(number: u128) -> Ipv4Addr {
+    Ipv4Addr::from_bits(number as u32)
 }
 
 #[cfg(test)]
@@ -290,8 +344,8 @@ mod tests {
 
     fn pool() -> Pool {
         let subnets = Subnets {
-            ipv4: Some(("10.77.0.1".parse().unwrap(), 29)),
-            ipv6: Some(("fd77::1".parse().unwrap(), 64)),
+            ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 29)),
+            ipv6: Some(Subnet::new("fd77::1".parse().unwrap(), 64)),
         };
         Pool::new(subnets, [2; 6]).unwrap()
     }
@@ -340,7 +394,8 @@ mod tests {
             pool.release(&lease, holder);
         }
         assert_eq!((pool.given(), pool.released.len()), (0, REMEMBERED));
-        let subnets = Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 20)), ipv6: None };
+        let subnets =
+            Subnets { ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 20)), ipv6: None };
         let mut pool = Pool::new(subnets, [2; 6]).unwrap();
         for _ in 0..2 {
             let leases: Vec<_> =
@@ -369,6 +424,50 @@ mod tests {
     }
 
     #[test]
+    fn a_range_of_a_network_is_leased() {
+        let ipv4 = Subnet {
+            gateway: Some("192.0.2.101".parse().unwrap()),
+            leases: Some(("192.0.2.100".parse().unwrap(), "192.0.2.103".parse().unwrap())),
+            ..Subnet::new("192.0.2.7".parse::<Ipv4Addr>().unwrap(), 24)
+        };
+        let ipv6 = Subnet {
+            gateway: None,
+            leases: Some(("2001:db8::f0".parse().unwrap(), "2001:db8::ff".parse().unwrap())),
+            ..Subnet::new("2001:db8::7".parse::<Ipv6Addr>().unwrap(), 64)
+        };
+        let subnets = Subnets { ipv4: Some(ipv4), ipv6: Some(ipv6) };
+        let mut pool = Pool::new(subnets, [2; 6]).unwrap();
+        assert_eq!(pool.size(), 3);
+        let leases: Vec<_> = (0..3).map(|_| pool.lease(&holder("a"), None).unwrap()).collect();
+        let given: Vec<String> = leases
+            .iter()
+            .map(|one| format!("{} {}", one.ipv4.unwrap().0, one.ipv6.unwrap().0))
+            .collect();
+        let expected =
+            ["192.0.2.100 2001:db8::f0", "192.0.2.102 2001:db8::f2", "192.0.2.103 2001:db8::f3"];
+        assert_eq!(given, expected, "the second one is the gateway's");
+        assert_eq!(leases[0].ipv4_gateway, Some("192.0.2.101".parse().unwrap()));
+        assert_eq!((leases[0].ipv4.unwrap().1, leases[0].ipv6_gateway), (24, None));
+        assert_eq!(pool.lease(&holder("b"), None), Err(PoolError::Full));
+        for outside in ["192.0.2.99", "192.0.2.101", "192.0.2.104", "192.0.2.7"] {
+            let outside = outside.parse().unwrap();
+            assert_eq!(pool.lease(&holder("a"), Some(outside)), Err(PoolError::Outside(outside)));
+        }
+        let block = Subnet {
+            leases: Some(("192.0.2.0".parse().unwrap(), "192.0.2.255".parse().unwrap())),
+            ..Subnet::new("192.0.2.7".parse::<Ipv4Addr>().unwrap(), 24)
+        };
+        let pool = Pool::new(Subnets { ipv4: Some(block), ipv6: None }, [2; 6]).unwrap();
+        assert_eq!(pool.size(), 253);
+        let elsewhere = Subnet {
+            leases: Some(("192.0.3.1".parse().unwrap(), "192.0.3.9".parse().unwrap())),
+            ..block
+        };
+        let pool = Pool::new(Subnets { ipv4: Some(elsewhere), ipv6: None }, [2; 6]);
+        assert_eq!(pool.unwrap_err(), PoolError::Subnet("IPv4"));
+    }
+
+    #[test]
     fn without_subnets_there_are_still_macs() {
         let mut pool = Pool::new(Subnets::default(), [2; 6]).unwrap();
         let (a, b) =
@@ -376,7 +475,8 @@ mod tests {
         assert_ne!(a.mac, b.mac);
         assert_eq!(a.mac[0] & 3, 2, "unicast, locally administered");
         assert_eq!(a.ipv4, None);
-        let narrow = Subnets { ipv4: Some(("10.0.0.1".parse().unwrap(), 31)), ipv6: None };
+        let narrow =
+            Subnets { ipv4: Some(Subnet::new("10.0.0.1".parse().unwrap(), 31)), ipv6: None };
         assert_eq!(Pool::new(narrow, [2; 6]).unwrap_err(), PoolError::Subnet("IPv4"));
     }
 }

@@ -39,7 +39,7 @@ mod slow;
 mod socket;
 mod worker;
 
-pub use addresses::Subnets;
+pub use addresses::{Subnet, Subnets};
 pub use config::{Config, StartError};
 pub use engine::WaitStrategy;
 pub use engine::demux::FlowCache;

@@ -16,7 +16,9 @@ use towpath_device::{
 use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::message::{self, Attach, Message, Open, Set};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Setting, Subnets, Values, WaitStrategy as EngineStrategy};
+use towpath_server::{
+    Config, Server, Setting, Subnet, Subnets, Values, WaitStrategy as EngineStrategy,
+};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -165,7 +167,7 @@ fn room(message: &Message) -> usize {
 }
 
 fn subnets() -> Subnets {
-    Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ipv6: None }
+    Subnets { ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 24)), ipv6: None }
 }
 
 /// Returns the number of addresses given to sessions, including those of which the engine still

@@ -20,7 +20,7 @@ use towpath_queue::doorbell::{self, PeerSleepFlag};
 use towpath_queue::events::{self, Marker};
 use towpath_queue::receive::application_side;
 use towpath_queue::transmit::TransmitProducer;
-use towpath_server::{Config, Server, Subnets};
+use towpath_server::{Config, Server, Subnet, Subnets};
 
 /// An application that uses the protocol without restraint.
 struct Raw {
@@ -150,7 +150,7 @@ fn checked_bytes_of_plain_packets_are_the_delivered_bytes() {
 fn flip(open: Open, rule: &Rule, buffer: impl Fn(&Raw, &Session, usize) -> (Vec<u8>, Vec<Flip>)) {
     let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
     let config = Config {
-        subnets: Subnets { ipv4: Some(("10.77.0.1".parse().unwrap(), 24)), ipv6: None },
+        subnets: Subnets { ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 24)), ipv6: None },
         ..Config::default()
     };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();

@@ -39,7 +39,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine.
 Examples:
   towpath demo                                          demonstrate Towpath on this machine
   towpath doctor                                        check what this machine supports
-  towpath serve --tap tap0 --address 10.77.0.1/24       serve a TAP interface
+  towpath serve --device tap:tap0 --address 10.77.0.1/24       serve a TAP interface
   towpath ls                                            list the attached applications
   towpath capture -w - | tcpdump -nr -                  show the packets of the interface"
 )]

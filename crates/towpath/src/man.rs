@@ -209,12 +209,11 @@ mod tests {
     #[test]
     fn long_examples_are_broken_before_options() {
         assert_eq!(broken("towpath ls"), ["towpath ls"]);
-        let long =
-            "towpath serve --tap tap0 --address 10.77.0.1/24 --address fd77::1/64 --allow-user x";
+        let long = "towpath serve --device tap:tap0 --address 10.77.0.1/24 --address fd77::1/64 --allow-user x";
         assert_eq!(
             broken(long),
             [
-                "towpath serve --tap tap0 --address 10.77.0.1/24 --address fd77::1/64 \\",
+                "towpath serve --device tap:tap0 --address 10.77.0.1/24 --address fd77::1/64 \\",
                 "    --allow-user x"
             ]
         );

@@ -24,6 +24,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::failure::{Failure, print, remedy, says};
 use crate::signals::Signals;
+use interface::Opened;
 use ready::Ready;
 use settings::{Level, Settings};
 use values::Identity;
@@ -31,11 +32,12 @@ use values::Identity;
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  towpath serve --tap tap0 --address 10.77.0.1/24 --address fd77::1/64 --allow-user alice
-  towpath serve --tap tap0 --address 10.77.0.1/24 --user towpath --allow-group net --wait poll
+  towpath serve --device tap:tap0 --address 10.77.0.1/24 --address fd77::1/64 --allow-user alice
+  towpath serve --device tap:tap0 --address 10.77.0.1/24 --user towpath --allow-group net --wait poll
+  towpath serve --device xdp:eth0 --lease 192.0.2.64/28 --user towpath --allow-user alice
   towpath serve --config /etc/towpath/tap0.toml --log debug
   towpath serve --config /etc/towpath/tap0.toml --print-config
-  towpath serve --tap tap0 --address 10.77.0.1/24 --fault drop=0.01,seed=42 --pcap wire.pcapng";
+  towpath serve --device tap:tap0 --address 10.77.0.1/24 --fault drop=0.01,seed=42 --pcap wire.pcapng";
 
 /// Options of `towpath serve`.
 #[derive(Debug, clap::Args)]
@@ -66,23 +68,24 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.print_config {
         return print(&settings.with_defaults().to_text()?);
     }
-    let Some(tap) = settings.tap.as_deref() else {
+    let Some(served) = &settings.device else {
         return Err(Failure::usage(
-            "no device to serve; give --tap NAME, or tap = \"NAME\" in a file",
+            "no device to serve; give --device tap:NAME or --device xdp:INTERFACE, or device = \
+             \"tap:NAME\" in a file",
         ));
     };
     start_log(settings.log.unwrap_or(Level::Info));
     let signals = Signals::block()
         .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;
 
-    let device = interface::open(tap, &settings)?;
+    let Opened { mut device, subnets } = interface::open(served, &settings)?;
     let device_info = device.info().clone();
     let name = device_info.name;
     let socket = settings.socket.clone().unwrap_or_else(|| towpath_client::default_socket(&name));
-    let config = settings.config(socket.clone())?;
+    let mut config = settings.config(socket.clone())?;
+    config.subnets = subnets.unwrap_or(config.subnets);
     directory::prepare(&socket, settings.user.as_ref())?;
     let mut pcap = None;
-    let mut device: Box<dyn Device> = Box::new(device);
     if let Some(fault) = &settings.fault {
         device = Box::new(FaultDevice::new(device, &fault.spec));
     }

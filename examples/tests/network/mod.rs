@@ -15,7 +15,7 @@ use towpath_device::Device;
 use towpath_device::tap::{Options, TapDevice};
 use towpath_netlink::{Netlink, Prefix};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets};
+use towpath_server::{Config, Server, Subnet, Subnets};
 use towpath_testkit::{Namespace, Unavailable, check_tun, skip};
 
 /// The interface's name.
@@ -84,8 +84,8 @@ impl Served {
         netlink.set_up(TAP).unwrap();
         let directory = Directory::make();
         let subnets = Subnets {
-            ipv4: Some(("10.77.0.1".parse().unwrap(), 24)),
-            ipv6: Some(("fd77::1".parse().unwrap(), 64)),
+            ipv4: Some(Subnet::new("10.77.0.1".parse().unwrap(), 24)),
+            ipv6: Some(Subnet::new("fd77::1".parse().unwrap(), 64)),
         };
         let socket = Some(directory.0.join("tap.sock"));
         let config = Config { socket, subnets, ..Config::default() };

@@ -23,7 +23,7 @@ use towpath_client::{Setting, WaitStrategy};
 use towpath_device::loopback;
 use towpath_device::random::Random;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnets};
+use towpath_server::{Config, Server, Subnet, Subnets};
 
 use crate::Settings;
 use crate::report::{Outcome, Row};
@@ -72,7 +72,7 @@ impl Plan {
 fn serve(strategy: u64) -> anyhow::Result<(Server, loopback::LoopbackDevice)> {
     let (near, far) = loopback::pair(&loopback::Config::default())?;
     let mut config = Config {
-        subnets: Subnets { ipv4: Some(("10.77.0.1".parse()?, 24)), ipv6: None },
+        subnets: Subnets { ipv4: Some(Subnet::new("10.77.0.1".parse()?, 24)), ipv6: None },
         ..Config::default()
     };
     config.settings.set(Setting::Wait, strategy)?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use towpath_device::tap::{Options, TapDevice};
 use towpath_device::{Device, loopback};
 use towpath_protocol::store::{MemoryStore, Store};
-use towpath_server::{Config, Policy, Server, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Policy, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 use towpath_tests::far::Echo;
 
 use crate::logged::Logged;
@@ -89,8 +89,8 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
         socket: Some(socket.to_owned()),
         policy,
         subnets: Subnets {
-            ipv4: Some(("10.77.0.1".parse().expect("an address"), 24)),
-            ipv6: Some(("fd77::1".parse().expect("an address"), 64)),
+            ipv4: Some(Subnet::new("10.77.0.1".parse().expect("an address"), 24)),
+            ipv6: Some(Subnet::new("fd77::1".parse().expect("an address"), 64)),
         },
         settings: mode.into(),
         ..Config::default()

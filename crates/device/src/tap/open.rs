@@ -42,7 +42,7 @@ pub enum TapError {
     },
     /// A name that Linux does not allow for an interface.
     #[error(
-        "\"{name}\" is not a valid interface name: 1 to {} bytes, no slash, colon or blank",
+        "\"{name}\" is not a valid interface name: 1 to {} bytes, no slash, colon, percent sign or blank",
         libc::IFNAMSIZ - 1
     )]
     BadName {

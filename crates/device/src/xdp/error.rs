@@ -55,6 +55,15 @@ pub enum XdpError {
         /// The kernel's error.
         cause: io::Error,
     },
+    /// Zero-copy was asked for, and the kernel runs the program.
+    #[error(
+        "{name}: zero-copy needs a driver with native XDP, and this one has none, or mode=native was \
+         not given; leave zero-copy out, or add mode=native"
+    )]
+    NoZeroCopy {
+        /// The interface.
+        name: String,
+    },
     /// The kernel cannot hand over packets in several buffers, and such packets will come.
     #[error(
         "{name}: {why}, and this kernel hands AF_XDP no packets in several buffers (Linux 6.6 \

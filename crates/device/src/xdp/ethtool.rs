@@ -7,6 +7,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// `ETHTOOL_GGRO`: does the interface merge received packets?
 const GET_GRO: u32 = 0x0000_002b;
+/// `ETHTOOL_GFLAGS`: some features, among them `ETH_FLAG_RXVLAN`.
+const GET_FLAGS: u32 = 0x0000_0025;
+const RX_VLAN: u32 = 1 << 8;
 /// `ETHTOOL_GCHANNELS`: its hardware queues.
 const GET_CHANNELS: u32 = 0x0000_003c;
 /// `ETHTOOL_GDRVINFO`: its driver.
@@ -88,6 +91,12 @@ impl Ethtool {
     pub(super) fn merges(&self) -> bool {
         let mut value = Value { command: GET_GRO, ..Value::default() };
         self.ask(&mut value).is_err() || value.data != 0
+    }
+
+    /// Returns `true` if the interface takes the VLAN tags off received packets.
+    pub(super) fn strips_vlan_tags(&self) -> bool {
+        let mut value = Value { command: GET_FLAGS, ..Value::default() };
+        self.ask(&mut value).is_ok() && value.data & RX_VLAN != 0
     }
 
     /// Returns the driver's name; an empty one for an interface that does not say.

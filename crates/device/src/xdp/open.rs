@@ -1,6 +1,7 @@
 //! Attaches to an interface: chooses the mode, loads the program, and opens the sockets.
 
 use std::io;
+use std::path::Path;
 
 use towpath_bpf::{Attached, Link, XdpMode};
 use towpath_netlink::Netlink;
@@ -12,7 +13,7 @@ use super::queue::GROUP_BUFFERS;
 use super::shared::{Properties, SPARE_RESETS, Shared};
 use super::socket::{self, Binding, Copying, RING_ENTRIES};
 use super::steering::Steering;
-use super::{Mode, Options};
+use super::{Mode, Notes, Options};
 use crate::{
     Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_PACKET_BYTES, Limits, VLAN_TAG_BYTES,
 };
@@ -27,15 +28,23 @@ const LARGE_CHUNK_BYTES: usize = 4096;
 /// The most parts of a packet to send. A part that crosses a chunk's end takes two descriptors, and a
 /// packet at most 17.
 const PACKET_PARTS: usize = 8;
+/// Receive buffers for each hardware queue, by their size: all memory of an interface with one queue
+/// then fits into 8 MiB, which is a process's usual limit of locked memory.
+const SMALL_RX_BUFFERS: usize = RING_ENTRIES as usize;
+const LARGE_RX_BUFFERS: usize = RING_ENTRIES as usize / 2;
 /// The most receive buffers of a device. More hardware queues share them.
 const MOST_RX_BUFFERS: usize = 8192;
+
+/// Drivers of virtual interfaces whose clouds deliver packets only to the MAC address that they
+/// gave: Amazon's, Google's, and Microsoft's.
+const DROP_FOREIGN_MACS: [&str; 4] = ["ena", "gve", "hv_netvsc", "mana"];
 
 /// What opening found and made.
 pub(super) struct Opened {
     pub(super) info: Info,
     pub(super) index: u32,
     pub(super) shared: Shared,
-    pub(super) notes: Vec<String>,
+    pub(super) notes: Notes,
 }
 
 /// Attaches to an interface.
@@ -67,7 +76,13 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let is_generic = attached == XdpMode::Generic;
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, steering.spans())?;
     let may_be_partial = is_generic || is_virtual;
-    let chunk_bytes = if spans { LARGE_CHUNK_BYTES } else { SMALL_CHUNK_BYTES };
+    let (chunk_bytes, rx_buffers) = match spans {
+        true => (LARGE_CHUNK_BYTES, LARGE_RX_BUFFERS),
+        false => (SMALL_CHUNK_BYTES, SMALL_RX_BUFFERS),
+    };
+    if options.copying == Copying::ZeroCopy && is_generic {
+        return Err(XdpError::NoZeroCopy { name: name.clone() });
+    }
 
     let notes = notes(name, options, attached, &link.kind, &ethtool);
     let binding = Binding { index: link.index, copying: copying(options, is_generic), spans };
@@ -95,7 +110,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
             rx_alignment: chunk_bytes,
             rx_headroom_bytes: HEADROOM_BYTES,
             rx_packet_buffers: if spans { largest.div_ceil(data_bytes) } else { 1 },
-            rx_ring: (queues as usize * RING_ENTRIES as usize).min(MOST_RX_BUFFERS) + GROUP_BUFFERS,
+            rx_ring: (queues as usize * rx_buffers).min(MOST_RX_BUFFERS) + GROUP_BUFFERS,
             tx_ring: RING_ENTRIES as usize,
             tx_packet_parts: if spans { PACKET_PARTS } else { 1 },
             ..Limits::new(chunk_bytes)
@@ -192,7 +207,7 @@ fn notes(
     mode: XdpMode,
     kind: &Option<String>,
     ethtool: &Ethtool,
-) -> Vec<String> {
+) -> Notes {
     let mut notes = Vec::new();
     let driver = ethtool.driver();
     notes.push(match mode {
@@ -207,5 +222,20 @@ fn notes(
     if options.exclusive {
         notes.push(format!("the kernel receives nothing on {name} meanwhile"));
     }
-    notes
+    let mut warnings = Vec::new();
+    // A veth carries tags beside the packet, too, but only if its other end has a VLAN interface.
+    if kind.is_none() && ethtool.strips_vlan_tags() {
+        warnings.push(format!(
+            "{name} takes VLAN tags off, which hides them from applications; if there are tagged \
+             packets: ethtool -K {name} rxvlan off"
+        ));
+    }
+    let is_wireless = Path::new("/sys/class/net").join(name).join("phy80211").exists();
+    if is_wireless || DROP_FOREIGN_MACS.contains(&driver.as_str()) {
+        warnings.push(format!(
+            "the network of {name} drops packets to and from other MAC addresses than its own, so \
+             applications with addresses of their own may reach no other host"
+        ));
+    }
+    Notes { notes, warnings }
 }

@@ -110,8 +110,12 @@ impl DevicePort {
         } else {
             (mtu + FRAME_BYTES).next_multiple_of(128).max(WHOLE_BYTES)
         };
-        // A device with aligned buffers finds each packet to send at the beginning of one.
-        let slot_bytes = slot_bytes.next_multiple_of(limits.rx_alignment);
+        // No slot crosses the end of one of the device's buffers without need.
+        let slot_bytes = if slot_bytes < limits.rx_alignment {
+            slot_bytes.next_power_of_two()
+        } else {
+            slot_bytes.next_multiple_of(limits.rx_alignment)
+        };
         let slots = BOUNCE_SLOTS;
         let pool_bytes = pool_buffers as usize * pool_buffer_bytes as usize;
         let bytes = pool_bytes + slots as usize * slot_bytes;

@@ -17,7 +17,7 @@ use towpath_client::{Options, Session};
 use towpath_device::tap::TapDevice;
 use towpath_net::SessionLink;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Policy, Server, Subnets};
+use towpath_server::{Config, Policy, Server, Subnet, Subnets};
 
 use super::addresses::{GATEWAY_V4, GATEWAY_V6};
 use super::applications;
@@ -73,7 +73,10 @@ pub(super) fn server_config(socket: Option<PathBuf>, users: Vec<u32>) -> Config 
     Config {
         socket,
         policy: Policy { users, ..Policy::default() },
-        subnets: Subnets { ipv4: Some((GATEWAY_V4, 24)), ipv6: Some((GATEWAY_V6, 64)) },
+        subnets: Subnets {
+            ipv4: Some(Subnet::new(GATEWAY_V4, 24)),
+            ipv6: Some(Subnet::new(GATEWAY_V6, 64)),
+        },
         ..Config::default()
     }
 }

@@ -1,112 +1,47 @@
-//! Opens or creates the interface, and sets its MTU and addresses and its state to "up".
-//!
-//! The server changes only settings that differ. So a user without rights can serve an interface
-//! that root created and configured for that user.
+//! Opens the device to serve, and determines the networks of its applications.
 #![forbid(unsafe_code)]
 
-use std::os::fd::AsFd;
+mod kernels;
+mod tap;
 
 use towpath_device::Device;
-use towpath_device::tap::{Options, TapDevice, TapError};
+use towpath_device::xdp;
 use towpath_netlink::Netlink;
-use tracing::warn;
+use towpath_server::Subnets;
 
 use super::settings::Settings;
-use super::values::Subnet;
-use crate::failure::{Failure, remedy};
-use crate::number::Number;
+use super::values::{Driver, Served};
+use crate::failure::Failure;
 
-/// Opens the TAP interface and configures it. An interface that this function created vanishes with
-/// the device.
-pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure> {
-    let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
-    let mut netlink = Netlink::open().map_err(refused)?;
-    check_addresses(&mut netlink, name, &settings.address)?;
+/// The driver of a TAP interface, as rtnetlink names it.
+const TAP_KIND: &str = "tun";
 
-    let options = Options { name: name.to_owned(), offloads: true };
-    let mut device = TapDevice::open(&options).map_err(explain)?;
-    let name = device.info().name.clone();
-    let link = netlink.link(&name).map_err(refused)?;
-    let wanted = settings.mtu.map(|mtu: Number<68, 65521>| mtu.get() as u32);
-    if let Some(mtu) = wanted
-        && mtu != link.mtu
-    {
-        netlink.set_mtu(&name, mtu).map_err(refused)?;
-        // The driver read the MTU when it opened the interface. The second descriptor makes it read
-        // the new MTU; the first one keeps the interface alive until then.
-        let again = device.as_fd().try_clone_to_owned().map_err(|error| {
-            Failure::new(format!("{name}: a second descriptor: {error}; raise ulimit -n"))
-        })?;
-        device = TapDevice::from_fd(again, options.offloads).map_err(explain)?;
-    }
-    let has: Vec<_> = netlink
-        .addresses()
-        .map_err(refused)?
-        .into_iter()
-        .filter(|address| address.index == link.index)
-        .map(|address| address.prefix)
-        .collect();
-    for Subnet(prefix) in &settings.address {
-        if !has.contains(prefix) {
-            netlink.add_address(&name, *prefix).map_err(refused)?;
-        }
-    }
-    if !link.up {
-        netlink.set_up(&name).map_err(refused)?;
-    }
-    Ok(device)
+/// A device that is ready to serve.
+pub(super) struct Opened {
+    pub(super) device: Box<dyn Device>,
+    /// The networks of the applications, if the interface determines them.
+    pub(super) subnets: Option<Subnets>,
 }
 
-/// Checks that no other interface has one of the addresses: the kernel would then answer itself.
-fn check_addresses(netlink: &mut Netlink, name: &str, wanted: &[Subnet]) -> Result<(), Failure> {
-    let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
-    let (links, addresses) =
-        (netlink.links().map_err(refused)?, netlink.addresses().map_err(refused)?);
-    for Subnet(prefix) in wanted {
-        for address in &addresses {
-            let owner = links.iter().find(|link| link.index == address.index);
-            let owner = owner.map_or("another interface", |link| &link.name);
-            if owner == name {
-                continue;
+/// Opens the device.
+pub(super) fn open(served: &Served, settings: &Settings) -> Result<Opened, Failure> {
+    let name = &served.interface;
+    match &served.driver {
+        Driver::Tap => open_tap(name, settings),
+        Driver::Xdp(options) => kernels::open(options, settings),
+        Driver::Auto => {
+            let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
+            let link = Netlink::open().and_then(|mut kernel| kernel.link(name)).map_err(refused)?;
+            if link.kind.as_deref() == Some(TAP_KIND) {
+                return open_tap(name, settings);
             }
-            if address.prefix.address() == prefix.address() {
-                return Err(Failure::new(format!(
-                    "{} belongs to {owner} already; choose another --address",
-                    prefix.address()
-                )));
-            }
-            if prefix.contains(address.prefix.address())
-                || address.prefix.contains(prefix.address())
-            {
-                warn!(
-                    "--address {prefix} and {} of {owner} are one network: the kernel will send \
-                     to only one of the two",
-                    address.prefix
-                );
-            }
+            let options = xdp::Options { interface: name.to_string(), ..Default::default() };
+            kernels::open(&options, settings)
         }
     }
-    Ok(())
 }
 
-/// Returns the driver's error with a remedy for the operator.
-fn explain(error: TapError) -> Failure {
-    let text = error.to_string();
-    match error {
-        TapError::NoTun { cause } if !remedy(&cause).is_empty() => {
-            Failure::new(format!("/dev/net/tun: {cause}{}", remedy(&cause)))
-        }
-        TapError::NoTun { .. } | TapError::TunForbidden { .. } | TapError::NotPermitted { .. } => {
-            Failure::unavailable(text)
-        }
-        TapError::Busy { name } => Failure::new(format!(
-            "{text}; stop that one (towpath ls --device {name} if it is a server), or choose \
-             another --tap"
-        )),
-        TapError::NotATap { .. } => Failure::new(format!(
-            "{text}; choose another --tap, or make it with: ip tuntap add dev NAME mode tap vnet_hdr"
-        )),
-        TapError::BadName { .. } => Failure::usage(format!("--tap: {text}")),
-        TapError::BadDescriptor { .. } | TapError::Refused { .. } => Failure::new(text),
-    }
+fn open_tap(name: &str, settings: &Settings) -> Result<Opened, Failure> {
+    let device = tap::open(name, settings)?;
+    Ok(Opened { device: Box::new(device), subnets: None })
 }

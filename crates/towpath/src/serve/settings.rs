@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use towpath_server::{Config, Policy, Setting};
 
 use super::values::{
-    Assignment, Fault, Group, Identity, InterfaceName, Subnet, User, Wait, subnets,
+    Assignment, Driver, Fault, Group, Identity, Lease, Served, Subnet, User, Wait, limit, subnets,
 };
 use crate::failure::{Failure, says};
 use crate::number::Number;
@@ -35,13 +35,15 @@ pub(crate) enum Level {
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Settings {
-    /// TAP interface to serve; the server creates it if it is missing, and then removes it at the
-    /// end
-    #[arg(long, value_name = "NAME")]
+    /// Device to serve: tap:NAME, xdp:INTERFACE or auto:INTERFACE. tap: the server creates a missing
+    /// TAP interface, and then removes it at the end. xdp: an interface of the kernel, which keeps
+    /// all that no application owns. Options of xdp follow after commas: mode=native, mode=generic,
+    /// copy, zero-copy, busy-poll, exclusive. auto: TAP for a TAP interface, xdp for any other
+    #[arg(long, value_name = "DRIVER:INTERFACE")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) tap: Option<InterfaceName>,
-    /// The kernel's own address on the interface; applications get addresses from the same network;
-    /// at most one for IPv4 and one for IPv6
+    pub(crate) device: Option<Served>,
+    /// The kernel's own address on a TAP interface; applications get addresses from the same
+    /// network; at most one for IPv4 and one for IPv6
     #[arg(long, value_name = "ADDRESS/BITS")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) address: Vec<Subnet>,
@@ -50,7 +52,13 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "GATEWAY/BITS")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) subnet: Vec<Subnet>,
-    /// MTU: the largest IP packet, in bytes; the interface's MTU by default
+    /// Addresses for applications: a block, or the first and the last address; all of the network by
+    /// default. With xdp, the interface's own network, or else that of --subnet; give only addresses
+    /// that no other host has. At most one range for IPv4 and one for IPv6
+    #[arg(long, value_name = "ADDRESS/BITS|FIRST-LAST")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) lease: Vec<Lease>,
+    /// MTU of a TAP interface: the largest IP packet, in bytes; the interface's MTU by default
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mtu: Option<Number<68, 65521>>,
@@ -194,9 +202,10 @@ impl Settings {
             if own.is_empty() { file } else { own }
         }
         Settings {
-            tap: self.tap.or(file.tap),
+            device: self.device.or(file.device),
             address: list(self.address, file.address),
             subnet: list(self.subnet, file.subnet),
+            lease: list(self.lease, file.lease),
             mtu: self.mtu.or(file.mtu),
             socket: self.socket.or(file.socket),
             user: self.user.or(file.user),
@@ -227,7 +236,8 @@ impl Settings {
         fn number<const L: u64, const M: u64>(value: usize) -> Option<Number<L, M>> {
             Number::new(value as u64).ok()
         }
-        let socket = self.tap.as_deref().map(towpath_client::default_socket);
+        let served = self.device.as_ref();
+        let socket = served.map(|served| towpath_client::default_socket(&served.interface));
         let defaults = Settings {
             socket,
             wait: Some(Wait(Setting::Wait.spec().default)),
@@ -244,6 +254,11 @@ impl Settings {
             ..Settings::default()
         };
         self.over(defaults)
+    }
+
+    /// Returns `true` if the interface is, or may be, one that the kernel keeps.
+    fn is_the_kernels(&self) -> bool {
+        self.device.as_ref().is_some_and(|served| served.driver != Driver::Tap)
     }
 
     /// Returns the configuration to start the server with.
@@ -269,6 +284,11 @@ impl Settings {
         let given: Vec<Subnet> = self.address.iter().chain(&self.subnet).copied().collect();
         config.subnets = subnets(&given)
             .map_err(|text| Failure::usage(format!("--address and --subnet: {text}")))?;
+        // A kernel's interface has networks of its own.
+        if !self.is_the_kernels() || !given.is_empty() {
+            limit(&mut config.subnets, &self.lease)
+                .map_err(|text| Failure::usage(format!("--lease: {text}")))?;
+        }
         let wait = self.wait.map(|Wait(value)| (Setting::Wait, value));
         let first = self.set.iter().map(|Assignment(setting, value)| (*setting, *value));
         for (setting, value) in first.chain(wait) {
@@ -292,9 +312,10 @@ mod tests {
     use super::*;
 
     const ALL: &str = r#"
-tap = "tap7"
+device = "tap:tap7"
 address = ["10.77.0.1/24"]
 subnet = ["fd77::1/64"]
+lease = ["10.77.0.64/28"]
 mtu = 9000
 socket = "/run/towpath/seven.sock"
 user = "61001:61001"
@@ -363,7 +384,7 @@ transmit-budget = 11
         let both = options.over(file);
         assert_eq!(both.mtu.unwrap().get(), 1500);
         assert_eq!(both.allow_user.len(), 1);
-        assert_eq!(both.tap.as_deref(), Some("tap7"));
+        assert_eq!(both.device.unwrap().to_string(), "tap:tap7");
         // The printed settings are those in effect, whether from a file or the command line: each
         // setting has one place.
         let file = || Settings::parse(ALL).unwrap();
@@ -392,20 +413,20 @@ transmit-budget = 11
     #[test]
     fn a_settings_error_names_its_line() {
         for (text, line, part) in [
-            ("tap = \"a\"\ncolour = 1\n", 2, "unknown key `colour`"),
+            ("device = \"tap:a\"\ncolour = 1\n", 2, "unknown key `colour`"),
             ("\n\nmtu = 5\n", 3, "68 to 65521"),
             ("mtu = \"x\"", 1, "invalid type"),
             ("address = [\n \"10.0.0.1/24\",\n \"10.0.0.1\",\n]", 3, "10.77.0.1/24"),
             ("user = \"no-such-user-here\"", 1, "no user no-such-user-here"),
             ("allow-group = [-1]", 1, "no group -1"),
             ("wait = \"fast\"", 1, "block"),
-            ("tap = \"a\"\nset = [\"wait=poll\"]", 2, "wait = \"poll\""),
-            ("tap = \n", 1, ""),
-            ("tap = \"a\"\ntap = \"b\"", 2, "duplicate key"),
+            ("device = \"tap:a\"\nset = [\"wait=poll\"]", 2, "wait = \"poll\""),
+            ("device = \n", 1, ""),
+            ("device = \"tap:a\"\ndevice = \"tap:b\"", 2, "duplicate key"),
             ("fault = \"lose=1\"", 1, "\"lose\""),
             ("rx_batch = 32", 1, "set = [\"rx_batch=VALUE\"]"),
-            ("tap = tap7", 1, "a string needs quotes"),
-            ("tap = \"a\"\nallow-user = \"root\"", 2, "a list is expected"),
+            ("device = tap7", 1, "a string needs quotes"),
+            ("device = \"tap:a\"\nallow-user = \"root\"", 2, "a list is expected"),
             ("[limits]\nbatch = 1", 1, "unknown key `limits`"),
         ] {
             let wrong = Settings::parse(text).map(|_| text);

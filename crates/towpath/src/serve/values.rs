@@ -3,13 +3,14 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use towpath_client::{Scope, Setting};
 use towpath_device::tap::TapError;
+use towpath_device::xdp;
 use towpath_netlink::Prefix;
 use towpath_server::Subnets;
 
@@ -51,12 +52,13 @@ pub(crate) struct InterfaceName(String);
 impl FromStr for InterfaceName {
     type Err = String;
 
-    /// Accepts the names of the kernel's `dev_valid_name` (net/core/dev.c).
+    /// Accepts the names of the kernel's `dev_valid_name` (net/core/dev.c) without a percent sign.
     fn from_str(text: &str) -> Result<InterfaceName, String> {
         let is_name = (1..libc::IFNAMSIZ).contains(&text.len())
             && text != "."
             && text != ".."
-            && !text.bytes().any(|byte| byte == b'/' || byte == b':' || byte <= b' ');
+            // The kernel would replace %d by a number.
+            && !text.bytes().any(|byte| matches!(byte, b'/' | b':' | b'%') || byte <= b' ');
         if is_name {
             Ok(InterfaceName(text.to_owned()))
         } else {
@@ -79,7 +81,139 @@ impl Deref for InterfaceName {
     }
 }
 
-as_text!(InterfaceName, "an interface's name, such as \"tap0\"");
+/// The device to serve: a driver, an interface, and options of the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Served {
+    text: String,
+    pub(crate) driver: Driver,
+    pub(crate) interface: InterfaceName,
+}
+
+/// The driver of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Driver {
+    /// A TAP interface, which the server may create.
+    Tap,
+    /// AF_XDP on an interface of the kernel.
+    Xdp(xdp::Options),
+    /// TAP for a TAP interface, and AF_XDP for any other one.
+    Auto,
+}
+
+impl FromStr for Served {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Served, String> {
+        let bad = || format!("{text:?} is not tap:NAME, xdp:INTERFACE or auto:INTERFACE");
+        let (driver, rest) = text.split_once(':').ok_or_else(bad)?;
+        let mut parts = rest.split(',');
+        let interface: InterfaceName = parts.next().unwrap_or_default().parse()?;
+        let driver = match driver {
+            "tap" => Driver::Tap,
+            "xdp" => {
+                let mut options =
+                    xdp::Options { interface: interface.to_string(), ..Default::default() };
+                for part in parts.by_ref() {
+                    set_option(&mut options, part)?;
+                }
+                Driver::Xdp(options)
+            }
+            "auto" => Driver::Auto,
+            _ => return Err(bad()),
+        };
+        match parts.next() {
+            Some(option) => Err(format!("{option:?}: only xdp has options")),
+            None => Ok(Served { text: text.to_owned(), driver, interface }),
+        }
+    }
+}
+
+/// Sets an option of the AF_XDP driver.
+fn set_option(options: &mut xdp::Options, text: &str) -> Result<(), String> {
+    match text {
+        "mode=auto" => options.mode = xdp::Mode::Auto,
+        "mode=native" => options.mode = xdp::Mode::Native,
+        "mode=generic" => options.mode = xdp::Mode::Generic,
+        "copy" => options.copying = xdp::Copying::Copy,
+        "zero-copy" => options.copying = xdp::Copying::ZeroCopy,
+        "busy-poll" => options.busy_poll = true,
+        "exclusive" => options.exclusive = true,
+        _ => {
+            return Err(format!(
+                "{text:?} is not an option of xdp: mode=native, mode=generic, copy, zero-copy, \
+                 busy-poll or exclusive"
+            ));
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Display for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+as_text!(Served, "a driver and an interface, such as \"tap:tap0\"");
+
+/// Addresses for applications: the first and the last one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    text: String,
+    pub(crate) first: IpAddr,
+    pub(crate) last: IpAddr,
+}
+
+impl FromStr for Lease {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Lease, String> {
+        let bad = || {
+            format!(
+                "{text:?} is no range of addresses, such as 192.0.2.64/28 or \
+                 192.0.2.100-192.0.2.119"
+            )
+        };
+        let address = |text: &str| text.parse::<IpAddr>().map_err(|_| bad());
+        let (first, last) = if let Some((first, last)) = text.split_once('-') {
+            (address(first)?, address(last)?)
+        } else if text.contains('/') {
+            let prefix: Prefix = text.parse().map_err(|_| bad())?;
+            let network = prefix.network();
+            if network.address() != prefix.address() {
+                return Err(format!("{text:?} is no block of addresses; {network} is one"));
+            }
+            (network.address(), last_of(network))
+        } else {
+            (address(text)?, address(text)?)
+        };
+        if first.is_ipv4() != last.is_ipv4() || first > last {
+            return Err(bad());
+        }
+        Ok(Lease { text: text.to_owned(), first, last })
+    }
+}
+
+/// Returns the last address of a network.
+fn last_of(network: Prefix) -> IpAddr {
+    let bits = u32::from(network.len_bits());
+    match network.address() {
+        IpAddr::V4(ip) => {
+            IpAddr::V4((ip.to_bits() | u32::MAX.checked_shr(bits).unwrap_or(0)).into())
+        }
+        IpAddr::V6(ip) => {
+            IpAddr::V6((ip.to_bits() | u128::MAX.checked_shr(bits).unwrap_or(0)).into())
+        }
+    }
+}
+
+impl fmt::Display for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+as_text!(Lease, "a range of addresses, such as \"192.0.2.64/28\"");
 
 /// An address of the interface, with the prefix length of the network that applications get
 /// addresses from.
@@ -171,17 +305,17 @@ impl fmt::Display for Assignment {
 
 as_text!(Assignment, "a setting with its value, such as \"rx_batch=32\"");
 
-/// Returns the subnets to assign addresses from: one per family.
+/// Returns the networks whose gateways have these addresses: at most one per family.
 pub(crate) fn subnets(given: &[Subnet]) -> Result<Subnets, String> {
     let mut subnets = Subnets::default();
     for Subnet(prefix) in given {
         let bits = prefix.len_bits();
         let twice = match prefix.address() {
-            std::net::IpAddr::V4(ip) => {
-                subnets.ipv4.replace((ip, bits)).map(|_: (Ipv4Addr, u8)| "IPv4")
+            IpAddr::V4(ip) => {
+                subnets.ipv4.replace(towpath_server::Subnet::new(ip, bits)).map(|_| "IPv4")
             }
-            std::net::IpAddr::V6(ip) => {
-                subnets.ipv6.replace((ip, bits)).map(|_: (Ipv6Addr, u8)| "IPv6")
+            IpAddr::V6(ip) => {
+                subnets.ipv6.replace(towpath_server::Subnet::new(ip, bits)).map(|_| "IPv6")
             }
         };
         if let Some(family) = twice {
@@ -191,6 +325,45 @@ pub(crate) fn subnets(given: &[Subnet]) -> Result<Subnets, String> {
         }
     }
     Ok(subnets)
+}
+
+/// Limits the addresses for applications to these ranges: at most one per family, in a network of
+/// `subnets`.
+pub(crate) fn limit(subnets: &mut Subnets, leases: &[Lease]) -> Result<(), String> {
+    for lease in leases {
+        let twice = match (lease.first, lease.last) {
+            (IpAddr::V4(first), IpAddr::V4(last)) => {
+                let subnet = subnets.ipv4.as_mut().ok_or_else(|| outside(lease))?;
+                let network = Prefix::new(subnet.own.into(), subnet.bits);
+                inside(lease, network)?;
+                subnet.leases.replace((first, last)).is_some()
+            }
+            (IpAddr::V6(first), IpAddr::V6(last)) => {
+                let subnet = subnets.ipv6.as_mut().ok_or_else(|| outside(lease))?;
+                let network = Prefix::new(subnet.own.into(), subnet.bits);
+                inside(lease, network)?;
+                subnet.leases.replace((first, last)).is_some()
+            }
+            // `Lease` has two addresses of one family.
+            _ => false,
+        };
+        if twice {
+            return Err("one range for IPv4 and one for IPv6 are possible".to_owned());
+        }
+    }
+    Ok(())
+}
+
+fn inside(lease: &Lease, network: Result<Prefix, towpath_netlink::Error>) -> Result<(), String> {
+    let network = network.map_err(|error| error.to_string())?.network();
+    match network.contains(lease.first) && network.contains(lease.last) {
+        true => Ok(()),
+        false => Err(format!("{lease} is not in the network {network}")),
+    }
+}
+
+fn outside(lease: &Lease) -> String {
+    format!("{lease} is in no network of the device")
 }
 
 /// A user, by name or number.
@@ -355,9 +528,67 @@ mod tests {
         for good in ["tap0", "a", "fifteen-bytes-x", "br.5"] {
             assert_eq!(good.parse::<InterfaceName>().unwrap().to_string(), good);
         }
-        for bad in ["", ".", "..", "a b", "a/b", "a:b", "a\n", "sixteen-bytes-xx"] {
+        for bad in ["", ".", "..", "a b", "a/b", "a:b", "a\n", "tap%d", "sixteen-bytes-xx"] {
             let error = bad.parse::<InterfaceName>().unwrap_err();
-            assert!(error.contains("1 to 15 bytes, no slash, colon or blank"), "{error}");
+            assert!(error.contains("1 to 15 bytes, no slash, colon, percent"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_device_is_a_driver_and_an_interface() {
+        for good in ["tap:tap0", "auto:eth0", "xdp:eth0", "xdp:eth0,mode=native,copy,busy-poll"] {
+            assert_eq!(good.parse::<Served>().unwrap().to_string(), good);
+        }
+        let Driver::Xdp(options) = "xdp:a,mode=generic,exclusive".parse::<Served>().unwrap().driver
+        else {
+            panic!("another driver");
+        };
+        assert_eq!(options.interface, "a");
+        assert!(options.mode == xdp::Mode::Generic && options.exclusive && !options.busy_poll);
+        for (bad, part) in [
+            ("tap0", "tap:NAME"),
+            ("eth:eth0", "tap:NAME"),
+            ("tap:", "1 to 15 bytes"),
+            ("xdp:a/b", "no slash"),
+            ("xdp:eth0,fast", "zero-copy"),
+            ("tap:tap0,copy", "only xdp has options"),
+        ] {
+            let error = bad.parse::<Served>().unwrap_err();
+            assert!(error.contains(part), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn leases_are_blocks_and_ranges() {
+        let range = |text: &str| {
+            let lease: Lease = text.parse().unwrap();
+            format!("{} {}", lease.first, lease.last)
+        };
+        assert_eq!(range("192.0.2.64/28"), "192.0.2.64 192.0.2.79");
+        assert_eq!(range("192.0.2.7"), "192.0.2.7 192.0.2.7");
+        assert_eq!(range("192.0.2.7-192.0.2.9"), "192.0.2.7 192.0.2.9");
+        assert_eq!(range("2001:db8::100/120"), "2001:db8::100 2001:db8::1ff");
+        assert_eq!(range("0.0.0.0/0"), "0.0.0.0 255.255.255.255");
+        for bad in ["", "x", "192.0.2.65/28", "192.0.2.9-192.0.2.7", "192.0.2.7-::1", "1.2.3.4/33"]
+        {
+            assert!(bad.parse::<Lease>().is_err(), "{bad}");
+        }
+        let networks = ["192.0.2.1/24", "2001:db8::1/64"].map(|one| one.parse().unwrap());
+        let limited = |leases: &[&str]| {
+            let leases: Vec<Lease> = leases.iter().map(|one| one.parse().unwrap()).collect();
+            let mut subnets = subnets(&networks[..1]).unwrap();
+            limit(&mut subnets, &leases).map(|()| subnets)
+        };
+        let subnets = limited(&["192.0.2.64/28"]).unwrap();
+        assert!(subnets.ipv4.unwrap().leases.is_some());
+        for (wrong, part) in [
+            (&["2001:db8::7"][..], "no network"),
+            (&["192.0.3.7"], "192.0.2.0/24"),
+            (&["192.0.2.250-192.0.3.2"], "192.0.2.0/24"),
+            (&["192.0.2.7", "192.0.2.9"], "one range"),
+        ] {
+            let error = limited(wrong).unwrap_err();
+            assert!(error.contains(part), "{wrong:?}: {error}");
         }
     }
 

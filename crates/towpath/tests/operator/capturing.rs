@@ -16,7 +16,7 @@ use crate::running::*;
 /// Starts a server. The kernel sends no packets of its own, so the capture holds only the test's.
 fn start(directory: &Directory) -> Running {
     towpath_testkit::Namespace::current().unwrap().silence().unwrap();
-    serve(directory, "s.sock", &["--tap", "opA", "--address", "10.77.0.1/24"])
+    serve(directory, "s.sock", &["--device", "tap:opA", "--address", "10.77.0.1/24"])
 }
 
 /// Starts a capture, and waits until its session is attached.

@@ -93,7 +93,7 @@ fn a_bridge() {
         let far = wire(&["192.0.2.200/24", "2001:db8::200/64"], &[]);
         let directory = Directory::new();
         let arguments =
-            ["--tap", "tap0", "--subnet", "192.0.2.200/24", "--subnet", "2001:db8::200/64"];
+            ["--device", "tap:tap0", "--subnet", "192.0.2.200/24", "--subnet", "2001:db8::200/64"];
         let server = serve(&directory, "s.sock", &arguments);
         sh("ip link add br0 type bridge
             ip link set uplink master br0
@@ -123,7 +123,8 @@ fn routes() {
         let far =
             wire(&["192.0.2.200/24", "2001:db8::200/64"], &["192.0.2.1/24", "2001:db8::1/64"]);
         let directory = Directory::new();
-        let arguments = ["--tap", "tap0", "--address", "10.77.0.1/24", "--address", "fd77::1/64"];
+        let arguments =
+            ["--device", "tap:tap0", "--address", "10.77.0.1/24", "--address", "fd77::1/64"];
         let server = serve(&directory, "s.sock", &arguments);
         here.set("net.ipv4.ip_forward", "1").unwrap();
         here.set("net.ipv6.conf.all.forwarding", "1").unwrap();

@@ -14,18 +14,21 @@ fn wrong_usage_is_one_line_and_status_2() {
     let file = directory.text("bad.toml");
     let cases: &[(&[&str], &str)] = &[
         (&["frobnicate"], "'frobnicate'"),
-        (&["serve"], "--tap NAME"),
-        (&["serve", "--tap"], "--tap"),
-        (&["serve", "--tap", "x", "--colour"], "'--colour'"),
-        (&["serve", "--tap", "x", "--address", "10.0.0.1"], "10.77.0.1/24"),
-        (&["serve", "--tap", "x", "--address", "10.0.0.1/24", "--address", "10.1.0.1/24"], "IPv4"),
-        (&["serve", "--tap", "x", "--mtu", "12"], "68 to 65521"),
-        (&["serve", "--tap", "x", "--allow-user", "no-such-user-here"], "no-such-user-here"),
-        (&["serve", "--tap", "x", "--user", "61001"], "USER:GROUP"),
-        (&["serve", "--tap", "x", "--fault", "lose=1"], "\"lose\""),
-        (&["serve", "--tap", "x", "--wait", "fast"], "block"),
-        (&["serve", "--tap", "x", "--ready-fd", "77"], "--ready-fd 77"),
-        (&["serve", "--tap", "x", "--ready-fd=-1"], "--ready-fd"),
+        (&["serve"], "--device tap:NAME"),
+        (&["serve", "--device"], "--device"),
+        (&["serve", "--device", "tap:x", "--colour"], "'--colour'"),
+        (&["serve", "--device", "tap:x", "--address", "10.0.0.1"], "10.77.0.1/24"),
+        (
+            &["serve", "--device", "tap:x", "--address", "10.0.0.1/24", "--address", "10.1.0.1/24"],
+            "IPv4",
+        ),
+        (&["serve", "--device", "tap:x", "--mtu", "12"], "68 to 65521"),
+        (&["serve", "--device", "tap:x", "--allow-user", "no-such-user-here"], "no-such-user-here"),
+        (&["serve", "--device", "tap:x", "--user", "61001"], "USER:GROUP"),
+        (&["serve", "--device", "tap:x", "--fault", "lose=1"], "\"lose\""),
+        (&["serve", "--device", "tap:x", "--wait", "fast"], "block"),
+        (&["serve", "--device", "tap:x", "--ready-fd", "77"], "--ready-fd 77"),
+        (&["serve", "--device", "tap:x", "--ready-fd=-1"], "--ready-fd"),
         (&["serve", "--config", "/no/such/file"], "/no/such/file: No such file"),
         (&["serve", "--config", "/"], "/: "),
         (&["stat", "--count", "3"], "--watch"),
@@ -34,8 +37,8 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["ls", "--device", "../x"], "--socket"),
         (&["capture"], "-w"),
         (&["capture", "-w", "-", "-c", "0"], "-c"),
-        (&["serve", "--tap", "x", "--set", "speed=1"], "--list"),
-        (&["serve", "--tap", "x", "--set", "wait=poll"], "--wait poll"),
+        (&["serve", "--device", "tap:x", "--set", "speed=1"], "--list"),
+        (&["serve", "--device", "tap:x", "--set", "wait=poll"], "--wait poll"),
         (&["set", "x"], "<SETTING=VALUE"),
         (&["set", "x", "wait=fast"], "poll, block, "),
         (&["set", "x", "speed=1"], "--list"),
@@ -52,8 +55,11 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["set", "x", "3/1", "rate_bps=1000000000001"], "rate_bps=1000000000001: 0 to 10000"),
         (&["set", "x", "3/1", "rate_bps=18446744073709551616"], "rate_bps=18446744073709551616: 0"),
         (&["set", "x", "4294967296/1", "weight=2"], "'4294967296/1'"),
-        (&["serve", "--tap", "x", "--set", "tick_hz=0"], "tick_hz=0: 1 to 100000 Hz"),
-        (&["serve", "--tap", "a b", "--print-config"], "no slash, colon or blank"),
+        (&["serve", "--device", "tap:x", "--set", "tick_hz=0"], "tick_hz=0: 1 to 100000 Hz"),
+        (
+            &["serve", "--device", "tap:a b", "--print-config"],
+            "no slash, colon, percent sign or blank",
+        ),
         (&["completions"], "<SHELL>"),
         (&["completions", "tcsh"], "bash, zsh, fish"),
         (&["man", "a", "b"], "'b'"),
@@ -66,12 +72,15 @@ fn wrong_usage_is_one_line_and_status_2() {
     let said = fails(towpath(&[]).arg(OsStr::from_bytes(b"\xff")), 2);
     assert!(said.contains("see: towpath --help"), "{said}");
     for (content, part) in [
-        ("tap = \"x\"\n\ncolour = 1\n", ":3: unknown key `colour`"),
+        ("device = \"tap:x\"\n\ncolour = 1\n", ":3: unknown key `colour`"),
         ("mtu = 1\n", ":1: 1 is out of range"),
-        ("tap = \"x\"\nallow-user = [\"no-such-user-here\"]", ":2: no user no-such-user-here"),
-        ("tap = \"a/b\"\n", ":1: \"a/b\" is not a valid interface name"),
-        ("tap = [", ":1: "),
-        ("tap = \"\u{fffd}\"\n\u{0}", ":2: "),
+        (
+            "device = \"tap:x\"\nallow-user = [\"no-such-user-here\"]",
+            ":2: no user no-such-user-here",
+        ),
+        ("device = \"tap:a/b\"\n", ":1: \"a/b\" is not a valid interface name"),
+        ("device = [", ":1: "),
+        ("device = \"tap:\u{fffd}\"\n\u{0}", ":2: "),
     ] {
         std::fs::write(&file, content).unwrap();
         let said = fails(&mut towpath(&["serve", "--config", &file]), 2);
@@ -123,7 +132,7 @@ fn impossible_values_leave_a_prepared_interface_as_it_is() {
         let mut netlink = towpath_netlink::Netlink::open().unwrap();
         let before = netlink.link("opA").unwrap();
         for wrong in [["--set", "rx_batch=65"], ["--engine-cpu", "1023"]] {
-            let mut serve = towpath(&["serve", "--tap", "opA", "--address", "10.77.0.1/24"]);
+            let mut serve = towpath(&["serve", "--device", "tap:opA", "--address", "10.77.0.1/24"]);
             serve.args(["--mtu", "1400", "--pcap", &pcap]);
             fails(serve.args(wrong), 2);
             fails(serve.arg("--print-config"), 2);
@@ -147,25 +156,38 @@ fn names_paths_and_rights_are_checked() {
         let under_file = format!("{file}/s.sock");
         for (arguments, status, part) in [
             (
-                &["--tap", "a b", "--socket", &socket][..],
+                &["--device", "tap:a b", "--socket", &socket][..],
                 2,
                 "\"a b\" is not a valid interface name",
             ),
-            (&["--tap", "sixteen-bytes-xx", "--socket", &socket], 2, "1 to 15 bytes"),
-            (&["--tap", "lo", "--socket", &socket], 1, "lo exists and is not a TAP"),
-            (&["--tap", "opA", "--socket", &long], 2, "107 are possible"),
-            (&["--tap", "opA", "--socket", &under_file], 1, "may write with --socket"),
-            (&["--tap", "opA", "--socket", "/proc/no/s.sock"], 1, "--socket"),
-            (&["--tap", "opA", "--socket", &file], 1, "exists, and is no socket"),
-            (&["--tap", "opA", "--socket", &socket, "--pcap", "/proc/no"], 1, "--pcap /proc/no"),
+            (&["--device", "tap:sixteen-bytes-xx", "--socket", &socket], 2, "1 to 15 bytes"),
+            (&["--device", "tap:lo", "--socket", &socket], 1, "lo exists and is not a TAP"),
+            (&["--device", "tap:opA", "--socket", &long], 2, "107 are possible"),
+            (&["--device", "tap:opA", "--socket", &under_file], 1, "may write with --socket"),
+            (&["--device", "tap:opA", "--socket", "/proc/no/s.sock"], 1, "--socket"),
+            (&["--device", "tap:opA", "--socket", &file], 1, "exists, and is no socket"),
             (
-                &["--tap", "opA", "--socket", &socket, "--batch", "32", "--set", "rx_batch=64"],
+                &["--device", "tap:opA", "--socket", &socket, "--pcap", "/proc/no"],
+                1,
+                "--pcap /proc/no",
+            ),
+            (
+                &[
+                    "--device",
+                    "tap:opA",
+                    "--socket",
+                    &socket,
+                    "--batch",
+                    "32",
+                    "--set",
+                    "rx_batch=64",
+                ],
                 2,
                 "rx_batch=64 with a batch of 32; set rx_batch to 1 to 32, or choose a larger batch \
                  with --batch",
             ),
             (
-                &["--tap", "opA", "--socket", &socket, "--engine-cpu", "1023"],
+                &["--device", "tap:opA", "--socket", &socket, "--engine-cpu", "1023"],
                 2,
                 "with --engine-cpu",
             ),
@@ -198,7 +220,7 @@ fn refused_settings_leave_the_old_ones() {
             return;
         }
         let directory = Directory::new();
-        let server = serve(&directory, "s.sock", &["--tap", "opA"]);
+        let server = serve(&directory, "s.sock", &["--device", "tap:opA"]);
         let mut session = Session::attach(&server.socket, &Options::default()).unwrap();
         let endpoint = session.open(&Rule::new().ethertype(0x88b5)).unwrap();
         let number = session.info().session;
@@ -261,7 +283,7 @@ fn a_machine_without_tun_is_status_77() {
         }
         let directory = Directory::new();
         let socket = directory.text("s.sock");
-        let arguments = ["--tap", "opA", "--socket", &socket];
+        let arguments = ["--device", "tap:opA", "--socket", &socket];
         let said = fails(&mut serve_where("mount -t tmpfs none /dev/net", &arguments), 77);
         assert!(said.contains("/dev/net/tun cannot be opened: No such file"), "{said}");
         assert!(said.contains("load the kernel module tun"), "{said}");
@@ -300,7 +322,7 @@ fn too_few_descriptors_and_too_little_memory_are_said() {
         let serve = |limit: &str| {
             let mut command = plain("prlimit");
             command.args(["--core=0", limit, env!("CARGO_BIN_EXE_towpath")]);
-            command.args(["serve", "--tap", "opA"]);
+            command.args(["serve", "--device", "tap:opA"]);
             command.args(["--socket", &socket]);
             command
         };

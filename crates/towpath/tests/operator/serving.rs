@@ -44,8 +44,8 @@ fn an_interface_is_made_shown_and_taken_away() {
                 &directory,
                 "run/s.sock",
                 &[
-                    "--tap",
-                    "opA",
+                    "--device",
+                    "tap:opA",
                     "--address",
                     "10.77.0.1/24",
                     "--address",
@@ -110,7 +110,7 @@ fn an_interface_that_was_there_stays() {
         assert!(made.success());
         for _ in 0..2 {
             // In the second round, the interface already has the address.
-            let arguments = ["--tap", "opA", "--address", "10.77.0.1/24", "--mtu", "1400"];
+            let arguments = ["--device", "tap:opA", "--address", "10.77.0.1/24", "--mtu", "1400"];
             let mut server = serve(&directory, "s.sock", &arguments);
             round_trip(&server, 9);
             assert_eq!(server.report()["device"]["mtu"], 1400);
@@ -127,20 +127,23 @@ fn a_second_server_is_refused_and_the_first_goes_on() {
             return;
         }
         let directory = Directory::new();
-        let first = serve(&directory, "s.sock", &["--tap", "opA", "--address", "10.77.0.1/24"]);
-        let said = fails(&mut first.subcommand("serve", &["--tap", "opB"]), 1);
+        let first =
+            serve(&directory, "s.sock", &["--device", "tap:opA", "--address", "10.77.0.1/24"]);
+        let said = fails(&mut first.subcommand("serve", &["--device", "tap:opB"]), 1);
         assert!(said.contains("another server serves here"), "{said}");
         assert!(!link_exists("opB"), "what was made on the way is taken away");
         let other = directory.text("other.sock");
-        let said = fails(&mut towpath(&["serve", "--tap", "opA", "--socket", &other]), 1);
+        let said = fails(&mut towpath(&["serve", "--device", "tap:opA", "--socket", &other]), 1);
         assert!(said.contains("opA is in use"), "{said}");
-        let arguments = ["serve", "--tap", "opB", "--socket", &other, "--address", "10.77.0.1/24"];
+        let arguments =
+            ["serve", "--device", "tap:opB", "--socket", &other, "--address", "10.77.0.1/24"];
         let said = fails(&mut towpath(&arguments), 1);
         assert!(said.contains("10.77.0.1 belongs to opA"), "{said}");
         assert!(!exists(&other));
         round_trip(&first, 7);
         // Beside it, with its own device.
-        let second = serve(&directory, "t.sock", &["--tap", "opB", "--address", "10.78.0.1/24"]);
+        let second =
+            serve(&directory, "t.sock", &["--device", "tap:opB", "--address", "10.78.0.1/24"]);
         round_trip(&second, 7);
         round_trip(&first, 7);
     });
@@ -153,8 +156,9 @@ fn a_successor_takes_over_after_a_killed_server() {
             return;
         }
         let directory = Directory::new();
-        let plain = ["--tap", "opA", "--address", "10.77.0.1/24"];
-        let other_user = ["--tap", "opA", "--address", "10.77.0.1/24", "--user", "61001:61001"];
+        let plain = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
+        let other_user =
+            ["--device", "tap:opA", "--address", "10.77.0.1/24", "--user", "61001:61001"];
         let both: &[&[&str]] =
             if users().is_some() { &[&plain, &other_user] } else { &[&plain, &plain] };
         std::fs::create_dir(directory.join("run")).unwrap();
@@ -188,7 +192,7 @@ fn an_interface_that_vanishes_ends_the_server() {
             return;
         }
         let directory = Directory::new();
-        let mut server = serve(&directory, "s.sock", &["--tap", "opA"]);
+        let mut server = serve(&directory, "s.sock", &["--device", "tap:opA"]);
         Netlink::open().unwrap().delete_link("opA").unwrap();
         assert_eq!(wait(&mut server.child).code(), Some(1));
         let log = server.log();
@@ -207,7 +211,7 @@ fn the_server_keeps_no_right_that_it_does_not_need() {
         }
         let directory = Directory::new();
         let users = users();
-        let mut arguments = vec!["--tap", "opA", "--address", "10.77.0.1/24"];
+        let mut arguments = vec!["--device", "tap:opA", "--address", "10.77.0.1/24"];
         let pcap = directory.text("run/p.pcapng");
         std::fs::create_dir(directory.join("run")).unwrap();
         arguments.extend(["--pcap", &pcap]);
@@ -270,10 +274,11 @@ fn readiness_is_told_to_the_service_manager() {
         let manager = UnixDatagram::bind(directory.join("notify")).unwrap();
         manager.set_read_timeout(Some(LIMIT)).unwrap();
         let socket = directory.text("s.sock");
-        let mut child = towpath(&["serve", "--tap", "opA", "--socket", &socket, "--log", "error"])
-            .env("NOTIFY_SOCKET", directory.join("notify"))
-            .spawn()
-            .unwrap();
+        let mut child =
+            towpath(&["serve", "--device", "tap:opA", "--socket", &socket, "--log", "error"])
+                .env("NOTIFY_SOCKET", directory.join("notify"))
+                .spawn()
+                .unwrap();
         let mut bytes = [0; 256];
         let count = manager.recv(&mut bytes).unwrap();
         assert_eq!(text(&bytes[..count]).trim(), "READY=1");
@@ -295,7 +300,7 @@ fn command_line_options_overrule_the_file() {
         let file = directory.text("op.toml");
         std::fs::write(
             &file,
-            "tap = \"opA\"\naddress = [\"10.77.0.1/24\"]\nmtu = 1300\nwait = \"poll\"\n\
+            "device = \"tap:opA\"\naddress = [\"10.77.0.1/24\"]\nmtu = 1300\nwait = \"poll\"\n\
              fault = \"drop=0,seed=1\"\nlog = \"warn\"\nsessions-per-user = 1\n",
         )
         .unwrap();
@@ -318,7 +323,7 @@ fn command_line_options_overrule_the_file() {
 
         let printed =
             prints(&mut towpath(&["serve", "--config", &file, "--mtu", "1400", "--print-config"]));
-        for line in ["tap = \"opA\"", "mtu = 1400", "wait = \"poll\"", "batch = 64"] {
+        for line in ["device = \"tap:opA\"", "mtu = 1400", "wait = \"poll\"", "batch = 64"] {
             assert!(printed.lines().any(|one| one == line), "{line}: {printed}");
         }
         // The printed settings are a file with the same settings.
@@ -336,7 +341,7 @@ fn the_server_survives_total_loss_and_a_full_disk() {
             return;
         }
         let directory = Directory::new();
-        let arguments = ["--tap", "opA", "--address", "10.77.0.1/24", "--pcap", "/dev/full"];
+        let arguments = ["--device", "tap:opA", "--address", "10.77.0.1/24", "--pcap", "/dev/full"];
         let mut server = match try_serve(&directory, "s.sock", &arguments) {
             Ok(server) => server,
             Err(said) => panic!("{said}"),
@@ -349,7 +354,8 @@ fn the_server_survives_total_loss_and_a_full_disk() {
         });
         assert!(server.stop(Signal::TERM).success());
 
-        let arguments = ["--tap", "opA", "--address", "10.77.0.1/24", "--fault", "rx.drop=1"];
+        let arguments =
+            ["--device", "tap:opA", "--address", "10.77.0.1/24", "--fault", "rx.drop=1"];
         let mut server = serve(&directory, "s.sock", &arguments);
         let kernel = std::net::UdpSocket::bind("10.77.0.1:0").unwrap();
         for _ in 0..10 {
@@ -375,7 +381,7 @@ fn the_only_server_needs_no_name() {
             A='' B=''
             trap 'kill $A $B 2>/dev/null || :' EXIT
             unset XDG_RUNTIME_DIR
-            serve() { mkfifo "$D/$1"; "$T" serve --tap "$1" --log warn --ready-fd 1 >"$D/$1" & read -r _ <"$D/$1"; }
+            serve() { mkfifo "$D/$1"; "$T" serve --device "tap:$1" --log warn --ready-fd 1 >"$D/$1" & read -r _ <"$D/$1"; }
             "$T" ls 2>&1 && exit 3
             serve opA; A=$!
             "$T" ls | grep -q opA
@@ -427,7 +433,7 @@ fn an_unprivileged_user_serves_a_prepared_interface() {
             ip address add 10.77.0.1/24 dev opA
             ip link set opA mtu 1400 up
             as() { exec setpriv --reuid "$1" --regid "$1" --clear-groups env XDG_RUNTIME_DIR="$D/$1" "$T" $2; }
-            as "$U" "serve --tap opA --address 10.77.0.1/24 --mtu 1400 --allow-user $A --ready-fd 3" 3>"$D/ready" &
+            as "$U" "serve --device tap:opA --address 10.77.0.1/24 --mtu 1400 --allow-user $A --ready-fd 3" 3>"$D/ready" &
             S=$!
             while ! [ -s "$D/ready" ]; do sleep 0.01; done
             cat "$D/ready"
@@ -437,7 +443,7 @@ fn an_unprivileged_user_serves_a_prepared_interface() {
             wait $S
             ls -A "$D/$U/towpath"
             # The user lacks the right to set another MTU.
-            (as "$U" "serve --tap opA --mtu 1500") && exit 1
+            (as "$U" "serve --device tap:opA --mtu 1500") && exit 1
             ip link show opA >/dev/null
         "#;
         let directory = Directory::new();
@@ -476,7 +482,7 @@ fn an_unwritable_log_does_not_stop_the_server() {
             let mut server = serve_with_log(
                 &directory,
                 "s.sock",
-                &["--tap", "opA", "--address", "10.77.0.1/24"],
+                &["--device", "tap:opA", "--address", "10.77.0.1/24"],
                 log,
             )
             .unwrap();

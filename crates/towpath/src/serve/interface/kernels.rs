@@ -1,0 +1,149 @@
+//! Attaches to an interface that the kernel keeps, and takes networks and gateways from the kernel.
+
+use std::net::IpAddr;
+
+use towpath_device::xdp::{Options, XdpDevice, XdpError};
+use towpath_netlink::{Address, Link, Netlink, Route};
+use towpath_server::{Subnet, Subnets};
+use tracing::{info, warn};
+
+use super::super::settings::Settings;
+use super::super::values::{Lease, limit};
+use super::Opened;
+use crate::failure::Failure;
+
+/// Attaches to an interface.
+pub(super) fn open(options: &Options, settings: &Settings) -> Result<Opened, Failure> {
+    let name = &options.interface;
+    let not_ours = [("--address", !settings.address.is_empty()), ("--mtu", settings.mtu.is_some())];
+    if let Some((option, _)) = not_ours.iter().find(|(_, given)| *given) {
+        return Err(Failure::usage(format!(
+            "{option} is for TAP interfaces: {name} keeps its addresses and its MTU; for \
+             applications give --lease"
+        )));
+    }
+    if settings.lease.is_empty() && settings.subnet.is_empty() {
+        return Err(Failure::usage(format!(
+            "applications need addresses on {name}: give --lease with addresses of its network \
+             that no other host has, such as --lease 192.0.2.64/28"
+        )));
+    }
+    let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
+    let mut netlink = Netlink::open().map_err(refused)?;
+    let link = netlink.link(name).map_err(|error| explain(error.into()))?;
+    if !link.up {
+        return Err(Failure::new(format!("{name} is down; set it up: ip link set {name} up")));
+    }
+    let addresses = netlink.addresses().map_err(refused)?;
+    check_leases(&settings.lease, &addresses, &mut netlink)?;
+    let subnets = if settings.subnet.is_empty() {
+        let routes = netlink.routes().map_err(refused)?;
+        let mut subnets = networks(&settings.lease, &link, &addresses, &routes)?;
+        limit(&mut subnets, &settings.lease)
+            .map_err(|text| Failure::usage(format!("--lease: {text}")))?;
+        Some(subnets)
+    } else {
+        None
+    };
+    let device = XdpDevice::open(options).map_err(explain)?;
+    for note in device.notes() {
+        info!("{note}");
+    }
+    for warning in device.warnings() {
+        warn!("{warning}");
+    }
+    Ok(Opened { device: Box::new(device), subnets })
+}
+
+/// Returns the interface's networks that contain the leases.
+fn networks(
+    leases: &[Lease],
+    link: &Link,
+    addresses: &[Address],
+    routes: &[Route],
+) -> Result<Subnets, Failure> {
+    let mut subnets = Subnets::default();
+    for lease in leases {
+        let contains = |one: &&Address| {
+            one.index == link.index
+                && one.prefix.network().contains(lease.first)
+                && one.prefix.network().contains(lease.last)
+        };
+        let prefix = addresses.iter().find(contains).map(|one| one.prefix).ok_or_else(|| {
+            Failure::usage(format!(
+                "--lease {lease}: {} has no address in such a network; choose addresses of its \
+                 network (ip address show {}), or give the network's gateway with --subnet",
+                link.name, link.name
+            ))
+        })?;
+        let gateway = gateway(lease.first.is_ipv4(), link.index, routes);
+        let bits = prefix.len_bits();
+        match prefix.address() {
+            IpAddr::V4(own) => {
+                let gateway = gateway.and_then(|ip| match ip {
+                    IpAddr::V4(ip) => Some(ip),
+                    IpAddr::V6(_) => None,
+                });
+                subnets.ipv4 = Some(Subnet { gateway, ..Subnet::new(own, bits) });
+            }
+            IpAddr::V6(own) => {
+                let gateway = gateway.and_then(|ip| match ip {
+                    IpAddr::V6(ip) => Some(ip),
+                    IpAddr::V4(_) => None,
+                });
+                subnets.ipv6 = Some(Subnet { gateway, ..Subnet::new(own, bits) });
+            }
+        }
+    }
+    Ok(subnets)
+}
+
+/// Returns the gateway of the best default route over an interface.
+fn gateway(is_ipv4: bool, index: u32, routes: &[Route]) -> Option<IpAddr> {
+    routes
+        .iter()
+        .filter(|route| {
+            let destination = route.destination;
+            destination.len_bits() == 0
+                && destination.address().is_ipv4() == is_ipv4
+                && route.table == Route::MAIN_TABLE
+                && route.link == Some(index)
+        })
+        .filter_map(|route| Some((route.metric.unwrap_or(0), route.gateway?)))
+        .min_by_key(|(metric, _)| *metric)
+        .map(|(_, gateway)| gateway)
+}
+
+/// Checks that no address for applications is the host's own: the kernel would answer for it.
+fn check_leases(
+    leases: &[Lease],
+    addresses: &[Address],
+    netlink: &mut Netlink,
+) -> Result<(), Failure> {
+    for lease in leases {
+        let within = |one: &&Address| {
+            let own = one.prefix.address();
+            own.is_ipv4() == lease.first.is_ipv4() && (lease.first..=lease.last).contains(&own)
+        };
+        if let Some(own) = addresses.iter().find(within) {
+            let links = netlink.links().unwrap_or_default();
+            let owner = links.iter().find(|link| link.index == own.index);
+            let owner = owner.map_or("another interface", |link| &link.name);
+            return Err(Failure::usage(format!(
+                "--lease {lease} contains {}, which is {owner}'s; choose addresses that no host \
+                 has",
+                own.prefix.address()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the driver's error with the status of the command.
+fn explain(error: XdpError) -> Failure {
+    let text = error.to_string();
+    match error {
+        XdpError::NotPermitted { .. } | XdpError::NoSockets { .. } => Failure::unavailable(text),
+        _ => Failure::new(text),
+    }
+}
