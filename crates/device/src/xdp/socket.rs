@@ -144,13 +144,16 @@ impl XdpSocket {
             let zero_copy = SocketAddrXdpFlags::XDP_ZEROCOPY;
             match binding.copying {
                 Copying::Copy => bind(|| rustix::net::bind(fd, &address(copy))),
-                Copying::ZeroCopy => bind(|| rustix::net::bind(fd, &address(zero_copy)))
-                    .map_err(|cause| match cause.raw_os_error() {
+                Copying::ZeroCopy => {
+                    bind(|| rustix::net::bind(fd, &address(zero_copy))).map_err(|cause| match cause
+                        .raw_os_error()
+                    {
                         Some(libc::EOPNOTSUPP | libc::EINVAL) => {
                             io::Error::other("the driver has no zero-copy; leave zero-copy out")
                         }
                         _ => cause,
-                    }),
+                    })
+                }
                 Copying::Auto => bind(|| rustix::net::bind(fd, &address(zero_copy)))
                     .or_else(|_| bind(|| rustix::net::bind(fd, &address(copy)))),
             }

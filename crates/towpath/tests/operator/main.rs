@@ -4,6 +4,7 @@
 mod capturing;
 mod completing;
 mod counters;
+mod kernels;
 mod manual;
 mod networks;
 mod refusals;

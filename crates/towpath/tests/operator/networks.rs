@@ -15,7 +15,7 @@ use crate::running::*;
 
 const AMOUNT: usize = 4 << 20;
 
-fn sh(line: &str) {
+pub(crate) fn sh(line: &str) {
     let output = finish(Command::new("sh").args(["-ec", line]));
     assert!(output.status.success(), "{line}: {}", text(&output.stderr));
 }
@@ -39,7 +39,7 @@ fn far_host(far: &Namespace, address: IpAddr) -> JoinHandle<()> {
 }
 
 /// Tests TCP connections that the application opens, and that the far host opens.
-fn both_ways(network: &Network, own: IpAddr, far: &Namespace, far_address: IpAddr) {
+pub(crate) fn both_ways(network: &Network, own: IpAddr, far: &Namespace, far_address: IpAddr) {
     let host = far_host(far, far_address);
     let mut stream = TcpStream::connect_timeout(network, &(far_address, 80).into(), LIMIT).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -71,7 +71,7 @@ fn both_ways(network: &Network, own: IpAddr, far: &Namespace, far_address: IpAdd
 }
 
 /// Makes the far host with its end of the wire; the near end is `uplink`.
-fn wire(far_addresses: &[&str], near_addresses: &[&str]) -> Namespace {
+pub(crate) fn wire(far_addresses: &[&str], near_addresses: &[&str]) -> Namespace {
     let (here, far) = (Namespace::current().unwrap(), Namespace::create().unwrap());
     let parse = |all: &[&str]| all.iter().map(|one| one.parse().unwrap()).collect::<Vec<_>>();
     connect(

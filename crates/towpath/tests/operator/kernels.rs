@@ -1,0 +1,266 @@
+//! An interface that the kernel keeps: both use it at the same time, and nothing is left behind.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, UdpSocket};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use towpath_client::Session;
+use towpath_device::xdp::{Mode, Options, XdpDevice, XdpError};
+use towpath_net::{Driving, Network, SessionLink};
+use towpath_testkit::{Namespace, Unavailable, skip};
+
+use crate::networks::{both_ways, sh, wire};
+use crate::running::*;
+
+const FAR: [&str; 2] = ["192.0.2.200/24", "2001:db8::200/64"];
+const NEAR: [&str; 2] = ["192.0.2.1/24", "2001:db8::1/64"];
+const LEASES: [&str; 4] = ["--lease", "192.0.2.64/28", "--lease", "2001:db8::40/124"];
+
+/// The kernel counts locked memory by user, and one server may need all that this user may lock.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns `true` if this user may attach XDP programs.
+fn may_attach(test: &str) -> bool {
+    if !installed(test, "ip", "iproute2") {
+        return false;
+    }
+    sh("ip link add probe0 type veth peer name probe1
+        ip link set probe0 up");
+    let options = Options { interface: "probe0".into(), mode: Mode::Generic, ..Options::default() };
+    let outcome = XdpDevice::open(&options);
+    let why = match outcome {
+        Ok(_) => None,
+        Err(error @ (XdpError::NotPermitted { .. } | XdpError::NoSockets { .. })) => {
+            Some(error.to_string())
+        }
+        Err(error) => panic!("{error}"),
+    };
+    sh("ip link delete probe0");
+    if let Some(cause) = why {
+        skip(test, &Unavailable { cause, remedy: "run the test as root".into() });
+        return false;
+    }
+    true
+}
+
+/// Two of the kernel's sockets, which exchange datagrams all the time.
+struct KernelTraffic {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicU64>,
+    thread: JoinHandle<u64>,
+}
+
+impl KernelTraffic {
+    /// Starts with a socket here and one on the far host.
+    fn start(far: &Namespace) -> KernelTraffic {
+        let near: SocketAddr = "192.0.2.1:7777".parse().unwrap();
+        let echo = UdpSocket::bind(near).unwrap();
+        let asking = far.run(|| UdpSocket::bind("192.0.2.200:7778").unwrap()).unwrap();
+        asking.connect(near).unwrap();
+        asking.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        echo.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (told, count) = (stop.clone(), answered.clone());
+        let echoing = std::thread::spawn(move || {
+            let mut buffer = [0; 8];
+            while !told.load(Ordering::Relaxed) {
+                if let Ok((len, from)) = echo.recv_from(&mut buffer) {
+                    echo.send_to(&buffer[..len], from).unwrap();
+                }
+            }
+        });
+        let told = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let (mut number, mut lost) = (0u64, 0);
+            while !told.load(Ordering::Relaxed) {
+                number += 1;
+                asking.send(&number.to_ne_bytes()).unwrap();
+                let mut buffer = [0; 8];
+                match asking.recv(&mut buffer) {
+                    Ok(8) if u64::from_ne_bytes(buffer) == number => {
+                        count.fetch_add(1, Ordering::Relaxed);
+                    }
+                    _ => lost += 1,
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            echoing.join().unwrap();
+            lost
+        });
+        KernelTraffic { stop, answered, thread }
+    }
+
+    /// Waits until some more datagrams were answered.
+    fn goes_on(&self) {
+        let before = self.answered.load(Ordering::Relaxed);
+        until("the kernel's sockets go on", || self.answered.load(Ordering::Relaxed) > before + 20);
+    }
+
+    /// Stops, and returns the number of datagrams that no answer came for.
+    fn stop(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// Waits until no XDP program is on the interface.
+fn until_bare() {
+    until("no XDP program is left", || {
+        !prints(Command::new("ip").args(["link", "show", "uplink"])).contains("xdp")
+    });
+}
+
+fn attach(server: &Running) -> (Network, std::net::IpAddr) {
+    let options = towpath_client::Options {
+        ipv4: Some("192.0.2.70".parse().unwrap()),
+        ..SessionLink::options("test")
+    };
+    let session = Session::attach(&server.socket, &options).unwrap();
+    let ipv6 = session.info().ipv6.unwrap().0;
+    (Network::over(session, Driving::Thread).unwrap(), ipv6.into())
+}
+
+/// An application with addresses of its own, and the kernel's sockets, on one interface.
+fn shared(mode: &str) {
+    let far = wire(&FAR, &NEAR);
+    let kernel = KernelTraffic::start(&far);
+    kernel.goes_on();
+    let directory = Directory::new();
+    let device = format!("xdp:uplink,mode={mode}");
+    let mut arguments = vec!["--device", device.as_str()];
+    arguments.extend(LEASES);
+    let mut server = serve(&directory, "s.sock", &arguments);
+    let (network, ipv6) = attach(&server);
+    both_ways(&network, "192.0.2.70".parse().unwrap(), &far, "192.0.2.200".parse().unwrap());
+    both_ways(&network, ipv6, &far, "2001:db8::200".parse().unwrap());
+    kernel.goes_on();
+    let other = directory.text("t.sock");
+    let mut second = towpath(&["serve", "--socket", &other]);
+    let said = fails(second.args(&arguments), 1);
+    assert!(said.contains("another XDP program already: id ") && said.contains("towpath_flows"));
+
+    // The kernel's own connections, in large packets where the interface has such.
+    let listener = std::net::TcpListener::bind("192.0.2.1:80").unwrap();
+    let receiving = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).unwrap();
+        got.len()
+    });
+    let stream = far.run(|| std::net::TcpStream::connect("192.0.2.1:80").unwrap()).unwrap();
+    (&stream).write_all(&vec![7; 4 << 20]).unwrap();
+    drop(stream);
+    assert_eq!(receiving.join().unwrap(), 4 << 20);
+
+    drop(network);
+    assert_eq!(server.stop(Signal::TERM).code(), Some(0));
+    until_bare();
+    kernel.goes_on();
+    let mut server = serve(&directory, "s.sock", &arguments);
+    kernel.goes_on();
+    server.kill();
+    until_bare();
+    kernel.goes_on();
+    assert_eq!(kernel.stop(), 0, "datagrams of the kernel's sockets were lost");
+    // Nothing is in the way of the next server.
+    serve(&directory, "s.sock", &arguments).stop(Signal::TERM);
+}
+
+#[test]
+fn shared_natively() {
+    let _turn = alone();
+    towpath_testkit::isolated!(|| {
+        if may_attach("kernels::shared_natively") {
+            shared("native");
+        }
+    });
+}
+
+#[test]
+fn shared_generically() {
+    let _turn = alone();
+    towpath_testkit::isolated!(|| {
+        if may_attach("kernels::shared_generically") {
+            shared("generic");
+        }
+    });
+}
+
+/// A link that goes and returns leaves sessions and addresses; an interface that goes ends the
+/// server.
+#[test]
+fn the_interface_goes_down_and_vanishes() {
+    let _turn = alone();
+    towpath_testkit::isolated!(|| {
+        if !may_attach("kernels::the_interface_goes_down_and_vanishes") {
+            return;
+        }
+        let far = wire(&FAR, &NEAR);
+        let directory = Directory::new();
+        let mut arguments = vec!["--device", "auto:uplink"];
+        arguments.extend(&LEASES[..2]);
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let options = SessionLink::options("test");
+        let session = Session::attach(&server.socket, &options).unwrap();
+        let own = session.info().ipv4.unwrap().0;
+        let network = Network::over(session, Driving::Thread).unwrap();
+        sh("ip link set uplink down");
+        until("the server says so", || server.log().contains("link is down"));
+        sh("ip link set uplink up");
+        until("the server says so", || server.log().contains("link is up"));
+        both_ways(&network, own.into(), &far, "192.0.2.200".parse().unwrap());
+        sh("ip link delete uplink");
+        assert_eq!(wait(&mut server.child).code(), Some(1));
+        let log = server.log();
+        let last = log.lines().last().unwrap_or_default();
+        assert!(last.starts_with("towpath: ") && last.contains("uplink"), "{log}");
+    });
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_remedy() {
+    let _turn = alone();
+    towpath_testkit::isolated!(|| {
+        if !may_attach("kernels::what_cannot_be_is_refused_with_the_remedy") {
+            return;
+        }
+        let _far = wire(&FAR, &NEAR);
+        sh("ip link add low0 type veth peer name low1");
+        let directory = Directory::new();
+        let socket = directory.text("s.sock");
+        let lease = ["--lease", "192.0.2.64/28"];
+        let cases: [(&str, &[&str], i32, &str); 11] = [
+            ("xdp:uplink", &[], 2, "--lease 192.0.2.64/28"),
+            ("xdp:uplink", &["--lease", "198.51.100.0/28"], 2, "no address in such a network"),
+            ("xdp:uplink", &["--lease", "192.0.2.0/28"], 2, "192.0.2.1, which is uplink's"),
+            ("xdp:uplink", &[lease[0], lease[1], "--mtu", "1400"], 2, "--mtu is for TAP"),
+            (
+                "xdp:uplink",
+                &[lease[0], lease[1], "--address", "192.0.2.9/24"],
+                2,
+                "--address is for TAP",
+            ),
+            ("xdp:absent", &lease, 1, "no interface absent"),
+            ("auto:absent", &lease, 1, "no interface absent"),
+            ("xdp:low0", &lease, 1, "ip link set low0 up"),
+            ("xdp:uplink,zero-copy", &lease, 1, "leave zero-copy out"),
+            ("xdp:uplink,zero-copy,mode=native", &lease, 1, "leave zero-copy out"),
+            ("tap:uplink", &[], 1, "--device xdp:uplink"),
+        ];
+        for (device, arguments, status, part) in cases {
+            let mut serve = towpath(&["serve", "--device", device, "--socket", &socket]);
+            let said = fails(serve.args(arguments), status);
+            assert!(said.contains(part), "{device} {arguments:?}: {said}");
+            until_bare();
+            assert!(!std::path::Path::new(&socket).exists());
+        }
+    });
+}
