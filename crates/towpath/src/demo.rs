@@ -1,8 +1,8 @@
 //! `towpath demo`: demonstrates Towpath on any Linux machine, with or without root, and leaves
 //! nothing behind.
 //!
-//! In a network namespace of its own, a driver server serves a TAP with the kernel's network stack
-//! at the other end. Two applications attach: one serves a file over its own TCP, the other echoes
+//! In a network namespace of its own, a driver server serves one end of a veth pair by AF_XDP, or a
+//! TAP, with the kernel's network stack at the other end. Two applications attach: one serves a file over its own TCP, the other echoes
 //! datagrams and answers pings. Ordinary kernel sockets talk to both at once. The demonstration
 //! kills a third application in the middle of its traffic. It checks and shows the results.
 //!
@@ -22,20 +22,17 @@ mod processes;
 mod progress;
 mod table;
 mod traffic;
+mod wire;
 
 use std::process::ExitCode;
 
-use towpath_device::tap::{self, TapDevice};
-use towpath_netlink::{Netlink, Prefix};
 use towpath_sandbox::{EXIT_UNAVAILABLE, Entered, Namespace, Unavailable};
 
-use addresses::{GATEWAY_V4, GATEWAY_V6};
 use load::Amounts;
 use parts::Script;
 use traffic::Content;
+use wire::{Choice, Wire};
 
-/// The interface's name in its namespace.
-const TAP: &str = "towpath0";
 /// Options of `towpath demo`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
@@ -45,6 +42,10 @@ pub(crate) struct Args {
     /// Send a sixteenth of the traffic
     #[arg(long)]
     quick: bool,
+    /// The device to serve: xdp, one end of a veth pair by AF_XDP, which needs root; tap; or auto, xdp
+    /// where this user may use it and else tap
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
+    device: Choice,
     #[command(flatten)]
     script: Script,
 }
@@ -82,32 +83,27 @@ fn demonstrate(args: &Args) -> anyhow::Result<bool> {
     } else {
         Amounts { file_bytes: 64 << 20, round_trips: 10_000, pings: 1000 }
     };
-    towpath_sandbox::check_tun().map_err(towpath_sandbox::Error::Unavailable)?;
     let entered = towpath_sandbox::enter()?;
     // Without packets of the kernel's own, the counters are clearer. The demonstration works either
     // way.
     let _ = Namespace::current()?.silence();
-    let device = TapDevice::open(&tap::Options { name: TAP.to_owned(), offloads: true })?;
-    let mut netlink = Netlink::open()?;
-    netlink.add_address(TAP, Prefix::new(GATEWAY_V4.into(), 24)?)?;
-    netlink.add_address(TAP, Prefix::new(GATEWAY_V6.into(), 64)?)?;
-    netlink.set_up(TAP)?;
-    drop(netlink);
+    let wire = Wire::make(args.device)?;
+    let kind = wire.kind();
     let content = Content::make(amounts.file_bytes)?;
     let mut outcome = if args.embedded {
-        embedded::run(device, &content, amounts)?
+        embedded::run(wire, &content, amounts)?
     } else {
-        processes::run(device, &content, amounts)?
+        processes::run(wire, &content, amounts)?
     };
     outcome.judge(amounts.round_trips, amounts.pings);
     let who = match entered {
-        Entered::AsRoot => "as root",
-        Entered::AsUser => "without root",
+        Entered::AsRoot => "started by root",
+        Entered::AsUser => "started without root",
     };
     let how = if args.embedded { "in one process, " } else { "" };
     println!(
-        "Two applications and the kernel's own stack, {how}{who}, over a TAP in a network \
-         namespace\n"
+        "Two applications and the kernel's own stack, {how}over {kind} in a network namespace; \
+         {who}\n"
     );
     print!("{}", outcome.table());
     for failure in &outcome.failures {

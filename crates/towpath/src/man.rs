@@ -213,8 +213,8 @@ mod tests {
         assert_eq!(
             broken(long),
             [
-                "towpath serve --device tap:tap0 --address 10.77.0.1/24 --address fd77::1/64 \\",
-                "    --allow-user x"
+                "towpath serve --device tap:tap0 --address 10.77.0.1/24 \\",
+                "    --address fd77::1/64 --allow-user x"
             ]
         );
         // An unbreakable word is one long line, and the search for a break ends.

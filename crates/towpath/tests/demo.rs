@@ -6,6 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -115,7 +116,7 @@ fn the_demo_holds_as_the_current_user() {
     if !possible("the_demo_holds_as_the_current_user") {
         return;
     }
-    let (pid, output) = run(Command::new(program()).args(["demo", "--quick"]));
+    let (pid, output) = run(Command::new(program()).args(["demo", "--quick", "--device", "tap"]));
     // In a user namespace, root may be unable to change to another user.
     let users = towpath_testkit::Users::find();
     let protection = if users.distinct { "three users" } else { ONE_USER };
@@ -126,7 +127,37 @@ fn the_demo_holds_as_the_current_user() {
             assert!(text.contains(&format!("user {}", user.uid)), "{text}");
         }
     }
-    assert_eq!(text.contains("as root"), is_root(), "{text}");
+    assert_eq!(text.contains("started by root"), is_root(), "{text}");
+    assert!(text.contains("over a TAP in"), "{text}");
+}
+
+/// The kernel counts locked memory by user, and one server may need all that its user may lock.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Without an option, the demonstration serves by AF_XDP where it may, and else a TAP.
+#[test]
+fn the_demo_holds_over_af_xdp() {
+    const TEST: &str = "the_demo_holds_over_af_xdp";
+    if !possible(TEST) {
+        return;
+    }
+    let _turn = alone();
+    let (_, asked) = run(Command::new(program()).args(["demo", "--quick", "--device", "xdp"]));
+    let may = asked.status.code() != Some(77);
+    if !may {
+        let cause = String::from_utf8_lossy(&asked.stderr).trim().to_owned();
+        assert!(cause.contains("AF_XDP") && cause.lines().count() == 1, "{cause}");
+        skip(TEST, &Unavailable { cause, remedy: "run the test as root".to_owned() });
+    }
+    let (pid, output) = run(Command::new(program()).args(["demo", "--quick"]));
+    let users = towpath_testkit::Users::find();
+    assert_held(pid, &output, if users.distinct { "three users" } else { ONE_USER });
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(text.contains("AF_XDP on a veth pair"), may, "{text}");
+    assert_eq!(text.contains("over a TAP in"), !may, "{text}");
 }
 
 #[test]
@@ -134,6 +165,7 @@ fn the_demo_holds_embedded() {
     if !possible("the_demo_holds_embedded") {
         return;
     }
+    let _turn = alone();
     let (pid, output) = run(Command::new(program()).args(["demo", "--quick", "--embedded"]));
     assert_held(pid, &output, ONE_USER);
 }
@@ -222,7 +254,7 @@ fn without_tun_the_demo_is_unavailable() {
         return;
     }
     let mut command = with_dev_net(namespaces(), "exec", program());
-    let (pid, output) = run(command.arg("demo"));
+    let (pid, output) = run(command.args(["demo", "--device", "tap"]));
     assert_unavailable(pid, &output, "/dev/net/tun cannot be opened: No such file", "modprobe tun");
 }
 
@@ -276,6 +308,7 @@ fn a_killed_or_interrupted_demo_leaves_nothing() {
     if !possible("a_killed_or_interrupted_demo_leaves_nothing") {
         return;
     }
+    let _turn = alone();
     end_early(Signal::KILL);
     end_early(Signal::INT);
     end_early(Signal::TERM);

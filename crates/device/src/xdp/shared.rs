@@ -114,13 +114,11 @@ impl Shared {
         Ok(sockets)
     }
 
-    /// Returns a socket that is not bound: a new one if this process may create it.
+    /// Returns a socket that is not bound. Those from the start are in the interface's network
+    /// namespace; this thread, which may be in another one, creates more only after these.
     fn unbound(&self) -> io::Result<OwnedFd> {
-        let denied = match socket::create(self.properties.busy_poll) {
-            Ok(socket) => return Ok(socket),
-            Err(denied) => denied,
-        };
-        lock(&self.unbound).pop().ok_or(denied)
+        let kept = lock(&self.unbound).pop();
+        kept.map_or_else(|| socket::create(self.properties.busy_poll), Ok)
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
+use rustix::thread::CapabilitySet;
 use towpath_sandbox::{Executable, Namespace, User};
 
 use super::host::Statement;
@@ -18,6 +19,17 @@ use super::parts::{Part, QUESTION, Said, Script};
 
 /// The time in which a child must answer, or end.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How a child starts.
+pub(super) struct Start<'a> {
+    pub(super) user: User,
+    /// The only capabilities of the child, which it gives up when it is ready.
+    pub(super) capabilities: CapabilitySet,
+    /// The child's standard input.
+    pub(super) input: Option<OwnedFd>,
+    /// The child's network namespace; this process's if `None`.
+    pub(super) namespace: Option<&'a Namespace>,
+}
 
 /// A child process. Dropping it kills the process if it has not ended, and waits for it.
 pub(super) struct Player {
@@ -28,14 +40,12 @@ pub(super) struct Player {
 }
 
 impl Player {
-    /// Starts a child as a user without any capability, and waits until the child is ready.
+    /// Starts a child, and waits until the child is ready.
     pub(super) fn start(
         program: &Executable,
         part: Part,
         script: &Script,
-        user: User,
-        input: Option<OwnedFd>,
-        namespace: Option<&Namespace>,
+        Start { user, capabilities, input, namespace }: Start<'_>,
     ) -> anyhow::Result<Player> {
         let (ours, theirs) = UnixStream::pair().context("a socket pair")?;
         ours.set_read_timeout(Some(PATIENCE))?;
@@ -46,6 +56,9 @@ impl Player {
         command.arg("--socket").arg(&script.socket).arg("--name").arg(&script.name);
         if let Some(ipv4) = script.ipv4 {
             command.arg("--ipv4").arg(ipv4.to_string());
+        }
+        if script.attach {
+            command.arg("--attach");
         }
         for user in &script.users {
             command.arg("--users").arg(user.to_string());
@@ -58,7 +71,7 @@ impl Player {
         if let Some(namespace) = namespace {
             namespace.contain(&mut command);
         }
-        user.confine(&mut command);
+        user.confine_but(&mut command, capabilities);
         let name = script.name.clone();
         let child = command.spawn().with_context(|| format!("starting {name}"))?;
         // With the command's copies open, this side would not notice that the child ended.

@@ -2,7 +2,6 @@
 
 use anyhow::Context;
 use towpath_client::Session;
-use towpath_device::tap::TapDevice;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::Server;
 
@@ -11,15 +10,12 @@ use super::host::Host;
 use super::load::{Amounts, drive};
 use super::table::{self, NAMES, Outcome};
 use super::traffic::Content;
+use super::wire::Wire;
 use super::{applications, parts};
 
-pub(super) fn run(
-    device: TapDevice,
-    content: &Content,
-    amounts: Amounts,
-) -> anyhow::Result<Outcome> {
+pub(super) fn run(wire: Wire, content: &Content, amounts: Amounts) -> anyhow::Result<Outcome> {
     let config = parts::server_config(None, Vec::new());
-    let server = Server::start(&config, Box::new(device), Box::<MemoryStore>::default())?;
+    let server = Server::start(&config, wire.device()?, Box::<MemoryStore>::default())?;
     let host = |name, ipv4| {
         let options = parts::session_options(name, Some(ipv4));
         Host::over(Session::attach_over(server.connect()?, &options)?)

@@ -12,8 +12,12 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, clear_ambient_capability_set, set_capabilities,
+};
 use serde::{Deserialize, Serialize};
 use towpath_client::{Options, Session};
+use towpath_device::Device;
 use towpath_device::tap::TapDevice;
 use towpath_net::SessionLink;
 use towpath_protocol::store::MemoryStore;
@@ -22,11 +26,13 @@ use towpath_server::{Config, Policy, Server, Subnet, Subnets};
 use super::addresses::{GATEWAY_V4, GATEWAY_V6};
 use super::applications;
 use super::host::{Host, Statement};
+use super::wire;
 
 /// The part of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Part {
-    /// The driver server, of the TAP that is its standard input.
+    /// The driver server: of the TAP that is its standard input, or of the interface in its network
+    /// namespace.
     Server,
     /// The application that serves the file that is its standard input.
     Web,
@@ -52,6 +58,9 @@ pub(super) struct Script {
     /// The users that may attach.
     #[arg(long, hide = true, value_delimiter = ',')]
     pub(super) users: Vec<u32>,
+    /// The server attaches to the interface in its network namespace.
+    #[arg(long, hide = true)]
+    pub(super) attach: bool,
 }
 
 /// A message of a child.
@@ -118,9 +127,15 @@ fn standard_input() -> io::Result<OwnedFd> {
 
 fn serve(script: &Script, stream: &mut UnixStream) -> anyhow::Result<()> {
     let _swept = Swept(script.socket.parent());
-    let device = TapDevice::from_fd(standard_input()?, true)?;
+    let device: Box<dyn Device> = if script.attach {
+        let device = wire::open()?;
+        give_up_capabilities()?;
+        Box::new(device)
+    } else {
+        Box::new(TapDevice::from_fd(standard_input()?, true)?)
+    };
     let config = server_config(Some(script.socket.clone()), script.users.clone());
-    let server = Server::start(&config, Box::new(device), Box::<MemoryStore>::default())?;
+    let server = Server::start(&config, device, Box::<MemoryStore>::default())?;
     say(stream, &Said::Ready)?;
     let mut ends =
         [PollFd::new(&*stream, PollFlags::IN), PollFd::new(server.over(), PollFlags::IN)];
@@ -131,6 +146,14 @@ fn serve(script: &Script, stream: &mut UnixStream) -> anyhow::Result<()> {
     server.stop()?;
     anyhow::ensure!(!ended, "the server ended by itself");
     Ok(())
+}
+
+/// Gives up the capabilities that the server needed for its device. No thread has them yet.
+fn give_up_capabilities() -> io::Result<()> {
+    let none = CapabilitySet::empty();
+    clear_ambient_capability_set()?;
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    Ok(set_capabilities(None, sets)?)
 }
 
 /// The socket's directory. The server removes the directory at its end, because the server outlives

@@ -5,16 +5,17 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use rustix::thread::CapabilitySet;
 use serde_json::Value;
-use towpath_device::tap::TapDevice;
 use towpath_sandbox::{Executable, Namespace, Users};
 
 use super::addresses::{ECHO_V4, EXTRA_V4, WEB_V4};
-use super::cast::{Directory, Player};
+use super::cast::{Directory, Player, Start};
 use super::load::{Amounts, drive};
 use super::parts::{self, Part, Script};
 use super::table::{self, Killed, NAMES, Outcome};
 use super::traffic::{Content, Flood, Progress};
+use super::wire::Wire;
 
 /// The name of the application to be killed.
 const EXTRA: &str = "extra";
@@ -23,11 +24,7 @@ const RECLAIM: Duration = Duration::from_secs(5);
 
 /// Starts the server and the applications, runs the traffic, and kills one application in its
 /// middle.
-pub(super) fn run(
-    device: TapDevice,
-    content: &Content,
-    amounts: Amounts,
-) -> anyhow::Result<Outcome> {
+pub(super) fn run(wire: Wire, content: &Content, amounts: Amounts) -> anyhow::Result<Outcome> {
     let users = Users::find();
     let program = Executable::current()?;
     let nowhere = Namespace::create()?;
@@ -39,16 +36,24 @@ pub(super) fn run(
         name: name.to_owned(),
         ipv4,
         users: Vec::new(),
+        attach: false,
         part: None,
     };
-    let serving = Script { users: allowed, ..script("server", None) };
-    let descriptor = device.as_fd().try_clone_to_owned()?;
-    let server =
-        Player::start(&program, Part::Server, &serving, users.server, Some(descriptor), None)?;
-    // From here on the interface belongs to the server, and ends with it.
-    drop(device);
+    let attach = wire.namespace().is_some();
+    let serving = Script { users: allowed, attach, ..script("server", None) };
+    let start_server = Start {
+        user: users.server,
+        capabilities: wire.capabilities(),
+        input: wire.descriptor()?,
+        namespace: wire.namespace(),
+    };
+    let server = Player::start(&program, Part::Server, &serving, start_server)?;
+    // From here on the device belongs to the server, and ends with it.
+    drop(wire);
     let start = |part, name: &str, ipv4, user, input| {
-        Player::start(&program, part, &script(name, Some(ipv4)), user, input, Some(&nowhere))
+        let (capabilities, namespace) = (CapabilitySet::empty(), Some(&nowhere));
+        let how = Start { user, capabilities, input, namespace };
+        Player::start(&program, part, &script(name, Some(ipv4)), how)
     };
     let [web_user, echo_user] = users.applications;
     let file = content.file.as_fd().try_clone_to_owned()?;

@@ -226,14 +226,17 @@ fn full_disks_and_stalled_readers() {
             .unwrap();
         until("the capture begins", || server.report()["sessions"][0]["endpoints"][0].is_object());
         let network = Network::attach(&server.socket).unwrap();
-        let sink = towpath_net::UdpSocket::bind(&network, "10.77.0.3:9").unwrap();
+        // Sessions of captures that failed may still hold the first addresses.
+        let address = network.addresses().into_iter().find(|one| one.is_ipv4()).unwrap();
+        let to = std::net::SocketAddr::new(address, 9);
+        let sink = towpath_net::UdpSocket::bind(&network, to).unwrap();
         let kernel = UdpSocket::bind("10.77.0.1:0").unwrap();
         let mut sent = 0;
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
             }
-            kernel.send_to(&[7; 1400], "10.77.0.3:9").unwrap();
+            kernel.send_to(&[7; 1400], to).unwrap();
             sent += 1;
             assert!(sent < 100_000, "the disk is never full");
         };
@@ -245,7 +248,7 @@ fn full_disks_and_stalled_readers() {
         // A reader that takes nothing, with the pipe full: a request to end still ends the capture.
         let mut child = capture(&server, &["-w", "-"], Stdio::piped());
         for _ in 0..2000 {
-            kernel.send_to(&[7; 1400], "10.77.0.3:9").unwrap();
+            kernel.send_to(&[7; 1400], to).unwrap();
         }
         std::thread::sleep(Duration::from_millis(200));
         signal(&child, Signal::TERM);
