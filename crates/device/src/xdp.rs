@@ -58,6 +58,12 @@ pub enum Mode {
     Generic,
 }
 
+/// Returns `true` for the name of a program of this driver.
+#[must_use]
+pub fn is_program(name: &str) -> bool {
+    [filter::PROGRAM_FLOWS, filter::PROGRAM_ALL].contains(&name)
+}
+
 /// The interface, and the driver's requests for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {

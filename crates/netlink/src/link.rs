@@ -26,6 +26,9 @@ const IFLA_NET_NS_FD: u16 = 28;
 const IFLA_EXT_MASK: u16 = 29;
 const IFLA_NUM_TX_QUEUES: u16 = 31;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
+const IFLA_XDP: u16 = 43;
+/// Inside of `IFLA_XDP`: the program's number, and with several programs one per mode.
+const XDP_PROG_IDS: std::ops::RangeInclusive<u16> = 4..=7;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_VLAN_ID: u16 = 1;
@@ -64,6 +67,8 @@ pub struct Link {
     /// The number of the interface below (VLAN) or at the other end (veth), in that interface's own
     /// network namespace.
     pub below: Option<u32>,
+    /// The number of the XDP program on the interface.
+    pub xdp: Option<u32>,
 }
 
 /// A network namespace for an interface.
@@ -354,6 +359,7 @@ pub(crate) fn read_link(body: &[u8]) -> Result<Option<Link>, Malformed> {
         kind: None,
         master: None,
         below: None,
+        xdp: None,
     };
     for attribute in Attributes::after(body, IFINFOMSG_BYTES)? {
         let (kind, value) = attribute?;
@@ -363,6 +369,14 @@ pub(crate) fn read_link(body: &[u8]) -> Result<Option<Link>, Malformed> {
             IFLA_ADDRESS => link.mac = value.try_into().ok(),
             IFLA_MASTER => link.master = u32_at(value, 0),
             IFLA_LINK => link.below = u32_at(value, 0),
+            IFLA_XDP => {
+                for attribute in Attributes::of(value) {
+                    let (kind, value) = attribute?;
+                    if XDP_PROG_IDS.contains(&kind) {
+                        link.xdp = u32_at(value, 0).filter(|id| *id != 0).or(link.xdp);
+                    }
+                }
+            }
             IFLA_LINKINFO => {
                 for attribute in Attributes::of(value) {
                     let (kind, value) = attribute?;

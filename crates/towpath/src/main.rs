@@ -6,6 +6,7 @@
 mod capture;
 mod completions;
 mod demo;
+mod detach;
 mod doctor;
 mod failure;
 mod find;
@@ -39,7 +40,8 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine.
 Examples:
   towpath demo                                          demonstrate Towpath on this machine
   towpath doctor                                        check what this machine supports
-  towpath serve --device tap:tap0 --address 10.77.0.1/24       serve a TAP interface
+  towpath serve --device xdp:eth0 --lease 192.0.2.64/28
+                                                        serve an interface beside the kernel
   towpath ls                                            list the attached applications
   towpath capture -w - | tcpdump -nr -                  show the packets of the interface"
 )]
@@ -65,6 +67,9 @@ enum Subcommand {
     /// Change a setting of a running server
     #[command(after_help = set::EXAMPLES)]
     Set(set::Args),
+    /// Take the XDP program of a server that does not end off an interface
+    #[command(after_help = detach::EXAMPLES)]
+    Detach(detach::Args),
     /// Demonstrate Towpath in a network namespace of its own, and leave nothing behind
     #[command(after_help = "\
 Examples:
@@ -98,6 +103,7 @@ fn main() -> ExitCode {
         Subcommand::Stat(args) => stat::run(&args),
         Subcommand::Capture(args) => capture::run(&args),
         Subcommand::Set(args) => set::run(&args),
+        Subcommand::Detach(args) => detach::run(&args),
         Subcommand::Completions(args) => completions::run(&args, &Cli::command()),
         Subcommand::Man(args) => man::run(&args, &Cli::command()),
         Subcommand::Demo(args) => return demo::run(args),

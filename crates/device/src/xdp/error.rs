@@ -38,8 +38,8 @@ pub enum XdpError {
     },
     /// Another XDP program is on the interface.
     #[error(
-        "{name} has another XDP program already: {program}; stop the program that attached it, or \
-         choose another interface"
+        "{name} has another XDP program already: {program}; end the process that attached it, or see \
+         towpath detach"
     )]
     OtherProgram {
         /// The interface.

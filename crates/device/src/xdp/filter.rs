@@ -19,6 +19,10 @@ use crate::{Filter, FilterError};
 use key::{Fields, KEY_BYTES, Key};
 use program::{MASK_BYTES, MASKS, MASKS_BYTES, MapFds};
 
+/// The programs' names.
+pub(super) const PROGRAM_FLOWS: &str = "towpath_flows";
+pub(super) const PROGRAM_ALL: &str = "towpath_all";
+
 /// The most MAC addresses, and the most flows. The kernel allocates the maps whole: about 0.2 and 8 MB.
 const MACS: u32 = 4096;
 const FLOWS: u32 = 65_536;
@@ -120,7 +124,7 @@ impl FlowFilter {
             flows: fd(&maps.flows),
             counters: fd(&maps.counters),
         };
-        let (program, spans) = load("towpath_flows", |spans| program::assemble(fds, spans))?;
+        let (program, spans) = load(PROGRAM_FLOWS, |spans| program::assemble(fds, spans))?;
         Ok(FlowFilter { program, spans, sockets, tables: Tables::default(), maps: Some(maps) })
     }
 
@@ -128,7 +132,7 @@ impl FlowFilter {
     pub(super) fn of_all(queues: u32) -> Result<FlowFilter, Error> {
         let sockets = sockets(queues)?;
         let fd = sockets.as_fd().as_raw_fd();
-        let (program, spans) = load("towpath_all", |_| program::assemble_all(fd))?;
+        let (program, spans) = load(PROGRAM_ALL, |_| program::assemble_all(fd))?;
         Ok(FlowFilter { program, spans, sockets, tables: Tables::default(), maps: None })
     }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use towpath_bpf::{Attached, Link, XdpMode};
+use towpath_bpf::{Link, XdpMode};
 use towpath_netlink::Netlink;
 
 use super::error::{XdpError, refused};
@@ -162,15 +162,14 @@ fn attach(
 
 /// Describes the program that is on the interface already.
 fn other(name: &str, index: u32) -> XdpError {
-    let program = match towpath_bpf::attached(index) {
-        Ok(Some(attached)) => describe(&attached),
-        _ => "its id is not known".to_owned(),
+    let id =
+        Netlink::open().and_then(|mut kernel| kernel.link(name)).ok().and_then(|link| link.xdp);
+    let program = match id.map(|id| (id, towpath_bpf::attached(index, id))) {
+        Some((_, Ok(attached))) => attached.to_string(),
+        Some((id, Err(_))) => format!("id {id}"),
+        None => "its id is not known".to_owned(),
     };
     XdpError::OtherProgram { name: name.to_owned(), program }
-}
-
-fn describe(attached: &Attached) -> String {
-    attached.to_string()
 }
 
 fn from_bpf(name: &str, what: &'static str, error: towpath_bpf::Error) -> XdpError {

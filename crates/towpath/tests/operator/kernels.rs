@@ -128,6 +128,18 @@ fn attach(server: &Running) -> (Network, std::net::IpAddr) {
     (Network::over(session, Driving::Thread).unwrap(), ipv6.into())
 }
 
+/// A server that does not end loses the interface by `detach`, which leaves other programs alone.
+fn detached(server: &mut Running) {
+    signal(&server.child, Signal::STOP);
+    let said = prints(&mut towpath(&["detach", "uplink"]));
+    assert!(said.contains("detached from uplink: id ") && said.contains("link "), "{said}");
+    until_bare();
+    let said = fails(&mut towpath(&["detach", "uplink"]), 1);
+    assert!(said.contains("no XDP program"), "{said}");
+    let absent = fails(&mut towpath(&["detach", "absent"]), 1);
+    assert!(absent.contains("no interface absent"), "{absent}");
+}
+
 /// An application with addresses of its own, and the kernel's sockets, on one interface.
 fn shared(mode: &str) {
     let far = wire(&FAR, &NEAR);
@@ -168,6 +180,10 @@ fn shared(mode: &str) {
     kernel.goes_on();
     server.kill();
     until_bare();
+    let mut server = serve(&directory, "s.sock", &arguments);
+    detached(&mut server);
+    kernel.goes_on();
+    server.kill();
     kernel.goes_on();
     assert_eq!(kernel.stop(), 0, "datagrams of the kernel's sockets were lost");
     // Nothing is in the way of the next server.
