@@ -16,8 +16,8 @@ pub enum XdpError {
     },
     /// This user may not load or attach an XDP program, or open the sockets.
     #[error(
-        "no permission to serve {name} with AF_XDP ({what}: {cause}): needs CAP_NET_ADMIN, CAP_BPF \
-         and CAP_NET_RAW; start as root, with --user USER to drop these rights after the start"
+        "no permission to serve {name} with AF_XDP ({what}: {cause}): needs CAP_NET_ADMIN, CAP_BPF, \
+         CAP_PERFMON and CAP_NET_RAW; start as root, with --user USER to drop these rights after the start"
     )]
     NotPermitted {
         /// The interface.

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use rustix::thread::{CapabilitySet, capabilities};
 use towpath_bpf::{Link, XdpMode};
 use towpath_netlink::Netlink;
 
@@ -173,7 +174,19 @@ fn other(name: &str, index: u32) -> XdpError {
 }
 
 fn from_bpf(name: &str, what: &'static str, error: towpath_bpf::Error) -> XdpError {
-    refused(name, what)(error.into())
+    match error {
+        // The verifier allows more arithmetic to those who may watch the kernel.
+        towpath_bpf::Error::Rejected { cause, .. } if !has_perfmon() => {
+            XdpError::NotPermitted { name: name.to_owned(), what, cause }
+        }
+        error => refused(name, what)(error.into()),
+    }
+}
+
+/// Returns `true` if this thread has CAP_PERFMON, or CAP_SYS_ADMIN, which stands for it.
+fn has_perfmon() -> bool {
+    let either = CapabilitySet::PERFMON | CapabilitySet::SYS_ADMIN;
+    capabilities(None).is_ok_and(|sets| sets.effective.intersects(either))
 }
 
 /// Returns `true` if packets may take several buffers.
