@@ -214,7 +214,9 @@ impl Experiment {
             }
             Experiment::Notify => "the cost of one notification to its sender",
             Experiment::Switch => "endpoint to endpoint through the engine of another process",
-            Experiment::Peers => "Towpath beside DPDK, Aeron, iceoryx2 and the kernel's sockets",
+            Experiment::Peers => {
+                "Towpath beside DPDK, Aeron, iceoryx2 and the kernel's sockets (lab/peers/install installs them)"
+            }
             Experiment::Isolation => {
                 "a neighbour's throughput while another application is killed or stopped"
             }

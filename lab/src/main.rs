@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, ensure};
 use clap::Parser;
 use clap::builder::PossibleValue;
+use clap::error::ErrorKind;
 use nix::sys::signal::{SigSet, Signal};
 use towpath_lab::documents::Documents;
 use towpath_lab::{Experiment, Report, Row, Settings};
@@ -64,8 +65,25 @@ fn names() -> Vec<PossibleValue> {
     Experiment::ALL.into_iter().map(experiment).chain([report]).collect()
 }
 
+/// Prints help and version as clap formats them, and an error in one line, as `towpath` does.
+fn usage(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let text = error.to_string();
+        let line = text.lines().next().unwrap_or_default();
+        let line = line.strip_prefix("error: ").unwrap_or(line);
+        eprintln!("towpath-lab: {line}; see: towpath-lab --help");
+    } else {
+        // Without an output there is nothing to say it on.
+        let _ = error.print();
+    }
+    ExitCode::from(error.exit_code() as u8)
+}
+
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return usage(&error),
+    };
     match measure(&args) {
         Ok(code) => code,
         Err(error) => {

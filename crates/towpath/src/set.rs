@@ -38,12 +38,15 @@ pub(crate) struct Args {
 
 /// Returns the name as it is, and refuses a setting in the name's place.
 fn device(text: &str) -> Result<String, String> {
-    match text.split_once('=') {
-        Some((name, _)) if Setting::named(name).is_ok() => Err(format!(
-            "name the device first, as in towpath set tap0 {text}; towpath ls shows its name"
-        )),
-        _ => Ok(text.to_owned()),
+    // A path of a socket may have an equals sign; an interface with one is served by its path.
+    if text.contains('=') && !text.contains('/') || Setting::named(text).is_ok() {
+        return Err(
+            "name the device first, as in towpath set tap0 wait=poll; towpath ls shows its \
+                    name, towpath set --list all settings"
+                .to_owned(),
+        );
     }
+    Ok(text.to_owned())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,9 @@ fn main() -> std::process::ExitCode {
 
 fn listen([path, root]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
     let found = Path::new(&root).canonicalize();
-    let root: Arc<Path> = found.map_err(|error| format!("{}: {error}", root.display()))?.into();
+    let root: Arc<Path> = found
+        .map_err(|error| format!("{}: {error}; give a directory that exists", root.display()))?
+        .into();
     let network = Network::attach(path)?;
     let v4 = TcpListener::bind(&network, "0.0.0.0:80")?;
     let (v6, same) = (TcpListener::bind(&network, "[::]:80")?, root.clone());

@@ -62,8 +62,9 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mtu: Option<Number<68, 65521>>,
-    /// Socket on which the server listens; by default /run/towpath/DEVICE.sock for root, and
-    /// $XDG_RUNTIME_DIR/towpath/DEVICE.sock for other users
+    /// Socket on which the server listens; by default /run/towpath/DEVICE.sock for root,
+    /// $XDG_RUNTIME_DIR/towpath/DEVICE.sock for other users, and /tmp/towpath-UID/DEVICE.sock without
+    /// that variable. The server makes a missing directory, which stays
     #[arg(long, value_name = "PATH")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) socket: Option<PathBuf>,

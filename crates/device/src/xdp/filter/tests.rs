@@ -17,9 +17,11 @@ use crate::random::Random;
 
 const FDS: MapFds = MapFds { sockets: 3, macs: 4, masks: 5, flows: 6, counters: 7 };
 /// Inputs in an ordinary run of the tests. `make test-filter` sets more.
-const INPUTS: usize = 30_000;
+const INPUTS: usize = if cfg!(towpath_sanitize) { 3_000 } else { 30_000 };
 /// Inputs with one set of rules.
 const INPUTS_PER_SET: usize = 50;
+/// Of so many instructions, one is changed in an ordinary run of the tests.
+const STRIDE: usize = if cfg!(towpath_sanitize) { 197 } else { 29 };
 /// Hardware queues with a socket.
 const QUEUES: u32 = 2;
 /// The most instructions for a packet that no rule can match, for one of the host's own, and for any.
@@ -405,7 +407,7 @@ fn masks_are_shared_and_freed() {
 #[test]
 fn errors_in_the_program_are_found() {
     // All errors with many inputs, or a sample with few.
-    let (sets, stride, percent) = if wished().is_some() { (400, 1, 20) } else { (30, 29, 50) };
+    let (sets, stride, percent) = if wished().is_some() { (400, 1, 20) } else { (30, STRIDE, 50) };
     let program = program::assemble(FDS, true).unwrap();
     let mut random = Random::new(14);
     let mut cases: Vec<(Maps, Vec<Vec<u8>>)> = Vec::new();
