@@ -20,17 +20,21 @@ fn code(experiment: &str) -> &'static [&'static str] {
         Some(Experiment::Waiting | Experiment::Wakeups) => {
             &["crates/queue", "crates/waiting", "crates/device", "crates/server", "crates/client"]
         }
-        Some(Experiment::Tcp | Experiment::Karlsruhe | Experiment::FreeBsd | Experiment::Scale) => {
-            &[
-                "crates/queue",
-                "crates/packet",
-                "crates/device",
-                "crates/server",
-                "crates/client",
-                "crates/stack",
-                "crates/net",
-            ]
-        }
+        Some(
+            Experiment::Tcp
+            | Experiment::Coexistence
+            | Experiment::Karlsruhe
+            | Experiment::FreeBsd
+            | Experiment::Scale,
+        ) => &[
+            "crates/queue",
+            "crates/packet",
+            "crates/device",
+            "crates/server",
+            "crates/client",
+            "crates/stack",
+            "crates/net",
+        ],
         Some(Experiment::Penn) => &[
             "crates/queue",
             "crates/packet",

@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
+use crate::coexistence::Mode;
 use crate::process::Serving;
 use towpath_server::Values;
 use towpath_server::internals::{Solo, Traffic};
@@ -38,6 +39,13 @@ pub(crate) enum Role {
     TapServer {
         /// The socket's path.
         socket: PathBuf,
+    },
+    /// Serves the shared interface of `coexistence`.
+    XdpServer {
+        /// The socket's path.
+        socket: PathBuf,
+        /// How the kernel runs the filter.
+        mode: Mode,
     },
     /// Serves a device as its settings say.
     Serve {
@@ -167,6 +175,10 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         Role::TapServer { socket } => {
             let _directory = Directory::of(&socket)?;
             crate::tcp::serve(socket)
+        }
+        Role::XdpServer { socket, mode } => {
+            let _directory = Directory::of(&socket)?;
+            crate::coexistence::serve(socket, mode)
         }
         Role::Serve { serving, socket } => {
             let _directory = Directory::of(&socket)?;

@@ -37,6 +37,7 @@ mod attacks;
 mod bare;
 mod cambridge;
 mod child;
+mod coexistence;
 mod demux;
 pub mod documents;
 mod echo;
@@ -135,6 +136,8 @@ pub enum Experiment {
     Tap,
     /// TCP between the kernel and a host over TAP, beside the kernel's own over veth.
     Tcp,
+    /// An interface that the kernel and a server share.
+    Coexistence,
     /// Tracey and Banerji: the double round trip of a small frame, with each technique on and off.
     NotreDame,
     /// Riddoch and Pope: message sizes, idle endpoints, load.
@@ -155,7 +158,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 19] = [
+    pub const ALL: [Experiment; 20] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -167,6 +170,7 @@ impl Experiment {
         Experiment::Scale,
         Experiment::Tap,
         Experiment::Tcp,
+        Experiment::Coexistence,
         Experiment::NotreDame,
         Experiment::Cambridge,
         Experiment::Karlsruhe,
@@ -192,6 +196,7 @@ impl Experiment {
             Experiment::Scale => "scale",
             Experiment::Tap => "tap",
             Experiment::Tcp => "tcp",
+            Experiment::Coexistence => "coexistence",
             Experiment::NotreDame => "notre-dame",
             Experiment::Cambridge => "cambridge",
             Experiment::Karlsruhe => "karlsruhe",
@@ -228,6 +233,7 @@ impl Experiment {
             }
             Experiment::Tap => "reads and writes of a TAP: a call per packet, against io_uring",
             Experiment::Tcp => "TCP between the kernel and a host over TAP, and over veth",
+            Experiment::Coexistence => "TCP on an interface that the kernel and a server share",
             Experiment::NotreDame => "Tracey and Banerji: round trips, each technique on and off",
             Experiment::Cambridge => "Riddoch and Pope: message sizes, idle endpoints, load",
             Experiment::Karlsruhe => "Hennrich: the cost of frames, wake-ups and polls",
@@ -247,6 +253,7 @@ impl Experiment {
                 | Experiment::Attacks
                 | Experiment::Tap
                 | Experiment::Tcp
+                | Experiment::Coexistence
                 | Experiment::NotreDame
                 | Experiment::Cambridge
                 | Experiment::Karlsruhe
@@ -289,6 +296,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Scale => scale::measure(settings)?,
         Experiment::Tap => tap::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,
+        Experiment::Coexistence => coexistence::measure(settings)?,
         Experiment::NotreDame => notre_dame::measure(settings)?,
         Experiment::Cambridge => cambridge::measure(settings)?,
         Experiment::Karlsruhe => karlsruhe::measure(settings)?,

@@ -45,6 +45,10 @@ const TAP: &str = "\
 const TCP: &str = "\
     How much of the kernel's own TCP throughput is left when one of the two hosts is an \
     application with a stack of its own, behind a server and a TAP device?";
+const COEXISTENCE: &str = "\
+What does the filter of an interface that the kernel and a server share cost the kernel's own TCP? What \
+is left for the kernel while an application receives, and how does the application's TCP compare with \
+the kernel's on the same interface?";
 const NOTRE_DAME: &str = "\
     Tracey and Banerji, \"Device Driver Issues in High-Performance Networking\": how long does a \
     small packet take there and back, and how does each technique of a driver change that?";
@@ -88,6 +92,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Scale => SCALE,
         Experiment::Tap => TAP,
         Experiment::Tcp => TCP,
+        Experiment::Coexistence => COEXISTENCE,
         Experiment::NotreDame => NOTRE_DAME,
         Experiment::Cambridge => CAMBRIDGE,
         Experiment::Karlsruhe => KARLSRUHE,

@@ -124,13 +124,13 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     })
 }
 
-fn kernel_stream(stream: std::net::TcpStream) -> anyhow::Result<std::net::TcpStream> {
+pub(crate) fn kernel_stream(stream: std::net::TcpStream) -> anyhow::Result<std::net::TcpStream> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     Ok(stream)
 }
 
-fn own_stream(stream: towpath_net::TcpStream) -> anyhow::Result<towpath_net::TcpStream> {
+pub(crate) fn own_stream(stream: towpath_net::TcpStream) -> anyhow::Result<towpath_net::TcpStream> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     Ok(stream)
@@ -138,7 +138,7 @@ fn own_stream(stream: towpath_net::TcpStream) -> anyhow::Result<towpath_net::Tcp
 
 /// Sends through a connection for a time; returns gigabits received per second, from the first byte
 /// to the last. All bytes sent must arrive.
-fn flow<A: Write, B: Read>(
+pub(crate) fn flow<A: Write, B: Read>(
     window: Duration,
     accept: impl FnOnce() -> anyhow::Result<B>,
     connect: impl FnOnce() -> anyhow::Result<A> + Send,

@@ -168,6 +168,19 @@ fn tap() {
 }
 
 #[test]
+fn coexistence() {
+    whole(
+        "coexistence",
+        "coexistence",
+        &[
+            "generic: kernel receives, filter idle, to no filter",
+            "native: application sends, to the kernel in segments",
+        ],
+        &[],
+    );
+}
+
+#[test]
 fn watchdog() {
     whole(
         "watchdog",

@@ -9,6 +9,7 @@
 mod allocator;
 mod idle;
 mod isolated;
+mod offloads;
 mod packet_socket;
 mod pages;
 mod ring;
@@ -20,6 +21,7 @@ mod times;
 pub use allocator::{Allocations, CountingAllocator};
 pub use idle::{IdleCounters, IdleMoment};
 pub use isolated::{ISOLATED_LIMIT, REQUIRE_ALL, isolated, required, skip, test_name};
+pub use offloads::set_tcp_segmentation;
 pub use packet_socket::PacketSocket;
 pub use pages::{Move, PAGE_BYTES, Pages};
 pub use ring::Ring;
