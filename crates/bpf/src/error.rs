@@ -6,7 +6,9 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// This process may not use BPF.
-    #[error("{what}: {cause}; this needs CAP_BPF and CAP_NET_ADMIN, or root")]
+    #[error(
+        "{what}: {cause}; needs CAP_BPF and CAP_NET_ADMIN, or CAP_SYS_ADMIN to open an object by its id"
+    )]
     NotPermitted {
         /// The operation.
         what: &'static str,
@@ -61,7 +63,8 @@ impl Error {
 }
 
 impl From<Error> for io::Error {
-    /// Keeps the kernel's error number, by which callers tell errors apart.
+    /// Keeps the kernel's error number, except for [`Error::Rejected`], whose text has the verifier's
+    /// log.
     fn from(error: Error) -> io::Error {
         match error {
             Error::NotPermitted { cause, .. } | Error::Refused { cause, .. } => cause,

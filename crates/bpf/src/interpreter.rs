@@ -87,7 +87,7 @@ pub fn run<K: Kernel>(
     let mut at = 0;
     for step in 1..=MOST_STEPS {
         let fault = |what| Fault { at, what };
-        let one = instructions.get(at).ok_or(fault("behind the end"))?;
+        let one = instructions.get(at).ok_or(fault("a jump past the end"))?;
         if one.code == 0x95 {
             let verdict = Verdict::of(machine.registers[0] as u32);
             return Ok(Run { verdict, instructions: step });
@@ -188,7 +188,7 @@ impl<K: Kernel> Machine<'_, K> {
                 &self.stack
             }
             value if value >= VALUES => self.kernel.value((value - VALUES) as u32),
-            _ => return Err("a read of no memory"),
+            _ => return Err("a read of unmapped memory"),
         };
         bytes.get(from..from + len).ok_or("a read outside of memory")
     }
@@ -212,11 +212,14 @@ impl<K: Kernel> Machine<'_, K> {
         let (memory, from) = (address >> 32, (address & 0xffff_ffff) as usize);
         let bytes: &mut [u8] = match memory {
             3 => {
-                self.written.get_mut(from..from + len).ok_or("a write outside")?.fill(true);
+                self.written
+                    .get_mut(from..from + len)
+                    .ok_or("a write outside of the stack")?
+                    .fill(true);
                 &mut self.stack
             }
             value if value >= VALUES => self.kernel.value((value - VALUES) as u32),
-            _ => return Err("a write of no memory"),
+            _ => return Err("a write to unmapped memory"),
         };
         let bytes = bytes.get_mut(from..from + len).ok_or("a write outside of memory")?;
         bytes.copy_from_slice(&value.to_le_bytes()[..len]);

@@ -62,8 +62,7 @@ pub enum FilterError {
     /// the packets.
     #[error("the device has no room for another filter")]
     Full,
-    /// The device failed to add the filter. With [`Filter::Everything`] it does not receive the
-    /// packets either, or not alone.
+    /// The device did not add the filter, and [`Filter::Everything`] does not replace it.
     #[error("the device did not add a filter: {0}")]
     Failed(#[source] io::Error),
 }

@@ -10,24 +10,24 @@
 //! | `queue` | the data part: the rings of all hardware queues |
 //! | `socket`, `ring` | an AF_XDP socket, and the rings that it shares with the kernel |
 //! | `groups` | a packet socket: copies of packets to groups, which the kernel needs too |
-//! | `filter`, `steering` | the program and its maps |
+//! | `filter`, `attached_program` | the program and its maps |
 //! | `offload` | partial checksums and merged packets, which AF_XDP does not announce |
 //!
 //! Program, link, addresses and promiscuous mode vanish with the driver's descriptors: when the
 //! process ends, in whatever way, the interface is as it was before.
 
+mod attached_program;
 mod error;
 mod ethtool;
 mod filter;
-mod groups;
 mod in_flight;
 mod offload;
 mod open;
+mod packet_socket;
 mod queue;
 mod ring;
 mod shared;
 mod socket;
-mod steering;
 
 use std::collections::VecDeque;
 use std::io;
@@ -38,18 +38,17 @@ use towpath_netlink::{Link, LinkWatch, Watched};
 
 use crate::dma::Dma;
 use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
-use groups::{Wanted, is_group};
+use packet_socket::{Wanted, is_group};
 use queue::XdpQueue;
 use shared::Shared;
 
 pub use error::XdpError;
-pub use socket::Copying;
+pub use socket::CopyMode;
 
 /// How the kernel runs the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// As the table in `docs/operations.md` says: natively for hardware whose driver can, generically
-    /// for virtual interfaces.
+    /// Native for physical interfaces, else generic; generic first for virtual interfaces.
     #[default]
     Auto,
     /// In the interface's driver, before the kernel makes a packet of its own (`XDP_FLAGS_DRV_MODE`).
@@ -71,8 +70,8 @@ pub struct Options {
     pub interface: String,
     /// How the kernel runs the program.
     pub mode: Mode,
-    /// Whether packets are copied.
-    pub copying: Copying,
+    /// Copy or zero-copy mode.
+    pub copying: CopyMode,
     /// `true` to poll the hardware from the engine's thread, by system calls, in place of interrupts
     /// (`SO_PREFER_BUSY_POLL`, Linux 5.11).
     pub busy_poll: bool,
@@ -80,7 +79,7 @@ pub struct Options {
     pub exclusive: bool,
 }
 
-/// The driver.
+/// An AF_XDP device on one host interface.
 pub struct XdpDevice {
     info: Info,
     index: u32,
@@ -89,7 +88,7 @@ pub struct XdpDevice {
     open: Weak<Shared>,
     wanted: Wanted,
     watch: Option<LinkWatch>,
-    link: Seen,
+    link: LinkState,
     events: VecDeque<Event>,
     /// How the interface is served, for the operator.
     notes: Notes,
@@ -104,7 +103,7 @@ struct Notes {
 
 /// The state of the interface that the driver reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Seen {
+struct LinkState {
     up: bool,
     mtu: usize,
     mac: [u8; 6],
@@ -119,7 +118,7 @@ impl XdpDevice {
     pub fn open(options: &Options) -> Result<XdpDevice, XdpError> {
         let opened = open::open(options)?;
         let watch = LinkWatch::new(opened.index).ok();
-        let link = Seen { up: true, mtu: opened.info.mtu, mac: opened.info.mac };
+        let link = LinkState { up: true, mtu: opened.info.mtu, mac: opened.info.mac };
         Ok(XdpDevice {
             info: opened.info,
             index: opened.index,
@@ -146,13 +145,13 @@ impl XdpDevice {
     }
 
     /// Changes what the packet socket copies.
-    fn copy(&mut self, filter: &Filter, wanted: bool) -> io::Result<()> {
+    fn update_copied_filters(&mut self, filter: &Filter, wanted: bool) -> io::Result<()> {
         let Some(socket) = self.shared.packet_socket() else { return Ok(()) };
         let mut changed = self.wanted.clone();
         if !changed.change(filter, wanted) {
             return Ok(());
         }
-        socket.copy(&changed)?;
+        socket.set_filter(&changed)?;
         self.wanted = changed;
         if *filter == Filter::Everything { socket.promiscuous(wanted) } else { Ok(()) }
     }
@@ -165,7 +164,7 @@ impl XdpDevice {
 
     /// Reports what changed on the interface.
     fn compare(&mut self, link: &Link) {
-        let now = Seen {
+        let now = LinkState {
             up: link.up && link.carrier,
             mtu: link.mtu as usize,
             mac: link.mac.unwrap_or(self.link.mac),
@@ -214,15 +213,15 @@ impl Device for XdpDevice {
         match filter {
             Filter::Address(mac) if !is_group(mac) => {
                 self.receive_for(mac, true).map_err(FilterError::Failed)?;
-                let added = self.shared.steering().add(filter);
+                let added = self.shared.attached_program().add(filter);
                 if added.is_err() {
                     let _ = self.receive_for(mac, false);
                 }
                 added
             }
-            Filter::Flow(_) => self.shared.steering().add(filter),
+            Filter::Flow(_) => self.shared.attached_program().add(filter),
             Filter::Address(_) | Filter::AllGroups | Filter::Everything => {
-                self.copy(filter, true).map_err(FilterError::Failed)
+                self.update_copied_filters(filter, true).map_err(FilterError::Failed)
             }
         }
     }
@@ -231,14 +230,16 @@ impl Device for XdpDevice {
         // Only an interface that is gone refuses this.
         let _ = match filter {
             Filter::Address(mac) if !is_group(mac) => {
-                self.shared.steering().remove(filter);
+                self.shared.attached_program().remove(filter);
                 self.receive_for(mac, false)
             }
             Filter::Flow(_) => {
-                self.shared.steering().remove(filter);
+                self.shared.attached_program().remove(filter);
                 Ok(())
             }
-            Filter::Address(_) | Filter::AllGroups | Filter::Everything => self.copy(filter, false),
+            Filter::Address(_) | Filter::AllGroups | Filter::Everything => {
+                self.update_copied_filters(filter, false)
+            }
         };
     }
 

@@ -6,7 +6,8 @@
 //! datagrams and answers pings. Ordinary kernel sockets talk to both at once. The demonstration
 //! kills a third application in the middle of its traffic. It checks and shows the results.
 //!
-//! Server and applications are processes without any capability, of three users where the machine
+//! The applications are processes without any capability, and the server gives up its own before it
+//! starts a thread. They are of three users where the machine
 //! lets this program choose. The applications run in a network namespace without any interface, so
 //! their packets can pass only through the server.
 #![forbid(unsafe_code)]
@@ -42,8 +43,7 @@ pub(crate) struct Args {
     /// Send a sixteenth of the traffic
     #[arg(long)]
     quick: bool,
-    /// The device to serve: xdp, one end of a veth pair by AF_XDP, which needs root; tap; or auto, xdp
-    /// where this user may use it and else tap
+    /// Device: xdp (one end of a veth pair, needs root), tap, or auto (xdp if permitted, else tap)
     #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     device: Choice,
     #[command(flatten)]

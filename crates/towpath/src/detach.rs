@@ -1,4 +1,4 @@
-//! `towpath detach`: takes the XDP program of a server off an interface.
+//! `towpath detach`: detaches a server's XDP program from an interface.
 #![forbid(unsafe_code)]
 
 use towpath_device::xdp;
@@ -22,14 +22,16 @@ pub(crate) struct Args {
 /// Detaches.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let name = &args.interface;
-    let failed = |error: towpath_netlink::Error| Failure::new(error.to_string());
+    let failed = |error: towpath_netlink::Error| {
+        Failure::new(format!("{error}; ip link shows the interfaces of this network namespace"))
+    };
     let link = Netlink::open().and_then(|mut kernel| kernel.link(name)).map_err(failed)?;
     let Some(program) = link.xdp else {
         return Err(Failure::new(format!("{name} has no XDP program; nothing to detach")));
     };
     let refused = |error: towpath_bpf::Error| match error {
         towpath_bpf::Error::NotPermitted { .. } => {
-            Failure::unavailable(format!("{name}: {error}; start it as root"))
+            Failure::unavailable(format!("{name}: {error}; run towpath detach as root"))
         }
         other => Failure::new(format!("{name}: {other}")),
     };
@@ -38,11 +40,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some((_, link)) if xdp::is_program(&attached.program.name) => {
             link.detach().map_err(refused)?;
             return print(&format!(
-                "detached from {name}: {attached}; its server receives nothing any more: end it\n"
+                "detached from {name}: {attached}; its server now receives at most packets to groups; end that server\n"
             ));
         }
         Some(_) => "end the process that attached it".to_owned(),
         None => format!("take it off with: ip link set dev {name} xdp off"),
     };
-    Err(Failure::new(format!("{name} has another program than a server's: {attached}; {remedy}")))
+    Err(Failure::new(format!(
+        "the XDP program of {name} is not a Towpath server's: {attached}; {remedy}"
+    )))
 }

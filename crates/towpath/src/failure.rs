@@ -86,7 +86,6 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
         Some(libc::EMFILE | libc::ENFILE) => "; raise the limit of open files (ulimit -n)",
         Some(libc::ENOMEM) => "; free memory, or raise its limit (ulimit -v, MemoryMax=)",
         Some(libc::EAGAIN) => "; raise the limit of threads or of memory (ulimit -u, ulimit -v)",
-        Some(libc::ENOBUFS) => "; raise the limit of locked memory (ulimit -l, LimitMEMLOCK=)",
         Some(libc::EFBIG) => "; raise the limit of file sizes (ulimit -f)",
         _ => "",
     }

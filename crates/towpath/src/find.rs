@@ -90,8 +90,7 @@ fn of_device(device: &str, directories: &[PathBuf]) -> Result<PathBuf, Failure> 
     let answers = found.iter().find(|path| answers(path));
     answers.or(found.first()).cloned().ok_or_else(|| {
         Failure::new(format!(
-            "no server of {device} in {}; start one with towpath serve --device tap:{device}, or give \
-             its socket's path",
+            "no server of {device} in {}; start one with towpath serve, or give its socket's path",
             shown(directories)
         ))
     })

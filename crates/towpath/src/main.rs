@@ -67,7 +67,7 @@ enum Subcommand {
     /// Change a setting of a running server
     #[command(after_help = set::EXAMPLES)]
     Set(set::Args),
-    /// Take the XDP program of a server that does not end off an interface
+    /// Detach a server's XDP program from an interface, when the server hangs or is stopped
     #[command(after_help = detach::EXAMPLES)]
     Detach(detach::Args),
     /// Demonstrate Towpath in a network namespace of its own, and leave nothing behind

@@ -134,9 +134,9 @@ fn explain(error: &StartError) -> Failure {
 /// Returns the remedy for a server that ended by itself.
 fn ended(error: &DeviceError) -> Failure {
     match error {
-        DeviceError::Gone { .. } => Failure::new(format!(
-            "{error}; start the server when the interface is back, or let the server make it"
-        )),
+        DeviceError::Gone { .. } => {
+            Failure::new(format!("{error}; start the server again when the interface is back"))
+        }
         DeviceError::Failed { cause, .. } => Failure::new(format!("{error}{}", remedy(cause))),
         DeviceError::Stalled { .. } => Failure::new(format!("{error}; start the server again")),
     }

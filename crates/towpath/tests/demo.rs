@@ -133,8 +133,8 @@ fn the_demo_holds_as_the_current_user() {
 
 /// The kernel counts locked memory by user, and one server may need all that its user may lock.
 fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    static LOCKED_MEMORY: Mutex<()> = Mutex::new(());
+    LOCKED_MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Without an option, the demonstration serves by AF_XDP where it may, and else a TAP.
@@ -144,7 +144,7 @@ fn the_demo_holds_over_af_xdp() {
     if !possible(TEST) {
         return;
     }
-    let _turn = alone();
+    let _alone = alone();
     let (_, asked) = run(Command::new(program()).args(["demo", "--quick", "--device", "xdp"]));
     let may = asked.status.code() != Some(77);
     if !may {
@@ -165,7 +165,7 @@ fn the_demo_holds_embedded() {
     if !possible("the_demo_holds_embedded") {
         return;
     }
-    let _turn = alone();
+    let _alone = alone();
     let (pid, output) = run(Command::new(program()).args(["demo", "--quick", "--embedded"]));
     assert_held(pid, &output, ONE_USER);
 }
@@ -308,7 +308,7 @@ fn a_killed_or_interrupted_demo_leaves_nothing() {
     if !possible("a_killed_or_interrupted_demo_leaves_nothing") {
         return;
     }
-    let _turn = alone();
+    let _alone = alone();
     end_early(Signal::KILL);
     end_early(Signal::INT);
     end_early(Signal::TERM);

@@ -17,7 +17,7 @@ pub enum XdpError {
     /// This user may not load or attach an XDP program, or open the sockets.
     #[error(
         "no permission to serve {name} with AF_XDP ({what}: {cause}): needs CAP_NET_ADMIN, CAP_BPF, \
-         CAP_PERFMON and CAP_NET_RAW; start as root, with --user USER to drop these rights after the start"
+         CAP_PERFMON and CAP_NET_RAW"
     )]
     NotPermitted {
         /// The interface.
@@ -47,8 +47,8 @@ pub enum XdpError {
         /// The program's id, tag, name and link.
         program: String,
     },
-    /// The interface's driver does not run XDP programs itself.
-    #[error("the driver of {name} has no native XDP ({cause}); use mode=generic")]
+    /// The interface's driver does not run XDP programs itself, or not with these queues or this MTU.
+    #[error("the driver of {name} refuses native XDP ({cause}); use mode=generic")]
     NoNative {
         /// The interface.
         name: String,
@@ -57,8 +57,8 @@ pub enum XdpError {
     },
     /// Zero-copy was asked for, and the kernel runs the program.
     #[error(
-        "{name}: zero-copy needs a driver with native XDP, and this one has none, or mode=native was \
-         not given; leave zero-copy out, or add mode=native"
+        "{name}: zero-copy needs native mode, and the program is attached in generic mode; add \
+         mode=native, or leave zero-copy out"
     )]
     NoZeroCopy {
         /// The interface.

@@ -20,8 +20,8 @@ const TCP_CHECKSUM: usize = 16;
 const UDP_CHECKSUM: usize = 6;
 
 /// Returns the metadata of a packet of `len` bytes that begins with `beginning`. `None` for a
-/// packet that is longer than `frame_bytes`, the longest frame, and is no TCP packet to be cut: a
-/// UDP packet that its sender left to be cut (UDP_SEGMENT) does not say where.
+/// packet that is longer than `frame_bytes`, the longest frame, and not TCP with a partial checksum:
+/// nothing in a UDP packet gives its segment size (UDP_SEGMENT, udp(7)).
 pub(super) fn meta(beginning: &[u8], len: usize, frame_bytes: usize) -> Option<Meta> {
     let fits = || (len <= frame_bytes).then_some(Meta::FULL);
     let Ok(headers) = Headers::parse(beginning, len) else { return fits() };
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_tcp_packet_is_to_be_cut_and_another_one_is_dropped() {
+    fn a_large_tcp_packet_is_segmented_and_a_large_udp_packet_is_dropped() {
         for flow in [Flow::v4(), Flow::v6()] {
             let (frame, _) = flow.tcp_large(&Tcp::default(), &[8; 9000], 1000);
             let found = meta(&frame[..BEGINNING_BYTES], frame.len(), FRAME_BYTES).unwrap();

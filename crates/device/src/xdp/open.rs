@@ -7,13 +7,13 @@ use rustix::thread::{CapabilitySet, capabilities};
 use towpath_bpf::{Link, XdpMode};
 use towpath_netlink::Netlink;
 
+use super::attached_program::AttachedProgram;
 use super::error::{XdpError, refused};
 use super::ethtool::Ethtool;
-use super::groups::PacketSocket;
-use super::queue::GROUP_BUFFERS;
+use super::packet_socket::PacketSocket;
+use super::queue::PACKET_SOCKET_BUFFERS;
 use super::shared::{Properties, SPARE_RESETS, Shared};
-use super::socket::{self, Binding, Copying, RING_ENTRIES};
-use super::steering::Steering;
+use super::socket::{self, Binding, CopyMode, RING_ENTRIES};
 use super::{Mode, Notes, Options};
 use crate::{
     Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_PACKET_BYTES, Limits, VLAN_TAG_BYTES,
@@ -34,11 +34,11 @@ const PACKET_PARTS: usize = 8;
 const SMALL_RX_BUFFERS: usize = RING_ENTRIES as usize;
 const LARGE_RX_BUFFERS: usize = RING_ENTRIES as usize / 2;
 /// The most receive buffers of a device. More hardware queues share them.
-const MOST_RX_BUFFERS: usize = 8192;
+const MAX_RX_BUFFERS: usize = 8192;
 
 /// Drivers of virtual interfaces whose clouds deliver packets only to the MAC address that they
 /// gave: Amazon's, Google's, and Microsoft's.
-const DROP_FOREIGN_MACS: [&str; 4] = ["ena", "gve", "hv_netvsc", "mana"];
+const CLOUD_DRIVERS: [&str; 4] = ["ena", "gve", "hv_netvsc", "mana"];
 
 /// What opening found and made.
 pub(super) struct Opened {
@@ -71,17 +71,17 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
                 .map_err(refused(name, "opening a packet socket"))?,
         ),
     };
-    let mut steering = Steering::new(queues, options.exclusive)
+    let mut attached_program = AttachedProgram::new(queues, options.exclusive)
         .map_err(|error| from_bpf(name, "loading the XDP program", error))?;
-    let attached = attach(name, link.index, options.mode, is_virtual, &mut steering)?;
+    let attached = attach(name, link.index, options.mode, is_virtual, &mut attached_program)?;
     let is_generic = attached == XdpMode::Generic;
-    let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, steering.spans())?;
+    let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let may_be_partial = is_generic || is_virtual;
     let (chunk_bytes, rx_buffers) = match spans {
         true => (LARGE_CHUNK_BYTES, LARGE_RX_BUFFERS),
         false => (SMALL_CHUNK_BYTES, SMALL_RX_BUFFERS),
     };
-    if options.copying == Copying::ZeroCopy && is_generic {
+    if options.copying == CopyMode::ZeroCopy && is_generic {
         return Err(XdpError::NoZeroCopy { name: name.clone() });
     }
 
@@ -111,20 +111,20 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
             rx_alignment: chunk_bytes,
             rx_headroom_bytes: HEADROOM_BYTES,
             rx_packet_buffers: if spans { largest.div_ceil(data_bytes) } else { 1 },
-            rx_ring: (queues as usize * rx_buffers).min(MOST_RX_BUFFERS) + GROUP_BUFFERS,
+            rx_ring: (queues as usize * rx_buffers).min(MAX_RX_BUFFERS) + PACKET_SOCKET_BUFFERS,
             tx_ring: RING_ENTRIES as usize,
             tx_packet_parts: if spans { PACKET_PARTS } else { 1 },
             ..Limits::new(chunk_bytes)
         },
         rx_queue_packets: RING_ENTRIES as usize,
     };
-    let shared = Shared::new(properties, steering, packet_socket, unbound);
+    let shared = Shared::new(properties, attached_program, packet_socket, unbound);
     Ok(Opened { info, index: link.index, shared, notes })
 }
 
 /// Generic mode always copies.
-fn copying(options: &Options, is_generic: bool) -> Copying {
-    if is_generic && options.copying == Copying::Auto { Copying::Copy } else { options.copying }
+fn copying(options: &Options, is_generic: bool) -> CopyMode {
+    if is_generic && options.copying == CopyMode::Auto { CopyMode::Copy } else { options.copying }
 }
 
 /// Attaches the program in the mode that was asked for, or the best one.
@@ -133,28 +133,34 @@ fn attach(
     index: u32,
     mode: Mode,
     is_virtual: bool,
-    steering: &mut Steering,
+    attached_program: &mut AttachedProgram,
 ) -> Result<XdpMode, XdpError> {
     let modes: &[XdpMode] = match mode {
         Mode::Native => &[XdpMode::Native],
         Mode::Generic => &[XdpMode::Generic],
         // Natively, a veth's other end sends no large packets any more; generically, without
         // spanning, they would be lost.
-        Mode::Auto if is_virtual && steering.spans() => &[XdpMode::Generic, XdpMode::Native],
+        Mode::Auto if is_virtual && attached_program.spans() => {
+            &[XdpMode::Generic, XdpMode::Native]
+        }
         Mode::Auto => &[XdpMode::Native, XdpMode::Generic],
     };
     let mut cause = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
     for mode in modes {
-        cause = match Link::attach_xdp(steering.program(), index, *mode) {
+        cause = match Link::attach_xdp(attached_program.program(), index, *mode) {
             Ok(link) => {
-                steering.keep(link);
+                attached_program.keep(link);
                 return Ok(*mode);
             }
             Err(error) if error.errno() == Some(libc::EBUSY) => return Err(other(name, index)),
             Err(error) => error.into(),
         };
     }
-    if mode == Mode::Native && matches!(cause.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL))
+    if mode == Mode::Native
+        && matches!(
+            cause.raw_os_error(),
+            Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSPC | libc::ERANGE)
+        )
     {
         return Err(XdpError::NoNative { name: name.to_owned(), cause });
     }
@@ -175,7 +181,7 @@ fn other(name: &str, index: u32) -> XdpError {
 
 fn from_bpf(name: &str, what: &'static str, error: towpath_bpf::Error) -> XdpError {
     match error {
-        // The verifier allows more arithmetic to those who may watch the kernel.
+        // Without CAP_PERFMON, the verifier refuses some of the program's pointer arithmetic.
         towpath_bpf::Error::Rejected { cause, .. } if !has_perfmon() => {
             XdpError::NotPermitted { name: name.to_owned(), what, cause }
         }
@@ -229,21 +235,23 @@ fn notes(
         }
     });
     if mode == XdpMode::Native && kind.as_deref() == Some("veth") {
-        notes.push(format!("the other end of {name} sends no large packets (TSO) meanwhile"));
+        notes.push(format!(
+            "the other end of {name} sends no large packets (TSO) while the server runs"
+        ));
     }
     if options.exclusive {
-        notes.push(format!("the kernel receives nothing on {name} meanwhile"));
+        notes.push(format!("the kernel receives nothing on {name} while the server runs"));
     }
     let mut warnings = Vec::new();
     // A veth carries tags beside the packet, too, but only if its other end has a VLAN interface.
     if kind.is_none() && ethtool.strips_vlan_tags() {
         warnings.push(format!(
-            "{name} takes VLAN tags off, which hides them from applications; if there are tagged \
-             packets: ethtool -K {name} rxvlan off"
+            "{name} removes VLAN tags from received packets, so applications see these as untagged; to \
+             keep the tags: ethtool -K {name} rxvlan off"
         ));
     }
     let is_wireless = Path::new("/sys/class/net").join(name).join("phy80211").exists();
-    if is_wireless || DROP_FOREIGN_MACS.contains(&driver.as_str()) {
+    if is_wireless || CLOUD_DRIVERS.contains(&driver.as_str()) {
         warnings.push(format!(
             "the network of {name} drops packets to and from other MAC addresses than its own, so \
              applications with addresses of their own may reach no other host"

@@ -16,9 +16,9 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use super::groups::GroupRing;
 use super::in_flight::{InFlight, Sent};
 use super::offload::{self, BEGINNING_BYTES};
+use super::packet_socket::PacketRing;
 use super::ring::{CONTINUES, Descriptor};
 use super::shared::Shared;
 use super::socket::{RING_ENTRIES, XdpSocket};
@@ -29,27 +29,26 @@ use crate::{
 };
 
 /// Buffers that the driver keeps for packets to groups.
-pub(super) const GROUP_BUFFERS: usize = 64;
-/// The most descriptors of a packet to send: the kernel's limit of fragments in copy mode
-/// (`MAX_SKB_FRAGS`, 17), and the first descriptor.
+pub(super) const PACKET_SOCKET_BUFFERS: usize = 64;
+/// The maximum number of descriptors of a packet to send (`MAX_SKB_FRAGS`, by default 17).
 const PACKET_DESCRIPTORS: usize = 17;
 /// Events that one system call takes off the descriptor to sleep on: those of all hardware queues.
 const EVENTS: usize = 64;
-/// Sleeps, and polls, between two looks at the kernel's counts of dropped packets.
-const SLEEPS_PER_LOOK: u32 = 64;
-const POLLS_PER_LOOK: u32 = 1 << 16;
-/// The time after which the engine looks for completions that nothing reports.
-const COMPLETION_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// Sleeps, and polls, between two reads of the kernel's counts of dropped packets.
+const SLEEPS_PER_READ: u32 = 64;
+const POLLS_PER_READ: u32 = 1 << 16;
+/// The interval at which the engine polls for completions that nothing reports: 1 ms.
+const COMPLETION_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// System calls without progress after which the driver lets the engine go on.
-const FRUITLESS_CALLS: u32 = 2;
+const MAX_CALLS_WITHOUT_PROGRESS: u32 = 2;
 
 pub(super) struct XdpQueue {
     info: Info,
     shared: Arc<Shared>,
     sockets: Vec<XdpSocket>,
-    groups: Option<GroupRing>,
+    packet_ring: Option<PacketRing>,
     /// Buffers for packets to groups.
-    group_buffers: VecDeque<u32>,
+    packet_socket_buffers: VecDeque<u32>,
     chunk_bytes: u32,
     /// `true` for each chunk that is a receive buffer with the device.
     held: Vec<bool>,
@@ -83,21 +82,22 @@ impl XdpQueue {
             move |cause| DeviceError::Failed { name, what, cause }
         };
         let sockets = shared.bind().map_err(failed("binding an AF_XDP socket"))?;
-        let groups = shared.group_ring().map_err(failed("mapping the packet socket's ring"))?;
+        let packet_ring =
+            shared.packet_ring().map_err(failed("mapping the packet socket's ring"))?;
         let umem = shared.umem().ok_or_else(|| {
             failed("opening a queue")(io::Error::other("the device has no memory yet"))
         })?;
         let chunks = umem.chunks();
         let is_zero_copy = sockets.iter().any(|socket| socket.zero_copy);
         let timer = is_zero_copy.then(timer).transpose().map_err(failed("timerfd_create"))?;
-        let packet_socket = groups.as_ref().map(GroupRing::socket);
+        let packet_socket = packet_ring.as_ref().map(PacketRing::socket);
         let sleep = sleep_fd(&sockets, packet_socket, timer.as_ref()).map_err(failed("epoll"))?;
         let shift = umem.chunk_bytes.trailing_zeros();
         Ok(XdpQueue {
             info,
             sockets,
-            groups,
-            group_buffers: VecDeque::with_capacity(GROUP_BUFFERS),
+            packet_ring,
+            packet_socket_buffers: VecDeque::with_capacity(PACKET_SOCKET_BUFFERS),
             chunk_bytes: umem.chunk_bytes,
             held: vec![false; chunks as usize],
             pool: None,
@@ -219,26 +219,26 @@ impl XdpQueue {
     }
 
     /// Appends packets of the groups' ring to `out`. Returns how many, dropped ones included.
-    fn poll_groups(
+    fn poll_packet_socket(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> usize {
-        let (Some(groups), Some(pool)) = (&mut self.groups, self.pool) else { return 0 };
+        let (Some(ring), Some(pool)) = (&mut self.packet_ring, self.pool) else { return 0 };
         let headroom = self.info.limits.rx_headroom_bytes;
         let most = self.info.limits.rx_buffer_bytes - headroom;
         let mut count = 0;
         while count < budget {
-            let Some(next) = groups.next() else { break };
+            let Some(next) = ring.next() else { break };
             let wanted = next.as_ref().map_or(1, |packet| packet.bytes.len().div_ceil(most).max(1));
-            if wanted > self.group_buffers.len() {
+            if wanted > self.packet_socket_buffers.len() {
                 break;
             }
             count += 1;
             let from = out.len();
             if let Ok(packet) = next {
-                let parts = packet.bytes.chunks(most).zip(self.group_buffers.iter());
+                let parts = packet.bytes.chunks(most).zip(self.packet_socket_buffers.iter());
                 for (bytes, buffer) in parts {
                     let offset = buffer + headroom as u32;
                     let len = bytes.len() as u32;
@@ -259,13 +259,13 @@ impl XdpQueue {
                     out.truncate(from);
                 }
             }
-            groups.release();
+            ring.release();
             if out.len() == from {
                 self.counters.rx_dropped += 1;
                 continue;
             }
             self.counters.rx_packets += 1;
-            for buffer in self.group_buffers.drain(..wanted) {
+            for buffer in self.packet_socket_buffers.drain(..wanted) {
                 self.held[(buffer / self.chunk_bytes) as usize] = false;
             }
         }
@@ -314,13 +314,13 @@ impl XdpQueue {
                 return Ok(());
             }
             self.counters.system_calls += 1;
-            let outcome = send_nothing(self.sockets[0].fd.as_fd());
+            let outcome = kick_tx(self.sockets[0].fd.as_fd());
             fruitless += u32::from(self.sockets[0].tx.left() == left);
             match outcome {
                 // EAGAIN: more than a call sends, or no room for completions or in the socket.
                 // ENOBUFS: the interface's queue dropped a packet. EBUSY: the driver works on it.
                 Ok(()) | Err(Errno::AGAIN | Errno::NOBUFS | Errno::BUSY | Errno::INTR) => {
-                    if fruitless >= FRUITLESS_CALLS {
+                    if fruitless >= MAX_CALLS_WITHOUT_PROGRESS {
                         return Ok(());
                     }
                 }
@@ -354,12 +354,13 @@ impl XdpQueue {
         let has_room = self.room() > 0
             && self.in_flight.has_room(PACKET_DESCRIPTORS)
             && self.sockets[0].tx.room(PACKET_DESCRIPTORS as u32) >= PACKET_DESCRIPTORS as u32;
-        let has_group = || {
-            self.groups.as_ref().is_some_and(GroupRing::is_ready) && !self.group_buffers.is_empty()
+        let has_copied = || {
+            self.packet_ring.as_ref().is_some_and(PacketRing::is_ready)
+                && !self.packet_socket_buffers.is_empty()
         };
         !self.done.is_empty()
             || tx_waiting && has_room
-            || has_group()
+            || has_copied()
             || self
                 .sockets
                 .iter_mut()
@@ -378,7 +379,7 @@ impl XdpQueue {
         {
             self.counters.system_calls += 1;
             let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let due = Itimerspec { it_interval: none, it_value: COMPLETION_PAUSE };
+            let due = Itimerspec { it_interval: none, it_value: COMPLETION_POLL_INTERVAL };
             let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &due);
         }
     }
@@ -394,12 +395,12 @@ impl XdpQueue {
         }
         self.counters.rx_dropped += total.saturating_sub(self.kernel_drops);
         self.kernel_drops = total;
-        let without_socket = self.shared.steering().without_socket();
+        let without_socket = self.shared.attached_program().without_socket();
         self.counters.rx_dropped += without_socket.saturating_sub(self.without_socket);
         self.without_socket = without_socket;
-        if let Some(groups) = &self.groups {
+        if let Some(ring) = &self.packet_ring {
             self.counters.system_calls += 1;
-            self.counters.rx_dropped += groups.take_drops();
+            self.counters.rx_dropped += ring.take_drops();
         }
     }
 }
@@ -433,13 +434,13 @@ fn timer() -> io::Result<OwnedFd> {
     Ok(timerfd_create(TimerfdClockId::Monotonic, flags)?)
 }
 
-/// Sends nothing: makes the kernel look at the transmit ring.
-fn send_nothing(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+/// Makes the kernel process the transmit ring.
+fn kick_tx(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::net::send(fd, &[], rustix::net::SendFlags::DONTWAIT).map(drop)
 }
 
-/// Receives nothing: makes the kernel look at the fill ring, or poll the device.
-fn receive_nothing(fd: BorrowedFd<'_>) {
+/// Makes the kernel process the fill ring, or poll the device.
+fn kick_rx(fd: BorrowedFd<'_>) {
     // SAFETY: the kernel writes no bytes to a buffer of length 0.
     let _ = unsafe {
         libc::recvfrom(
@@ -467,8 +468,10 @@ impl DeviceQueue for XdpQueue {
             if !good {
                 break;
             }
-            if self.groups.is_some() && self.group_buffers.len() < GROUP_BUFFERS {
-                self.group_buffers.push_back(*buffer);
+            if self.packet_ring.is_some()
+                && self.packet_socket_buffers.len() < PACKET_SOCKET_BUFFERS
+            {
+                self.packet_socket_buffers.push_back(*buffer);
             } else {
                 let fills = self.sockets.iter_mut().map(|socket| &mut socket.fill);
                 let Some((room, fill)) =
@@ -498,22 +501,22 @@ impl DeviceQueue for XdpQueue {
         budget: usize,
     ) -> Result<usize, DeviceError> {
         self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_LOOK) {
+        if self.polls.is_multiple_of(POLLS_PER_READ) {
             self.count_kernel_drops();
         }
         let sources = self.sockets.len() + 1;
         let before = self.counters.rx_packets;
         let mut polled = 0;
-        for turn in 0..sources {
-            let source = (self.next_source + turn) % sources;
+        for step in 0..sources {
+            let source = (self.next_source + step) % sources;
             polled += if source < self.sockets.len() {
                 if self.shared.busy_polls() && self.sockets[source].rx.available(1) == 0 {
                     self.counters.system_calls += 1;
-                    receive_nothing(self.sockets[source].fd.as_fd());
+                    kick_rx(self.sockets[source].fd.as_fd());
                 }
                 self.poll_socket(source, spaces, out, budget - polled)
             } else {
-                self.poll_groups(spaces, out, budget - polled)
+                self.poll_packet_socket(spaces, out, budget - polled)
             };
         }
         self.next_source = (self.next_source + 1) % sources;
@@ -565,7 +568,7 @@ impl DeviceQueue for XdpQueue {
                 for socket in &self.sockets {
                     if socket.fill.needs_wakeup() {
                         self.counters.system_calls += 1;
-                        receive_nothing(socket.fd.as_fd());
+                        kick_rx(socket.fd.as_fd());
                     }
                 }
             }
@@ -600,7 +603,7 @@ impl DeviceQueue for XdpQueue {
             return Ok(Armed::Work);
         }
         self.sleeps = self.sleeps.wrapping_add(1);
-        if self.sleeps.is_multiple_of(SLEEPS_PER_LOOK) {
+        if self.sleeps.is_multiple_of(SLEEPS_PER_READ) {
             self.count_kernel_drops();
         }
         self.counters.system_calls += 1;
@@ -623,7 +626,7 @@ impl DeviceQueue for XdpQueue {
                 buffers.push(chunk as u32 * self.chunk_bytes);
             }
         }
-        self.group_buffers.clear();
+        self.packet_socket_buffers.clear();
         self.done.extend(self.in_flight.take_all().into_iter().map(Completion::returned));
         self.unsent = false;
         self.kernel_drops = 0;

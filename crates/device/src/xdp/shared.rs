@@ -1,4 +1,4 @@
-//! What the control part and the queue share: sockets to bind, the memory, and the steering.
+//! What the control part and the queue share: sockets to bind, the memory, and the attached_program.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towpath_memory::Mapping;
 
-use super::groups::{GroupRing, PacketSocket};
+use super::attached_program::AttachedProgram;
+use super::packet_socket::{PacketRing, PacketSocket};
 use super::socket::{self, Binding, Umem, XdpSocket};
-use super::steering::Steering;
 use crate::dma::{Dma, DmaError};
 
-/// Sockets for later resets, for a server that may not create any by then.
+/// The number of resets for which the device keeps unbound sockets: a server without CAP_NET_RAW
+/// cannot create more.
 pub(super) const SPARE_RESETS: usize = 4;
 
 /// The properties of a device that hold for as long as it is open.
@@ -31,7 +32,7 @@ pub(super) struct Properties {
 /// The shared part of a device.
 pub(super) struct Shared {
     properties: Properties,
-    pub(super) steering: Mutex<Steering>,
+    pub(super) attached_program: Mutex<AttachedProgram>,
     /// The packet socket; `None` for a device that leaves the kernel no packet.
     packet_socket: Option<Arc<PacketSocket>>,
     /// Sockets that are not bound yet.
@@ -46,21 +47,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     pub(super) fn new(
         properties: Properties,
-        steering: Steering,
+        attached_program: AttachedProgram,
         packet_socket: Option<PacketSocket>,
         unbound: Vec<OwnedFd>,
     ) -> Shared {
         Shared {
             properties,
-            steering: Mutex::new(steering),
+            attached_program: Mutex::new(attached_program),
             packet_socket: packet_socket.map(Arc::new),
             unbound: Mutex::new(unbound),
             umem: Mutex::new(None),
         }
     }
 
-    pub(super) fn steering(&self) -> MutexGuard<'_, Steering> {
-        lock(&self.steering)
+    pub(super) fn attached_program(&self) -> MutexGuard<'_, AttachedProgram> {
+        lock(&self.attached_program)
     }
 
     pub(super) fn packet_socket(&self) -> Option<&PacketSocket> {
@@ -93,23 +94,24 @@ impl Shared {
         self.properties.binding.spans
     }
 
-    pub(super) fn group_ring(&self) -> io::Result<Option<GroupRing>> {
-        self.packet_socket.clone().map(GroupRing::map).transpose()
+    pub(super) fn packet_ring(&self) -> io::Result<Option<PacketRing>> {
+        self.packet_socket.clone().map(PacketRing::map).transpose()
     }
 
     /// Binds one socket per hardware queue to the registered memory, and lets packets in.
     pub(super) fn bind(&self) -> io::Result<Vec<XdpSocket>> {
         let umem = self.umem().ok_or_else(|| io::Error::other("the device has no memory yet"))?;
         let Properties { binding, queues, .. } = self.properties;
-        let mut sockets = vec![XdpSocket::first(self.unbound()?, &umem, binding, 0)?];
+        let first = XdpSocket::first(self.unbound()?, &umem, binding, 0);
+        let mut sockets = vec![first.map_err(|cause| locked(cause, umem.memory.len()))?];
         for queue in 1..queues {
             let first = sockets[0].fd.as_fd();
             let another = XdpSocket::another(self.unbound()?, first, binding.index, queue)?;
             sockets.push(another);
         }
-        let steering = self.steering();
+        let attached_program = self.attached_program();
         for (queue, socket) in (0..).zip(&sockets) {
-            steering.set_socket(queue, socket.fd.as_fd())?;
+            attached_program.set_socket(queue, socket.fd.as_fd())?;
         }
         Ok(sockets)
     }
@@ -120,6 +122,20 @@ impl Shared {
         let kept = lock(&self.unbound).pop();
         kept.map_or_else(|| socket::create(self.properties.busy_poll), Ok)
     }
+}
+
+/// Names the limit that memory of so many bytes exceeds.
+fn locked(cause: io::Error, bytes: usize) -> io::Error {
+    if cause.raw_os_error() != Some(libc::ENOBUFS) {
+        return cause;
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let limit = limit.map_or("unlimited".to_owned(), |limit| format!("{} KiB", limit >> 10));
+    io::Error::other(format!(
+        "its memory of {} KiB exceeds the limit of locked memory, {limit} for all processes of this \
+         user; raise the limit (ulimit -l, LimitMEMLOCK=)",
+        bytes >> 10
+    ))
 }
 
 /// The memory of an AF_XDP device is registered once, with its sockets (`XDP_UMEM_REG`). It cannot

@@ -36,14 +36,14 @@ const SO_BUSY_POLL_BUDGET: i32 = 70;
 const BUSY_POLL_US: i32 = 20;
 const BUSY_POLL_PACKETS: i32 = 64;
 
-/// After its socket is closed, the kernel frees a hardware queue a moment later, and until then
-/// refuses another socket with EBUSY.
-const BUSY_PATIENCE: Duration = Duration::from_millis(500);
-const BUSY_PAUSE: Duration = Duration::from_millis(1);
+/// After a socket is closed, the kernel frees its hardware queue and its locked memory a moment
+/// later. Until then it refuses another socket with EBUSY, and memory with ENOBUFS.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
+const RELEASE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Whether the device reads and writes the registered memory itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Copying {
+pub enum CopyMode {
     /// The driver works without copies if it can, and else the kernel copies.
     #[default]
     Auto,
@@ -57,7 +57,7 @@ pub enum Copying {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Binding {
     pub(super) index: u32,
-    pub(super) copying: Copying,
+    pub(super) copying: CopyMode,
     /// `true` for packets that span several buffers (`XDP_USE_SG`, Linux 6.6).
     pub(super) spans: bool,
 }
@@ -84,7 +84,7 @@ impl Umem {
             flags: XdpUmemRegFlags::empty(),
             tx_metadata_len: 0,
         };
-        Ok(sockopt::set_xdp_umem_reg(socket, registration)?)
+        when_released(|| sockopt::set_xdp_umem_reg(socket, registration))
     }
 }
 
@@ -143,19 +143,16 @@ impl XdpSocket {
             let copy = SocketAddrXdpFlags::XDP_COPY;
             let zero_copy = SocketAddrXdpFlags::XDP_ZEROCOPY;
             match binding.copying {
-                Copying::Copy => bind(|| rustix::net::bind(fd, &address(copy))),
-                Copying::ZeroCopy => {
-                    bind(|| rustix::net::bind(fd, &address(zero_copy))).map_err(|cause| match cause
-                        .raw_os_error()
-                    {
+                CopyMode::Copy => when_released(|| rustix::net::bind(fd, &address(copy))),
+                CopyMode::ZeroCopy => when_released(|| rustix::net::bind(fd, &address(zero_copy)))
+                    .map_err(|cause| match cause.raw_os_error() {
                         Some(libc::EOPNOTSUPP | libc::EINVAL) => {
                             io::Error::other("the driver has no zero-copy; leave zero-copy out")
                         }
                         _ => cause,
-                    })
-                }
-                Copying::Auto => bind(|| rustix::net::bind(fd, &address(zero_copy)))
-                    .or_else(|_| bind(|| rustix::net::bind(fd, &address(copy)))),
+                    }),
+                CopyMode::Auto => when_released(|| rustix::net::bind(fd, &address(zero_copy)))
+                    .or_else(|_| when_released(|| rustix::net::bind(fd, &address(copy)))),
             }
         })
     }
@@ -170,7 +167,7 @@ impl XdpSocket {
         XdpSocket::with_rings(fd, |fd| {
             let addr = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, index, queue);
             let address = SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: first };
-            bind(|| rustix::net::bind(fd, &address))
+            when_released(|| rustix::net::bind(fd, &address))
         })
     }
 
@@ -198,12 +195,14 @@ impl XdpSocket {
     }
 }
 
-/// Binds, and waits while the kernel still frees the hardware queue of an earlier socket.
-fn bind(mut attempt: impl FnMut() -> Result<(), Errno>) -> io::Result<()> {
-    let deadline = Instant::now() + BUSY_PATIENCE;
+/// Repeats an attempt while the kernel still frees what an earlier socket held.
+fn when_released(mut attempt: impl FnMut() -> Result<(), Errno>) -> io::Result<()> {
+    let deadline = Instant::now() + RELEASE_TIMEOUT;
     loop {
         match attempt() {
-            Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(BUSY_PAUSE),
+            Err(Errno::BUSY | Errno::NOBUFS) if Instant::now() < deadline => {
+                std::thread::sleep(RELEASE_PAUSE);
+            }
             outcome => return Ok(outcome?),
         }
     }

@@ -20,7 +20,8 @@ impl PacketSocket {
         let all = (libc::ETH_P_ALL as u16).to_be();
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: the call takes no pointers, and the code checks the result before it owns it.
-        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, i32::from(all)) };
+        // Protocol 0: without it, packets of other interfaces come in before the socket is bound.
+        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }

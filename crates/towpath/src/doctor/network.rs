@@ -118,19 +118,19 @@ fn tap(own: CapabilitySet, ways: &mut Vec<String>) -> Finding {
 
 fn xdp(own: CapabilitySet) -> Finding {
     let (socket, map) = (probe::xdp_socket(), probe::xdp_map());
-    let needed = "CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF of the host itself";
+    let needed = "CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON of the host itself";
     match (socket, map) {
         (Ok(()), Ok(())) if own.contains(CapabilitySet::NET_ADMIN) => Finding::new(
             "AF_XDP",
             Standing::Ok,
             "sockets and their maps can be made",
-            "not used yet: there is no AF_XDP driver so far",
+            "towpath serve --device xdp:INTERFACE can share an interface with the kernel",
         ),
         (Err(Errno::AFNOSUPPORT), _) => Finding::new(
             "AF_XDP",
             Standing::Missing,
             "this kernel has none",
-            "nothing: there is no AF_XDP driver so far",
+            "no towpath serve --device xdp:INTERFACE; TAP devices work without it",
         )
         .remedy("a kernel with CONFIG_XDP_SOCKETS"),
         (socket, map) => {
@@ -142,7 +142,7 @@ fn xdp(own: CapabilitySet) -> Finding {
                 "AF_XDP",
                 Standing::Limited,
                 format!("{}; {}", refused("socket", socket), refused("map", map)),
-                format!("not used yet: no AF_XDP driver so far; it will need {needed}"),
+                format!("towpath serve --device xdp:INTERFACE needs {needed}"),
             )
             .remedy("start the server as root or from a unit with AmbientCapabilities=")
         }

@@ -1,7 +1,7 @@
 //! Opens the device to serve, and determines the networks of its applications.
 #![forbid(unsafe_code)]
 
-mod kernels;
+mod host;
 mod tap;
 
 use towpath_device::Device;
@@ -10,7 +10,7 @@ use towpath_netlink::Netlink;
 use towpath_server::Subnets;
 
 use super::settings::Settings;
-use super::values::{Driver, Served};
+use super::values::{DeviceSpec, Driver};
 use crate::failure::Failure;
 
 /// The driver of a TAP interface, as rtnetlink names it.
@@ -24,19 +24,23 @@ pub(super) struct Opened {
 }
 
 /// Opens the device.
-pub(super) fn open(served: &Served, settings: &Settings) -> Result<Opened, Failure> {
+pub(super) fn open(served: &DeviceSpec, settings: &Settings) -> Result<Opened, Failure> {
     let name = &served.interface;
     match &served.driver {
         Driver::Tap => open_tap(name, settings),
-        Driver::Xdp(options) => kernels::open(options, settings),
+        Driver::Xdp(options) => host::open(options, settings),
         Driver::Auto => {
-            let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
+            let refused = |error: towpath_netlink::Error| {
+                Failure::new(format!(
+                    "{error}; ip link shows the interfaces of this network namespace"
+                ))
+            };
             let link = Netlink::open().and_then(|mut kernel| kernel.link(name)).map_err(refused)?;
             if link.kind.as_deref() == Some(TAP_KIND) {
                 return open_tap(name, settings);
             }
             let options = xdp::Options { interface: name.to_string(), ..Default::default() };
-            kernels::open(&options, settings)
+            host::open(&options, settings)
         }
     }
 }

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use towpath_server::{Config, Policy, Setting};
 
 use super::values::{
-    Assignment, Driver, Fault, Group, Identity, Lease, Served, Subnet, User, Wait, limit, subnets,
+    Assignment, DeviceSpec, Driver, Fault, Group, Identity, Lease, Subnet, User, Wait, limit,
+    subnets,
 };
 use crate::failure::{Failure, says};
 use crate::number::Number;
@@ -41,7 +42,7 @@ pub(crate) struct Settings {
     /// copy, zero-copy, busy-poll, exclusive. auto: TAP for a TAP interface, xdp for any other
     #[arg(long, value_name = "DRIVER:INTERFACE")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) device: Option<Served>,
+    pub(crate) device: Option<DeviceSpec>,
     /// The kernel's own address on a TAP interface; applications get addresses from the same
     /// network; at most one for IPv4 and one for IPv6
     #[arg(long, value_name = "ADDRESS/BITS")]
@@ -52,9 +53,9 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "GATEWAY/BITS")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) subnet: Vec<Subnet>,
-    /// Addresses for applications: a block, or the first and the last address; all of the network by
-    /// default. With xdp, the interface's own network, or else that of --subnet; give only addresses
-    /// that no other host has. At most one range for IPv4 and one for IPv6
+    /// Range of addresses for applications, which no other host may have. tap: by default the whole
+    /// network. xdp: inside of the interface's network, or of that of --subnet; one of the two
+    /// options is required. At most one range per address family
     #[arg(long, value_name = "ADDRESS/BITS|FIRST-LAST")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) lease: Vec<Lease>,
@@ -258,7 +259,7 @@ impl Settings {
     }
 
     /// Returns `true` if the interface is, or may be, one that the kernel keeps.
-    fn is_the_kernels(&self) -> bool {
+    fn uses_host_interface(&self) -> bool {
         self.device.as_ref().is_some_and(|served| served.driver != Driver::Tap)
     }
 
@@ -286,7 +287,7 @@ impl Settings {
         config.subnets = subnets(&given)
             .map_err(|text| Failure::usage(format!("--address and --subnet: {text}")))?;
         // A kernel's interface has networks of its own.
-        if !self.is_the_kernels() || !given.is_empty() {
+        if !self.uses_host_interface() || !given.is_empty() {
             limit(&mut config.subnets, &self.lease)
                 .map_err(|text| Failure::usage(format!("--lease: {text}")))?;
         }

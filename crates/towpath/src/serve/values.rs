@@ -83,7 +83,7 @@ impl Deref for InterfaceName {
 
 /// The device to serve: a driver, an interface, and options of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Served {
+pub(crate) struct DeviceSpec {
     text: String,
     pub(crate) driver: Driver,
     pub(crate) interface: InterfaceName,
@@ -100,10 +100,10 @@ pub(crate) enum Driver {
     Auto,
 }
 
-impl FromStr for Served {
+impl FromStr for DeviceSpec {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Served, String> {
+    fn from_str(text: &str) -> Result<DeviceSpec, String> {
         let bad = || format!("{text:?} is not tap:NAME, xdp:INTERFACE or auto:INTERFACE");
         let (driver, rest) = text.split_once(':').ok_or_else(bad)?;
         let mut parts = rest.split(',');
@@ -113,9 +113,12 @@ impl FromStr for Served {
             "xdp" => {
                 let mut options =
                     xdp::Options { interface: interface.to_string(), ..Default::default() };
+                let mut given = Vec::new();
                 for part in parts.by_ref() {
                     set_option(&mut options, part)?;
+                    given.push(part);
                 }
+                check_options(&given)?;
                 Driver::Xdp(options)
             }
             "auto" => Driver::Auto,
@@ -123,9 +126,21 @@ impl FromStr for Served {
         };
         match parts.next() {
             Some(option) => Err(format!("{option:?}: only xdp has options")),
-            None => Ok(Served { text: text.to_owned(), driver, interface }),
+            None => Ok(DeviceSpec { text: text.to_owned(), driver, interface }),
         }
     }
+}
+
+/// Checks the options of the AF_XDP driver against each other.
+fn check_options(given: &[&str]) -> Result<(), String> {
+    let has = |option: &str| given.contains(&option);
+    if given.iter().filter(|option| option.starts_with("mode=")).count() > 1 {
+        return Err("xdp has one mode; give mode= once".to_owned());
+    }
+    if has("zero-copy") && (has("copy") || has("mode=generic")) {
+        return Err("zero-copy contradicts copy and mode=generic; leave one of them out".to_owned());
+    }
+    Ok(())
 }
 
 /// Sets an option of the AF_XDP driver.
@@ -134,8 +149,8 @@ fn set_option(options: &mut xdp::Options, text: &str) -> Result<(), String> {
         "mode=auto" => options.mode = xdp::Mode::Auto,
         "mode=native" => options.mode = xdp::Mode::Native,
         "mode=generic" => options.mode = xdp::Mode::Generic,
-        "copy" => options.copying = xdp::Copying::Copy,
-        "zero-copy" => options.copying = xdp::Copying::ZeroCopy,
+        "copy" => options.copying = xdp::CopyMode::Copy,
+        "zero-copy" => options.copying = xdp::CopyMode::ZeroCopy,
         "busy-poll" => options.busy_poll = true,
         "exclusive" => options.exclusive = true,
         _ => {
@@ -148,13 +163,13 @@ fn set_option(options: &mut xdp::Options, text: &str) -> Result<(), String> {
     Ok(())
 }
 
-impl fmt::Display for Served {
+impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-as_text!(Served, "a driver and an interface, such as \"tap:tap0\"");
+as_text!(DeviceSpec, "a driver and an interface, such as \"tap:tap0\"");
 
 /// Addresses for applications: the first and the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,7 +196,7 @@ impl FromStr for Lease {
             let prefix: Prefix = text.parse().map_err(|_| bad())?;
             let network = prefix.network();
             if network.address() != prefix.address() {
-                return Err(format!("{text:?} is no block of addresses; {network} is one"));
+                return Err(format!("{text:?} has host bits; write {network}"));
             }
             (network.address(), last_of(network))
         } else {
@@ -189,6 +204,13 @@ impl FromStr for Lease {
         };
         if first.is_ipv4() != last.is_ipv4() || first > last {
             return Err(bad());
+        }
+        let is_no_hosts = match (first, last) {
+            (IpAddr::V6(first), _) if first.is_unicast_link_local() => true,
+            _ => last.is_multicast() || first.is_loopback(),
+        };
+        if is_no_hosts {
+            return Err(format!("{text} has no addresses for hosts of a network"));
         }
         Ok(Lease { text: text.to_owned(), first, last })
     }
@@ -348,7 +370,7 @@ pub(crate) fn limit(subnets: &mut Subnets, leases: &[Lease]) -> Result<(), Strin
             _ => false,
         };
         if twice {
-            return Err("one range for IPv4 and one for IPv6 are possible".to_owned());
+            return Err("at most one range per address family".to_owned());
         }
     }
     Ok(())
@@ -358,12 +380,12 @@ fn inside(lease: &Lease, network: Result<Prefix, towpath_netlink::Error>) -> Res
     let network = network.map_err(|error| error.to_string())?.network();
     match network.contains(lease.first) && network.contains(lease.last) {
         true => Ok(()),
-        false => Err(format!("{lease} is not in the network {network}")),
+        false => Err(format!("{lease} is not in the network {network}; choose addresses of it")),
     }
 }
 
 fn outside(lease: &Lease) -> String {
-    format!("{lease} is in no network of the device")
+    format!("{lease} is in no network of the device; give the network with --address or --subnet")
 }
 
 /// A user, by name or number.
@@ -537,9 +559,10 @@ mod tests {
     #[test]
     fn a_device_is_a_driver_and_an_interface() {
         for good in ["tap:tap0", "auto:eth0", "xdp:eth0", "xdp:eth0,mode=native,copy,busy-poll"] {
-            assert_eq!(good.parse::<Served>().unwrap().to_string(), good);
+            assert_eq!(good.parse::<DeviceSpec>().unwrap().to_string(), good);
         }
-        let Driver::Xdp(options) = "xdp:a,mode=generic,exclusive".parse::<Served>().unwrap().driver
+        let Driver::Xdp(options) =
+            "xdp:a,mode=generic,exclusive".parse::<DeviceSpec>().unwrap().driver
         else {
             panic!("another driver");
         };
@@ -552,8 +575,11 @@ mod tests {
             ("xdp:a/b", "no slash"),
             ("xdp:eth0,fast", "zero-copy"),
             ("tap:tap0,copy", "only xdp has options"),
+            ("xdp:a,copy,zero-copy", "contradicts"),
+            ("xdp:a,mode=generic,zero-copy", "contradicts"),
+            ("xdp:a,mode=generic,mode=native", "mode= once"),
         ] {
-            let error = bad.parse::<Served>().unwrap_err();
+            let error = bad.parse::<DeviceSpec>().unwrap_err();
             assert!(error.contains(part), "{bad}: {error}");
         }
     }
@@ -568,9 +594,17 @@ mod tests {
         assert_eq!(range("192.0.2.7"), "192.0.2.7 192.0.2.7");
         assert_eq!(range("192.0.2.7-192.0.2.9"), "192.0.2.7 192.0.2.9");
         assert_eq!(range("2001:db8::100/120"), "2001:db8::100 2001:db8::1ff");
-        assert_eq!(range("0.0.0.0/0"), "0.0.0.0 255.255.255.255");
-        for bad in ["", "x", "192.0.2.65/28", "192.0.2.9-192.0.2.7", "192.0.2.7-::1", "1.2.3.4/33"]
-        {
+        assert_eq!(range("0.0.0.0/1"), "0.0.0.0 127.255.255.255");
+        for bad in [
+            "",
+            "x",
+            "192.0.2.65/28",
+            "192.0.2.9-192.0.2.7",
+            "192.0.2.7-::1",
+            "1.2.3.4/33",
+            "fe80::1/124",
+            "224.0.0.1",
+        ] {
             assert!(bad.parse::<Lease>().is_err(), "{bad}");
         }
         let networks = ["192.0.2.1/24", "2001:db8::1/64"].map(|one| one.parse().unwrap());

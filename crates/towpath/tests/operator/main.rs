@@ -1,10 +1,10 @@
 //! The command as an operator uses it: servers started, inspected, captured from, bridged, ended
 //! and killed, in network namespaces of their own, as root and as an ordinary user.
 
+mod beside_the_kernel;
 mod capturing;
 mod completing;
 mod counters;
-mod kernels;
 mod manual;
 mod networks;
 mod refusals;

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use towpath_testkit::{User, Users};
 
 /// The time limit of operations that should take no time.
-pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const LIMIT: Duration = Duration::from_secs(40);
 
 /// Environment variables that would change the output: its amount, width and colours, and the
 /// service manager.

@@ -58,14 +58,14 @@ const QUOTED: i16 = PACKET - FIELDS_BYTES as i16;
 /// The hardware queue.
 const QUEUE: i16 = QUOTED - 8;
 /// 1 if the packet quotes another one.
-const QUOTES: i16 = QUOTED - 4;
+const HAS_QUOTED: i16 = QUOTED - 4;
 /// 1 for an IPv6 fragment.
 const IS_FRAGMENT: i16 = QUOTED - 12;
-/// The offset of an IPv6 extension header. Not at a multiple of 8: there the verifier would follow
-/// each value, and check the rest of the program for each of them.
-const AT: i16 = QUOTED - 14;
+/// The offset of an IPv6 extension header. Not 8-byte aligned: at an aligned slot the verifier tracks
+/// each value, and checks the rest of the program once per value.
+const EXTENSION_OFFSET: i16 = QUOTED - 14;
 /// An index into a map of one entry.
-const ZERO: i16 = QUOTED - 24;
+const ZERO_INDEX: i16 = QUOTED - 24;
 
 const MAX_EXTENSION_HEADERS: usize = towpath_packet::headers::MAX_EXTENSION_HEADERS;
 /// Above the sum of the headers before the transport header, and in the verifier's reach.
@@ -76,7 +76,7 @@ pub(super) fn assemble(maps: MapFds, spans: bool) -> Result<Vec<Instruction>, As
     let mut asm = Assembler::default();
     let labels = Labels {
         pass: asm.label(),
-        hit: asm.label(),
+        matched: asm.label(),
         search: asm.label(),
         ipv6: asm.label(),
         ports: asm.label(),
@@ -95,7 +95,7 @@ pub(super) fn assemble(maps: MapFds, spans: bool) -> Result<Vec<Instruction>, As
 #[derive(Clone, Copy)]
 struct Labels {
     pass: Label,
-    hit: Label,
+    matched: Label,
     /// All fields that the packet has are known.
     search: Label,
     ipv6: Label,
@@ -128,8 +128,8 @@ impl Program {
         }
         asm.load(Size::Word, Reg::R1, Reg::R6, RX_QUEUE);
         asm.store(Size::Word, Reg::R10, QUEUE, Reg::R1);
-        asm.store_number(Size::Word, Reg::R10, ZERO, 0);
-        lookup(asm, self.maps.masks, ZERO);
+        asm.store_number(Size::Word, Reg::R10, ZERO_INDEX, 0);
+        lookup(asm, self.maps.masks, ZERO_INDEX);
         asm.jump_if(Op::Equal, Reg::R0, 0, pass);
         asm.load(Size::Word, Reg::R1, Reg::R0, 0);
         asm.jump_if(Op::Equal, Reg::R1, 0, pass);
@@ -145,7 +145,7 @@ impl Program {
         for at in (0..FIELDS_BYTES as i16).step_by(8) {
             asm.store_number(Size::Double, Reg::R10, PACKET + at, 0);
         }
-        asm.store_number(Size::Word, Reg::R10, QUOTES, 0);
+        asm.store_number(Size::Word, Reg::R10, HAS_QUOTED, 0);
         asm.load(Size::Word, Reg::R1, Reg::R7, 0);
         asm.store(Size::Word, Reg::R10, PACKET + MAC as i16, Reg::R1);
         asm.load(Size::Half, Reg::R1, Reg::R7, 4);
@@ -254,7 +254,7 @@ impl Program {
         asm.store(Size::Half, Reg::R10, QUOTED + ETHERTYPE as i16, Reg::R0);
         asm.store(Size::Byte, Reg::R10, QUOTED + PROTOCOL as i16, Reg::R4);
         asm.store_number(Size::Byte, Reg::R10, QUOTED + HAS as i16, has.into());
-        asm.store_number(Size::Word, Reg::R10, QUOTES, 1);
+        asm.store_number(Size::Word, Reg::R10, HAS_QUOTED, 1);
     }
 
     /// Fills in the ports of the quoted packet, whose transport header begins R1 bytes behind R7.
@@ -329,7 +329,7 @@ impl Program {
         let (asm, Labels { search, .. }) = (&mut self.asm, self.labels);
         let (stop, done) = (asm.label(), asm.label());
         asm.store_number(Size::Byte, Reg::R10, IS_FRAGMENT, 0);
-        asm.store_number(Size::Half, Reg::R10, AT, 40);
+        asm.store_number(Size::Half, Reg::R10, EXTENSION_OFFSET, 40);
         for _ in 0..MAX_EXTENSION_HEADERS {
             load_offset(asm, Reg::R1);
             asm.copy(Reg::R5, Reg::R9);
@@ -358,7 +358,7 @@ impl Program {
             asm.jump_if_reg(Op::Above, Reg::R3, Reg::R5, stop);
             asm.op_reg(Op::Sub, Reg::R5, Reg::R3);
             asm.op_reg(Op::Add, Reg::R1, Reg::R3);
-            asm.store(Size::Half, Reg::R10, AT, Reg::R1);
+            asm.store(Size::Half, Reg::R10, EXTENSION_OFFSET, Reg::R1);
             // R0: the next header.
             asm.load(Size::Byte, Reg::R0, Reg::R2, 0);
             let (next, one_packet) = (asm.label(), asm.label());
@@ -430,16 +430,16 @@ impl Program {
 
     /// Looks the packet's fields up with each mask, and then those of the quoted packet.
     fn search(&mut self) {
-        let Labels { pass, hit, search, .. } = self.labels;
+        let Labels { pass, matched, search, .. } = self.labels;
         self.asm.place(search);
-        self.search_for(PACKET, hit);
-        self.asm.load(Size::Word, Reg::R1, Reg::R10, QUOTES);
+        self.search_for(PACKET, matched);
+        self.asm.load(Size::Word, Reg::R1, Reg::R10, HAS_QUOTED);
         self.asm.jump_if(Op::Equal, Reg::R1, 0, pass);
-        self.search_for(QUOTED, hit);
+        self.search_for(QUOTED, matched);
     }
 
     /// Looks fields up with each mask. R7: the mask's number, R9: the mask.
-    fn search_for(&mut self, fields: i16, hit: Label) {
+    fn search_for(&mut self, fields: i16, matched: Label) {
         let asm = &mut self.asm;
         let (again, next, end) = (asm.label(), asm.label(), asm.label());
         asm.load(Size::Word, Reg::R8, Reg::R6, 0);
@@ -460,7 +460,7 @@ impl Program {
         asm.store(Size::Word, Reg::R10, number, Reg::R7);
         asm.store_number(Size::Word, Reg::R10, number + 4, 0);
         lookup(asm, self.maps.flows, LOOKUP_KEY);
-        asm.jump_if(Op::NotEqual, Reg::R0, 0, hit);
+        asm.jump_if(Op::NotEqual, Reg::R0, 0, matched);
         asm.place(next);
         asm.op(Op::Add, Reg::R9, MASK_BYTES as i32);
         asm.op(Op::Add, Reg::R7, 1);
@@ -470,12 +470,12 @@ impl Program {
 
     /// The verdicts.
     fn end(&mut self) {
-        let (asm, Labels { pass, hit, .. }) = (&mut self.asm, self.labels);
+        let (asm, Labels { pass, matched, .. }) = (&mut self.asm, self.labels);
         let (no_socket, dropped) = (asm.label(), asm.label());
         asm.place(pass);
         asm.set(Reg::R0, PASS);
         asm.exit();
-        asm.place(hit);
+        asm.place(matched);
         asm.load(Size::Word, Reg::R2, Reg::R10, QUEUE);
         asm.load_map(Reg::R1, self.maps.sockets);
         asm.set(Reg::R3, DROP);
@@ -483,7 +483,7 @@ impl Program {
         asm.jump_if(Op::NotEqual, Reg::R0, REDIRECT, no_socket);
         asm.exit();
         asm.place(no_socket);
-        lookup(asm, self.maps.counters, ZERO);
+        lookup(asm, self.maps.counters, ZERO_INDEX);
         asm.jump_if(Op::Equal, Reg::R0, 0, dropped);
         asm.set(Reg::R1, 1);
         asm.add_to_memory(Reg::R0, 0, Reg::R1);
@@ -527,7 +527,7 @@ fn load16(asm: &mut Assembler, to: Reg, address: Reg, offset: i16) {
 
 /// Loads the offset of an IPv6 extension header.
 fn load_offset(asm: &mut Assembler, to: Reg) {
-    asm.load(Size::Half, to, Reg::R10, AT);
+    asm.load(Size::Half, to, Reg::R10, EXTENSION_OFFSET);
     asm.op(Op::And, to, MAX_OFFSET);
 }
 

@@ -37,9 +37,9 @@ const KEEP: u32 = u32::MAX;
 pub(super) struct PacketSocket {
     fd: OwnedFd,
     index: u32,
-    frame_bytes: u32,
-    /// The number of frames in the ring, each for one packet.
-    frames: u32,
+    slot_bytes: u32,
+    /// The number of slots in the ring, each for one packet.
+    slots: u32,
 }
 
 /// What the socket copies.
@@ -114,10 +114,10 @@ impl PacketSocket {
             SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
             None,
         )?;
-        let frame_bytes = (frame_bytes + BEFORE_PACKET_BYTES).next_power_of_two() as u32;
-        let frames = RING_BYTES / frame_bytes;
-        let socket = PacketSocket { fd, index, frame_bytes, frames };
-        socket.copy(&Wanted::default())?;
+        let slot_bytes = (frame_bytes + BEFORE_PACKET_BYTES).next_power_of_two() as u32;
+        let slots = RING_BYTES / slot_bytes;
+        let socket = PacketSocket { fd, index, slot_bytes, slots };
+        socket.set_filter(&Wanted::default())?;
         set(
             &socket.fd,
             libc::SOL_PACKET,
@@ -126,12 +126,12 @@ impl PacketSocket {
         )?;
         set(&socket.fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
         set(&socket.fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)?;
-        let block_bytes = frame_bytes.max(BLOCK_BYTES);
+        let block_bytes = slot_bytes.max(BLOCK_BYTES);
         let ring = tpacket_req {
             tp_block_size: block_bytes,
             tp_block_nr: RING_BYTES / block_bytes,
-            tp_frame_size: frame_bytes,
-            tp_frame_nr: frames,
+            tp_frame_size: slot_bytes,
+            tp_frame_nr: slots,
         };
         option(socket.fd.as_fd(), libc::SOL_PACKET, libc::PACKET_RX_RING, &ring)?;
         socket.bind()?;
@@ -151,7 +151,7 @@ impl PacketSocket {
     }
 
     /// Copies the wanted packets from now on.
-    pub(super) fn copy(&self, wanted: &Wanted) -> io::Result<()> {
+    pub(super) fn set_filter(&self, wanted: &Wanted) -> io::Result<()> {
         let mut program = wanted.program();
         let length = u16::try_from(program.len()).map_err(|_| io::ErrorKind::StorageFull)?;
         let program = sock_fprog { len: length, filter: program.as_mut_ptr() };
@@ -222,21 +222,21 @@ pub(super) struct Copied<'a> {
 }
 
 /// The socket's ring, mapped for as long as this value lives.
-pub(super) struct GroupRing {
+pub(super) struct PacketRing {
     socket: Arc<PacketSocket>,
     map: NonNull<u8>,
     map_bytes: usize,
-    /// The frame that the kernel fills next.
+    /// The slot that the kernel fills next.
     next: u32,
 }
 
 // SAFETY: the ring has one owner in this process, which accesses the mapping through `&self` or
 // `&mut self`. The mapping does not depend on the thread.
-unsafe impl Send for GroupRing {}
+unsafe impl Send for PacketRing {}
 
-impl GroupRing {
+impl PacketRing {
     /// Maps the ring of a socket, which has no other mapping that reads it.
-    pub(super) fn map(socket: Arc<PacketSocket>) -> io::Result<GroupRing> {
+    pub(super) fn map(socket: Arc<PacketSocket>) -> io::Result<PacketRing> {
         let map_bytes = RING_BYTES as usize;
         // SAFETY: the kernel chooses a free range of addresses, so the call replaces no mapping.
         let map = unsafe {
@@ -250,36 +250,36 @@ impl GroupRing {
             )?
         };
         let map = NonNull::new(map.cast()).ok_or(io::ErrorKind::InvalidData)?;
-        let mut ring = GroupRing { socket, map, map_bytes, next: 0 };
+        let mut ring = PacketRing { socket, map, map_bytes, next: 0 };
         ring.catch_up();
         Ok(ring)
     }
 
     /// Moves to the oldest packet of a ring that an earlier mapping may have read in part.
     fn catch_up(&mut self) {
-        // The oldest packet is the first one behind a frame that is the kernel's.
-        let frames = self.socket.frames;
+        // The oldest packet is the first one after a slot that is the kernel's.
+        let slots = self.socket.slots;
         for wanted in [false, true] {
-            for _ in 0..frames {
+            for _ in 0..slots {
                 if self.is_ready() == wanted {
                     break;
                 }
-                self.next = (self.next + 1) % frames;
+                self.next = (self.next + 1) % slots;
             }
         }
     }
 
-    fn frame(&self) -> NonNull<u8> {
-        // SAFETY: `next` is below the number of frames in the mapping.
-        unsafe { self.map.add(self.next as usize * self.socket.frame_bytes as usize) }
+    fn slot(&self) -> NonNull<u8> {
+        // SAFETY: `next` is below the number of slots in the mapping.
+        unsafe { self.map.add(self.next as usize * self.socket.slot_bytes as usize) }
     }
 
-    /// Returns the status word of the next frame.
+    /// Returns the status word of the next slot.
     fn status(&self) -> &AtomicU32 {
         const _: () = assert!(std::mem::offset_of!(tpacket2_hdr, tp_status) == 0);
-        // SAFETY: a frame begins with the aligned status word; the kernel and this process access it
+        // SAFETY: a slot begins with the aligned status word; the kernel and this process access it
         // atomically.
-        unsafe { self.frame().cast().as_ref() }
+        unsafe { self.slot().cast().as_ref() }
     }
 
     /// Returns `true` if there is a packet.
@@ -288,18 +288,18 @@ impl GroupRing {
         self.status().load(Ordering::Acquire) & libc::TP_STATUS_USER != 0
     }
 
-    /// Returns the next packet, which stays until [`GroupRing::release`]. `None` if there is none;
+    /// Returns the next packet, which stays until [`PacketRing::release`]. `None` if there is none;
     /// an error for one to drop: cut off, or with metadata that does not fit.
     pub(super) fn next(&self) -> Option<Result<Copied<'_>, ()>> {
         let status = self.status().load(Ordering::Acquire);
         if status & libc::TP_STATUS_USER == 0 {
             return None;
         }
-        // SAFETY: the frame begins with this structure of integers, and is this process's until
+        // SAFETY: the slot begins with this structure of integers, and is this process's until
         // `release`.
-        let header = unsafe { self.frame().cast::<tpacket2_hdr>().read() };
+        let header = unsafe { self.slot().cast::<tpacket2_hdr>().read() };
         let (at, len) = (usize::from(header.tp_mac), header.tp_snaplen as usize);
-        let inside = at + len <= self.socket.frame_bytes as usize && at >= KERNEL_HEADER_BYTES;
+        let inside = at + len <= self.socket.slot_bytes as usize && at >= KERNEL_HEADER_BYTES;
         if header.tp_len != header.tp_snaplen || !inside {
             return Some(Err(()));
         }
@@ -307,7 +307,7 @@ impl GroupRing {
         // `release`, which takes `&mut self`.
         let bytes = unsafe {
             std::slice::from_raw_parts(
-                self.frame().add(at - KERNEL_HEADER_BYTES).as_ptr(),
+                self.slot().add(at - KERNEL_HEADER_BYTES).as_ptr(),
                 KERNEL_HEADER_BYTES + len,
             )
         };
@@ -328,11 +328,11 @@ impl GroupRing {
         Some(Ok(Copied { bytes, meta, tag }))
     }
 
-    /// Gives the frame of the packet that [`GroupRing::next`] returned back to the kernel.
+    /// Gives the slot of the packet that [`PacketRing::next`] returned back to the kernel.
     pub(super) fn release(&mut self) {
         fence(Ordering::Release);
         self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
-        self.next = (self.next + 1) % self.socket.frames;
+        self.next = (self.next + 1) % self.socket.slots;
     }
 
     /// Returns the socket, which is readable while there are packets.
@@ -346,7 +346,7 @@ impl GroupRing {
     }
 }
 
-impl Drop for GroupRing {
+impl Drop for PacketRing {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's own, and no reference into it outlives the value.
         let _ = unsafe { rustix::mm::munmap(self.map.as_ptr().cast(), self.map_bytes) };

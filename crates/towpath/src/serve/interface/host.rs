@@ -18,8 +18,8 @@ pub(super) fn open(options: &Options, settings: &Settings) -> Result<Opened, Fai
     let not_ours = [("--address", !settings.address.is_empty()), ("--mtu", settings.mtu.is_some())];
     if let Some((option, _)) = not_ours.iter().find(|(_, given)| *given) {
         return Err(Failure::usage(format!(
-            "{option} is for TAP interfaces: {name} keeps its addresses and its MTU; for \
-             applications give --lease"
+            "{option} is for TAP interfaces: {name} keeps its addresses and its MTU; to \
+             give addresses to applications, use --lease"
         )));
     }
     if settings.lease.is_empty() && settings.subnet.is_empty() {
@@ -31,6 +31,11 @@ pub(super) fn open(options: &Options, settings: &Settings) -> Result<Opened, Fai
     let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
     let mut netlink = Netlink::open().map_err(refused)?;
     let link = netlink.link(name).map_err(|error| explain(error.into()))?;
+    if link.mac.is_none_or(|mac| mac == [0; 6]) {
+        return Err(Failure::new(format!(
+            "{name} is no Ethernet interface; choose one with a MAC address (ip link)"
+        )));
+    }
     if !link.up {
         return Err(Failure::new(format!("{name} is down; set it up: ip link set {name} up")));
     }
@@ -71,8 +76,8 @@ fn networks(
         };
         let prefix = addresses.iter().find(contains).map(|one| one.prefix).ok_or_else(|| {
             Failure::usage(format!(
-                "--lease {lease}: {} has no address in such a network; choose addresses of its \
-                 network (ip address show {}), or give the network's gateway with --subnet",
+                "--lease {lease}: {} has no address in the network of this whole range; choose \
+                 addresses of its network (ip address show {}), or give the network's gateway with --subnet",
                 link.name, link.name
             ))
         })?;
@@ -143,7 +148,10 @@ fn check_leases(
 fn explain(error: XdpError) -> Failure {
     let text = error.to_string();
     match error {
-        XdpError::NotPermitted { .. } | XdpError::NoSockets { .. } => Failure::unavailable(text),
+        XdpError::NotPermitted { .. } => Failure::unavailable(format!(
+            "{text}; start as root, with --user USER to drop these rights after the start"
+        )),
+        XdpError::NoSockets { .. } => Failure::unavailable(text),
         _ => Failure::new(text),
     }
 }

@@ -2,9 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -21,10 +22,19 @@ const FAR: [&str; 2] = ["192.0.2.200/24", "2001:db8::200/64"];
 const NEAR: [&str; 2] = ["192.0.2.1/24", "2001:db8::1/64"];
 const LEASES: [&str; 4] = ["--lease", "192.0.2.64/28", "--lease", "2001:db8::40/124"];
 
-/// The kernel counts locked memory by user, and one server may need all that this user may lock.
-fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// Returns a user for the servers of this process. The kernel counts locked memory by user, and one
+/// server may need all that a user may lock.
+fn user() -> String {
+    let id = 70_000 + std::process::id() % 100_000;
+    format!("{id}:{id}")
+}
+
+/// Makes a directory for the sockets of these servers.
+fn sockets() -> Directory {
+    let directory = Directory::new();
+    let path = directory.join("");
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
+    directory
 }
 
 /// Returns `true` if this user may attach XDP programs.
@@ -145,9 +155,9 @@ fn shared(mode: &str) {
     let far = wire(&FAR, &NEAR);
     let kernel = KernelTraffic::start(&far);
     kernel.goes_on();
-    let directory = Directory::new();
+    let (directory, user) = (sockets(), user());
     let device = format!("xdp:uplink,mode={mode}");
-    let mut arguments = vec!["--device", device.as_str()];
+    let mut arguments = vec!["--device", device.as_str(), "--user", user.as_str()];
     arguments.extend(LEASES);
     let mut server = serve(&directory, "s.sock", &arguments);
     let (network, ipv6) = attach(&server);
@@ -192,9 +202,8 @@ fn shared(mode: &str) {
 
 #[test]
 fn shared_natively() {
-    let _turn = alone();
     towpath_testkit::isolated!(|| {
-        if may_attach("kernels::shared_natively") {
+        if may_attach("beside_the_kernel::shared_natively") {
             shared("native");
         }
     });
@@ -202,9 +211,8 @@ fn shared_natively() {
 
 #[test]
 fn shared_generically() {
-    let _turn = alone();
     towpath_testkit::isolated!(|| {
-        if may_attach("kernels::shared_generically") {
+        if may_attach("beside_the_kernel::shared_generically") {
             shared("generic");
         }
     });
@@ -214,14 +222,13 @@ fn shared_generically() {
 /// server.
 #[test]
 fn the_interface_goes_down_and_vanishes() {
-    let _turn = alone();
     towpath_testkit::isolated!(|| {
-        if !may_attach("kernels::the_interface_goes_down_and_vanishes") {
+        if !may_attach("beside_the_kernel::the_interface_goes_down_and_vanishes") {
             return;
         }
         let far = wire(&FAR, &NEAR);
-        let directory = Directory::new();
-        let mut arguments = vec!["--device", "auto:uplink"];
+        let (directory, user) = (sockets(), user());
+        let mut arguments = vec!["--device", "auto:uplink", "--user", user.as_str()];
         arguments.extend(&LEASES[..2]);
         let mut server = serve(&directory, "s.sock", &arguments);
         let options = SessionLink::options("test");
@@ -243,19 +250,23 @@ fn the_interface_goes_down_and_vanishes() {
 
 #[test]
 fn what_cannot_be_is_refused_with_the_remedy() {
-    let _turn = alone();
     towpath_testkit::isolated!(|| {
-        if !may_attach("kernels::what_cannot_be_is_refused_with_the_remedy") {
+        if !may_attach("beside_the_kernel::what_cannot_be_is_refused_with_the_remedy") {
             return;
         }
         let _far = wire(&FAR, &NEAR);
         sh("ip link add low0 type veth peer name low1");
-        let directory = Directory::new();
+        let (directory, user) = (sockets(), user());
         let socket = directory.text("s.sock");
         let lease = ["--lease", "192.0.2.64/28"];
         let cases: [(&str, &[&str], i32, &str); 11] = [
             ("xdp:uplink", &[], 2, "--lease 192.0.2.64/28"),
-            ("xdp:uplink", &["--lease", "198.51.100.0/28"], 2, "no address in such a network"),
+            (
+                "xdp:uplink",
+                &["--lease", "198.51.100.0/28"],
+                2,
+                "no address in the network of this whole range",
+            ),
             ("xdp:uplink", &["--lease", "192.0.2.0/28"], 2, "192.0.2.1, which is uplink's"),
             ("xdp:uplink", &[lease[0], lease[1], "--mtu", "1400"], 2, "--mtu is for TAP"),
             (
@@ -273,6 +284,7 @@ fn what_cannot_be_is_refused_with_the_remedy() {
         ];
         for (device, arguments, status, part) in cases {
             let mut serve = towpath(&["serve", "--device", device, "--socket", &socket]);
+            serve.args(["--user", &user]);
             let said = fails(serve.args(arguments), status);
             assert!(said.contains(part), "{device} {arguments:?}: {said}");
             until_bare();

@@ -8,22 +8,25 @@ use towpath_bpf::{Error, Link, Program};
 use super::filter::FlowFilter;
 use crate::{Filter, FilterError};
 
+/// The Linux version from which AF_XDP sockets take packets in several buffers.
+const SPANNING_SINCE: (u32, u32) = (6, 6);
+
 /// The program, its maps, and its link to the interface, which goes when this value is dropped.
-pub(super) struct Steering {
+pub(super) struct AttachedProgram {
     filter: FlowFilter,
     link: Option<Link>,
 }
 
-impl Steering {
+impl AttachedProgram {
     /// Loads the program for so many hardware queues.
-    pub(super) fn new(queues: u32, exclusive: bool) -> Result<Steering, Error> {
+    pub(super) fn new(queues: u32, exclusive: bool) -> Result<AttachedProgram, Error> {
         let filter = if exclusive { FlowFilter::of_all(queues)? } else { FlowFilter::new(queues)? };
-        Ok(Steering { filter, link: None })
+        Ok(AttachedProgram { filter, link: None })
     }
 
-    /// Returns `true` if the kernel takes programs for packets in several buffers.
+    /// Returns `true` if the kernel hands over packets in several buffers.
     pub(super) fn spans(&self) -> bool {
-        self.filter.spans()
+        self.filter.spans() && kernel_spans()
     }
 
     pub(super) fn program(&self) -> &Program {
@@ -59,4 +62,12 @@ impl Steering {
     pub(super) fn remove(&mut self, filter: &Filter) {
         self.filter.remove(filter);
     }
+}
+
+/// Returns `true` if the kernel hands AF_XDP sockets packets in several buffers (`XDP_USE_SG`).
+fn kernel_spans() -> bool {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy();
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= SPANNING_SINCE
 }
