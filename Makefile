@@ -19,7 +19,7 @@ test-long:
 test-slow:
 	cargo test --workspace --test 'slow-*'
 
-# The flow filter against its reference: ten million packets, and each error of the program by one.
+# The flow filter against its reference: ten million packets, and each instruction changed in turn.
 test-filter:
 	TOWPATH_FILTER_INPUTS=10000000 cargo test --release -p towpath-device --lib xdp::filter -- --nocapture
 
