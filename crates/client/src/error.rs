@@ -17,6 +17,12 @@ pub enum Lost {
     /// The server closed the session because of a violation by this application.
     #[error("the driver server closed the session: {0}")]
     Violated(Violation),
+    /// The server's policy changed, and does not grant the session any more.
+    #[error(
+        "the driver server closed the session, because its policy changed; ask the administrator \
+         for a grant, and attach again"
+    )]
+    Revoked,
     /// The server wrote an impossible value, so the client no longer relies on the session's
     /// memory.
     #[error("the driver server broke the protocol: {0}")]
@@ -142,6 +148,12 @@ pub enum SendError {
         /// The number of queue pairs of this session.
         queue_pairs: u32,
     },
+    /// The server closed the endpoint, because its policy changed.
+    #[error(
+        "the driver server closed the endpoint, because its policy changed; ask the administrator \
+         for a grant, and open another endpoint"
+    )]
+    Revoked,
     /// The buffer is not reserved: it was sent or released, or belongs to another session.
     #[error("a buffer that is not reserved in this session: sent, released, or of another session")]
     NotReserved,

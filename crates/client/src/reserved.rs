@@ -75,6 +75,9 @@ impl Session {
         len: usize,
     ) -> Result<(), SendError> {
         self.check()?;
+        if self.is_revoked(endpoint) {
+            return Err(SendError::Revoked);
+        }
         let max = self.transmit_pool.data_bytes();
         if len == 0 || len > max {
             return Err(SendError::Length { len, max });

@@ -92,6 +92,9 @@ impl Session {
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> Result<(), SendError> {
         self.check()?;
+        if self.is_revoked(endpoint) {
+            return Err(SendError::Revoked);
+        }
         if meta.is_full()
             && len.wrapping_sub(1) < self.transmit_pool.data_bytes()
             && let Some(set) = self.queue_pairs.get_mut(queue_pair as usize)
@@ -127,6 +130,10 @@ impl Session {
         flags: u16,
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> Result<(), SendError> {
+        // An application that only sends takes no events.
+        if self.notes_revocations() && self.is_revoked(endpoint) {
+            return Err(SendError::Revoked);
+        }
         let data_bytes = self.transmit_pool.data_bytes();
         let needed =
             if len <= data_bytes { usize::from(len > 0) } else { len.div_ceil(data_bytes) };

@@ -11,7 +11,8 @@ use towpath_memory::{own_words, peer_words};
 use towpath_protocol::channel::Channel;
 use towpath_protocol::counters;
 use towpath_protocol::layout::{
-    CLOSED_WORD, ENDPOINT_COUNTERS, PARKED_WORD, STATE_SLEEP_WORD, SessionShape,
+    CLOSED_BY_POLICY, CLOSED_WORD, ENDPOINT_COUNTERS, ENDPOINT_REVOKED_WORD, PARKED_WORD,
+    REVOKED_WORD, STATE_SLEEP_WORD, SessionShape,
 };
 use towpath_protocol::message::{self, Message};
 use towpath_protocol::settings::Setting;
@@ -78,6 +79,8 @@ pub struct Session {
     pub(crate) parked_flag: PeerSleepFlag,
     header: PeerWords,
     counters: PeerWords,
+    /// The number of endpoints that the server closed, as far as the client knows.
+    revoked: u64,
     pub(crate) ready: VecDeque<u32>,
     pub(crate) dirty: Vec<u32>,
     pub(crate) taken: [Descriptor; MAX_CHAIN],
@@ -154,6 +157,7 @@ impl Session {
             parked_flag: PeerSleepFlag::new(pages.header.part(PARKED_WORD, 1)),
             header: pages.header,
             counters: pages.counters,
+            revoked: 0,
             ready: VecDeque::with_capacity(shape.queue_pairs as usize),
             dirty: Vec::with_capacity(shape.queue_pairs as usize),
             taken: [Descriptor::default(); MAX_CHAIN],
@@ -216,6 +220,29 @@ impl Session {
         }
     }
 
+    /// Returns `true` if the server closed an endpoint of this session because its policy changed.
+    /// It receives and sends nothing any more: close it, too, to open another one. The session
+    /// learns of it with the next event or when it sends, and [`Session::wait`] returns once.
+    #[inline]
+    #[must_use]
+    pub fn is_revoked(&self, endpoint: Endpoint) -> bool {
+        self.revoked != 0 && self.has_revoked_word(endpoint)
+    }
+
+    #[cold]
+    fn has_revoked_word(&self, endpoint: Endpoint) -> bool {
+        let start = endpoint.number as usize * ENDPOINT_COUNTERS;
+        self.guard.is_parent()
+            && start < self.counters.len()
+            && self.counters.observe(start + ENDPOINT_REVOKED_WORD) == 1
+    }
+
+    /// Checks whether the server has closed endpoints. Returns `true` if there are new ones.
+    pub(crate) fn notes_revocations(&mut self) -> bool {
+        let revoked = self.header.observe(REVOKED_WORD);
+        std::mem::replace(&mut self.revoked, revoked) != revoked
+    }
+
     /// Closes an endpoint. The server drops its packets that wait to be sent.
     ///
     /// # Errors
@@ -264,9 +291,10 @@ impl Session {
             return lost;
         }
         let word = self.header.observe(CLOSED_WORD);
-        let lost = match Violation::from_number(word as u32) {
-            Some(violation) => Lost::Violated(violation),
-            None => Lost::ServerGone,
+        let lost = match (word as u32, Violation::from_number(word as u32)) {
+            (_, Some(violation)) => Lost::Violated(violation),
+            (CLOSED_BY_POLICY, _) => Lost::Revoked,
+            _ => Lost::ServerGone,
         };
         *self.lost.insert(lost)
     }

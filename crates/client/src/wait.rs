@@ -14,7 +14,8 @@ use crate::waiter::Waiter;
 
 impl Session {
     /// Waits until a queue pair has news: packets, or room that the application requested
-    /// ([`Session::want_room`]). Returns `false` when the timeout expires. `None` and a deadline
+    /// ([`Session::want_room`]). It also returns once after the server has closed an endpoint
+    /// ([`Session::is_revoked`]). Returns `false` when the timeout expires. `None` and a deadline
     /// beyond the clock's range never expire; zero only checks. Packets that were received before
     /// and not taken are news too. The client first flushes the transmit queues.
     ///
@@ -207,7 +208,9 @@ impl Session {
         {
             set.receive.prefetch_news();
         }
+        let mut events = false;
         let outcome = self.events.take(budget, |queue_pair| {
+            events = true;
             let set = &mut sets[queue_pair as usize];
             if !set.ready {
                 set.ready = true;
@@ -217,6 +220,8 @@ impl Session {
         if let Err(violation) = outcome {
             return Err(self.wrong(violation));
         }
+        // The server marks an event when it has closed an endpoint.
+        let revoked = events && self.notes_revocations();
         // The client reports free space once, even if the caller never asks which queue pair has
         // it.
         if let Some(first) = self.ready.front() {
@@ -228,7 +233,7 @@ impl Session {
             let set = &mut self.queue_pairs[queue_pair as usize];
             set.room_told = set.room;
         }
-        Ok(first.is_some())
+        Ok(first.is_some() || revoked)
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {

@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use towpath_client::{AttachError, Endpoint, Info, Lost, OpenError, Options, Rule, Session};
+use towpath_client::{
+    AttachError, Endpoint, Info, Lost, OpenError, Options, Rule, SendError, Session,
+};
 use towpath_stack::{Config, Meta, Offload};
 
 use crate::{Armed, Driving, Link, LinkError, LinkInfo, Network};
@@ -105,6 +107,16 @@ impl Network {
     }
 }
 
+impl SessionLink {
+    /// Returns an error if the server has closed the endpoint.
+    fn check(&self) -> Result<(), LinkError> {
+        if self.session.is_revoked(self.endpoint) {
+            return Err(LinkError::Gone(Arc::from(SendError::Revoked.to_string())));
+        }
+        Ok(())
+    }
+}
+
 fn gone(lost: Lost) -> LinkError {
     LinkError::Gone(Arc::from(lost.to_string()))
 }
@@ -132,6 +144,7 @@ impl Link for SessionLink {
         budget: usize,
         take: &mut dyn FnMut(&[u8], Meta),
     ) -> Result<usize, LinkError> {
+        self.check()?;
         let whole = &mut self.whole;
         let outcome = self.session.receive(0, budget, |packet| {
             let meta = packet.meta();
@@ -170,6 +183,7 @@ impl Link for SessionLink {
             self.session.want_room(0).map_err(gone)?;
         }
         let news = self.session.arm().map_err(gone)?;
+        self.check()?;
         Ok(if news { Armed::Work } else { Armed::Sleep { writable: false } })
     }
 

@@ -75,7 +75,7 @@ impl Endpoint {
     ];
 }
 
-const _: () = assert!(Endpoint::ALL.len() <= crate::layout::ENDPOINT_COUNTERS);
+const _: () = assert!(Endpoint::ALL.len() <= crate::layout::ENDPOINT_REVOKED_WORD);
 
 /// Counters of the device and its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,6 +26,15 @@ pub const CLOSED_WORD: usize = 0;
 /// the session is parked: the engine does not poll it, and the application notifies the engine even
 /// if the engine is awake.
 pub const PARKED_WORD: usize = 1;
+/// Word of the server pages' header that counts the endpoints that the server closed because the
+/// policy changed.
+pub const REVOKED_WORD: usize = 2;
+/// Word of an endpoint's counters that is 1 if the server closed the endpoint because the policy
+/// changed.
+pub const ENDPOINT_REVOKED_WORD: usize = ENDPOINT_COUNTERS - 1;
+/// The reason in [`CLOSED_WORD`] for a session that the policy does not grant any more. Lower
+/// numbers are violations.
+pub const CLOSED_BY_POLICY: u32 = 256;
 /// Word of the state page with the server's epoch.
 pub const STATE_EPOCH_WORD: usize = 0;
 /// Word of the state page that counts poll iterations: a tool sees whether the engine lives.

@@ -76,14 +76,18 @@ pub enum Violation {
     Flags = 7,
     /// An event for a queue pair that does not exist, or more events than queue pairs.
     Event = 8,
+    /// More packets that the sender's rights forbid than its user's policy allows per second.
+    Forbidden = 9,
 }
 
 impl Violation {
     /// Returns the violation of a number; `None` for a number of a later version.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Violation> {
-        use Violation::{Buffer, Chain, Endpoint, Event, Flags, Index, Ownership, Range};
-        [Index, Buffer, Range, Ownership, Chain, Endpoint, Flags, Event]
+        use Violation::{
+            Buffer, Chain, Endpoint, Event, Flags, Forbidden, Index, Ownership, Range,
+        };
+        [Index, Buffer, Range, Ownership, Chain, Endpoint, Flags, Event, Forbidden]
             .into_iter()
             .find(|violation| *violation as u32 == number)
     }
@@ -100,6 +104,7 @@ impl core::fmt::Display for Violation {
             Violation::Endpoint => "an endpoint of another session or queue pair",
             Violation::Flags => "flags or metadata without a meaning",
             Violation::Event => "an impossible event",
+            Violation::Forbidden => "too many packets that the session's rights forbid",
         })
     }
 }

@@ -4,10 +4,11 @@
 //! gets the addresses that have been free for the longest time. Packets for the last holder, and
 //! neighbours' cache entries for it, persist for a while.
 
-use std::collections::{BTreeSet, VecDeque};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
+use crate::policy::{AddressRange, Reservation, Terms};
 use crate::rights::Addresses;
 
 /// The networks from which the server gives addresses.
@@ -136,15 +137,30 @@ pub enum PoolError {
          subnet"
     )]
     Full,
+    /// All addresses that the policy grants to the user are given.
+    #[error(
+        "no address that the policy grants to your user is free; end another application, or ask \
+         the administrator for a larger range"
+    )]
+    NoneGranted,
     /// Another session holds the wanted address.
     #[error("address {0} belongs to another session")]
-    InUse(Ipv4Addr),
+    InUse(IpAddr),
     /// Another user held the wanted address until a short time ago.
     #[error("address {0} was another user's until just now; ask again in a minute")]
-    Lately(Ipv4Addr),
+    Lately(IpAddr),
     /// The pool does not contain the wanted address.
     #[error("address {0} is not one that this device's subnet has for applications")]
-    Outside(Ipv4Addr),
+    Outside(IpAddr),
+    /// The policy does not grant the wanted address.
+    #[error("the policy does not grant address {0} to your user; leave it out, or ask for another")]
+    NotGranted(IpAddr),
+    /// The policy reserves the wanted address for another application.
+    #[error("the policy reserves address {0} for another application; ask for another")]
+    Reserved(IpAddr),
+    /// Two reservations are of one address, or of its counterpart in the other family.
+    #[error("the policy reserves address {0} twice; give it to one application")]
+    ReservedTwice(IpAddr),
     /// The subnet leaves no addresses to give.
     #[error(
         "the {0} network has no room for applications; use a prefix of at most /30 (IPv4) or /120 \
@@ -154,7 +170,7 @@ pub enum PoolError {
 }
 
 /// The holder of a lease: an application, identified by its user and its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Holder {
     /// The application's user.
     pub uid: u32,
@@ -185,6 +201,8 @@ pub(crate) struct Pool {
     taken: BTreeSet<u32>,
     /// Indices returned and free; the most recent one is at the back.
     released: VecDeque<Released>,
+    /// Indices that only one holder gets.
+    reserved: BTreeMap<u32, Holder>,
     /// The index at which the circular search for a free lease continues.
     next: u32,
     last: u32,
@@ -214,12 +232,32 @@ impl Pool {
             device_mac,
             taken: BTreeSet::new(),
             released: VecDeque::new(),
+            reserved: BTreeMap::new(),
             next: 1,
             last,
         })
     }
 
-    /// Gives the wanted addresses, the holder's last ones, or those free for the longest time.
+    /// Reserves addresses, in place of those reserved before. A session keeps its address until it
+    /// ends.
+    ///
+    /// # Errors
+    /// Fails with [`PoolError::Outside`] or [`PoolError::ReservedTwice`], and changes nothing.
+    pub(crate) fn reserve(&mut self, reservations: &[Reservation]) -> Result<(), PoolError> {
+        let mut reserved = BTreeMap::new();
+        for Reservation { uid, name, address } in reservations {
+            let number = self.host_number_of(*address).ok_or(PoolError::Outside(*address))?;
+            let holder = Holder { uid: *uid, name: name.clone() };
+            if reserved.insert(number, holder).is_some() {
+                return Err(PoolError::ReservedTwice(*address));
+            }
+        }
+        self.reserved = reserved;
+        Ok(())
+    }
+
+    /// Gives the wanted addresses, those reserved for the holder, its last ones, or those free for
+    /// the longest time.
     ///
     /// # Errors
     /// Fails with [`PoolError`].
@@ -227,39 +265,69 @@ impl Pool {
         &mut self,
         holder: &Holder,
         wanted: Option<Ipv4Addr>,
+        terms: &Terms,
     ) -> Result<Lease, PoolError> {
         let host_number = match wanted {
+            Some(wanted) => self.wanted(holder, wanted.into(), terms)?,
             None => self
-                .had_by(holder)
-                .or_else(|| self.free_for_long())
-                .or_else(|| self.released.front().map(|one| one.host_number))
-                .ok_or(PoolError::Full)?,
-            Some(wanted) => {
-                let host_number = self.host_number_of(wanted).ok_or(PoolError::Outside(wanted))?;
-                if self.taken.contains(&host_number) {
-                    return Err(PoolError::InUse(wanted));
-                }
-                let lately = self.released.iter().find(|one| one.host_number == host_number);
-                if lately.is_some_and(|one| {
-                    one.holder.uid != holder.uid && one.at.elapsed() < STILL_THEIRS
-                }) {
-                    return Err(PoolError::Lately(wanted));
-                }
-                host_number
-            }
+                .reserved_for(holder)
+                .or_else(|| self.had_by(holder, terms))
+                .or_else(|| match &terms.addresses {
+                    Some(ranges) => self.free_within(ranges, holder),
+                    None => self.free_for_long(holder),
+                })
+                .or_else(|| self.released_first(holder, terms))
+                .ok_or(match terms.addresses {
+                    Some(_) => PoolError::NoneGranted,
+                    None => PoolError::Full,
+                })?,
         };
+        Ok(self.give(host_number, terms))
+    }
+
+    /// Returns the index of an address that a holder asks for, if it may have it.
+    fn wanted(&self, holder: &Holder, wanted: IpAddr, terms: &Terms) -> Result<u32, PoolError> {
+        let host_number = self.host_number_of(wanted).ok_or(PoolError::Outside(wanted))?;
+        if !terms.allow_address(wanted) {
+            return Err(PoolError::NotGranted(wanted));
+        }
+        if self.is_anothers(host_number, holder) {
+            return Err(PoolError::Reserved(wanted));
+        }
+        if self.taken.contains(&host_number) {
+            return Err(PoolError::InUse(wanted));
+        }
+        let lately = self.released.iter().find(|one| one.host_number == host_number);
+        if lately.is_some_and(|one| one.holder.uid != holder.uid && one.at.elapsed() < STILL_THEIRS)
+        {
+            return Err(PoolError::Lately(wanted));
+        }
+        Ok(host_number)
+    }
+
+    /// Gives the addresses of an index that is free, as far as the terms allow them.
+    fn give(&mut self, host_number: u32, terms: &Terms) -> Lease {
         self.taken.insert(host_number);
         self.released.retain(|one| one.host_number != host_number);
         let [_, a, b, c] = host_number.to_be_bytes();
         let [d, e, f, g, h, i] = self.device_mac;
-        Ok(Lease {
+        let [ipv4, ipv6] = self.addresses_of(host_number);
+        let granted = |ip: Option<IpAddr>| ip.filter(|ip| terms.allow_address(*ip));
+        let (ipv4, ipv6) = (granted(ipv4), granted(ipv6));
+        Lease {
             host_number,
             mac: [0x02, d ^ e ^ f ^ g, h ^ i.rotate_left(3), a, b, c],
-            ipv4: self.ipv4.map(|range| (v4(range.at(host_number)), range.bits)),
-            ipv4_gateway: self.ipv4.and_then(|range| range.gateway).map(v4),
-            ipv6: self.ipv6.map(|range| (range.at(host_number).into(), range.bits)),
-            ipv6_gateway: self.ipv6.and_then(|range| range.gateway).map(Ipv6Addr::from),
-        })
+            ipv4: match (ipv4, self.ipv4) {
+                (Some(IpAddr::V4(ip)), Some(range)) => Some((ip, range.bits)),
+                _ => None,
+            },
+            ipv4_gateway: ipv4.and(self.ipv4).and_then(|range| range.gateway).map(v4),
+            ipv6: match (ipv6, self.ipv6) {
+                (Some(IpAddr::V6(ip)), Some(range)) => Some((ip, range.bits)),
+                _ => None,
+            },
+            ipv6_gateway: ipv6.and(self.ipv6).and_then(|range| range.gateway).map(Ipv6Addr::from),
+        }
     }
 
     /// Takes a lease back from its holder.
@@ -299,23 +367,86 @@ impl Pool {
         self.ipv4.iter().chain(&self.ipv6)
     }
 
-    fn had_by(&self, holder: &Holder) -> Option<u32> {
-        self.released.iter().rev().find(|one| one.holder == *holder).map(|one| one.host_number)
+    /// Returns both addresses of an index.
+    fn addresses_of(&self, host_number: u32) -> [Option<IpAddr>; 2] {
+        let ipv4 = self.ipv4.map(|range| IpAddr::V4(v4(range.at(host_number))));
+        let ipv6 = self.ipv6.map(|range| IpAddr::V6(range.at(host_number).into()));
+        [ipv4, ipv6]
+    }
+
+    /// Returns `true` if the terms allow an address of an index.
+    fn is_granted(&self, host_number: u32, terms: &Terms) -> bool {
+        terms.addresses.is_none()
+            || self.addresses_of(host_number).iter().flatten().any(|ip| terms.allow_address(*ip))
+    }
+
+    /// Returns `true` if an index is reserved for another holder.
+    fn is_anothers(&self, host_number: u32, holder: &Holder) -> bool {
+        self.reserved.get(&host_number).is_some_and(|owner| owner != holder)
+    }
+
+    /// Returns a free index that is reserved for the holder.
+    fn reserved_for(&self, holder: &Holder) -> Option<u32> {
+        let theirs = self.reserved.iter().filter(|(_, owner)| *owner == holder);
+        let mut numbers = theirs.map(|(number, _)| *number);
+        numbers.find(|number| !self.taken.contains(number))
+    }
+
+    fn had_by(&self, holder: &Holder, terms: &Terms) -> Option<u32> {
+        let theirs = self.released.iter().rev().filter(|one| one.holder == *holder);
+        let mut numbers = theirs.map(|one| one.host_number);
+        numbers.find(|number| !self.is_anothers(*number, holder) && self.is_granted(*number, terms))
+    }
+
+    /// Returns the index that has been free for the longest time of those that the pool remembers.
+    fn released_first(&self, holder: &Holder, terms: &Terms) -> Option<u32> {
+        let mut free = self.released.iter().map(|one| one.host_number);
+        free.find(|number| !self.is_anothers(*number, holder) && self.is_granted(*number, terms))
     }
 
     /// Returns the next index around the pool that is free and was not held recently. The search
-    /// reads at most as many indices as are taken, remembered and excluded, plus one.
-    fn free_for_long(&mut self) -> Option<u32> {
+    /// reads at most as many indices as are taken, remembered, reserved and excluded, plus one.
+    fn free_for_long(&mut self, holder: &Holder) -> Option<u32> {
         let lately: BTreeSet<u32> = self.released.iter().map(|one| one.host_number).collect();
         let around = (self.next..=self.last).chain(1..self.next);
-        let free = |host_number: &u32| {
-            !self.taken.contains(host_number)
-                && !lately.contains(host_number)
-                && !self.is_excluded(*host_number)
-        };
-        let host_number = around.take(self.taken.len() + lately.len() + 5).find(free)?;
+        let most = self.taken.len() + lately.len() + self.reserved.len() + 5;
+        let host_number =
+            around.take(most).find(|number| self.is_free(*number, &lately, holder))?;
         self.next = host_number % self.last + 1;
         Some(host_number)
+    }
+
+    /// Returns the first index with an address in these ranges that is free and was not held
+    /// recently. The search reads at most as many indices of each range as are taken, remembered,
+    /// reserved and excluded, plus one.
+    fn free_within(&self, ranges: &[AddressRange], holder: &Holder) -> Option<u32> {
+        let lately: BTreeSet<u32> = self.released.iter().map(|one| one.host_number).collect();
+        let most = self.taken.len() + lately.len() + self.reserved.len() + 5;
+        ranges.iter().find_map(|range| {
+            let mut within = self.indices(range)?.take(most);
+            within.find(|number| self.is_free(*number, &lately, holder))
+        })
+    }
+
+    fn is_free(&self, host_number: u32, lately: &BTreeSet<u32>, holder: &Holder) -> bool {
+        !self.taken.contains(&host_number)
+            && !lately.contains(&host_number)
+            && !self.is_excluded(host_number)
+            && !self.is_anothers(host_number, holder)
+    }
+
+    /// Returns the pool's indices with an address in a range.
+    fn indices(&self, granted: &AddressRange) -> Option<std::ops::RangeInclusive<u32>> {
+        let (range, first, last) = match (granted.first, granted.last) {
+            (IpAddr::V4(first), IpAddr::V4(last)) => {
+                (self.ipv4?, u128::from(first.to_bits()), u128::from(last.to_bits()))
+            }
+            (IpAddr::V6(first), IpAddr::V6(last)) => (self.ipv6?, first.to_bits(), last.to_bits()),
+            _ => return None,
+        };
+        let end = range.at(self.last);
+        let (first, last) = (first.max(range.first), last.min(end));
+        Some(range.index_of(first)?..=range.index_of(last)?)
     }
 
     /// Returns `true` if no application gets the addresses of an index: host or gateway has one.
@@ -323,8 +454,11 @@ impl Pool {
         self.ranges().any(|range| range.excludes(host_number))
     }
 
-    fn host_number_of(&self, wanted: Ipv4Addr) -> Option<u32> {
-        let host_number = self.ipv4?.index_of(wanted.to_bits().into())?;
+    fn host_number_of(&self, wanted: IpAddr) -> Option<u32> {
+        let host_number = match wanted {
+            IpAddr::V4(ip) => self.ipv4?.index_of(ip.to_bits().into())?,
+            IpAddr::V6(ip) => self.ipv6?.index_of(ip.to_bits())?,
+        };
         (host_number <= self.last && !self.is_excluded(host_number)).then_some(host_number)
     }
 }
@@ -337,6 +471,10 @@ fn v4(number: u128) -> Ipv4Addr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn any() -> Terms {
+        Terms::default()
+    }
 
     fn holder(name: &str) -> Holder {
         Holder { uid: 7, name: name.into() }
@@ -354,34 +492,36 @@ mod tests {
     fn addresses_are_leased_in_sequence_until_exhausted() {
         let mut pool = pool();
         assert_eq!(pool.size(), 5);
-        let leases: Vec<_> = (0..5).map(|_| pool.lease(&holder("a"), None).unwrap()).collect();
+        let leases: Vec<_> =
+            (0..5).map(|_| pool.lease(&holder("a"), None, &any()).unwrap()).collect();
         assert_eq!(leases[0].ipv4, Some(("10.77.0.2".parse().unwrap(), 29)));
         assert_eq!(leases[0].ipv6, Some(("fd77::2".parse().unwrap(), 64)));
         assert_eq!(leases[0].ipv4_gateway, Some("10.77.0.1".parse().unwrap()));
         assert_eq!(leases[4].ipv4, Some(("10.77.0.6".parse().unwrap(), 29)));
-        assert_eq!(pool.lease(&holder("a"), None), Err(PoolError::Full));
+        assert_eq!(pool.lease(&holder("a"), None, &any()), Err(PoolError::Full));
         pool.release(&leases[2], holder("a"));
         assert_eq!(pool.given(), 4);
-        assert_eq!(pool.lease(&holder("b"), None).unwrap(), leases[2], "there is no other");
+        assert_eq!(pool.lease(&holder("b"), None, &any()).unwrap(), leases[2], "there is no other");
     }
 
     #[test]
     fn former_holders_get_their_address_others_the_longest_free() {
         let mut pool = pool();
-        let a = pool.lease(&holder("a"), None).unwrap();
-        let b = pool.lease(&holder("b"), None).unwrap();
+        let a = pool.lease(&holder("a"), None, &any()).unwrap();
+        let b = pool.lease(&holder("b"), None, &any()).unwrap();
         pool.release(&b, holder("b"));
         pool.release(&a, holder("a"));
         let other_user = Holder { uid: 8, ..holder("a") };
-        let c = pool.lease(&other_user, None).unwrap();
+        let c = pool.lease(&other_user, None, &any()).unwrap();
         assert!(c != a && c != b, "no holder had it before");
-        assert_eq!(pool.lease(&holder("a"), None).unwrap(), a);
+        assert_eq!(pool.lease(&holder("a"), None, &any()).unwrap(), a);
         pool.release(&a, holder("a"));
-        let rest: Vec<_> = (0..2).map(|_| pool.lease(&holder("c"), None).unwrap()).collect();
+        let rest: Vec<_> =
+            (0..2).map(|_| pool.lease(&holder("c"), None, &any()).unwrap()).collect();
         assert!(rest.iter().all(|one| *one != a && *one != b));
-        assert_eq!(pool.lease(&holder("c"), None).unwrap(), b, "released before the other");
-        assert_eq!(pool.lease(&holder("c"), None).unwrap(), a);
-        assert_eq!(pool.lease(&holder("a"), None), Err(PoolError::Full));
+        assert_eq!(pool.lease(&holder("c"), None, &any()).unwrap(), b, "released before the other");
+        assert_eq!(pool.lease(&holder("c"), None, &any()).unwrap(), a);
+        assert_eq!(pool.lease(&holder("a"), None, &any()), Err(PoolError::Full));
     }
 
     #[test]
@@ -389,7 +529,7 @@ mod tests {
         let mut pool = Pool::new(Subnets::default(), [2; 6]).unwrap();
         for round in 0..3 * REMEMBERED {
             let holder = holder(&round.to_string());
-            let lease = pool.lease(&holder, None).unwrap();
+            let lease = pool.lease(&holder, None, &any()).unwrap();
             assert_eq!(lease.host_number as usize, round + 1, "a new one for each");
             pool.release(&lease, holder);
         }
@@ -399,8 +539,8 @@ mod tests {
         let mut pool = Pool::new(subnets, [2; 6]).unwrap();
         for _ in 0..2 {
             let leases: Vec<_> =
-                (0..pool.size()).map(|_| pool.lease(&holder("x"), None).unwrap()).collect();
-            assert_eq!(pool.lease(&holder("x"), None), Err(PoolError::Full));
+                (0..pool.size()).map(|_| pool.lease(&holder("x"), None, &any()).unwrap()).collect();
+            assert_eq!(pool.lease(&holder("x"), None, &any()), Err(PoolError::Full));
             leases.iter().for_each(|lease| pool.release(lease, holder("x")));
         }
     }
@@ -409,17 +549,31 @@ mod tests {
     fn a_requested_address_is_leased_if_free() {
         let mut pool = pool();
         let wanted: Ipv4Addr = "10.77.0.5".parse().unwrap();
-        assert_eq!(pool.lease(&holder("a"), Some(wanted)).unwrap().ipv4, Some((wanted, 29)));
-        assert_eq!(pool.lease(&holder("a"), Some(wanted)), Err(PoolError::InUse(wanted)));
-        let lease = pool.lease(&holder("b"), Some("10.77.0.6".parse().unwrap())).unwrap();
+        assert_eq!(
+            pool.lease(&holder("a"), Some(wanted), &any()).unwrap().ipv4,
+            Some((wanted, 29))
+        );
+        assert_eq!(
+            pool.lease(&holder("a"), Some(wanted), &any()),
+            Err(PoolError::InUse(wanted.into()))
+        );
+        let lease = pool.lease(&holder("b"), Some("10.77.0.6".parse().unwrap()), &any()).unwrap();
         pool.release(&lease, holder("b"));
         let other = Holder { uid: 8, name: "b".into() };
         let address = lease.ipv4.unwrap().0;
-        assert_eq!(pool.lease(&other, Some(address)), Err(PoolError::Lately(address)));
-        assert_eq!(pool.lease(&holder("another"), Some(address)), Ok(lease), "the same user");
+        assert_eq!(
+            pool.lease(&other, Some(address), &any()),
+            Err(PoolError::Lately(address.into()))
+        );
+        assert_eq!(
+            pool.lease(&holder("another"), Some(address), &any()),
+            Ok(lease),
+            "the same user"
+        );
         for outside in ["10.77.0.0", "10.77.0.1", "10.77.0.7", "10.77.1.2", "8.8.8.8"] {
             let outside = outside.parse().unwrap();
-            assert_eq!(pool.lease(&holder("a"), Some(outside)), Err(PoolError::Outside(outside)));
+            let refused = pool.lease(&holder("a"), Some(outside), &any());
+            assert_eq!(refused, Err(PoolError::Outside(outside.into())));
         }
     }
 
@@ -438,7 +592,8 @@ mod tests {
         let subnets = Subnets { ipv4: Some(ipv4), ipv6: Some(ipv6) };
         let mut pool = Pool::new(subnets, [2; 6]).unwrap();
         assert_eq!(pool.size(), 3);
-        let leases: Vec<_> = (0..3).map(|_| pool.lease(&holder("a"), None).unwrap()).collect();
+        let leases: Vec<_> =
+            (0..3).map(|_| pool.lease(&holder("a"), None, &any()).unwrap()).collect();
         let given: Vec<String> = leases
             .iter()
             .map(|one| format!("{} {}", one.ipv4.unwrap().0, one.ipv6.unwrap().0))
@@ -448,10 +603,11 @@ mod tests {
         assert_eq!(given, expected, "the second one is the gateway's");
         assert_eq!(leases[0].ipv4_gateway, Some("192.0.2.101".parse().unwrap()));
         assert_eq!((leases[0].ipv4.unwrap().1, leases[0].ipv6_gateway), (24, None));
-        assert_eq!(pool.lease(&holder("b"), None), Err(PoolError::Full));
+        assert_eq!(pool.lease(&holder("b"), None, &any()), Err(PoolError::Full));
         for outside in ["192.0.2.99", "192.0.2.101", "192.0.2.104", "192.0.2.7"] {
             let outside = outside.parse().unwrap();
-            assert_eq!(pool.lease(&holder("a"), Some(outside)), Err(PoolError::Outside(outside)));
+            let refused = pool.lease(&holder("a"), Some(outside), &any());
+            assert_eq!(refused, Err(PoolError::Outside(outside.into())));
         }
         let block = Subnet {
             leases: Some(("192.0.2.0".parse().unwrap(), "192.0.2.255".parse().unwrap())),
@@ -467,11 +623,91 @@ mod tests {
         assert_eq!(pool.unwrap_err(), PoolError::Subnet("IPv4"));
     }
 
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn granted(ranges: &[(&str, &str)]) -> Terms {
+        let range =
+            |(first, last): &(&str, &str)| AddressRange { first: ip(first), last: ip(last) };
+        Terms { addresses: Some(ranges.iter().map(range).collect()), ..Terms::default() }
+    }
+
+    #[test]
+    fn a_user_gets_only_the_addresses_of_its_grant() {
+        let mut pool = pool();
+        let terms = granted(&[("10.77.0.0", "10.77.0.3"), ("10.77.0.6", "10.77.9.9")]);
+        let mut given = Vec::new();
+        for _ in 0..3 {
+            let lease = pool.lease(&holder("a"), None, &terms).unwrap();
+            assert_eq!((lease.ipv6, lease.ipv6_gateway), (None, None), "no family but IPv4");
+            assert!(lease.ipv4_gateway.is_some());
+            given.push(lease.ipv4.unwrap().0.to_string());
+        }
+        assert_eq!(given, ["10.77.0.2", "10.77.0.3", "10.77.0.6"]);
+        assert_eq!(pool.lease(&holder("a"), None, &terms), Err(PoolError::NoneGranted));
+        let wanted = "10.77.0.4".parse().unwrap();
+        let refused = pool.lease(&holder("a"), Some(wanted), &terms);
+        assert_eq!(refused, Err(PoolError::NotGranted(wanted.into())));
+        let lease = pool.lease(&holder("a"), None, &granted(&[("fd77::5", "fd77::5")])).unwrap();
+        assert_eq!((lease.ipv4, lease.ipv6), (None, Some(("fd77::5".parse().unwrap(), 64))));
+        // It had this address, which the terms do not name.
+        pool.release(&lease, holder("a"));
+        let narrow = granted(&[("10.77.0.4", "10.77.0.4")]);
+        assert_eq!(pool.lease(&holder("a"), None, &narrow).unwrap().ipv4.unwrap().0, wanted);
+        let outside = granted(&[("192.0.2.1", "192.0.2.9")]);
+        assert_eq!(pool.lease(&holder("a"), None, &outside), Err(PoolError::NoneGranted));
+    }
+
+    #[test]
+    fn a_reserved_address_is_one_applications() {
+        let mut pool = pool();
+        let reservation = |name: &str, address: &str| Reservation {
+            uid: 7,
+            name: name.into(),
+            address: ip(address),
+        };
+        pool.reserve(&[reservation("web", "10.77.0.4"), reservation("dns", "fd77::2")]).unwrap();
+        let web = pool.lease(&holder("web"), None, &any()).unwrap();
+        assert_eq!(web.ipv4.unwrap().0, ip("10.77.0.4"));
+        assert_eq!(
+            pool.lease(&holder("dns"), None, &any()).unwrap().ipv6.unwrap().0,
+            ip("fd77::2")
+        );
+        let second = pool.lease(&holder("web"), None, &any()).unwrap();
+        assert_eq!(second.ipv4.unwrap().0, ip("10.77.0.3"), "its own one is in use");
+        pool.release(&web, holder("web"));
+        let same_name = Holder { uid: 8, ..holder("web") };
+        let rest = [5, 6].map(|last| Ipv4Addr::new(10, 77, 0, last));
+        for address in rest {
+            let lease = pool.lease(&same_name, None, &any()).unwrap();
+            assert_eq!(lease.ipv4.unwrap().0, address);
+        }
+        assert_eq!(pool.lease(&same_name, None, &any()), Err(PoolError::Full));
+        let wanted = "10.77.0.4".parse().unwrap();
+        let refused = pool.lease(&same_name, Some(wanted), &any());
+        assert_eq!(refused, Err(PoolError::Reserved(wanted.into())));
+        assert_eq!(
+            pool.lease(&holder("web"), Some(wanted), &any()).unwrap().ipv4.unwrap().0,
+            wanted
+        );
+        // A policy with an error changes nothing.
+        let twice = [reservation("web", "10.77.0.5"), reservation("dns", "fd77::5")];
+        assert_eq!(pool.reserve(&twice), Err(PoolError::ReservedTwice(ip("fd77::5"))));
+        for outside in ["10.77.0.1", "10.77.0.7", "192.0.2.1"] {
+            let refused = pool.reserve(&[reservation("web", outside)]);
+            assert_eq!(refused, Err(PoolError::Outside(ip(outside))));
+        }
+        assert_eq!(pool.reserved.len(), 2);
+    }
+
     #[test]
     fn without_subnets_there_are_still_macs() {
         let mut pool = Pool::new(Subnets::default(), [2; 6]).unwrap();
-        let (a, b) =
-            (pool.lease(&holder("a"), None).unwrap(), pool.lease(&holder("a"), None).unwrap());
+        let (a, b) = (
+            pool.lease(&holder("a"), None, &any()).unwrap(),
+            pool.lease(&holder("a"), None, &any()).unwrap(),
+        );
         assert_ne!(a.mac, b.mac);
         assert_eq!(a.mac[0] & 3, 2, "unicast, locally administered");
         assert_eq!(a.ipv4, None);

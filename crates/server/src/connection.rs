@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attach, Refusal};
@@ -14,7 +15,7 @@ use crate::addresses::Lease;
 use crate::engine::commands::Listening;
 use crate::engine::demux::Rule;
 use crate::engine::session::Mappings;
-use crate::policy::{Account, Standing};
+use crate::policy::{Account, Standing, Terms};
 use crate::prepare::Prepared;
 
 /// A refusal with the text for the peer.
@@ -46,6 +47,8 @@ pub(crate) struct Connection {
     pub(crate) peer: Peer,
     /// The peer's rights.
     pub(crate) standing: Standing,
+    /// The terms of the peer's grant.
+    pub(crate) terms: Arc<Terms>,
     /// `true` if the peer's user is the server's, or root: server pages are not protected from it.
     pub(crate) trusted: bool,
     /// The connection's progress.
@@ -89,6 +92,9 @@ pub(crate) struct Opened {
     pub(crate) offload: bool,
     /// The endpoint's queue pair.
     pub(crate) queue_pair: u32,
+    /// `true` if the server closed the endpoint because the policy changed. It receives and sends
+    /// nothing, and its number is the application's until it closes the endpoint too.
+    pub(crate) revoked: bool,
     /// The endpoint's settings.
     pub(crate) settings: Values,
     /// The priority that the endpoint was granted; the application may go below it, and back.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::connection::{Connection, Progress};
-use crate::policy::{Account, Policy};
+use crate::policy::{Account, Policy, Terms};
 
 /// The resources that a user or a group uses.
 #[derive(Clone, Copy, Debug, Default)]
@@ -94,21 +94,23 @@ impl Connections {
     /// `bytes` bytes.
     pub(crate) fn is_full(
         &self,
-        policy: &Policy,
+        (policy, terms): (&Policy, &Terms),
         account: Account,
         bytes: usize,
         addresses: usize,
     ) -> Option<String> {
         let uid = account.uid;
         let held = self.users.get(&uid).copied().unwrap_or_default();
-        if held.sessions >= policy.sessions_per_user {
+        let most = policy.sessions_per_user;
+        if held.sessions >= terms.sessions.map_or(most, |sessions| sessions.min(most)) {
             let count = held.sessions;
             return Some(format!(
                 "user {uid} has {count} sessions, the most allowed (sessions-per-user); end one"
             ));
         }
-        if account.is_limited && held.bytes + bytes > policy.bytes_per_user {
-            let limit = policy.bytes_per_user;
+        let most = policy.bytes_per_user;
+        let limit = terms.bytes.map_or(most, |bytes| bytes.min(most));
+        if account.is_limited && held.bytes + bytes > limit {
             return Some(format!(
                 "with this session, the sessions of user {uid} would have {} bytes; at most \
                  {limit} are allowed (bytes-per-user); end another session, or ask for less",

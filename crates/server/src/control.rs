@@ -24,14 +24,14 @@ use towpath_protocol::settings::Values;
 use towpath_protocol::store::Store;
 use tracing::{info, warn};
 
-use crate::addresses::Pool;
+use crate::addresses::{Pool, PoolError};
 use crate::connection::{Connection, Progress, Refused};
 use crate::connections::Connections;
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::{Rule, Sets};
 use crate::filters::Filters;
 use crate::log::LogLimit;
-use crate::policy::{Account, Policy, Standing};
+use crate::policy::{Account, Admission, Policy, PolicyChange, Standing};
 use crate::slow::Slow;
 use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;
@@ -52,6 +52,8 @@ pub(crate) enum Request {
     /// Serves the peer on this connected socket: an application in the same process, or one that
     /// was given the socket.
     Adopt(OwnedFd),
+    /// Serves under another policy from now on, and tells what became of the sessions.
+    Policy(Box<Policy>, Sender<Result<PolicyChange, PoolError>>),
     /// Ends the server.
     Stop,
 }
@@ -124,7 +126,7 @@ pub(crate) struct Control {
     /// The first untrusted user that had a session, and whether a second one had.
     untrusted: (Option<u32>, bool),
     pub(crate) own_uid: u32,
-    all_users_known: bool,
+    pub(crate) all_users_known: bool,
     pub(crate) started: Instant,
     pub(crate) connections: Connections,
     pub(crate) next_token: u64,
@@ -242,6 +244,9 @@ impl Control {
         while let Ok(request) = self.parts.requests.try_recv() {
             match request {
                 Request::Adopt(socket) => self.adopt(socket),
+                Request::Policy(policy, answer) => {
+                    let _ = answer.send(self.set_policy(*policy));
+                }
                 Request::Stop => self.stop(),
             }
         }
@@ -322,13 +327,14 @@ impl Control {
             }
         };
         let policy = &self.parts.policy;
-        let (standing, group) = match policy.standing(&peer, self.own_uid, self.all_users_known) {
-            Ok(granted) => granted,
-            Err((refusal, text)) => {
-                let text = format!("{}: {text}", self.parts.info.name);
-                return self.turn_away(socket, Owner::Refused, (refusal, text));
-            }
-        };
+        let Admission { standing, group, terms } =
+            match policy.standing(&peer, self.own_uid, self.all_users_known) {
+                Ok(granted) => granted,
+                Err((refusal, text)) => {
+                    let text = format!("{}: {text}", self.parts.info.name);
+                    return self.turn_away(socket, Owner::Refused, (refusal, text));
+                }
+            };
         let is_limited = standing != Standing::Administrator;
         let account = Account { uid: peer.uid, group, is_limited };
         let owner = Owner::User(peer.uid);
@@ -357,6 +363,7 @@ impl Control {
             worker,
             peer,
             standing,
+            terms,
             trusted,
             progress: Progress::New,
             gone: false,

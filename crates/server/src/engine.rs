@@ -28,6 +28,7 @@ mod delivery;
 pub(crate) mod demux;
 mod device_counters;
 mod execute;
+pub(crate) mod forbidden;
 pub(crate) mod last_sent;
 mod memories;
 mod notifier;

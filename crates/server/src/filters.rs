@@ -219,6 +219,7 @@ mod tests {
             listening: None,
             group,
             offload: false,
+            revoked: false,
             queue_pair: 0,
             settings: Values::default(),
             granted_priority: 0,

@@ -33,6 +33,7 @@ mod policy;
 mod prepare;
 mod report;
 mod requests;
+mod revocation;
 mod rights;
 mod server;
 mod slow;
@@ -44,7 +45,9 @@ pub use config::{Config, StartError};
 pub use engine::WaitStrategy;
 pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
-pub use policy::Policy;
+pub use policy::{
+    AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,
+};
 pub use server::Server;
 pub use towpath_protocol::settings::{Setting, SettingError, Values};
 

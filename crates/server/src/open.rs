@@ -36,7 +36,7 @@ pub(crate) fn read_open(
         return Err((Refusal::NotFound, text));
     }
     let administrator = connection.standing == Standing::Administrator;
-    let listening = read_listening(open, administrator)?;
+    let listening = read_listening(open)?;
     check_fields(open)?;
     let (ip, remote_ip) = read_ips(open)?;
     if let Some(ip) = ip
@@ -47,14 +47,23 @@ pub(crate) fn read_open(
     }
     check_mac(open, lease, administrator)?;
     let mac = if has(open, message::RULE_MAC) { open.mac } else { lease.mac };
+    let rule = read_rule(open, mac, ip, remote_ip);
+    connection.terms.check(&rule, listening).map_err(denied)?;
+    let mut settings = Values::default();
+    for (setting, value) in &connection.terms.settings {
+        // The policy has only values that are possible.
+        let _ = settings.set(*setting, *value);
+    }
+    let granted_priority = settings.get(Setting::Priority);
     Ok(Opened {
-        rule: read_rule(open, mac, ip, remote_ip),
+        rule,
         listening,
         group: open.flags & message::OPEN_GROUP != 0,
         offload: open.flags & message::OPEN_OFFLOAD != 0,
         queue_pair: open.queue_pair,
-        settings: Values::default(),
-        granted_priority: Setting::Priority.spec().default,
+        revoked: false,
+        settings,
+        granted_priority,
     })
 }
 
@@ -72,7 +81,7 @@ fn has(open: &Open, field: u32) -> bool {
 }
 
 /// Reads the way in which the endpoint listens without a rule, if it does.
-fn read_listening(open: &Open, administrator: bool) -> Result<Option<Listening>, Refused> {
+fn read_listening(open: &Open) -> Result<Option<Listening>, Refused> {
     let listening = match (
         open.flags & message::OPEN_PROMISCUOUS != 0,
         open.flags & message::OPEN_CAPTURE != 0,
@@ -84,9 +93,6 @@ fn read_listening(open: &Open, administrator: bool) -> Result<Option<Listening>,
     };
     if open.given != 0 {
         return Err(malformed("a promiscuous or capturing endpoint has no flow rule"));
-    }
-    if !administrator {
-        return Err(denied("only root and the server's user may capture or be promiscuous"));
     }
     Ok(Some(listening))
 }
@@ -137,10 +143,6 @@ fn check_mac(open: &Open, lease: &Lease, administrator: bool) -> Result<(), Refu
         && !(administrator && open.mac[0] & 1 == 0)
     {
         return Err(denied("a MAC address that was not given to this session"));
-    }
-    // A rule without a MAC address would match a neighbour's packets.
-    if has(open, message::RULE_ANY_MAC) && !administrator {
-        return Err(denied("only root and the server's user may receive for any MAC address"));
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use crate::addresses::Holder;
 use crate::connection::{Progress, Refused};
 use crate::control::{Control, Reply};
 use crate::engine::commands::Command;
+use crate::engine::forbidden::Forbidden;
 use crate::engine::relays::Relay;
 use crate::engine::session::{Mappings, Session};
 use crate::prepare::stored_name;
@@ -135,7 +136,7 @@ impl Control {
 
     /// Handles the end of a connection that its worker has closed. Its session, if it has one,
     /// ends, too.
-    fn connection_ended(&mut self, token: u64) {
+    pub(crate) fn connection_ended(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.gone = true;
         let (number, uid) = (connection.number, connection.account.uid);
@@ -153,7 +154,7 @@ impl Control {
                     let name = self.connections.get(token).map_or("", |one| &one.name);
                     info!(session = number, name, "detached");
                 }
-                return self.command(Command::RemoveSession { number }, Reply::Nothing);
+                return self.command(Command::RemoveSession { number, reason: 0 }, Reply::Nothing);
             }
             Progress::Populating | Progress::Over => {}
         }
@@ -218,6 +219,7 @@ impl Control {
                 self.lock(&mapped.mappings);
                 self.register(&mut mapped.session);
                 let Some(connection) = self.connections.get_mut(token) else { return };
+                mapped.session.forbidden = connection.terms.close_after.map(Forbidden::new);
                 connection.progress = Progress::Lives;
                 let uid = connection.account.uid;
                 if self.log.allows(uid)

@@ -1,16 +1,32 @@
 //! The rights of users. By default, root and the server's own user may do everything, and no other
-//! user may attach. Grants by name admit further users.
+//! user may attach. Grants by name admit further users, each with its terms.
+
+mod terms;
+
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use towpath_protocol::message::Refusal;
 use towpath_protocol::peer::{OVERFLOW_UID, Peer};
 
+pub use terms::{AddressRange, PortRange, Terms};
+
 /// Grants and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Users that may attach.
+    /// Users that may attach, with the default [`Terms`].
     pub users: Vec<u32>,
-    /// Groups whose members may attach.
+    /// Groups whose members may attach, with the default [`Terms`].
     pub groups: Vec<u32>,
+    /// Users and groups that may attach, with terms of their own. A grant that names the user comes
+    /// before every grant that names one of its groups. Among several grants, the first one counts.
+    pub grants: Vec<Grant>,
+    /// Addresses that only one application gets.
+    pub reservations: Vec<Reservation>,
+    /// `true` if another policy may follow while the server runs
+    /// ([`Server::set_policy`](crate::Server::set_policy)). Every user may then connect to the
+    /// socket, where the server refuses those without a grant.
+    pub may_change: bool,
     /// Concurrent sessions of one user.
     pub sessions_per_user: usize,
     /// Concurrent sessions of all users admitted as members of one group, taken together.
@@ -24,6 +40,38 @@ pub struct Policy {
     pub endpoints_per_session: u32,
     /// Concurrent control connections of all users together.
     pub connections: usize,
+}
+
+/// Users and groups with the same rights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The users.
+    pub users: Vec<u32>,
+    /// The groups: all users that are members.
+    pub groups: Vec<u32>,
+    /// Their rights.
+    pub terms: Arc<Terms>,
+}
+
+/// An address that the pool gives to one application only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// The application's user.
+    pub uid: u32,
+    /// The name that the application gives its session.
+    pub name: String,
+    /// The address. The application also gets the other family's address that belongs to it.
+    pub address: IpAddr,
+}
+
+/// What became of the sessions when the policy changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PolicyChange {
+    /// Sessions that the server closed, because their users may not attach any more, or not with
+    /// these addresses.
+    pub sessions: usize,
+    /// Endpoints that the server closed in the remaining sessions.
+    pub endpoints: usize,
 }
 
 /// The accounts that a connection counts against. A user admitted as a member of a group counts for
@@ -41,6 +89,9 @@ impl Default for Policy {
         Policy {
             users: Vec::new(),
             groups: Vec::new(),
+            grants: Vec::new(),
+            reservations: Vec::new(),
+            may_change: false,
             sessions_per_user: 64,
             sessions_per_group: 256,
             bytes_per_user: 4 << 30,
@@ -56,8 +107,19 @@ impl Default for Policy {
 pub enum Standing {
     /// All rights: the peer is root or the server's own user.
     Administrator,
-    /// The right to attach, and to send and receive with the given addresses.
+    /// The right to attach, and to send and receive within the terms of its grant.
     Granted,
+}
+
+/// What the policy says of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// The peer's rights.
+    pub standing: Standing,
+    /// The group that admits the peer, if the policy does not name the user itself.
+    pub group: Option<u32>,
+    /// The terms of the grant.
+    pub terms: Arc<Terms>,
 }
 
 impl Policy {
@@ -68,9 +130,17 @@ impl Policy {
         self.sessions_per_user * 2 + 4
     }
 
-    /// Returns a peer's rights, and the group that grants them if the policy does not name the user
-    /// itself. `own` is the server's user. `all_known` is `true` if every user has a distinct
-    /// number in the server's user namespace.
+    /// Returns `true` if users other than root and the server's may attach, now or later.
+    #[must_use]
+    pub fn admits_others(&self) -> bool {
+        self.may_change
+            || !self.users.is_empty()
+            || !self.groups.is_empty()
+            || !self.grants.is_empty()
+    }
+
+    /// Returns a peer's rights. `own` is the server's user. `all_known` is `true` if every user has
+    /// a distinct number in the server's user namespace.
     ///
     /// # Errors
     /// Fails with the line that the server sends to the peer.
@@ -79,7 +149,7 @@ impl Policy {
         peer: &Peer,
         own: u32,
         all_known: bool,
-    ) -> Result<(Standing, Option<u32>), (Refusal, String)> {
+    ) -> Result<Admission, (Refusal, String)> {
         if peer.uid == OVERFLOW_UID && !all_known {
             let text = "your user has no number in the server's user namespace, or cannot be told \
                         from those that have none; run server and application in one user \
@@ -87,14 +157,32 @@ impl Policy {
             return Err((Refusal::Permission, text.into()));
         }
         if peer.uid == 0 || peer.uid == own {
-            return Ok((Standing::Administrator, None));
+            let terms = Arc::new(Terms::administrator());
+            return Ok(Admission { standing: Standing::Administrator, group: None, terms });
+        }
+        let granted = |group, terms| Admission { standing: Standing::Granted, group, terms };
+        if let Some(grant) = self.grants.iter().find(|grant| grant.users.contains(&peer.uid)) {
+            return Ok(granted(None, grant.terms.clone()));
         }
         if self.users.contains(&peer.uid) {
-            return Ok((Standing::Granted, None));
+            return Ok(granted(None, Arc::default()));
         }
         let member = |group: &&u32| peer.gid == **group || peer.groups.contains(group);
+        for grant in &self.grants {
+            if let Some(group) = grant.groups.iter().find(member) {
+                return Ok(granted(Some(*group), grant.terms.clone()));
+            }
+        }
         if let Some(group) = self.groups.iter().find(member) {
-            return Ok((Standing::Granted, Some(*group)));
+            return Ok(granted(Some(*group), Arc::default()));
+        }
+        if self.may_change {
+            let text = format!(
+                "the server's policy grants nothing to user {} or its groups; ask the \
+                 administrator for a grant",
+                peer.uid
+            );
+            return Err((Refusal::Permission, text));
         }
         Err((
             Refusal::Permission,
@@ -115,24 +203,61 @@ mod tests {
         Peer { uid, gid, groups: groups.to_vec(), pid: 1, process: None }
     }
 
+    /// Returns what a policy says of a peer, without the terms.
+    fn standing(
+        policy: &Policy,
+        peer: &Peer,
+        own: u32,
+        all_known: bool,
+    ) -> Result<(Standing, Option<u32>), Refusal> {
+        let admission = policy.standing(peer, own, all_known).map_err(|(refusal, _)| refusal)?;
+        Ok((admission.standing, admission.group))
+    }
+
     #[test]
     fn only_administrators_and_named_users_are_admitted() {
         let policy = Policy { users: vec![7], groups: vec![70], ..Policy::default() };
-        let standing =
-            |peer: &Peer| policy.standing(peer, 500, false).map_err(|(refusal, _)| refusal);
-        assert_eq!(standing(&peer(0, 0, &[])), Ok((Standing::Administrator, None)));
-        assert_eq!(standing(&peer(500, 1, &[])), Ok((Standing::Administrator, None)));
-        assert_eq!(standing(&peer(7, 1, &[])), Ok((Standing::Granted, None)));
-        assert_eq!(standing(&peer(7, 70, &[])), Ok((Standing::Granted, None)), "by name");
-        assert_eq!(standing(&peer(8, 70, &[])), Ok((Standing::Granted, Some(70))));
-        assert_eq!(standing(&peer(8, 1, &[5, 70])), Ok((Standing::Granted, Some(70))));
-        assert_eq!(standing(&peer(8, 1, &[5])), Err(Refusal::Permission));
+        let of = |peer: &Peer| standing(&policy, peer, 500, false);
+        assert_eq!(of(&peer(0, 0, &[])), Ok((Standing::Administrator, None)));
+        assert_eq!(of(&peer(500, 1, &[])), Ok((Standing::Administrator, None)));
+        assert_eq!(of(&peer(7, 1, &[])), Ok((Standing::Granted, None)));
+        assert_eq!(of(&peer(7, 70, &[])), Ok((Standing::Granted, None)), "by name");
+        assert_eq!(of(&peer(8, 70, &[])), Ok((Standing::Granted, Some(70))));
+        assert_eq!(of(&peer(8, 1, &[5, 70])), Ok((Standing::Granted, Some(70))));
+        assert_eq!(of(&peer(8, 1, &[5])), Err(Refusal::Permission));
         let unknown = peer(OVERFLOW_UID, 70, &[]);
-        assert_eq!(standing(&unknown), Err(Refusal::Permission));
+        assert_eq!(of(&unknown), Err(Refusal::Permission));
         // A server that runs as the overflow user cannot tell its own user from users without a
         // number.
-        let standing = |all_known| policy.standing(&unknown, OVERFLOW_UID, all_known).ok();
-        assert_eq!(standing(false), None);
-        assert_eq!(standing(true), Some((Standing::Administrator, None)));
+        let of = |all_known| standing(&policy, &unknown, OVERFLOW_UID, all_known).ok();
+        assert_eq!(of(false), None);
+        assert_eq!(of(true), Some((Standing::Administrator, None)));
+    }
+
+    #[test]
+    fn a_grant_to_the_user_comes_before_those_to_its_groups() {
+        let grant = |users: &[u32], groups: &[u32], endpoints| Grant {
+            users: users.to_vec(),
+            groups: groups.to_vec(),
+            terms: Arc::new(Terms { endpoints: Some(endpoints), ..Terms::default() }),
+        };
+        let policy = Policy {
+            grants: vec![grant(&[], &[70], 1), grant(&[], &[71, 70], 2), grant(&[7], &[], 3)],
+            users: vec![9],
+            groups: vec![72],
+            ..Policy::default()
+        };
+        let of = |peer: &Peer| {
+            let admission = policy.standing(peer, 500, false).unwrap();
+            (admission.group, admission.terms.endpoints)
+        };
+        assert_eq!(of(&peer(7, 70, &[])), (None, Some(3)));
+        assert_eq!(of(&peer(8, 70, &[71])), (Some(70), Some(1)), "the first grant");
+        assert_eq!(of(&peer(8, 1, &[71])), (Some(71), Some(2)));
+        assert_eq!(of(&peer(9, 71, &[])), (None, None), "named with the default terms");
+        assert_eq!(of(&peer(8, 72, &[])), (Some(72), None));
+        assert!(policy.standing(&peer(8, 1, &[]), 500, false).is_err());
+        let root = policy.standing(&peer(0, 70, &[]), 500, false).unwrap();
+        assert!(root.terms.capture && root.terms.endpoints.is_none());
     }
 }

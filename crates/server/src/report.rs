@@ -131,6 +131,9 @@ fn rule_text(rule: &Rule) -> String {
 }
 
 fn receives(opened: &Opened) -> String {
+    if opened.revoked {
+        return "nothing: closed, because the policy changed".to_owned();
+    }
     let mut text = match opened.listening {
         Some(Listening::Capture) => "a copy of every packet".to_owned(),
         Some(Listening::Promiscuous) => "every packet".to_owned(),

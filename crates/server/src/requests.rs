@@ -18,7 +18,7 @@ use crate::engine::session::Endpoint;
 use crate::engine::wake_data;
 use crate::filters;
 use crate::open::read_open;
-use crate::policy::{Policy, Standing};
+use crate::policy::{Policy, Standing, Terms};
 use crate::prepare::{Prepared, session_bytes, stored_name};
 use crate::report;
 use crate::rights::Rights;
@@ -54,17 +54,18 @@ impl Control {
         }
         let (shape, wanted, name) = read_attach(attach)?;
         let policy = &self.parts.policy;
-        let bytes = bytes_within(policy, &shape)?;
+        let terms = connection.terms.clone();
+        let bytes = bytes_within((policy, &terms), &shape)?;
         let (uid, account) = (connection.peer.uid, connection.account);
         let addresses = self.parts.pool.size();
-        if let Some(text) = self.connections.is_full(policy, account, bytes, addresses) {
+        if let Some(text) = self.connections.is_full((policy, &terms), account, bytes, addresses) {
             return Err((Refusal::Limit, format!("attach: {text}")));
         }
         let holder = Holder { uid, name: name.clone() };
         let lease = self
             .parts
             .pool
-            .lease(&holder, wanted)
+            .lease(&holder, wanted, &terms)
             .map_err(|error| (refusal_of(&error), format!("attach: {error}")))?;
         let address = [Filter::Address(lease.mac)];
         if let Err(refused) = self.claim("attach", &address) {
@@ -151,6 +152,9 @@ impl Control {
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         let rights = match opened.listening {
             Some(Listening::Capture) => Rights::nothing(),
+            Some(Listening::Promiscuous) if !connection.terms.allow_every_flow() => {
+                Rights::nothing()
+            }
             _ => Rights::new(opened.rule, lease.mac, lease.addresses())
                 .with_any_role(connection.standing == Standing::Administrator),
         };
@@ -166,6 +170,7 @@ impl Control {
             last_sent: LastSent::default(),
         };
         let (listening, group) = (opened.listening, opened.group);
+        let terms = connection.terms.clone();
         if listening.is_none() {
             self.rules.insert(opened.rule, session);
             self.rule_sets.add(&opened.rule);
@@ -173,7 +178,23 @@ impl Control {
         connection.put_in(opened);
         let endpoint = Box::new(endpoint);
         let command = Command::AddEndpoint { session, number, endpoint, listening, group };
-        self.command(command, Reply::Opened(token, number));
+        let opened = Reply::Opened(token, number);
+        let Some(((setting, value), others)) = terms.settings.split_last() else {
+            self.command(command, opened);
+            return Ok(());
+        };
+        // The application may send when the engine has executed the last command.
+        self.command(command, Reply::Nothing);
+        let set = |(setting, value): (Setting, u64)| Command::Set {
+            setting,
+            session,
+            endpoint: number,
+            value,
+        };
+        for other in others {
+            self.command(set(*other), Reply::Nothing);
+        }
+        self.command(set((*setting, *value)), opened);
         Ok(())
     }
 
@@ -191,6 +212,9 @@ impl Control {
 
     /// Forgets the flow rule of an endpoint, and what the device receives for it.
     pub(crate) fn forget_rule(&mut self, opened: &Opened) {
+        if opened.revoked {
+            return;
+        }
         self.release(&filters::of_endpoint(opened));
         if opened.listening.is_none() {
             self.rules.remove(&opened.rule);
@@ -300,6 +324,7 @@ impl Control {
             .living(set.session)
             .and_then(|one| one.endpoints.get_mut(set.endpoint as usize))
             .and_then(Option::as_mut)
+            .filter(|opened| !opened.revoked)
             .ok_or_else(|| {
                 let text = format!("set {name}: there is no endpoint {at}; towpath ls shows all");
                 (Refusal::NotFound, text)
@@ -330,20 +355,26 @@ fn not_set(error: SettingError) -> Refused {
 }
 
 /// Returns the size of a session in bytes, if the policy allows such a session.
-fn bytes_within(policy: &Policy, shape: &SessionShape) -> Result<usize, Refused> {
+fn bytes_within(
+    (policy, terms): (&Policy, &Terms),
+    shape: &SessionShape,
+) -> Result<usize, Refused> {
     let bytes = session_bytes(shape);
-    if bytes > policy.session_bytes {
+    let most = policy.session_bytes;
+    let most = terms.session_bytes.map_or(most, |bytes| bytes.min(most));
+    if bytes > most {
         let text = format!(
-            "attach: the session needs {bytes} bytes, at most {} are allowed; ask for fewer \
-             or smaller queues and buffers",
-            policy.session_bytes
+            "attach: the session needs {bytes} bytes, at most {most} are allowed; ask for fewer \
+             or smaller queues and buffers"
         );
         return Err((Refusal::Limit, text));
     }
-    if shape.endpoints > policy.endpoints_per_session {
+    let most = policy.endpoints_per_session;
+    let most = terms.endpoints.map_or(most, |endpoints| endpoints.min(most));
+    if shape.endpoints > most {
         let text = format!(
-            "attach: {} endpoints; at most {} are allowed",
-            shape.endpoints, policy.endpoints_per_session
+            "attach: {} endpoints; at most {most} are allowed; ask for fewer",
+            shape.endpoints
         );
         return Err((Refusal::Limit, text));
     }
@@ -355,6 +386,7 @@ fn refusal_of(error: &PoolError) -> Refusal {
     match error {
         PoolError::InUse(_) | PoolError::Lately(_) => Refusal::InUse,
         PoolError::Outside(_) => Refusal::NotFound,
+        PoolError::NotGranted(_) | PoolError::Reserved(_) => Refusal::Permission,
         _ => Refusal::Limit,
     }
 }

@@ -15,12 +15,12 @@ use towpath_protocol::layout::STATE_WORDS;
 use towpath_protocol::store::Store;
 use towpath_queue::PeerWords;
 
-use crate::addresses::{Pool, Subnets};
+use crate::addresses::{Pool, PoolError, Subnets};
 use crate::config::{Config, StartError, bind_to_processor};
 use crate::control::{Control, Parts, Request};
 use crate::engine::relays::Relays;
 use crate::engine::{Engine, Link};
-use crate::policy::Policy;
+use crate::policy::{Policy, PolicyChange};
 use crate::socket::{Bound, bind};
 use crate::worker::held::{Doorbells, Entries};
 use crate::worker::pin::pin;
@@ -77,7 +77,8 @@ impl Server {
         let (requests, control_requests) = channel();
         let (epoch, seed) = epoch_and_seed()?;
         let info = device.info().clone();
-        let pool = Pool::new(config.subnets, info.mac)?;
+        let mut pool = Pool::new(config.subnets, info.mac)?;
+        pool.reserve(&config.policy.reservations)?;
         let link = Link {
             commands: engine_commands,
             events: engine_events,
@@ -143,6 +144,22 @@ impl Server {
         let _ = towpath_protocol::peer::refuse_descriptors(&ours);
         self.request(Request::Adopt(ours));
         Ok(theirs)
+    }
+
+    /// Serves under another policy from now on. Sessions of users who may not attach any more are
+    /// closed, and so are endpoints that their users' terms do not allow. The new limits hold for
+    /// what applications ask for later. [`Policy::connections`] stays as it was, and
+    /// [`Policy::may_change`] must have been `true` at the start, for other users to reach the
+    /// socket.
+    ///
+    /// # Errors
+    /// [`PoolError`] if the policy reserves an address that the device does not have. Then the old
+    /// policy stays in force.
+    pub fn set_policy(&self, policy: Policy) -> Result<PolicyChange, PoolError> {
+        let (answer, answered) = channel();
+        self.request(Request::Policy(Box::new(policy), answer));
+        // A server that ends in the meantime has no sessions.
+        answered.recv().unwrap_or_else(|_| Ok(PolicyChange::default()))
     }
 
     /// Returns a descriptor that hangs up when the server has ended for any reason, for use with

@@ -73,8 +73,7 @@ pub(crate) fn bind(path: &Path, policy: &Policy) -> Result<(OwnedFd, Bound), Sta
     rustix::net::bind(&socket, &address).map_err(|error| failed(error.into()))?;
     // The server decides by the kernel's peer credentials. The file's mode only rejects users
     // without any right early.
-    let open = !policy.users.is_empty() || !policy.groups.is_empty();
-    let mode = if open { 0o666 } else { 0o600 };
+    let mode = if policy.admits_others() { 0o666 } else { 0o600 };
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
     rustix::net::listen(&socket, 128).map_err(|error| failed(error.into()))?;
     Ok((socket, bound))

@@ -21,7 +21,7 @@ use out::Out;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-Only root and the server's user may capture. The capture ends at SIGINT, SIGTERM or SIGHUP, when its
+Root, the server's user, and users whom its policy permits may capture. It ends at SIGINT, SIGTERM or SIGHUP, when its
 reader ends, or when it reaches the limit of -c or --seconds.
 
 Examples:
@@ -120,8 +120,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 fn forbidden(error: &OpenError, device: &str) -> String {
     match error {
         OpenError::Refused { refusal: Refusal::Permission, .. } => format!(
-            "capture: {device}: only root and the server's user may capture; run the command as \
-             one of them, for example with sudo"
+            "capture: {device}: your user may not capture; run the command as root, for example \
+             with sudo, or ask the administrator for a grant with capture = true"
         ),
         _ => format!("capture: {device}: {error}"),
     }

@@ -38,6 +38,11 @@ impl Failure {
         Failure { text: String::new(), status: 0 }
     }
 
+    /// Returns the failure's line.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Prints the failure to standard error.
     pub(crate) fn report(&self) -> ExitCode {
         if self.text.is_empty() {

@@ -13,6 +13,7 @@ mod find;
 mod ls;
 mod man;
 mod number;
+mod policy;
 mod report;
 mod serve;
 mod set;
@@ -52,7 +53,7 @@ struct Cli {
 
 #[derive(clap::Subcommand, Debug)]
 enum Subcommand {
-    /// Serve a network interface to applications, until SIGTERM, SIGINT or SIGHUP
+    /// Serve a network interface to applications, until SIGTERM or SIGINT
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
     /// List the applications attached to a server, and the flow rules of their endpoints
@@ -67,6 +68,9 @@ enum Subcommand {
     /// Change a setting of a running server
     #[command(after_help = set::EXAMPLES)]
     Set(set::Args),
+    /// Check a policy file, and explain what it grants
+    #[command(after_help = policy::EXAMPLES)]
+    Policy(policy::Args),
     /// Detach a server's XDP program from an interface, when the server hangs or is stopped
     #[command(after_help = detach::EXAMPLES)]
     Detach(detach::Args),
@@ -103,6 +107,7 @@ fn main() -> ExitCode {
         Subcommand::Stat(args) => stat::run(&args),
         Subcommand::Capture(args) => capture::run(&args),
         Subcommand::Set(args) => set::run(&args),
+        Subcommand::Policy(args) => policy::run(&args),
         Subcommand::Detach(args) => detach::run(&args),
         Subcommand::Completions(args) => completions::run(&args, &Cli::command()),
         Subcommand::Man(args) => man::run(&args, &Cli::command()),

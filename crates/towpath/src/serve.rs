@@ -106,12 +106,33 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     );
     ready.tell(&name, &socket);
 
-    wait_for_end(&server, &signals, pcap)?;
+    // Without a policy, SIGHUP is the end of the terminal.
+    while wait(&server, &signals, &mut pcap)? == Asked::ReadAgain && settings.policy.is_some() {
+        read_policy_again(&server, &settings, &socket);
+    }
     signals.release();
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     let outcome = server.stop();
     info!(device = name, "ended");
     outcome.map_err(|error| ended(&error))
+}
+
+/// Reads the policy file again. With an error in it, the old policy stays in force.
+fn read_policy_again(server: &Server, settings: &Settings, socket: &Path) {
+    let _ = sd_notify::NotifyState::monotonic_usec_now()
+        .and_then(|now| sd_notify::notify(&[sd_notify::NotifyState::Reloading, now]));
+    let outcome = settings.config(socket.to_owned()).and_then(|config| {
+        server.set_policy(config.policy).map_err(|error| Failure::new(error.to_string()))
+    });
+    match outcome {
+        Ok(change) => info!(
+            sessions_closed = change.sessions,
+            endpoints_closed = change.endpoints,
+            "the policy was read again"
+        ),
+        Err(failure) => warn!("{}; the old policy stays in force", failure.text()),
+    }
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
 }
 
 /// Returns the reason why a server did not start, with the option that helps or another remedy.
@@ -142,12 +163,21 @@ fn ended(error: &DeviceError) -> Failure {
     }
 }
 
-/// Waits until a signal asks for the end, or the server has ended by itself.
-fn wait_for_end(
+/// What the server is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// Read the policy again.
+    ReadAgain,
+    /// End, or it has ended by itself.
+    End,
+}
+
+/// Waits until a signal arrives, or the server has ended by itself.
+fn wait(
     server: &Server,
     signals: &Signals,
-    mut pcap: Option<(&Path, CaptureStatus)>,
-) -> Result<(), Failure> {
+    pcap: &mut Option<(&Path, CaptureStatus)>,
+) -> Result<Asked, Failure> {
     loop {
         let timeout = pcap.as_ref().map(|_| PCAP_POLL);
         let mut heard = [
@@ -156,12 +186,17 @@ fn wait_for_end(
         ];
         match poll(&mut heard, timeout.as_ref()) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            Ok(_) => return Ok(()),
+            Ok(_) if heard[1].revents().is_empty() => match signals.take() {
+                Some(libc::SIGHUP) => return Ok(Asked::ReadAgain),
+                Some(_) => return Ok(Asked::End),
+                None => {}
+            },
+            Ok(_) => return Ok(Asked::End),
             Err(errno) => {
                 return Err(Failure::new(format!("waiting: {}", says(&errno.into()))));
             }
         }
-        if let Some((path, status)) = &pcap
+        if let Some((path, status)) = pcap
             && let Some(failure) = status.take_failure()
         {
             warn!(
@@ -170,7 +205,7 @@ fn wait_for_end(
                 says(&failure),
                 status.frames()
             );
-            pcap = None;
+            *pcap = None;
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Requests to end: SIGTERM, SIGINT and SIGHUP as a descriptor to wait for, so that they interrupt
-//! no system call of any thread.
+//! Requests to end or to read files again: SIGTERM, SIGINT and SIGHUP as a descriptor to wait for, so
+//! that they interrupt no system call of any thread.
 //!
 //! Unsafe lives here for calls on signals, which rustix does not have.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Requests to end from the service manager, the keyboard, and the terminal's end.
+/// Requests from the service manager, the keyboard, and the terminal's end.
 const ASKING: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
 /// The signals, blocked for the thread that made this value and all threads that it starts later.
@@ -44,6 +44,15 @@ impl Signals {
         // SAFETY: a descriptor just opened, with no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Signals { fd, set })
+    }
+
+    /// Takes the next signal that has arrived: its number.
+    pub(crate) fn take(&self) -> Option<libc::c_int> {
+        let mut taken = [0; size_of::<libc::signalfd_siginfo>()];
+        let length = rustix::io::read(&self.fd, &mut taken).ok()?;
+        // The signal's number is the first field (signalfd(2)).
+        let number = taken.first_chunk().filter(|_| length == taken.len())?;
+        Some(u32::from_ne_bytes(*number) as libc::c_int)
     }
 
     /// Restores the former effect of each signal: a second signal ends the process, in case an

@@ -17,8 +17,10 @@ use crate::engine::session::{Endpoint, Session};
 #[derive(Debug)]
 pub enum Command {
     AddSession(Box<Session>),
+    /// Ends a session; the application reads the reason, 0 for none.
     RemoveSession {
         number: u32,
+        reason: u32,
     },
     AddEndpoint {
         session: u32,
@@ -30,6 +32,16 @@ pub enum Command {
     RemoveEndpoint {
         session: u32,
         number: u32,
+    },
+    /// Closes an endpoint because the policy changed, and tells the application.
+    RevokeEndpoint {
+        session: u32,
+        number: u32,
+    },
+    /// Limits the packets per second that the session's rights forbid.
+    LimitForbidden {
+        session: u32,
+        most: Option<u32>,
     },
     /// Sets a checked value; session 0 means the device.
     Set {

@@ -8,6 +8,7 @@ use crate::engine::Engine;
 use crate::engine::closing::Step;
 use crate::engine::commands::{Command, EngineReport, Listening};
 use crate::engine::demux::{Destination, FlowCache, FlowTable};
+use crate::engine::forbidden::Forbidden;
 use crate::engine::session::{Endpoint, Session};
 
 /// Commands that the engine executes per poll iteration, so that a connection that opens or sets
@@ -46,9 +47,9 @@ impl Engine {
     fn execute(&mut self, command: Command) {
         match command {
             Command::AddSession(session) => self.add_session(session),
-            Command::RemoveSession { number } => {
+            Command::RemoveSession { number, reason } => {
                 if let Some(key) = self.sessions.key(number) {
-                    self.begin_closing(key);
+                    self.begin_closing(key, reason);
                 }
             }
             Command::AddEndpoint { session, number, endpoint, listening, group } => {
@@ -59,6 +60,17 @@ impl Engine {
             Command::RemoveEndpoint { session, number } => {
                 if let Some(key) = self.sessions.key(session) {
                     self.remove_endpoint(key, number);
+                }
+            }
+            Command::RevokeEndpoint { session, number } => {
+                if let Some(key) = self.sessions.key(session) {
+                    self.revoke_endpoint(key, number);
+                }
+            }
+            Command::LimitForbidden { session, most } => {
+                let key = self.sessions.key(session);
+                if let Some(session) = key.and_then(|key| self.sessions.get_mut(key)) {
+                    session.forbidden = most.map(Forbidden::new);
                 }
             }
             Command::Set { setting, session, endpoint, value } => {
@@ -178,10 +190,23 @@ impl Engine {
         }
     }
 
+    /// Removes an endpoint that the policy does not grant any more, and tells the application.
+    fn revoke_endpoint(&mut self, key: u32, number: u32) {
+        let endpoint = |session: &Session| {
+            session.endpoints.get(number as usize)?.as_ref().map(|endpoint| endpoint.queue_pair)
+        };
+        let Some(queue_pair) = self.sessions.get(key).and_then(endpoint) else { return };
+        self.remove_endpoint(key, number);
+        let Some(session) = self.sessions.get_mut(key) else { return };
+        session.tell_revoked(number);
+        self.notifier.touch(session, key, queue_pair);
+    }
+
     /// Ends a session, which from now on receives and sends nothing. The engine waits for the
     /// session's packets in flight, and removes its flow rules a few per poll iteration.
-    /// Counts and reports a violation, whatever made the session end.
-    fn begin_closing(&mut self, key: u32) {
+    /// Counts and reports a violation, whatever made the session end. `reason` is for the
+    /// application, if there is no violation.
+    fn begin_closing(&mut self, key: u32, reason: u32) {
         let Some(session) = self.sessions.get_mut(key) else { return };
         if session.closing {
             return;
@@ -189,7 +214,7 @@ impl Engine {
         let (number, violation) = (session.number, session.violation);
         // An application that learns of the violation also finds it counted.
         self.counters.add(Count::Violations, u64::from(violation.is_some()));
-        let doorbell = session.close(violation.map_or(0, |violation| violation as u32));
+        let doorbell = session.close(violation.map_or(reason, |violation| violation as u32));
         let endpoints = std::mem::take(&mut session.endpoints);
         self.closing.push(key, endpoints, std::mem::take(&mut session.shapes));
         self.sessions.deactivate(key);
@@ -208,7 +233,7 @@ impl Engine {
     pub(super) fn close_condemned(&mut self) -> usize {
         let mut closed = 0;
         while let Some(key) = self.sessions.take_condemned() {
-            self.begin_closing(key);
+            self.begin_closing(key, 0);
             closed += 1;
         }
         closed

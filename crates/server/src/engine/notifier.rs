@@ -211,7 +211,7 @@ impl Notifier {
         for (key, queue_pair) in &self.touched {
             let Some(session) = sessions.get_mut(*key) else { continue };
             let set = &mut session.queue_pairs[*queue_pair as usize];
-            let wanted = set.transmit.is_wanted();
+            let wanted = set.transmit.is_wanted() || session.news.revoked;
             session.news.urgent |= wanted;
             if set.touched || wanted {
                 match session.marker.mark(fenced, *queue_pair) {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use towpath_device::{Registration, SpaceId};
 use towpath_memory::{Mapping, Region, own_words, peer_words};
-use towpath_protocol::layout::{CLOSED_WORD, PARKED_WORD, SessionShape};
+use towpath_protocol::layout::{
+    CLOSED_WORD, ENDPOINT_COUNTERS, ENDPOINT_REVOKED_WORD, PARKED_WORD, REVOKED_WORD, SessionShape,
+};
 use towpath_protocol::settings::Setting;
 use towpath_queue::buffers::Ledger;
 use towpath_queue::doorbell::{PeerSleepFlag, Sleeper};
@@ -16,6 +18,7 @@ use towpath_queue::{OwnWords, Violation};
 
 use crate::engine::coalescing::{self, Coalescing, Values};
 use crate::engine::demux::Rule;
+use crate::engine::forbidden::Forbidden;
 use crate::engine::last_sent::LastSent;
 use crate::engine::relays::Relay;
 use crate::engine::schedule::arrivals::Arrivals;
@@ -36,6 +39,8 @@ pub(crate) struct News {
     pub(crate) full: bool,
     /// The deadline of a deferred notification, in nanoseconds; 0 if none is deferred.
     pub(crate) due: u64,
+    /// `true` if the server closed an endpoint of the session.
+    pub(crate) revoked: bool,
 }
 
 /// A queue pair and the engine's own state for it.
@@ -135,6 +140,10 @@ pub struct Session {
     /// The endpoints' counters.
     pub counters: OwnWords,
     header: OwnWords,
+    /// The number of endpoints that the server closed, which the application reads.
+    revoked: OwnWords,
+    /// The limit of packets that the session's rights forbid, if there is one.
+    pub(crate) forbidden: Option<Forbidden>,
     /// Tells the application to notify the engine even if the engine is awake.
     pub(crate) parking: Sleeper,
     /// The session's index in the list of active sessions, or [`PARKED`].
@@ -282,6 +291,7 @@ impl Session {
     ) -> Session {
         let mut server = shape.server_own(own_words(memories.server));
         let header = server.header.split_off_front(PARKED_WORD);
+        let parked = server.header.split_off_front(REVOKED_WORD - PARKED_WORD);
         let application = shape.application_peer(&peer_words(&memories.application));
         let ledger = shape.ledger(own_words(memories.ledger));
         let queue_pairs = server
@@ -328,7 +338,9 @@ impl Session {
             to_hurry: (0, 0),
             counters: server.counters,
             header,
-            parking: Sleeper::new(server.header),
+            revoked: server.header,
+            forbidden: None,
+            parking: Sleeper::new(parked),
             active_at: PARKED,
             news_at: 0,
             in_flight: 0,
@@ -340,7 +352,16 @@ impl Session {
         }
     }
 
-    /// Tells the application that the session is over, and the reason (0: no violation). Returns
+    /// Tells the application that the server closed an endpoint.
+    pub(crate) fn tell_revoked(&mut self, number: u32) {
+        let word = number as usize * ENDPOINT_COUNTERS + ENDPOINT_REVOKED_WORD;
+        self.counters.store(word, 1);
+        let count = self.revoked.get(0) + 1;
+        self.revoked.publish(0, count);
+        self.news.revoked = true;
+    }
+
+    /// Tells the application that the session is over, and the reason (0: none). Returns
     /// the doorbell for the worker of the application's user to close. The close informs the
     /// application.
     #[must_use]

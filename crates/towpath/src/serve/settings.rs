@@ -12,6 +12,7 @@ use super::values::{
 };
 use crate::failure::{Failure, says};
 use crate::number::Number;
+use crate::policy::file::PolicyFile;
 
 /// The largest configuration file accepted, in bytes.
 const MOST_FILE_BYTES: u64 = 1 << 20;
@@ -81,6 +82,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "GROUP")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow_group: Vec<Group>,
+    /// File of users' rights, in place of --allow-user and --allow-group; the server reads it again
+    /// at SIGHUP. See: towpath policy --help
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["allow_user", "allow_group"])]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) policy: Option<PathBuf>,
     /// How the engine waits for work: poll, block, spin-then-block, timer-driven or auto; block by
     /// default
     #[arg(long)]
@@ -213,6 +219,7 @@ impl Settings {
             user: self.user.or(file.user),
             allow_user: list(self.allow_user, file.allow_user),
             allow_group: list(self.allow_group, file.allow_group),
+            policy: self.policy.or(file.policy),
             wait: self.wait.or(file.wait),
             set: list(self.set, file.set),
             engine_cpu: self.engine_cpu.or(file.engine_cpu),
@@ -263,12 +270,27 @@ impl Settings {
         self.device.as_ref().is_some_and(|served| served.driver != Driver::Tap)
     }
 
+    /// Adds the grants of the policy file.
+    fn read_policy(&self, policy: &mut Policy) -> Result<(), Failure> {
+        let Some(path) = &self.policy else { return Ok(()) };
+        if !self.allow_user.is_empty() || !self.allow_group.is_empty() {
+            return Err(Failure::usage(format!(
+                "--policy and --allow-user or --allow-group; name users and groups in {}",
+                path.display()
+            )));
+        }
+        let device = self.device.as_ref().map_or("", |device| &device.interface);
+        PolicyFile::read(path)?.apply(policy, device);
+        Ok(())
+    }
+
     /// Returns the configuration to start the server with.
     pub(crate) fn config(&self, socket: PathBuf) -> Result<Config, Failure> {
         let (mut policy, mut config) = (Policy::default(), Config::default());
         policy.users = self.allow_user.iter().map(|user| user.uid).collect();
         policy.groups = self.allow_group.iter().map(|group| group.gid).collect();
         let set = |place: &mut usize, value: Option<usize>| *place = value.unwrap_or(*place);
+        self.read_policy(&mut policy)?;
         set(&mut policy.sessions_per_user, self.sessions_per_user.map(Number::get));
         set(&mut policy.sessions_per_group, self.sessions_per_group.map(Number::get));
         set(&mut policy.bytes_per_user, self.bytes_per_user.map(Number::get));

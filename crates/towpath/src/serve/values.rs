@@ -7,7 +7,6 @@ use std::net::IpAddr;
 use std::ops::Deref;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use towpath_client::{Scope, Setting};
 use towpath_device::tap::TapError;
 use towpath_device::xdp;
@@ -17,25 +16,25 @@ use towpath_server::Subnets;
 /// Serializes a value as text, in files as on the command line.
 macro_rules! as_text {
     ($name:ty, $what:literal) => {
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 to.serialize_str(&self.to_string())
             }
         }
 
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
                 struct Visitor;
-                impl de::Visitor<'_> for Visitor {
+                impl serde::de::Visitor<'_> for Visitor {
                     type Value = $name;
-                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                         f.write_str($what)
                     }
-                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
+                    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<$name, E> {
                         text.parse().map_err(E::custom)
                     }
                     // A number stands for its text: `user = 997`.
-                    fn visit_i64<E: de::Error>(self, number: i64) -> Result<$name, E> {
+                    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<$name, E> {
                         self.visit_str(&number.to_string())
                     }
                 }
@@ -44,6 +43,8 @@ macro_rules! as_text {
         }
     };
 }
+
+pub(crate) use as_text;
 
 /// The name of the interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +81,8 @@ impl Deref for InterfaceName {
         &self.0
     }
 }
+
+as_text!(InterfaceName, "an interface's name, such as \"eth0\"");
 
 /// The device to serve: a driver, an interface, and options of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]

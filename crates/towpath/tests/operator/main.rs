@@ -7,6 +7,7 @@ mod completing;
 mod counters;
 mod manual;
 mod networks;
+mod policies;
 mod refusals;
 mod running;
 mod serving;

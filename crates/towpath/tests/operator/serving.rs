@@ -250,7 +250,7 @@ fn the_server_keeps_no_right_that_it_does_not_need() {
             let file = directory.text("no.pcapng");
             let capture = ["-w", &file, "-c", "1"];
             let said = fails(&mut server.subcommand_as(Some(&allowed), "capture", &capture), 1);
-            assert!(said.contains("opA: only root and the server's user"), "{said}");
+            assert!(said.contains("opA: your user may not capture"), "{said}");
             assert!(said.contains("sudo"), "{said}");
             assert!(!exists(&file));
             let set = ["set", &server.socket, "wait=poll"];

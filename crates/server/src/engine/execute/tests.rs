@@ -139,7 +139,7 @@ fn no_wait_strategy_sleeps_while_commands_are_left() {
         // A session ends, a few of its endpoints per poll iteration.
         world.attach(1, 1000);
         world.poll_until_done();
-        world.give(Command::RemoveSession { number: 1 });
+        world.give(Command::RemoveSession { number: 1, reason: 0 });
         assert!(world.poll_until_done() >= 1000 / CLOSED_PER_ITERATION, "{strategy:?}");
         let removed =
             world.reports.try_iter().filter(|one| matches!(one, EngineReport::Removed(_)));
@@ -251,7 +251,7 @@ fn queue_pairs_are_rechecked_a_few_per_iteration() {
         schedule.more(*unit, Stop::Until(u64::MAX), 0);
     }
     world.set(Setting::Pacing, 1, 0);
-    world.give(Command::RemoveSession { number: 1 });
+    world.give(Command::RemoveSession { number: 1, reason: 0 });
     world.poll_until_done();
     assert!(world.engine.sessions.get(0).is_none() && !world.engine.tx.is_hurrying());
 }
@@ -297,7 +297,7 @@ fn a_violation_is_reported_before_a_removal() {
     world.give(Command::AddSession(session(1).0));
     world.poll_until_done();
     world.engine.sessions.condemn(0, towpath_queue::Violation::Index);
-    world.give(Command::RemoveSession { number: 1 });
+    world.give(Command::RemoveSession { number: 1, reason: 0 });
     world.engine.poll_once().unwrap();
     assert_eq!(world.engine.counters.get(Count::Violations), 1);
     let violated = |report| matches!(report, EngineReport::Violated { session: 1, .. });

@@ -7,6 +7,9 @@ use towpath_packet::offload;
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_protocol::counters::{self, Device as Count, Endpoint as EndpointCount};
 
+use towpath_queue::Violation;
+
+use crate::clock::clock_ns;
 use crate::engine::copy::session_word;
 use crate::engine::delivery::{CAPTURED_OUTGOING, Packet, partial};
 use crate::engine::demux::{Destination, Direction, is_group};
@@ -58,8 +61,14 @@ impl Outgoing {
 
     /// Counts that the engine drops the packet.
     fn refuse(&self, count: EndpointCount, context: &mut TxContext<'_>) -> Sent {
-        if let Some(session) = context.delivery.session(self.key) {
-            counters::add(&mut session.counters, session_word(self.endpoint, count), 1);
+        let Some(session) = context.delivery.session(self.key) else { return Sent::Now };
+        counters::add(&mut session.counters, session_word(self.endpoint, count), 1);
+        let is_open = session.endpoints.get(self.endpoint as usize).is_some_and(Option::is_some);
+        if is_open
+            && is_forbidden(count)
+            && session.forbidden.as_mut().is_some_and(|limit| limit.exceeds(clock_ns()))
+        {
+            return Sent::Violates(Violation::Forbidden);
         }
         Sent::Now
     }
@@ -67,6 +76,12 @@ impl Outgoing {
     fn is_sender(&self, found: &Destination) -> bool {
         found.session == self.key && found.endpoint == self.endpoint
     }
+}
+
+/// Returns `true` if a packet was refused because its sender has no right to send it.
+fn is_forbidden(count: EndpointCount) -> bool {
+    use EndpointCount::{TxOutsideRule, TxSourceAddress, TxSourceMac};
+    matches!(count, TxSourceMac | TxSourceAddress | TxOutsideRule)
 }
 
 /// The receivers of a packet, as far as the flow rules decide.

@@ -1,0 +1,266 @@
+//! The terms of a grant: the addresses, ports, ethertypes and limits of a user.
+
+use std::net::IpAddr;
+
+use towpath_packet::headers::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, PROTOCOL_ICMP, PROTOCOL_ICMPV6};
+use towpath_protocol::settings::Setting;
+
+use crate::engine::commands::Listening;
+use crate::engine::demux::Rule;
+
+/// The rights of the users of a grant. The default terms allow all that an application may do with
+/// addresses of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// The addresses that sessions may get; `None` for any that the device has for applications. A
+    /// session gets no address of a family that is not named. It always has the link-local IPv6
+    /// address of its MAC address.
+    pub addresses: Option<Vec<AddressRange>>,
+    /// The local ports of endpoints; `None` for any. With `Some`, an endpoint for IP packets has a
+    /// protocol and one of these ports, or is for ICMP or ICMPv6.
+    pub ports: Option<Vec<PortRange>>,
+    /// The ethertypes of endpoints; `None` for any. With `Some`, an endpoint has an ethertype, or a
+    /// field of IP.
+    pub ethertypes: Option<Vec<u16>>,
+    /// `true` if endpoints may receive a copy of each packet of the device.
+    pub capture: bool,
+    /// `true` if endpoints may be promiscuous, and receive for any MAC address. With limited ports or
+    /// ethertypes, a promiscuous endpoint sends nothing.
+    pub promiscuous: bool,
+    /// Concurrent sessions of one user. This and the other limits lower those of the
+    /// [`Policy`](super::Policy), and cannot raise them.
+    pub sessions: Option<usize>,
+    /// Endpoints of one session.
+    pub endpoints: Option<u32>,
+    /// Bytes of memory that all sessions of one user may have together.
+    pub bytes: Option<usize>,
+    /// Bytes of memory that one session may have.
+    pub session_bytes: Option<usize>,
+    /// Initial settings of each endpoint, such as a rate.
+    pub settings: Vec<(Setting, u64)>,
+    /// The packets per second that a session may try to send without the right to. The engine drops
+    /// and counts them; the server closes a session that sends more. `None` for no such limit.
+    pub close_after: Option<u32>,
+}
+
+/// Addresses of one family, from the first to the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressRange {
+    /// The first address.
+    pub first: IpAddr,
+    /// The last address, of the same family.
+    pub last: IpAddr,
+}
+
+impl AddressRange {
+    /// Returns `true` if the range has an address.
+    #[must_use]
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        ip.is_ipv4() == self.first.is_ipv4() && self.first <= ip && ip <= self.last
+    }
+}
+
+/// Ports of one protocol, from the first to the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRange {
+    /// The IP protocol.
+    pub protocol: u8,
+    /// The first port.
+    pub first: u16,
+    /// The last port.
+    pub last: u16,
+}
+
+impl Terms {
+    /// Returns the terms of root and the server's user: everything.
+    #[must_use]
+    pub fn administrator() -> Terms {
+        Terms { capture: true, promiscuous: true, ..Terms::default() }
+    }
+
+    /// Returns `true` if endpoints may send and receive on each port and with each ethertype.
+    pub(crate) fn allow_every_flow(&self) -> bool {
+        self.ports.is_none() && self.ethertypes.is_none()
+    }
+
+    /// Returns `true` if a session may have an address.
+    #[must_use]
+    pub fn allow_address(&self, ip: IpAddr) -> bool {
+        self.addresses.as_ref().is_none_or(|ranges| ranges.iter().any(|range| range.contains(ip)))
+    }
+
+    /// Checks what an endpoint receives. It sends within the same rule.
+    ///
+    /// # Errors
+    /// Fails with the reason and the remedy.
+    pub(crate) fn check(&self, rule: &Rule, listening: Option<Listening>) -> Result<(), String> {
+        let ask = "or ask the administrator for a grant";
+        match listening {
+            Some(Listening::Capture) if !self.capture => {
+                return Err(format!("your user may not capture; capture as root, {ask}"));
+            }
+            Some(Listening::Promiscuous) if !self.promiscuous => {
+                return Err(format!("your user may not be promiscuous; be root, {ask}"));
+            }
+            Some(_) => return Ok(()),
+            None => {}
+        }
+        if rule.mac.is_none() && !self.promiscuous {
+            return Err(format!(
+                "your user may not receive for any MAC address; receive for the session's own, {ask}"
+            ));
+        }
+        self.check_ethertype(rule).map_err(|text| format!("{text}, {ask}"))?;
+        self.check_port(rule).map_err(|text| format!("{text}, {ask}"))
+    }
+
+    fn check_ethertype(&self, rule: &Rule) -> Result<(), String> {
+        let Some(granted) = &self.ethertypes else { return Ok(()) };
+        let wanted = match (rule.ethertype, rule.ip) {
+            (Some(ethertype), _) => vec![ethertype],
+            (None, Some(IpAddr::V4(_))) => vec![ETHERTYPE_IPV4],
+            (None, Some(IpAddr::V6(_))) => vec![ETHERTYPE_IPV6],
+            (None, None) if rule.asks_for_ip() => vec![ETHERTYPE_IPV4, ETHERTYPE_IPV6],
+            (None, None) => {
+                return Err(
+                    "an endpoint without an ethertype; give one that your user may use".to_owned()
+                );
+            }
+        };
+        match wanted.iter().find(|one| !granted.contains(one)) {
+            Some(other) => {
+                Err(format!("your user may not use ethertype {other:#06x}; give another one"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_port(&self, rule: &Rule) -> Result<(), String> {
+        let Some(granted) = &self.ports else { return Ok(()) };
+        // Frames other than IP have no port.
+        let is_ip = |ethertype| matches!(ethertype, ETHERTYPE_IPV4 | ETHERTYPE_IPV6);
+        if rule.ethertype.is_some_and(|ethertype| !is_ip(ethertype)) {
+            return Ok(());
+        }
+        match (rule.protocol, rule.port) {
+            (Some(PROTOCOL_ICMP | PROTOCOL_ICMPV6), _) => Ok(()),
+            (Some(protocol), Some(port)) => {
+                let fits = |range: &PortRange| {
+                    range.protocol == protocol && (range.first..=range.last).contains(&port)
+                };
+                match granted.iter().any(fits) {
+                    true => Ok(()),
+                    false => Err(format!(
+                        "your user may not use port {port} of protocol {protocol}; give another one"
+                    )),
+                }
+            }
+            _ => Err("an endpoint for all ports; give the protocol and a port that your user may \
+                      use"
+            .to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_packet::headers::ETHERTYPE_ARP;
+
+    use super::*;
+    use crate::engine::demux::Vlan;
+
+    fn rule() -> Rule {
+        Rule { mac: Some([2, 0, 0, 0, 0, 1]), vlan: Vlan::Untagged, ..Rule::default() }
+    }
+
+    fn tcp(port: u16) -> Rule {
+        Rule { protocol: Some(6), port: Some(port), ..rule() }
+    }
+
+    #[test]
+    fn default_terms_allow_all_but_others_packets() {
+        let (granted, administrator) = (Terms::default(), Terms::administrator());
+        for rule in [rule(), tcp(80), Rule { ethertype: Some(0x88b5), ..rule() }] {
+            assert_eq!(granted.check(&rule, None), Ok(()));
+        }
+        let any = Rule { mac: None, ..rule() };
+        assert!(granted.check(&any, None).unwrap_err().contains("any MAC"));
+        for listening in [Listening::Capture, Listening::Promiscuous] {
+            assert!(granted.check(&rule(), Some(listening)).unwrap_err().contains("may not"));
+            assert_eq!(administrator.check(&rule(), Some(listening)), Ok(()));
+        }
+        assert_eq!(administrator.check(&any, None), Ok(()));
+    }
+
+    #[test]
+    fn ports_are_those_of_the_grant() {
+        let range = |protocol, first, last| PortRange { protocol, first, last };
+        let ports = vec![range(6, 80, 80), range(6, 8000, 8999), range(17, 53, 53)];
+        let terms = Terms { ports: Some(ports), ..Terms::default() };
+        for allowed in [
+            tcp(80),
+            tcp(8000),
+            tcp(8999),
+            Rule { protocol: Some(17), port: Some(53), ..rule() },
+            Rule { protocol: Some(PROTOCOL_ICMP), ..rule() },
+            Rule { protocol: Some(PROTOCOL_ICMPV6), ..rule() },
+            Rule { ethertype: Some(ETHERTYPE_ARP), ..rule() },
+            Rule { ethertype: Some(0x88b5), ..rule() },
+            Rule { ethertype: Some(ETHERTYPE_IPV4), ..tcp(80) },
+        ] {
+            assert_eq!(terms.check(&allowed, None), Ok(()), "{allowed:?}");
+        }
+        for (refused, part) in [
+            (tcp(81), "port 81 of protocol 6"),
+            (tcp(7999), "port 7999"),
+            (tcp(9000), "port 9000"),
+            (Rule { protocol: Some(17), ..tcp(80) }, "port 80 of protocol 17"),
+            (Rule { protocol: None, ..tcp(80) }, "all ports"),
+            (Rule { port: None, ..tcp(80) }, "all ports"),
+            (Rule { protocol: Some(47), ..rule() }, "all ports"),
+            (rule(), "all ports"),
+            (Rule { ethertype: Some(ETHERTYPE_IPV6), ..rule() }, "all ports"),
+            (Rule { remote_port: Some(80), protocol: Some(6), ..rule() }, "all ports"),
+        ] {
+            let text = terms.check(&refused, None).unwrap_err();
+            assert!(text.contains(part) && text.contains("administrator"), "{refused:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn ethertypes_are_those_of_the_grant() {
+        let terms = Terms { ethertypes: Some(vec![ETHERTYPE_IPV4, 0x88b5]), ..Terms::default() };
+        let ip = |ip: &str| Rule { ip: Some(ip.parse().unwrap()), ..rule() };
+        for allowed in [Rule { ethertype: Some(0x88b5), ..rule() }, ip("192.0.2.1")] {
+            assert_eq!(terms.check(&allowed, None), Ok(()), "{allowed:?}");
+        }
+        for (refused, part) in [
+            (rule(), "without an ethertype"),
+            (ip("2001:db8::1"), "0x86dd"),
+            (tcp(80), "0x86dd"),
+            (Rule { ethertype: Some(ETHERTYPE_ARP), ..rule() }, "0x0806"),
+        ] {
+            let text = terms.check(&refused, None).unwrap_err();
+            assert!(text.contains(part), "{refused:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_those_of_the_grant() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let range = |first, last| AddressRange { first: ip(first), last: ip(last) };
+        let addresses = vec![range("192.0.2.8", "192.0.2.11"), range("2001:db8::8", "2001:db8::8")];
+        let terms = Terms { addresses: Some(addresses), ..Terms::default() };
+        for (address, allowed) in [
+            ("192.0.2.7", false),
+            ("192.0.2.8", true),
+            ("192.0.2.11", true),
+            ("192.0.2.12", false),
+            ("2001:db8::8", true),
+            ("2001:db8::9", false),
+        ] {
+            assert_eq!(terms.allow_address(ip(address)), allowed, "{address}");
+            assert!(Terms::default().allow_address(ip(address)));
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! A change of the policy while sessions live: what it does not grant any more is closed.
+
+use towpath_protocol::layout::CLOSED_BY_POLICY;
+use tracing::info;
+
+use crate::addresses::{Lease, PoolError};
+use crate::connection::{Connection, Progress};
+use crate::control::{Control, Reply};
+use crate::engine::commands::Command;
+use crate::policy::{Policy, PolicyChange, Terms};
+use crate::worker::link::Packet;
+use crate::worker::wire::command;
+
+impl Control {
+    /// Serves under another policy from now on. Its limits hold for what applications ask for
+    /// later; the number of connections stays that of the start.
+    ///
+    /// # Errors
+    /// Fails if the policy reserves an address that the device does not have, and changes nothing.
+    pub(crate) fn set_policy(&mut self, policy: Policy) -> Result<PolicyChange, PoolError> {
+        self.parts.pool.reserve(&policy.reservations)?;
+        let connections = self.parts.policy.connections;
+        self.parts.policy = Policy { connections, ..policy };
+        let mut change = PolicyChange::default();
+        for token in self.connections.of_all() {
+            if self.admit_again(token) {
+                change.endpoints += self.revoke_endpoints(token);
+            } else {
+                change.sessions += usize::from(self.revoke(token));
+            }
+        }
+        Ok(change)
+    }
+
+    /// Asks the policy again about a connection. Returns `true` if it may go on.
+    fn admit_again(&mut self, token: u64) -> bool {
+        let (own, all_known) = (self.own_uid, self.all_users_known);
+        let policy = &self.parts.policy;
+        let Some(connection) = self.connections.get_mut(token) else { return true };
+        let Ok(admission) = policy.standing(&connection.peer, own, all_known) else {
+            return false;
+        };
+        if connection.lease.as_ref().is_some_and(|lease| !allow_lease(&admission.terms, lease)) {
+            return false;
+        }
+        (connection.standing, connection.terms) = (admission.standing, admission.terms);
+        let (session, most) = (connection.number, connection.terms.close_after);
+        if matches!(connection.progress, Progress::Lives) {
+            self.command(Command::LimitForbidden { session, most }, Reply::Nothing);
+        }
+        true
+    }
+
+    /// Ends a connection, and its session if there is one. Returns `true` if there was one.
+    fn revoke(&mut self, token: u64) -> bool {
+        let Some(connection) = self.connections.get(token) else { return false };
+        let (number, uid, name) = (connection.number, connection.account.uid, &connection.name);
+        if number != 0 && self.log.allows(uid) {
+            info!(session = number, name, uid, "closed: the policy does not grant it any more");
+        }
+        if matches!(connection.progress, Progress::Lives) {
+            // The application closes the connection when it has read the reason.
+            let reason = CLOSED_BY_POLICY;
+            self.command(Command::RemoveSession { number, reason }, Reply::Nothing);
+        } else {
+            self.tell_worker(token, Packet::new(command::CLOSE_CONNECTION, token, 0));
+            self.connection_ended(token);
+        }
+        number != 0
+    }
+
+    /// Closes the endpoints of a connection that the policy does not grant any more. Returns their
+    /// number.
+    fn revoke_endpoints(&mut self, token: u64) -> usize {
+        let Some(connection) = self.connections.get(token) else { return 0 };
+        let (session, revoked) = (connection.number, not_granted(connection));
+        for number in &revoked {
+            let Some(connection) = self.connections.get_mut(token) else { break };
+            let Some(opened) = connection.endpoints[*number as usize].as_mut() else { continue };
+            let before = opened.clone();
+            opened.revoked = true;
+            self.forget_rule(&before);
+            let number = *number;
+            self.command(Command::RevokeEndpoint { session, number }, Reply::Nothing);
+        }
+        revoked.len()
+    }
+}
+
+/// Returns `true` if a session may keep its addresses.
+fn allow_lease(terms: &Terms, lease: &Lease) -> bool {
+    lease.ipv4.is_none_or(|(ip, _)| terms.allow_address(ip.into()))
+        && lease.ipv6.is_none_or(|(ip, _)| terms.allow_address(ip.into()))
+}
+
+/// Returns the numbers of the endpoints that the connection's terms do not allow.
+fn not_granted(connection: &Connection) -> Vec<u32> {
+    let endpoints = (0..).zip(&connection.endpoints);
+    let opened = endpoints.filter_map(|(number, one)| Some((number, one.as_ref()?)));
+    opened
+        .filter(|(_, one)| !one.revoked)
+        .filter(|(_, one)| connection.terms.check(&one.rule, one.listening).is_err())
+        .map(|(number, _)| number)
+        .collect()
+}

@@ -1,0 +1,175 @@
+//! `towpath policy`: checks a policy file, and explains what it grants.
+#![forbid(unsafe_code)]
+
+pub(crate) mod file;
+mod values;
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use crate::failure::{Failure, print};
+use crate::serve::values::{InterfaceName, User};
+use file::{Grant, PolicyFile};
+
+/// Text after the help.
+pub(crate) const EXAMPLES: &str = "\
+A policy file grants rights to users and groups; what no grant names is denied:
+
+  [[grant]]
+  users = [\"alice\"]                       # by name or number; groups likewise
+  devices = [\"eth0\"]                      # all devices by default
+  addresses = [\"192.0.2.70-192.0.2.79\"]   # all that the device has by default
+  ports = [\"tcp:80\", \"udp:5000-5999\"]     # all by default
+  ethertypes = [\"ipv4\", \"arp\", 0x88b5]    # all by default
+  capture = false                         # a copy of every packet
+  promiscuous = false                     # every packet, and any MAC address
+  sessions = 4                            # limits below the server's
+  endpoints = 64
+  bytes = 67108864
+  session-bytes = 16777216
+  settings = [\"weight=4\"]                 # of each endpoint; see towpath set --list
+  close-after = 100                       # forbidden packets in a second
+
+  [[reservation]]                         # only this application gets the address
+  user = \"alice\"
+  name = \"web\"
+  address = \"192.0.2.70\"
+
+A grant that names a user comes before the grants to its groups; the first of these counts. Root and
+the server's user may do everything. A running server reads its file again at SIGHUP.
+
+Examples:
+  towpath policy check /etc/towpath/policy.toml
+  towpath policy check /etc/towpath/policy.toml --user alice --device eth0
+  towpath serve --device xdp:eth0 --lease 192.0.2.64/28 --policy /etc/towpath/policy.toml";
+
+/// Options of `towpath policy`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Task {
+    /// Check a policy file, and show what it grants
+    #[command(after_help = "\
+Examples:
+  towpath policy check /etc/towpath/policy.toml
+  towpath policy check /etc/towpath/policy.toml --user alice --device eth0")]
+    Check(Check),
+}
+
+/// Options of `towpath policy check`.
+#[derive(Debug, clap::Args)]
+struct Check {
+    /// The policy file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Show only what this user is granted, and by which grant
+    #[arg(long, value_name = "USER", value_hint = clap::ValueHint::Username)]
+    user: Option<User>,
+    /// Show only what is granted on this device
+    #[arg(long, value_name = "INTERFACE")]
+    device: Option<InterfaceName>,
+}
+
+/// Checks a policy file.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let Task::Check(check) = &args.task;
+    let file = PolicyFile::read(&check.file)?;
+    let devices = match &check.device {
+        Some(device) => vec![Some(device.to_string())],
+        None => {
+            let named = file.devices().into_iter().map(Some);
+            named.chain([None]).collect()
+        }
+    };
+    let mut text = String::new();
+    for device in &devices {
+        let name = match device {
+            Some(device) => format!("device {device}"),
+            None if devices.len() == 1 => "every device".to_owned(),
+            None => "every other device".to_owned(),
+        };
+        // No interface has this name.
+        let device = device.as_deref().unwrap_or("/");
+        let shown = match &check.user {
+            Some(user) => explain(&file, user, device),
+            None => list(&file, device),
+        };
+        let _ = write!(text, "{name}\n{shown}");
+    }
+    print(&text)
+}
+
+/// Returns all grants and reservations for a device.
+fn list(file: &PolicyFile, device: &str) -> String {
+    let mut text = String::new();
+    for grant in file.grants.iter().filter(|grant| grant.is_for(device)) {
+        let users = grant.users.iter().map(|user| format!("user {user}"));
+        let groups = grant.groups.iter().map(|group| format!("group {group}"));
+        let names: Vec<String> = users.chain(groups).collect();
+        let _ = writeln!(text, "  {} (line {})", names.join(", "), grant.line);
+        text.push_str(&terms(grant));
+    }
+    if text.is_empty() {
+        text.push_str("  nothing is granted: only root and the server's user may attach\n");
+    }
+    for one in file.reservations.iter().filter(|one| one.is_for(device)) {
+        let _ =
+            writeln!(text, "  {} is reserved for {:?} of user {}", one.address, one.name, one.user);
+    }
+    text
+}
+
+/// Returns what a user is granted on a device.
+fn explain(file: &PolicyFile, user: &User, device: &str) -> String {
+    let uid = user.uid;
+    if uid == 0 {
+        return "  user root may do everything\n".to_owned();
+    }
+    let grants = file.grants.iter().filter(|grant| grant.is_for(device));
+    let groups = groups_of(uid);
+    let by_name = grants.clone().find(|grant| grant.users.iter().any(|user| user.uid == uid));
+    let by_group = || {
+        grants.clone().find_map(|grant| {
+            let theirs = grant.groups.iter().find(|group| groups.contains(&group.gid))?;
+            Some((grant, theirs))
+        })
+    };
+    let mut text = match by_name {
+        Some(grant) => {
+            let line = grant.line;
+            format!("  user {user}: by name (line {line})\n{}", terms(grant))
+        }
+        None => match by_group() {
+            Some((grant, group)) => {
+                let line = grant.line;
+                format!(
+                    "  user {user}: as a member of group {group} (line {line})\n{}",
+                    terms(grant)
+                )
+            }
+            None => {
+                format!("  user {user} may not attach: no grant names it or one of its groups\n")
+            }
+        },
+    };
+    let theirs = file.reservations.iter().filter(|one| one.user.uid == uid && one.is_for(device));
+    for one in theirs {
+        let _ = writeln!(text, "    {} is reserved for {:?}", one.address, one.name);
+    }
+    text
+}
+
+fn terms(grant: &Grant) -> String {
+    grant.lines().iter().map(|(name, value)| format!("    {name:<24}{value}\n")).collect()
+}
+
+/// Returns the groups of a user, by the accounts of this machine.
+fn groups_of(uid: u32) -> Vec<u32> {
+    let Some(user) = uzers::get_user_by_uid(uid) else { return Vec::new() };
+    let groups = uzers::get_user_groups(user.name(), user.primary_group_id()).unwrap_or_default();
+    groups.iter().map(uzers::Group::gid).collect()
+}

@@ -1,0 +1,392 @@
+//! The format of a policy file.
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use toml::Spanned;
+use towpath_client::Setting;
+use towpath_server::{AddressRange, Policy, PortRange, Terms};
+
+use super::values::{EndpointSetting, Ethertype, Ports};
+use crate::failure::{Failure, says};
+use crate::number::Number;
+use crate::serve::values::{Group, InterfaceName, Lease, User};
+
+/// The largest policy file accepted, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// A policy file, checked.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PolicyFile {
+    pub(crate) grants: Vec<Grant>,
+    pub(crate) reservations: Vec<Reservation>,
+}
+
+/// The tables of the file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Tables {
+    grant: Vec<Spanned<Grant>>,
+    reservation: Vec<Spanned<Reservation>>,
+}
+
+/// A table `[[grant]]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct Grant {
+    pub(crate) users: Vec<User>,
+    pub(crate) groups: Vec<Group>,
+    devices: Vec<InterfaceName>,
+    addresses: Option<Vec<Lease>>,
+    ports: Option<Vec<Ports>>,
+    ethertypes: Option<Vec<Ethertype>>,
+    capture: bool,
+    promiscuous: bool,
+    sessions: Option<Number<1, 16_384>>,
+    endpoints: Option<Number<1, 16_384>>,
+    bytes: Option<Number<65_536, 1_099_511_627_776>>,
+    session_bytes: Option<Number<65_536, 4_294_967_295>>,
+    settings: Vec<EndpointSetting>,
+    close_after: Option<Number<0, 4_294_967_295>>,
+    /// The line of the file, from 1.
+    #[serde(skip)]
+    pub(crate) line: usize,
+}
+
+/// A table `[[reservation]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Reservation {
+    pub(crate) user: User,
+    pub(crate) name: String,
+    pub(crate) address: std::net::IpAddr,
+    #[serde(default)]
+    devices: Vec<InterfaceName>,
+}
+
+/// The most bytes of a session's name.
+const MAX_NAME_BYTES: usize = 32;
+
+impl PolicyFile {
+    /// Reads a policy file.
+    pub(crate) fn read(path: &Path) -> Result<PolicyFile, Failure> {
+        let shown = path.display();
+        let failed = |error: &std::io::Error| {
+            Failure::usage(format!("{shown}: {}; give a file that can be read", says(error)))
+        };
+        let length = std::fs::metadata(path).map_err(|error| failed(&error))?.len();
+        if length > MAX_FILE_BYTES {
+            let text = format!("{shown}: {length} bytes; {MAX_FILE_BYTES} are possible");
+            return Err(Failure::usage(text));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+        PolicyFile::parse(&text).map_err(|(line, message)| {
+            Failure::usage(format!("{shown}:{line}: {message}; see: towpath policy --help"))
+        })
+    }
+
+    /// Parses a policy. An error has the number of its line, from 1, and a message.
+    pub(super) fn parse(text: &str) -> Result<PolicyFile, (usize, String)> {
+        let tables: Tables = toml::from_str(text).map_err(|error: toml::de::Error| {
+            let at = error.span().map_or(0, |span| span.start);
+            (line_of(text, at), in_words(error.message()))
+        })?;
+        let mut file = PolicyFile::default();
+        for grant in tables.grant {
+            let line = line_of(text, grant.span().start);
+            let grant = Grant { line, ..grant.into_inner() };
+            file.check(&grant).map_err(|message| (line, message))?;
+            file.grants.push(grant);
+        }
+        for reservation in tables.reservation {
+            let line = line_of(text, reservation.span().start);
+            let reservation = reservation.into_inner();
+            file.check_reservation(&reservation).map_err(|message| (line, message))?;
+            file.reservations.push(reservation);
+        }
+        Ok(file)
+    }
+
+    /// Checks a grant by itself and against those before.
+    fn check(&self, grant: &Grant) -> Result<(), String> {
+        if grant.users.is_empty() && grant.groups.is_empty() {
+            return Err("a grant to nobody; give users = [\"NAME\"] or groups = [\"NAME\"]".into());
+        }
+        let named_by = |other: &Grant, what: String| {
+            format!(
+                "{what} has another grant for the same device, in line {}; give one grant",
+                other.line
+            )
+        };
+        for other in self.grants.iter().filter(|one| overlap(&one.devices, &grant.devices)) {
+            if let Some(user) = grant.users.iter().find(|user| other.names_user(user.uid)) {
+                return Err(named_by(other, format!("user {user}")));
+            }
+            if let Some(group) = grant.groups.iter().find(|group| other.names_group(group.gid)) {
+                return Err(named_by(other, format!("group {group}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_reservation(&self, reservation: &Reservation) -> Result<(), String> {
+        let Reservation { name, address, .. } = reservation;
+        if name.is_empty() || name.len() > MAX_NAME_BYTES {
+            let text = "a session's name has 1 to 32 bytes; give the name of the application";
+            return Err(text.into());
+        }
+        let twice = self
+            .reservations
+            .iter()
+            .any(|one| one.address == *address && overlap(&one.devices, &reservation.devices));
+        match twice {
+            true => Err(format!("address {address} is reserved already; give another one")),
+            false => Ok(()),
+        }
+    }
+
+    /// Adds the grants and reservations for a device to a policy.
+    pub(crate) fn apply(&self, policy: &mut Policy, device: &str) {
+        policy.may_change = true;
+        let grants = self.grants.iter().filter(|grant| grant.is_for(device));
+        policy.grants = grants.map(Grant::to_server).collect();
+        let reservations = self.reservations.iter().filter(|one| one.is_for(device));
+        policy.reservations = reservations.map(Reservation::to_server).collect();
+    }
+
+    /// Returns the names of all devices in the file.
+    pub(super) fn devices(&self) -> Vec<String> {
+        let grants = self.grants.iter().flat_map(|grant| &grant.devices);
+        let all = grants.chain(self.reservations.iter().flat_map(|one| &one.devices));
+        let mut names: Vec<String> = all.map(ToString::to_string).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+}
+
+impl Grant {
+    /// Returns `true` if the grant is for a device.
+    pub(super) fn is_for(&self, device: &str) -> bool {
+        includes(&self.devices, device)
+    }
+
+    fn names_user(&self, uid: u32) -> bool {
+        self.users.iter().any(|user| user.uid == uid)
+    }
+
+    fn names_group(&self, gid: u32) -> bool {
+        self.groups.iter().any(|group| group.gid == gid)
+    }
+
+    fn to_server(&self) -> towpath_server::Grant {
+        towpath_server::Grant {
+            users: self.users.iter().map(|user| user.uid).collect(),
+            groups: self.groups.iter().map(|group| group.gid).collect(),
+            terms: Arc::new(self.terms()),
+        }
+    }
+
+    /// Returns the terms of the grant.
+    pub(super) fn terms(&self) -> Terms {
+        let addresses = |ranges: &Vec<Lease>| {
+            let range = |one: &Lease| AddressRange { first: one.first, last: one.last };
+            ranges.iter().map(range).collect()
+        };
+        let ports = |ports: &Vec<Ports>| -> Vec<PortRange> {
+            ports.iter().map(|ports| ports.range).collect()
+        };
+        let settings = |one: &EndpointSetting| -> (Setting, u64) { (one.setting, one.value) };
+        Terms {
+            addresses: self.addresses.as_ref().map(addresses),
+            ports: self.ports.as_ref().map(ports),
+            ethertypes: self.ethertypes.as_ref().map(|all| all.iter().map(|one| one.0).collect()),
+            capture: self.capture,
+            promiscuous: self.promiscuous,
+            sessions: self.sessions.map(Number::get),
+            endpoints: self.endpoints.map(|endpoints| endpoints.get() as u32),
+            bytes: self.bytes.map(Number::get),
+            session_bytes: self.session_bytes.map(Number::get),
+            settings: self.settings.iter().map(settings).collect(),
+            close_after: self.close_after.map(|packets| packets.get() as u32),
+        }
+    }
+
+    /// Returns the terms as lines of a name and a text.
+    pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
+        fn list<T: ToString>(items: &[T]) -> String {
+            match items {
+                [] => "none".to_owned(),
+                items => items.iter().map(T::to_string).collect::<Vec<_>>().join(", "),
+            }
+        }
+        fn or_all<T: ToString>(items: Option<&Vec<T>>) -> String {
+            items.map_or("all".to_owned(), |items| list(items))
+        }
+        fn or_servers<const L: u64, const M: u64>(limit: Option<Number<L, M>>) -> String {
+            limit.map_or("as the server's".to_owned(), |limit| limit.get().to_string())
+        }
+        let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
+        let close = self.close_after.map_or("never".to_owned(), |packets| {
+            format!("more than {} forbidden packets in a second", packets.get())
+        });
+        let settings = match &self.settings[..] {
+            [] => "the defaults".to_owned(),
+            settings => list(settings),
+        };
+        vec![
+            ("addresses", or_all(self.addresses.as_ref())),
+            ("ports", or_all(self.ports.as_ref())),
+            ("ethertypes", or_all(self.ethertypes.as_ref())),
+            ("capture", yes(self.capture)),
+            ("promiscuous", yes(self.promiscuous)),
+            ("sessions", or_servers(self.sessions)),
+            ("endpoints of a session", or_servers(self.endpoints)),
+            ("bytes of all sessions", or_servers(self.bytes)),
+            ("bytes of a session", or_servers(self.session_bytes)),
+            ("settings of endpoints", settings),
+            ("session closed after", close),
+        ]
+    }
+}
+
+impl Reservation {
+    /// Returns `true` if the reservation is for a device.
+    pub(super) fn is_for(&self, device: &str) -> bool {
+        includes(&self.devices, device)
+    }
+
+    fn to_server(&self) -> towpath_server::Reservation {
+        let (uid, name) = (self.user.uid, self.name.clone());
+        towpath_server::Reservation { uid, name, address: self.address }
+    }
+}
+
+/// Returns `true` if a list of devices includes a device; an empty one includes all.
+fn includes(devices: &[InterfaceName], device: &str) -> bool {
+    devices.is_empty() || devices.iter().any(|one| **one == *device)
+}
+
+/// Returns `true` if a device is in both lists.
+fn overlap(one: &[InterfaceName], other: &[InterfaceName]) -> bool {
+    one.is_empty() || other.is_empty() || one.iter().any(|device| other.contains(device))
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
+/// Returns the parser's message in the words of the documents.
+fn in_words(message: &str) -> String {
+    if let Some(unknown) = message.strip_prefix("unknown field ") {
+        return format!("unknown key {unknown}");
+    }
+    if message.contains("expected a sequence") {
+        return "a list is expected, such as users = [\"NAME\"], under [[grant]]".to_owned();
+    }
+    message.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: &str = r#"
+[[grant]]
+users = ["root", 1001]
+groups = [70]
+devices = ["eth0"]
+addresses = ["192.0.2.70", "192.0.2.72-192.0.2.79", "2001:db8::40/124"]
+ports = ["tcp:80", "udp:5000-5999"]
+ethertypes = ["ipv4", 0x88b5, "arp"]
+capture = true
+promiscuous = true
+sessions = 4
+endpoints = 64
+bytes = 67108864
+session-bytes = 16777216
+settings = ["weight=4", "rate_bps=100000000"]
+close-after = 100
+
+[[grant]]
+groups = [71]
+
+[[reservation]]
+user = 1001
+name = "web"
+address = "192.0.2.70"
+devices = ["eth0"]
+"#;
+
+    #[test]
+    fn every_key_has_an_effect() {
+        let file = PolicyFile::parse(ALL).unwrap();
+        let mut policy = Policy::default();
+        file.apply(&mut policy, "eth0");
+        assert_eq!((policy.grants.len(), policy.reservations.len()), (2, 1));
+        assert!(policy.may_change);
+        let grant = &policy.grants[0];
+        assert_eq!((&grant.users[..], &grant.groups[..]), (&[0, 1001][..], &[70][..]));
+        let terms = &grant.terms;
+        assert_eq!(terms.addresses.as_ref().unwrap().len(), 3);
+        assert!(terms.allow_address("192.0.2.79".parse().unwrap()));
+        let range = |protocol, first, last| PortRange { protocol, first, last };
+        assert_eq!(terms.ports, Some(vec![range(6, 80, 80), range(17, 5000, 5999)]));
+        assert_eq!(terms.ethertypes, Some(vec![0x800, 0x88b5, 0x806]));
+        assert!(terms.capture && terms.promiscuous);
+        assert_eq!((terms.sessions, terms.endpoints), (Some(4), Some(64)));
+        assert_eq!((terms.bytes, terms.session_bytes), (Some(64 << 20), Some(16 << 20)));
+        assert_eq!(terms.settings, [(Setting::Weight, 4), (Setting::RateBps, 100_000_000)]);
+        assert_eq!(terms.close_after, Some(100));
+        assert_eq!(*policy.grants[1].terms, Terms::default());
+        assert_eq!((policy.reservations[0].uid, &*policy.reservations[0].name), (1001, "web"));
+        file.apply(&mut policy, "eth1");
+        assert_eq!((policy.grants.len(), policy.reservations.len()), (1, 0));
+        assert_eq!(file.devices(), ["eth0"]);
+        // Every value is shown.
+        let shown: Vec<String> = file.grants[0].lines().into_iter().map(|(_, text)| text).collect();
+        let shown = shown.join("\n");
+        for part in ["192.0.2.72-192.0.2.79", "udp:5000-5999", "0x88b5", "yes", "64", "weight=4"] {
+            assert!(shown.contains(part), "{shown}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_its_line_and_the_remedy() {
+        let grant = |line: &str| format!("[[grant]]\nusers = [1001]\n{line}\n");
+        let two =
+            |first: &str, second: &str| format!("[[grant]]\n{first}\n\n[[grant]]\n{second}\n");
+        let reserve = "[[reservation]]\nuser = 1001\nname = \"web\"\naddress = \"192.0.2.70\"\n";
+        for (text, line, part) in [
+            ("[[grant]]\ncapture = true\n".to_owned(), 1, "a grant to nobody"),
+            (grant("colour = 1"), 3, "unknown key `colour`"),
+            (grant("groups = \"web\""), 3, "a list is expected"),
+            (grant("groups = [\"no-such-group\"]"), 3, "no group no-such-group"),
+            (grant("addresses = [\"192.0.2.300\"]"), 3, "range of addresses"),
+            (grant("ports = [80]"), 3, "tcp:80"),
+            (grant("ports = [\"tcp:0\"]"), 3, "1 to 65535"),
+            (grant("ports = [\"tcp:90-80\"]"), 3, "tcp:80"),
+            (grant("ethertypes = [0x100]"), 3, "0x0600"),
+            (grant("sessions = 0"), 3, "1 to 16384"),
+            (grant("settings = [\"rx_batch=1\"]"), 3, "device"),
+            (grant("settings = [\"weight=0\"]"), 3, "weight"),
+            (two("users = [7]", "users = [8, 7]"), 4, "user 7 has another grant"),
+            (two("groups = [7]", "users = [1]\ngroups = [7]"), 4, "line 1"),
+            (two("users = [7]\ndevices = [\"a\"]", "users = [7]"), 5, "another grant"),
+            (format!("{reserve}{reserve}"), 5, "reserved already"),
+            (reserve.replace("web", ""), 1, "1 to 32 bytes"),
+            ("[[reservation]]\nuser = 1001\n".to_owned(), 1, "missing field"),
+            ("grant = 1".to_owned(), 1, "a list is expected"),
+            ("[limits]\n".to_owned(), 1, "unknown key `limits`"),
+        ] {
+            let (at, message) = PolicyFile::parse(&text).expect_err(&text);
+            assert_eq!(at, line, "{text}: {message}");
+            assert!(message.contains(part), "{text}: {message}");
+        }
+        let apart = two("users = [7]\ndevices = [\"a\"]", "users = [7]\ndevices = [\"b\"]");
+        assert_eq!(PolicyFile::parse(&apart).unwrap().grants.len(), 2);
+        assert!(PolicyFile::parse("").unwrap().grants.is_empty());
+    }
+}

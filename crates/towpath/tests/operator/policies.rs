@@ -1,0 +1,259 @@
+//! A server with a policy file: what users get, and what a change of the file takes away.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use towpath_client::{
+    AttachError, Lost, OpenError, Options, Rule, SendError, Session, Setting, Violation,
+};
+use towpath_testkit::{Unavailable, User, skip};
+
+use crate::running::*;
+
+const PROTOCOL_TCP: u8 = 6;
+
+/// Attaches as another user, from a thread of which only the user changes.
+fn attach_as(user: &User, socket: &str, name: &str) -> Result<Session, AttachError> {
+    let (uid, gid) = (user.uid, user.gid);
+    let options = Options { name: name.to_owned(), endpoints: 8, ..Options::default() };
+    let socket = socket.to_owned();
+    let attaching = std::thread::spawn(move || {
+        let (uid, gid) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(gid));
+        rustix::thread::set_thread_groups(&[]).unwrap();
+        rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
+        rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+        Session::attach(socket, &options)
+    });
+    attaching.join().unwrap()
+}
+
+fn refused(error: AttachError) -> String {
+    let AttachError::Refused { text, .. } = error else { panic!("{error}") };
+    text
+}
+
+fn may_not(opened: Result<towpath_client::Endpoint, OpenError>) -> String {
+    match opened {
+        Err(OpenError::Refused { text, .. }) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn tcp(port: u16) -> Rule {
+    Rule::new().protocol(PROTOCOL_TCP).port(port)
+}
+
+/// A server with a policy file, and the users of two applications.
+struct Policed {
+    server: Running,
+    file: String,
+    directory: Directory,
+    users: [User; 2],
+}
+
+impl Policed {
+    fn start(test: &str, policy: &str) -> Option<Policed> {
+        if !tun(test) {
+            return None;
+        }
+        let Some(users) = users() else {
+            let cause = "applications cannot be started as other users".to_owned();
+            skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
+            return None;
+        };
+        let directory = Directory::new();
+        let file = directory.text("policy.toml");
+        std::fs::write(&file, policy).unwrap();
+        let server = serve(
+            &directory,
+            "s.sock",
+            &["--device", "tap:opA", "--address", "10.77.0.1/24", "--policy", &file],
+        );
+        Some(Policed { server, file, directory, users: users.applications })
+    }
+
+    /// Changes the file, and waits until the server's log says so.
+    fn change(&self, policy: &str, expected: &str) {
+        let before = self.server.log().len();
+        std::fs::write(&self.file, policy).unwrap();
+        signal(&self.server.child, Signal::HUP);
+        until(expected, || self.server.log()[before..].contains(expected));
+    }
+
+    fn attach(&self, user: usize, name: &str) -> Result<Session, AttachError> {
+        attach_as(&self.users[user], &self.server.socket, name)
+    }
+}
+
+#[test]
+fn users_get_what_the_policy_grants() {
+    towpath_testkit::isolated!(|| {
+        let web = "[[grant]]\nusers = [61002]\naddresses = [\"10.77.0.8-10.77.0.9\"]\nports = \
+                   [\"tcp:80\"]\nendpoints = 8\nsettings = [\"weight=4\", \"priority=5\"]\n";
+        let test = "policies::users_get_what_the_policy_grants";
+        let Some(policed) = Policed::start(test, web) else { return };
+        let said = refused(policed.attach(1, "other").unwrap_err());
+        assert!(said.contains("policy grants nothing to user 61003"), "{said}");
+        let mut session = policed.attach(0, "web").unwrap();
+        assert_eq!(session.info().ipv4.unwrap().0.to_string(), "10.77.0.8");
+        let endpoint = session.open(&tcp(80)).unwrap();
+        for (rule, part) in [
+            (tcp(81), "may not use port 81"),
+            (Rule::new().protocol(17).port(80), "port 80 of protocol 17"),
+            (Rule::new(), "for all ports"),
+            (Rule::capture(), "may not capture"),
+            (Rule::promiscuous(), "may not be promiscuous"),
+        ] {
+            let said = may_not(session.open(&rule));
+            assert!(said.contains(part) && said.contains("administrator"), "{said}");
+        }
+        session.open(&Rule::new().ethertype(0x806).with_group()).unwrap();
+        let settings = &policed.server.report()["sessions"][0]["endpoints"][0]["settings"];
+        assert_eq!((&settings["weight"], &settings["priority"]), (&"4".into(), &"5".into()));
+        // An application may go below the priority of its grant, and back, and not beyond.
+        session.set(endpoint, Setting::Priority, 6).unwrap_err();
+        session.set(endpoint, Setting::Priority, 5).unwrap();
+
+        // A file with an error, or with an address that the device does not have, changes nothing.
+        policed.change("[[grant]]\nusers = 7\n", "policy.toml:2: a list is expected");
+        let foreign = "[[reservation]]\nuser = 7\nname = \"x\"\naddress = \"192.0.2.1\"\n";
+        policed.change(foreign, "address 192.0.2.1 is not one");
+        assert!(policed.server.log().contains("the old policy stays in force"));
+        assert!(!session.wait(Some(Duration::ZERO)).unwrap());
+
+        // The endpoint of a port that is taken away is closed; the session goes on.
+        policed.change(
+            &web.replace("tcp:80", "tcp:81"),
+            "the policy was read again sessions_closed=0 endpoints_closed=1",
+        );
+        assert!(session.wait(Some(LIMIT)).unwrap(), "the session is told");
+        assert!(!session.wait(Some(Duration::ZERO)).unwrap(), "once");
+        assert!(session.is_revoked(endpoint));
+        assert_eq!(session.send_bytes(endpoint, &[0; 60]), Err(SendError::Revoked));
+        let report = policed.server.report();
+        let receives = &report["sessions"][0]["endpoints"][0]["receives"];
+        assert_eq!(receives, "nothing: closed, because the policy changed");
+        session.set(endpoint, Setting::Priority, 5).unwrap_err();
+        may_not(session.open(&tcp(80)));
+        session.close(endpoint).unwrap();
+        let endpoint = session.open(&tcp(81)).unwrap();
+        assert!(!session.is_revoked(endpoint), "its number is that of the closed one");
+
+        // Without its grant, or its address, a session ends.
+        policed.change(
+            &web.replace("0.8-", "0.9-"),
+            "the policy was read again sessions_closed=1 endpoints_closed=0",
+        );
+        let lost = loop {
+            if let Err(lost) = session.wait(Some(LIMIT)) {
+                break lost;
+            }
+        };
+        assert_eq!(lost, Lost::Revoked);
+        drop(session);
+        let session = policed.attach(0, "web").unwrap();
+        assert_eq!(session.info().ipv4.unwrap().0.to_string(), "10.77.0.9");
+        policed.change("", "sessions_closed=1 endpoints_closed=0");
+        refused(policed.attach(0, "web").unwrap_err());
+        let mut server = policed.server;
+        assert!(server.stop(Signal::TERM).success());
+        drop(policed.directory);
+    });
+}
+
+#[test]
+fn an_application_keeps_the_address_that_is_reserved_for_it() {
+    towpath_testkit::isolated!(|| {
+        let policy = "[[grant]]\nusers = [61002, 61003]\n[[reservation]]\nuser = 61002\nname = \
+                      \"web\"\naddress = \"10.77.0.2\"\n";
+        let test = "policies::an_application_keeps_the_address_that_is_reserved_for_it";
+        let Some(policed) = Policed::start(test, policy) else { return };
+        let address = |session: &Session| session.info().ipv4.unwrap().0.to_string();
+        for _ in 0..2 {
+            let others: Vec<_> = (0..4).map(|_| policed.attach(1, "web").unwrap()).collect();
+            assert!(others.iter().all(|session| address(session) != "10.77.0.2"));
+            assert_eq!(address(&policed.attach(0, "web").unwrap()), "10.77.0.2");
+            assert_ne!(address(&policed.attach(0, "other").unwrap()), "10.77.0.2");
+        }
+    });
+}
+
+#[test]
+fn a_session_of_many_forbidden_packets_is_closed() {
+    towpath_testkit::isolated!(|| {
+        let policy = "[[grant]]\nusers = [61002]\nclose-after = 5\n[[grant]]\nusers = [61003]\n";
+        let test = "policies::a_session_of_many_forbidden_packets_is_closed";
+        let Some(policed) = Policed::start(test, policy) else { return };
+        // From the MAC address of another station.
+        let mut frame = [0xff; 60];
+        frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
+        let sent = |session: &mut Session, packets: u64| {
+            let endpoint = session.open(&Rule::new()).unwrap();
+            for _ in 0..packets {
+                session.send_bytes(endpoint, &frame).unwrap();
+            }
+            session.flush().unwrap();
+            endpoint
+        };
+        let mut tolerated = policed.attach(1, "tolerated").unwrap();
+        let endpoint = sent(&mut tolerated, 50);
+        let counted = |session: &Session| {
+            let counters = session.counters(endpoint);
+            counters.iter().find(|(name, _)| *name == "tx_dropped_source_mac").unwrap().1
+        };
+        until("each packet is counted", || counted(&tolerated) == 50);
+        tolerated.wait(Some(Duration::ZERO)).unwrap();
+        let mut session = policed.attach(0, "closed").unwrap();
+        sent(&mut session, 50);
+        let lost = loop {
+            if let Err(lost) = session.wait(Some(LIMIT)) {
+                break lost;
+            }
+        };
+        assert_eq!(lost, Lost::Violated(Violation::Forbidden));
+        assert_eq!(counted(&tolerated), 50, "the other session goes on");
+        tolerated.wait(Some(Duration::ZERO)).unwrap();
+    });
+}
+
+#[test]
+fn a_policy_is_checked_and_explained() {
+    let directory = Directory::new();
+    let file = directory.text("policy.toml");
+    let check = |arguments: &[&str]| {
+        let mut all = vec!["policy", "check", &file];
+        all.extend(arguments);
+        towpath(&all)
+    };
+    let policy = "[[grant]]\nusers = [61002]\ndevices = [\"eth0\"]\nports = [\"tcp:80\"]\n\n\
+                  [[grant]]\ngroups = [61003]\ncapture = true\n\n[[reservation]]\nuser = \
+                  61002\nname = \"web\"\naddress = \"192.0.2.70\"\n";
+    std::fs::write(&file, policy).unwrap();
+    let said = prints(&mut check(&[]));
+    for part in [
+        "device eth0\n  user 61002 (line 1)\n",
+        "every other device\n  group 61003 (line 6)\n",
+        "ports                   tcp:80\n",
+        "192.0.2.70 is reserved for \"web\" of user 61002",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    let said = prints(&mut check(&["--user", "61002", "--device", "eth0"]));
+    assert!(said.contains("user 61002: by name (line 1)"), "{said}");
+    assert!(said.contains("192.0.2.70 is reserved for \"web\""), "{said}");
+    let said = prints(&mut check(&["--user", "61002", "--device", "eth1"]));
+    assert!(said.contains("user 61002 may not attach: no grant names it"), "{said}");
+    let said = prints(&mut check(&["--user", "root"]));
+    assert!(said.contains("may do everything"), "{said}");
+    std::fs::write(&file, "[[grant]]\nusers = [1]\ncolour = 1\n").unwrap();
+    let said = fails(&mut check(&[]), 2);
+    assert!(said.contains("policy.toml:3: unknown key `colour`"), "{said}");
+    let said = fails(&mut towpath(&["policy", "check", &directory.text("absent.toml")]), 2);
+    assert!(said.contains("absent.toml") && said.contains("can be read"), "{said}");
+    let both = ["serve", "--device", "tap:x", "--policy", &file, "--allow-user", "root"];
+    assert!(fails(&mut towpath(&both), 2).contains("--policy"));
+    let said = fails(&mut towpath(&["serve", "--device", "tap:x", "--policy", &file]), 2);
+    assert!(said.contains("unknown key `colour`"), "{said}");
+    assert!(Path::new(&file).exists());
+}
