@@ -289,6 +289,46 @@ fn a_session_that_ends_with_a_backlog_leaves_nothing_behind() {
     assert_eq!(world.engine.sessions.key(3), Some(key));
 }
 
+/// A device that sends from copies may keep the packets of an ended session for as long as its link
+/// is down. The session ends at once, and nothing of it meets the next session with its key.
+#[test]
+fn a_session_does_not_wait_for_a_device_that_has_copies() {
+    for tx_in_place in [false, true] {
+        let timing = loopback::Timing {
+            completion_batch: 2,
+            completion_delay: Duration::from_secs(3600),
+            ..loopback::Timing::default()
+        };
+        let device = loopback::Config { tx_in_place, timing, ..loopback::Config::default() };
+        let mut world = World::over(WaitStrategy::Block, &device);
+        let (one, mut application) = session(1);
+        world.give(Command::AddSession(one));
+        let (endpoint, listening, group) = (Box::new(endpoint(PORT)), None, false);
+        let command = Command::AddEndpoint { session: 1, number: 0, endpoint, listening, group };
+        world.give(command);
+        world.poll_until_done();
+        application.send(0, 0, &outward(PORT));
+        world.poll_once();
+        let key = world.engine.sessions.key(1).unwrap();
+        assert_eq!(world.engine.sessions.get(key).unwrap().in_flight, 1, "the device holds it");
+        world.give(Command::RemoveSession { number: 1, reason: 0 });
+        for _ in 0..4 {
+            world.engine.poll_once().unwrap();
+        }
+        let is_gone = world.engine.sessions.key(1).is_none();
+        assert_eq!(is_gone, !tx_in_place, "it sends in place: {tx_in_place}");
+        if tx_in_place {
+            continue;
+        }
+        world.give(Command::AddSession(session(2).0));
+        world.poll_until_done();
+        assert_eq!(world.engine.sessions.key(2), Some(key));
+        world.engine.reset_device().unwrap();
+        world.poll_until_done();
+        assert_eq!(world.engine.sessions.get(key).unwrap().in_flight, 0);
+    }
+}
+
 /// A violation that the engine finds before it sleeps is counted and reported, even if the
 /// application has detached when the engine wakes.
 #[test]

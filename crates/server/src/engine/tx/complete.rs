@@ -152,6 +152,12 @@ impl TxPath {
         for slot in gone {
             self.land(slot, sessions, notifier);
         }
+        // What the device still has are the engine's own copies, unless it sends in place: the
+        // session need not wait for a device that may be stalled, or whose link is down.
+        if let Some(session) = sessions.get_mut(key).filter(|session| !session.in_place) {
+            session.in_flight = 0;
+            self.in_flight.disown(key);
+        }
     }
 
     /// Returns a closing session of which nothing is in flight any more.

@@ -2,6 +2,9 @@
 
 use towpath_queue::buffers::FreeBuffers;
 
+/// The session key of packets whose session has ended. No session has it.
+const NO_SESSION: u32 = u32::MAX;
+
 /// A packet in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct InFlight {
@@ -44,6 +47,13 @@ impl InFlightTable {
         self.entries[number as usize].session
     }
 
+    /// Forgets whose the packets of a session are.
+    pub(crate) fn disown(&mut self, session: u32) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.session == session) {
+            entry.session = NO_SESSION;
+        }
+    }
+
     /// Completes one device packet of an entry. Returns the entry if it was the last one.
     #[inline]
     pub(crate) fn land(&mut self, number: u32) -> Option<InFlight> {
@@ -69,7 +79,8 @@ mod tests {
         assert!(table.begin(packet(7, 1)).is_none(), "no room");
         assert_eq!((table.sender(one), table.sender(two)), (5, 6));
         assert!(table.land(two).is_none());
-        assert_eq!(table.land(one).unwrap().session, 5);
+        table.disown(5);
+        assert_eq!(table.land(one).unwrap().session, NO_SESSION);
         assert_eq!(table.land(two).unwrap().session, 6);
         assert!(table.begin(packet(7, 1)).is_some());
     }
