@@ -112,7 +112,10 @@ impl PolicyFile {
     /// Checks a grant by itself and against those before.
     fn check(&self, grant: &Grant) -> Result<(), String> {
         if grant.users.is_empty() && grant.groups.is_empty() {
-            return Err("a grant to nobody; give users = [\"NAME\"] or groups = [\"NAME\"]".into());
+            return Err(
+                "a grant without users and groups; give users = [\"NAME\"] or groups = [\"NAME\"]"
+                    .into(),
+            );
         }
         let named_by = |other: &Grant, what: String| {
             format!(
@@ -360,7 +363,7 @@ devices = ["eth0"]
             |first: &str, second: &str| format!("[[grant]]\n{first}\n\n[[grant]]\n{second}\n");
         let reserve = "[[reservation]]\nuser = 1001\nname = \"web\"\naddress = \"192.0.2.70\"\n";
         for (text, line, part) in [
-            ("[[grant]]\ncapture = true\n".to_owned(), 1, "a grant to nobody"),
+            ("[[grant]]\ncapture = true\n".to_owned(), 1, "without users and groups"),
             (grant("colour = 1"), 3, "unknown key `colour`"),
             (grant("groups = \"web\""), 3, "a list is expected"),
             (grant("groups = [\"no-such-group\"]"), 3, "no group no-such-group"),
