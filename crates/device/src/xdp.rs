@@ -38,7 +38,7 @@ use towpath_netlink::{Link, LinkWatch, Watched};
 
 use crate::dma::Dma;
 use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
-use packet_socket::{Wanted, is_group};
+use packet_socket::{PacketSocket, Wanted, is_group};
 use queue::XdpQueue;
 use shared::Shared;
 
@@ -92,6 +92,8 @@ pub struct XdpDevice {
     events: VecDeque<Event>,
     /// How the interface is served, for the operator.
     notes: Notes,
+    /// Keeps the interface in promiscuous mode, if the kernel receives nothing.
+    _promiscuous: Option<PacketSocket>,
 }
 
 /// What the operator should know, one line each.
@@ -129,6 +131,7 @@ impl XdpDevice {
             link,
             events: VecDeque::new(),
             notes: opened.notes,
+            _promiscuous: opened.promiscuous,
         })
     }
 
@@ -153,7 +156,12 @@ impl XdpDevice {
         }
         socket.set_filter(&changed)?;
         self.wanted = changed;
-        if *filter == Filter::Everything { socket.promiscuous(wanted) } else { Ok(()) }
+        match filter {
+            Filter::Everything => socket.promiscuous(wanted),
+            Filter::AllGroups => socket.join_all(wanted),
+            Filter::Address(group) => socket.join(group, wanted),
+            Filter::Flow(_) => Ok(()),
+        }
     }
 
     /// Makes the interface receive packets to one of the server's own addresses, or no longer.

@@ -338,11 +338,12 @@ fn addressed(name: &str, net: u8, offloads: bool) -> (TapDevice, Ipv4Addr) {
     (device, Ipv4Addr::new(10, 77, net, 2))
 }
 
-fn ping(address: Ipv4Addr) {
+/// Returns `false` without the command.
+fn ping(address: Ipv4Addr) -> bool {
     if !namespace::has("ping") {
         println!("SKIP tap: there is no command ping");
         assert!(!namespace::required(), "ping is required");
-        return;
+        return false;
     }
     let output = Command::new("ping")
         .args(["-c", "5", "-i", "0.05", "-W", "2", "-s", "1000", &address.to_string()])
@@ -350,16 +351,17 @@ fn ping(address: Ipv4Addr) {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains(" 5 received"), "{text}");
+    true
 }
 
 fn answers_ping() {
     let (device, address) = addressed("ping0", 1, true);
     let peer = Peer::start(Box::new(device), address, Vec::new(), 1460);
-    ping(address);
+    let pinged = ping(address);
     let (_, seen, error) = peer.stop();
     assert!(error.is_none(), "{error:?}");
     assert_eq!(seen.wrong_checksums, 0);
-    assert!(seen.sleeps > 0, "the peer never slept");
+    assert!(seen.sleeps > 0 || !pinged, "the peer never slept");
 }
 
 fn connect(address: Ipv4Addr) -> TcpStream {

@@ -14,9 +14,9 @@ use towpath_device::capture::{self, CaptureDevice};
 use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::xdp::{Mode, Options, XdpDevice, XdpError};
-use towpath_device::{Device, Meta};
+use towpath_device::{Device, Filter, Meta};
 
-const TESTS: [(&str, fn()); 10] = [
+const TESTS: [(&str, fn()); 11] = [
     ("conformance_native", conformance_native),
     ("conformance_generic", conformance_generic),
     ("conformance_of_copies", conformance_of_copies),
@@ -26,6 +26,7 @@ const TESTS: [(&str, fn()); 10] = [
     ("conformance_with_faults_at_no_rate", conformance_with_faults_at_no_rate),
     ("conformance_while_captured", conformance_while_captured),
     ("says_what_it_is", says_what_it_is),
+    ("asks_the_interface_for_packets", asks_the_interface_for_packets),
     ("open_errors", open_errors),
 ];
 
@@ -181,6 +182,39 @@ fn says_what_it_is() {
     assert!(device.notes()[0].contains("generic"), "{:?}", device.notes());
 }
 
+/// What an interface with filters of its own would otherwise drop.
+fn asks_the_interface_for_packets() {
+    veth("asks", "");
+    let shows = |part: &str| {
+        let output = std::process::Command::new("ip").args(["-d", "link", "show", "asks"]).output();
+        let text = String::from_utf8(output.unwrap().stdout).unwrap().replace("  ", " ");
+        assert!(text.contains(part), "{part}: {text}");
+    };
+    let mut device = XdpDevice::open(&options("asks", Mode::Generic, false)).unwrap();
+    shows("promiscuity 0 allmulti 0");
+    device.add_filter(&Filter::AllGroups).unwrap();
+    shows("promiscuity 0 allmulti 1");
+    device.add_filter(&Filter::Everything).unwrap();
+    shows("promiscuity 1 allmulti 1");
+    device.remove_filter(&Filter::AllGroups);
+    device.remove_filter(&Filter::Everything);
+    shows("promiscuity 0 allmulti 0");
+    let group = [0x33, 0x33, 0xff, 0, 0, 7];
+    let groups = || {
+        let output = std::process::Command::new("ip").args(["maddress", "show", "asks"]).output();
+        String::from_utf8(output.unwrap().stdout).unwrap().contains("33:33:ff:00:00:07")
+    };
+    device.add_filter(&Filter::Address(group)).unwrap();
+    assert!(groups());
+    device.remove_filter(&Filter::Address(group));
+    assert!(!groups());
+    drop(device);
+    let device = XdpDevice::open(&options("asks", Mode::Native, true));
+    shows("promiscuity 1");
+    drop(device);
+    shows("promiscuity 0 allmulti 0");
+}
+
 fn open_errors() {
     let open = |name: &str, mode| XdpDevice::open(&options(name, mode, false));
     let error = open("absent", Mode::Auto).unwrap_err();
@@ -193,6 +227,8 @@ fn open_errors() {
     for part in ["id ", "tag ", "link "] {
         assert!(text.contains(part), "{text}");
     }
+    let error = open("twice", Mode::Native).unwrap_err();
+    assert!(matches!(error, XdpError::OtherProgram { .. }), "of the other mode: {error}");
     drop(first);
     // A process that another test starts holds this one's descriptors until it executes its program.
     let until = Instant::now() + Duration::from_secs(10);

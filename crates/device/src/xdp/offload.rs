@@ -9,7 +9,9 @@
 use towpath_packet::checksum::Sum;
 use towpath_packet::headers::{Fragment, Headers, Network, PROTOCOL_TCP, PROTOCOL_UDP};
 
-use crate::{Checksum, Meta, Segmentation, SegmentationKind};
+use crate::{
+    Checksum, ETHERNET_HEADER_BYTES, Meta, Segmentation, SegmentationKind, VLAN_TAG_BYTES,
+};
 
 /// The bytes of a packet's beginning that [`meta`] needs: as many as the headers' parser.
 pub(super) const BEGINNING_BYTES: usize = towpath_packet::headers::PREFIX_BYTES;
@@ -59,7 +61,10 @@ pub(super) fn meta(beginning: &[u8], len: usize, frame_bytes: usize) -> Option<M
     }
     let &[offset_and_flags, flags] = beginning.get(l4 + 12..)?.first_chunk()?;
     let header_bytes = l4 + usize::from(offset_and_flags >> 4) * 4;
-    let segment_bytes = frame_bytes.checked_sub(header_bytes).filter(|bytes| *bytes > 0)?;
+    // The longest frame has a VLAN tag.
+    let longest =
+        frame_bytes - VLAN_TAG_BYTES - ETHERNET_HEADER_BYTES + usize::from(headers.l3_offset);
+    let segment_bytes = longest.checked_sub(header_bytes).filter(|bytes| *bytes > 0)?;
     let segmentation = Segmentation {
         kind,
         segment_bytes: u16::try_from(segment_bytes).ok()?,
@@ -75,7 +80,9 @@ mod tests {
 
     use super::*;
 
-    const FRAME_BYTES: usize = 1514;
+    const MTU: usize = 1500;
+    /// With a VLAN tag.
+    const FRAME_BYTES: usize = MTU + 18;
 
     #[test]
     fn a_partial_checksum_is_found() {
@@ -100,7 +107,7 @@ mod tests {
             let found = meta(&frame[..BEGINNING_BYTES], frame.len(), FRAME_BYTES).unwrap();
             let segmentation = found.segmentation.unwrap();
             let headers = frame.len() - 9000;
-            assert_eq!(usize::from(segmentation.segment_bytes), FRAME_BYTES - headers);
+            assert_eq!(usize::from(segmentation.segment_bytes), MTU + 14 - headers);
             let (udp, _) = flow.udp_partial(&[7; 9000]);
             assert_eq!(meta(&udp[..BEGINNING_BYTES], udp.len(), FRAME_BYTES), None);
             let full = flow.tcp(&Tcp::default(), &[8; 9000]);

@@ -45,6 +45,7 @@ pub(super) struct Opened {
     pub(super) info: Info,
     pub(super) index: u32,
     pub(super) shared: Shared,
+    pub(super) promiscuous: Option<PacketSocket>,
     pub(super) notes: Notes,
 }
 
@@ -61,16 +62,21 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
 
     // The sockets come first: they show most clearly what this user may not do.
     let unbound = (0..queues as usize * (1 + SPARE_RESETS))
-        .map(|_| socket::create(options.busy_poll))
+        .map(|_| socket::create(name, options.busy_poll))
         .collect::<io::Result<Vec<_>>>()
         .map_err(refused(name, "creating an AF_XDP socket"))?;
     let packet_socket = match options.exclusive {
-        true => None,
-        false => Some(
-            PacketSocket::open(link.index, frame_bytes)
-                .map_err(refused(name, "opening a packet socket"))?,
-        ),
+        true => PacketSocket::without_packets(link.index),
+        false => PacketSocket::open(link.index, frame_bytes),
     };
+    let packet_socket = packet_socket.map_err(refused(name, "opening a packet socket"))?;
+    let (packet_socket, promiscuous) = match options.exclusive {
+        true => (None, Some(packet_socket)),
+        false => (Some(packet_socket), None),
+    };
+    if let Some(socket) = &promiscuous {
+        socket.promiscuous(true).map_err(refused(name, "setting promiscuous mode"))?;
+    }
     let mut attached_program = AttachedProgram::new(queues, options.exclusive)
         .map_err(|error| from_bpf(name, "loading the XDP program", error))?;
     let attached = attach(name, link.index, options.mode, is_virtual, &mut attached_program)?;
@@ -118,8 +124,8 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         },
         rx_queue_packets: RING_ENTRIES as usize,
     };
-    let shared = Shared::new(properties, attached_program, packet_socket, unbound);
-    Ok(Opened { info, index: link.index, shared, notes })
+    let shared = Shared::new(name.clone(), properties, attached_program, packet_socket, unbound);
+    Ok(Opened { info, index: link.index, shared, promiscuous, notes })
 }
 
 /// Generic mode always copies.
@@ -152,7 +158,10 @@ fn attach(
                 attached_program.keep(link);
                 return Ok(*mode);
             }
-            Err(error) if error.errno() == Some(libc::EBUSY) => return Err(other(name, index)),
+            // EEXIST: a program of the other mode.
+            Err(error) if matches!(error.errno(), Some(libc::EBUSY | libc::EEXIST)) => {
+                return Err(other(name, index));
+            }
             Err(error) => error.into(),
         };
     }
@@ -237,6 +246,12 @@ fn notes(
     if mode == XdpMode::Native && kind.as_deref() == Some("veth") {
         notes.push(format!(
             "the other end of {name} sends no large packets (TSO) while the server runs"
+        ));
+    }
+    if mode == XdpMode::Generic && kind.as_deref() == Some("veth") {
+        notes.push(format!(
+            "a sender at the other end of {name} that leaves UDP segmentation to it loses those \
+             packets; to prevent that, there: ethtool -K INTERFACE tx-udp-segmentation off"
         ));
     }
     if options.exclusive {

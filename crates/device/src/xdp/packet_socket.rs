@@ -40,6 +40,8 @@ pub(super) struct PacketSocket {
     slot_bytes: u32,
     /// The number of slots in the ring, each for one packet.
     slots: u32,
+    /// The slot that the kernel fills next, for as long as there is no packet in the ring.
+    next: AtomicU32,
 }
 
 /// What the socket copies.
@@ -104,9 +106,8 @@ pub(super) fn is_group(mac: &[u8; 6]) -> bool {
 }
 
 impl PacketSocket {
-    /// Opens a socket on an interface, which at first copies nothing. `frame_bytes`: the longest
-    /// frame.
-    pub(super) fn open(index: u32, frame_bytes: usize) -> io::Result<PacketSocket> {
+    /// Creates a socket that receives nothing, for what the interface is to receive.
+    pub(super) fn without_packets(index: u32) -> io::Result<PacketSocket> {
         // Protocol 0: no packet comes in before the filter is in place.
         let fd = rustix::net::socket_with(
             AddressFamily::PACKET,
@@ -114,9 +115,15 @@ impl PacketSocket {
             SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
             None,
         )?;
+        Ok(PacketSocket { fd, index, slot_bytes: 0, slots: 0, next: AtomicU32::new(0) })
+    }
+
+    /// Opens a socket on an interface, which at first copies nothing. `frame_bytes`: the longest
+    /// frame.
+    pub(super) fn open(index: u32, frame_bytes: usize) -> io::Result<PacketSocket> {
         let slot_bytes = (frame_bytes + BEFORE_PACKET_BYTES).next_power_of_two() as u32;
         let slots = RING_BYTES / slot_bytes;
-        let socket = PacketSocket { fd, index, slot_bytes, slots };
+        let socket = PacketSocket { slot_bytes, slots, ..PacketSocket::without_packets(index)? };
         socket.set_filter(&Wanted::default())?;
         set(
             &socket.fd,
@@ -162,6 +169,17 @@ impl PacketSocket {
     /// Makes the interface receive packets to one of the device's own addresses, or no longer.
     pub(super) fn receive_for(&self, mac: &[u8; 6], wanted: bool) -> io::Result<()> {
         self.membership(libc::PACKET_MR_UNICAST, mac, wanted)
+    }
+
+    /// Makes the interface receive packets to a group, or no longer. The kernel joins only groups of
+    /// its own sockets, and a device drops the others.
+    pub(super) fn join(&self, group: &[u8; 6], wanted: bool) -> io::Result<()> {
+        self.membership(libc::PACKET_MR_MULTICAST, group, wanted)
+    }
+
+    /// Makes the interface receive packets to all groups, or no longer.
+    pub(super) fn join_all(&self, wanted: bool) -> io::Result<()> {
+        self.membership(libc::PACKET_MR_ALLMULTI, &[0; 6], wanted)
     }
 
     /// Sets promiscuous mode.
@@ -226,7 +244,7 @@ pub(super) struct PacketRing {
     socket: Arc<PacketSocket>,
     map: NonNull<u8>,
     map_bytes: usize,
-    /// The slot that the kernel fills next.
+    /// The slot of the next packet.
     next: u32,
 }
 
@@ -250,23 +268,9 @@ impl PacketRing {
             )?
         };
         let map = NonNull::new(map.cast()).ok_or(io::ErrorKind::InvalidData)?;
-        let mut ring = PacketRing { socket, map, map_bytes, next: 0 };
-        ring.catch_up();
-        Ok(ring)
-    }
-
-    /// Moves to the oldest packet of a ring that an earlier mapping may have read in part.
-    fn catch_up(&mut self) {
-        // The oldest packet is the first one after a slot that is the kernel's.
-        let slots = self.socket.slots;
-        for wanted in [false, true] {
-            for _ in 0..slots {
-                if self.is_ready() == wanted {
-                    break;
-                }
-                self.next = (self.next + 1) % slots;
-            }
-        }
+        // An earlier mapping may have taken packets.
+        let next = socket.next.load(Ordering::Relaxed);
+        Ok(PacketRing { socket, map, map_bytes, next })
     }
 
     fn slot(&self) -> NonNull<u8> {
@@ -333,6 +337,7 @@ impl PacketRing {
         fence(Ordering::Release);
         self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
         self.next = (self.next + 1) % self.socket.slots;
+        self.socket.next.store(self.next, Ordering::Relaxed);
     }
 
     /// Returns the socket, which is readable while there are packets.

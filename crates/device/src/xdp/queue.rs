@@ -59,13 +59,17 @@ pub(super) struct XdpQueue {
     /// An epoll instance of all sockets, edge-triggered. Each `arm` takes its events, so only later
     /// ones make it readable.
     sleep: OwnedFd,
-    /// Wakes the engine for completions where nothing else does: without copies, the kernel reports
-    /// none.
-    timer: Option<OwnedFd>,
+    /// Wakes the engine where nothing else does: for completions without copies, which the kernel
+    /// does not report, and for packets that the kernel did not take.
+    timer: OwnedFd,
+    /// `true` if a socket works without copies.
+    zero_copy: bool,
     /// The source that the next poll begins with: a hardware queue, or the groups' ring.
     next_source: usize,
     /// `true` if the kernel has not taken all descriptors from the transmit ring.
     unsent: bool,
+    /// `true` if that is because the interface is down.
+    down: bool,
     sleeps: u32,
     polls: u32,
     /// The kernel's counts of dropped packets, as last seen.
@@ -88,10 +92,10 @@ impl XdpQueue {
             failed("opening a queue")(io::Error::other("the device has no memory yet"))
         })?;
         let chunks = umem.chunks();
-        let is_zero_copy = sockets.iter().any(|socket| socket.zero_copy);
-        let timer = is_zero_copy.then(timer).transpose().map_err(failed("timerfd_create"))?;
+        let zero_copy = sockets.iter().any(|socket| socket.zero_copy);
+        let timer = timer().map_err(failed("timerfd_create"))?;
         let packet_socket = packet_ring.as_ref().map(PacketRing::socket);
-        let sleep = sleep_fd(&sockets, packet_socket, timer.as_ref()).map_err(failed("epoll"))?;
+        let sleep = sleep_fd(&sockets, packet_socket, timer.as_fd()).map_err(failed("epoll"))?;
         let shift = umem.chunk_bytes.trailing_zeros();
         Ok(XdpQueue {
             info,
@@ -105,8 +109,10 @@ impl XdpQueue {
             done: VecDeque::with_capacity(RING_ENTRIES as usize),
             sleep,
             timer,
+            zero_copy,
             next_source: 0,
             unsent: false,
+            down: false,
             sleeps: 0,
             polls: 0,
             kernel_drops: 0,
@@ -306,11 +312,13 @@ impl XdpQueue {
     fn send(&mut self) -> Result<(), DeviceError> {
         let mut fruitless = 0;
         self.unsent = true;
+        self.down = false;
         loop {
             let tx = &mut self.sockets[0].tx;
             let left = tx.left();
             if left == 0 || !tx.needs_wakeup() {
-                self.unsent = left > 0 && tx.needs_wakeup();
+                // A driver may stop before the end of the ring, and then asks for another call.
+                self.unsent = left > 0;
                 return Ok(());
             }
             self.counters.system_calls += 1;
@@ -324,8 +332,12 @@ impl XdpQueue {
                         return Ok(());
                     }
                 }
-                // The interface is down: the ring keeps the packets until it is up.
-                Err(Errno::NETDOWN) => return Ok(()),
+                // The interface is down: the ring keeps the packets until it is up, which the link
+                // watch reports.
+                Err(Errno::NETDOWN) => {
+                    self.down = true;
+                    return Ok(());
+                }
                 Err(errno) => return Err(self.failure("sendto", errno.into())),
             }
         }
@@ -372,15 +384,25 @@ impl XdpQueue {
         (RING_ENTRIES as usize).saturating_sub(self.in_flight.len() + self.done.len())
     }
 
-    /// Sets the timer, if packets are in flight whose completions nothing else reports.
+    /// Sets the timer, if packets are in flight whose completions nothing else reports, or if the
+    /// kernel did not take packets for a reason whose end nothing reports.
     fn set_timer(&mut self) {
-        if let Some(timer) = &self.timer
-            && self.in_flight.len() > 0
-        {
+        let waits = self.unsent && !self.down;
+        if waits || self.zero_copy && self.in_flight.len() > 0 {
             self.counters.system_calls += 1;
             let none = Timespec { tv_sec: 0, tv_nsec: 0 };
             let due = Itimerspec { it_interval: none, it_value: COMPLETION_POLL_INTERVAL };
-            let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &due);
+            let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &due);
+        }
+    }
+
+    /// Tells drivers that wait for receive buffers that there are some.
+    fn wake_receivers(&mut self) {
+        for socket in &self.sockets {
+            if socket.fill.needs_wakeup() {
+                self.counters.system_calls += 1;
+                kick_rx(socket.fd.as_fd());
+            }
         }
     }
 
@@ -409,12 +431,12 @@ impl XdpQueue {
 fn sleep_fd(
     sockets: &[XdpSocket],
     packet_socket: Option<BorrowedFd<'_>>,
-    timer: Option<&OwnedFd>,
+    timer: BorrowedFd<'_>,
 ) -> io::Result<OwnedFd> {
     let sleep = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     watch(&sleep, sockets)?;
     let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-    for fd in packet_socket.into_iter().chain(timer.map(AsFd::as_fd)) {
+    for fd in packet_socket.into_iter().chain([timer]) {
         epoll::add(&sleep, fd, epoll::EventData::new_u64(0), flags)?;
     }
     Ok(sleep)
@@ -564,14 +586,7 @@ impl DeviceQueue for XdpQueue {
     fn kick(&mut self, _: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
         match ring {
             Kick::Tx => self.send()?,
-            Kick::Rx => {
-                for socket in &self.sockets {
-                    if socket.fill.needs_wakeup() {
-                        self.counters.system_calls += 1;
-                        kick_rx(socket.fd.as_fd());
-                    }
-                }
-            }
+            Kick::Rx => self.wake_receivers(),
         }
         Ok(())
     }
@@ -612,6 +627,9 @@ impl DeviceQueue for XdpQueue {
         // A call that fails leaves the events, and the engine wakes up once more.
         let _ = epoll::wait(&self.sleep, &mut events[..], Some(&now));
         self.set_timer();
+        if self.zero_copy {
+            self.wake_receivers();
+        }
         Ok(if self.has_work(tx_waiting) { Armed::Work } else { Armed::Sleep })
     }
 
@@ -619,7 +637,8 @@ impl DeviceQueue for XdpQueue {
         self.counters.resets += 1;
         self.fetch_completions();
         self.count_kernel_drops();
-        // From the last close on, the kernel accesses no memory for these sockets.
+        // From the last close on, the kernel writes to no memory for these sockets. It may still
+        // read packets that it had passed to a driver without copying them (IFF_TX_SKB_NO_LINEAR).
         self.sockets.clear();
         for (chunk, held) in self.held.iter_mut().enumerate() {
             if std::mem::take(held) {

@@ -12,7 +12,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::xdp::{XdpDesc, XdpRingFlags, XdpRingOffset};
@@ -119,6 +119,9 @@ impl<T: Entry> Ring<T> {
     /// Returns `true` if the kernel waits for a system call before it works on the ring
     /// (`XDP_RING_NEED_WAKEUP`), or does not say (before Linux 5.4).
     fn needs_wakeup(&self) -> bool {
+        // Pairs with the barrier of a driver that sets the flag, and then looks for entries once
+        // more: it sees the index that this side stored before, or this side sees the flag.
+        fence(Ordering::SeqCst);
         self.offsets.flags.is_none_or(|flags| {
             let flags = self.word(flags).load(Ordering::Relaxed);
             flags & XdpRingFlags::XDP_RING_NEED_WAKEUP.bits() != 0

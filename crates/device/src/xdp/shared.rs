@@ -1,4 +1,4 @@
-//! What the control part and the queue share: sockets to bind, the memory, and the attached_program.
+//! What the control part and the queue share: sockets to bind, the memory, and the attached program.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,6 +31,7 @@ pub(super) struct Properties {
 
 /// The shared part of a device.
 pub(super) struct Shared {
+    interface: String,
     properties: Properties,
     pub(super) attached_program: Mutex<AttachedProgram>,
     /// The packet socket; `None` for a device that leaves the kernel no packet.
@@ -46,12 +47,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     pub(super) fn new(
+        interface: String,
         properties: Properties,
         attached_program: AttachedProgram,
         packet_socket: Option<PacketSocket>,
         unbound: Vec<OwnedFd>,
     ) -> Shared {
         Shared {
+            interface,
             properties,
             attached_program: Mutex::new(attached_program),
             packet_socket: packet_socket.map(Arc::new),
@@ -120,7 +123,7 @@ impl Shared {
     /// namespace; this thread, which may be in another one, creates more only after these.
     fn unbound(&self) -> io::Result<OwnedFd> {
         let kept = lock(&self.unbound).pop();
-        kept.map_or_else(|| socket::create(self.properties.busy_poll), Ok)
+        kept.map_or_else(|| socket::create(&self.interface, self.properties.busy_poll), Ok)
     }
 }
 

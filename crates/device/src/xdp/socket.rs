@@ -98,10 +98,24 @@ pub(super) struct XdpSocket {
     pub(super) zero_copy: bool,
 }
 
-/// Creates a socket that is not bound yet, with the options that need a capability.
-pub(super) fn create(busy_poll: bool) -> io::Result<OwnedFd> {
+/// Creates a socket that is not bound yet, with the options that need a capability. It can be bound
+/// to this interface only, on kernels that heed that (Linux 6.6).
+pub(super) fn create(interface: &str, busy_poll: bool) -> io::Result<OwnedFd> {
     let fd =
         rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    // SAFETY: the pointer and the length are those of a live string.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_BINDTODEVICE,
+            interface.as_ptr().cast(),
+            interface.len() as libc::socklen_t,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
     // Without CAP_NET_ADMIN the kernel grants what net.core.wmem_max allows, and more system calls
     // are needed.
     set(&fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_BYTES)

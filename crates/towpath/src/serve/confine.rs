@@ -33,6 +33,9 @@ pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
         let _ = rustix::process::setrlimit(Resource::Memlock, limit);
     }
 
+    // Before this process gives up the capabilities that other processes of its user lack: one of
+    // them could otherwise take its descriptors.
+    not_dumpable()?;
     drop_bounding_set().map_err(|errno| failed("the capability bounding set", errno))?;
     clear_ambient_capability_set().map_err(|errno| failed("ambient capabilities", errno))?;
     if let Some(user) = user {
@@ -42,8 +45,12 @@ pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
         .map_err(|errno| failed("capabilities", errno))?;
     set_no_new_privs(true).map_err(|errno| failed("no_new_privs", errno))?;
-    // Before the first memory file exists: a process that may trace this one could open it
-    // writable.
+    // A change of user may have reset it. Before the first memory file exists: a process that may
+    // trace this one could open it writable.
+    not_dumpable()
+}
+
+fn not_dumpable() -> Result<(), Failure> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|errno| failed("PR_SET_DUMPABLE", errno))
 }

@@ -55,8 +55,8 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) subnet: Vec<Subnet>,
     /// Range of addresses for applications, which no other host may have. tap: by default the whole
-    /// network. xdp: inside of the interface's network, or of that of --subnet; one of the two
-    /// options is required. At most one range per address family
+    /// network. xdp: required, inside of the interface's network or of that of --subnet. At most one
+    /// range per address family
     #[arg(long, value_name = "ADDRESS/BITS|FIRST-LAST")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) lease: Vec<Lease>,

@@ -218,6 +218,32 @@ fn shared_generically() {
     });
 }
 
+/// An application ends with packets in the device's ring: it ends at once. A reset for each such end
+/// would use up the sockets that the server made at the start.
+fn ends_while_the_link_is_down(server: &Running, round: usize) {
+    let mut session = Session::attach(&server.socket, &SessionLink::options("ending")).unwrap();
+    let endpoint = session.open(&towpath_client::Rule::new()).unwrap();
+    let mut frame = [0xff; 60];
+    frame[6..12].copy_from_slice(&session.info().mac);
+    frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+    let says = |what: &str| server.log().matches(what).count() == round;
+    std::thread::scope(|scope| {
+        let down = scope.spawn(|| {
+            sh("ip link set uplink down");
+            until("the server says so", || says("link is down"));
+        });
+        while !down.is_finished() {
+            // A full queue is what a link that is down makes.
+            let _ = session.send_bytes(endpoint, &frame);
+            session.flush().unwrap();
+        }
+    });
+    drop(session);
+    until("one session is left", || server.report()["sessions"].as_array().unwrap().len() == 1);
+    sh("ip link set uplink up");
+    until("the server says so", || says("link is up"));
+}
+
 /// A link that goes and returns leaves sessions and addresses; an interface that goes ends the
 /// server.
 #[test]
@@ -229,6 +255,7 @@ fn the_interface_goes_down_and_vanishes() {
         let far = wire(&FAR, &NEAR);
         let (directory, user) = (sockets(), user());
         let mut arguments = vec!["--device", "auto:uplink", "--user", user.as_str()];
+        arguments.extend(["--set", "watchdog_ms=20"]);
         arguments.extend(&LEASES[..2]);
         let mut server = serve(&directory, "s.sock", &arguments);
         let options = SessionLink::options("test");
@@ -239,6 +266,11 @@ fn the_interface_goes_down_and_vanishes() {
         until("the server says so", || server.log().contains("link is down"));
         sh("ip link set uplink up");
         until("the server says so", || server.log().contains("link is up"));
+        both_ways(&network, own.into(), &far, "192.0.2.200".parse().unwrap());
+        for round in 2..7 {
+            ends_while_the_link_is_down(&server, round);
+        }
+        assert_eq!(server.report()["device"]["counters"]["device_resets"], 0);
         both_ways(&network, own.into(), &far, "192.0.2.200".parse().unwrap());
         sh("ip link delete uplink");
         assert_eq!(wait(&mut server.child).code(), Some(1));
@@ -259,7 +291,7 @@ fn what_cannot_be_is_refused_with_the_remedy() {
         let (directory, user) = (sockets(), user());
         let socket = directory.text("s.sock");
         let lease = ["--lease", "192.0.2.64/28"];
-        let cases: [(&str, &[&str], i32, &str); 11] = [
+        let cases: [(&str, &[&str], i32, &str); 12] = [
             ("xdp:uplink", &[], 2, "--lease 192.0.2.64/28"),
             (
                 "xdp:uplink",
@@ -268,6 +300,12 @@ fn what_cannot_be_is_refused_with_the_remedy() {
                 "no address in the network of this whole range",
             ),
             ("xdp:uplink", &["--lease", "192.0.2.0/28"], 2, "192.0.2.1, which is uplink's"),
+            (
+                "xdp:uplink",
+                &["--subnet", "192.0.2.2/29"],
+                2,
+                "--subnet 192.0.2.2/29: uplink shares the network",
+            ),
             ("xdp:uplink", &[lease[0], lease[1], "--mtu", "1400"], 2, "--mtu is for TAP"),
             (
                 "xdp:uplink",

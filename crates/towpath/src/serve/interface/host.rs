@@ -8,7 +8,7 @@ use towpath_server::{Subnet, Subnets};
 use tracing::{info, warn};
 
 use super::super::settings::Settings;
-use super::super::values::{Lease, limit};
+use super::super::values::{Lease, Subnet as GivenSubnet, limit};
 use super::Opened;
 use crate::failure::Failure;
 
@@ -22,7 +22,17 @@ pub(super) fn open(options: &Options, settings: &Settings) -> Result<Opened, Fai
              give addresses to applications, use --lease"
         )));
     }
-    if settings.lease.is_empty() && settings.subnet.is_empty() {
+    let has_no_lease = |subnet: &&GivenSubnet| {
+        let mut leases = settings.lease.iter();
+        !leases.any(|lease| lease.first.is_ipv4() == subnet.0.address().is_ipv4())
+    };
+    if let Some(subnet) = settings.subnet.iter().find(has_no_lease) {
+        return Err(Failure::usage(format!(
+            "--subnet {subnet}: {name} shares the network with other hosts; give --lease with \
+             those of its addresses that no host has"
+        )));
+    }
+    if settings.lease.is_empty() {
         return Err(Failure::usage(format!(
             "applications need addresses on {name}: give --lease with addresses of its network \
              that no other host has, such as --lease 192.0.2.64/28"
