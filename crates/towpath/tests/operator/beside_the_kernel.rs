@@ -288,6 +288,15 @@ fn what_cannot_be_is_refused_with_the_remedy() {
         }
         let _far = wire(&FAR, &NEAR);
         sh("ip link add low0 type veth peer name low1");
+        sh("ip link add port0 up type veth peer name port1");
+        let bridged = Command::new("ip")
+            .args(["link", "add", "br0", "type", "bridge"])
+            .status()
+            .unwrap()
+            .success();
+        if bridged {
+            sh("ip link set port0 master br0");
+        }
         let (directory, user) = (sockets(), user());
         let socket = directory.text("s.sock");
         let lease = ["--lease", "192.0.2.64/28"];
@@ -320,7 +329,8 @@ fn what_cannot_be_is_refused_with_the_remedy() {
             ("xdp:uplink,zero-copy,mode=native", &lease, 1, "leave zero-copy out"),
             ("tap:uplink", &[], 1, "--device xdp:uplink"),
         ];
-        for (device, arguments, status, part) in cases {
+        let port = ("xdp:port0", &lease[..], 1, "port0 is a port of br0");
+        for (device, arguments, status, part) in cases.into_iter().chain(bridged.then_some(port)) {
             let mut serve = towpath(&["serve", "--device", device, "--socket", &socket]);
             serve.args(["--user", &user]);
             let said = fails(serve.args(arguments), status);

@@ -49,6 +49,15 @@ pub(super) fn open(options: &Options, settings: &Settings) -> Result<Opened, Fai
     if !link.up {
         return Err(Failure::new(format!("{name} is down; set it up: ip link set {name} up")));
     }
+    if let Some(master) = link.master {
+        let links = netlink.links().map_err(refused)?;
+        let master = links.iter().find(|one| one.index == master);
+        let master = master.map_or("another interface", |link| &link.name);
+        return Err(Failure::new(format!(
+            "{name} is a port of {master}, which would miss the packets of applications; serve \
+             another interface, or use a TAP as a port of a bridge"
+        )));
+    }
     let addresses = netlink.addresses().map_err(refused)?;
     check_leases(&settings.lease, &addresses, &mut netlink)?;
     let subnets = if settings.subnet.is_empty() {
