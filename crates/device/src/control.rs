@@ -39,6 +39,10 @@ pub struct Capabilities {
     pub tx_checksum: bool,
     /// `true` if the device takes packets with [`Segmentation`](crate::Segmentation).
     pub tx_segmentation: bool,
+    /// `true` if the device takes packets with [`Segmentation`](crate::Segmentation) from any data
+    /// space, because it copies them before `tx_submit` returns; whatever the fields above say of
+    /// other packets.
+    pub tx_large_copied: bool,
     /// `true` if the device delivers packets that are large or have a partial checksum, with
     /// metadata.
     pub rx_offload: bool,

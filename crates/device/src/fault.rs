@@ -95,6 +95,7 @@ impl FaultDevice {
                 // A device that sends only from its pool leaves too few slots for a large packet's
                 // segments.
                 tx_segmentation: info.can.tx_in_place,
+                tx_large_copied: false,
                 rx_offload: false,
                 tx_asynchronous: false,
             };

@@ -81,6 +81,7 @@ impl LoopbackDevice {
             tx_in_place: config.tx_in_place,
             tx_checksum: config.offloads,
             tx_segmentation: config.offloads,
+            tx_large_copied: false,
             rx_offload: config.offloads,
             tx_asynchronous: config.tx_asynchronous || config.timing.is_late(),
         };

@@ -135,6 +135,7 @@ impl TapDevice {
                 tx_in_place: true,
                 tx_checksum: offloads,
                 tx_segmentation: offloads,
+                tx_large_copied: false,
                 rx_offload: granted,
                 tx_asynchronous: false,
             },

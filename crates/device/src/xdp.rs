@@ -21,6 +21,7 @@ mod error;
 mod ethtool;
 mod filter;
 mod in_flight;
+mod large;
 mod offload;
 mod open;
 mod packet_socket;

@@ -11,8 +11,9 @@ use towpath_stack::{Config, Meta, Offload};
 
 use crate::{Armed, Driving, Link, LinkError, LinkInfo, Network};
 
-/// The largest packet of a link: an IP packet of 64 KiB with its Ethernet header.
-const LARGEST_BYTES: usize = 65_535 + 14;
+/// The largest frame of a link, in bytes. Linux leaves longer ones to no device to segment
+/// (`GSO_LEGACY_MAX_SIZE`, linux/netdevice.h).
+const LARGEST_BYTES: usize = 65_535;
 
 /// A session with a driver server that carries a network's frames.
 pub struct SessionLink {

@@ -283,7 +283,11 @@ fn metadata(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
         let mut sent = false;
         let goal = format!("{meta:?}, sent by the device: {outward}");
         if outward {
-            if !can.tx_checksum || (meta.segmentation.is_some() && !can.tx_segmentation) {
+            let takes = match meta.segmentation {
+                Some(_) => can.tx_checksum && can.tx_segmentation || can.tx_large_copied,
+                None => can.tx_checksum,
+            };
+            if !takes {
                 continue;
             }
             let cuts = cuts(&mut random, frame.len(), near.info.limits.tx_packet_parts);

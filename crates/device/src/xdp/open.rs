@@ -10,6 +10,7 @@ use towpath_netlink::Netlink;
 use super::attached_program::AttachedProgram;
 use super::error::{XdpError, refused};
 use super::ethtool::Ethtool;
+use super::large::LargeSender;
 use super::packet_socket::PacketSocket;
 use super::queue::PACKET_SOCKET_BUFFERS;
 use super::shared::{Properties, SPARE_RESETS, Shared};
@@ -91,6 +92,13 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         return Err(XdpError::NoZeroCopy { name: name.clone() });
     }
 
+    // Packets of one flow must not overtake each other: only with copies does the kernel send each
+    // packet within the call that passes it.
+    let copies = is_generic || is_virtual || options.copying == CopyMode::Copy;
+    let large = copies
+        .then(|| LargeSender::open(link.index))
+        .transpose()
+        .map_err(refused(name, "opening a packet socket for large packets"))?;
     let notes = notes(name, options, attached, &link.kind, &ethtool);
     let binding = Binding { index: link.index, copying: copying(options, is_generic), spans };
     let properties = Properties {
@@ -110,6 +118,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         can: Capabilities {
             rx_offload: may_be_partial,
             tx_asynchronous: true,
+            tx_large_copied: copies,
             ..Capabilities::default()
         },
         queues: 1,
@@ -124,7 +133,8 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         },
         rx_queue_packets: RING_ENTRIES as usize,
     };
-    let shared = Shared::new(name.clone(), properties, attached_program, packet_socket, unbound);
+    let shared =
+        Shared::new(name.clone(), properties, attached_program, packet_socket, large, unbound);
     Ok(Opened { info, index: link.index, shared, promiscuous, notes })
 }
 

@@ -17,6 +17,7 @@ use rustix::time::{
 };
 
 use super::in_flight::{InFlight, Sent};
+use super::large::Large;
 use super::offload::{self, BEGINNING_BYTES};
 use super::packet_socket::PacketRing;
 use super::ring::{CONTINUES, Descriptor};
@@ -25,7 +26,7 @@ use super::socket::{RING_ENTRIES, XdpSocket};
 use crate::check::PacketLimits;
 use crate::{
     Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, LARGE_PACKET_BYTES, Meta,
-    Packet, Part, Received, SpaceId, Spaces,
+    Outcome, Packet, Part, Received, SpaceId, Spaces,
 };
 
 /// Buffers that the driver keeps for packets to groups.
@@ -70,6 +71,8 @@ pub(super) struct XdpQueue {
     unsent: bool,
     /// `true` if that is because the interface is down.
     down: bool,
+    /// `true` if the kernel had no room for a large packet, or for those before it.
+    waits_for_kernel: bool,
     sleeps: u32,
     polls: u32,
     /// The kernel's counts of dropped packets, as last seen.
@@ -113,6 +116,7 @@ impl XdpQueue {
             next_source: 0,
             unsent: false,
             down: false,
+            waits_for_kernel: false,
             sleeps: 0,
             polls: 0,
             kernel_drops: 0,
@@ -343,6 +347,36 @@ impl XdpQueue {
         }
     }
 
+    /// Sends a large packet after all packets before it. `None` if the kernel has no room for it or
+    /// them now.
+    fn send_large(
+        &mut self,
+        spaces: &Spaces,
+        packet: &Packet<'_>,
+    ) -> Result<Option<Outcome>, DeviceError> {
+        self.sockets[0].tx.publish();
+        if self.sockets[0].tx.left() > 0 {
+            self.send()?;
+        }
+        let shared = self.shared.clone();
+        let Some(sender) = &shared.large else { return Ok(Some(self.counters.dropped())) };
+        if self.sockets[0].tx.left() > 0 {
+            self.waits_for_kernel = true;
+            return Ok(None);
+        }
+        self.counters.system_calls += 1;
+        match sender.send(spaces, packet) {
+            Ok(Large::Sent(len)) => Ok(Some(self.counters.sent(len))),
+            Ok(Large::Impossible) => Ok(Some(self.counters.dropped())),
+            Ok(Large::Later { down }) => {
+                self.down = down;
+                self.waits_for_kernel = true;
+                Ok(None)
+            }
+            Err(cause) => Err(self.failure("writev", cause)),
+        }
+    }
+
     /// Moves the kernel's completions to `done`.
     fn fetch_completions(&mut self) {
         for socket in &mut self.sockets {
@@ -371,7 +405,7 @@ impl XdpQueue {
                 && !self.packet_socket_buffers.is_empty()
         };
         !self.done.is_empty()
-            || tx_waiting && has_room
+            || tx_waiting && has_room && !self.waits_for_kernel
             || has_copied()
             || self
                 .sockets
@@ -386,8 +420,8 @@ impl XdpQueue {
 
     /// Sets the timer, if packets are in flight whose completions nothing else reports, or if the
     /// kernel did not take packets for a reason whose end nothing reports.
-    fn set_timer(&mut self) {
-        let waits = self.unsent && !self.down;
+    fn set_timer(&mut self, tx_waiting: bool) {
+        let waits = (self.unsent || tx_waiting && self.waits_for_kernel) && !self.down;
         if waits || self.zero_copy && self.in_flight.len() > 0 {
             self.counters.system_calls += 1;
             let none = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -561,7 +595,14 @@ impl DeviceQueue for XdpQueue {
         let mut descriptors = [Descriptor { address: 0, len: 0, options: 0 }; PACKET_DESCRIPTORS];
         let room = self.room();
         let mut taken = 0;
+        self.waits_for_kernel = false;
         for packet in packets.iter().take(room) {
+            if packet.meta.segmentation.is_some() {
+                let Some(outcome) = self.send_large(spaces, packet)? else { break };
+                self.done.push_back(Completion { token: packet.token, outcome });
+                taken += 1;
+                continue;
+            }
             let len = limits.packet_len(packet.parts, packet.meta);
             let count = len.and_then(|_| self.descriptors(spaces, packet.parts, &mut descriptors));
             let Some((len, count)) = len.zip(count) else {
@@ -626,7 +667,7 @@ impl DeviceQueue for XdpQueue {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // A call that fails leaves the events, and the engine wakes up once more.
         let _ = epoll::wait(&self.sleep, &mut events[..], Some(&now));
-        self.set_timer();
+        self.set_timer(tx_waiting);
         if self.zero_copy {
             self.wake_receivers();
         }

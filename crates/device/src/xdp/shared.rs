@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
+use super::large::LargeSender;
 use super::packet_socket::{PacketRing, PacketSocket};
 use super::socket::{self, Binding, Umem, XdpSocket};
 use crate::dma::{Dma, DmaError};
@@ -36,6 +37,8 @@ pub(super) struct Shared {
     pub(super) attached_program: Mutex<AttachedProgram>,
     /// The packet socket; `None` for a device that leaves the kernel no packet.
     packet_socket: Option<Arc<PacketSocket>>,
+    /// Sends large packets; `None` where a driver without copies sends the others later.
+    pub(super) large: Option<LargeSender>,
     /// Sockets that are not bound yet.
     unbound: Mutex<Vec<OwnedFd>>,
     umem: Mutex<Option<Umem>>,
@@ -51,6 +54,7 @@ impl Shared {
         properties: Properties,
         attached_program: AttachedProgram,
         packet_socket: Option<PacketSocket>,
+        large: Option<LargeSender>,
         unbound: Vec<OwnedFd>,
     ) -> Shared {
         Shared {
@@ -58,6 +62,7 @@ impl Shared {
             properties,
             attached_program: Mutex::new(attached_program),
             packet_socket: packet_socket.map(Arc::new),
+            large,
             unbound: Mutex::new(unbound),
             umem: Mutex::new(None),
         }

@@ -25,7 +25,7 @@ pub(super) const RING_ENTRIES: u32 = 2048;
 
 /// The memory that a socket's packets may take on their way through the kernel, in bytes. The
 /// kernel's default of 208 KiB holds some hundred packets.
-const SEND_BUFFER_BYTES: i32 = 16 << 20;
+pub(super) const SEND_BUFFER_BYTES: i32 = 16 << 20;
 
 /// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): packets that one system call sends in copy mode; 32 before.
 const XDP_MAX_TX_SKB_BUDGET: i32 = 9;

@@ -194,7 +194,16 @@ impl DevicePort {
     /// Returns `true` if the device does the offload work that `meta` leaves to it.
     pub(crate) fn takes(&self, meta: &Meta) -> bool {
         let can = self.can();
-        meta.is_full() || can.tx_checksum && (meta.segmentation.is_none() || can.tx_segmentation)
+        meta.is_full()
+            || can.tx_checksum && (meta.segmentation.is_none() || can.tx_segmentation)
+            || self.copies(meta)
+    }
+
+    /// Returns `true` for a packet that the device copies from the sender's memory itself, before the
+    /// call that passes it returns.
+    #[inline]
+    pub(crate) fn copies(&self, meta: &Meta) -> bool {
+        meta.segmentation.is_some() && self.can().tx_large_copied
     }
 
     /// Returns the number of packets that may wait in the device: half of those that it keeps.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use towpath_client::Session;
 use towpath_device::xdp::{Mode, Options, XdpDevice, XdpError};
-use towpath_net::{Driving, Network, SessionLink};
+use towpath_net::{Driving, Network, SessionLink, TcpStream};
 use towpath_testkit::{Namespace, Unavailable, skip};
 
 use crate::networks::{both_ways, sh, wire};
@@ -168,6 +168,24 @@ fn shared(mode: &str) {
     let mut second = towpath(&["serve", "--socket", &other]);
     let said = fails(second.args(&arguments), 1);
     assert!(said.contains("another XDP program already: id ") && said.contains("towpath_flows"));
+
+    // The application's connections, in packets that the kernel segments.
+    let receiver = far.run(|| std::net::TcpListener::bind("192.0.2.200:81").unwrap()).unwrap();
+    let receiving = std::thread::spawn(move || {
+        let (mut stream, _) = receiver.accept().unwrap();
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).unwrap();
+        got
+    });
+    let sent = || server.report()["device"]["counters"]["tx_packets"].as_u64().unwrap();
+    let before = sent();
+    let mut stream = TcpStream::connect(&network, "192.0.2.200:81").unwrap();
+    let data: Vec<u8> = (0..4 << 20).map(|at: u32| ((at.wrapping_mul(31)) >> 7) as u8).collect();
+    stream.write_all(&data).unwrap();
+    drop(stream);
+    assert!(receiving.join().unwrap() == data, "the data arrived as it was sent");
+    let packets = sent() - before;
+    assert!(packets < data.len() as u64 / 1460 / 4, "{packets} packets");
 
     // The kernel's own connections, in large packets where the interface has such.
     let listener = std::net::TcpListener::bind("192.0.2.1:80").unwrap();

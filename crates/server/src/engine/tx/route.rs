@@ -190,6 +190,7 @@ impl TxPath {
     fn device_takes(&self, one: &Outgoing, meta: &Meta, context: &mut TxContext<'_>) -> bool {
         context.port.takes(meta)
             && (meta.segmentation.is_none()
+                || context.port.copies(meta)
                 || context.delivery.session(one.key).is_some_and(|session| session.in_place))
     }
 
@@ -308,7 +309,8 @@ impl TxPath {
         context: &mut TxContext<'_>,
     ) -> Result<Sent, DeviceError> {
         let Some(session) = context.delivery.session(one.key) else { return Ok(Sent::Now) };
-        let (space, in_place) = (session.transmit_space, session.in_place);
+        let in_place = session.in_place || context.port.copies(&meta);
+        let space = session.transmit_space;
         if !in_place && !self.append_rest(one, None, context) {
             return Ok(one.refuse(EndpointCount::TxTooLong, context));
         }
