@@ -131,7 +131,8 @@ impl Session {
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> Result<(), SendError> {
         // An application that only sends takes no events.
-        if self.notes_revocations() && self.is_revoked(endpoint) {
+        self.update_revoked();
+        if self.is_revoked(endpoint) {
             return Err(SendError::Revoked);
         }
         let data_bytes = self.transmit_pool.data_bytes();

@@ -81,6 +81,8 @@ pub struct Session {
     counters: PeerWords,
     /// The number of endpoints that the server closed, as far as the client knows.
     revoked: u64,
+    /// `true` if no wait has returned since that number rose.
+    revoked_untold: bool,
     pub(crate) ready: VecDeque<u32>,
     pub(crate) dirty: Vec<u32>,
     pub(crate) taken: [Descriptor; MAX_CHAIN],
@@ -158,6 +160,7 @@ impl Session {
             header: pages.header,
             counters: pages.counters,
             revoked: 0,
+            revoked_untold: false,
             ready: VecDeque::with_capacity(shape.queue_pairs as usize),
             dirty: Vec::with_capacity(shape.queue_pairs as usize),
             taken: [Descriptor::default(); MAX_CHAIN],
@@ -221,8 +224,9 @@ impl Session {
     }
 
     /// Returns `true` if the server closed an endpoint of this session because its policy changed.
-    /// It receives and sends nothing any more: close it, too, to open another one. The session
-    /// learns of it with the next event or when it sends, and [`Session::wait`] returns once.
+    /// The endpoint receives and sends nothing any more, and keeps its number until the application
+    /// closes it. The session learns of it with the next event or when it sends, and
+    /// [`Session::wait`] returns once.
     #[inline]
     #[must_use]
     pub fn is_revoked(&self, endpoint: Endpoint) -> bool {
@@ -237,10 +241,15 @@ impl Session {
             && self.counters.observe(start + ENDPOINT_REVOKED_WORD) == 1
     }
 
-    /// Checks whether the server has closed endpoints. Returns `true` if there are new ones.
-    pub(crate) fn notes_revocations(&mut self) -> bool {
+    /// Checks whether the server has closed endpoints.
+    pub(crate) fn update_revoked(&mut self) {
         let revoked = self.header.observe(REVOKED_WORD);
-        std::mem::replace(&mut self.revoked, revoked) != revoked
+        self.revoked_untold |= std::mem::replace(&mut self.revoked, revoked) != revoked;
+    }
+
+    /// Returns `true` once after the server has closed endpoints.
+    pub(crate) fn take_revoked(&mut self) -> bool {
+        std::mem::take(&mut self.revoked_untold)
     }
 
     /// Closes an endpoint. The server drops its packets that wait to be sent.

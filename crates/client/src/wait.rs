@@ -221,7 +221,10 @@ impl Session {
             return Err(self.wrong(violation));
         }
         // The server marks an event when it has closed an endpoint.
-        let revoked = events && self.notes_revocations();
+        if events {
+            self.update_revoked();
+        }
+        let revoked = self.take_revoked();
         // The client reports free space once, even if the caller never asks which queue pair has
         // it.
         if let Some(first) = self.ready.front() {

@@ -141,6 +141,8 @@ impl Sender {
                 match self.session.send_reserved(self.endpoint, buffer, *buffer_bytes) {
                     Ok(()) => drop(self.turns.next()),
                     Err(towpath_client::SendError::Lost(lost)) => return Err(lost),
+                    // The channels have no other endpoint.
+                    Err(towpath_client::SendError::Revoked) => return Err(Lost::Revoked),
                     Err(_) => break,
                 }
             }

@@ -86,7 +86,7 @@ impl Range {
     /// Returns the index of an address.
     fn index_of(&self, address: u128) -> Option<u32> {
         let index = address.checked_sub(self.first)?;
-        (index < self.count).then_some(u32::try_from(index).ok()? + 1)
+        u32::try_from(index).ok()?.checked_add(1).filter(|_| index < self.count)
     }
 
     fn excludes(&self, index: u32) -> bool {
@@ -150,7 +150,7 @@ pub enum PoolError {
     #[error("address {0} was another user's until just now; ask again in a minute")]
     Lately(IpAddr),
     /// The pool does not contain the wanted address.
-    #[error("address {0} is not one that this device's subnet has for applications")]
+    #[error("address {0} is not one that this device gives to applications; choose another")]
     Outside(IpAddr),
     /// The policy does not grant the wanted address.
     #[error("the policy does not grant address {0} to your user; leave it out, or ask for another")]
@@ -159,7 +159,10 @@ pub enum PoolError {
     #[error("the policy reserves address {0} for another application; ask for another")]
     Reserved(IpAddr),
     /// Two reservations are of one address, or of its counterpart in the other family.
-    #[error("the policy reserves address {0} twice; give it to one application")]
+    #[error(
+        "the policy reserves address {0} for two applications, directly or by the other family's \
+         address that belongs to it; remove one reservation"
+    )]
     ReservedTwice(IpAddr),
     /// The subnet leaves no addresses to give.
     #[error(
@@ -270,7 +273,7 @@ impl Pool {
         let host_number = match wanted {
             Some(wanted) => self.wanted(holder, wanted.into(), terms)?,
             None => self
-                .reserved_for(holder)
+                .reserved_for(holder, terms)
                 .or_else(|| self.had_by(holder, terms))
                 .or_else(|| match &terms.addresses {
                     Some(ranges) => self.free_within(ranges, holder),
@@ -386,10 +389,10 @@ impl Pool {
     }
 
     /// Returns a free index that is reserved for the holder.
-    fn reserved_for(&self, holder: &Holder) -> Option<u32> {
+    fn reserved_for(&self, holder: &Holder, terms: &Terms) -> Option<u32> {
         let theirs = self.reserved.iter().filter(|(_, owner)| *owner == holder);
         let mut numbers = theirs.map(|(number, _)| *number);
-        numbers.find(|number| !self.taken.contains(number))
+        numbers.find(|number| !self.taken.contains(number) && self.is_granted(*number, terms))
     }
 
     fn had_by(&self, holder: &Holder, terms: &Terms) -> Option<u32> {
@@ -655,6 +658,8 @@ mod tests {
         pool.release(&lease, holder("a"));
         let narrow = granted(&[("10.77.0.4", "10.77.0.4")]);
         assert_eq!(pool.lease(&holder("a"), None, &narrow).unwrap().ipv4.unwrap().0, wanted);
+        let far = granted(&[("fd77::1:0:0", "fd77::ffff:ffff:ffff")]);
+        assert_eq!(pool.lease(&holder("a"), None, &far), Err(PoolError::NoneGranted));
         let outside = granted(&[("192.0.2.1", "192.0.2.9")]);
         assert_eq!(pool.lease(&holder("a"), None, &outside), Err(PoolError::NoneGranted));
     }
@@ -694,7 +699,7 @@ mod tests {
         // A policy with an error changes nothing.
         let twice = [reservation("web", "10.77.0.5"), reservation("dns", "fd77::5")];
         assert_eq!(pool.reserve(&twice), Err(PoolError::ReservedTwice(ip("fd77::5"))));
-        for outside in ["10.77.0.1", "10.77.0.7", "192.0.2.1"] {
+        for outside in ["10.77.0.1", "10.77.0.7", "192.0.2.1", "fd77::1:0:0"] {
             let refused = pool.reserve(&[reservation("web", outside)]);
             assert_eq!(refused, Err(PoolError::Outside(ip(outside))));
         }

@@ -18,6 +18,9 @@ use crate::engine::session::Mappings;
 use crate::policy::{Account, Standing, Terms};
 use crate::prepare::Prepared;
 
+/// The most promiscuous and capturing endpoints of a session, except for administrators.
+const MAX_LISTENING: usize = 2;
+
 /// A refusal with the text for the peer.
 pub(crate) type Refused = (Refusal, String);
 
@@ -92,6 +95,8 @@ pub(crate) struct Opened {
     pub(crate) offload: bool,
     /// The endpoint's queue pair.
     pub(crate) queue_pair: u32,
+    /// `true` if the endpoint may send, within its rule.
+    pub(crate) sends: bool,
     /// `true` if the server closed the endpoint because the policy changed. It receives and sends
     /// nothing, and its number is the application's until it closes the endpoint too.
     pub(crate) revoked: bool,
@@ -118,6 +123,22 @@ impl Connection {
             *next += 1;
         }
         self.endpoints[number as usize] = Some(opened);
+    }
+
+    /// Checks that the session may have one more endpoint that listens without a rule. Each of them
+    /// costs the engine a copy of every packet, of other users' too.
+    pub(crate) fn check_listening(&self, listening: Option<Listening>) -> Result<(), String> {
+        let theirs = self.endpoints.iter().flatten().filter(|one| one.listening.is_some());
+        if listening.is_some()
+            && self.standing != Standing::Administrator
+            && theirs.count() >= MAX_LISTENING
+        {
+            return Err(format!(
+                "the session has {MAX_LISTENING} promiscuous or capturing endpoints, which is the \
+                 limit; close one"
+            ));
+        }
+        Ok(())
     }
 
     /// Removes an endpoint and frees its number.

@@ -102,18 +102,20 @@ impl Connections {
         let uid = account.uid;
         let held = self.users.get(&uid).copied().unwrap_or_default();
         let most = policy.sessions_per_user;
-        if held.sessions >= terms.sessions.map_or(most, |sessions| sessions.min(most)) {
+        if held.sessions >= terms.sessions_per_user.map_or(most, |sessions| sessions.min(most)) {
             let count = held.sessions;
             return Some(format!(
-                "user {uid} has {count} sessions, the most allowed (sessions-per-user); end one"
+                "user {uid} has {count} sessions, the most allowed (sessions-per-user of the server \
+                 or the policy); end one"
             ));
         }
         let most = policy.bytes_per_user;
-        let limit = terms.bytes.map_or(most, |bytes| bytes.min(most));
+        let limit = terms.bytes_per_user.map_or(most, |bytes| bytes.min(most));
         if account.is_limited && held.bytes + bytes > limit {
             return Some(format!(
                 "with this session, the sessions of user {uid} would have {} bytes; at most \
-                 {limit} are allowed (bytes-per-user); end another session, or ask for less",
+                 {limit} are allowed (bytes-per-user of the server or the policy); end another session, \
+                 or ask for less",
                 held.bytes + bytes
             ));
         }

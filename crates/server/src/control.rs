@@ -24,14 +24,14 @@ use towpath_protocol::settings::Values;
 use towpath_protocol::store::Store;
 use tracing::{info, warn};
 
-use crate::addresses::{Pool, PoolError};
+use crate::addresses::Pool;
 use crate::connection::{Connection, Progress, Refused};
 use crate::connections::Connections;
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::{Rule, Sets};
 use crate::filters::Filters;
 use crate::log::LogLimit;
-use crate::policy::{Account, Admission, Policy, PolicyChange, Standing};
+use crate::policy::{Account, Admission, Policy, PolicyChange, PolicyError, Standing};
 use crate::slow::Slow;
 use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;
@@ -53,7 +53,7 @@ pub(crate) enum Request {
     /// was given the socket.
     Adopt(OwnedFd),
     /// Serves under another policy from now on, and tells what became of the sessions.
-    Policy(Box<Policy>, Sender<Result<PolicyChange, PoolError>>),
+    Policy(Box<Policy>, Sender<Result<PolicyChange, PolicyError>>),
     /// Ends the server.
     Stop,
 }

@@ -219,6 +219,7 @@ mod tests {
             listening: None,
             group,
             offload: false,
+            sends: true,
             revoked: false,
             queue_pair: 0,
             settings: Values::default(),

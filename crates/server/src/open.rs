@@ -48,7 +48,14 @@ pub(crate) fn read_open(
     check_mac(open, lease, administrator)?;
     let mac = if has(open, message::RULE_MAC) { open.mac } else { lease.mac };
     let rule = read_rule(open, mac, ip, remote_ip);
-    connection.terms.check(&rule, listening).map_err(denied)?;
+    let group = open.flags & message::OPEN_GROUP != 0;
+    connection.terms.check(&rule, listening, group).map_err(denied)?;
+    connection.check_listening(listening).map_err(denied)?;
+    let sends = match listening {
+        None => true,
+        Some(Listening::Promiscuous) => connection.terms.allow_every_flow(),
+        Some(Listening::Capture) => false,
+    };
     let mut settings = Values::default();
     for (setting, value) in &connection.terms.settings {
         // The policy has only values that are possible.
@@ -58,9 +65,10 @@ pub(crate) fn read_open(
     Ok(Opened {
         rule,
         listening,
-        group: open.flags & message::OPEN_GROUP != 0,
+        group,
         offload: open.flags & message::OPEN_OFFLOAD != 0,
         queue_pair: open.queue_pair,
+        sends,
         revoked: false,
         settings,
         granted_priority,

@@ -219,7 +219,8 @@ impl Control {
                 self.lock(&mapped.mappings);
                 self.register(&mut mapped.session);
                 let Some(connection) = self.connections.get_mut(token) else { return };
-                mapped.session.forbidden = connection.terms.close_after.map(Forbidden::new);
+                mapped.session.forbidden =
+                    connection.terms.forbidden_packets_per_second.map(Forbidden::new);
                 connection.progress = Progress::Lives;
                 let uid = connection.account.uid;
                 if self.log.allows(uid)

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use towpath_protocol::message::Refusal;
 use towpath_protocol::peer::{OVERFLOW_UID, Peer};
 
+use crate::addresses::PoolError;
+
 pub use terms::{AddressRange, PortRange, Terms};
 
 /// Grants and limits.
@@ -62,6 +64,17 @@ pub struct Reservation {
     pub name: String,
     /// The address. The application also gets the other family's address that belongs to it.
     pub address: IpAddr,
+}
+
+/// The reasons for which the server does not take a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// A reservation of an address that the device does not have, or of one address twice.
+    #[error("a reservation: {0}")]
+    Reservation(#[from] PoolError),
+    /// The server has ended.
+    #[error("the server has ended")]
+    Ended,
 }
 
 /// What became of the sessions when the policy changed.
@@ -239,7 +252,7 @@ mod tests {
         let grant = |users: &[u32], groups: &[u32], endpoints| Grant {
             users: users.to_vec(),
             groups: groups.to_vec(),
-            terms: Arc::new(Terms { endpoints: Some(endpoints), ..Terms::default() }),
+            terms: Arc::new(Terms { endpoints_per_session: Some(endpoints), ..Terms::default() }),
         };
         let policy = Policy {
             grants: vec![grant(&[], &[70], 1), grant(&[], &[71, 70], 2), grant(&[7], &[], 3)],
@@ -249,7 +262,7 @@ mod tests {
         };
         let of = |peer: &Peer| {
             let admission = policy.standing(peer, 500, false).unwrap();
-            (admission.group, admission.terms.endpoints)
+            (admission.group, admission.terms.endpoints_per_session)
         };
         assert_eq!(of(&peer(7, 70, &[])), (None, Some(3)));
         assert_eq!(of(&peer(8, 70, &[71])), (Some(70), Some(1)), "the first grant");
@@ -258,6 +271,6 @@ mod tests {
         assert_eq!(of(&peer(8, 72, &[])), (Some(72), None));
         assert!(policy.standing(&peer(8, 1, &[]), 500, false).is_err());
         let root = policy.standing(&peer(0, 70, &[]), 500, false).unwrap();
-        assert!(root.terms.capture && root.terms.endpoints.is_none());
+        assert!(root.terms.capture && root.terms.endpoints_per_session.is_none());
     }
 }

@@ -11,7 +11,7 @@ use crate::addresses::{Holder, Lease, PoolError};
 use crate::connection::{Opened, Progress, Refused, read_attach};
 use crate::control::{Control, Parts, Reply};
 use crate::engine::coalescing;
-use crate::engine::commands::{Command, Listening};
+use crate::engine::commands::Command;
 use crate::engine::demux::SETS_PER_MAC;
 use crate::engine::last_sent::LastSent;
 use crate::engine::session::Endpoint;
@@ -150,12 +150,9 @@ impl Control {
         // The device receives the endpoint's packets before its application may expect them.
         self.claim("open", &filters::of_endpoint(&opened))?;
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
-        let rights = match opened.listening {
-            Some(Listening::Capture) => Rights::nothing(),
-            Some(Listening::Promiscuous) if !connection.terms.allow_every_flow() => {
-                Rights::nothing()
-            }
-            _ => Rights::new(opened.rule, lease.mac, lease.addresses())
+        let rights = match opened.sends {
+            false => Rights::nothing(),
+            true => Rights::new(opened.rule, lease.mac, lease.addresses())
                 .with_any_role(connection.standing == Standing::Administrator),
         };
         let endpoint = Endpoint {
@@ -370,7 +367,7 @@ fn bytes_within(
         return Err((Refusal::Limit, text));
     }
     let most = policy.endpoints_per_session;
-    let most = terms.endpoints.map_or(most, |endpoints| endpoints.min(most));
+    let most = terms.endpoints_per_session.map_or(most, |endpoints| endpoints.min(most));
     if shape.endpoints > most {
         let text = format!(
             "attach: {} endpoints; at most {most} are allowed; ask for fewer",

@@ -3,21 +3,21 @@
 use towpath_protocol::layout::CLOSED_BY_POLICY;
 use tracing::info;
 
-use crate::addresses::{Lease, PoolError};
-use crate::connection::{Connection, Progress};
+use crate::addresses::Lease;
+use crate::connection::{Connection, Opened, Progress};
 use crate::control::{Control, Reply};
 use crate::engine::commands::Command;
-use crate::policy::{Policy, PolicyChange, Terms};
+use crate::policy::{Policy, PolicyChange, PolicyError, Terms};
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 
 impl Control {
-    /// Serves under another policy from now on. Its limits hold for what applications ask for
-    /// later; the number of connections stays that of the start.
+    /// Serves under another policy from now on. Its limits hold for later requests, and its settings
+    /// for endpoints opened later; the number of connections stays that of the start.
     ///
     /// # Errors
     /// Fails if the policy reserves an address that the device does not have, and changes nothing.
-    pub(crate) fn set_policy(&mut self, policy: Policy) -> Result<PolicyChange, PoolError> {
+    pub(crate) fn set_policy(&mut self, policy: Policy) -> Result<PolicyChange, PolicyError> {
         self.parts.pool.reserve(&policy.reservations)?;
         let connections = self.parts.policy.connections;
         self.parts.policy = Policy { connections, ..policy };
@@ -44,7 +44,7 @@ impl Control {
             return false;
         }
         (connection.standing, connection.terms) = (admission.standing, admission.terms);
-        let (session, most) = (connection.number, connection.terms.close_after);
+        let (session, most) = (connection.number, connection.terms.forbidden_packets_per_second);
         if matches!(connection.progress, Progress::Lives) {
             self.command(Command::LimitForbidden { session, most }, Reply::Nothing);
         }
@@ -93,13 +93,20 @@ fn allow_lease(terms: &Terms, lease: &Lease) -> bool {
         && lease.ipv6.is_none_or(|(ip, _)| terms.allow_address(ip.into()))
 }
 
+/// Returns `true` if the terms allow an endpoint as it is. One that listens keeps the rights to send
+/// that it was opened with.
+fn allow_endpoint(terms: &Terms, opened: &Opened) -> bool {
+    terms.check(&opened.rule, opened.listening, opened.group).is_ok()
+        && (opened.listening.is_none() || !opened.sends || terms.allow_every_flow())
+}
+
 /// Returns the numbers of the endpoints that the connection's terms do not allow.
 fn not_granted(connection: &Connection) -> Vec<u32> {
     let endpoints = (0..).zip(&connection.endpoints);
     let opened = endpoints.filter_map(|(number, one)| Some((number, one.as_ref()?)));
     opened
         .filter(|(_, one)| !one.revoked)
-        .filter(|(_, one)| connection.terms.check(&one.rule, one.listening).is_err())
+        .filter(|(_, one)| !allow_endpoint(&connection.terms, one))
         .map(|(number, _)| number)
         .collect()
 }

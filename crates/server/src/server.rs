@@ -15,12 +15,12 @@ use towpath_protocol::layout::STATE_WORDS;
 use towpath_protocol::store::Store;
 use towpath_queue::PeerWords;
 
-use crate::addresses::{Pool, PoolError, Subnets};
+use crate::addresses::{Pool, Subnets};
 use crate::config::{Config, StartError, bind_to_processor};
 use crate::control::{Control, Parts, Request};
 use crate::engine::relays::Relays;
 use crate::engine::{Engine, Link};
-use crate::policy::{Policy, PolicyChange};
+use crate::policy::{Policy, PolicyChange, PolicyError};
 use crate::socket::{Bound, bind};
 use crate::worker::held::{Doorbells, Entries};
 use crate::worker::pin::pin;
@@ -148,18 +148,16 @@ impl Server {
 
     /// Serves under another policy from now on. Sessions of users who may not attach any more are
     /// closed, and so are endpoints that their users' terms do not allow. The new limits hold for
-    /// what applications ask for later. [`Policy::connections`] stays as it was, and
+    /// later requests, and the new settings for endpoints opened later. [`Policy::connections`] stays as it was, and
     /// [`Policy::may_change`] must have been `true` at the start, for other users to reach the
     /// socket.
     ///
     /// # Errors
-    /// [`PoolError`] if the policy reserves an address that the device does not have. Then the old
-    /// policy stays in force.
-    pub fn set_policy(&self, policy: Policy) -> Result<PolicyChange, PoolError> {
+    /// [`PolicyError`]; then the old policy stays in force.
+    pub fn set_policy(&self, policy: Policy) -> Result<PolicyChange, PolicyError> {
         let (answer, answered) = channel();
         self.request(Request::Policy(Box::new(policy), answer));
-        // A server that ends in the meantime has no sessions.
-        answered.recv().unwrap_or_else(|_| Ok(PolicyChange::default()))
+        answered.recv().unwrap_or(Err(PolicyError::Ended))
     }
 
     /// Returns a descriptor that hangs up when the server has ended for any reason, for use with

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_client::{Endpoint, OpenError, Options, Refusal, Rule, Session};
+use towpath_client::{Endpoint, OpenError, Options, Refusal, Rule, SendError, Session};
 use towpath_packet::pcapng::{Direction, InterfaceId, Writer};
 
 use crate::failure::{Failure, says};
@@ -21,8 +21,8 @@ use out::Out;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-Root, the server's user, and users whom its policy permits may capture. It ends at SIGINT, SIGTERM or SIGHUP, when its
-reader ends, or when it reaches the limit of -c or --seconds.
+Root, the server's user, and users whose grant has capture = true may capture. The capture ends at
+SIGINT, SIGTERM or SIGHUP, when its reader ends, or when it reaches the limit of -c or --seconds.
 
 Examples:
   towpath capture -w wire.pcapng
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .seconds
             .map(|seconds| Instant::now() + Duration::from_secs(seconds.get() as u64)),
     };
-    let outcome = capture.run(&mut session, &signals, &limits);
+    let outcome = capture.run(&mut session, endpoint, &signals, &limits);
     let dropped = dropped(&session, endpoint);
     let outcome = match outcome {
         Err(End::Write(error)) => Err(End::Write(error)),
@@ -163,6 +163,7 @@ impl Capture {
     fn run(
         &mut self,
         session: &mut Session,
+        endpoint: Endpoint,
         signals: &Signals,
         limits: &Limits,
     ) -> Result<(), End> {
@@ -174,6 +175,9 @@ impl Capture {
             }
             let budget = BATCH.min(usize::try_from(room).unwrap_or(BATCH));
             let taken = self.take(session, budget)?;
+            if session.is_revoked(endpoint) {
+                return Err(End::Failed(SendError::Revoked.to_string()));
+            }
             if taken == budget {
                 if asked(signals) {
                     return Ok(());

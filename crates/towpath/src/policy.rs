@@ -23,19 +23,20 @@ A policy file grants rights to users and groups; what no grant names is denied:
   ethertypes = [\"ipv4\", \"arp\", 0x88b5]    # all by default
   capture = false                         # a copy of every packet
   promiscuous = false                     # every packet, and any MAC address
-  sessions = 4                            # limits below the server's
-  endpoints = 64
-  bytes = 67108864
+  sessions-per-user = 4                   # limits below the server's
+  endpoints-per-session = 64
+  bytes-per-user = 67108864
   session-bytes = 16777216
   settings = [\"weight=4\"]                 # of each endpoint; see towpath set --list
-  close-after = 100                       # forbidden packets in a second
+  forbidden-packets-per-second = 100      # more of them close the session
 
   [[reservation]]                         # only this application gets the address
   user = \"alice\"
   name = \"web\"
   address = \"192.0.2.70\"
 
-A grant that names a user comes before the grants to its groups; the first of these counts. Root and
+A grant that names the user applies. Otherwise the first grant in the file that names one of the user's
+groups applies. Root and
 the server's user may do everything. A running server reads its file again at SIGHUP.
 
 Examples:
@@ -164,7 +165,7 @@ fn explain(file: &PolicyFile, user: &User, device: &str) -> String {
 }
 
 fn terms(grant: &Grant) -> String {
-    grant.lines().iter().map(|(name, value)| format!("    {name:<24}{value}\n")).collect()
+    grant.lines().iter().map(|(name, value)| format!("    {name:<30}{value}\n")).collect()
 }
 
 /// Returns the groups of a user, by the accounts of this machine.

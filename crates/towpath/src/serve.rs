@@ -106,9 +106,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     );
     ready.tell(&name, &socket);
 
-    // Without a policy, SIGHUP is the end of the terminal.
-    while wait(&server, &signals, &mut pcap)? == Asked::ReadAgain && settings.policy.is_some() {
-        read_policy_again(&server, &settings, &socket);
+    // Without a policy, SIGHUP says that the terminal was closed.
+    while wait(&server, &signals, &mut pcap)? == Action::ReloadPolicy && settings.policy.is_some() {
+        reload_policy(&server, &settings, &socket);
     }
     signals.release();
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Reads the policy file again. With an error in it, the old policy stays in force.
-fn read_policy_again(server: &Server, settings: &Settings, socket: &Path) {
+fn reload_policy(server: &Server, settings: &Settings, socket: &Path) {
     let _ = sd_notify::NotifyState::monotonic_usec_now()
         .and_then(|now| sd_notify::notify(&[sd_notify::NotifyState::Reloading, now]));
     let outcome = settings.config(socket.to_owned()).and_then(|config| {
@@ -128,7 +128,7 @@ fn read_policy_again(server: &Server, settings: &Settings, socket: &Path) {
         Ok(change) => info!(
             sessions_closed = change.sessions,
             endpoints_closed = change.endpoints,
-            "the policy was read again"
+            "policy reloaded"
         ),
         Err(failure) => warn!("{}; the old policy stays in force", failure.text()),
     }
@@ -163,13 +163,13 @@ fn ended(error: &DeviceError) -> Failure {
     }
 }
 
-/// What the server is to do.
+/// The action that a signal requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
-    /// Read the policy again.
-    ReadAgain,
-    /// End, or it has ended by itself.
-    End,
+enum Action {
+    /// Read the policy file again.
+    ReloadPolicy,
+    /// Stop, or the server has ended by itself.
+    Stop,
 }
 
 /// Waits until a signal arrives, or the server has ended by itself.
@@ -177,7 +177,7 @@ fn wait(
     server: &Server,
     signals: &Signals,
     pcap: &mut Option<(&Path, CaptureStatus)>,
-) -> Result<Asked, Failure> {
+) -> Result<Action, Failure> {
     loop {
         let timeout = pcap.as_ref().map(|_| PCAP_POLL);
         let mut heard = [
@@ -187,11 +187,11 @@ fn wait(
         match poll(&mut heard, timeout.as_ref()) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) if heard[1].revents().is_empty() => match signals.take() {
-                Some(libc::SIGHUP) => return Ok(Asked::ReadAgain),
-                Some(_) => return Ok(Asked::End),
+                Some(libc::SIGHUP) => return Ok(Action::ReloadPolicy),
+                Some(_) => return Ok(Action::Stop),
                 None => {}
             },
-            Ok(_) => return Ok(Asked::End),
+            Ok(_) => return Ok(Action::Stop),
             Err(errno) => {
                 return Err(Failure::new(format!("waiting: {}", says(&errno.into()))));
             }

@@ -29,18 +29,19 @@ pub struct Terms {
     pub promiscuous: bool,
     /// Concurrent sessions of one user. This and the other limits lower those of the
     /// [`Policy`](super::Policy), and cannot raise them.
-    pub sessions: Option<usize>,
+    pub sessions_per_user: Option<usize>,
     /// Endpoints of one session.
-    pub endpoints: Option<u32>,
+    pub endpoints_per_session: Option<u32>,
     /// Bytes of memory that all sessions of one user may have together.
-    pub bytes: Option<usize>,
+    pub bytes_per_user: Option<usize>,
     /// Bytes of memory that one session may have.
     pub session_bytes: Option<usize>,
     /// Initial settings of each endpoint, such as a rate.
     pub settings: Vec<(Setting, u64)>,
-    /// The packets per second that a session may try to send without the right to. The engine drops
-    /// and counts them; the server closes a session that sends more. `None` for no such limit.
-    pub close_after: Option<u32>,
+    /// Forbidden packets per second of a session: packets that its rights do not allow. The engine
+    /// drops and counts them; the server closes a session that exceeds the limit. `None` for no
+    /// limit.
+    pub forbidden_packets_per_second: Option<u32>,
 }
 
 /// Addresses of one family, from the first to the last one.
@@ -53,7 +54,7 @@ pub struct AddressRange {
 }
 
 impl AddressRange {
-    /// Returns `true` if the range has an address.
+    /// Returns `true` if the range contains an address.
     #[must_use]
     pub fn contains(&self, ip: IpAddr) -> bool {
         ip.is_ipv4() == self.first.is_ipv4() && self.first <= ip && ip <= self.last
@@ -89,42 +90,51 @@ impl Terms {
         self.addresses.as_ref().is_none_or(|ranges| ranges.iter().any(|range| range.contains(ip)))
     }
 
-    /// Checks what an endpoint receives. It sends within the same rule.
+    /// Checks that the terms allow an endpoint with this rule, or this way of listening. `group`: it
+    /// also receives packets to groups.
     ///
     /// # Errors
     /// Fails with the reason and the remedy.
-    pub(crate) fn check(&self, rule: &Rule, listening: Option<Listening>) -> Result<(), String> {
+    pub(crate) fn check(
+        &self,
+        rule: &Rule,
+        listening: Option<Listening>,
+        group: bool,
+    ) -> Result<(), String> {
         let ask = "or ask the administrator for a grant";
         match listening {
             Some(Listening::Capture) if !self.capture => {
                 return Err(format!("your user may not capture; capture as root, {ask}"));
             }
             Some(Listening::Promiscuous) if !self.promiscuous => {
-                return Err(format!("your user may not be promiscuous; be root, {ask}"));
+                return Err(format!(
+                    "your user may not open promiscuous endpoints; run the application as root, {ask}"
+                ));
             }
             Some(_) => return Ok(()),
             None => {}
         }
         if rule.mac.is_none() && !self.promiscuous {
             return Err(format!(
-                "your user may not receive for any MAC address; receive for the session's own, {ask}"
+                "your user may not open an endpoint for every MAC address; use the session's own, {ask}"
             ));
         }
-        self.check_ethertype(rule).map_err(|text| format!("{text}, {ask}"))?;
+        self.check_ethertype(rule, group).map_err(|text| format!("{text}, {ask}"))?;
         self.check_port(rule).map_err(|text| format!("{text}, {ask}"))
     }
 
-    fn check_ethertype(&self, rule: &Rule) -> Result<(), String> {
+    fn check_ethertype(&self, rule: &Rule, group: bool) -> Result<(), String> {
         let Some(granted) = &self.ethertypes else { return Ok(()) };
-        let wanted = match (rule.ethertype, rule.ip) {
+        // Packets to a group need not match the local address.
+        let ip = rule.ip.filter(|_| !group);
+        let asks_for_ip = Rule { ip, ..*rule }.asks_for_ip();
+        let wanted = match (rule.ethertype, ip) {
             (Some(ethertype), _) => vec![ethertype],
             (None, Some(IpAddr::V4(_))) => vec![ETHERTYPE_IPV4],
             (None, Some(IpAddr::V6(_))) => vec![ETHERTYPE_IPV6],
-            (None, None) if rule.asks_for_ip() => vec![ETHERTYPE_IPV4, ETHERTYPE_IPV6],
+            (None, None) if asks_for_ip => vec![ETHERTYPE_IPV4, ETHERTYPE_IPV6],
             (None, None) => {
-                return Err(
-                    "an endpoint without an ethertype; give one that your user may use".to_owned()
-                );
+                return Err("the rule has no ethertype; give one that your user may use".to_owned());
             }
         };
         match wanted.iter().find(|one| !granted.contains(one)) {
@@ -155,9 +165,9 @@ impl Terms {
                     )),
                 }
             }
-            _ => Err("an endpoint for all ports; give the protocol and a port that your user may \
-                      use"
-            .to_owned()),
+            _ => Err("the rule has no protocol or no local port; give both, as your user may use \
+                      them"
+                .to_owned()),
         }
     }
 }
@@ -181,15 +191,17 @@ mod tests {
     fn default_terms_allow_all_but_others_packets() {
         let (granted, administrator) = (Terms::default(), Terms::administrator());
         for rule in [rule(), tcp(80), Rule { ethertype: Some(0x88b5), ..rule() }] {
-            assert_eq!(granted.check(&rule, None), Ok(()));
+            assert_eq!(granted.check(&rule, None, false), Ok(()));
         }
         let any = Rule { mac: None, ..rule() };
-        assert!(granted.check(&any, None).unwrap_err().contains("any MAC"));
+        assert!(granted.check(&any, None, false).unwrap_err().contains("every MAC"));
         for listening in [Listening::Capture, Listening::Promiscuous] {
-            assert!(granted.check(&rule(), Some(listening)).unwrap_err().contains("may not"));
-            assert_eq!(administrator.check(&rule(), Some(listening)), Ok(()));
+            assert!(
+                granted.check(&rule(), Some(listening), false).unwrap_err().contains("may not")
+            );
+            assert_eq!(administrator.check(&rule(), Some(listening), false), Ok(()));
         }
-        assert_eq!(administrator.check(&any, None), Ok(()));
+        assert_eq!(administrator.check(&any, None, false), Ok(()));
     }
 
     #[test]
@@ -208,21 +220,24 @@ mod tests {
             Rule { ethertype: Some(0x88b5), ..rule() },
             Rule { ethertype: Some(ETHERTYPE_IPV4), ..tcp(80) },
         ] {
-            assert_eq!(terms.check(&allowed, None), Ok(()), "{allowed:?}");
+            assert_eq!(terms.check(&allowed, None, false), Ok(()), "{allowed:?}");
         }
         for (refused, part) in [
             (tcp(81), "port 81 of protocol 6"),
             (tcp(7999), "port 7999"),
             (tcp(9000), "port 9000"),
             (Rule { protocol: Some(17), ..tcp(80) }, "port 80 of protocol 17"),
-            (Rule { protocol: None, ..tcp(80) }, "all ports"),
-            (Rule { port: None, ..tcp(80) }, "all ports"),
-            (Rule { protocol: Some(47), ..rule() }, "all ports"),
-            (rule(), "all ports"),
-            (Rule { ethertype: Some(ETHERTYPE_IPV6), ..rule() }, "all ports"),
-            (Rule { remote_port: Some(80), protocol: Some(6), ..rule() }, "all ports"),
+            (Rule { protocol: None, ..tcp(80) }, "no protocol or no local port"),
+            (Rule { port: None, ..tcp(80) }, "no protocol or no local port"),
+            (Rule { protocol: Some(47), ..rule() }, "no protocol or no local port"),
+            (rule(), "no protocol or no local port"),
+            (Rule { ethertype: Some(ETHERTYPE_IPV6), ..rule() }, "no protocol or no local port"),
+            (
+                Rule { remote_port: Some(80), protocol: Some(6), ..rule() },
+                "no protocol or no local port",
+            ),
         ] {
-            let text = terms.check(&refused, None).unwrap_err();
+            let text = terms.check(&refused, None, false).unwrap_err();
             assert!(text.contains(part) && text.contains("administrator"), "{refused:?}: {text}");
         }
     }
@@ -232,15 +247,17 @@ mod tests {
         let terms = Terms { ethertypes: Some(vec![ETHERTYPE_IPV4, 0x88b5]), ..Terms::default() };
         let ip = |ip: &str| Rule { ip: Some(ip.parse().unwrap()), ..rule() };
         for allowed in [Rule { ethertype: Some(0x88b5), ..rule() }, ip("192.0.2.1")] {
-            assert_eq!(terms.check(&allowed, None), Ok(()), "{allowed:?}");
+            assert_eq!(terms.check(&allowed, None, false), Ok(()), "{allowed:?}");
         }
+        let group = terms.check(&ip("192.0.2.1"), None, true).unwrap_err();
+        assert!(group.contains("no ethertype"), "packets to groups have any: {group}");
         for (refused, part) in [
-            (rule(), "without an ethertype"),
+            (rule(), "no ethertype"),
             (ip("2001:db8::1"), "0x86dd"),
             (tcp(80), "0x86dd"),
             (Rule { ethertype: Some(ETHERTYPE_ARP), ..rule() }, "0x0806"),
         ] {
-            let text = terms.check(&refused, None).unwrap_err();
+            let text = terms.check(&refused, None, false).unwrap_err();
             assert!(text.contains(part), "{refused:?}: {text}");
         }
     }

@@ -44,12 +44,12 @@ pub(crate) struct Grant {
     ethertypes: Option<Vec<Ethertype>>,
     capture: bool,
     promiscuous: bool,
-    sessions: Option<Number<1, 16_384>>,
-    endpoints: Option<Number<1, 16_384>>,
-    bytes: Option<Number<65_536, 1_099_511_627_776>>,
+    sessions_per_user: Option<Number<1, 16_384>>,
+    endpoints_per_session: Option<Number<1, 16_384>>,
+    bytes_per_user: Option<Number<65_536, 1_099_511_627_776>>,
     session_bytes: Option<Number<65_536, 4_294_967_295>>,
     settings: Vec<EndpointSetting>,
-    close_after: Option<Number<0, 4_294_967_295>>,
+    forbidden_packets_per_second: Option<Number<0, 4_294_967_295>>,
     /// The line of the file, from 1.
     #[serde(skip)]
     pub(crate) line: usize,
@@ -78,7 +78,9 @@ impl PolicyFile {
         };
         let length = std::fs::metadata(path).map_err(|error| failed(&error))?.len();
         if length > MAX_FILE_BYTES {
-            let text = format!("{shown}: {length} bytes; {MAX_FILE_BYTES} are possible");
+            let text = format!(
+                "{shown}: the file has {length} bytes; at most {MAX_FILE_BYTES} are allowed"
+            );
             return Err(Failure::usage(text));
         }
         let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
@@ -208,12 +210,16 @@ impl Grant {
             ethertypes: self.ethertypes.as_ref().map(|all| all.iter().map(|one| one.0).collect()),
             capture: self.capture,
             promiscuous: self.promiscuous,
-            sessions: self.sessions.map(Number::get),
-            endpoints: self.endpoints.map(|endpoints| endpoints.get() as u32),
-            bytes: self.bytes.map(Number::get),
+            sessions_per_user: self.sessions_per_user.map(Number::get),
+            endpoints_per_session: self
+                .endpoints_per_session
+                .map(|endpoints| endpoints.get() as u32),
+            bytes_per_user: self.bytes_per_user.map(Number::get),
             session_bytes: self.session_bytes.map(Number::get),
             settings: self.settings.iter().map(settings).collect(),
-            close_after: self.close_after.map(|packets| packets.get() as u32),
+            forbidden_packets_per_second: self
+                .forbidden_packets_per_second
+                .map(|packets| packets.get() as u32),
         }
     }
 
@@ -228,13 +234,15 @@ impl Grant {
         fn or_all<T: ToString>(items: Option<&Vec<T>>) -> String {
             items.map_or("all".to_owned(), |items| list(items))
         }
-        fn or_servers<const L: u64, const M: u64>(limit: Option<Number<L, M>>) -> String {
-            limit.map_or("as the server's".to_owned(), |limit| limit.get().to_string())
+        fn limit<const L: u64, const M: u64>(
+            limit: Option<Number<L, M>>,
+            unit: &str,
+            default: &str,
+        ) -> String {
+            limit.map_or(default.to_owned(), |limit| format!("{}{unit}", limit.get()))
         }
+        let servers = "the server's";
         let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
-        let close = self.close_after.map_or("never".to_owned(), |packets| {
-            format!("more than {} forbidden packets in a second", packets.get())
-        });
         let settings = match &self.settings[..] {
             [] => "the defaults".to_owned(),
             settings => list(settings),
@@ -245,12 +253,15 @@ impl Grant {
             ("ethertypes", or_all(self.ethertypes.as_ref())),
             ("capture", yes(self.capture)),
             ("promiscuous", yes(self.promiscuous)),
-            ("sessions", or_servers(self.sessions)),
-            ("endpoints of a session", or_servers(self.endpoints)),
-            ("bytes of all sessions", or_servers(self.bytes)),
-            ("bytes of a session", or_servers(self.session_bytes)),
-            ("settings of endpoints", settings),
-            ("session closed after", close),
+            ("sessions-per-user", limit(self.sessions_per_user, "", servers)),
+            ("endpoints-per-session", limit(self.endpoints_per_session, "", servers)),
+            ("bytes-per-user", limit(self.bytes_per_user, " bytes", servers)),
+            ("session-bytes", limit(self.session_bytes, " bytes", servers)),
+            ("settings", settings),
+            (
+                "forbidden-packets-per-second",
+                limit(self.forbidden_packets_per_second, "", "no limit"),
+            ),
         ]
     }
 }
@@ -306,12 +317,12 @@ ports = ["tcp:80", "udp:5000-5999"]
 ethertypes = ["ipv4", 0x88b5, "arp"]
 capture = true
 promiscuous = true
-sessions = 4
-endpoints = 64
-bytes = 67108864
+sessions-per-user = 4
+endpoints-per-session = 64
+bytes-per-user = 67108864
 session-bytes = 16777216
 settings = ["weight=4", "rate_bps=100000000"]
-close-after = 100
+forbidden-packets-per-second = 100
 
 [[grant]]
 groups = [71]
@@ -339,10 +350,10 @@ devices = ["eth0"]
         assert_eq!(terms.ports, Some(vec![range(6, 80, 80), range(17, 5000, 5999)]));
         assert_eq!(terms.ethertypes, Some(vec![0x800, 0x88b5, 0x806]));
         assert!(terms.capture && terms.promiscuous);
-        assert_eq!((terms.sessions, terms.endpoints), (Some(4), Some(64)));
-        assert_eq!((terms.bytes, terms.session_bytes), (Some(64 << 20), Some(16 << 20)));
+        assert_eq!((terms.sessions_per_user, terms.endpoints_per_session), (Some(4), Some(64)));
+        assert_eq!((terms.bytes_per_user, terms.session_bytes), (Some(64 << 20), Some(16 << 20)));
         assert_eq!(terms.settings, [(Setting::Weight, 4), (Setting::RateBps, 100_000_000)]);
-        assert_eq!(terms.close_after, Some(100));
+        assert_eq!(terms.forbidden_packets_per_second, Some(100));
         assert_eq!(*policy.grants[1].terms, Terms::default());
         assert_eq!((policy.reservations[0].uid, &*policy.reservations[0].name), (1001, "web"));
         file.apply(&mut policy, "eth1");
@@ -372,7 +383,7 @@ devices = ["eth0"]
             (grant("ports = [\"tcp:0\"]"), 3, "1 to 65535"),
             (grant("ports = [\"tcp:90-80\"]"), 3, "tcp:80"),
             (grant("ethertypes = [0x100]"), 3, "0x0600"),
-            (grant("sessions = 0"), 3, "1 to 16384"),
+            (grant("sessions-per-user = 0"), 3, "1 to 16384"),
             (grant("settings = [\"rx_batch=1\"]"), 3, "device"),
             (grant("settings = [\"weight=0\"]"), 3, "weight"),
             (two("users = [7]", "users = [8, 7]"), 4, "user 7 has another grant"),

@@ -90,7 +90,7 @@ impl Policed {
 fn users_get_what_the_policy_grants() {
     towpath_testkit::isolated!(|| {
         let web = "[[grant]]\nusers = [61002]\naddresses = [\"10.77.0.8-10.77.0.9\"]\nports = \
-                   [\"tcp:80\"]\nendpoints = 8\nsettings = [\"weight=4\", \"priority=5\"]\n";
+                   [\"tcp:80\"]\nendpoints-per-session = 8\nsettings = [\"weight=4\", \"priority=5\"]\n";
         let test = "policies::users_get_what_the_policy_grants";
         let Some(policed) = Policed::start(test, web) else { return };
         let said = refused(policed.attach(1, "other").unwrap_err());
@@ -101,9 +101,9 @@ fn users_get_what_the_policy_grants() {
         for (rule, part) in [
             (tcp(81), "may not use port 81"),
             (Rule::new().protocol(17).port(80), "port 80 of protocol 17"),
-            (Rule::new(), "for all ports"),
+            (Rule::new(), "no protocol or no local port"),
             (Rule::capture(), "may not capture"),
-            (Rule::promiscuous(), "may not be promiscuous"),
+            (Rule::promiscuous(), "may not open promiscuous"),
         ] {
             let said = may_not(session.open(&rule));
             assert!(said.contains(part) && said.contains("administrator"), "{said}");
@@ -125,7 +125,7 @@ fn users_get_what_the_policy_grants() {
         // The endpoint of a port that is taken away is closed; the session goes on.
         policed.change(
             &web.replace("tcp:80", "tcp:81"),
-            "the policy was read again sessions_closed=0 endpoints_closed=1",
+            "policy reloaded sessions_closed=0 endpoints_closed=1",
         );
         assert!(session.wait(Some(LIMIT)).unwrap(), "the session is told");
         assert!(!session.wait(Some(Duration::ZERO)).unwrap(), "once");
@@ -143,7 +143,7 @@ fn users_get_what_the_policy_grants() {
         // Without its grant, or its address, a session ends.
         policed.change(
             &web.replace("0.8-", "0.9-"),
-            "the policy was read again sessions_closed=1 endpoints_closed=0",
+            "policy reloaded sessions_closed=1 endpoints_closed=0",
         );
         let lost = loop {
             if let Err(lost) = session.wait(Some(LIMIT)) {
@@ -182,7 +182,7 @@ fn an_application_keeps_the_address_that_is_reserved_for_it() {
 #[test]
 fn a_session_of_many_forbidden_packets_is_closed() {
     towpath_testkit::isolated!(|| {
-        let policy = "[[grant]]\nusers = [61002]\nclose-after = 5\n[[grant]]\nusers = [61003]\n";
+        let policy = "[[grant]]\nusers = [61002]\nforbidden-packets-per-second = 5\n[[grant]]\nusers = [61003]\n";
         let test = "policies::a_session_of_many_forbidden_packets_is_closed";
         let Some(policed) = Policed::start(test, policy) else { return };
         // From the MAC address of another station.
@@ -234,7 +234,7 @@ fn a_policy_is_checked_and_explained() {
     for part in [
         "device eth0\n  user 61002 (line 1)\n",
         "every other device\n  group 61003 (line 6)\n",
-        "ports                   tcp:80\n",
+        "ports                         tcp:80\n",
         "192.0.2.70 is reserved for \"web\" of user 61002",
     ] {
         assert!(said.contains(part), "{said}");
@@ -256,4 +256,44 @@ fn a_policy_is_checked_and_explained() {
     let said = fails(&mut towpath(&["serve", "--device", "tap:x", "--policy", &file]), 2);
     assert!(said.contains("unknown key `colour`"), "{said}");
     assert!(Path::new(&file).exists());
+}
+
+#[test]
+fn a_capture_and_a_promiscuous_endpoint_end_with_their_rights() {
+    towpath_testkit::isolated!(|| {
+        let open = "[[grant]]\nusers = [61002]\ncapture = true\npromiscuous = true\n";
+        let test = "policies::a_capture_and_a_promiscuous_endpoint_end_with_their_rights";
+        let Some(policed) = Policed::start(test, open) else { return };
+        let mut session = policed.attach(0, "listens").unwrap();
+        let promiscuous = session.open(&Rule::promiscuous()).unwrap();
+        session.open(&Rule::capture()).unwrap();
+        let said = may_not(session.open(&Rule::capture()));
+        assert!(said.contains("2 promiscuous or capturing endpoints"), "{said}");
+        // With limited ports, it may only receive.
+        policed.change(&format!("{open}ports = [\"tcp:80\"]\n"), "endpoints_closed=1");
+        until("the session is told", || session.wait(Some(Duration::ZERO)).unwrap());
+        assert!(session.is_revoked(promiscuous));
+        session.close(promiscuous).unwrap();
+        session.open(&Rule::promiscuous()).unwrap();
+        drop(session);
+
+        policed.change(open, "endpoints_closed=0");
+        let mut capture =
+            policed.server.subcommand_as(Some(&policed.users[0]), "capture", &["-w", "-"]);
+        let mut capture = capture
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        until("it captures", || {
+            let report = policed.server.report();
+            report["sessions"].as_array().unwrap().iter().any(|one| one["uid"] == 61002)
+                && report.to_string().contains("a copy of every packet")
+        });
+        policed.change("[[grant]]\nusers = [61002]\n", "endpoints_closed=1");
+        assert_eq!(wait(&mut capture).code(), Some(1));
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut capture.stderr.take().unwrap(), &mut said).unwrap();
+        assert!(said.contains("its policy changed"), "{said}");
+    });
 }
