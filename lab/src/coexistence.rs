@@ -118,24 +118,8 @@ fn one_mode(
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
     let window = Duration::from_millis(if settings.quick { 250 } else { 1000 });
-    let kernel_receives = || {
-        let listener = TcpListener::bind((NEAR, 0))?;
-        let at = listener.local_addr()?;
-        flow(
-            window,
-            || kernel_stream(listener.accept()?.0),
-            || kernel_stream(there.run(|| TcpStream::connect(at))??),
-        )
-    };
-    let kernel_sends = |to: Ipv4Addr| {
-        let listener = there.run(|| TcpListener::bind((to, 0)))??;
-        let at = listener.local_addr()?;
-        flow(
-            window,
-            || kernel_stream(listener.accept()?.0),
-            || kernel_stream(TcpStream::connect(at)?),
-        )
-    };
+    let kernel_receives = || kernel_receives(window, there);
+    let kernel_sends = |to| kernel_sends(window, there, to);
     let with_filter = || {
         let _attached = attach(mode)?;
         kernel_receives()
@@ -181,6 +165,40 @@ fn one_mode(
         Pairs::measure(settings.pairs(), application_sends, || kernel_sends(SEGMENTED_FAR))?;
     let whole = Pairs::measure(settings.pairs(), application_sends, || kernel_sends(FAR))?;
 
+    add(mode, &Figures { filter, beside, receiving, sending, whole }, outcome);
+    Ok(())
+}
+
+/// Carries a stream between the kernel's sockets, from the far end.
+fn kernel_receives(window: Duration, there: &Namespace) -> anyhow::Result<f64> {
+    let listener = TcpListener::bind((NEAR, 0))?;
+    let at = listener.local_addr()?;
+    flow(
+        window,
+        || kernel_stream(listener.accept()?.0),
+        || kernel_stream(there.run(|| TcpStream::connect(at))??),
+    )
+}
+
+/// Carries a stream between the kernel's sockets, to the far end.
+fn kernel_sends(window: Duration, there: &Namespace, to: Ipv4Addr) -> anyhow::Result<f64> {
+    let listener = there.run(|| TcpListener::bind((to, 0)))??;
+    let at = listener.local_addr()?;
+    flow(window, || kernel_stream(listener.accept()?.0), || kernel_stream(TcpStream::connect(at)?))
+}
+
+/// The rates of one mode.
+struct Figures {
+    filter: Pairs,
+    beside: Pairs,
+    receiving: Pairs,
+    sending: Pairs,
+    whole: Pairs,
+}
+
+/// Adds the rows of one mode.
+fn add(mode: Mode, figures: &Figures, outcome: &mut Outcome) {
+    let Figures { filter, beside, receiving, sending, whole } = figures;
     let row = |name: &str, unit: &str, values: &[f64]| {
         Row::new(&format!("{}: {name}", mode.name()), &[], unit, values)
     };
@@ -204,5 +222,4 @@ fn one_mode(
         row("kernel sends in large packets", "Gbit/s", &whole.base),
         row("application sends", "Gbit/s", &sending.ours),
     ]);
-    Ok(())
 }

@@ -220,7 +220,7 @@ impl Experiment {
             Experiment::Notify => "the cost of one notification to its sender",
             Experiment::Switch => "endpoint to endpoint through the engine of another process",
             Experiment::Peers => {
-                "Towpath beside DPDK, Aeron, iceoryx2 and the kernel's sockets (lab/peers/install installs them)"
+                "Towpath beside DPDK, Aeron and iceoryx2 (lab/peers/install), and the kernel"
             }
             Experiment::Isolation => {
                 "a neighbour's throughput while another application is killed or stopped"

@@ -118,16 +118,7 @@ impl<K: Kernel> Machine<'_, K> {
         match one.code {
             // Arithmetic in 64 bits.
             code if code & 7 == 7 => {
-                self.registers[to] = match code & 0xf0 {
-                    0x00 => value.wrapping_add(operand),
-                    0x10 => value.wrapping_sub(operand),
-                    0x40 => value | operand,
-                    0x50 => value & operand,
-                    0x60 => value.wrapping_shl(operand as u32),
-                    0x70 => value.wrapping_shr(operand as u32),
-                    0xb0 => operand,
-                    _ => return Err("unknown arithmetic"),
-                };
+                self.registers[to] = calculate(code, value, operand)?;
             }
             0xdc => {
                 self.registers[to] = match one.immediate {
@@ -144,17 +135,7 @@ impl<K: Kernel> Machine<'_, K> {
             0x05 => return Ok(jumped),
             0x85 => self.call(one.immediate)?,
             code if code & 7 == 5 => {
-                let holds = match code & 0xf0 {
-                    0x10 => value == operand,
-                    0x20 => value > operand,
-                    0x30 => value >= operand,
-                    0x40 => value & operand != 0,
-                    0x50 => value != operand,
-                    0xa0 => value < operand,
-                    0xb0 => value <= operand,
-                    _ => return Err("an unknown condition"),
-                };
-                return Ok(if holds { jumped } else { at + 1 });
+                return Ok(if holds(code, value, operand)? { jumped } else { at + 1 });
             }
             code if code & 0xe7 == 0x61 => {
                 let address = self.registers[from].wrapping_add(i64::from(one.offset) as u64);
@@ -249,6 +230,34 @@ impl<K: Kernel> Machine<'_, K> {
         self.registers[1..6].fill(u64::MAX);
         Ok(())
     }
+}
+
+/// Returns the result of an operation in 64 bits.
+fn calculate(code: u8, value: u64, operand: u64) -> Result<u64, &'static str> {
+    Ok(match code & 0xf0 {
+        0x00 => value.wrapping_add(operand),
+        0x10 => value.wrapping_sub(operand),
+        0x40 => value | operand,
+        0x50 => value & operand,
+        0x60 => value.wrapping_shl(operand as u32),
+        0x70 => value.wrapping_shr(operand as u32),
+        0xb0 => operand,
+        _ => return Err("unknown arithmetic"),
+    })
+}
+
+/// Returns `true` if the condition of a jump holds.
+fn holds(code: u8, value: u64, operand: u64) -> Result<bool, &'static str> {
+    Ok(match code & 0xf0 {
+        0x10 => value == operand,
+        0x20 => value > operand,
+        0x30 => value >= operand,
+        0x40 => value & operand != 0,
+        0x50 => value != operand,
+        0xa0 => value < operand,
+        0xb0 => value <= operand,
+        _ => return Err("an unknown condition"),
+    })
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ mod in_flight;
 mod large;
 mod offload;
 mod open;
+mod options;
 mod packet_socket;
 mod queue;
 mod ring;
@@ -39,45 +40,19 @@ use towpath_netlink::{Link, LinkWatch, Watched};
 
 use crate::dma::Dma;
 use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
+use options::Notes;
 use packet_socket::{PacketSocket, Wanted, is_group};
 use queue::XdpQueue;
 use shared::Shared;
 
 pub use error::XdpError;
+pub use options::{Mode, Options};
 pub use socket::CopyMode;
-
-/// How the kernel runs the program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Native for physical interfaces, else generic; generic first for virtual interfaces.
-    #[default]
-    Auto,
-    /// In the interface's driver, before the kernel makes a packet of its own (`XDP_FLAGS_DRV_MODE`).
-    Native,
-    /// In the kernel's network stack (`XDP_FLAGS_SKB_MODE`). Every driver can.
-    Generic,
-}
 
 /// Returns `true` for the name of a program of this driver.
 #[must_use]
 pub fn is_program(name: &str) -> bool {
     [filter::PROGRAM_FLOWS, filter::PROGRAM_ALL].contains(&name)
-}
-
-/// The interface, and the driver's requests for it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// The interface's name.
-    pub interface: String,
-    /// How the kernel runs the program.
-    pub mode: Mode,
-    /// Copy or zero-copy mode.
-    pub copying: CopyMode,
-    /// `true` to poll the hardware from the engine's thread, by system calls, in place of interrupts
-    /// (`SO_PREFER_BUSY_POLL`, Linux 5.11).
-    pub busy_poll: bool,
-    /// `true` to take every packet from the kernel, which then receives none on this interface.
-    pub exclusive: bool,
 }
 
 /// An AF_XDP device on one host interface.
@@ -95,13 +70,6 @@ pub struct XdpDevice {
     notes: Notes,
     /// Keeps the interface in promiscuous mode, if the kernel receives nothing.
     _promiscuous: Option<PacketSocket>,
-}
-
-/// What the operator should know, one line each.
-#[derive(Debug, Default)]
-struct Notes {
-    notes: Vec<String>,
-    warnings: Vec<String>,
 }
 
 /// The state of the interface that the driver reported.

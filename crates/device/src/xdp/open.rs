@@ -1,6 +1,7 @@
 //! Attaches to an interface: chooses the mode, loads the program, and opens the sockets.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::thread::{CapabilitySet, capabilities};
@@ -11,11 +12,11 @@ use super::attached_program::AttachedProgram;
 use super::error::{XdpError, refused};
 use super::ethtool::Ethtool;
 use super::large::LargeSender;
+use super::options::{Mode, Notes, Options};
 use super::packet_socket::PacketSocket;
 use super::queue::PACKET_SOCKET_BUFFERS;
 use super::shared::{Properties, SPARE_RESETS, Shared};
 use super::socket::{self, Binding, CopyMode, RING_ENTRIES};
-use super::{Mode, Notes, Options};
 use crate::{
     Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_PACKET_BYTES, Limits, VLAN_TAG_BYTES,
 };
@@ -62,22 +63,8 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let is_virtual = link.kind.is_some();
 
     // The sockets come first: they show most clearly what this user may not do.
-    let unbound = (0..queues as usize * (1 + SPARE_RESETS))
-        .map(|_| socket::create(name, options.busy_poll))
-        .collect::<io::Result<Vec<_>>>()
-        .map_err(refused(name, "creating an AF_XDP socket"))?;
-    let packet_socket = match options.exclusive {
-        true => PacketSocket::without_packets(link.index),
-        false => PacketSocket::open(link.index, frame_bytes),
-    };
-    let packet_socket = packet_socket.map_err(refused(name, "opening a packet socket"))?;
-    let (packet_socket, promiscuous) = match options.exclusive {
-        true => (None, Some(packet_socket)),
-        false => (Some(packet_socket), None),
-    };
-    if let Some(socket) = &promiscuous {
-        socket.promiscuous(true).map_err(refused(name, "setting promiscuous mode"))?;
-    }
+    let Sockets { unbound, packet_socket, promiscuous } =
+        Sockets::open(options, link.index, queues, frame_bytes)?;
     let mut attached_program = AttachedProgram::new(queues, options.exclusive)
         .map_err(|error| from_bpf(name, "loading the XDP program", error))?;
     let attached = attach(name, link.index, options.mode, is_virtual, &mut attached_program)?;
@@ -109,16 +96,62 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         may_be_partial,
         busy_poll: options.busy_poll,
     };
+    let info = info(&link, mac, &properties, rx_buffers, copies);
+    let shared =
+        Shared::new(name.clone(), properties, attached_program, packet_socket, large, unbound);
+    Ok(Opened { info, index: link.index, shared, promiscuous, notes })
+}
+
+/// The sockets that need a capability.
+struct Sockets {
+    unbound: Vec<OwnedFd>,
+    packet_socket: Option<PacketSocket>,
+    promiscuous: Option<PacketSocket>,
+}
+
+impl Sockets {
+    fn open(
+        options: &Options,
+        index: u32,
+        queues: u32,
+        frame_bytes: usize,
+    ) -> Result<Sockets, XdpError> {
+        let name = &options.interface;
+        let unbound = (0..queues as usize * (1 + SPARE_RESETS))
+            .map(|_| socket::create(name, options.busy_poll))
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(refused(name, "creating an AF_XDP socket"))?;
+        let failed = refused(name, "opening a packet socket");
+        if !options.exclusive {
+            let packet_socket = PacketSocket::open(index, frame_bytes).map_err(failed)?;
+            return Ok(Sockets { unbound, packet_socket: Some(packet_socket), promiscuous: None });
+        }
+        let promiscuous = PacketSocket::without_packets(index).map_err(failed)?;
+        promiscuous.promiscuous(true).map_err(refused(name, "setting promiscuous mode"))?;
+        Ok(Sockets { unbound, packet_socket: None, promiscuous: Some(promiscuous) })
+    }
+}
+
+/// Describes the device. `rx_buffers`: receive buffers for each hardware queue.
+fn info(
+    link: &towpath_netlink::Link,
+    mac: [u8; 6],
+    properties: &Properties,
+    rx_buffers: usize,
+    tx_large_copied: bool,
+) -> Info {
+    let (spans, chunk_bytes) = (properties.binding.spans, properties.chunk_bytes as usize);
     let largest = LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
     let data_bytes = chunk_bytes - HEADROOM_BYTES;
-    let info = Info {
-        name: name.clone(),
+    let rx_ring = (properties.queues as usize * rx_buffers).min(MAX_RX_BUFFERS);
+    Info {
+        name: link.name.clone(),
         mac,
-        mtu,
+        mtu: link.mtu as usize,
         can: Capabilities {
-            rx_offload: may_be_partial,
+            rx_offload: properties.may_be_partial,
             tx_asynchronous: true,
-            tx_large_copied: copies,
+            tx_large_copied,
             ..Capabilities::default()
         },
         queues: 1,
@@ -126,16 +159,13 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
             rx_alignment: chunk_bytes,
             rx_headroom_bytes: HEADROOM_BYTES,
             rx_packet_buffers: if spans { largest.div_ceil(data_bytes) } else { 1 },
-            rx_ring: (queues as usize * rx_buffers).min(MAX_RX_BUFFERS) + PACKET_SOCKET_BUFFERS,
+            rx_ring: rx_ring + PACKET_SOCKET_BUFFERS,
             tx_ring: RING_ENTRIES as usize,
             tx_packet_parts: if spans { PACKET_PARTS } else { 1 },
             ..Limits::new(chunk_bytes)
         },
         rx_queue_packets: RING_ENTRIES as usize,
-    };
-    let shared =
-        Shared::new(name.clone(), properties, attached_program, packet_socket, large, unbound);
-    Ok(Opened { info, index: link.index, shared, promiscuous, notes })
+    }
 }
 
 /// Generic mode always copies.

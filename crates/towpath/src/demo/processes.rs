@@ -65,14 +65,10 @@ pub(super) fn run(wire: Wire, content: &Content, amounts: Amounts) -> anyhow::Re
     let (traffic, killed) = drive(content, amounts, |progress| {
         let before = held(server.pid());
         let extra = start(Part::Echo, EXTRA, EXTRA_V4, web_user, None)?;
-        let holds = |report: &Value| {
-            let sessions = report["sessions"].as_array().into_iter().flatten();
-            sessions.into_iter().any(|session| session["name"] == EXTRA)
-        };
-        ensure!(holds(&report()?), "the application to be killed is not in the report");
+        ensure!(lists_extra(&report()?), "the application to be killed is not in the report");
         kill_in_traffic(extra, progress, amounts, || {
             // The report drops the session first; its memory goes when the engine has released it.
-            Ok(holds(&report()?) || held(server.pid()) != before)
+            Ok(lists_extra(&report()?) || held(server.pid()) != before)
         })
     })?;
 
@@ -96,6 +92,12 @@ pub(super) fn run(wire: Wire, content: &Content, amounts: Amounts) -> anyhow::Re
         processes: true,
         failures,
     })
+}
+
+/// Returns `true` if the report has the application that is to be killed.
+fn lists_extra(report: &Value) -> bool {
+    let sessions = report["sessions"].as_array().into_iter().flatten();
+    sessions.into_iter().any(|session| session["name"] == EXTRA)
 }
 
 /// Returns the number of memory files that a process holds; `None` if the caller may not see it.

@@ -28,7 +28,7 @@ pub(super) fn open(served: &DeviceSpec, settings: &Settings) -> Result<Opened, F
     let name = &served.interface;
     match &served.driver {
         Driver::Tap => open_tap(name, settings),
-        Driver::Xdp(options) => host::open(options, settings),
+        Driver::Xdp(options) => open_host(options, settings),
         Driver::Auto => {
             let refused = |error: towpath_netlink::Error| {
                 Failure::new(format!(
@@ -40,9 +40,14 @@ pub(super) fn open(served: &DeviceSpec, settings: &Settings) -> Result<Opened, F
                 return open_tap(name, settings);
             }
             let options = xdp::Options { interface: name.to_string(), ..Default::default() };
-            host::open(&options, settings)
+            open_host(&options, settings)
         }
     }
+}
+
+fn open_host(options: &xdp::Options, settings: &Settings) -> Result<Opened, Failure> {
+    let (device, subnets) = host::open(options, settings)?;
+    Ok(Opened { device: Box::new(device), subnets })
 }
 
 fn open_tap(name: &str, settings: &Settings) -> Result<Opened, Failure> {

@@ -9,11 +9,14 @@ use tracing::{info, warn};
 
 use super::super::settings::Settings;
 use super::super::values::{Lease, Subnet as GivenSubnet, limit};
-use super::Opened;
 use crate::failure::Failure;
 
-/// Attaches to an interface.
-pub(super) fn open(options: &Options, settings: &Settings) -> Result<Opened, Failure> {
+/// Attaches to an interface. Also returns the networks of the applications, if the interface
+/// determines them.
+pub(super) fn open(
+    options: &Options,
+    settings: &Settings,
+) -> Result<(XdpDevice, Option<Subnets>), Failure> {
     let name = &options.interface;
     let not_ours = [("--address", !settings.address.is_empty()), ("--mtu", settings.mtu.is_some())];
     if let Some((option, _)) = not_ours.iter().find(|(_, given)| *given) {
@@ -76,7 +79,7 @@ pub(super) fn open(options: &Options, settings: &Settings) -> Result<Opened, Fai
     for warning in device.warnings() {
         warn!("{warning}");
     }
-    Ok(Opened { device: Box::new(device), subnets })
+    Ok((device, subnets))
 }
 
 /// Returns the interface's networks that contain the leases.

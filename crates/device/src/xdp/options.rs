@@ -1,0 +1,38 @@
+//! What an AF_XDP device is opened with, and what it tells the operator.
+
+use super::socket::CopyMode;
+
+/// How the kernel runs the program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Native for physical interfaces, else generic; generic first for virtual interfaces.
+    #[default]
+    Auto,
+    /// In the interface's driver, before the kernel makes a packet of its own (`XDP_FLAGS_DRV_MODE`).
+    Native,
+    /// In the kernel's network stack (`XDP_FLAGS_SKB_MODE`). Every driver can.
+    Generic,
+}
+
+/// The interface, and the driver's requests for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// The interface's name.
+    pub interface: String,
+    /// How the kernel runs the program.
+    pub mode: Mode,
+    /// Copy or zero-copy mode.
+    pub copying: CopyMode,
+    /// `true` to poll the hardware from the engine's thread, by system calls, in place of interrupts
+    /// (`SO_PREFER_BUSY_POLL`, Linux 5.11).
+    pub busy_poll: bool,
+    /// `true` to take every packet from the kernel, which then receives none on this interface.
+    pub exclusive: bool,
+}
+
+/// What the operator should know, one line each.
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    pub(super) notes: Vec<String>,
+    pub(super) warnings: Vec<String>,
+}
