@@ -53,6 +53,17 @@ impl Default for Config {
     }
 }
 
+/// The reasons for which the server does not take a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// A reservation of an address that the device does not have, or of one address twice.
+    #[error("a reservation: {0}")]
+    Reservation(#[from] PoolError),
+    /// The server has ended.
+    #[error("the server has ended")]
+    Ended,
+}
+
 /// The reasons for which a server cannot start. A failed start leaves nothing behind.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -70,6 +81,9 @@ pub enum StartError {
     /// The subnet leaves no addresses.
     #[error(transparent)]
     Subnet(#[from] PoolError),
+    /// The policy does not fit the device.
+    #[error("the policy: {0}")]
+    Policy(#[from] PolicyError),
     /// The device did not start.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -25,13 +25,14 @@ use towpath_protocol::store::Store;
 use tracing::{info, warn};
 
 use crate::addresses::Pool;
+use crate::config::PolicyError;
 use crate::connection::{Connection, Progress, Refused};
 use crate::connections::Connections;
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::{Rule, Sets};
 use crate::filters::Filters;
 use crate::log::LogLimit;
-use crate::policy::{Account, Admission, Policy, PolicyChange, PolicyError, Standing};
+use crate::policy::{Account, Admission, Policy, PolicyChange, Standing};
 use crate::slow::Slow;
 use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;
@@ -331,6 +332,9 @@ impl Control {
             match policy.standing(&peer, self.own_uid, self.all_users_known) {
                 Ok(granted) => granted,
                 Err((refusal, text)) => {
+                    if self.log.allows(peer.uid) {
+                        info!(uid = peer.uid, pid = peer.pid, "refused: {text}");
+                    }
                     let text = format!("{}: {text}", self.parts.info.name);
                     return self.turn_away(socket, Owner::Refused, (refusal, text));
                 }

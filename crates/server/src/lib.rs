@@ -41,13 +41,12 @@ mod socket;
 mod worker;
 
 pub use addresses::{Subnet, Subnets};
-pub use config::{Config, StartError};
+pub use config::{Config, PolicyError, StartError};
 pub use engine::WaitStrategy;
 pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
 pub use policy::{
-    AddressRange, Admission, Grant, Policy, PolicyChange, PolicyError, PortRange, Reservation,
-    Standing, Terms,
+    AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,
 };
 pub use server::Server;
 pub use towpath_protocol::settings::{Setting, SettingError, Values};

@@ -9,8 +9,6 @@ use std::sync::Arc;
 use towpath_protocol::message::Refusal;
 use towpath_protocol::peer::{OVERFLOW_UID, Peer};
 
-use crate::addresses::PoolError;
-
 pub use terms::{AddressRange, PortRange, Terms};
 
 /// Grants and limits.
@@ -64,17 +62,6 @@ pub struct Reservation {
     pub name: String,
     /// The address. The application also gets the other family's address that belongs to it.
     pub address: IpAddr,
-}
-
-/// The reasons for which the server does not take a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PolicyError {
-    /// A reservation of an address that the device does not have, or of one address twice.
-    #[error("a reservation: {0}")]
-    Reservation(#[from] PoolError),
-    /// The server has ended.
-    #[error("the server has ended")]
-    Ended,
 }
 
 /// What became of the sessions when the policy changed.

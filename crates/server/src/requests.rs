@@ -175,24 +175,31 @@ impl Control {
         connection.put_in(opened);
         let endpoint = Box::new(endpoint);
         let command = Command::AddEndpoint { session, number, endpoint, listening, group };
-        let opened = Reply::Opened(token, number);
-        let Some(((setting, value), others)) = terms.settings.split_last() else {
-            self.command(command, opened);
-            return Ok(());
-        };
-        // The application may send when the engine has executed the last command.
-        self.command(command, Reply::Nothing);
-        let set = |(setting, value): (Setting, u64)| Command::Set {
-            setting,
-            session,
-            endpoint: number,
-            value,
-        };
-        for other in others {
-            self.command(set(*other), Reply::Nothing);
-        }
-        self.command(set((*setting, *value)), opened);
+        let reply = Reply::Opened(token, number);
+        self.add_endpoint(command, &terms.settings, (session, number), reply);
         Ok(())
+    }
+
+    /// Has the engine add an endpoint and set its settings. The application may send when the engine
+    /// has executed the last of these commands.
+    fn add_endpoint(
+        &mut self,
+        add: Command,
+        settings: &[(Setting, u64)],
+        (session, endpoint): (u32, u32),
+        reply: Reply,
+    ) {
+        let set = |(setting, value): &(Setting, u64)| Command::Set {
+            setting: *setting,
+            session,
+            endpoint,
+            value: *value,
+        };
+        let mut last = add;
+        for next in settings.iter().map(set) {
+            self.command(std::mem::replace(&mut last, next), Reply::Nothing);
+        }
+        self.command(last, reply);
     }
 
     fn close(&mut self, token: u64, number: u32) -> Result<(), Refused> {

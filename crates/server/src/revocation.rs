@@ -4,10 +4,11 @@ use towpath_protocol::layout::CLOSED_BY_POLICY;
 use tracing::info;
 
 use crate::addresses::Lease;
+use crate::config::PolicyError;
 use crate::connection::{Connection, Opened, Progress};
 use crate::control::{Control, Reply};
 use crate::engine::commands::Command;
-use crate::policy::{Policy, PolicyChange, PolicyError, Terms};
+use crate::policy::{Policy, PolicyChange, Terms};
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 

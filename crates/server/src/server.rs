@@ -16,11 +16,11 @@ use towpath_protocol::store::Store;
 use towpath_queue::PeerWords;
 
 use crate::addresses::{Pool, Subnets};
-use crate::config::{Config, StartError, bind_to_processor};
+use crate::config::{Config, PolicyError, StartError, bind_to_processor};
 use crate::control::{Control, Parts, Request};
 use crate::engine::relays::Relays;
 use crate::engine::{Engine, Link};
-use crate::policy::{Policy, PolicyChange, PolicyError};
+use crate::policy::{Policy, PolicyChange};
 use crate::socket::{Bound, bind};
 use crate::worker::held::{Doorbells, Entries};
 use crate::worker::pin::pin;
@@ -78,7 +78,7 @@ impl Server {
         let (epoch, seed) = epoch_and_seed()?;
         let info = device.info().clone();
         let mut pool = Pool::new(config.subnets, info.mac)?;
-        pool.reserve(&config.policy.reservations)?;
+        pool.reserve(&config.policy.reservations).map_err(PolicyError::from)?;
         let link = Link {
             commands: engine_commands,
             events: engine_events,

@@ -27,7 +27,7 @@ A policy file grants rights to users and groups; what no grant names is denied:
   endpoints-per-session = 64
   bytes-per-user = 67108864
   session-bytes = 16777216
-  settings = [\"weight=4\"]                 # of each endpoint; see towpath set --list
+  settings = [\"weight=400\"]               # of each endpoint; see towpath set --list
   forbidden-packets-per-second = 100      # more of them close the session
 
   [[reservation]]                         # only this application gets the address
@@ -35,9 +35,8 @@ A policy file grants rights to users and groups; what no grant names is denied:
   name = \"web\"
   address = \"192.0.2.70\"
 
-A grant that names the user applies. Otherwise the first grant in the file that names one of the user's
-groups applies. Root and
-the server's user may do everything. A running server reads its file again at SIGHUP.
+A grant that names the user applies. Otherwise the first grant that names one of its groups applies.
+Root and the server's user may do everything. A running server reads its file again at SIGHUP.
 
 Examples:
   towpath policy check /etc/towpath/policy.toml

@@ -38,7 +38,7 @@ struct Tables {
 pub(crate) struct Grant {
     pub(crate) users: Vec<User>,
     pub(crate) groups: Vec<Group>,
-    devices: Vec<InterfaceName>,
+    devices: Option<Vec<InterfaceName>>,
     addresses: Option<Vec<Lease>>,
     ports: Option<Vec<Ports>>,
     ethertypes: Option<Vec<Ethertype>>,
@@ -62,8 +62,7 @@ pub(crate) struct Reservation {
     pub(crate) user: User,
     pub(crate) name: String,
     pub(crate) address: std::net::IpAddr,
-    #[serde(default)]
-    devices: Vec<InterfaceName>,
+    devices: Option<Vec<InterfaceName>>,
 }
 
 /// The most bytes of a session's name.
@@ -74,9 +73,18 @@ impl PolicyFile {
     pub(crate) fn read(path: &Path) -> Result<PolicyFile, Failure> {
         let shown = path.display();
         let failed = |error: &std::io::Error| {
-            Failure::usage(format!("{shown}: {}; give a file that can be read", says(error)))
+            let user = rustix::process::geteuid().as_raw();
+            Failure::usage(format!(
+                "{shown}: {}; give a file that user {user} can read",
+                says(error)
+            ))
         };
-        let length = std::fs::metadata(path).map_err(|error| failed(&error))?.len();
+        let about = std::fs::metadata(path).map_err(|error| failed(&error))?;
+        // To open a FIFO waits for its writer.
+        if !about.is_file() {
+            return Err(Failure::usage(format!("{shown} is not a file; give a policy file")));
+        }
+        let length = about.len();
         if length > MAX_FILE_BYTES {
             let text = format!(
                 "{shown}: the file has {length} bytes; at most {MAX_FILE_BYTES} are allowed"
@@ -113,6 +121,7 @@ impl PolicyFile {
 
     /// Checks a grant by itself and against those before.
     fn check(&self, grant: &Grant) -> Result<(), String> {
+        check_devices(grant.devices.as_ref())?;
         if grant.users.is_empty() && grant.groups.is_empty() {
             return Err(
                 "a grant without users and groups; give users = [\"NAME\"] or groups = [\"NAME\"]"
@@ -125,7 +134,9 @@ impl PolicyFile {
                 other.line
             )
         };
-        for other in self.grants.iter().filter(|one| overlap(&one.devices, &grant.devices)) {
+        for other in
+            self.grants.iter().filter(|one| overlap(one.devices.as_ref(), grant.devices.as_ref()))
+        {
             if let Some(user) = grant.users.iter().find(|user| other.names_user(user.uid)) {
                 return Err(named_by(other, format!("user {user}")));
             }
@@ -137,18 +148,32 @@ impl PolicyFile {
     }
 
     fn check_reservation(&self, reservation: &Reservation) -> Result<(), String> {
-        let Reservation { name, address, .. } = reservation;
+        let Reservation { name, address, user, .. } = reservation;
+        check_devices(reservation.devices.as_ref())?;
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             let text = "a session's name has 1 to 32 bytes; give the name of the application";
             return Err(text.into());
         }
-        let twice = self
-            .reservations
-            .iter()
-            .any(|one| one.address == *address && overlap(&one.devices, &reservation.devices));
-        match twice {
-            true => Err(format!("address {address} is reserved already; give another one")),
-            false => Ok(()),
+        let twice = self.reservations.iter().any(|one| {
+            one.address == *address && overlap(one.devices.as_ref(), reservation.devices.as_ref())
+        });
+        if twice {
+            return Err(format!("address {address} is reserved already; give another one"));
+        }
+        // Groups may change, so only a grant by name is certain.
+        let by_name = self.grants.iter().find(|grant| {
+            grant.names_user(user.uid)
+                && overlap(grant.devices.as_ref(), reservation.devices.as_ref())
+        });
+        match by_name {
+            Some(grant) if !grant.terms().allow_address(*address) => Err(format!(
+                "user {user} has no grant of address {address} in line {}; add it there",
+                grant.line
+            )),
+            None if user.uid != 0 && !self.grants.iter().any(|grant| !grant.groups.is_empty()) => {
+                Err(format!("user {user} has no grant; give one"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -157,6 +182,11 @@ impl PolicyFile {
         policy.may_change = true;
         let grants = self.grants.iter().filter(|grant| grant.is_for(device));
         policy.grants = grants.map(Grant::to_server).collect();
+        if policy.grants.is_empty() {
+            tracing::warn!(
+                "no grant of the policy is for {device}: only administrators may attach"
+            );
+        }
         let reservations = self.reservations.iter().filter(|one| one.is_for(device));
         policy.reservations = reservations.map(Reservation::to_server).collect();
     }
@@ -164,7 +194,7 @@ impl PolicyFile {
     /// Returns the names of all devices in the file.
     pub(super) fn devices(&self) -> Vec<String> {
         let grants = self.grants.iter().flat_map(|grant| &grant.devices);
-        let all = grants.chain(self.reservations.iter().flat_map(|one| &one.devices));
+        let all = grants.chain(self.reservations.iter().flat_map(|one| &one.devices)).flatten();
         let mut names: Vec<String> = all.map(ToString::to_string).collect();
         names.sort();
         names.dedup();
@@ -175,7 +205,7 @@ impl PolicyFile {
 impl Grant {
     /// Returns `true` if the grant is for a device.
     pub(super) fn is_for(&self, device: &str) -> bool {
-        includes(&self.devices, device)
+        includes(self.devices.as_ref(), device)
     }
 
     fn names_user(&self, uid: u32) -> bool {
@@ -269,7 +299,7 @@ impl Grant {
 impl Reservation {
     /// Returns `true` if the reservation is for a device.
     pub(super) fn is_for(&self, device: &str) -> bool {
-        includes(&self.devices, device)
+        includes(self.devices.as_ref(), device)
     }
 
     fn to_server(&self) -> towpath_server::Reservation {
@@ -278,14 +308,24 @@ impl Reservation {
     }
 }
 
-/// Returns `true` if a list of devices includes a device; an empty one includes all.
-fn includes(devices: &[InterfaceName], device: &str) -> bool {
-    devices.is_empty() || devices.iter().any(|one| **one == *device)
+/// Returns `true` if a list of devices includes a device. Without a list, all are included.
+fn includes(devices: Option<&Vec<InterfaceName>>, device: &str) -> bool {
+    devices.is_none_or(|devices| devices.iter().any(|one| **one == *device))
 }
 
 /// Returns `true` if a device is in both lists.
-fn overlap(one: &[InterfaceName], other: &[InterfaceName]) -> bool {
-    one.is_empty() || other.is_empty() || one.iter().any(|device| other.contains(device))
+fn overlap(one: Option<&Vec<InterfaceName>>, other: Option<&Vec<InterfaceName>>) -> bool {
+    let Some((one, other)) = one.zip(other) else { return true };
+    one.iter().any(|device| other.contains(device))
+}
+
+fn check_devices(devices: Option<&Vec<InterfaceName>>) -> Result<(), String> {
+    match devices {
+        Some(devices) if devices.is_empty() => {
+            Err("devices is empty; name some, or leave devices out for every device".into())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn line_of(text: &str, at: usize) -> usize {
@@ -298,7 +338,8 @@ fn in_words(message: &str) -> String {
         return format!("unknown key {unknown}");
     }
     if message.contains("expected a sequence") {
-        return "a list is expected, such as users = [\"NAME\"], under [[grant]]".to_owned();
+        return "a list is expected: [[grant]] with two brackets, and users = [\"NAME\"]"
+            .to_owned();
     }
     message.to_owned()
 }
@@ -389,8 +430,11 @@ devices = ["eth0"]
             (two("users = [7]", "users = [8, 7]"), 4, "user 7 has another grant"),
             (two("groups = [7]", "users = [1]\ngroups = [7]"), 4, "line 1"),
             (two("users = [7]\ndevices = [\"a\"]", "users = [7]"), 5, "another grant"),
-            (format!("{reserve}{reserve}"), 5, "reserved already"),
+            (format!("{}{reserve}{reserve}", grant("")), 8, "reserved already"),
             (reserve.replace("web", ""), 1, "1 to 32 bytes"),
+            (reserve.to_owned(), 1, "has no grant"),
+            (format!("{}{reserve}", grant("addresses = [\"192.0.2.71\"]")), 4, "in line 1"),
+            (grant("devices = []"), 1, "devices is empty"),
             ("[[reservation]]\nuser = 1001\n".to_owned(), 1, "missing field"),
             ("grant = 1".to_owned(), 1, "a list is expected"),
             ("[limits]\n".to_owned(), 1, "unknown key `limits`"),

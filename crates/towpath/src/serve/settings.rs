@@ -275,7 +275,7 @@ impl Settings {
         let Some(path) = &self.policy else { return Ok(()) };
         if !self.allow_user.is_empty() || !self.allow_group.is_empty() {
             return Err(Failure::usage(format!(
-                "--policy and --allow-user or --allow-group; name users and groups in {}",
+                "--policy cannot be used with --allow-user or --allow-group; name users and groups in {}",
                 path.display()
             )));
         }

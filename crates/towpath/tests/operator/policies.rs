@@ -94,6 +94,7 @@ fn users_get_what_the_policy_grants() {
         let test = "policies::users_get_what_the_policy_grants";
         let Some(policed) = Policed::start(test, web) else { return };
         let said = refused(policed.attach(1, "other").unwrap_err());
+        assert!(policed.server.log().contains("refused: the server's policy grants nothing"));
         assert!(said.contains("policy grants nothing to user 61003"), "{said}");
         let mut session = policed.attach(0, "web").unwrap();
         assert_eq!(session.info().ipv4.unwrap().0.to_string(), "10.77.0.8");
@@ -117,8 +118,9 @@ fn users_get_what_the_policy_grants() {
 
         // A file with an error, or with an address that the device does not have, changes nothing.
         policed.change("[[grant]]\nusers = 7\n", "policy.toml:2: a list is expected");
-        let foreign = "[[reservation]]\nuser = 7\nname = \"x\"\naddress = \"192.0.2.1\"\n";
-        policed.change(foreign, "address 192.0.2.1 is not one");
+        let foreign = "[[reservation]]\nuser = 61002\nname = \"x\"\naddress = \"192.0.2.1\"\n";
+        let foreign = format!("[[grant]]\nusers = [61002]\n{foreign}");
+        policed.change(&foreign, "a reservation: address 192.0.2.1 is not one");
         assert!(policed.server.log().contains("the old policy stays in force"));
         assert!(!session.wait(Some(Duration::ZERO)).unwrap());
 
@@ -250,7 +252,11 @@ fn a_policy_is_checked_and_explained() {
     let said = fails(&mut check(&[]), 2);
     assert!(said.contains("policy.toml:3: unknown key `colour`"), "{said}");
     let said = fails(&mut towpath(&["policy", "check", &directory.text("absent.toml")]), 2);
-    assert!(said.contains("absent.toml") && said.contains("can be read"), "{said}");
+    assert!(said.contains("absent.toml") && said.contains("can read"), "{said}");
+    let fifo = directory.text("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let said = fails(&mut towpath(&["policy", "check", &fifo]), 2);
+    assert!(said.contains("fifo is not a file"), "{said}");
     let both = ["serve", "--device", "tap:x", "--policy", &file, "--allow-user", "root"];
     assert!(fails(&mut towpath(&both), 2).contains("--policy"));
     let said = fails(&mut towpath(&["serve", "--device", "tap:x", "--policy", &file]), 2);
