@@ -587,7 +587,7 @@ fn connections_and_sessions_are_limited() {
         (0..4).map(|_| Session::attach(server.socket(), &Options::default()).unwrap()).collect();
     let error = Session::attach(server.socket(), &Options::default()).unwrap_err().to_string();
     assert!(error.contains(&format!("user {uid} has 4 sessions")), "{error}");
-    assert!(error.contains("(sessions-per-user)"), "{error}");
+    assert!(error.contains("(sessions-per-user of the server or the policy)"), "{error}");
     // A session that ends makes room for another.
     drop(sessions.pop());
     eventually("room for a session", || {
