@@ -27,7 +27,7 @@ use crate::wire::Assembly;
 use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
     Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
-    ETHERNET_HEADER_BYTES, Info, Kick, LARGE_PACKET_BYTES, Outcome, POOL_HEADROOM_BYTES, Packet,
+    ETHERNET_HEADER_BYTES, Info, Kick, LARGE_FRAME_BYTES, Outcome, POOL_HEADROOM_BYTES, Packet,
     Received, Registration, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
 };
 use in_flight::InFlight;
@@ -228,7 +228,7 @@ impl FaultQueue {
         let limits = PacketLimits {
             can: self.info.can,
             frame_bytes: self.place_bytes,
-            large_bytes: LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES,
+            large_bytes: LARGE_FRAME_BYTES,
             parts: self.info.limits.tx_packet_parts,
             registered: self.registers,
             pool: None,

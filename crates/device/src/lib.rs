@@ -20,6 +20,7 @@ mod dma;
 mod error;
 pub mod fault;
 mod filter;
+mod gather;
 pub mod loopback;
 mod queue;
 pub mod random;
@@ -58,3 +59,7 @@ pub const VLAN_TAG_BYTES: usize = 4;
 /// The largest IP packet of a large (not yet segmented) frame, in bytes: the limit of the 16-bit
 /// length of an IPv4 header.
 pub const LARGE_PACKET_BYTES: usize = 65535;
+
+/// The longest large frame, in bytes: such a packet with its Ethernet header and two tags.
+pub(crate) const LARGE_FRAME_BYTES: usize =
+    LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;

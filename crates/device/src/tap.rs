@@ -22,10 +22,11 @@ use rustix::event::epoll;
 use towpath_netlink::{LinkWatch, Netlink, Watched};
 
 use crate::check::PacketLimits;
+use crate::gather;
 use crate::virtio::{self, HEADER_BYTES};
 use crate::{
     Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
-    ETHERNET_HEADER_BYTES, Event, Info, Kick, LARGE_PACKET_BYTES, Limits, MAX_PARTS, Outcome,
+    ETHERNET_HEADER_BYTES, Event, Info, Kick, LARGE_FRAME_BYTES, Limits, Outcome,
     POOL_HEADROOM_BYTES, Packet, Received, SpaceId, Spaces, VLAN_TAG_BYTES,
 };
 
@@ -39,8 +40,6 @@ const TX_TOKENS: usize = 1024;
 /// The shortest Ethernet frame without its check sequence, in bytes (IEEE 802.3, 4A.4.2); the
 /// driver pads shorter ones with zeros.
 const SHORTEST_FRAME_BYTES: usize = 60;
-/// Bytes of a large packet: the packet itself, Ethernet header and two VLAN tags.
-const LARGE_BYTES: usize = LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
 
 static PADDING: [u8; SHORTEST_FRAME_BYTES] = [0; SHORTEST_FRAME_BYTES];
 
@@ -123,7 +122,7 @@ impl TapDevice {
         open::set_header(fd.as_fd()).map_err(refused("TUNSETVNETHDRSZ"))?;
         let granted = open::set_offloads(fd.as_fd(), offloads).map_err(refused("TUNSETOFFLOAD"))?;
         let longest = if granted {
-            LARGE_BYTES
+            LARGE_FRAME_BYTES
         } else {
             interface.mtu.max(1500) + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES
         };
@@ -263,39 +262,18 @@ impl TapQueue {
             can: self.info.can,
             // An administrator may have raised the kernel's MTU since. The kernel checks the length
             // itself.
-            frame_bytes: LARGE_BYTES,
-            large_bytes: LARGE_BYTES,
+            frame_bytes: LARGE_FRAME_BYTES,
+            large_bytes: LARGE_FRAME_BYTES,
             parts: self.info.limits.tx_packet_parts,
             registered: false,
             pool: None,
         };
         let Some(len) = limits.packet_len(packet.parts, packet.meta) else { return Ok(None) };
         let header = virtio::header(packet.meta);
-        let piece = |start: *const u8, len: usize| libc::iovec {
-            iov_base: start.cast_mut().cast(),
-            iov_len: len,
-        };
-        // The pieces are the header, the parts and the padding.
-        let mut pieces = [piece(std::ptr::null(), 0); MAX_PARTS + 2];
-        pieces[0] = piece(header.as_ptr(), HEADER_BYTES);
-        let mut count = 1;
-        for part in packet.parts {
-            let Ok(from) = spaces.readable(part.space, part.offset, part.len) else {
-                return Ok(None);
-            };
-            pieces[count] = piece(from.as_ptr(), part.len as usize);
-            count += 1;
-        }
-        if len < SHORTEST_FRAME_BYTES {
-            pieces[count] = piece(PADDING.as_ptr(), SHORTEST_FRAME_BYTES - len);
-            count += 1;
-        }
-        self.counters.system_calls += 1;
-        // SAFETY: the first `count` pieces name live memory: the header on this stack, parts that
-        // lie in their spaces as just checked, and the static padding. The kernel only reads them.
-        let put =
-            unsafe { libc::writev(self.fd.as_raw_fd(), pieces.as_ptr(), count as libc::c_int) };
-        if put < 0 { Err(io::Error::last_os_error()) } else { Ok(Some(len)) }
+        let padding = &PADDING[..SHORTEST_FRAME_BYTES.saturating_sub(len)];
+        let written = gather::write(self.fd.as_fd(), &header, spaces, packet.parts, padding);
+        self.counters.system_calls += u64::from(written.is_some());
+        written.map(|written| written.map(|()| len)).transpose()
     }
 }
 

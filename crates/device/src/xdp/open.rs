@@ -17,9 +17,7 @@ use super::packet_socket::PacketSocket;
 use super::queue::PACKET_SOCKET_BUFFERS;
 use super::shared::{Properties, SPARE_RESETS, Shared};
 use super::socket::{self, Binding, CopyMode, RING_ENTRIES};
-use crate::{
-    Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_PACKET_BYTES, Limits, VLAN_TAG_BYTES,
-};
+use crate::{Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_FRAME_BYTES, Limits, VLAN_TAG_BYTES};
 
 /// Bytes that the kernel keeps free at the beginning of each receive buffer
 /// (`XDP_PACKET_HEADROOM`, `linux/bpf.h`).
@@ -141,7 +139,6 @@ fn info(
     tx_large_copied: bool,
 ) -> Info {
     let (spans, chunk_bytes) = (properties.binding.spans, properties.chunk_bytes as usize);
-    let largest = LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
     let data_bytes = chunk_bytes - HEADROOM_BYTES;
     let rx_ring = (properties.queues as usize * rx_buffers).min(MAX_RX_BUFFERS);
     Info {
@@ -158,7 +155,7 @@ fn info(
         limits: Limits {
             rx_alignment: chunk_bytes,
             rx_headroom_bytes: HEADROOM_BYTES,
-            rx_packet_buffers: if spans { largest.div_ceil(data_bytes) } else { 1 },
+            rx_packet_buffers: if spans { LARGE_FRAME_BYTES.div_ceil(data_bytes) } else { 1 },
             rx_ring: rx_ring + PACKET_SOCKET_BUFFERS,
             tx_ring: RING_ENTRIES as usize,
             tx_packet_parts: if spans { PACKET_PARTS } else { 1 },

@@ -25,10 +25,10 @@ const RING_BYTES: u32 = 4 << 20;
 const BLOCK_BYTES: u32 = 64 << 10;
 /// Bytes of a frame before the packet: the header, the address, the virtio-net header and gaps.
 const BEFORE_PACKET_BYTES: usize = 192;
-/// Bytes of the virtio-net header that the kernel stores (`struct virtio_net_hdr`).
-const KERNEL_HEADER_BYTES: usize = 10;
+/// Bytes of the virtio-net header in front of a packet (`struct virtio_net_hdr`).
+pub(super) const KERNEL_HEADER_BYTES: usize = 10;
 /// `PACKET_VNET_HDR`, `PACKET_IGNORE_OUTGOING` (`linux/if_packet.h`).
-const PACKET_VNET_HDR: i32 = 15;
+pub(super) const PACKET_VNET_HDR: i32 = 15;
 const PACKET_IGNORE_OUTGOING: i32 = 23;
 /// All bytes of a packet: what a classic filter returns for a packet to keep.
 const KEEP: u32 = u32::MAX;
@@ -40,7 +40,7 @@ pub(super) struct PacketSocket {
     slot_bytes: u32,
     /// The number of slots in the ring, each for one packet.
     slots: u32,
-    /// The slot that the kernel fills next, for as long as there is no packet in the ring.
+    /// The slot from which the next mapping reads.
     next: AtomicU32,
 }
 
@@ -105,17 +105,33 @@ pub(super) fn is_group(mac: &[u8; 6]) -> bool {
     mac[0] & 1 != 0
 }
 
+/// Creates a packet socket. With protocol 0 it receives nothing until [`bind`] gives it another one.
+pub(super) fn create() -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(
+        AddressFamily::PACKET,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?)
+}
+
+/// Binds a packet socket to an interface, for packets of a protocol.
+pub(super) fn bind(fd: BorrowedFd<'_>, index: u32, protocol: u16) -> io::Result<()> {
+    // SAFETY: all zeros is a valid value of this structure of integers.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol.to_be();
+    address.sll_ifindex = index as i32;
+    let size = size_of::<libc::sockaddr_ll>() as u32;
+    // SAFETY: the pointer and the length are those of a live address.
+    let result = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), size) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 impl PacketSocket {
     /// Creates a socket that receives nothing, for what the interface is to receive.
     pub(super) fn without_packets(index: u32) -> io::Result<PacketSocket> {
-        // Protocol 0: no packet comes in before the filter is in place.
-        let fd = rustix::net::socket_with(
-            AddressFamily::PACKET,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            None,
-        )?;
-        Ok(PacketSocket { fd, index, slot_bytes: 0, slots: 0, next: AtomicU32::new(0) })
+        Ok(PacketSocket { fd: create()?, index, slot_bytes: 0, slots: 0, next: AtomicU32::new(0) })
     }
 
     /// Opens a socket on an interface, which at first copies nothing. `frame_bytes`: the longest
@@ -141,20 +157,8 @@ impl PacketSocket {
             tp_frame_nr: slots,
         };
         option(socket.fd.as_fd(), libc::SOL_PACKET, libc::PACKET_RX_RING, &ring)?;
-        socket.bind()?;
+        bind(socket.fd.as_fd(), index, libc::ETH_P_ALL as u16)?;
         Ok(socket)
-    }
-
-    fn bind(&self) -> io::Result<()> {
-        // SAFETY: all zeros is a valid value of this structure of integers.
-        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
-        address.sll_ifindex = self.index as i32;
-        let size = size_of::<libc::sockaddr_ll>() as u32;
-        // SAFETY: the pointer and the length are those of a live address.
-        let result = unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const address).cast(), size) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     /// Copies the wanted packets from now on.

@@ -3,6 +3,9 @@
 //! All hardware queues share one memory (`XDP_SHARED_UMEM`), so a buffer may serve any of them. The
 //! driver sends through the first one, which keeps the order of all packets.
 
+mod receive;
+mod transmit;
+
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
@@ -16,17 +19,13 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use super::in_flight::{InFlight, Sent};
-use super::large::Large;
-use super::offload::{self, BEGINNING_BYTES};
+use super::in_flight::InFlight;
 use super::packet_socket::PacketRing;
-use super::ring::{CONTINUES, Descriptor};
 use super::shared::Shared;
 use super::socket::{RING_ENTRIES, XdpSocket};
-use crate::check::PacketLimits;
 use crate::{
-    Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, LARGE_PACKET_BYTES, Meta,
-    Outcome, Packet, Part, Received, SpaceId, Spaces,
+    Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, Packet, Received, SpaceId,
+    Spaces,
 };
 
 /// Buffers that the driver keeps for packets to groups.
@@ -38,8 +37,10 @@ const EVENTS: usize = 64;
 /// Sleeps, and polls, between two reads of the kernel's counts of dropped packets.
 const SLEEPS_PER_READ: u32 = 64;
 const POLLS_PER_READ: u32 = 1 << 16;
-/// The interval at which the engine polls for completions that nothing reports: 1 ms.
-const COMPLETION_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// The interval at which the engine polls for what nothing reports, and while the interface is down:
+/// 1 and 100 ms.
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+const DOWN_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// System calls without progress after which the driver lets the engine go on.
 const MAX_CALLS_WITHOUT_PROGRESS: u32 = 2;
 
@@ -69,7 +70,7 @@ pub(super) struct XdpQueue {
     next_source: usize,
     /// `true` if the kernel has not taken all descriptors from the transmit ring.
     unsent: bool,
-    /// `true` if that is because the interface is down.
+    /// `true` if the last attempt to send found the interface down.
     down: bool,
     /// `true` if the kernel had no room for a large packet, or for those before it.
     waits_for_kernel: bool,
@@ -140,261 +141,6 @@ impl XdpQueue {
         (address / u64::from(self.chunk_bytes)) as usize
     }
 
-    /// Appends packets of one hardware queue to `out`. Returns how many, dropped ones included.
-    fn poll_socket(
-        &mut self,
-        index: usize,
-        spaces: &Spaces,
-        out: &mut Vec<Received>,
-        budget: usize,
-    ) -> usize {
-        let Some(pool) = self.pool else { return 0 };
-        let mut count = 0;
-        while count < budget {
-            let available = self.sockets[index].rx.available(1);
-            if available == 0 {
-                break;
-            }
-            let rx = &self.sockets[index].rx;
-            let ends = |ahead: &u32| rx.peek(*ahead).options & CONTINUES == 0;
-            // The kernel publishes a packet's descriptors together, in copy mode.
-            let Some(last) = (0..available).find(ends) else { break };
-            count += 1;
-            self.take_packet(index, last + 1, pool, spaces, out);
-        }
-        self.sockets[index].rx.release();
-        count
-    }
-
-    /// Takes a packet of so many descriptors off a receive ring. Appends its buffers to `out`, or
-    /// gives them back to the device if the packet is dropped.
-    fn take_packet(
-        &mut self,
-        index: usize,
-        descriptors: u32,
-        pool: SpaceId,
-        spaces: &Spaces,
-        out: &mut Vec<Received>,
-    ) {
-        let (from, chunk_bytes) = (out.len(), self.chunk_bytes);
-        let (mut len, mut good) = (0, true);
-        for ahead in 0..descriptors {
-            let one = self.sockets[index].rx.peek(ahead);
-            let chunk = self.chunk(one.address);
-            // The kernel returns only buffers that it got, so this is a fault of a driver.
-            if !self.held.get(chunk).is_some_and(|held| *held) {
-                good = false;
-                continue;
-            }
-            let (buffer, offset) = (chunk as u32 * chunk_bytes, one.address as u32);
-            let mut part = Received::whole(pool, buffer, offset, one.len, Meta::FULL);
-            part.continues = ahead + 1 < descriptors;
-            len += one.len as usize;
-            out.push(part);
-        }
-        self.sockets[index].rx.take(descriptors);
-        good &= descriptors as usize <= self.info.limits.rx_packet_buffers && out.len() > from;
-        let meta = if good { self.meta_of(&out[from..], len, spaces) } else { None };
-        if let Some(meta) = meta {
-            out[from].meta = meta;
-            for part in &out[from..] {
-                self.held[(part.buffer / chunk_bytes) as usize] = false;
-            }
-            self.counters.rx_packets += 1;
-            self.counters.rx_bytes += len as u64;
-            return;
-        }
-        self.counters.rx_dropped += 1;
-        for part in out.drain(from..) {
-            // The ring has room: its entries were taken for these buffers.
-            let fill = &mut self.sockets[index].fill;
-            if fill.room(1) > 0 {
-                fill.push(u64::from(part.buffer));
-            }
-        }
-        self.sockets[index].fill.publish();
-    }
-
-    /// Returns the metadata of a packet; `None` for one to drop.
-    fn meta_of(&self, parts: &[Received], len: usize, spaces: &Spaces) -> Option<Meta> {
-        let frame_bytes = self.shared.frame_bytes();
-        if !self.shared.may_be_partial() {
-            return (len <= frame_bytes).then_some(Meta::FULL);
-        }
-        let first = parts.first()?;
-        let mut beginning = [0; BEGINNING_BYTES];
-        let beginning = &mut beginning[..BEGINNING_BYTES.min(first.len as usize)];
-        spaces.copy_out(first.space, first.offset, beginning).ok()?;
-        offload::meta(beginning, len, frame_bytes)
-    }
-
-    /// Appends packets of the groups' ring to `out`. Returns how many, dropped ones included.
-    fn poll_packet_socket(
-        &mut self,
-        spaces: &mut Spaces,
-        out: &mut Vec<Received>,
-        budget: usize,
-    ) -> usize {
-        let (Some(ring), Some(pool)) = (&mut self.packet_ring, self.pool) else { return 0 };
-        let headroom = self.info.limits.rx_headroom_bytes;
-        let most = self.info.limits.rx_buffer_bytes - headroom;
-        let mut count = 0;
-        while count < budget {
-            let Some(next) = ring.next() else { break };
-            let wanted = next.as_ref().map_or(1, |packet| packet.bytes.len().div_ceil(most).max(1));
-            if wanted > self.packet_socket_buffers.len() {
-                break;
-            }
-            count += 1;
-            let from = out.len();
-            if let Ok(packet) = next {
-                let parts = packet.bytes.chunks(most).zip(self.packet_socket_buffers.iter());
-                for (bytes, buffer) in parts {
-                    let offset = buffer + headroom as u32;
-                    let len = bytes.len() as u32;
-                    if spaces.copy_in(pool, offset, bytes).is_err() {
-                        break;
-                    }
-                    let mut part = Received::whole(pool, *buffer, offset, len, Meta::FULL);
-                    part.continues = true;
-                    out.push(part);
-                }
-                if out.len() - from == wanted {
-                    (out[from].meta, out[from].tag) = (packet.meta, packet.tag);
-                    if let Some(last) = out.last_mut() {
-                        last.continues = false;
-                    }
-                    self.counters.rx_bytes += packet.bytes.len() as u64;
-                } else {
-                    out.truncate(from);
-                }
-            }
-            ring.release();
-            if out.len() == from {
-                self.counters.rx_dropped += 1;
-                continue;
-            }
-            self.counters.rx_packets += 1;
-            for buffer in self.packet_socket_buffers.drain(..wanted) {
-                self.held[(buffer / self.chunk_bytes) as usize] = false;
-            }
-        }
-        count
-    }
-
-    /// Splits a packet's parts where chunks end. Returns the number of descriptors; `None` if there
-    /// are too many, or a part is not in the registered memory.
-    fn descriptors(
-        &self,
-        spaces: &Spaces,
-        parts: &[Part],
-        out: &mut [Descriptor; PACKET_DESCRIPTORS],
-    ) -> Option<usize> {
-        let most = if self.shared.spans() { PACKET_DESCRIPTORS } else { 1 };
-        let chunk_bytes = u64::from(self.chunk_bytes);
-        let mut count = 0;
-        for part in parts {
-            let mut address = spaces.device_address(part.space, part.offset, part.len)?;
-            let mut left = u64::from(part.len);
-            while left > 0 {
-                let now = left.min(chunk_bytes - address % chunk_bytes);
-                if count == most || self.chunk(address) >= self.held.len() {
-                    return None;
-                }
-                out[count] = Descriptor { address, len: now as u32, options: CONTINUES };
-                count += 1;
-                address += now;
-                left -= now;
-            }
-        }
-        out[count.checked_sub(1)?].options = 0;
-        Some(count)
-    }
-
-    /// Makes the kernel take descriptors from the transmit ring. In copy mode, it sends a limited
-    /// number of packets per system call.
-    fn send(&mut self) -> Result<(), DeviceError> {
-        let mut fruitless = 0;
-        self.unsent = true;
-        self.down = false;
-        loop {
-            let tx = &mut self.sockets[0].tx;
-            let left = tx.left();
-            if left == 0 || !tx.needs_wakeup() {
-                // A driver may stop before the end of the ring, and then asks for another call.
-                self.unsent = left > 0;
-                return Ok(());
-            }
-            self.counters.system_calls += 1;
-            let outcome = kick_tx(self.sockets[0].fd.as_fd());
-            fruitless += u32::from(self.sockets[0].tx.left() == left);
-            match outcome {
-                // EAGAIN: more than a call sends, or no room for completions or in the socket.
-                // ENOBUFS: the interface's queue dropped a packet. EBUSY: the driver works on it.
-                Ok(()) | Err(Errno::AGAIN | Errno::NOBUFS | Errno::BUSY | Errno::INTR) => {
-                    if fruitless >= MAX_CALLS_WITHOUT_PROGRESS {
-                        return Ok(());
-                    }
-                }
-                // The interface is down: the ring keeps the packets until it is up, which the link
-                // watch reports.
-                Err(Errno::NETDOWN) => {
-                    self.down = true;
-                    return Ok(());
-                }
-                Err(errno) => return Err(self.failure("sendto", errno.into())),
-            }
-        }
-    }
-
-    /// Sends a large packet after all packets before it. `None` if the kernel has no room for it or
-    /// them now.
-    fn send_large(
-        &mut self,
-        spaces: &Spaces,
-        packet: &Packet<'_>,
-    ) -> Result<Option<Outcome>, DeviceError> {
-        self.sockets[0].tx.publish();
-        if self.sockets[0].tx.left() > 0 {
-            self.send()?;
-        }
-        let shared = self.shared.clone();
-        let Some(sender) = &shared.large else { return Ok(Some(self.counters.dropped())) };
-        if self.sockets[0].tx.left() > 0 {
-            self.waits_for_kernel = true;
-            return Ok(None);
-        }
-        self.counters.system_calls += 1;
-        match sender.send(spaces, packet) {
-            Ok(Large::Sent(len)) => Ok(Some(self.counters.sent(len))),
-            Ok(Large::Impossible) => Ok(Some(self.counters.dropped())),
-            Ok(Large::Later { down }) => {
-                self.down = down;
-                self.waits_for_kernel = true;
-                Ok(None)
-            }
-            Err(cause) => Err(self.failure("writev", cause)),
-        }
-    }
-
-    /// Moves the kernel's completions to `done`.
-    fn fetch_completions(&mut self) {
-        for socket in &mut self.sockets {
-            let available = socket.completion.available(RING_ENTRIES);
-            for ahead in 0..available {
-                let address = socket.completion.peek(ahead);
-                if let Some(Sent { token, len }) = self.in_flight.complete(address) {
-                    let outcome = self.counters.sent(len as usize);
-                    self.done.push_back(Completion { token, outcome });
-                }
-            }
-            if available > 0 {
-                socket.completion.take(available);
-                socket.completion.release();
-            }
-        }
-    }
-
     /// Returns `true` if there is something to do right now.
     fn has_work(&mut self, tx_waiting: bool) -> bool {
         let has_room = self.room() > 0
@@ -413,30 +159,17 @@ impl XdpQueue {
                 .any(|socket| socket.rx.available(1) > 0 || socket.completion.available(1) > 0)
     }
 
-    /// Returns the number of packets that the driver takes before the engine fetches completions.
-    fn room(&self) -> usize {
-        (RING_ENTRIES as usize).saturating_sub(self.in_flight.len() + self.done.len())
-    }
-
     /// Sets the timer, if packets are in flight whose completions nothing else reports, or if the
     /// kernel did not take packets for a reason whose end nothing reports.
     fn set_timer(&mut self, tx_waiting: bool) {
-        let waits = (self.unsent || tx_waiting && self.waits_for_kernel) && !self.down;
+        let waits = self.unsent || tx_waiting && self.waits_for_kernel;
         if waits || self.zero_copy && self.in_flight.len() > 0 {
             self.counters.system_calls += 1;
             let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let due = Itimerspec { it_interval: none, it_value: COMPLETION_POLL_INTERVAL };
+            // An interface that is up again before the link watch looks is no news to it.
+            let it_value = if self.down { DOWN_POLL_INTERVAL } else { POLL_INTERVAL };
+            let due = Itimerspec { it_interval: none, it_value };
             let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &due);
-        }
-    }
-
-    /// Tells drivers that wait for receive buffers that there are some.
-    fn wake_receivers(&mut self) {
-        for socket in &self.sockets {
-            if socket.fill.needs_wakeup() {
-                self.counters.system_calls += 1;
-                kick_rx(socket.fd.as_fd());
-            }
         }
     }
 
@@ -584,44 +317,7 @@ impl DeviceQueue for XdpQueue {
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
-        let limits = PacketLimits {
-            can: self.info.can,
-            frame_bytes: self.shared.frame_bytes(),
-            large_bytes: LARGE_PACKET_BYTES,
-            parts: self.info.limits.tx_packet_parts,
-            registered: true,
-            pool: self.pool,
-        };
-        let mut descriptors = [Descriptor { address: 0, len: 0, options: 0 }; PACKET_DESCRIPTORS];
-        let room = self.room();
-        let mut taken = 0;
-        self.waits_for_kernel = false;
-        for packet in packets.iter().take(room) {
-            if packet.meta.segmentation.is_some() {
-                let Some(outcome) = self.send_large(spaces, packet)? else { break };
-                self.done.push_back(Completion { token: packet.token, outcome });
-                taken += 1;
-                continue;
-            }
-            let len = limits.packet_len(packet.parts, packet.meta);
-            let count = len.and_then(|_| self.descriptors(spaces, packet.parts, &mut descriptors));
-            let Some((len, count)) = len.zip(count) else {
-                self.counters.dropped();
-                self.done.push_back(Completion::dropped(packet.token));
-                taken += 1;
-                continue;
-            };
-            let tx = &mut self.sockets[0].tx;
-            if tx.room(count as u32) < count as u32 || !self.in_flight.has_room(count) {
-                break;
-            }
-            let parts = &descriptors[..count];
-            parts.iter().for_each(|one| tx.push(*one));
-            self.in_flight.add(packet.token, len as u32, parts.iter().map(|one| one.address));
-            taken += 1;
-        }
-        self.sockets[0].tx.publish();
-        Ok(taken)
+        self.submit(spaces, packets)
     }
 
     fn kick(&mut self, _: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
@@ -688,7 +384,7 @@ impl DeviceQueue for XdpQueue {
         }
         self.packet_socket_buffers.clear();
         self.done.extend(self.in_flight.take_all().into_iter().map(Completion::returned));
-        self.unsent = false;
+        (self.unsent, self.down, self.waits_for_kernel) = (false, false, false);
         self.kernel_drops = 0;
         self.sockets = self
             .shared

@@ -236,32 +236,6 @@ fn shared_generically() {
     });
 }
 
-/// An application ends with packets in the device's ring: it ends at once. A reset for each such end
-/// would use up the sockets that the server made at the start.
-fn ends_while_the_link_is_down(server: &Running, round: usize) {
-    let mut session = Session::attach(&server.socket, &SessionLink::options("ending")).unwrap();
-    let endpoint = session.open(&towpath_client::Rule::new()).unwrap();
-    let mut frame = [0xff; 60];
-    frame[6..12].copy_from_slice(&session.info().mac);
-    frame[12..14].copy_from_slice(&[0x88, 0xb5]);
-    let says = |what: &str| server.log().matches(what).count() == round;
-    std::thread::scope(|scope| {
-        let down = scope.spawn(|| {
-            sh("ip link set uplink down");
-            until("the server says so", || says("link is down"));
-        });
-        while !down.is_finished() {
-            // A full queue is what a link that is down makes.
-            let _ = session.send_bytes(endpoint, &frame);
-            session.flush().unwrap();
-        }
-    });
-    drop(session);
-    until("one session is left", || server.report()["sessions"].as_array().unwrap().len() == 1);
-    sh("ip link set uplink up");
-    until("the server says so", || says("link is up"));
-}
-
 /// A link that goes and returns leaves sessions and addresses; an interface that goes ends the
 /// server.
 #[test]
@@ -273,7 +247,6 @@ fn the_interface_goes_down_and_vanishes() {
         let far = wire(&FAR, &NEAR);
         let (directory, user) = (sockets(), user());
         let mut arguments = vec!["--device", "auto:uplink", "--user", user.as_str()];
-        arguments.extend(["--set", "watchdog_ms=20"]);
         arguments.extend(&LEASES[..2]);
         let mut server = serve(&directory, "s.sock", &arguments);
         let options = SessionLink::options("test");
@@ -285,16 +258,53 @@ fn the_interface_goes_down_and_vanishes() {
         sh("ip link set uplink up");
         until("the server says so", || server.log().contains("link is up"));
         both_ways(&network, own.into(), &far, "192.0.2.200".parse().unwrap());
-        for round in 2..7 {
-            ends_while_the_link_is_down(&server, round);
-        }
-        assert_eq!(server.report()["device"]["counters"]["device_resets"], 0);
-        both_ways(&network, own.into(), &far, "192.0.2.200".parse().unwrap());
         sh("ip link delete uplink");
         assert_eq!(wait(&mut server.child).code(), Some(1));
         let log = server.log();
         let last = log.lines().last().unwrap_or_default();
         assert!(last.starts_with("towpath: ") && last.contains("uplink"), "{log}");
+    });
+}
+
+/// Large packets pass the interface's queue, which may drop them. The others go on.
+#[test]
+fn a_queue_that_drops_large_packets_holds_nothing_up() {
+    towpath_testkit::isolated!(|| {
+        const TEST: &str = "beside_the_kernel::a_queue_that_drops_large_packets_holds_nothing_up";
+        if !may_attach(TEST) {
+            return;
+        }
+        let far = wire(&FAR, &NEAR);
+        // Nothing of more than 100 bytes passes.
+        let limit = "qdisc add dev uplink root tbf rate 1mbit burst 1600 limit 100";
+        if !Command::new("tc").args(limit.split(' ')).status().is_ok_and(|status| status.success())
+        {
+            let cause = "tc has no token bucket filter here".to_owned();
+            let remedy = "install iproute2; a kernel with CONFIG_NET_SCH_TBF".to_owned();
+            return skip(TEST, &Unavailable { cause, remedy });
+        }
+        let (directory, user) = (sockets(), user());
+        let mut arguments = vec!["--device", "xdp:uplink", "--user", user.as_str()];
+        arguments.extend(LEASES);
+        let server = serve(&directory, "s.sock", &arguments);
+        let (network, _) = attach(&server);
+        let receiver = far.run(|| std::net::TcpListener::bind("192.0.2.200:81").unwrap()).unwrap();
+        let mut stream = TcpStream::connect(&network, "192.0.2.200:81").unwrap();
+        let _accepted = receiver.accept().unwrap();
+        stream.write_all(&[7; 60_000]).unwrap();
+        let dropped = || server.report()["device"]["counters"]["tx_dropped_driver"] != 0;
+        until("a large packet is dropped and counted", dropped);
+        // The stream goes on in single segments, and so does everything else.
+        let echo = far.run(|| UdpSocket::bind("192.0.2.200:7").unwrap()).unwrap();
+        let asking = towpath_net::UdpSocket::bind(&network, "192.0.2.70:0").unwrap();
+        let (mut asked, mut got) = ([0; 4], [0; 4]);
+        for round in 0..20_u32 {
+            asking.send_to(&round.to_be_bytes(), "192.0.2.200:7").unwrap();
+            let (_, from) = echo.recv_from(&mut asked).unwrap();
+            echo.send_to(&asked, from).unwrap();
+            assert_eq!(asking.recv_from(&mut got).unwrap().0, 4);
+            assert_eq!(got, round.to_be_bytes());
+        }
     });
 }
 

@@ -1,0 +1,162 @@
+//! Received packets: from the hardware queues' rings, and from the packet socket's.
+
+use std::os::fd::AsFd;
+
+use super::{XdpQueue, kick_rx};
+use crate::xdp::offload::{self, BEGINNING_BYTES};
+use crate::xdp::ring::CONTINUES;
+use crate::{Meta, Received, SpaceId, Spaces};
+
+impl XdpQueue {
+    /// Appends packets of one hardware queue to `out`. Returns how many, dropped ones included.
+    pub(super) fn poll_socket(
+        &mut self,
+        index: usize,
+        spaces: &Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> usize {
+        let Some(pool) = self.pool else { return 0 };
+        let mut count = 0;
+        while count < budget {
+            let available = self.sockets[index].rx.available(1);
+            if available == 0 {
+                break;
+            }
+            let rx = &self.sockets[index].rx;
+            let ends = |ahead: &u32| rx.peek(*ahead).options & CONTINUES == 0;
+            // The kernel publishes a packet's descriptors together, in copy mode.
+            let Some(last) = (0..available).find(ends) else { break };
+            count += 1;
+            self.take_packet(index, last + 1, pool, spaces, out);
+        }
+        self.sockets[index].rx.release();
+        count
+    }
+
+    /// Takes a packet of so many descriptors off a receive ring. Appends its buffers to `out`, or
+    /// gives them back to the device if the packet is dropped.
+    pub(super) fn take_packet(
+        &mut self,
+        index: usize,
+        descriptors: u32,
+        pool: SpaceId,
+        spaces: &Spaces,
+        out: &mut Vec<Received>,
+    ) {
+        let (from, chunk_bytes) = (out.len(), self.chunk_bytes);
+        let (mut len, mut good) = (0, true);
+        for ahead in 0..descriptors {
+            let one = self.sockets[index].rx.peek(ahead);
+            let chunk = self.chunk(one.address);
+            // The kernel returns only buffers that it got, so this is a fault of a driver.
+            if !self.held.get(chunk).is_some_and(|held| *held) {
+                good = false;
+                continue;
+            }
+            let (buffer, offset) = (chunk as u32 * chunk_bytes, one.address as u32);
+            let mut part = Received::whole(pool, buffer, offset, one.len, Meta::FULL);
+            part.continues = ahead + 1 < descriptors;
+            len += one.len as usize;
+            out.push(part);
+        }
+        self.sockets[index].rx.take(descriptors);
+        good &= descriptors as usize <= self.info.limits.rx_packet_buffers && out.len() > from;
+        let meta = if good { self.meta_of(&out[from..], len, spaces) } else { None };
+        if let Some(meta) = meta {
+            out[from].meta = meta;
+            for part in &out[from..] {
+                self.held[(part.buffer / chunk_bytes) as usize] = false;
+            }
+            self.counters.rx_packets += 1;
+            self.counters.rx_bytes += len as u64;
+            return;
+        }
+        self.counters.rx_dropped += 1;
+        for part in out.drain(from..) {
+            // The ring has room: its entries were taken for these buffers.
+            let fill = &mut self.sockets[index].fill;
+            if fill.room(1) > 0 {
+                fill.push(u64::from(part.buffer));
+            }
+        }
+        self.sockets[index].fill.publish();
+    }
+
+    /// Returns the metadata of a packet; `None` for one to drop.
+    pub(super) fn meta_of(&self, parts: &[Received], len: usize, spaces: &Spaces) -> Option<Meta> {
+        let frame_bytes = self.shared.frame_bytes();
+        if !self.shared.may_be_partial() {
+            return (len <= frame_bytes).then_some(Meta::FULL);
+        }
+        let first = parts.first()?;
+        let mut beginning = [0; BEGINNING_BYTES];
+        let beginning = &mut beginning[..BEGINNING_BYTES.min(first.len as usize)];
+        spaces.copy_out(first.space, first.offset, beginning).ok()?;
+        offload::meta(beginning, len, frame_bytes)
+    }
+
+    /// Appends packets of the groups' ring to `out`. Returns how many, dropped ones included.
+    pub(super) fn poll_packet_socket(
+        &mut self,
+        spaces: &mut Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> usize {
+        let (Some(ring), Some(pool)) = (&mut self.packet_ring, self.pool) else { return 0 };
+        let headroom = self.info.limits.rx_headroom_bytes;
+        let most = self.info.limits.rx_buffer_bytes - headroom;
+        let mut count = 0;
+        while count < budget {
+            let Some(next) = ring.next() else { break };
+            let wanted = next.as_ref().map_or(1, |packet| packet.bytes.len().div_ceil(most).max(1));
+            if wanted > self.packet_socket_buffers.len() {
+                break;
+            }
+            count += 1;
+            let from = out.len();
+            if let Ok(packet) = next {
+                let parts = packet.bytes.chunks(most).zip(self.packet_socket_buffers.iter());
+                for (bytes, buffer) in parts {
+                    let offset = buffer + headroom as u32;
+                    let len = bytes.len() as u32;
+                    if spaces.copy_in(pool, offset, bytes).is_err() {
+                        break;
+                    }
+                    let mut part = Received::whole(pool, *buffer, offset, len, Meta::FULL);
+                    part.continues = true;
+                    out.push(part);
+                }
+                if out.len() - from == wanted {
+                    (out[from].meta, out[from].tag) = (packet.meta, packet.tag);
+                    if let Some(last) = out.last_mut() {
+                        last.continues = false;
+                    }
+                    self.counters.rx_bytes += packet.bytes.len() as u64;
+                } else {
+                    out.truncate(from);
+                }
+            }
+            ring.release();
+            if out.len() == from {
+                self.counters.rx_dropped += 1;
+                continue;
+            }
+            self.counters.rx_packets += 1;
+            for buffer in self.packet_socket_buffers.drain(..wanted) {
+                self.held[(buffer / self.chunk_bytes) as usize] = false;
+            }
+        }
+        count
+    }
+
+    /// Tells drivers that wait for receive buffers that there are some.
+    pub(super) fn wake_receivers(&mut self) {
+        for socket in &self.sockets {
+            if socket.fill.needs_wakeup() {
+                self.counters.system_calls += 1;
+                kick_rx(socket.fd.as_fd());
+            }
+        }
+    }
+}
