@@ -129,7 +129,7 @@ pub(crate) fn start_server(
         settings: if serving.polls { EngineStrategy::Poll } else { EngineStrategy::Block }.into(),
         batch: serving.batch,
         engine_cpu: serving.engine_cpu,
-        policy: Policy { users: serving.users.clone(), ..Policy::default() },
+        policy: Policy::granting(serving.users.clone(), Vec::new()),
         subnets: Subnets { ipv4: Some(Subnet::new(HOST, 24)), ipv6: None },
         ..Config::default()
     };

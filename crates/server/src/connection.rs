@@ -128,7 +128,8 @@ impl Connection {
     /// Checks that the session may have one more endpoint that listens without a rule. Each of them
     /// costs the engine a copy of every packet, of other users' too.
     pub(crate) fn check_listening(&self, listening: Option<Listening>) -> Result<(), String> {
-        let theirs = self.endpoints.iter().flatten().filter(|one| one.listening.is_some());
+        let theirs =
+            self.endpoints.iter().flatten().filter(|one| one.listening.is_some() && !one.revoked);
         if listening.is_some()
             && self.standing != Standing::Administrator
             && theirs.count() >= MAX_LISTENING

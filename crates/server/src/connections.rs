@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::connection::{Connection, Progress};
-use crate::policy::{Account, Policy, Terms};
+use crate::policy::{Account, Limits, Policy};
 
 /// The resources that a user or a group uses.
 #[derive(Clone, Copy, Debug, Default)]
@@ -94,23 +94,21 @@ impl Connections {
     /// `bytes` bytes.
     pub(crate) fn is_full(
         &self,
-        (policy, terms): (&Policy, &Terms),
+        (policy, limits): (&Policy, &Limits),
         account: Account,
         bytes: usize,
         addresses: usize,
     ) -> Option<String> {
         let uid = account.uid;
         let held = self.users.get(&uid).copied().unwrap_or_default();
-        let most = policy.sessions_per_user;
-        if held.sessions >= terms.sessions_per_user.map_or(most, |sessions| sessions.min(most)) {
+        if held.sessions >= limits.sessions_per_user {
             let count = held.sessions;
             return Some(format!(
                 "user {uid} has {count} sessions, the most allowed (sessions-per-user of the server \
                  or the policy); end one"
             ));
         }
-        let most = policy.bytes_per_user;
-        let limit = terms.bytes_per_user.map_or(most, |bytes| bytes.min(most));
+        let limit = limits.bytes_per_user;
         if account.is_limited && held.bytes + bytes > limit {
             return Some(format!(
                 "with this session, the sessions of user {uid} would have {} bytes; at most \

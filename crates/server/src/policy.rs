@@ -14,12 +14,8 @@ pub use terms::{AddressRange, PortRange, Terms};
 /// Grants and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Users that may attach, with the default [`Terms`].
-    pub users: Vec<u32>,
-    /// Groups whose members may attach, with the default [`Terms`].
-    pub groups: Vec<u32>,
-    /// Users and groups that may attach, with terms of their own. A grant that names the user comes
-    /// before every grant that names one of its groups. Among several grants, the first one counts.
+    /// Users and groups that may attach, each with its terms. The first grant that names the user
+    /// applies, or else the first one that names one of its groups.
     pub grants: Vec<Grant>,
     /// Addresses that only one application gets.
     pub reservations: Vec<Reservation>,
@@ -43,7 +39,7 @@ pub struct Policy {
 }
 
 /// Users and groups with the same rights.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
     /// The users.
     pub users: Vec<u32>,
@@ -74,6 +70,15 @@ pub struct PolicyChange {
     pub endpoints: usize,
 }
 
+/// The limits of a user: see the fields of [`Policy`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) sessions_per_user: usize,
+    pub(crate) bytes_per_user: usize,
+    pub(crate) session_bytes: usize,
+    pub(crate) endpoints_per_session: u32,
+}
+
 /// The accounts that a connection counts against. A user admitted as a member of a group counts for
 /// that group, too. A member with many user numbers (`subuid(5)`) thereby gains nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +92,6 @@ pub(crate) struct Account {
 impl Default for Policy {
     fn default() -> Policy {
         Policy {
-            users: Vec::new(),
-            groups: Vec::new(),
             grants: Vec::new(),
             reservations: Vec::new(),
             may_change: false,
@@ -123,6 +126,14 @@ pub struct Admission {
 }
 
 impl Policy {
+    /// Returns the default policy with a grant of the default terms to users and groups.
+    #[must_use]
+    pub fn granting(users: Vec<u32>, groups: Vec<u32>) -> Policy {
+        let named = !users.is_empty() || !groups.is_empty();
+        let grant = Grant { users, groups, ..Grant::default() };
+        Policy { grants: named.then_some(grant).into_iter().collect(), ..Policy::default() }
+    }
+
     /// Returns the number of concurrent control connections of one user. It exceeds the number of
     /// sessions, so that tools can connect, too.
     #[must_use]
@@ -130,13 +141,26 @@ impl Policy {
         self.sessions_per_user * 2 + 4
     }
 
+    /// Returns the limits of a user with these terms, which can only lower the policy's own.
+    pub(crate) fn limits(&self, terms: &Terms) -> Limits {
+        fn lower<T: Ord>(own: Option<T>, policy: T) -> T {
+            match own {
+                Some(own) => own.min(policy),
+                None => policy,
+            }
+        }
+        Limits {
+            sessions_per_user: lower(terms.sessions_per_user, self.sessions_per_user),
+            bytes_per_user: lower(terms.bytes_per_user, self.bytes_per_user),
+            session_bytes: lower(terms.session_bytes, self.session_bytes),
+            endpoints_per_session: lower(terms.endpoints_per_session, self.endpoints_per_session),
+        }
+    }
+
     /// Returns `true` if users other than root and the server's may attach, now or later.
     #[must_use]
     pub fn admits_others(&self) -> bool {
-        self.may_change
-            || !self.users.is_empty()
-            || !self.groups.is_empty()
-            || !self.grants.is_empty()
+        self.may_change || !self.grants.is_empty()
     }
 
     /// Returns a peer's rights. `own` is the server's user. `all_known` is `true` if every user has
@@ -164,17 +188,11 @@ impl Policy {
         if let Some(grant) = self.grants.iter().find(|grant| grant.users.contains(&peer.uid)) {
             return Ok(granted(None, grant.terms.clone()));
         }
-        if self.users.contains(&peer.uid) {
-            return Ok(granted(None, Arc::default()));
-        }
         let member = |group: &&u32| peer.gid == **group || peer.groups.contains(group);
         for grant in &self.grants {
             if let Some(group) = grant.groups.iter().find(member) {
                 return Ok(granted(Some(*group), grant.terms.clone()));
             }
-        }
-        if let Some(group) = self.groups.iter().find(member) {
-            return Ok(granted(Some(*group), Arc::default()));
         }
         if self.may_change {
             let text = format!(
@@ -216,7 +234,8 @@ mod tests {
 
     #[test]
     fn only_administrators_and_named_users_are_admitted() {
-        let policy = Policy { users: vec![7], groups: vec![70], ..Policy::default() };
+        let grant = Grant { users: vec![7], groups: vec![70], ..Grant::default() };
+        let policy = Policy { grants: vec![grant], ..Policy::default() };
         let of = |peer: &Peer| standing(&policy, peer, 500, false);
         assert_eq!(of(&peer(0, 0, &[])), Ok((Standing::Administrator, None)));
         assert_eq!(of(&peer(500, 1, &[])), Ok((Standing::Administrator, None)));
@@ -243,8 +262,6 @@ mod tests {
         };
         let policy = Policy {
             grants: vec![grant(&[], &[70], 1), grant(&[], &[71, 70], 2), grant(&[7], &[], 3)],
-            users: vec![9],
-            groups: vec![72],
             ..Policy::default()
         };
         let of = |peer: &Peer| {
@@ -254,8 +271,6 @@ mod tests {
         assert_eq!(of(&peer(7, 70, &[])), (None, Some(3)));
         assert_eq!(of(&peer(8, 70, &[71])), (Some(70), Some(1)), "the first grant");
         assert_eq!(of(&peer(8, 1, &[71])), (Some(71), Some(2)));
-        assert_eq!(of(&peer(9, 71, &[])), (None, None), "named with the default terms");
-        assert_eq!(of(&peer(8, 72, &[])), (Some(72), None));
         assert!(policy.standing(&peer(8, 1, &[]), 500, false).is_err());
         let root = policy.standing(&peer(0, 70, &[]), 500, false).unwrap();
         assert!(root.terms.capture && root.terms.endpoints_per_session.is_none());

@@ -18,7 +18,7 @@ use crate::engine::session::Endpoint;
 use crate::engine::wake_data;
 use crate::filters;
 use crate::open::read_open;
-use crate::policy::{Policy, Standing, Terms};
+use crate::policy::{Limits, Standing};
 use crate::prepare::{Prepared, session_bytes, stored_name};
 use crate::report;
 use crate::rights::Rights;
@@ -55,10 +55,11 @@ impl Control {
         let (shape, wanted, name) = read_attach(attach)?;
         let policy = &self.parts.policy;
         let terms = connection.terms.clone();
-        let bytes = bytes_within((policy, &terms), &shape)?;
+        let limits = policy.limits(&terms);
+        let bytes = bytes_within(&limits, &shape)?;
         let (uid, account) = (connection.peer.uid, connection.account);
         let addresses = self.parts.pool.size();
-        if let Some(text) = self.connections.is_full((policy, &terms), account, bytes, addresses) {
+        if let Some(text) = self.connections.is_full((policy, &limits), account, bytes, addresses) {
             return Err((Refusal::Limit, format!("attach: {text}")));
         }
         let holder = Holder { uid, name: name.clone() };
@@ -359,13 +360,9 @@ fn not_set(error: SettingError) -> Refused {
 }
 
 /// Returns the size of a session in bytes, if the policy allows such a session.
-fn bytes_within(
-    (policy, terms): (&Policy, &Terms),
-    shape: &SessionShape,
-) -> Result<usize, Refused> {
+fn bytes_within(limits: &Limits, shape: &SessionShape) -> Result<usize, Refused> {
     let bytes = session_bytes(shape);
-    let most = policy.session_bytes;
-    let most = terms.session_bytes.map_or(most, |bytes| bytes.min(most));
+    let most = limits.session_bytes;
     if bytes > most {
         let text = format!(
             "attach: the session needs {bytes} bytes, at most {most} are allowed; ask for fewer \
@@ -373,8 +370,7 @@ fn bytes_within(
         );
         return Err((Refusal::Limit, text));
     }
-    let most = policy.endpoints_per_session;
-    let most = terms.endpoints_per_session.map_or(most, |endpoints| endpoints.min(most));
+    let most = limits.endpoints_per_session;
     if shape.endpoints > most {
         let text = format!(
             "attach: {} endpoints; at most {most} are allowed; ask for fewer",

@@ -54,18 +54,24 @@ impl Control {
 
     /// Ends a connection, and its session if there is one. Returns `true` if there was one.
     fn revoke(&mut self, token: u64) -> bool {
-        let Some(connection) = self.connections.get(token) else { return false };
+        let Some(connection) = self.connections.get_mut(token) else { return false };
         let (number, uid, name) = (connection.number, connection.account.uid, &connection.name);
-        if number != 0 && self.log.allows(uid) {
-            info!(session = number, name, uid, "closed: the policy does not grant it any more");
-        }
-        if matches!(connection.progress, Progress::Lives) {
-            // The application closes the connection when it has read the reason.
-            let reason = CLOSED_BY_POLICY;
-            self.command(Command::RemoveSession { number, reason }, Reply::Nothing);
-        } else {
-            self.tell_worker(token, Packet::new(command::CLOSE_CONNECTION, token, 0));
-            self.connection_ended(token);
+        match connection.progress {
+            // The session is over already; the application has yet to close the connection.
+            Progress::Over => return false,
+            Progress::Lives => {
+                // The application closes the connection when it has read the reason.
+                connection.progress = Progress::Over;
+                let reason = CLOSED_BY_POLICY;
+                if self.log.allows(uid) {
+                    info!(session = number, name, uid, "closed: its policy changed");
+                }
+                self.command(Command::RemoveSession { number, reason }, Reply::Nothing);
+            }
+            _ => {
+                self.tell_worker(token, Packet::new(command::CLOSE_CONNECTION, token, 0));
+                self.connection_ended(token);
+            }
         }
         number != 0
     }

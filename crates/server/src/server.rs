@@ -148,9 +148,9 @@ impl Server {
 
     /// Serves under another policy from now on. Sessions of users who may not attach any more are
     /// closed, and so are endpoints that their users' terms do not allow. The new limits hold for
-    /// later requests, and the new settings for endpoints opened later. [`Policy::connections`] stays as it was, and
-    /// [`Policy::may_change`] must have been `true` at the start, for other users to reach the
-    /// socket.
+    /// later requests, and the new settings for endpoints opened later. [`Policy::connections`] stays
+    /// as it was, and [`Policy::may_change`] must have been `true` at the start, for other users to
+    /// reach the socket.
     ///
     /// # Errors
     /// [`PolicyError`]; then the old policy stays in force.

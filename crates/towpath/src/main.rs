@@ -20,6 +20,7 @@ mod set;
 mod signals;
 mod stat;
 mod table;
+mod text_file;
 
 use std::process::ExitCode;
 

@@ -6,10 +6,17 @@ mod values;
 
 use std::fmt::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use towpath_protocol::peer::Peer;
+use towpath_server::{Policy, Standing};
 
 use crate::failure::{Failure, print};
 use crate::serve::values::{InterfaceName, User};
-use file::{Grant, PolicyFile};
+use file::{Grant, PolicyFile, Reservation};
+
+/// The number that no user and no group has: system calls take it for "leave as it is".
+const NO_NUMBER: u32 = u32::MAX;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
@@ -123,41 +130,30 @@ fn list(file: &PolicyFile, device: &str) -> String {
     text
 }
 
-/// Returns what a user is granted on a device.
+/// Returns what a user is granted on a device, as a server decides it.
 fn explain(file: &PolicyFile, user: &User, device: &str) -> String {
-    let uid = user.uid;
-    if uid == 0 {
+    let mut policy = Policy::default();
+    file.apply(&mut policy, device);
+    let peer = peer(user.uid);
+    let Ok(admission) = policy.standing(&peer, NO_NUMBER, true) else {
+        return format!("  user {user} may not attach: no grant names it or one of its groups\n");
+    };
+    if admission.standing == Standing::Administrator {
         return "  user root may do everything\n".to_owned();
     }
-    let grants = file.grants.iter().filter(|grant| grant.is_for(device));
-    let groups = groups_of(uid);
-    let by_name = grants.clone().find(|grant| grant.users.iter().any(|user| user.uid == uid));
-    let by_group = || {
-        grants.clone().find_map(|grant| {
-            let theirs = grant.groups.iter().find(|group| groups.contains(&group.gid))?;
-            Some((grant, theirs))
-        })
-    };
-    let mut text = match by_name {
-        Some(grant) => {
-            let line = grant.line;
-            format!("  user {user}: by name (line {line})\n{}", terms(grant))
+    let mut grants = file.grants.iter().filter(|grant| grant.is_for(device));
+    let at = policy.grants.iter().position(|one| Arc::ptr_eq(&one.terms, &admission.terms));
+    let Some(grant) = at.and_then(|at| grants.nth(at)) else { return String::new() };
+    let how = match admission.group {
+        None => "by name".to_owned(),
+        Some(gid) => {
+            let named = grant.groups.iter().find(|group| group.gid == gid);
+            format!("as a member of group {}", named.map_or(gid.to_string(), ToString::to_string))
         }
-        None => match by_group() {
-            Some((grant, group)) => {
-                let line = grant.line;
-                format!(
-                    "  user {user}: as a member of group {group} (line {line})\n{}",
-                    terms(grant)
-                )
-            }
-            None => {
-                format!("  user {user} may not attach: no grant names it or one of its groups\n")
-            }
-        },
     };
-    let theirs = file.reservations.iter().filter(|one| one.user.uid == uid && one.is_for(device));
-    for one in theirs {
+    let mut text = format!("  user {user}: {how} (line {})\n{}", grant.line, terms(grant));
+    let mine = |one: &&Reservation| one.user.uid == user.uid && one.is_for(device);
+    for one in file.reservations.iter().filter(mine) {
         let _ = writeln!(text, "    {} is reserved for {:?}", one.address, one.name);
     }
     text
@@ -167,9 +163,13 @@ fn terms(grant: &Grant) -> String {
     grant.lines().iter().map(|(name, value)| format!("    {name:<30}{value}\n")).collect()
 }
 
-/// Returns the groups of a user, by the accounts of this machine.
-fn groups_of(uid: u32) -> Vec<u32> {
-    let Some(user) = uzers::get_user_by_uid(uid) else { return Vec::new() };
-    let groups = uzers::get_user_groups(user.name(), user.primary_group_id()).unwrap_or_default();
-    groups.iter().map(uzers::Group::gid).collect()
+/// Returns a user as a server sees its applications, by the accounts of this machine.
+fn peer(uid: u32) -> Peer {
+    let mut peer = Peer { uid, gid: NO_NUMBER, groups: Vec::new(), pid: 0, process: None };
+    if let Some(user) = uzers::get_user_by_uid(uid) {
+        peer.gid = user.primary_group_id();
+        let groups = uzers::get_user_groups(user.name(), peer.gid).unwrap_or_default();
+        peer.groups = groups.iter().map(uzers::Group::gid).collect();
+    }
+    peer
 }

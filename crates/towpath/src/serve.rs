@@ -18,7 +18,7 @@ use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
 use towpath_device::fault::FaultDevice;
 use towpath_device::{Device, DeviceError};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Server, StartError};
+use towpath_server::{Policy, Server, StartError};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
@@ -84,6 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let socket = settings.socket.clone().unwrap_or_else(|| towpath_client::default_socket(&name));
     let mut config = settings.config(socket.clone())?;
     config.subnets = subnets.unwrap_or(config.subnets);
+    warn_without_grants(&config.policy, &name);
     directory::prepare(&socket, settings.user.as_ref())?;
     let mut pcap = None;
     if let Some(fault) = &settings.fault {
@@ -108,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
     // Without a policy, SIGHUP says that the terminal was closed.
     while wait(&server, &signals, &mut pcap)? == Action::ReloadPolicy && settings.policy.is_some() {
-        reload_policy(&server, &settings, &socket);
+        reload_policy(&server, &settings, &socket, &name);
     }
     signals.release();
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
@@ -118,10 +119,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Reads the policy file again. With an error in it, the old policy stays in force.
-fn reload_policy(server: &Server, settings: &Settings, socket: &Path) {
+fn reload_policy(server: &Server, settings: &Settings, socket: &Path, device: &str) {
     let _ = sd_notify::NotifyState::monotonic_usec_now()
         .and_then(|now| sd_notify::notify(&[sd_notify::NotifyState::Reloading, now]));
     let outcome = settings.config(socket.to_owned()).and_then(|config| {
+        warn_without_grants(&config.policy, device);
         server.set_policy(config.policy).map_err(|error| Failure::new(error.to_string()))
     });
     match outcome {
@@ -133,6 +135,13 @@ fn reload_policy(server: &Server, settings: &Settings, socket: &Path) {
         Err(failure) => warn!("{}; the old policy stays in force", failure.text()),
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+}
+
+/// Warns of a policy without a grant for this device.
+fn warn_without_grants(policy: &Policy, device: &str) {
+    if policy.may_change && policy.grants.is_empty() {
+        warn!("no grant of the policy is for {device}: only administrators may attach");
+    }
 }
 
 /// Returns the reason why a server did not start, with the option that helps or another remedy.

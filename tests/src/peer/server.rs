@@ -10,7 +10,9 @@ use std::time::Duration;
 use towpath_device::tap::{Options, TapDevice};
 use towpath_device::{Device, loopback};
 use towpath_protocol::store::{MemoryStore, Store};
-use towpath_server::{Config, Policy, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{
+    Config, Grant, Policy, Server, Subnet, Subnets, WaitStrategy as EngineStrategy,
+};
 use towpath_tests::far::Echo;
 
 use crate::logged::Logged;
@@ -58,10 +60,12 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
             ("late", "yes") => waits = true,
             ("tap", name) => tap = Some(name.to_owned()),
             ("users", list) => {
-                policy.users = list.split(',').map(|uid| number(uid) as u32).collect();
+                let users = list.split(',').map(|uid| number(uid) as u32).collect();
+                policy.grants.push(Grant { users, ..Grant::default() });
             }
             ("groups", list) => {
-                policy.groups = list.split(',').map(|gid| number(gid) as u32).collect();
+                let groups = list.split(',').map(|gid| number(gid) as u32).collect();
+                policy.grants.push(Grant { groups, ..Grant::default() });
             }
             ("sessions_per_user", count) => policy.sessions_per_user = number(count) as usize,
             ("connections", count) => policy.connections = number(count) as usize,

@@ -81,7 +81,7 @@ pub(super) const QUESTION: &str = "statement\n";
 pub(super) fn server_config(socket: Option<PathBuf>, users: Vec<u32>) -> Config {
     Config {
         socket,
-        policy: Policy { users, ..Policy::default() },
+        policy: Policy::granting(users, Vec::new()),
         subnets: Subnets {
             ipv4: Some(Subnet::new(GATEWAY_V4, 24)),
             ipv6: Some(Subnet::new(GATEWAY_V6, 64)),

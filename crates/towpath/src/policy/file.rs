@@ -10,12 +10,10 @@ use towpath_client::Setting;
 use towpath_server::{AddressRange, Policy, PortRange, Terms};
 
 use super::values::{EndpointSetting, Ethertype, Ports};
-use crate::failure::{Failure, says};
+use crate::failure::Failure;
 use crate::number::Number;
 use crate::serve::values::{Group, InterfaceName, Lease, User};
-
-/// The largest policy file accepted, in bytes.
-const MAX_FILE_BYTES: u64 = 1 << 20;
+use crate::text_file::{self, line_of};
 
 /// A policy file, checked.
 #[derive(Clone, Debug, Default)]
@@ -71,27 +69,7 @@ const MAX_NAME_BYTES: usize = 32;
 impl PolicyFile {
     /// Reads a policy file.
     pub(crate) fn read(path: &Path) -> Result<PolicyFile, Failure> {
-        let shown = path.display();
-        let failed = |error: &std::io::Error| {
-            let user = rustix::process::geteuid().as_raw();
-            Failure::usage(format!(
-                "{shown}: {}; give a file that user {user} can read",
-                says(error)
-            ))
-        };
-        let about = std::fs::metadata(path).map_err(|error| failed(&error))?;
-        // To open a FIFO waits for its writer.
-        if !about.is_file() {
-            return Err(Failure::usage(format!("{shown} is not a file; give a policy file")));
-        }
-        let length = about.len();
-        if length > MAX_FILE_BYTES {
-            let text = format!(
-                "{shown}: the file has {length} bytes; at most {MAX_FILE_BYTES} are allowed"
-            );
-            return Err(Failure::usage(text));
-        }
-        let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+        let (text, shown) = (text_file::read(path)?, path.display());
         PolicyFile::parse(&text).map_err(|(line, message)| {
             Failure::usage(format!("{shown}:{line}: {message}; see: towpath policy --help"))
         })
@@ -148,7 +126,7 @@ impl PolicyFile {
     }
 
     fn check_reservation(&self, reservation: &Reservation) -> Result<(), String> {
-        let Reservation { name, address, user, .. } = reservation;
+        let Reservation { name, address, .. } = reservation;
         check_devices(reservation.devices.as_ref())?;
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             let text = "a session's name has 1 to 32 bytes; give the name of the application";
@@ -160,20 +138,31 @@ impl PolicyFile {
         if twice {
             return Err(format!("address {address} is reserved already; give another one"));
         }
-        // Groups may change, so only a grant by name is certain.
-        let by_name = self.grants.iter().find(|grant| {
-            grant.names_user(user.uid)
-                && overlap(grant.devices.as_ref(), reservation.devices.as_ref())
-        });
-        match by_name {
-            Some(grant) if !grant.terms().allow_address(*address) => Err(format!(
-                "user {user} has no grant of address {address} in line {}; add it there",
-                grant.line
+        self.check_owner(reservation)
+    }
+
+    /// Checks that a reservation's user may have the address.
+    fn check_owner(&self, reservation: &Reservation) -> Result<(), String> {
+        let Reservation { address, user, devices, .. } = reservation;
+        let theirs: Vec<&Grant> = self
+            .grants
+            .iter()
+            .filter(|grant| overlap(grant.devices.as_ref(), devices.as_ref()))
+            .collect();
+        let mut by_name = theirs.iter().filter(|grant| grant.names_user(user.uid)).peekable();
+        let Some(first) = by_name.peek().map(|grant| grant.line) else {
+            // Who is a member of a group may change.
+            let by_group = theirs.iter().any(|grant| !grant.groups.is_empty());
+            return match by_group || user.uid == 0 {
+                true => Ok(()),
+                false => Err(format!("user {user} has no grant; give one")),
+            };
+        };
+        match by_name.any(|grant| grant.terms().allow_address(*address)) {
+            true => Ok(()),
+            false => Err(format!(
+                "user {user} has no grant of address {address} in line {first}; add it there"
             )),
-            None if user.uid != 0 && !self.grants.iter().any(|grant| !grant.groups.is_empty()) => {
-                Err(format!("user {user} has no grant; give one"))
-            }
-            _ => Ok(()),
         }
     }
 
@@ -182,11 +171,6 @@ impl PolicyFile {
         policy.may_change = true;
         let grants = self.grants.iter().filter(|grant| grant.is_for(device));
         policy.grants = grants.map(Grant::to_server).collect();
-        if policy.grants.is_empty() {
-            tracing::warn!(
-                "no grant of the policy is for {device}: only administrators may attach"
-            );
-        }
         let reservations = self.reservations.iter().filter(|one| one.is_for(device));
         policy.reservations = reservations.map(Reservation::to_server).collect();
     }
@@ -326,10 +310,6 @@ fn check_devices(devices: Option<&Vec<InterfaceName>>) -> Result<(), String> {
         }
         _ => Ok(()),
     }
-}
-
-fn line_of(text: &str, at: usize) -> usize {
-    text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
 /// Returns the parser's message in the words of the documents.

@@ -10,12 +10,10 @@ use super::values::{
     Assignment, DeviceSpec, Driver, Fault, Group, Identity, Lease, Subnet, User, Wait, limit,
     subnets,
 };
-use crate::failure::{Failure, says};
+use crate::failure::Failure;
 use crate::number::Number;
 use crate::policy::file::PolicyFile;
-
-/// The largest configuration file accepted, in bytes.
-const MOST_FILE_BYTES: u64 = 1 << 20;
+use crate::text_file::{self, line_of};
 
 /// The amount of logging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
@@ -179,16 +177,7 @@ fn in_words(message: &str, rest: &str) -> String {
 impl Settings {
     /// Reads a file of settings.
     pub(crate) fn read(path: &Path) -> Result<Settings, Failure> {
-        let shown = path.display();
-        let failed = |error: &std::io::Error| {
-            Failure::usage(format!("{shown}: {}; give a file that can be read", says(error)))
-        };
-        let length = std::fs::metadata(path).map_err(|error| failed(&error))?.len();
-        if length > MOST_FILE_BYTES {
-            let text = format!("{shown}: {length} bytes; {MOST_FILE_BYTES} are possible");
-            return Err(Failure::usage(text));
-        }
-        let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+        let (text, shown) = (text_file::read(path)?, path.display());
         Settings::parse(&text).map_err(|(line, message)| {
             Failure::usage(format!("{shown}:{line}: {message}; see: towpath serve --help"))
         })
@@ -199,8 +188,7 @@ impl Settings {
     fn parse(text: &str) -> Result<Settings, (usize, String)> {
         toml::from_str(text).map_err(|error: toml::de::Error| {
             let at = error.span().map_or(0, |span| span.start.min(text.len()));
-            let line = text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
-            (line, in_words(error.message(), &text[at..]))
+            (line_of(text, at), in_words(error.message(), &text[at..]))
         })
     }
 
@@ -275,7 +263,8 @@ impl Settings {
         let Some(path) = &self.policy else { return Ok(()) };
         if !self.allow_user.is_empty() || !self.allow_group.is_empty() {
             return Err(Failure::usage(format!(
-                "--policy cannot be used with --allow-user or --allow-group; name users and groups in {}",
+                "--policy cannot be used with --allow-user or --allow-group; name users and groups \
+                 in {}",
                 path.display()
             )));
         }
@@ -286,9 +275,9 @@ impl Settings {
 
     /// Returns the configuration to start the server with.
     pub(crate) fn config(&self, socket: PathBuf) -> Result<Config, Failure> {
-        let (mut policy, mut config) = (Policy::default(), Config::default());
-        policy.users = self.allow_user.iter().map(|user| user.uid).collect();
-        policy.groups = self.allow_group.iter().map(|group| group.gid).collect();
+        let users = self.allow_user.iter().map(|user| user.uid).collect();
+        let groups = self.allow_group.iter().map(|group| group.gid).collect();
+        let (mut policy, mut config) = (Policy::granting(users, groups), Config::default());
         let set = |place: &mut usize, value: Option<usize>| *place = value.unwrap_or(*place);
         self.read_policy(&mut policy)?;
         set(&mut policy.sessions_per_user, self.sessions_per_user.map(Number::get));
@@ -371,7 +360,8 @@ transmit-budget = 11
         // The output has each key of the file: the parser drops none.
         assert_eq!(printed.lines().count(), ALL.trim().lines().count());
         let config = settings.config("/x".into()).unwrap();
-        assert_eq!((config.policy.users, config.policy.groups), (vec![0, 61002], vec![61003]));
+        let grant = &config.policy.grants[0];
+        assert_eq!((&*grant.users, &*grant.groups), (&[0, 61002][..], &[61003][..]));
         assert_eq!((config.batch, config.receive_budget, config.transmit_budget), (19, 10, 11));
         assert!(config.subnets.ipv4.is_some() && config.subnets.ipv6.is_some());
         assert_eq!((config.settings.get(Setting::Wait), config.engine_cpu), (0, Some(1)));

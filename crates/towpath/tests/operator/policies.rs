@@ -157,6 +157,7 @@ fn users_get_what_the_policy_grants() {
         let session = policed.attach(0, "web").unwrap();
         assert_eq!(session.info().ipv4.unwrap().0.to_string(), "10.77.0.9");
         policed.change("", "sessions_closed=1 endpoints_closed=0");
+        policed.change("", "sessions_closed=0 endpoints_closed=0");
         refused(policed.attach(0, "web").unwrap_err());
         let mut server = policed.server;
         assert!(server.stop(Signal::TERM).success());

@@ -30,7 +30,7 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["serve", "--device", "tap:x", "--ready-fd", "77"], "--ready-fd 77"),
         (&["serve", "--device", "tap:x", "--ready-fd=-1"], "--ready-fd"),
         (&["serve", "--config", "/no/such/file"], "/no/such/file: No such file"),
-        (&["serve", "--config", "/"], "/: "),
+        (&["serve", "--config", "/"], "/ is not a file"),
         (&["stat", "--count", "3"], "--watch"),
         (&["stat", "--watch", "0"], "--watch"),
         (&["ls", "--device", "a", "--socket", "b"], "--socket"),
