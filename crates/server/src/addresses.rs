@@ -173,7 +173,7 @@ pub enum PoolError {
 }
 
 /// The holder of a lease: an application, identified by its user and its name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     /// The application's user.
     pub uid: u32,
@@ -314,22 +314,17 @@ impl Pool {
         self.released.retain(|one| one.host_number != host_number);
         let [_, a, b, c] = host_number.to_be_bytes();
         let [d, e, f, g, h, i] = self.device_mac;
-        let [ipv4, ipv6] = self.addresses_of(host_number);
-        let granted = |ip: Option<IpAddr>| ip.filter(|ip| terms.allow_address(*ip));
-        let (ipv4, ipv6) = (granted(ipv4), granted(ipv6));
+        let ipv4 = self.ipv4.map(|range| (v4(range.at(host_number)), range));
+        let ipv4 = ipv4.filter(|(ip, _)| terms.allow_address((*ip).into()));
+        let ipv6 = self.ipv6.map(|range| (Ipv6Addr::from(range.at(host_number)), range));
+        let ipv6 = ipv6.filter(|(ip, _)| terms.allow_address((*ip).into()));
         Lease {
             host_number,
             mac: [0x02, d ^ e ^ f ^ g, h ^ i.rotate_left(3), a, b, c],
-            ipv4: match (ipv4, self.ipv4) {
-                (Some(IpAddr::V4(ip)), Some(range)) => Some((ip, range.bits)),
-                _ => None,
-            },
-            ipv4_gateway: ipv4.and(self.ipv4).and_then(|range| range.gateway).map(v4),
-            ipv6: match (ipv6, self.ipv6) {
-                (Some(IpAddr::V6(ip)), Some(range)) => Some((ip, range.bits)),
-                _ => None,
-            },
-            ipv6_gateway: ipv6.and(self.ipv6).and_then(|range| range.gateway).map(Ipv6Addr::from),
+            ipv4: ipv4.map(|(ip, range)| (ip, range.bits)),
+            ipv4_gateway: ipv4.and_then(|(_, range)| range.gateway).map(v4),
+            ipv6: ipv6.map(|(ip, range)| (ip, range.bits)),
+            ipv6_gateway: ipv6.and_then(|(_, range)| range.gateway).map(Ipv6Addr::from),
         }
     }
 
