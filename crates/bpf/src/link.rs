@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::error::Error;
-use crate::program::Program;
+use crate::program::{ATTACH_TCX_INGRESS, Program};
 use crate::syscall::{Attribute, Command, call, call_for_fd, info_of, u32_at};
 
 /// `BPF_XDP`, the attach type.
@@ -23,7 +23,7 @@ pub enum XdpMode {
     Generic,
 }
 
-/// The attachment of an XDP program to an interface. It ends when its last descriptor is closed.
+/// The attachment of a program to an interface. It ends when its last descriptor is closed.
 #[derive(Debug)]
 pub struct Link {
     fd: OwnedFd,
@@ -82,6 +82,18 @@ impl Link {
         let mut attribute = Create { program, interface, attach: ATTACH_XDP, flags };
         let created = call_for_fd(Command::LinkCreate, &mut attribute);
         Ok(Link { fd: created.map_err(Error::of("attaching an XDP program"))? })
+    }
+
+    /// Attaches a program to the packets that an interface has received, before the network stack
+    /// handles them (Linux 6.6). Other programs there stay.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], with EINVAL on older kernels.
+    pub fn attach_ingress(program: &Program, interface: u32) -> Result<Link, Error> {
+        let program = program.as_fd().as_raw_fd() as u32;
+        let mut attribute = Create { program, interface, attach: ATTACH_TCX_INGRESS, flags: 0 };
+        let created = call_for_fd(Command::LinkCreate, &mut attribute);
+        Ok(Link { fd: created.map_err(Error::of("attaching a program to received packets"))? })
     }
 
     /// Takes over a link's descriptor, which another process held.

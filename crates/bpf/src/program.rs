@@ -6,10 +6,13 @@ use crate::assembler::Instruction;
 use crate::error::Error;
 use crate::syscall::{Attribute, Command, call, call_for_fd, info_of, name, u32_at};
 
-/// `BPF_PROG_TYPE_XDP`.
+/// `BPF_PROG_TYPE_SOCKET_FILTER`, `BPF_PROG_TYPE_SCHED_CLS` and `BPF_PROG_TYPE_XDP`.
+const TYPE_SOCKET_FILTER: u32 = 1;
+const TYPE_CLASSIFIER: u32 = 3;
 const TYPE_XDP: u32 = 6;
-/// `BPF_XDP`, the attach type.
+/// `BPF_XDP` and `BPF_TCX_INGRESS`, the attach types.
 const ATTACH_XDP: u32 = 37;
+pub(crate) const ATTACH_TCX_INGRESS: u32 = 46;
 /// `BPF_F_XDP_HAS_FRAGS` (Linux 5.18): the program takes packets in several buffers.
 const HAS_FRAGS: u32 = 1 << 5;
 /// The size of the verifier's log, in bytes, and of the part of it that an error shows.
@@ -19,7 +22,7 @@ const SHOWN_LOG_BYTES: usize = 2048;
 /// helpers.
 const LICENCE: &std::ffi::CStr = c"Dual MIT/GPL";
 
-/// A loaded XDP program.
+/// A loaded program.
 #[derive(Debug)]
 pub struct Program {
     fd: OwnedFd,
@@ -131,8 +134,42 @@ impl Program {
         instructions: &[Instruction],
         frags: bool,
     ) -> Result<Program, Error> {
+        let flags = if frags { HAS_FRAGS } else { 0 };
+        Program::load(TYPE_XDP, ATTACH_XDP, flags, program_name, instructions)
+    }
+
+    /// Loads a program that decides for each packet which a socket might receive, how many of its bytes
+    /// the socket gets (socket(7), `SO_ATTACH_BPF`).
+    ///
+    /// # Errors
+    /// As [`Program::load_xdp`].
+    pub fn load_socket_filter(
+        program_name: &str,
+        instructions: &[Instruction],
+    ) -> Result<Program, Error> {
+        Program::load(TYPE_SOCKET_FILTER, 0, 0, program_name, instructions)
+    }
+
+    /// Loads a program for the packets that an interface has received (Linux 6.6).
+    ///
+    /// # Errors
+    /// As [`Program::load_xdp`].
+    pub fn load_ingress(
+        program_name: &str,
+        instructions: &[Instruction],
+    ) -> Result<Program, Error> {
+        Program::load(TYPE_CLASSIFIER, ATTACH_TCX_INGRESS, 0, program_name, instructions)
+    }
+
+    fn load(
+        kind: u32,
+        attach: u32,
+        flags: u32,
+        program_name: &str,
+        instructions: &[Instruction],
+    ) -> Result<Program, Error> {
         let mut attribute = Load {
-            kind: TYPE_XDP,
+            kind,
             count: instructions.len() as u32,
             instructions: instructions.as_ptr() as u64,
             licence: LICENCE.as_ptr() as u64,
@@ -140,15 +177,15 @@ impl Program {
             log_bytes: 0,
             log: 0,
             kernel_version: 0,
-            flags: if frags { HAS_FRAGS } else { 0 },
+            flags,
             name: name(program_name),
             interface: 0,
-            attach: ATTACH_XDP,
+            attach,
         };
         let cause = match call_for_fd(Command::ProgramLoad, &mut attribute) {
             Ok(fd) => return Ok(Program { fd }),
             Err(cause) if matches!(cause.raw_os_error(), Some(libc::EPERM)) => {
-                return Err(Error::of("loading an XDP program")(cause));
+                return Err(Error::of("loading a BPF program")(cause));
             }
             Err(cause) => cause,
         };

@@ -6,15 +6,18 @@ use crate::message::{Attributes, Malformed, NLM_F_CREATE, NLM_F_EXCL, Request, u
 use crate::prefix::{self, Prefix};
 use crate::socket::Netlink;
 
-const RTM_NEWADDR: u16 = 20;
-const RTM_DELADDR: u16 = 21;
+pub(crate) const RTM_NEWADDR: u16 = 20;
+pub(crate) const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
 
+const IFA_F_TEMPORARY: u32 = 0x01;
 const IFA_F_NODAD: u32 = 0x02;
+const IFA_F_DADFAILED: u32 = 0x08;
+const IFA_F_DEPRECATED: u32 = 0x20;
 const IFA_F_TENTATIVE: u32 = 0x40;
 
 /// `struct ifaddrmsg`: family, prefix length, flags, scope, index.
@@ -30,6 +33,9 @@ pub struct Address {
     /// `true` if the address is not usable yet: the kernel still checks whether another host has it
     /// (RFC 4862).
     pub tentative: bool,
+    /// `true` if the address will not last, or is not for new connections: a temporary one (RFC 8981), a
+    /// deprecated one, one that another host has, or a secondary one of IPv4.
+    pub passing: bool,
 }
 
 impl Netlink {
@@ -115,5 +121,6 @@ pub(crate) fn read_address(body: &[u8]) -> Result<Option<Address>, Malformed> {
     // On a point-to-point interface the other attribute is the peer's address.
     let Some(own) = local.or(address) else { return Ok(None) };
     let prefix = Prefix::new(own, len_bits).map_err(|_| Malformed("a prefix too long"))?;
-    Ok(Some(Address { index, prefix, tentative: flags & IFA_F_TENTATIVE != 0 }))
+    let passing = flags & (IFA_F_TEMPORARY | IFA_F_DEPRECATED | IFA_F_DADFAILED) != 0;
+    Ok(Some(Address { index, prefix, tentative: flags & IFA_F_TENTATIVE != 0, passing }))
 }

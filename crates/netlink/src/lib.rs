@@ -15,10 +15,12 @@
 //!
 //! A [`Netlink`] always belongs to the network namespace of the thread that opened it; any thread
 //! may use it. Each call waits for the kernel's answer, at most [`ANSWER_TIMEOUT`], and ignores
-//! messages from user space. A [`LinkWatch`] reports the state of one link, and never waits.
+//! messages from user space. A [`LinkWatch`] reports the state of one link, a [`HostWatch`] changes of
+//! addresses, routes and neighbours; neither ever waits.
 
 mod address;
 mod error;
+mod host_watch;
 mod link;
 mod message;
 mod neighbour;
@@ -29,9 +31,11 @@ mod watch;
 
 pub use address::Address;
 pub use error::Error;
+pub use host_watch::{HostEvent, HostWatch};
 pub use link::{Link, Place, Veth};
+pub use neighbour::{Neighbour, Reachability};
 pub use prefix::Prefix;
-pub use route::Route;
+pub use route::{Route, RouteTo};
 pub use socket::{ANSWER_TIMEOUT, Netlink};
 pub use watch::{LinkWatch, Watched};
 

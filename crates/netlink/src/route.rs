@@ -3,22 +3,28 @@
 
 use std::net::IpAddr;
 
+use rustix::io::Errno;
+
 use crate::error::Error;
 use crate::message::NLM_F_REPLACE;
-use crate::message::{Attributes, Malformed, NLM_F_CREATE, NLM_F_EXCL, Request, u8_at, u32_at};
+use crate::message::{
+    Attributes, Malformed, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, Request, u8_at, u16_at, u32_at,
+};
 use crate::prefix::{self, Prefix};
 use crate::socket::Netlink;
 
-const RTM_NEWROUTE: u16 = 24;
-const RTM_DELROUTE: u16 = 25;
+pub(crate) const RTM_NEWROUTE: u16 = 24;
+pub(crate) const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
 
 const RTA_DST: u16 = 1;
+const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PRIORITY: u16 = 6;
 const RTA_PREFSRC: u16 = 7;
 const RTA_TABLE: u16 = 15;
+const RTA_VIA: u16 = 18;
 
 const RTN_UNICAST: u8 = 1;
 const RTPROT_STATIC: u8 = 4;
@@ -77,7 +83,65 @@ impl Route {
     }
 }
 
+/// The kernel's choice for packets to one destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RouteTo {
+    /// The interface, by its number.
+    pub link: u32,
+    /// The gateway, which may be of the other family (RFC 5549); `None` for a destination on the
+    /// link.
+    pub gateway: Option<IpAddr>,
+}
+
 impl Netlink {
+    /// Returns the kernel's choice for packets from an address of this host to a destination, by all
+    /// rules and tables of the namespace; `None` if no unicast route leads there. The destination may be one
+    /// of the host's own addresses, to which no unicast route leads.
+    ///
+    /// # Errors
+    /// Any [`Error`].
+    pub fn route_to(
+        &mut self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+    ) -> Result<Option<RouteTo>, Error> {
+        let host = Prefix::host(destination);
+        let mut part = [0; RTMSG_BYTES];
+        (part[0], part[1]) = (host.family(), host.len_bits());
+        let mut request = Request::new(RTM_GETROUTE, NLM_F_ACK);
+        if let Some(source) = source {
+            part[2] = Prefix::host(source).len_bits();
+        }
+        request.fixed(&part);
+        request.attribute(RTA_DST, &prefix::octets(&destination));
+        if let Some(source) = source {
+            request.attribute(RTA_SRC, &prefix::octets(&source));
+        }
+        let mut found = None;
+        let subject = destination.to_string();
+        let answer = self.ask("look up the route to", &subject, request, &mut |message| {
+            if message.kind == RTM_NEWROUTE {
+                found = read_route_to(message.body)?;
+            }
+            Ok(())
+        });
+        match answer {
+            Ok(()) => Ok(found),
+            Err(error) => match error.errno() {
+                // No route, an "unreachable" or "prohibit" route, a "blackhole", and a source that
+                // the host does not have.
+                Some(
+                    Errno::NETUNREACH
+                    | Errno::HOSTUNREACH
+                    | Errno::ACCESS
+                    | Errno::INVAL
+                    | Errno::ADDRNOTAVAIL,
+                ) => Ok(None),
+                _ => Err(error),
+            },
+        }
+    }
+
     /// Returns all unicast routes of the namespace, of all tables, IPv4 and IPv6.
     ///
     /// # Errors
@@ -172,6 +236,28 @@ fn write_route(request: &mut Request, route: &Route, deleted: bool) {
     if let Some(metric) = route.metric {
         request.attribute_u32(RTA_PRIORITY, metric);
     }
+}
+
+/// Reads the kernel's choice from an `RTM_NEWROUTE` message; `None` if it is no unicast route.
+pub(crate) fn read_route_to(body: &[u8]) -> Result<Option<RouteTo>, Malformed> {
+    let kind = u8_at(body, 7).ok_or(Malformed("a route without its fixed part"))?;
+    if kind != RTN_UNICAST {
+        return Ok(None);
+    }
+    let (mut link, mut gateway) = (None, None);
+    for attribute in Attributes::after(body, RTMSG_BYTES)? {
+        let (kind, value) = attribute?;
+        match kind {
+            RTA_OIF => link = u32_at(value, 0),
+            RTA_GATEWAY => gateway = Some(prefix::read(value)?),
+            // `struct rtvia`: family, address.
+            RTA_VIA if u16_at(value, 0) == Some(libc::AF_INET6 as u16) => {
+                gateway = Some(prefix::read(&value[2..])?);
+            }
+            _ => {}
+        }
+    }
+    Ok(link.map(|link| RouteTo { link, gateway }))
 }
 
 /// Reads a route from an `RTM_NEWROUTE` message; `None` if it is not unicast IPv4 or IPv6.

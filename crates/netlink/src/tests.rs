@@ -11,7 +11,8 @@ use crate::link::read_link;
 use crate::message::{
     Acknowledgement, Attributes, Malformed, Message, Messages, NLM_F_ACK, NLMSG_ERROR, Request,
 };
-use crate::route::read_route;
+use crate::neighbour::read_neighbour;
+use crate::route::{read_route, read_route_to};
 use crate::{Netlink, Prefix, Veth};
 
 fn read_all(bytes: &[u8]) {
@@ -23,12 +24,16 @@ fn read_all(bytes: &[u8]) {
         let _ = read_link(message.body);
         let _ = read_address(message.body);
         let _ = read_route(message.body);
+        let _ = read_route_to(message.body);
+        let _ = read_neighbour(message.body);
     }
     // A message is at least a header, so that reading ends.
     assert!(seen <= bytes.len() / 16 + 1);
     let _ = read_link(bytes);
     let _ = read_address(bytes);
     let _ = read_route(bytes);
+    let _ = read_route_to(bytes);
+    let _ = read_neighbour(bytes);
 }
 
 /// Generates messages that are valid up to some point: random bytes alone seldom get past the
@@ -36,7 +41,7 @@ fn read_all(bytes: &[u8]) {
 fn near_messages() -> impl Strategy<Value = Vec<u8>> {
     let attribute = (any::<u16>(), prop::collection::vec(any::<u8>(), 0..24));
     let message = (
-        prop_oneof![Just(NLMSG_ERROR), Just(16), Just(20), Just(24), any::<u16>()],
+        prop_oneof![Just(NLMSG_ERROR), Just(16), Just(20), Just(24), Just(28), any::<u16>()],
         any::<u16>(),
         prop::collection::vec(any::<u8>(), 0..24),
         prop::collection::vec(attribute, 0..6),

@@ -8,7 +8,7 @@
 use crate::bytes::{be16, piece};
 use crate::extension::{Chain, is_extension};
 use crate::headers::{
-    Fragment, Headers, Malformed, Network, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_SCTP,
+    Fragment, Headers, Ip, Malformed, Network, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_SCTP,
     PROTOCOL_TCP, PROTOCOL_UDP,
 };
 use crate::transport::Transport;
@@ -60,6 +60,38 @@ impl Headers {
             // Unreachable, too big, time exceeded, parameter problem (RFC 4443).
             (Network::Ipv6(_), 1..=4) => quoted6(quote).map(Quoted::Ipv6),
             _ => None,
+        }
+    }
+
+    /// Returns the headers that this packet would have as a packet of the flow that it quotes: from
+    /// the quoted packet's destination to its source. The receiver of that flow is the receiver of
+    /// the error. `None` if the packet is no ICMP error, or quotes too little.
+    #[must_use]
+    pub fn as_quoted_flow(&self, prefix: &[u8]) -> Option<Headers> {
+        let network = match self.quoted(prefix)? {
+            Quoted::Ipv4(quote) => Network::Ipv4(quote.reversed()),
+            Quoted::Ipv6(quote) => Network::Ipv6(quote.reversed()),
+        };
+        Some(Headers { network, ..*self })
+    }
+}
+
+impl<Address> Quote<Address> {
+    /// Returns the IP header of a packet of the same flow from the quoted packet's destination.
+    fn reversed(self) -> Ip<Address> {
+        Ip {
+            source: self.destination,
+            destination: self.source,
+            protocol: self.protocol,
+            hops: 0,
+            fragment: Fragment::Whole,
+            total_bytes: 0,
+            l4_offset: 0,
+            transport: match self.flow {
+                // The protocol is in the IP header.
+                QuotedFlow::Ports(from, to) => Transport::Udp { source: to, destination: from },
+                QuotedFlow::None | QuotedFlow::Echo(_) => Transport::None,
+            },
         }
     }
 }

@@ -1,0 +1,99 @@
+//! Changes of a network namespace's addresses, routes and neighbours, as the kernel multicasts them
+//! (rtnetlink(7)).
+#![forbid(unsafe_code)]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::address::{RTM_DELADDR, RTM_NEWADDR};
+use crate::error::Error;
+use crate::message::{Message, Messages};
+use crate::neighbour::{Neighbour, RTM_DELNEIGH, RTM_NEWNEIGH, read_neighbour};
+use crate::route::{RTM_DELROUTE, RTM_NEWROUTE};
+use crate::socket::receive;
+
+const RTM_NEWRULE: u16 = 32;
+const RTM_DELRULE: u16 = 33;
+
+/// The bits of the groups `RTNLGRP_NEIGH`, and for IPv4 and IPv6 `_IFADDR`, `_ROUTE` and `_RULE`.
+const GROUPS: u32 = 1 << 2 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 18;
+/// The size of the receive buffer; a message of one object takes some hundred bytes.
+const RECEIVE_BYTES: usize = 16 * 1024;
+/// Datagrams that one call reads at most.
+const DATAGRAMS: usize = 64;
+
+/// A change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostEvent {
+    /// The state of a neighbour changed; an entry that the kernel deleted is unknown.
+    Neighbour(Neighbour),
+    /// Routes or rules changed.
+    Routes,
+    /// Addresses changed, and perhaps routes with them.
+    Addresses,
+    /// The kernel dropped messages: anything may have changed.
+    Lost,
+}
+
+/// Watches the network namespace of the thread that makes the watch.
+#[derive(Debug)]
+pub struct HostWatch {
+    socket: OwnedFd,
+    received: Vec<u8>,
+}
+
+impl HostWatch {
+    /// Watches for changes from now on.
+    ///
+    /// # Errors
+    /// [`Error::Socket`]: too many descriptors, or a seccomp filter without `AF_NETLINK`.
+    pub fn new() -> Result<HostWatch, Error> {
+        let failed = |operation| move |errno| Error::Socket { operation, errno };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)
+            .map_err(failed("socket"))?;
+        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, GROUPS)).map_err(failed("bind"))?;
+        Ok(HostWatch { socket, received: vec![0; RECEIVE_BYTES] })
+    }
+
+    /// Appends the changes since the last call. The descriptor stays readable while there are more.
+    pub fn events(&mut self, events: &mut Vec<HostEvent>) {
+        for _ in 0..DATAGRAMS {
+            match receive(self.socket.as_fd(), &mut self.received) {
+                Ok(Some(len)) => {
+                    let datagram = self.received.get(..len).unwrap_or_default();
+                    let messages = Messages::new(datagram).map_while(Result::ok);
+                    events.extend(messages.filter_map(|message| read_event(&message)));
+                }
+                Ok(None) => {}
+                Err(Errno::NOBUFS) => events.push(HostEvent::Lost),
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Reads a change; `None` if it is of no interest, or malformed.
+fn read_event(message: &Message<'_>) -> Option<HostEvent> {
+    match message.kind {
+        RTM_NEWNEIGH | RTM_DELNEIGH => {
+            let mut neighbour = read_neighbour(message.body).ok()??;
+            if message.kind == RTM_DELNEIGH {
+                neighbour.reachability = crate::Reachability::Unknown;
+            }
+            Some(HostEvent::Neighbour(neighbour))
+        }
+        RTM_NEWROUTE | RTM_DELROUTE | RTM_NEWRULE | RTM_DELRULE => Some(HostEvent::Routes),
+        RTM_NEWADDR | RTM_DELADDR => Some(HostEvent::Addresses),
+        _ => None,
+    }
+}
+
+impl AsFd for HostWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
