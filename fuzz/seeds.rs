@@ -11,7 +11,7 @@ use towpath_pdu::{Fragment, OVERHEAD_BYTES};
 use towpath_protocol::VERSION;
 use towpath_protocol::message::{
     Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, Cursor, ErrorBody, MAX_BYTES, Message,
-    OPEN_ALL, Open, Opened, RULE_ALL, Refusal, Set, TRUSTED, fixed_name,
+    OPEN_ALL, Open, Opened, RULE_ALL, Refusal, SHARED, Set, TRUSTED, fixed_name,
 };
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
@@ -193,14 +193,14 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         receive_buffer_bytes: 2048,
         name: fixed_name("seed"),
         ipv4: [10, 0, 0, 1],
-        reserved: 0,
+        flags: 0,
     };
     let attached = Attached {
         epoch: 7,
         session: 1,
         mtu: 1500,
         capabilities: CAN_CHECKSUM | CAN_SEGMENT,
-        flags: TRUSTED,
+        flags: TRUSTED | SHARED,
         mac: [2, 0, 0, 0, 0, 1],
         ipv4_prefix: 24,
         ipv6_prefix: 64,
@@ -233,7 +233,7 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         ("attached", Message::Attached(attached), 7),
         ("mapped", Message::Mapped, 0),
         ("open", Message::Open(open), 0),
-        ("opened", Message::Opened(Opened { endpoint: 2 }), 0),
+        ("opened", Message::Opened(Opened { endpoint: 2, port: 80 }), 0),
         ("close", Message::Close(Close { endpoint: 2 }), 0),
         ("report", Message::Report(Cursor::default()), 0),
         ("reported", Message::Reported(Cursor::END, b"{}".to_vec()), 0),

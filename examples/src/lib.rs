@@ -11,7 +11,8 @@ const USAGE: u8 = 2;
 
 /// Runs an example that takes `N` arguments, and returns its exit status.
 ///
-/// `usage` is the name of the example and of its arguments, such as `"echo SOCKET"`. The first line
+/// `usage` is the name of the example and of its arguments, such as `"echo SOCKET"`. A last argument
+/// in brackets may be left out; it is then empty. The first line
 /// of `about` is the example's purpose. `--help` prints both with status 0. Another number of
 /// arguments, or an unknown option, prints one line on standard error and returns status 2. An
 /// error of `run` prints one line of text and returns status 1.
@@ -32,11 +33,14 @@ pub fn run<const N: usize>(
     run: impl FnOnce([OsString; N]) -> Result<(), Box<dyn Error>>,
 ) -> ExitCode {
     let name = usage.split_whitespace().next().unwrap_or_default();
-    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
         // The reader may have closed the pipe, which is no error.
         let _ = writeln!(io::stdout(), "{about}\n\nusage: {usage}");
         return ExitCode::SUCCESS;
+    }
+    if usage.ends_with(']') && arguments.len() + 1 == N {
+        arguments.push(OsString::new());
     }
     let is_option = |argument: &OsString| argument.as_encoded_bytes().starts_with(b"-");
     let failed = match <[OsString; N]>::try_from(arguments) {

@@ -42,7 +42,7 @@ fn help_is_the_usage_and_success() {
 #[test]
 fn wrong_usage_is_one_line_and_status_2() {
     for (name, program, takes) in EXAMPLES {
-        let (few, many) = (vec!["x"; takes - 1], vec!["x"; takes + 1]);
+        let (few, many) = (vec!["x"; takes - 1], vec!["x"; takes + 2]);
         let mut option = vec!["x"; takes];
         option[0] = "--no-such-option";
         for arguments in [few, many, option] {

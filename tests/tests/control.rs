@@ -155,7 +155,7 @@ fn server_messages_and_messages_out_of_order_are_refused() {
     let raw = connect(&server);
     let theirs = [
         Message::Attached(Attached::new_zeroed()),
-        Message::Opened(Opened { endpoint: 0 }),
+        Message::Opened(Opened { endpoint: 0, port: 0 }),
         Message::Reported(Cursor::END, Vec::new()),
         Message::Done,
         Message::Error(Box::new(ErrorBody::new(Refusal::Limit, "no"))),
@@ -221,7 +221,7 @@ fn each_field_of_attach_has_its_range() {
         Attach { receive_buffer_bytes: many, ..good },
         Attach { queue_pairs: 16_384, transmit_slots: 1 << 20, ..good },
         Attach { transmit_slots: 1 << 20, transmit_buffer_bytes: 1 << 17, ..good },
-        Attach { reserved: 1, ..good },
+        Attach { flags: 4, ..good },
     ];
     let raw = connect(&server);
     for attach in malformed {
@@ -346,7 +346,7 @@ fn settings_that_are_none_are_refused() {
     let raw = connect(&server);
     let (attached, _files) = raw.live(raw::attach("settings")).unwrap();
     let opened = raw.ask(&Message::Open(raw::open())).unwrap();
-    assert!(matches!(opened, Reply::Message(Message::Opened(Opened { endpoint: 0 }), _)));
+    assert!(matches!(opened, Reply::Message(Message::Opened(Opened { endpoint: 0, port: 0 }), _)));
     let session = attached.session;
     // A setting with a value other than the default, which an error could reset.
     let clock = set(Setting::TickHz as u32, 300);

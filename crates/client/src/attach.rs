@@ -78,7 +78,7 @@ fn request(options: &Options) -> Attach {
         receive_buffer_bytes: options.receive_buffer_bytes,
         name: message::fixed_name(&options.name),
         ipv4: options.ipv4.map_or([0; 4], |ip| ip.octets()),
-        reserved: 0,
+        flags: options.addresses.to_flags(),
     }
 }
 

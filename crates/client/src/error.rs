@@ -23,6 +23,12 @@ pub enum Lost {
          for a grant, and attach again"
     )]
     Revoked,
+    /// The host lost the address that the session shared.
+    #[error(
+        "the driver server closed the session, because the host lost the address that the session \
+         shared; attach again when the interface has one"
+    )]
+    AddressGone,
     /// The server wrote an impossible value, so the client no longer relies on the session's
     /// memory.
     #[error("the driver server broke the protocol: {0}")]

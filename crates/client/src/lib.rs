@@ -56,7 +56,7 @@ mod wait;
 mod waiter;
 
 pub use error::{AttachError, Lost, OpenError, Refusal, SendError};
-pub use options::{Endpoint, Info, Options, Statistics, WaitStrategy};
+pub use options::{Addresses, Endpoint, Info, Options, Statistics, WaitStrategy};
 pub use pool::{Parts, Received};
 pub use report::{default_socket, report, report_over, set, set_over};
 pub use reserved::TransmitBuffer;

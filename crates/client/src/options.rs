@@ -27,8 +27,10 @@ pub struct Options {
     /// Receive buffers that the client provides to the server at a time, per queue pair. Fewer
     /// buffers stay in the processor's caches; more hold longer bursts. `None`: all.
     pub provided: Option<u32>,
-    /// The requested IPv4 address. `None`: the server chooses one.
+    /// The requested IPv4 address of the session's own. `None`: the server chooses one.
     pub ipv4: Option<Ipv4Addr>,
+    /// The requested kind of addresses.
+    pub addresses: Addresses,
     /// The strategy of [`crate::Session::wait`].
     pub wait_strategy: WaitStrategy,
     /// The queue pair for the expedited packets of all endpoints
@@ -39,6 +41,29 @@ pub struct Options {
     /// session (open, close, set); 10 s by default. A request that gets no answer in time ends the
     /// session with [`crate::Lost::NoAnswer`]. A deadline beyond the clock's range never expires.
     pub answer_timeout: Duration,
+}
+
+/// The kind of a session's addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Addresses {
+    /// Addresses of the session's own where the server gives them, and else the host's.
+    #[default]
+    Any,
+    /// Addresses that no other session has.
+    Own,
+    /// The host's own addresses, which the session shares with the kernel and with other sessions.
+    /// It opens the ports that it uses.
+    Shared,
+}
+
+impl Addresses {
+    pub(crate) fn to_flags(self) -> u32 {
+        match self {
+            Addresses::Any => 0,
+            Addresses::Own => message::ATTACH_OWN,
+            Addresses::Shared => message::ATTACH_SHARED,
+        }
+    }
 }
 
 /// The strategy of [`crate::Session::wait`]. It has no effect on a program that sleeps in an epoll
@@ -95,6 +120,7 @@ impl Default for Options {
             receive_buffer_bytes: 2048,
             provided: None,
             ipv4: None,
+            addresses: Addresses::default(),
             wait_strategy: WaitStrategy::default(),
             expedited_queue_pair: None,
             answer_timeout: crate::control::ANSWER_TIMEOUT,
@@ -125,6 +151,13 @@ pub struct Info {
     pub can_checksum: bool,
     /// `true` if the session may send large TCP packets.
     pub can_segment: bool,
+    /// `true` if the addresses are the host's own. The session opens an endpoint for each port that
+    /// it uses, and learns link addresses from the endpoint of
+    /// [`Rule::neighbours`](crate::Rule::neighbours).
+    pub shared: bool,
+    /// `true` if no endpoint can receive all packets: the addresses are shared, or the grant limits
+    /// ports or ethertypes.
+    pub by_port: bool,
     /// `true` if server and application run as one user. Server pages are then not protected from
     /// the application.
     pub trusted: bool,
@@ -137,6 +170,7 @@ pub struct Info {
 pub struct Endpoint {
     pub(crate) number: u32,
     pub(crate) queue_pair: u32,
+    pub(crate) port: u16,
 }
 
 impl Endpoint {
@@ -144,6 +178,13 @@ impl Endpoint {
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Returns the endpoint's local port, if its rule has one; else 0. It is the server's choice if
+    /// the rule asked for port 0.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// Returns the endpoint's queue pair.
@@ -202,6 +243,8 @@ pub(crate) fn read_info(attached: &Attached) -> Info {
         ipv6_gateway: (!gateway6.is_unspecified()).then_some(gateway6),
         can_checksum: attached.capabilities & message::CAN_CHECKSUM != 0,
         can_segment: attached.capabilities & message::CAN_SEGMENT != 0,
+        shared: attached.flags & message::SHARED != 0,
+        by_port: attached.flags & message::BY_PORT != 0,
         trusted: attached.flags & message::TRUSTED != 0,
         epoch: attached.epoch,
     }

@@ -212,14 +212,13 @@ impl TransmitPool {
         descriptor
     }
 
-    /// Lets `fill` write a packet of `len` bytes into `buffers`, and returns their descriptors. The
-    /// buffers are distinct, and the caller owns them.
+    /// Lets `fill` write a packet of `len` bytes into `buffers`, and returns their descriptors, still
+    /// without an endpoint. The buffers are distinct, and the caller owns them.
     pub(crate) fn write(
         &mut self,
         buffers: &[u32],
         len: usize,
         meta: Meta,
-        endpoint: u32,
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> ([Descriptor; MAX_CHAIN], usize) {
         let mut descriptors = [Descriptor::default(); MAX_CHAIN];
@@ -229,7 +228,7 @@ impl TransmitPool {
                 buffer: *buffer,
                 start: HEADROOM_BYTES,
                 len: data_bytes.min(len - place * data_bytes) as u32,
-                endpoint,
+                endpoint: 0,
                 flags: if place == 0 && meta != Meta::FULL { META } else { 0 },
             };
         }

@@ -80,6 +80,26 @@ impl Session {
         })
     }
 
+    /// Queues a packet of `len` bytes whose endpoint follows from its bytes. `fill` writes the packet,
+    /// as in [`Session::send`], and returns its endpoint, one of the queue pair `queue_pair`. With
+    /// `None`, or an endpoint of another queue pair, the session drops the packet.
+    ///
+    /// # Errors
+    /// [`SendError`]; then nothing was queued.
+    pub fn send_chosen(
+        &mut self,
+        queue_pair: u32,
+        len: usize,
+        meta: Meta,
+        fill: impl FnOnce(&mut [&mut [u8]]) -> Option<Endpoint>,
+    ) -> Result<(), SendError> {
+        self.check()?;
+        self.update_revoked();
+        self.put_chosen(queue_pair, len, meta, 0, |parts| {
+            fill(parts).filter(|one| one.queue_pair == queue_pair).map(|one| one.number)
+        })
+    }
+
     /// Queues most packets here: in one buffer, with full checksums, and with room for them.
     #[inline]
     fn put(
@@ -135,6 +155,21 @@ impl Session {
         if self.is_revoked(endpoint) {
             return Err(SendError::Revoked);
         }
+        self.put_chosen(queue_pair, len, meta, flags, |parts| {
+            fill(parts);
+            Some(endpoint.number)
+        })
+    }
+
+    /// Queues a packet on the endpoint that `fill` returns, and reclaims buffers for it.
+    fn put_chosen(
+        &mut self,
+        queue_pair: u32,
+        len: usize,
+        meta: Meta,
+        flags: u16,
+        fill: impl FnOnce(&mut [&mut [u8]]) -> Option<u32>,
+    ) -> Result<(), SendError> {
         let data_bytes = self.transmit_pool.data_bytes();
         let needed =
             if len <= data_bytes { usize::from(len > 0) } else { len.div_ceil(data_bytes) };
@@ -160,8 +195,14 @@ impl Session {
         for buffer in &mut buffers[..needed] {
             *buffer = self.transmit_free.take().unwrap_or(0);
         }
+        let mut endpoint = None;
         let (mut descriptors, count) =
-            self.transmit_pool.write(&buffers[..needed], len, meta, endpoint.number, fill);
+            self.transmit_pool.write(&buffers[..needed], len, meta, |parts| endpoint = fill(parts));
+        let Some(endpoint) = endpoint else {
+            buffers[..needed].iter().for_each(|buffer| self.transmit_free.release(*buffer));
+            return Ok(());
+        };
+        descriptors[..count].iter_mut().for_each(|one| one.endpoint = endpoint);
         descriptors[count - 1].flags |= flags;
         let pushed = set.transmit.push(&descriptors[..count]);
         debug_assert!(pushed, "there was room");
@@ -175,16 +216,21 @@ impl Session {
 
     /// `true` if [`Session::send`] would accept a packet of `len` bytes now.
     pub fn has_room(&mut self, endpoint: Endpoint, len: usize) -> bool {
+        self.has_room_in(endpoint.queue_pair, len)
+    }
+
+    /// `true` if [`Session::send_chosen`] would accept a packet of `len` bytes now.
+    pub fn has_room_in(&mut self, queue_pair: u32, len: usize) -> bool {
         let needed = len.div_ceil(self.transmit_pool.data_bytes());
         let fits = |session: &Session| {
-            let set = &session.queue_pairs[endpoint.queue_pair as usize];
+            let set = &session.queue_pairs[queue_pair as usize];
             set.transmit.room() as usize >= needed && session.transmit_free.len() >= needed
         };
-        let is_there = (endpoint.queue_pair as usize) < self.queue_pairs.len();
+        let is_there = (queue_pair as usize) < self.queue_pairs.len();
         if self.check().is_err() || !is_there || needed == 0 || needed > MAX_CHAIN {
             return false;
         }
-        fits(self) || (self.unsent(endpoint.queue_pair).is_ok() && fits(self))
+        fits(self) || (self.unsent(queue_pair).is_ok() && fits(self))
     }
 
     /// Queues a copy of a packet with full checksums on an endpoint.

@@ -11,8 +11,8 @@ use towpath_memory::{own_words, peer_words};
 use towpath_protocol::channel::Channel;
 use towpath_protocol::counters;
 use towpath_protocol::layout::{
-    CLOSED_BY_POLICY, CLOSED_WORD, ENDPOINT_COUNTERS, ENDPOINT_REVOKED_WORD, PARKED_WORD,
-    REVOKED_WORD, STATE_SLEEP_WORD, SessionShape,
+    CLOSED_ADDRESS_GONE, CLOSED_BY_POLICY, CLOSED_WORD, ENDPOINT_COUNTERS, ENDPOINT_REVOKED_WORD,
+    PARKED_WORD, REVOKED_WORD, STATE_SLEEP_WORD, SessionShape,
 };
 use towpath_protocol::message::{self, Message};
 use towpath_protocol::settings::Setting;
@@ -216,9 +216,11 @@ impl Session {
     pub fn open(&mut self, rule: &Rule) -> Result<Endpoint, OpenError> {
         self.check()?;
         match self.ask(&Message::Open(rule.to_message()))? {
-            Message::Opened(opened) => {
-                Ok(Endpoint { number: opened.endpoint, queue_pair: rule.uses() })
-            }
+            Message::Opened(opened) => Ok(Endpoint {
+                number: opened.endpoint,
+                queue_pair: rule.uses(),
+                port: opened.port as u16,
+            }),
             _ => Err(Lost::ServerGone.into()),
         }
     }
@@ -231,6 +233,13 @@ impl Session {
     #[must_use]
     pub fn is_revoked(&self, endpoint: Endpoint) -> bool {
         self.revoked != 0 && self.has_revoked_word(endpoint)
+    }
+
+    /// Returns the number of endpoints that the server closed because its policy changed, as far as
+    /// the client knows.
+    #[must_use]
+    pub fn revoked_endpoints(&self) -> u64 {
+        self.revoked
     }
 
     #[cold]
@@ -303,6 +312,7 @@ impl Session {
         let lost = match (word as u32, Violation::from_number(word as u32)) {
             (_, Some(violation)) => Lost::Violated(violation),
             (CLOSED_BY_POLICY, _) => Lost::Revoked,
+            (CLOSED_ADDRESS_GONE, _) => Lost::AddressGone,
             _ => Lost::ServerGone,
         };
         *self.lost.insert(lost)

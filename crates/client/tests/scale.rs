@@ -277,7 +277,7 @@ fn raw(server: &Server) -> Raw {
         receive_buffer_bytes: options.receive_buffer_bytes,
         name: message::fixed_name("hostile"),
         ipv4: [0; 4],
-        reserved: 0,
+        flags: 0,
     };
     let shape = SessionShape::new(
         1,

@@ -43,6 +43,8 @@ pub struct Capabilities {
     /// space, because it copies them before `tx_submit` returns; whatever the fields above say of
     /// other packets.
     pub tx_large_copied: bool,
+    /// `true` if packets to the device's own MAC address go to the kernel's sockets of this host.
+    pub tx_to_host: bool,
     /// `true` if the device delivers packets that are large or have a partial checksum, with
     /// metadata.
     pub rx_offload: bool,
@@ -192,8 +194,8 @@ pub trait Device: Send {
         None
     }
 
-    /// Returns the descriptors that must outlive this process so that the interface, its addresses
-    /// and its routes survive, with the names by which a successor finds them. None for a device
+    /// Returns the descriptors that must outlive this process so that the interface with its addresses
+    /// and routes, or the attached programs, survive, with the names by which a successor finds them. None for a device
     /// that ends with its process.
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
         Vec::new()

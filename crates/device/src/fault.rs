@@ -96,6 +96,7 @@ impl FaultDevice {
                 // segments.
                 tx_segmentation: info.can.tx_in_place,
                 tx_large_copied: false,
+                tx_to_host: info.can.tx_to_host,
                 rx_offload: false,
                 tx_asynchronous: false,
             };

@@ -82,6 +82,7 @@ impl LoopbackDevice {
             tx_checksum: config.offloads,
             tx_segmentation: config.offloads,
             tx_large_copied: false,
+            tx_to_host: false,
             rx_offload: config.offloads,
             tx_asynchronous: config.tx_asynchronous || config.timing.is_late(),
         };

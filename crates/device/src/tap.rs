@@ -135,6 +135,7 @@ impl TapDevice {
                 tx_checksum: offloads,
                 tx_segmentation: offloads,
                 tx_large_copied: false,
+                tx_to_host: false,
                 rx_offload: granted,
                 tx_asynchronous: false,
             },

@@ -11,6 +11,7 @@
 //! | `socket`, `ring` | an AF_XDP socket, and the rings that it shares with the kernel |
 //! | `groups` | a packet socket: copies of packets to groups, which the kernel needs too |
 //! | `filter`, `attached_program` | the program and its maps |
+//! | `host_traffic` | packets between applications and the kernel's sockets of this host |
 //! | `offload` | partial checksums and merged packets, which AF_XDP does not announce |
 //!
 //! Program, link, addresses and promiscuous mode vanish with the driver's descriptors: when the
@@ -20,6 +21,7 @@ mod attached_program;
 mod error;
 mod ethtool;
 mod filter;
+mod host_traffic;
 mod in_flight;
 mod large;
 mod offload;
@@ -33,7 +35,7 @@ mod socket;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use towpath_netlink::{Link, LinkWatch, Watched};
@@ -66,6 +68,8 @@ pub struct XdpDevice {
     watch: Option<LinkWatch>,
     link: LinkState,
     events: VecDeque<Event>,
+    /// The attachments of the programs, for a process that outlives this one.
+    links: Vec<(&'static str, OwnedFd)>,
     /// How the interface is served, for the operator.
     notes: Notes,
     /// Keeps the interface in promiscuous mode, if the kernel receives nothing.
@@ -88,6 +92,8 @@ impl XdpDevice {
     /// See [`XdpError`].
     pub fn open(options: &Options) -> Result<XdpDevice, XdpError> {
         let opened = open::open(options)?;
+        let name = &options.interface;
+        let links = opened.shared.links().map_err(error::refused(name, "copying a descriptor"))?;
         let watch = LinkWatch::new(opened.index).ok();
         let link = LinkState { up: true, mtu: opened.info.mtu, mac: opened.info.mac };
         Ok(XdpDevice {
@@ -99,6 +105,7 @@ impl XdpDevice {
             watch,
             link,
             events: VecDeque::new(),
+            links,
             notes: opened.notes,
             _promiscuous: opened.promiscuous,
         })
@@ -196,7 +203,15 @@ impl Device for XdpDevice {
                 }
                 added
             }
-            Filter::Flow(_) => self.shared.attached_program().add(filter),
+            Filter::Flow(rule) => {
+                self.shared.attached_program().add(filter)?;
+                let added =
+                    self.shared.host_traffic.as_ref().map_or(Ok(()), |local| local.add(rule));
+                added.map_err(|error| {
+                    self.shared.attached_program().remove(filter);
+                    FilterError::Failed(error.into())
+                })
+            }
             Filter::Address(_) | Filter::AllGroups | Filter::Everything => {
                 self.update_copied_filters(filter, true).map_err(FilterError::Failed)
             }
@@ -210,7 +225,10 @@ impl Device for XdpDevice {
                 self.shared.attached_program().remove(filter);
                 self.receive_for(mac, false)
             }
-            Filter::Flow(_) => {
+            Filter::Flow(rule) => {
+                if let Some(local) = &self.shared.host_traffic {
+                    local.remove(rule);
+                }
                 self.shared.attached_program().remove(filter);
                 Ok(())
             }
@@ -218,6 +236,10 @@ impl Device for XdpDevice {
                 self.update_copied_filters(filter, false)
             }
         };
+    }
+
+    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        self.links.iter().map(|(name, link)| (*name, link.as_fd())).collect()
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

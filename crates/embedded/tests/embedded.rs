@@ -299,7 +299,11 @@ fn one_driving_thread_sleeps_and_no_packet_stays_behind() {
             arrived.count == THREADS * EACH
         });
         over.store(true, Ordering::Release);
-        driver.reset();
+        // The thread may be between its look at `over` and its sleep.
+        while !threads[0].is_finished() {
+            driver.reset();
+            std::thread::sleep(Duration::from_millis(1));
+        }
         // ThreadSanitizer sees the end of a thread that is joined, not that of a scope.
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });

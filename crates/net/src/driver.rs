@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant as StdInstant};
 
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 use towpath_stack::{Instant, Meta, SocketError, SocketId, Stack, Transmit};
@@ -15,7 +17,7 @@ use crate::clock::Clock;
 use crate::lock::lock;
 use crate::standby::Standby;
 use crate::wait::{ToTell, Waiter};
-use crate::{Armed, Link, LinkError, error};
+use crate::{Armed, Link, LinkError, PortProtocol, error};
 
 /// The maximum number of frames received per round, during which the thread holds the stack's lock.
 const RECEIVE_BUDGET: usize = 32;
@@ -56,6 +58,8 @@ pub(crate) struct Shared {
     link_fd: OwnedFd,
     pub(crate) closing: AtomicBool,
     pub(crate) threaded: bool,
+    /// `true` if the network must have the link open each local port.
+    opens_ports: bool,
 }
 
 /// Adapts the link to the stack.
@@ -83,7 +87,7 @@ impl Shared {
         clock: Clock,
         threaded: bool,
     ) -> std::io::Result<Self> {
-        let link_fd = link.sleep_fd()?;
+        let (link_fd, opens_ports) = (link.sleep_fd()?, link.opens_ports());
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Shared {
             core: Mutex::new(Core {
@@ -104,6 +108,7 @@ impl Shared {
             link_fd,
             closing: AtomicBool::new(false),
             threaded,
+            opens_ports,
         })
     }
 
@@ -122,6 +127,46 @@ impl Shared {
             self.kick();
         }
         result
+    }
+
+    /// Opens a local port, if the link demands it, and calls `f` with the stack and the address. Closes
+    /// the port again if `f` fails. Then sends the frames that result.
+    pub(crate) fn with_port<R>(
+        &self,
+        protocol: PortProtocol,
+        local: SocketAddr,
+        f: impl FnOnce(&mut Core, Instant, SocketAddr) -> Result<R, SocketError>,
+    ) -> std::io::Result<R> {
+        if !self.opens_ports {
+            return self.with(|core, now| f(core, now, local)).map_err(error::socket);
+        }
+        // Under the link's lock the port of a TCP socket that has just ended is not closed between
+        // the two steps.
+        let mut link = lock(&self.link);
+        let (opened, is_new) = link.open_port(protocol, local)?;
+        let outcome = f(&mut self.core(), self.clock.now(), opened);
+        if outcome.is_err() && (is_new || protocol == PortProtocol::Udp) {
+            link.close_port(protocol, opened);
+        }
+        drop(link);
+        self.kick();
+        outcome.map_err(error::socket)
+    }
+
+    /// Closes the port of a UDP socket, if the link demands it.
+    pub(crate) fn close_udp_port(&self, local: SocketAddr) {
+        if self.opens_ports {
+            lock(&self.link).close_port(PortProtocol::Udp, local);
+        }
+    }
+
+    /// Closes the TCP ports that nothing uses any more.
+    fn close_unused_ports(&self, link: &mut dyn Link) {
+        while let Some((is_ipv4, port)) = { self.core().stack.next_unused_port() } {
+            let any =
+                if is_ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+            link.close_port(PortProtocol::Tcp, SocketAddr::new(any, port));
+        }
     }
 
     /// Sends the waiting frames, or sets the flag `pending` for the holder of the link's lock.
@@ -181,6 +226,15 @@ impl Shared {
         let now = self.clock.now();
         let mut core = self.core();
         let Core { stack, waiters, telling, standby, .. } = &mut *core;
+        if self.opens_ports {
+            while let Some((protocol, is_ipv4, port)) = link.next_revoked_port() {
+                match protocol {
+                    PortProtocol::Tcp => stack.tcp_revoke(now, is_ipv4, port),
+                    PortProtocol::Udp => stack.udp_revoke(is_ipv4, port),
+                }
+                worked = true;
+            }
+        }
         if receive {
             let mut take = |frame: &[u8], meta| stack.input(now, frame, meta);
             worked |= link.receive(RECEIVE_BUDGET, &mut take)? > 0;
@@ -199,6 +253,9 @@ impl Shared {
         }
         drop(core);
         let flushed = link.flush();
+        if self.opens_ports {
+            self.close_unused_ports(link);
+        }
         if !tell.is_empty() {
             for waiter in tell.drain(..) {
                 waiter.tell();

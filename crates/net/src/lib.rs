@@ -58,7 +58,7 @@ mod stream;
 mod udp;
 mod wait;
 
-pub use link::{Armed, Link, LinkError, LinkInfo};
+pub use link::{Armed, Link, LinkError, LinkInfo, PortProtocol};
 pub use listener::{Incoming, TcpListener};
 pub use network::{Driving, Network};
 pub use poller::{Event, Poller};

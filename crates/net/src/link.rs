@@ -1,5 +1,7 @@
 //! The carrier of a network's frames.
 
+use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -44,6 +46,15 @@ impl From<std::io::Error> for LinkError {
     fn from(error: std::io::Error) -> Self {
         LinkError::Failed(Arc::new(error))
     }
+}
+
+/// The protocol of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PortProtocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
 }
 
 /// A carrier of frames: a session with a driver server, or a TAP device.
@@ -106,4 +117,35 @@ pub trait Link: Send {
 
     /// Cancels the request for a wake-up.
     fn disarm(&mut self) {}
+
+    /// Returns `true` if the network must open each local port before it uses the port.
+    fn opens_ports(&self) -> bool {
+        false
+    }
+
+    /// Opens a local port for a socket, or with port 0 one that the link chooses. Returns the socket's
+    /// address with the port, and `true` if the port was not open before. A TCP port that is open
+    /// already stays so; a UDP port counts its sockets.
+    ///
+    /// # Errors
+    /// If the port is in use elsewhere, is not allowed, or the link is dead.
+    fn open_port(
+        &mut self,
+        protocol: PortProtocol,
+        local: SocketAddr,
+    ) -> io::Result<(SocketAddr, bool)> {
+        let _ = protocol;
+        Ok((local, false))
+    }
+
+    /// Returns the next open port, with its protocol and `true` for IPv4, that the link has taken away
+    /// since the last call. The network fails the sockets of the port, and closes it.
+    fn next_revoked_port(&mut self) -> Option<(PortProtocol, bool, u16)> {
+        None
+    }
+
+    /// Closes a local port. A UDP port stays open while other sockets use it.
+    fn close_port(&mut self, protocol: PortProtocol, local: SocketAddr) {
+        let _ = (protocol, local);
+    }
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use towpath_stack::{ListenerId, SocketId};
 
+use crate::driver::Core;
 use crate::lock::lock;
 use crate::options::{Options, each};
 use crate::poller::Poller;
 use crate::wait::Waiter;
-use crate::{Network, TcpStream, error};
+use crate::{Network, PortProtocol, TcpStream, error};
 
 /// The default limit of connections that wait to be accepted; [`TcpListener::bind_with`] sets
 /// another limit.
@@ -32,7 +33,7 @@ impl TcpListener {
     /// Listens at an address of the network.
     ///
     /// # Errors
-    /// If the address is not the network's, or in use.
+    /// If the address is not the network's, in use, or not allowed to this application.
     pub fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<TcpListener> {
         TcpListener::bind_with(network, local, BACKLOG)
     }
@@ -48,8 +49,8 @@ impl TcpListener {
         backlog: usize,
     ) -> io::Result<TcpListener> {
         each(local, |local| {
-            let bound = network.shared().core().stack.tcp_listen(local, backlog);
-            let id = bound.map_err(error::socket)?;
+            let listen = |core: &mut Core, _, local| core.stack.tcp_listen(local, backlog);
+            let id = network.shared().with_port(PortProtocol::Tcp, local, listen)?;
             let waiter = network.register(SocketId::Listener(id));
             let options = Options::default();
             let inner = Inner { network: network.clone(), id, waiter, options };

@@ -38,7 +38,7 @@ struct Owner {
 
 impl Network {
     /// Starts a host on `link`. The link's Ethernet address, MTU and offload replace those in
-    /// `config`; a random seed replaces a seed of 0.
+    /// `config`, and the link decides on reports of unused ports; a random seed replaces a seed of 0.
     ///
     /// # Errors
     /// If the configuration contradicts itself, or the system has no descriptor or thread left.
@@ -47,6 +47,7 @@ impl Network {
         config.mac = info.mac;
         config.mtu = info.mtu;
         config.offload = info.offload;
+        config.reports_unused_ports = link.opens_ports();
         if config.seed == 0 {
             use std::hash::{BuildHasher, Hasher};
             // The standard library's only source of secret numbers.

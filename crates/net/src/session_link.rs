@@ -1,5 +1,9 @@
 //! A session with a driver server, as a link.
 
+mod ports;
+
+use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -9,19 +13,38 @@ use towpath_client::{
 };
 use towpath_stack::{Config, Meta, Offload};
 
-use crate::{Armed, Driving, Link, LinkError, LinkInfo, Network};
+use crate::{Armed, Driving, Link, LinkError, LinkInfo, Network, PortProtocol};
+use ports::Ports;
 
 /// The largest frame of a link, in bytes. Linux leaves longer ones to no device to segment
 /// (`GSO_LEGACY_MAX_SIZE`, linux/netdevice.h).
 const LARGEST_BYTES: usize = 65_535;
 
+/// The queue pair of all endpoints.
+const QUEUE_PAIR: u32 = 0;
+
+/// The endpoints that a session asks for. With an endpoint for each port, this limits the open ports.
+/// Each counts about 2.7 KB towards `session-bytes`.
+const ENDPOINTS: u32 = 1024;
+
+/// The most neighbour entries of a host that shares addresses: it has one for each destination.
+const SHARED_NEIGHBOURS: usize = 16_384;
+
 /// A session with a driver server that carries a network's frames.
 pub struct SessionLink {
     session: Session,
-    endpoint: Endpoint,
+    endpoints: Endpoints,
     /// The memory in which the link assembles a packet of several buffers, since the stack reads a
     /// packet in one piece.
     whole: Vec<u8>,
+}
+
+/// The endpoints of a session's host.
+enum Endpoints {
+    /// One for all packets.
+    Whole(Endpoint),
+    /// One for each port.
+    ByPort(Box<Ports>),
 }
 
 /// The reason why no host could start over a driver server.
@@ -46,7 +69,7 @@ impl SessionLink {
     pub fn options(name: &str) -> Options {
         Options {
             name: name.to_owned(),
-            endpoints: 4,
+            endpoints: ENDPOINTS,
             transmit_slots: 128,
             receive_slots: 1024,
             transmit_buffer_bytes: (LARGEST_BYTES as u32).next_multiple_of(128),
@@ -56,13 +79,19 @@ impl SessionLink {
     }
 
     /// Creates a link over a session. Opens an endpoint for all packets to the session's address,
-    /// broadcast and multicast, which accepts large packets and partial checksums.
+    /// broadcast and multicast, which accepts large packets and partial checksums. A session that
+    /// shares the host's addresses, or whose ports are limited, gets an endpoint for each port that a
+    /// socket uses.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn new(mut session: Session) -> Result<SessionLink, OpenError> {
-        let endpoint = session.open(&Rule::new().with_group().with_offload())?;
-        Ok(SessionLink { session, endpoint, whole: Vec::with_capacity(LARGEST_BYTES) })
+        let endpoints = if session.info().by_port {
+            Endpoints::ByPort(Box::new(Ports::new(&mut session)?))
+        } else {
+            Endpoints::Whole(session.open(&Rule::new().with_group().with_offload())?)
+        };
+        Ok(SessionLink { session, endpoints, whole: Vec::with_capacity(LARGEST_BYTES) })
     }
 
     /// Returns the session's properties, as the server granted them.
@@ -81,6 +110,15 @@ impl SessionLink {
         config.ipv4_gateway = info.ipv4_gateway;
         config.ipv6 = info.ipv6.into_iter().collect();
         config.ipv6_gateway = info.ipv6_gateway;
+        config.shares_addresses = info.shared;
+        if info.shared {
+            config.limits.neighbours = SHARED_NEIGHBOURS;
+        }
+        let has_ipv6 = match &self.endpoints {
+            Endpoints::Whole(_) => true,
+            Endpoints::ByPort(ports) => ports.has_ipv6(),
+        };
+        config.ipv6_link_local = has_ipv6 && !info.shared;
         config
     }
 }
@@ -111,15 +149,23 @@ impl Network {
 impl SessionLink {
     /// Returns an error if the server has closed the endpoint.
     fn check(&self) -> Result<(), LinkError> {
-        if self.session.is_revoked(self.endpoint) {
+        if let Endpoints::Whole(endpoint) = self.endpoints
+            && self.session.is_revoked(endpoint)
+        {
             return Err(LinkError::Gone(Arc::from(SendError::Revoked.to_string())));
         }
         Ok(())
     }
 }
 
+impl From<Lost> for LinkError {
+    fn from(lost: Lost) -> LinkError {
+        LinkError::Gone(Arc::from(lost.to_string()))
+    }
+}
+
 fn gone(lost: Lost) -> LinkError {
-    LinkError::Gone(Arc::from(lost.to_string()))
+    lost.into()
 }
 
 impl Link for SessionLink {
@@ -162,16 +208,27 @@ impl Link for SessionLink {
     }
 
     fn room(&mut self, len: usize) -> bool {
-        self.session.has_room(self.endpoint, len)
+        self.session.has_room_in(QUEUE_PAIR, len)
     }
 
     fn transmit(&mut self, len: usize, meta: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool {
-        let outcome = self.session.send(self.endpoint, len, meta, |parts| {
-            // A buffer has room for the longest packet.
-            if let [whole] = parts {
-                fill(whole);
+        // A buffer has room for the longest packet.
+        let outcome = match &self.endpoints {
+            Endpoints::Whole(endpoint) => self.session.send(*endpoint, len, meta, |parts| {
+                if let [whole] = parts {
+                    fill(whole);
+                }
+            }),
+            Endpoints::ByPort(ports) => {
+                self.session.send_chosen(QUEUE_PAIR, len, meta, |parts| match parts {
+                    [whole] => {
+                        fill(whole);
+                        ports.endpoint_of(whole)
+                    }
+                    _ => None,
+                })
             }
-        });
+        };
         outcome.is_ok()
     }
 
@@ -191,5 +248,33 @@ impl Link for SessionLink {
     fn disarm(&mut self) {
         self.session.disarm();
         self.session.take_notifications();
+    }
+
+    fn opens_ports(&self) -> bool {
+        matches!(self.endpoints, Endpoints::ByPort(_))
+    }
+
+    fn open_port(
+        &mut self,
+        protocol: PortProtocol,
+        local: SocketAddr,
+    ) -> io::Result<(SocketAddr, bool)> {
+        match &mut self.endpoints {
+            Endpoints::Whole(_) => Ok((local, false)),
+            Endpoints::ByPort(ports) => ports.open(&mut self.session, protocol, local),
+        }
+    }
+
+    fn next_revoked_port(&mut self) -> Option<(PortProtocol, bool, u16)> {
+        match &mut self.endpoints {
+            Endpoints::Whole(_) => None,
+            Endpoints::ByPort(ports) => ports.next_revoked(&self.session),
+        }
+    }
+
+    fn close_port(&mut self, protocol: PortProtocol, local: SocketAddr) {
+        if let Endpoints::ByPort(ports) = &mut self.endpoints {
+            ports.close(&mut self.session, protocol, local);
+        }
     }
 }

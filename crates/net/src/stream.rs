@@ -13,7 +13,7 @@ use crate::lock::lock;
 use crate::options::{Options, each};
 use crate::poller::Poller;
 use crate::wait::Waiter;
-use crate::{Network, error};
+use crate::{Network, PortProtocol, error};
 
 /// The maximum number of bytes copied at once, during which the thread holds the stack's lock.
 const CHUNK: usize = 128 * 1024;
@@ -61,7 +61,8 @@ impl TcpStream {
     /// Connects to a peer.
     ///
     /// # Errors
-    /// If no route leads to the address, no socket listens there or the peer does not answer.
+    /// If no route leads to the address, no socket listens there or the peer does not answer; if the
+    /// application has no port left.
     pub fn connect(network: &Network, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
         each(to, |to| Self::start(network, to, None, Patience::Forever))
     }
@@ -85,10 +86,22 @@ impl TcpStream {
     /// # Errors
     /// If no route leads to the address.
     pub fn connect_nonblocking(network: &Network, to: SocketAddr) -> io::Result<TcpStream> {
-        let id = network.shared().with(|core, now| core.stack.tcp_connect(now, to, None, None));
-        let stream = TcpStream::new(network, id.map_err(error::socket)?);
+        let stream = TcpStream::new(network, Self::begin(network, to, None)?);
         stream.set_nonblocking(true)?;
         Ok(stream)
+    }
+
+    /// Starts a connection from a port of its own.
+    fn begin(network: &Network, to: SocketAddr, timeout: Option<Duration>) -> io::Result<TcpId> {
+        let any = match to {
+            SocketAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
+            SocketAddr::V6(_) => SocketAddr::from(([0; 16], 0)),
+        };
+        network.shared().with_port(PortProtocol::Tcp, any, |core, now, local| {
+            // The stack chooses the port unless the link has.
+            let local = (local.port() != 0).then_some(local);
+            core.stack.tcp_connect(now, to, local, timeout)
+        })
     }
 
     fn start(
@@ -97,8 +110,7 @@ impl TcpStream {
         timeout: Option<Duration>,
         patience: Patience,
     ) -> io::Result<TcpStream> {
-        let id = network.shared().with(|core, now| core.stack.tcp_connect(now, to, None, timeout));
-        let stream = TcpStream::new(network, id.map_err(error::socket)?);
+        let stream = TcpStream::new(network, Self::begin(network, to, timeout)?);
         let inner = &stream.inner;
         let made = network.shared().block_on(&inner.waiter, patience, true, |stack, _| {
             let ready = stack.tcp_readiness(inner.id)?;

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use towpath_stack::{Received, SocketError, SocketId, UdpId};
 
+use crate::driver::Core;
 use crate::lock::lock;
 use crate::options::{Options, each};
 use crate::poller::Poller;
 use crate::wait::Waiter;
-use crate::{Network, error};
+use crate::{Network, PortProtocol, error};
 
 struct Inner {
     network: Network,
@@ -31,7 +32,14 @@ struct Closing(Inner);
 impl Drop for Closing {
     fn drop(&mut self) {
         self.0.network.unregister(SocketId::Udp(self.0.id));
-        let _ = self.0.network.shared().core().stack.udp_close(self.0.id);
+        let shared = self.0.network.shared();
+        let mut core = shared.core();
+        let local = core.stack.udp_local(self.0.id);
+        let _ = core.stack.udp_close(self.0.id);
+        drop(core);
+        if let Ok(local) = local {
+            shared.close_udp_port(local);
+        }
     }
 }
 
@@ -40,11 +48,11 @@ impl UdpSocket {
     /// of its family, port 0 for any free port.
     ///
     /// # Errors
-    /// If the address is not the network's, or in use.
+    /// If the address is not the network's, in use, or not allowed to this application.
     pub fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         each(local, |local| {
-            let bound = network.shared().core().stack.udp_bind(local);
-            let id = bound.map_err(error::socket)?;
+            let bind = |core: &mut Core, _, local| core.stack.udp_bind(local);
+            let id = network.shared().with_port(PortProtocol::Udp, local, bind)?;
             let waiter = network.register(SocketId::Udp(id));
             let options = Arc::new(Options::default());
             let inner = Inner { network: network.clone(), id, waiter, options };

@@ -161,9 +161,10 @@ mod tests {
     fn a_message_and_its_descriptors() {
         let (a, b) = pair();
         let (read, write) = rustix::pipe::pipe().unwrap();
-        a.send(&Message::Opened(Opened { endpoint: 4 }), &[write.as_fd(), read.as_fd()]).unwrap();
+        a.send(&Message::Opened(Opened { endpoint: 4, port: 0 }), &[write.as_fd(), read.as_fd()])
+            .unwrap();
         let Incoming::Message(message, descriptors) = b.receive().unwrap() else { panic!() };
-        assert_eq!(message, Message::Opened(Opened { endpoint: 4 }));
+        assert_eq!(message, Message::Opened(Opened { endpoint: 4, port: 0 }));
         rustix::io::write(&descriptors[0], b"x").unwrap();
         let mut byte = [0];
         rustix::io::read(&read, &mut byte).unwrap();

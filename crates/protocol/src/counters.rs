@@ -191,11 +191,14 @@ pub enum Device {
     TxLinkDown,
     /// Dropped on receive: a packet in more than 49 of the device's buffers.
     RxTooManyBuffers,
+    /// Requests for link addresses that the engine dropped, because 64 of the same endpoint waited
+    /// for answers, or 64 came in one poll iteration.
+    TxNeighbourRequests,
 }
 
 impl Device {
     /// All counters, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 49] = [
+    pub const ALL: [(Device, &'static str); 50] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -245,6 +248,7 @@ impl Device {
         (Device::NotificationsRelayed, "notifications_relayed"),
         (Device::TxLinkDown, "tx_dropped_link_down"),
         (Device::RxTooManyBuffers, "rx_dropped_too_many_buffers"),
+        (Device::TxNeighbourRequests, "tx_dropped_neighbour_requests"),
     ];
 }
 

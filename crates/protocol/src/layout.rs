@@ -35,6 +35,9 @@ pub const ENDPOINT_REVOKED_WORD: usize = ENDPOINT_COUNTERS - 1;
 /// The reason in [`CLOSED_WORD`] for a session that the policy does not grant any more. Lower
 /// numbers are violations.
 pub const CLOSED_BY_POLICY: u32 = 256;
+/// The reason in [`CLOSED_WORD`] for a session that shares an address which the host does not have
+/// any more.
+pub const CLOSED_ADDRESS_GONE: u32 = 257;
 /// Word of the state page with the server's epoch.
 pub const STATE_EPOCH_WORD: usize = 0;
 /// Word of the state page that counts poll iterations: a tool sees whether the engine lives.

@@ -66,9 +66,14 @@ pub struct Attach {
     pub name: [u8; 32],
     /// The IPv4 address that the application asks for, or zeros for any.
     pub ipv4: [u8; 4],
-    /// Must be 0.
-    pub reserved: u32,
+    /// [`ATTACH_OWN`], [`ATTACH_SHARED`], or 0 for either.
+    pub flags: u32,
 }
+
+/// Asks for addresses of the session's own.
+pub const ATTACH_OWN: u32 = 1;
+/// Asks for the addresses of the host, which the session shares with the kernel and other sessions.
+pub const ATTACH_SHARED: u32 = 2;
 
 /// The server's grant to a session. Seven descriptors come with it, in this order: server pages,
 /// receive pool, state page (these three read-only), application pages, transmit pool (both to be
@@ -86,7 +91,7 @@ pub struct Attached {
     /// Offloads that the application may leave to the device on transmit: [`CAN_CHECKSUM`],
     /// [`CAN_SEGMENT`].
     pub capabilities: u32,
-    /// [`TRUSTED`].
+    /// [`TRUSTED`], [`SHARED`], [`BY_PORT`].
     pub flags: u32,
     /// The MAC address that the server gives the session.
     pub mac: [u8; 6],
@@ -113,6 +118,13 @@ pub const CAN_SEGMENT: u32 = 2;
 /// The application runs as root or as the server's user, so the server pages are not protected from
 /// it.
 pub const TRUSTED: u32 = 1;
+/// The session's addresses are the host's own. They belong to the kernel, and to other sessions: the
+/// session has the ports that it opens, and link addresses come from an endpoint with
+/// [`OPEN_NEIGHBOURS`].
+pub const SHARED: u32 = 2;
+/// No endpoint can receive all packets: the addresses are shared, or the grant limits ports or
+/// ethertypes.
+pub const BY_PORT: u32 = 4;
 
 /// Asks for an endpoint.
 #[derive(
@@ -141,7 +153,7 @@ pub struct Open {
     pub ip: [u8; 16],
     /// Remote IP address, of the same version.
     pub remote_ip: [u8; 16],
-    /// Local port.
+    /// Local port; with [`RULE_PORT`], 0 asks the server to choose one.
     pub port: u16,
     /// Remote port.
     pub remote_port: u16,
@@ -178,8 +190,12 @@ pub const OPEN_OFFLOAD: u32 = 2;
 pub const OPEN_PROMISCUOUS: u32 = 4;
 /// Receives a copy of each packet, sent or received, and sends none; needs the right to.
 pub const OPEN_CAPTURE: u32 = 8;
+/// Asks the server for link addresses. The server answers the ARP requests and neighbour
+/// solicitations that the endpoint sends; none of them reaches the device. For sessions that share
+/// the host's addresses, at most one for each; excludes a flow rule.
+pub const OPEN_NEIGHBOURS: u32 = 16;
 /// All `OPEN_…` bits.
-pub const OPEN_ALL: u32 = 15;
+pub const OPEN_ALL: u32 = 31;
 
 /// The server opened an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -187,6 +203,8 @@ pub const OPEN_ALL: u32 = 15;
 pub struct Opened {
     /// Its number in the session, which descriptors contain.
     pub endpoint: u32,
+    /// Its local port, if its rule has one; else 0.
+    pub port: u32,
 }
 
 /// Closes an endpoint.
@@ -476,12 +494,12 @@ mod tests {
                 receive_buffer_bytes: 2048,
                 name: fixed_name("wäb"),
                 ipv4: [10, 0, 0, 1],
-                reserved: 0,
+                flags: 0,
             }),
             Message::Attached(Attached::new_zeroed()),
             Message::Mapped,
             Message::Open(Open::new_zeroed()),
-            Message::Opened(Opened { endpoint: 3 }),
+            Message::Opened(Opened { endpoint: 3, port: 80 }),
             Message::Close(Close { endpoint: 3 }),
             Message::Report(Cursor { connection: 5, endpoint: 6, reserved: 0 }),
             Message::Reported(Cursor::END, b"{}".to_vec()),

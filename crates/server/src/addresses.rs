@@ -98,7 +98,9 @@ impl Range {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
     host_number: u32,
-    /// The session's MAC address, locally administered.
+    /// `true` if the addresses are the host's own, and the MAC address the device's.
+    pub shared: bool,
+    /// The session's MAC address; locally administered, unless it is shared.
     pub mac: [u8; 6],
     /// The session's IPv4 address and prefix length.
     pub ipv4: Option<(Ipv4Addr, u8)>,
@@ -111,12 +113,33 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// Returns a lease of the host's own addresses. It comes from no pool.
+    #[must_use]
+    pub(crate) fn shared(
+        mac: [u8; 6],
+        ipv4: Option<(Ipv4Addr, u8)>,
+        ipv6: Option<(Ipv6Addr, u8)>,
+    ) -> Lease {
+        Lease {
+            host_number: 0,
+            shared: true,
+            mac,
+            ipv4,
+            ipv4_gateway: None,
+            ipv6,
+            ipv6_gateway: None,
+        }
+    }
+
     /// Returns the addresses that a session with this lease may send from.
     #[must_use]
     pub(crate) fn addresses(&self) -> Addresses {
         Addresses {
             ipv4: self.ipv4.map(|(ip, _)| ip.to_bits()),
-            ipv6: [self.ipv6.map(|(ip, _)| ip.to_bits()), Some(link_local(self.mac).to_bits())],
+            ipv6: [
+                self.ipv6.map(|(ip, _)| ip.to_bits()),
+                (!self.shared).then(|| link_local(self.mac).to_bits()),
+            ],
         }
     }
 }
@@ -320,6 +343,7 @@ impl Pool {
         let ipv6 = ipv6.filter(|(ip, _)| terms.allow_address((*ip).into()));
         Lease {
             host_number,
+            shared: false,
             mac: [0x02, d ^ e ^ f ^ g, h ^ i.rotate_left(3), a, b, c],
             ipv4: ipv4.map(|(ip, range)| (ip, range.bits)),
             ipv4_gateway: ipv4.and_then(|(_, range)| range.gateway).map(v4),
@@ -328,7 +352,7 @@ impl Pool {
         }
     }
 
-    /// Takes a lease back from its holder.
+    /// Takes a lease back from its holder. A shared one is not the pool's.
     pub(crate) fn release(&mut self, lease: &Lease, holder: Holder) {
         if self.taken.remove(&lease.host_number) {
             if self.released.len() == REMEMBERED {

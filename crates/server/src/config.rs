@@ -9,6 +9,7 @@ use towpath_protocol::settings::{Setting, Values};
 
 use crate::addresses::{PoolError, Subnets};
 use crate::engine::Budgets;
+use crate::host::HostAccess;
 use crate::policy::Policy;
 
 /// The configuration of a server.
@@ -21,6 +22,8 @@ pub struct Config {
     pub policy: Policy,
     /// Addresses for sessions.
     pub subnets: Subnets,
+    /// Access to the host, if applications may share its own addresses.
+    pub host: Option<HostAccess>,
     /// All settings that can also change later, first of all the engine's wait strategy:
     /// `WaitStrategy::Poll.into()`, or [`Values::set`]. A default `rx_batch` is at most `batch`.
     pub settings: Values,
@@ -44,6 +47,7 @@ impl Default for Config {
             socket: None,
             policy: Policy::default(),
             subnets: Subnets::default(),
+            host: None,
             settings: Values::default(),
             batch: 64,
             receive_budget: 1024,

@@ -89,6 +89,8 @@ pub(crate) struct Opened {
     pub(crate) rule: Rule,
     /// The way in which the endpoint listens without a rule.
     pub(crate) listening: Option<Listening>,
+    /// `true` if the endpoint has no rule, because it asks for link addresses.
+    pub(crate) is_for_neighbours: bool,
     /// `true` if the endpoint also receives broadcast and multicast.
     pub(crate) group: bool,
     /// `true` if the endpoint takes large packets and packets with partial checksums.
@@ -104,6 +106,13 @@ pub(crate) struct Opened {
     pub(crate) settings: Values,
     /// The priority that the endpoint was granted; the application may go below it, and back.
     pub(crate) granted_priority: u64,
+}
+
+impl Opened {
+    /// Returns `true` if the endpoint receives by its flow rule.
+    pub(crate) fn has_rule(&self) -> bool {
+        self.listening.is_none() && !self.is_for_neighbours
+    }
 }
 
 impl Connection {
@@ -123,6 +132,23 @@ impl Connection {
             *next += 1;
         }
         self.endpoints[number as usize] = Some(opened);
+    }
+
+    /// Checks that the terms allow an endpoint of this session.
+    ///
+    /// # Errors
+    /// Fails with the reason and the remedy.
+    pub(crate) fn allow(
+        &self,
+        rule: &Rule,
+        listening: Option<Listening>,
+        group: bool,
+    ) -> Result<(), String> {
+        let is_shared = self.lease.as_ref().is_some_and(|lease| lease.shared);
+        if is_shared && listening.is_none() && self.standing != Standing::Administrator {
+            self.terms.check_shared(rule)?;
+        }
+        self.terms.check(rule, listening, group)
     }
 
     /// Checks that the session may have one more endpoint that listens without a rule. Each of them
@@ -158,8 +184,8 @@ pub(crate) fn read_attach(
     attach: &Attach,
 ) -> Result<(SessionShape, Option<Ipv4Addr>, String), Refused> {
     let malformed = |text: String| (Refusal::Malformed, text);
-    if attach.reserved != 0 {
-        return Err(malformed("attach: a reserved field is not 0".into()));
+    if attach.flags & !(message::ATTACH_OWN | message::ATTACH_SHARED) != 0 {
+        return Err(malformed(format!("attach: unknown flags {:#x}", attach.flags)));
     }
     let shape = SessionShape::new(
         attach.queue_pairs,

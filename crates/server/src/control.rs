@@ -31,6 +31,7 @@ use crate::connections::Connections;
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::{Rule, Sets};
 use crate::filters::Filters;
+use crate::host::Host;
 use crate::log::LogLimit;
 use crate::policy::{Account, Admission, Policy, PolicyChange, Standing};
 use crate::slow::Slow;
@@ -46,6 +47,8 @@ const ACCEPTS: usize = 16;
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 const DEVICE: u64 = u64::MAX - 2;
+const HOST: u64 = u64::MAX - 3;
+const KEEPER: u64 = u64::MAX - 4;
 
 /// A request of the server's owner to the control thread.
 #[derive(Debug)]
@@ -63,7 +66,11 @@ pub(crate) enum Request {
 #[derive(Debug)]
 pub(crate) enum Reply {
     Done(u64),
-    Opened(u64, u32),
+    /// The engine has removed an endpoint: for a connection that asked, and with the rule whose port is
+    /// free now.
+    Closed(Option<u64>, Option<Rule>),
+    /// The endpoint's number, and its port if it has one.
+    Opened(u64, u32, u16),
     Nothing,
 }
 
@@ -87,6 +94,10 @@ pub(crate) struct Parts {
     pub(crate) pool: Pool,
     /// `true` if no subnet was given: administrators may use any address.
     pub(crate) free_addresses: bool,
+    /// `true` if sessions get addresses of their own.
+    pub(crate) gives_addresses: bool,
+    /// The host whose addresses applications share, if they do.
+    pub(crate) host: Option<Host>,
     /// The device's settings.
     pub(crate) settings: Values,
     /// Packets per poll iteration that the engine has memory for.
@@ -165,6 +176,12 @@ impl Control {
         if let Some(fd) = parts.device.event_fd() {
             epoll::add(&*epoll, fd, data(DEVICE), epoll::EventFlags::IN)?;
         }
+        if let Some(host) = &parts.host {
+            epoll::add(&*epoll, host.event_fd(), data(HOST), epoll::EventFlags::IN)?;
+            // Once, when the other side hangs up.
+            let flags = epoll::EventFlags::HUP | epoll::EventFlags::ONESHOT;
+            epoll::add(&*epoll, host.keeper_fd(), data(KEEPER), flags)?;
+        }
         let engine_epoll = parts.engine_epoll.try_clone()?;
         let sessions = parts.policy.connections as u32;
         Ok(Control {
@@ -228,12 +245,15 @@ impl Control {
                     WAKE => self.woken(),
                     LISTENER => self.accept(),
                     DEVICE => self.device_events(),
+                    HOST => self.host_events(),
+                    KEEPER => self.keeper_ended(),
                     worker => self.hear(worker, event.flags),
                 }
             }
             // This thread reads the engine's replies even if its wake-up came with other events.
             self.engine_events();
             self.go_on_slowly();
+            self.go_on_with_host();
             self.give_up_workers();
             self.end_failed_connections();
         }
@@ -292,8 +312,11 @@ impl Control {
         if !self.slow.is_empty() {
             return Some(Duration::ZERO);
         }
-        let deadline = self.workers.next_deadline()?;
-        Some(deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
+        let host = self.parts.host.as_ref().and_then(Host::next_deadline);
+        let workers = self.workers.next_deadline().map(|deadline| {
+            deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1)
+        });
+        host.into_iter().chain(workers).min()
     }
 
     fn accept(&mut self) {
@@ -455,6 +478,7 @@ impl Control {
                     self.close_doorbell(session, doorbell)
                 }
                 EngineReport::Removed(session) => self.session_ended(session),
+                EngineReport::NeighbourWanted(request) => self.queue_neighbour_request(request),
                 EngineReport::Violated { session, violation } => {
                     self.log_violation(session, violation)
                 }
@@ -473,8 +497,16 @@ impl Control {
     fn reply(&mut self, reply: &Reply) {
         let (token, message) = match reply {
             Reply::Done(token) => (*token, Message::Done),
-            Reply::Opened(token, number) => {
-                (*token, Message::Opened(message::Opened { endpoint: *number }))
+            Reply::Closed(token, rule) => {
+                if let (Some(host), Some(rule)) = (&mut self.parts.host, rule) {
+                    host.release(rule);
+                }
+                let Some(token) = token else { return };
+                (*token, Message::Done)
+            }
+            Reply::Opened(token, endpoint, port) => {
+                let (endpoint, port) = (*endpoint, u32::from(*port));
+                (*token, Message::Opened(message::Opened { endpoint, port }))
             }
             Reply::Nothing => return,
         };

@@ -31,6 +31,7 @@ mod execute;
 pub(crate) mod forbidden;
 pub(crate) mod last_sent;
 mod memories;
+pub(crate) mod neighbours;
 mod notifier;
 mod port;
 pub(crate) mod relays;
@@ -276,13 +277,17 @@ impl Engine {
             self.receive_budget,
             self.iteration,
         );
-        self.tx.transmit(&mut TxContext {
+        let outcome = self.tx.transmit(&mut TxContext {
             port: &mut self.port,
             memories: &self.memories,
             flows: &mut self.flows,
             delivery,
             counters: &mut self.counters,
-        })
+        });
+        for request in self.tx.take_neighbour_requests() {
+            self.commands.tell(EngineReport::NeighbourWanted(request));
+        }
+        outcome
     }
 
     /// Gives the device what waits for it, and collects its completions.

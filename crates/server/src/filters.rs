@@ -93,6 +93,9 @@ pub(crate) fn of_endpoint(opened: &Opened) -> Vec<Filter> {
     if opened.listening.is_some() {
         return vec![Filter::Everything];
     }
+    if opened.is_for_neighbours {
+        return Vec::new();
+    }
     let mut filters = vec![
         Filter::Flow(flow(&opened.rule)),
         opened.rule.mac.map_or(Filter::Everything, Filter::Address),
@@ -217,6 +220,7 @@ mod tests {
         let opened = |rule, group| Opened {
             rule,
             listening: None,
+            is_for_neighbours: false,
             group,
             offload: false,
             sends: true,

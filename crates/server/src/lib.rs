@@ -12,6 +12,7 @@
 //! | `connections` | all connections, found by token, number and user |
 //! | `addresses` | the addresses of sessions |
 //! | `policy` | the rights of users |
+//! | `host` | sharing the host's own addresses: ports, ways, neighbours |
 //! | `prepare` | the memory of a session, before the engine gets it |
 //! | `worker` | a process per user for system calls that an application can prolong |
 
@@ -26,6 +27,7 @@ mod control;
 mod engine;
 mod events;
 mod filters;
+mod host;
 mod log;
 mod open;
 mod peers;
@@ -45,6 +47,9 @@ pub use config::{Config, PolicyError, StartError};
 pub use engine::WaitStrategy;
 pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
+pub use host::{
+    HostAccess, KeeperOptions, TakeOver, keeper_connection, keeper_path, run_keeper, take_over,
+};
 pub use policy::{
     AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,
 };

@@ -12,6 +12,7 @@ use crate::addresses::Lease;
 use crate::connection::{Connection, Opened, Refused};
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
+use crate::host::port_protocol;
 use crate::policy::Standing;
 
 /// Reads an open message, and checks it against the session's resources and rights. `free`: `true`
@@ -37,6 +38,7 @@ pub(crate) fn read_open(
     }
     let administrator = connection.standing == Standing::Administrator;
     let listening = read_listening(open)?;
+    let is_for_neighbours = read_is_for_neighbours(open, connection, lease)?;
     check_fields(open)?;
     let (ip, remote_ip) = read_ips(open)?;
     if let Some(ip) = ip
@@ -49,7 +51,10 @@ pub(crate) fn read_open(
     let mac = if has(open, message::RULE_MAC) { open.mac } else { lease.mac };
     let rule = read_rule(open, mac, ip, remote_ip);
     let group = open.flags & message::OPEN_GROUP != 0;
-    connection.terms.check(&rule, listening, group).map_err(denied)?;
+    if !is_for_neighbours {
+        check_shared(&rule, listening, group, lease)?;
+        connection.allow(&rule, listening, group).map_err(denied)?;
+    }
     connection.check_listening(listening).map_err(denied)?;
     let sends = match listening {
         None => true,
@@ -65,6 +70,7 @@ pub(crate) fn read_open(
     Ok(Opened {
         rule,
         listening,
+        is_for_neighbours,
         group,
         offload: open.flags & message::OPEN_OFFLOAD != 0,
         queue_pair: open.queue_pair,
@@ -105,6 +111,32 @@ fn read_listening(open: &Open) -> Result<Option<Listening>, Refused> {
     Ok(Some(listening))
 }
 
+/// Returns `true` if the endpoint asks for link addresses. A session that shares the host's addresses
+/// has one such endpoint.
+fn read_is_for_neighbours(
+    open: &Open,
+    connection: &Connection,
+    lease: &Lease,
+) -> Result<bool, Refused> {
+    if open.flags & message::OPEN_NEIGHBOURS == 0 {
+        return Ok(false);
+    }
+    if open.given != 0 || open.flags != message::OPEN_NEIGHBOURS {
+        return Err(malformed("an endpoint for link addresses has no flow rule and no flags"));
+    }
+    if !lease.shared {
+        return Err(malformed(
+            "an endpoint for link addresses, in a session with addresses of its own; send ARP \
+             requests and neighbour solicitations on any endpoint instead",
+        ));
+    }
+    if connection.endpoints.iter().flatten().any(|one| one.is_for_neighbours) {
+        let text = "open: the session has an endpoint for link addresses already; use that one";
+        return Err((Refusal::Limit, text.to_owned()));
+    }
+    Ok(true)
+}
+
 /// Checks the fields of the flow rule by themselves and against each other, except IP addresses.
 fn check_fields(open: &Open) -> Result<(), Refused> {
     let has = |field| has(open, field);
@@ -142,6 +174,39 @@ fn read_ips(open: &Open) -> Result<(Option<IpAddr>, Option<IpAddr>), Refused> {
     let ip = address(message::RULE_IP, open.ip);
     ip.zip(address(message::RULE_REMOTE_IP, open.remote_ip))
         .ok_or_else(|| malformed("IP addresses are of version 4 or 6, and both of one"))
+}
+
+/// Checks that a rule of a session with shared addresses is for one port.
+fn check_shared(
+    rule: &Rule,
+    listening: Option<Listening>,
+    group: bool,
+    lease: &Lease,
+) -> Result<(), Refused> {
+    if !lease.shared || listening.is_some() {
+        return Ok(());
+    }
+    let has_port = rule.ip.is_some() && rule.port.is_some() && port_protocol(rule).is_some();
+    if !has_port {
+        return Err(denied(
+            "the session shares the host's addresses; give the local address, the protocol (TCP or \
+             UDP) and the port",
+        ));
+    }
+    let has_no_other_field = rule.mac == Some(lease.mac)
+        && rule.vlan == Vlan::Untagged
+        && rule.ethertype.is_none()
+        && rule.remote_ip.is_none()
+        && rule.remote_port.is_none()
+        && !group;
+    if !has_no_other_field {
+        return Err(denied(
+            "the session shares the host's addresses; a rule of another MAC address, of a VLAN, an \
+             ethertype, a remote address or port, or for groups is not possible: give only the local \
+             address, the protocol and the port",
+        ));
+    }
+    Ok(())
 }
 
 /// Checks the right to the flow rule's MAC address.

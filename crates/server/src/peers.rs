@@ -321,8 +321,15 @@ impl Control {
         let lease = connection.lease.take();
         let holder = Holder { uid: connection.peer.uid, name: connection.name.clone() };
         self.free_counters.extend(connection.counter.take());
-        for opened in endpoints.iter().flatten() {
+        for (opened, endpoint) in endpoints.iter().zip(0..) {
+            let Some(opened) = opened else { continue };
             self.forget_rule(opened);
+            if !opened.revoked {
+                self.release_port(opened);
+            }
+            if let Some(host) = self.parts.host.as_mut().filter(|_| opened.is_for_neighbours) {
+                host.forget_endpoint((number, endpoint));
+            }
         }
         if let Some(lease) = lease {
             self.release(&[Filter::Address(lease.mac)]);

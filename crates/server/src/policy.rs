@@ -34,6 +34,14 @@ pub struct Policy {
     pub session_bytes: usize,
     /// Endpoints that one session may have.
     pub endpoints_per_session: u32,
+    /// Ports of the host's own addresses that one user may hold.
+    pub host_ports_per_user: usize,
+    /// Ports of the host's own addresses that all users admitted as members of one group may hold, taken
+    /// together.
+    pub host_ports_per_group: usize,
+    /// Ports of the host's own addresses that all granted users may hold together. The kernel needs the
+    /// rest for connections of the host's programs (`ip_local_port_range`).
+    pub host_ports: usize,
     /// Concurrent control connections of all users together.
     pub connections: usize,
 }
@@ -77,6 +85,7 @@ pub(crate) struct Limits {
     pub(crate) bytes_per_user: usize,
     pub(crate) session_bytes: usize,
     pub(crate) endpoints_per_session: u32,
+    pub(crate) host_ports_per_user: usize,
 }
 
 /// The accounts that a connection counts against. A user admitted as a member of a group counts for
@@ -100,6 +109,9 @@ impl Default for Policy {
             bytes_per_user: 4 << 30,
             session_bytes: 256 << 20,
             endpoints_per_session: 16_384,
+            host_ports_per_user: 4096,
+            host_ports_per_group: 8192,
+            host_ports: 14_000,
             connections: 2048,
         }
     }
@@ -154,6 +166,7 @@ impl Policy {
             bytes_per_user: lower(terms.bytes_per_user, self.bytes_per_user),
             session_bytes: lower(terms.session_bytes, self.session_bytes),
             endpoints_per_session: lower(terms.endpoints_per_session, self.endpoints_per_session),
+            host_ports_per_user: lower(terms.host_ports_per_user, self.host_ports_per_user),
         }
     }
 

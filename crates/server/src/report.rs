@@ -137,6 +137,7 @@ fn receives(opened: &Opened) -> String {
     let mut text = match opened.listening {
         Some(Listening::Capture) => "a copy of every packet".to_owned(),
         Some(Listening::Promiscuous) => "every packet".to_owned(),
+        None if opened.is_for_neighbours => "the server's answers about link addresses".to_owned(),
         None => rule_text(&opened.rule),
     };
     if opened.group {

@@ -1,5 +1,7 @@
 //! The requests of a connection to the control thread, and their replies.
 
+use std::net::Ipv4Addr;
+
 use rustix::io::Errno;
 use towpath_device::Filter;
 use towpath_protocol::layout::SessionShape;
@@ -12,13 +14,15 @@ use crate::connection::{Opened, Progress, Refused, read_attach};
 use crate::control::{Control, Parts, Reply};
 use crate::engine::coalescing;
 use crate::engine::commands::Command;
-use crate::engine::demux::SETS_PER_MAC;
+use crate::engine::demux::{Rule, SETS_PER_MAC};
 use crate::engine::last_sent::LastSent;
+use crate::engine::neighbours::MAX_REQUESTS;
 use crate::engine::session::Endpoint;
 use crate::engine::wake_data;
 use crate::filters;
+use crate::host::port_protocol;
 use crate::open::read_open;
-use crate::policy::{Limits, Standing};
+use crate::policy::{Limits, PortRange, Standing, Terms};
 use crate::prepare::{Prepared, session_bytes, stored_name};
 use crate::report;
 use crate::rights::Rights;
@@ -58,16 +62,20 @@ impl Control {
         let limits = policy.limits(&terms);
         let bytes = bytes_within(&limits, &shape)?;
         let (uid, account) = (connection.peer.uid, connection.account);
-        let addresses = self.parts.pool.size();
+        let shared = self.shares_host_addresses(attach.flags, wanted)?;
+        // Sessions that share addresses use none up.
+        let addresses = if shared { usize::MAX } else { self.parts.pool.size() };
         if let Some(text) = self.connections.is_full((policy, &limits), account, bytes, addresses) {
             return Err((Refusal::Limit, format!("attach: {text}")));
         }
         let holder = Holder { uid, name: name.clone() };
-        let lease = self
-            .parts
-            .pool
-            .lease(&holder, wanted, &terms)
-            .map_err(|error| (refusal_of(&error), format!("attach: {error}")))?;
+        let lease = match self.parts.host.as_ref().filter(|_| shared) {
+            Some(host) => host.lease(&terms)?,
+            None => {
+                let lease = self.parts.pool.lease(&holder, wanted, &terms);
+                lease.map_err(|error| (refusal_of(&error), format!("attach: {error}")))?
+            }
+        };
         let address = [Filter::Address(lease.mac)];
         if let Err(refused) = self.claim("attach", &address) {
             self.parts.pool.release(&lease, holder);
@@ -87,7 +95,8 @@ impl Control {
         self.next_number = self.next_number.wrapping_add(1).max(1);
         self.connections.give_number(token, number, bytes);
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
-        let attached = attached(&self.parts, number, connection.trusted, &lease);
+        let by_port = lease.shared || !connection.terms.allow_every_flow();
+        let attached = attached(&self.parts, number, (connection.trusted, by_port), &lease);
         connection.name = name;
         connection.lease = Some(lease);
         connection.shape = Some(shape);
@@ -95,6 +104,38 @@ impl Control {
         connection.progress = Progress::Given(Box::new(prepared));
         self.answer_with(token, &Message::Attached(attached), handed, 0);
         Ok(())
+    }
+
+    /// Returns `true` if a session shares the host's addresses, by the flags of its request and the
+    /// address that it asks for.
+    ///
+    /// # Errors
+    /// Fails if the server does not give addresses of the requested kind.
+    fn shares_host_addresses(&self, flags: u32, wanted: Option<Ipv4Addr>) -> Result<bool, Refused> {
+        let (own, shared) = (flags & message::ATTACH_OWN != 0, flags & message::ATTACH_SHARED != 0);
+        let name = &self.parts.info.name;
+        match (own || wanted.is_some(), shared) {
+            (true, true) => {
+                let text = "attach: a session has addresses of its own or shares the host's; ask for one kind";
+                Err((Refusal::Malformed, text.to_owned()))
+            }
+            (true, false) if !self.parts.gives_addresses => Err((
+                Refusal::NotFound,
+                format!(
+                    "attach: the server of {name} gives no addresses of an application's own; \
+                     ask for the host's (Addresses::Shared), or have the server give some (serve --lease)"
+                ),
+            )),
+            (false, true) if self.parts.host.is_none() => Err((
+                Refusal::NotFound,
+                format!(
+                    "attach: the server of {name} does not share the host's addresses; ask for \
+                     addresses of its own (Addresses::Own), or have the server share them (serve \
+                     --share-host)"
+                ),
+            )),
+            _ => Ok(shared || !self.parts.gives_addresses),
+        }
     }
 
     fn mapped(&mut self, token: u64) -> Result<(), Refused> {
@@ -128,19 +169,25 @@ impl Control {
         if !matches!(connection.progress, Progress::Lives) {
             return Err((Refusal::State, "open: there is no session on this connection".into()));
         }
-        let opened = read_open(open, connection, self.parts.free_addresses)?;
+        let mut opened = read_open(open, connection, self.parts.free_addresses)?;
         let number = connection.free_endpoint().ok_or_else(|| {
             let text = "open: the session has all endpoints that it asked for; attach with more";
             (Refusal::Limit, text.to_owned())
         })?;
         let session = connection.number;
-        if opened.listening.is_none()
+        if opened.has_rule()
             && let Some(owner) = self.rules.get(&opened.rule)
         {
-            let text = format!("open: session {owner} has an endpoint with the same flow rule");
+            let is_shared = connection.lease.is_some_and(|lease| lease.shared);
+            let text = match opened.rule.port.filter(|_| is_shared) {
+                Some(port) => format!(
+                    "open: an application has port {port} already (session {owner}); choose another port"
+                ),
+                None => format!("open: session {owner} has an endpoint with the same flow rule"),
+            };
             return Err((Refusal::InUse, text));
         }
-        if opened.listening.is_none() && !self.rule_sets.has_room(&opened.rule) {
+        if opened.has_rule() && !self.rule_sets.has_room(&opened.rule) {
             let text = format!(
                 "open: the flow rules of this MAC address give {SETS_PER_MAC} different sets of \
                  fields, which is the limit; give the same fields as another rule"
@@ -148,11 +195,16 @@ impl Control {
             return Err((Refusal::Limit, text));
         }
         let Some(lease) = connection.lease else { return Ok(()) };
+        self.choose_port(token, &mut opened)?;
         // The device receives the endpoint's packets before its application may expect them.
-        self.claim("open", &filters::of_endpoint(&opened))?;
+        if let Err(refused) = self.claim("open", &filters::of_endpoint(&opened)) {
+            self.release_port(&opened);
+            return Err(refused);
+        }
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         let rights = match opened.sends {
             false => Rights::nothing(),
+            true if opened.is_for_neighbours => Rights::neighbours(lease.mac, lease.addresses()),
             true => Rights::new(opened.rule, lease.mac, lease.addresses())
                 .with_any_role(connection.standing == Standing::Administrator),
         };
@@ -165,20 +217,52 @@ impl Control {
             captures: opened.listening.is_some(),
             iteration: 0,
             received: 0,
+            requests_left: opened.is_for_neighbours.then_some(MAX_REQUESTS),
             last_sent: LastSent::default(),
         };
         let (listening, group) = (opened.listening, opened.group);
         let terms = connection.terms.clone();
-        if listening.is_none() {
+        let port = opened.rule.port.unwrap_or(0);
+        if opened.has_rule() {
             self.rules.insert(opened.rule, session);
             self.rule_sets.add(&opened.rule);
         }
         connection.put_in(opened);
         let endpoint = Box::new(endpoint);
         let command = Command::AddEndpoint { session, number, endpoint, listening, group };
-        let reply = Reply::Opened(token, number);
+        let reply = Reply::Opened(token, number, port);
         self.add_endpoint(command, &terms.settings, (session, number), reply);
         Ok(())
+    }
+
+    /// Takes the port of a rule for an endpoint. Holds a port of the host's address in the kernel.
+    ///
+    /// # Errors
+    /// Fails with the line that the server sends to the peer.
+    fn choose_port(&mut self, token: u64, opened: &mut Opened) -> Result<(), Refused> {
+        let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        let is_shared = connection.lease.is_some_and(|lease| lease.shared);
+        if !opened.has_rule() || opened.rule.port.is_none() {
+            return Ok(());
+        }
+        let terms = connection.terms.clone();
+        let account = connection.account;
+        if let Some(host) = self.parts.host.as_mut().filter(|_| is_shared) {
+            let policy = &self.parts.policy;
+            opened.rule.port = Some(host.hold(&opened.rule, account, &terms, policy)?);
+        } else if opened.rule.port == Some(0) && port_protocol(&opened.rule).is_some() {
+            let port = free_port(&opened.rule, &terms, |rule| self.rules.contains_key(rule));
+            let text = || "open: every port that your user may use is in use; close one".to_owned();
+            opened.rule.port = Some(port.ok_or_else(|| (Refusal::Limit, text()))?);
+        }
+        Ok(())
+    }
+
+    /// Releases the host's port of an endpoint, if it has one. The engine has removed the endpoint.
+    pub(crate) fn release_port(&mut self, opened: &Opened) {
+        if let Some(host) = self.parts.host.as_mut().filter(|_| opened.has_rule()) {
+            host.release(&opened.rule);
+        }
     }
 
     /// Has the engine add an endpoint and set its settings. The application may send when the engine
@@ -211,7 +295,15 @@ impl Control {
             return Err((Refusal::NotFound, format!("close: there is no endpoint {number}")));
         };
         self.forget_rule(&opened);
-        self.command(Command::RemoveEndpoint { session, number }, Reply::Done(token));
+        if opened.is_for_neighbours
+            && let Some(host) = &mut self.parts.host
+        {
+            host.forget_endpoint((session, number));
+        }
+        // The port is another's once the endpoint sends no more.
+        let rule = opened.has_rule().then_some(opened.rule);
+        let remove = Command::RemoveEndpoint { session, number };
+        self.command(remove, Reply::Closed(Some(token), rule));
         Ok(())
     }
 
@@ -221,7 +313,7 @@ impl Control {
             return;
         }
         self.release(&filters::of_endpoint(opened));
-        if opened.listening.is_none() {
+        if opened.has_rule() {
             self.rules.remove(&opened.rule);
             self.rule_sets.remove(&opened.rule);
         }
@@ -242,7 +334,7 @@ impl Control {
             settings: self.parts.settings.shown(true).collect(),
             epoch: self.parts.epoch,
             uptime_s: self.started.elapsed().as_secs(),
-            addresses: self.parts.pool.size(),
+            addresses: if self.parts.gives_addresses { self.parts.pool.size() } else { 0 },
             addresses_in_use: self.parts.pool.given(),
             counters: report::device_counters(&self.parts.state_mapping),
         });
@@ -381,6 +473,16 @@ fn bytes_within(limits: &Limits, shape: &SessionShape) -> Result<usize, Refused>
     Ok(bytes)
 }
 
+/// Returns a port for a rule without one: of those that the terms name, or else of the dynamic ports
+/// (RFC 6335, 6).
+fn free_port(rule: &Rule, terms: &Terms, is_taken: impl Fn(&Rule) -> bool) -> Option<u16> {
+    let dynamic = PortRange { protocol: rule.protocol?, first: 49_152, last: u16::MAX };
+    let ranges = terms.ports.as_deref().unwrap_or(std::slice::from_ref(&dynamic));
+    let theirs = ranges.iter().filter(|range| range.protocol == dynamic.protocol);
+    let mut ports = theirs.flat_map(|range| range.first.max(1)..=range.last);
+    ports.find(|port| !is_taken(&Rule { port: Some(*port), ..*rule }))
+}
+
 /// Returns the kind of refusal for a session without addresses.
 fn refusal_of(error: &PoolError) -> Refusal {
     match error {
@@ -392,13 +494,21 @@ fn refusal_of(error: &PoolError) -> Refusal {
 }
 
 /// Returns the reply to a granted session.
-fn attached(parts: &Parts, session: u32, trusted: bool, lease: &Lease) -> Attached {
+fn attached(
+    parts: &Parts,
+    session: u32,
+    (trusted, by_port): (bool, bool),
+    lease: &Lease,
+) -> Attached {
+    let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
     Attached {
         epoch: parts.epoch,
         session,
         mtu: parts.info.mtu as u32,
         capabilities: message::CAN_CHECKSUM | message::CAN_SEGMENT,
-        flags: if trusted { message::TRUSTED } else { 0 },
+        flags: flag(trusted, message::TRUSTED)
+            | flag(lease.shared, message::SHARED)
+            | flag(by_port, message::BY_PORT),
         mac: lease.mac,
         ipv4_prefix: lease.ipv4.map_or(0, |(_, prefix)| prefix),
         ipv6_prefix: lease.ipv6.map_or(0, |(_, prefix)| prefix),

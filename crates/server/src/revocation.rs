@@ -54,6 +54,12 @@ impl Control {
 
     /// Ends a connection, and its session if there is one. Returns `true` if there was one.
     fn revoke(&mut self, token: u64) -> bool {
+        self.close_session(token, CLOSED_BY_POLICY, "its policy changed")
+    }
+
+    /// Ends a connection, and its session if there is one, for a reason that the application reads and
+    /// one for the log. Returns `true` if there was one.
+    pub(crate) fn close_session(&mut self, token: u64, reason: u32, why: &str) -> bool {
         let Some(connection) = self.connections.get_mut(token) else { return false };
         let (number, uid, name) = (connection.number, connection.account.uid, &connection.name);
         match connection.progress {
@@ -62,9 +68,8 @@ impl Control {
             Progress::Lives => {
                 // The application closes the connection when it has read the reason.
                 connection.progress = Progress::Over;
-                let reason = CLOSED_BY_POLICY;
                 if self.log.allows(uid) {
-                    info!(session = number, name, uid, "closed: its policy changed");
+                    info!(session = number, name, uid, "closed: {why}");
                 }
                 self.command(Command::RemoveSession { number, reason }, Reply::Nothing);
             }
@@ -88,7 +93,9 @@ impl Control {
             opened.revoked = true;
             self.forget_rule(&before);
             let number = *number;
-            self.command(Command::RevokeEndpoint { session, number }, Reply::Nothing);
+            let rule = before.has_rule().then_some(before.rule);
+            let revoke = Command::RevokeEndpoint { session, number };
+            self.command(revoke, Reply::Closed(None, rule));
         }
         revoked.len()
     }
@@ -102,9 +109,11 @@ fn allow_lease(terms: &Terms, lease: &Lease) -> bool {
 
 /// Returns `true` if the terms allow an endpoint as it is. One that listens keeps the rights to send
 /// that it was opened with.
-fn allow_endpoint(terms: &Terms, opened: &Opened) -> bool {
-    terms.check(&opened.rule, opened.listening, opened.group).is_ok()
-        && (opened.listening.is_none() || !opened.sends || terms.allow_every_flow())
+fn allow_endpoint(connection: &Connection, opened: &Opened) -> bool {
+    let terms = &connection.terms;
+    opened.is_for_neighbours
+        || connection.allow(&opened.rule, opened.listening, opened.group).is_ok()
+            && (opened.listening.is_none() || !opened.sends || terms.allow_every_flow())
 }
 
 /// Returns the numbers of the endpoints that the connection's terms do not allow.
@@ -113,7 +122,7 @@ fn not_granted(connection: &Connection) -> Vec<u32> {
     let opened = endpoints.filter_map(|(number, one)| Some((number, one.as_ref()?)));
     opened
         .filter(|(_, one)| !one.revoked)
-        .filter(|(_, one)| !allow_endpoint(&connection.terms, one))
+        .filter(|(_, one)| !allow_endpoint(connection, one))
         .map(|(number, _)| number)
         .collect()
 }

@@ -123,6 +123,16 @@ impl Rights {
         Rights { any_role, ..self }
     }
 
+    /// Permits requests for link addresses, which go to the server only.
+    #[must_use]
+    pub fn neighbours(mac: [u8; 6], addresses: Addresses) -> Rights {
+        let rule = Rule { vlan: Vlan::Untagged, ..Rule::default() };
+        let rights = Rights::new(rule, mac, addresses);
+        // No plain packet is such a request.
+        let plain = PlainRights { link: NO_LINK, ..rights.plain };
+        Rights { plain, ..rights }
+    }
+
     /// Permits nothing, for endpoints that only capture.
     #[must_use]
     pub fn nothing() -> Rights {

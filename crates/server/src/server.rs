@@ -20,6 +20,7 @@ use crate::config::{Config, PolicyError, StartError, bind_to_processor};
 use crate::control::{Control, Parts, Request};
 use crate::engine::relays::Relays;
 use crate::engine::{Engine, Link};
+use crate::host::Host;
 use crate::policy::{Policy, PolicyChange};
 use crate::socket::{Bound, bind};
 use crate::worker::held::{Doorbells, Entries};
@@ -79,6 +80,7 @@ impl Server {
         let info = device.info().clone();
         let mut pool = Pool::new(config.subnets, info.mac)?;
         pool.reserve(&config.policy.reservations).map_err(PolicyError::from)?;
+        let host = open_host(config, device.as_ref())?;
         let link = Link {
             commands: engine_commands,
             events: engine_events,
@@ -101,7 +103,9 @@ impl Server {
             epoch,
             policy: config.policy.clone(),
             pool,
-            free_addresses: config.subnets == Subnets::default(),
+            free_addresses: config.subnets == Subnets::default() && host.is_none(),
+            gives_addresses: config.subnets != Subnets::default() || host.is_none(),
+            host,
             settings,
             batch: config.batch,
             store,
@@ -231,6 +235,17 @@ impl StatePage {
         let pins = pin(&[file.as_fd()]).map_err(resources(what))?;
         Ok(StatePage { file, region, mapping, pins })
     }
+}
+
+/// Begins to follow the host, if applications share its addresses.
+fn open_host(config: &Config, device: &dyn Device) -> Result<Option<Host>, StartError> {
+    let Some(access) = &config.host else { return Ok(None) };
+    let opened = Host::open(access, device.info());
+    let mut host = opened.map_err(resources("following the host's addresses"))?;
+    for (_, object) in device.objects() {
+        host.hold_descriptor(object).map_err(resources("handing the device to the keeper"))?;
+    }
+    Ok(Some(host))
 }
 
 /// Puts all that must outlive the server into the store.

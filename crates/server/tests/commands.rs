@@ -138,7 +138,7 @@ fn live(server: &Server) -> (Channel, u32) {
         receive_buffer_bytes: 128,
         name: message::fixed_name("raw"),
         ipv4: [0; 4],
-        reserved: 0,
+        flags: 0,
     };
     let (Message::Attached(attached), _) = ask(&channel, &Message::Attach(attach)) else {
         panic!("not attached");

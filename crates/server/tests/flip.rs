@@ -56,7 +56,7 @@ impl Raw {
             receive_buffer_bytes: 2048,
             name: message::fixed_name("raw"),
             ipv4: [0; 4],
-            reserved: 0,
+            flags: 0,
         };
         let shape = SessionShape::new(1, 1, 64, 8, 2048, 2048).unwrap();
         let (Message::Attached(attached), descriptors) = answer(&channel, &Message::Attach(attach))

@@ -182,6 +182,7 @@ fn packets_are_handed_over_without_a_race() {
         coalescing: (1, 0),
         iteration: 0,
         received: 0,
+        requests_left: None,
         last_sent: LastSent::default(),
     });
     let add =

@@ -100,9 +100,10 @@ impl Host {
     }
 
     /// Returns the route to `dst`; `None` if there is no address of its family or no gateway, or if
-    /// `dst` is this host.
+    /// `dst` is this host, unless another one has the same address.
     pub(crate) fn route(&self, dst: IpAddr) -> Option<Route> {
-        if self.is_ours(dst) || dst.is_unspecified() || dst.is_loopback() {
+        let is_only_ours = self.is_ours(dst) && !self.config.shares_addresses;
+        if is_only_ours || dst.is_unspecified() || dst.is_loopback() {
             return None;
         }
         match dst {
@@ -112,7 +113,7 @@ impl Host {
                     NextHop::Station(ethernet::BROADCAST)
                 } else if v4.is_multicast() {
                     NextHop::Station(ethernet::multicast(dst))
-                } else if same_net_v4(ours, v4, prefix) {
+                } else if self.config.shares_addresses || same_net_v4(ours, v4, prefix) {
                     NextHop::Neighbour(dst)
                 } else {
                     NextHop::Neighbour(self.config.ipv4_gateway?.into())
@@ -131,7 +132,7 @@ impl Host {
                 };
                 let to = if v6.is_multicast() {
                     NextHop::Station(ethernet::multicast(dst))
-                } else if on_link.is_some() || local {
+                } else if self.config.shares_addresses || on_link.is_some() || local {
                     NextHop::Neighbour(dst)
                 } else {
                     NextHop::Neighbour(self.config.ipv6_gateway?.into())

@@ -77,9 +77,13 @@ pub enum SocketError {
     /// There is no route, or the next hop does not answer.
     #[error("the destination cannot be reached")]
     Unreachable,
-    /// The datagram is longer than UDP over this IP version can carry.
+    /// The datagram is longer than UDP over this IP version can carry, or needs fragments on a host
+    /// that shares its addresses and sends none.
     #[error("the datagram is too long")]
     MessageTooLong,
+    /// The port belongs to this host no more.
+    #[error("the port was taken away from this application")]
+    Revoked,
     /// A limit of this stack is reached.
     #[error("a limit of this host is reached")]
     LimitReached,

@@ -42,8 +42,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 77 not available on this machine.
 Examples:
   towpath demo                                          demonstrate Towpath on this machine
   towpath doctor                                        check what this machine supports
-  towpath serve --device xdp:eth0 --lease 192.0.2.64/28
-                                                        serve an interface beside the kernel
+  towpath serve --device xdp:eth0 --share-host          serve an interface beside the kernel
   towpath ls                                            list the attached applications
   towpath capture -w - | tcpdump -nr -                  show the packets of the interface"
 )]
@@ -57,6 +56,9 @@ enum Subcommand {
     /// Serve a network interface to applications, until SIGTERM or SIGINT
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
+    /// Do the privileged acts of a server; the server starts this process by itself
+    #[command(hide = true)]
+    HostKeeper(serve::keeper::Args),
     /// List the applications attached to a server, and the flow rules of their endpoints
     #[command(after_help = ls::EXAMPLES)]
     Ls(ls::Args),
@@ -104,6 +106,7 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.subcommand {
         Subcommand::Serve(args) => serve::run(&args),
+        Subcommand::HostKeeper(args) => serve::keeper::run(&args),
         Subcommand::Ls(args) => ls::run(&args),
         Subcommand::Stat(args) => stat::run(&args),
         Subcommand::Capture(args) => capture::run(&args),

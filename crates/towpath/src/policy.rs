@@ -26,12 +26,13 @@ A policy file grants rights to users and groups; what no grant names is denied:
   users = [\"alice\"]                       # by name or number; groups likewise
   devices = [\"eth0\"]                      # all devices by default
   addresses = [\"192.0.2.70-192.0.2.79\"]   # all that the device has by default
-  ports = [\"tcp:80\", \"udp:5000-5999\"]     # all by default
+  ports = [\"tcp:80\", \"udp:5000-5999\"]     # all by default; of the host's addresses, from 1024 on
   ethertypes = [\"ipv4\", \"arp\", 0x88b5]    # all by default
   capture = false                         # a copy of every packet
   promiscuous = false                     # every packet, and any MAC address
   sessions-per-user = 4                   # limits below the server's
   endpoints-per-session = 64
+  host-ports-per-user = 100
   bytes-per-user = 67108864
   session-bytes = 16777216
   settings = [\"weight=400\"]               # of each endpoint; see towpath set --list

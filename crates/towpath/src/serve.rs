@@ -3,12 +3,14 @@
 mod confine;
 mod directory;
 mod interface;
+pub(crate) mod keeper;
+mod log;
 mod ready;
 mod settings;
 pub(crate) mod values;
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, IsTerminal};
+use std::io::BufWriter;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -20,11 +22,12 @@ use towpath_device::{Device, DeviceError};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Policy, Server, StartError};
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
 
 use crate::failure::{Failure, print, remedy, says};
 use crate::signals::Signals;
 use interface::Opened;
+use keeper::Keeper;
+use log::start_log;
 use ready::Ready;
 use settings::{Level, Settings};
 use values::Identity;
@@ -34,6 +37,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   towpath serve --device tap:tap0 --address 10.77.0.1/24 --address fd77::1/64 --allow-user alice
   towpath serve --device tap:tap0 --address 10.77.0.1/24 --user towpath --allow-group net --wait poll
+  towpath serve --device xdp:eth0 --share-host --user towpath --allow-user alice
   towpath serve --device xdp:eth0 --lease 192.0.2.64/28 --user towpath --allow-user alice
   towpath serve --config /etc/towpath/tap0.toml --log debug
   towpath serve --config /etc/towpath/tap0.toml --print-config
@@ -74,14 +78,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
              \"tap:NAME\" in a file",
         ));
     };
+    keeper::check(&settings)?;
     start_log(settings.log.unwrap_or(Level::Info));
     let signals = Signals::block()
         .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;
 
+    let default_socket = || towpath_client::default_socket(&served.interface);
+    let socket = settings.socket.clone().unwrap_or_else(default_socket);
+    if settings.share_host {
+        keeper::take_over_from_killed(&socket, settings.user.as_ref())?;
+    }
     let Opened { mut device, subnets } = interface::open(served, &settings)?;
     let device_info = device.info().clone();
     let name = device_info.name;
-    let socket = settings.socket.clone().unwrap_or_else(|| towpath_client::default_socket(&name));
     let mut config = settings.config(socket.clone())?;
     config.subnets = subnets.unwrap_or(config.subnets);
     warn_without_grants(&config.policy, &name);
@@ -95,9 +104,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         device = wrapped;
         pcap = Some((path.as_path(), status));
     }
+    // The keeper needs privileges that the next step gives up. It ends after the server, with this
+    // value.
+    let _keeper = Keeper::start(&settings, &served.interface, &socket, &mut config)?;
     confine::confine(settings.user.as_ref())?;
     let server = Server::start(&config, device, Box::<MemoryStore>::default())
         .map_err(|error| explain(&error))?;
+    drop(config);
     info!(
         device = name,
         mtu = device_info.mtu,
@@ -249,26 +262,4 @@ fn record(
         .map_err(failed)?;
     let status = wrapped.status();
     Ok((Box::new(wrapped), status))
-}
-
-/// Starts the log on standard error. `RUST_LOG` overrides the level.
-fn start_log(level: Level) {
-    let level = match level {
-        Level::Error => "error",
-        Level::Warn => "warn",
-        Level::Info => "info",
-        Level::Debug => "debug",
-        Level::Trace => "trace",
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    let outcome = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        // The server goes on without its log.
-        .log_internal_errors(false)
-        .try_init();
-    // Only a second start in one process could fail.
-    debug_assert!(outcome.is_ok());
 }

@@ -23,9 +23,25 @@ impl Signals {
     /// # Errors
     /// If no descriptor is left.
     pub(crate) fn block() -> io::Result<Signals> {
+        Signals::block_these(&ASKING)
+    }
+
+    /// Blocks SIGTERM alone, and ignores the terminal's signals.
+    ///
+    /// # Errors
+    /// If no descriptor is left.
+    pub(crate) fn block_termination() -> io::Result<Signals> {
+        for signal in [libc::SIGINT, libc::SIGHUP] {
+            // SAFETY: no handler is installed: the signal is ignored.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
+        }
+        Signals::block_these(&[libc::SIGTERM])
+    }
+
+    fn block_these(signals: &[libc::c_int]) -> io::Result<Signals> {
         // SAFETY: a set of signals is an array of integers; all zeros is a value.
         let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-        for signal in ASKING {
+        for signal in signals.iter().copied() {
             // SAFETY: a live set, and a signal's number.
             unsafe { libc::sigaddset(&raw mut set, signal) };
         }

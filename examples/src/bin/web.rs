@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::{error::Error, ffi::OsString, fs::File, path::Path, sync::Arc, time::Duration};
 
 use towpath_net::{Network, TcpListener, TcpStream};
@@ -12,18 +13,17 @@ const CONNECTIONS: usize = 512;
 const SILENCE: Duration = Duration::from_secs(30);
 
 fn main() -> std::process::ExitCode {
-    towpath_examples::run("web SOCKET DIRECTORY", "Serves a directory over HTTP/1.1.", listen)
+    towpath_examples::run("web SOCKET DIRECTORY [PORT]", "Serves a directory over HTTP.", listen)
 }
 
-fn listen([path, root]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
-    let found = Path::new(&root).canonicalize();
-    let root: Arc<Path> = found
-        .map_err(|error| format!("{}: {error}; give a directory that exists", root.display()))?
-        .into();
+fn listen([path, root, port]: [OsString; 3]) -> Result<(), Box<dyn Error>> {
+    let port = if port.is_empty() { 80 } else { port.to_string_lossy().parse::<u16>()? };
+    let wrong = |error| format!("{}: {error}; give a directory that exists", root.display());
+    let root: Arc<Path> = Path::new(&root).canonicalize().map_err(wrong)?.into();
     let network = Network::attach(path)?;
-    let v4 = TcpListener::bind(&network, "0.0.0.0:80")?;
-    let (v6, same) = (TcpListener::bind(&network, "[::]:80")?, root.clone());
-    println!("serving {} at {:?}, port 80", root.display(), network.addresses());
+    let v4 = TcpListener::bind(&network, (Ipv4Addr::UNSPECIFIED, port))?;
+    let (v6, same) = (TcpListener::bind(&network, (Ipv6Addr::UNSPECIFIED, port))?, root.clone());
+    println!("serving {} at port {port} of {:?}", root.display(), network.addresses());
     std::thread::spawn(move || accept(&v6, &same));
     Ok(accept(&v4, &root)?)
 }

@@ -71,7 +71,7 @@ pub(crate) fn small(name: &str) -> Attach {
         receive_buffer_bytes: 2048,
         name: fixed_name(name),
         ipv4: [0; 4],
-        reserved: 0,
+        flags: 0,
     }
 }
 

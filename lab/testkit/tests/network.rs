@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
-use towpath_netlink::{Error as NetlinkError, Netlink, Place, Prefix, Route, Veth};
+use towpath_netlink::{
+    Error as NetlinkError, HostEvent, HostWatch, Neighbour, Netlink, Place, Prefix, Reachability,
+    Route, RouteTo, Veth,
+};
 use towpath_testkit::{End, Error, Namespace, Unavailable, connect, isolated, skip};
 
 fn prefix(text: &str) -> Prefix {
@@ -262,6 +265,70 @@ fn addresses_routes_and_neighbours_come_and_go() {
         netlink.delete_address("left", v4).unwrap();
         assert_eq!(own(&mut netlink), [v6]);
         assert!(netlink.delete_address("left", v4).unwrap_err().not_found());
+    });
+}
+
+/// Waits for an event, and returns all up to it.
+fn events_until(watch: &mut HostWatch, wanted: impl Fn(&HostEvent) -> bool) -> Vec<HostEvent> {
+    let mut events = Vec::new();
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while !events.iter().any(&wanted) {
+        assert!(std::time::Instant::now() < deadline, "{events:?}");
+        std::thread::sleep(Duration::from_millis(1));
+        watch.events(&mut events);
+    }
+    events
+}
+
+#[test]
+fn the_kernels_ways_and_neighbours_are_followed() {
+    isolated!(|| {
+        let (near, far) = (Namespace::current().unwrap(), Namespace::create().unwrap());
+        near.silence().unwrap();
+        far.silence().unwrap();
+        let ours = [prefix("192.0.2.1/24"), prefix("2001:db8::1/64")];
+        let theirs = [prefix("192.0.2.2/24"), prefix("2001:db8::2/64")];
+        connect(
+            &End { namespace: &near, name: "near", addresses: &ours },
+            &End { namespace: &far, name: "far", addresses: &theirs },
+            None,
+        )
+        .unwrap();
+        let mut netlink = Netlink::open().unwrap();
+        // The kernel asks from a link-local address when it has no packet to send.
+        netlink.add_address("near", prefix("fe80::1/64")).unwrap();
+        let index = netlink.index("near").unwrap();
+        let mac = far.netlink().unwrap().link("far").unwrap().mac.unwrap();
+        let mut watch = HostWatch::new().unwrap();
+        for (own, peer) in ours.iter().zip(&theirs) {
+            let (own, peer) = (own.address(), peer.address());
+            let direct = Some(RouteTo { link: index, gateway: None });
+            assert_eq!(netlink.route_to(peer, Some(own)).unwrap(), direct);
+            assert_eq!(netlink.route_to(peer, None).unwrap(), direct);
+            assert_eq!(netlink.route_to(own, Some(own)).unwrap(), None, "to the host itself");
+            let elsewhere = if own.is_ipv4() { "203.0.113.9" } else { "2001:db8:9::9" };
+            let elsewhere = address(elsewhere);
+            assert_eq!(netlink.route_to(elsewhere, Some(own)).unwrap(), None, "no route");
+            let everywhere = if own.is_ipv4() { Prefix::DEFAULT_V4 } else { Prefix::DEFAULT_V6 };
+            netlink.add_route(&Route::to(everywhere).via(peer).on(index)).unwrap();
+            let via = Some(RouteTo { link: index, gateway: Some(peer) });
+            assert_eq!(netlink.route_to(elsewhere, Some(own)).unwrap(), via);
+            events_until(&mut watch, |event| *event == HostEvent::Routes);
+
+            netlink.probe_neighbour(index, peer).unwrap();
+            let confirmed = Reachability::Confirmed(mac);
+            let known = Neighbour { index, address: peer, reachability: confirmed };
+            let of_peer = |event: &HostEvent| *event == HostEvent::Neighbour(known);
+            events_until(&mut watch, of_peer);
+            assert_eq!(netlink.neighbour(index, peer).unwrap(), Some(known));
+        }
+        let silent = address("192.0.2.99");
+        assert_eq!(netlink.neighbour(index, silent).unwrap(), None);
+        netlink.probe_neighbour(index, silent).unwrap();
+        let failed = Neighbour { index, address: silent, reachability: Reachability::Failed };
+        events_until(&mut watch, |event| *event == HostEvent::Neighbour(failed));
+        netlink.delete_address("near", ours[0]).unwrap();
+        events_until(&mut watch, |event| *event == HostEvent::Addresses);
     });
 }
 

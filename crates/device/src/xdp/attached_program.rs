@@ -38,6 +38,10 @@ impl AttachedProgram {
         self.link = Some(link);
     }
 
+    pub(super) fn link(&self) -> Option<&Link> {
+        self.link.as_ref()
+    }
+
     /// Gives the packets of a hardware queue to a socket.
     pub(super) fn set_socket(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         Ok(self.filter.set_socket(queue, socket)?)

@@ -39,7 +39,8 @@ pub enum XdpError {
     /// Another XDP program is on the interface.
     #[error(
         "{name} has another XDP program already: {program}; end the process that attached it, or see \
-         towpath detach"
+         towpath detach. A towpath server with --share-host that was killed holds its programs for the \
+         time of --hold: start with its --socket, or end its towpath-keeper"
     )]
     OtherProgram {
         /// The interface.

@@ -11,9 +11,10 @@ use towpath_netlink::Netlink;
 use super::attached_program::AttachedProgram;
 use super::error::{XdpError, refused};
 use super::ethtool::Ethtool;
+use super::host_traffic::{self, HostTraffic};
 use super::large::LargeSender;
 use super::options::{Mode, Notes, Options};
-use super::packet_socket::PacketSocket;
+use super::packet_socket::{PacketSocket, RING_BYTES};
 use super::queue::PACKET_SOCKET_BUFFERS;
 use super::shared::{Properties, SPARE_RESETS, Shared};
 use super::socket::{self, Binding, CopyMode, RING_ENTRIES};
@@ -84,7 +85,8 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         .then(|| LargeSender::open(link.index))
         .transpose()
         .map_err(refused(name, "opening a packet socket for large packets"))?;
-    let notes = notes(name, options, attached, &link.kind, &ethtool);
+    let mut notes = notes(name, options, attached, &link.kind, &ethtool);
+    let host_traffic = open_host_traffic(options, mac, &mut notes);
     let binding = Binding { index: link.index, copying: copying(options, is_generic), spans };
     let properties = Properties {
         binding,
@@ -94,10 +96,47 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         may_be_partial,
         busy_poll: options.busy_poll,
     };
-    let info = info(&link, mac, &properties, rx_buffers, copies);
-    let shared =
-        Shared::new(name.clone(), properties, attached_program, packet_socket, large, unbound);
+    let mut info = info(&link, mac, &properties, rx_buffers, copies);
+    if host_traffic.is_some() {
+        announce_host_traffic(&mut info, chunk_bytes);
+    }
+    let shared = Shared::new(
+        name.clone(),
+        properties,
+        attached_program,
+        packet_socket,
+        (large, host_traffic),
+        unbound,
+    );
     Ok(Opened { info, index: link.index, shared, promiscuous, notes })
+}
+
+/// Opens the sockets and programs for packets between applications and this host's own sockets, if
+/// they share addresses and the kernel can.
+fn open_host_traffic(options: &Options, mac: [u8; 6], notes: &mut Notes) -> Option<HostTraffic> {
+    if !options.host {
+        return None;
+    }
+    let loopback = Netlink::open().and_then(|mut kernel| kernel.index("lo"));
+    let opened =
+        loopback.map_err(io::Error::other).and_then(|lo| HostTraffic::open(lo, mac, options.owner));
+    opened
+        .map_err(|cause| {
+            notes.warnings.push(format!(
+                "programs of this host and applications with its addresses do not reach each other \
+                 ({cause}; Linux 6.6 is needed)"
+            ));
+        })
+        .ok()
+}
+
+/// Describes a device that carries packets of the loopback interface, too. That interface leaves
+/// checksums and segmentation to the receiver.
+fn announce_host_traffic(info: &mut Info, chunk_bytes: usize) {
+    info.can.tx_to_host = true;
+    info.can.rx_offload = true;
+    info.limits.rx_packet_buffers =
+        host_traffic::FRAME_BYTES.div_ceil(chunk_bytes - HEADROOM_BYTES);
 }
 
 /// The sockets that need a capability.
@@ -121,7 +160,8 @@ impl Sockets {
             .map_err(refused(name, "creating an AF_XDP socket"))?;
         let failed = refused(name, "opening a packet socket");
         if !options.exclusive {
-            let packet_socket = PacketSocket::open(index, frame_bytes).map_err(failed)?;
+            let packet_socket =
+                PacketSocket::open(index, frame_bytes, RING_BYTES).map_err(failed)?;
             return Ok(Sockets { unbound, packet_socket: Some(packet_socket), promiscuous: None });
         }
         let promiscuous = PacketSocket::without_packets(index).map_err(failed)?;

@@ -26,6 +26,12 @@ pub struct Options {
     /// `true` to poll the hardware from the engine's thread, by system calls, in place of interrupts
     /// (`SO_PREFER_BUSY_POLL`, Linux 5.11).
     pub busy_poll: bool,
+    /// `true` to carry packets between applications and the kernel's sockets of this host, too, if they
+    /// share the interface's addresses (Linux 6.6).
+    pub host: bool,
+    /// The user that rules of the host's firewall see as the owner of packets to the kernel's sockets;
+    /// this process's user if `None`.
+    pub owner: Option<u32>,
     /// `true` to take every packet from the kernel, which then receives none on this interface.
     pub exclusive: bool,
 }

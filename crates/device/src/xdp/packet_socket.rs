@@ -13,14 +13,15 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use libc::{sock_filter, sock_fprog, tpacket_req, tpacket2_hdr};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use towpath_bpf::Program;
 use towpath_packet::{TagProtocol, VlanTag};
 
 use super::socket::set;
 use crate::virtio::{self, HEADER_BYTES};
 use crate::{Filter, Meta};
 
-/// The size of the socket's ring, in bytes.
-const RING_BYTES: u32 = 4 << 20;
+/// The size of the ring of a socket for packets to groups, in bytes.
+pub(super) const RING_BYTES: u32 = 4 << 20;
 /// The smallest block of the ring, in bytes.
 const BLOCK_BYTES: u32 = 64 << 10;
 /// Bytes of a frame before the packet: the header, the address, the virtio-net header and gaps.
@@ -37,6 +38,7 @@ const KEEP: u32 = u32::MAX;
 pub(super) struct PacketSocket {
     fd: OwnedFd,
     index: u32,
+    ring_bytes: u32,
     slot_bytes: u32,
     /// The number of slots in the ring, each for one packet.
     slots: u32,
@@ -131,15 +133,27 @@ pub(super) fn bind(fd: BorrowedFd<'_>, index: u32, protocol: u16) -> io::Result<
 impl PacketSocket {
     /// Creates a socket that receives nothing, for what the interface is to receive.
     pub(super) fn without_packets(index: u32) -> io::Result<PacketSocket> {
-        Ok(PacketSocket { fd: create()?, index, slot_bytes: 0, slots: 0, next: AtomicU32::new(0) })
+        Ok(PacketSocket {
+            fd: create()?,
+            index,
+            ring_bytes: 0,
+            slot_bytes: 0,
+            slots: 0,
+            next: AtomicU32::new(0),
+        })
     }
 
     /// Opens a socket on an interface, which at first copies nothing. `frame_bytes`: the longest
-    /// frame.
-    pub(super) fn open(index: u32, frame_bytes: usize) -> io::Result<PacketSocket> {
+    /// frame. `ring_bytes`: the size of the ring.
+    pub(super) fn open(
+        index: u32,
+        frame_bytes: usize,
+        ring_bytes: u32,
+    ) -> io::Result<PacketSocket> {
         let slot_bytes = (frame_bytes + BEFORE_PACKET_BYTES).next_power_of_two() as u32;
-        let slots = RING_BYTES / slot_bytes;
-        let socket = PacketSocket { slot_bytes, slots, ..PacketSocket::without_packets(index)? };
+        let slots = ring_bytes / slot_bytes;
+        let socket =
+            PacketSocket { ring_bytes, slot_bytes, slots, ..PacketSocket::without_packets(index)? };
         socket.set_filter(&Wanted::default())?;
         set(
             &socket.fd,
@@ -152,13 +166,19 @@ impl PacketSocket {
         let block_bytes = slot_bytes.max(BLOCK_BYTES);
         let ring = tpacket_req {
             tp_block_size: block_bytes,
-            tp_block_nr: RING_BYTES / block_bytes,
+            tp_block_nr: ring_bytes / block_bytes,
             tp_frame_size: slot_bytes,
             tp_frame_nr: slots,
         };
         option(socket.fd.as_fd(), libc::SOL_PACKET, libc::PACKET_RX_RING, &ring)?;
         bind(socket.fd.as_fd(), index, libc::ETH_P_ALL as u16)?;
         Ok(socket)
+    }
+
+    /// Copies the packets that a program keeps from now on.
+    pub(super) fn attach(&self, program: &Program) -> io::Result<()> {
+        let program = program.as_fd().as_raw_fd();
+        option(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &program)
     }
 
     /// Copies the wanted packets from now on.
@@ -259,7 +279,7 @@ unsafe impl Send for PacketRing {}
 impl PacketRing {
     /// Maps the ring of a socket, which has no other mapping that reads it.
     pub(super) fn map(socket: Arc<PacketSocket>) -> io::Result<PacketRing> {
-        let map_bytes = RING_BYTES as usize;
+        let map_bytes = socket.ring_bytes as usize;
         // SAFETY: the kernel chooses a free range of addresses, so the call replaces no mapping.
         let map = unsafe {
             rustix::mm::mmap(

@@ -19,6 +19,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
+use super::host_traffic;
 use super::in_flight::InFlight;
 use super::packet_socket::PacketRing;
 use super::shared::Shared;
@@ -49,7 +50,11 @@ pub(super) struct XdpQueue {
     shared: Arc<Shared>,
     sockets: Vec<XdpSocket>,
     packet_ring: Option<PacketRing>,
-    /// Buffers for packets to groups.
+    /// The packets of this host's own sockets for shared addresses.
+    host_ring: Option<PacketRing>,
+    /// Memory for a packet to this host's own sockets.
+    host_packet: Vec<u8>,
+    /// Buffers for the packets of both rings.
     packet_socket_buffers: VecDeque<u32>,
     chunk_bytes: u32,
     /// `true` for each chunk that is a receive buffer with the device.
@@ -92,19 +97,23 @@ impl XdpQueue {
         let sockets = shared.bind().map_err(failed("binding an AF_XDP socket"))?;
         let packet_ring =
             shared.packet_ring().map_err(failed("mapping the packet socket's ring"))?;
+        let host_ring = shared.host_ring().map_err(failed("mapping the loopback socket's ring"))?;
+        let host_bytes = if host_ring.is_some() { host_traffic::FRAME_BYTES } else { 0 };
         let umem = shared.umem().ok_or_else(|| {
             failed("opening a queue")(io::Error::other("the device has no memory yet"))
         })?;
         let chunks = umem.chunks();
         let zero_copy = sockets.iter().any(|socket| socket.zero_copy);
         let timer = timer().map_err(failed("timerfd_create"))?;
-        let packet_socket = packet_ring.as_ref().map(PacketRing::socket);
-        let sleep = sleep_fd(&sockets, packet_socket, timer.as_fd()).map_err(failed("epoll"))?;
+        let rings = packet_ring.iter().chain(&host_ring).map(PacketRing::socket);
+        let sleep = sleep_fd(&sockets, rings, timer.as_fd()).map_err(failed("epoll"))?;
         let shift = umem.chunk_bytes.trailing_zeros();
         Ok(XdpQueue {
             info,
             sockets,
             packet_ring,
+            host_ring,
+            host_packet: Vec::with_capacity(host_bytes),
             packet_socket_buffers: VecDeque::with_capacity(PACKET_SOCKET_BUFFERS),
             chunk_bytes: umem.chunk_bytes,
             held: vec![false; chunks as usize],
@@ -147,7 +156,7 @@ impl XdpQueue {
             && self.in_flight.has_room(PACKET_DESCRIPTORS)
             && self.sockets[0].tx.room(PACKET_DESCRIPTORS as u32) >= PACKET_DESCRIPTORS as u32;
         let has_copied = || {
-            self.packet_ring.as_ref().is_some_and(PacketRing::is_ready)
+            self.packet_ring.iter().chain(&self.host_ring).any(PacketRing::is_ready)
                 && !self.packet_socket_buffers.is_empty()
         };
         !self.done.is_empty()
@@ -187,7 +196,7 @@ impl XdpQueue {
         let without_socket = self.shared.attached_program().without_socket();
         self.counters.rx_dropped += without_socket.saturating_sub(self.without_socket);
         self.without_socket = without_socket;
-        if let Some(ring) = &self.packet_ring {
+        for ring in self.packet_ring.iter().chain(&self.host_ring) {
             self.counters.system_calls += 1;
             self.counters.rx_dropped += ring.take_drops();
         }
@@ -195,15 +204,15 @@ impl XdpQueue {
 }
 
 /// Makes an epoll instance that becomes readable with each new event of a socket or the timer.
-fn sleep_fd(
+fn sleep_fd<'a>(
     sockets: &[XdpSocket],
-    packet_socket: Option<BorrowedFd<'_>>,
-    timer: BorrowedFd<'_>,
+    rings: impl Iterator<Item = BorrowedFd<'a>>,
+    timer: BorrowedFd<'a>,
 ) -> io::Result<OwnedFd> {
     let sleep = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     watch(&sleep, sockets)?;
     let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-    for fd in packet_socket.into_iter().chain([timer]) {
+    for fd in rings.chain([timer]) {
         epoll::add(&sleep, fd, epoll::EventData::new_u64(0), flags)?;
     }
     Ok(sleep)
@@ -293,7 +302,7 @@ impl DeviceQueue for XdpQueue {
         if self.polls.is_multiple_of(POLLS_PER_READ) {
             self.count_kernel_drops();
         }
-        let sources = self.sockets.len() + 1;
+        let sources = self.sockets.len() + 2;
         let before = self.counters.rx_packets;
         let mut polled = 0;
         for step in 0..sources {
@@ -305,7 +314,8 @@ impl DeviceQueue for XdpQueue {
                 }
                 self.poll_socket(source, spaces, out, budget - polled)
             } else {
-                self.poll_packet_socket(spaces, out, budget - polled)
+                let is_from_host = source > self.sockets.len();
+                self.poll_packet_socket(is_from_host, spaces, out, budget - polled)
             };
         }
         self.next_source = (self.next_source + 1) % sources;

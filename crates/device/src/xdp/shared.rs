@@ -4,9 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use towpath_bpf::Link;
 use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
+use super::host_traffic::HostTraffic;
 use super::large::LargeSender;
 use super::packet_socket::{PacketRing, PacketSocket};
 use super::socket::{self, Binding, Umem, XdpSocket};
@@ -39,6 +41,9 @@ pub(super) struct Shared {
     packet_socket: Option<Arc<PacketSocket>>,
     /// Sends large packets; `None` where a driver without copies sends the others later.
     pub(super) large: Option<LargeSender>,
+    /// Carries packets between applications and the kernel's sockets of this host, if they share
+    /// addresses.
+    pub(super) host_traffic: Option<HostTraffic>,
     /// Sockets that are not bound yet.
     unbound: Mutex<Vec<OwnedFd>>,
     umem: Mutex<Option<Umem>>,
@@ -54,7 +59,7 @@ impl Shared {
         properties: Properties,
         attached_program: AttachedProgram,
         packet_socket: Option<PacketSocket>,
-        large: Option<LargeSender>,
+        (large, host_traffic): (Option<LargeSender>, Option<HostTraffic>),
         unbound: Vec<OwnedFd>,
     ) -> Shared {
         Shared {
@@ -63,6 +68,7 @@ impl Shared {
             attached_program: Mutex::new(attached_program),
             packet_socket: packet_socket.map(Arc::new),
             large,
+            host_traffic,
             unbound: Mutex::new(unbound),
             umem: Mutex::new(None),
         }
@@ -74,6 +80,15 @@ impl Shared {
 
     pub(super) fn packet_socket(&self) -> Option<&PacketSocket> {
         self.packet_socket.as_deref()
+    }
+
+    /// Returns copies of the descriptors that attach the programs, with their names.
+    pub(super) fn links(&self) -> io::Result<Vec<(&'static str, OwnedFd)>> {
+        let program = self.attached_program();
+        let flows = program.link().map(|link| ("device-xdp", link));
+        let local = self.host_traffic.as_ref().map(|local| ("device-loopback", local.link()));
+        let copy = |(name, link): (_, &Link)| Ok((name, link.as_fd().try_clone_to_owned()?));
+        flows.into_iter().chain(local).map(copy).collect()
     }
 
     pub(super) fn umem(&self) -> Option<Umem> {
@@ -100,6 +115,12 @@ impl Shared {
     #[inline]
     pub(super) fn spans(&self) -> bool {
         self.properties.binding.spans
+    }
+
+    /// Maps the ring of the packets from this host's own sockets.
+    pub(super) fn host_ring(&self) -> io::Result<Option<PacketRing>> {
+        let socket = self.host_traffic.as_ref().map(|local| local.socket().clone());
+        socket.map(PacketRing::map).transpose()
     }
 
     pub(super) fn packet_ring(&self) -> io::Result<Option<PacketRing>> {

@@ -9,6 +9,7 @@ use towpath_device::DeviceError;
 use towpath_protocol::settings::Setting;
 use towpath_queue::Violation;
 
+use crate::engine::neighbours::NeighbourRequest;
 use crate::engine::session::{Endpoint, Session};
 
 /// A command of the control thread. The engine answers each with `EngineReport::Done` and the
@@ -37,6 +38,14 @@ pub enum Command {
     RevokeEndpoint {
         session: u32,
         number: u32,
+    },
+    /// Delivers an answer about a link address, and allows as many further requests as were
+    /// answered.
+    AnswerNeighbour {
+        session: u32,
+        endpoint: u32,
+        packet: Option<Box<[u8]>>,
+        answered: u32,
     },
     /// Limits the packets per second that the session's rights forbid.
     LimitForbidden {
@@ -93,6 +102,8 @@ pub enum EngineReport {
         session: u32,
         violation: Violation,
     },
+    /// A session asks for a link address.
+    NeighbourWanted(NeighbourRequest),
     /// The device completed none of `packets` packets for a window. The engine resets it, and
     /// repeats this each window until the device completes some.
     Stalled {

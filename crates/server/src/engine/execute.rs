@@ -1,5 +1,6 @@
 //! The execution of commands, and the end of sessions.
 
+use towpath_device::Meta;
 use towpath_protocol::counters::Device as Count;
 use towpath_protocol::layout::ENDPOINT_COUNTERS;
 use towpath_protocol::settings::{Scope, Setting};
@@ -7,9 +8,12 @@ use towpath_protocol::settings::{Scope, Setting};
 use crate::engine::Engine;
 use crate::engine::closing::Step;
 use crate::engine::commands::{Command, EngineReport, Listening};
+use crate::engine::delivery::{Delivery, Packet};
 use crate::engine::demux::{Destination, FlowCache, FlowTable};
 use crate::engine::forbidden::Forbidden;
+use crate::engine::neighbours::MAX_REQUESTS;
 use crate::engine::session::{Endpoint, Session};
+use crate::engine::source::Source;
 
 /// Commands that the engine executes per poll iteration, so that a connection that opens or sets
 /// endlessly does not delay other sessions. An engine with commands left does not sleep.
@@ -65,6 +69,11 @@ impl Engine {
             Command::RevokeEndpoint { session, number } => {
                 if let Some(key) = self.sessions.key(session) {
                     self.revoke_endpoint(key, number);
+                }
+            }
+            Command::AnswerNeighbour { session, endpoint, packet, answered } => {
+                if let Some(key) = self.sessions.key(session) {
+                    self.answer_neighbour(key, endpoint, packet.as_deref(), answered);
                 }
             }
             Command::LimitForbidden { session, most } => {
@@ -165,6 +174,8 @@ impl Engine {
         let Some(session) = self.sessions.get_mut(key).filter(|one| !one.closing) else { return };
         let destination = Destination { session: key, endpoint: number };
         match listening {
+            // The answers that it receives come from the control thread.
+            None if endpoint.requests_left.is_some() => {}
             None => {
                 self.flows.insert(&endpoint.rule, group, destination);
             }
@@ -188,6 +199,24 @@ impl Engine {
         if let Err(violation) = forgotten {
             self.sessions.condemn(key, violation);
         }
+    }
+
+    /// Delivers an answer to an endpoint that asks for link addresses.
+    fn answer_neighbour(&mut self, key: u32, number: u32, packet: Option<&[u8]>, answered: u32) {
+        let Some(session) = self.sessions.get_mut(key).filter(|one| !one.closing) else { return };
+        let Some(left) = session.requests_left(number) else { return };
+        *left = (*left + answered).min(MAX_REQUESTS);
+        let Some(packet) = packet else { return };
+        let destination = Destination { session: key, endpoint: number };
+        let mut delivery = Delivery::new(
+            &mut self.sessions,
+            &mut self.notifier,
+            &mut self.segment,
+            self.receive_budget,
+            self.iteration,
+        );
+        let source = Source { prefix: packet, memory: self.port.memory(), pieces: &[] };
+        delivery.deliver(destination, &Packet { source, beginning: packet, meta: Meta::FULL }, 0);
     }
 
     /// Removes an endpoint that the policy does not grant any more, and tells the application.
@@ -286,7 +315,7 @@ impl Engine {
 fn forget(flows: &mut FlowTable, endpoint: &Endpoint, destination: Destination) {
     if endpoint.captures {
         flows.remove_captures(destination);
-    } else {
+    } else if endpoint.requests_left.is_none() {
         flows.remove(&endpoint.rule, destination);
     }
 }

@@ -322,6 +322,9 @@ fn deliver_packet<const CAPTURES: bool>(
         flows.members(headers, found);
     } else if let Some(destination) = flows.lookup(Direction::Received, headers) {
         found.push(destination);
+    } else if let Some(quoted) = headers.as_quoted_flow(packet.beginning) {
+        // An ICMP error goes to the flow that it is about.
+        found.extend(flows.lookup(Direction::Received, &quoted));
     }
     if CAPTURES {
         found.extend_from_slice(flows.promiscuous());

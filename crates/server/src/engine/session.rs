@@ -91,6 +91,9 @@ pub struct Endpoint {
     pub iteration: u64,
     /// Packets received in that poll iteration.
     pub received: u32,
+    /// For an endpoint that asks for link addresses, the number of requests that it may still make
+    /// before an answer.
+    pub requests_left: Option<u32>,
     /// The last plain packet that the endpoint sent.
     pub last_sent: LastSent,
 }
@@ -280,6 +283,13 @@ impl QueuePair {
 }
 
 impl Session {
+    /// Returns the number of requests for link addresses that an endpoint may make, if that is what
+    /// it is for.
+    #[inline]
+    pub(crate) fn requests_left(&mut self, endpoint: u32) -> Option<&mut u32> {
+        self.endpoints.get_mut(endpoint as usize)?.as_mut()?.requests_left.as_mut()
+    }
+
     /// Creates a session over its memories, either new ones or those that a predecessor left.
     #[must_use]
     pub fn new(

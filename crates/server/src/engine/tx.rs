@@ -34,6 +34,7 @@ use towpath_queue::descriptor::{EXPEDITED, MAX_CHAIN};
 
 use crate::clock::clock_ns;
 use crate::engine::demux::Destination;
+use crate::engine::neighbours::{NeighbourRequest, REQUESTS_PER_ITERATION};
 use crate::engine::port::{BOUNCE_SLOTS, BounceMemory, DevicePort};
 use crate::engine::schedule::shape::Class;
 use crate::engine::schedule::{self, Due, Schedule, Stop, Turn};
@@ -82,6 +83,8 @@ pub(crate) struct TxPath {
     /// The pieces and the receivers of the current packet.
     pieces: Vec<Piece>,
     found: Vec<Destination>,
+    /// Requests for link addresses that the control thread does not have yet.
+    neighbour_requests: Vec<NeighbourRequest>,
     completions: Vec<Completion>,
     /// Sessions whose queue pairs the engine must check again, because settings changed.
     hurrying: VecDeque<u32>,
@@ -118,6 +121,7 @@ impl TxPath {
             iteration_bytes: 0,
             pieces: Vec::with_capacity(MAX_CHAIN + 1),
             found: Vec::with_capacity(64),
+            neighbour_requests: Vec::with_capacity(REQUESTS_PER_ITERATION),
             hurrying: VecDeque::new(),
             landed: Vec::new(),
         }
@@ -150,6 +154,11 @@ impl TxPath {
     /// Records that the device's link came up or went down.
     pub(crate) fn set_link(&mut self, up: bool) {
         self.handoff.set_link(up);
+    }
+
+    /// Takes the requests for link addresses that applications have sent.
+    pub(crate) fn take_neighbour_requests(&mut self) -> impl Iterator<Item = NeighbourRequest> {
+        self.neighbour_requests.drain(..)
     }
 
     /// Returns the hand-off's counts.

@@ -133,6 +133,7 @@ pub(crate) fn endpoint(rule: Rule, rights: Rights) -> Endpoint {
         captures: false,
         iteration: 0,
         received: 0,
+        requests_left: None,
         last_sent: LastSent::default(),
     }
 }

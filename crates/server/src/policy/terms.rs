@@ -8,6 +8,9 @@ use towpath_protocol::settings::Setting;
 use crate::engine::commands::Listening;
 use crate::engine::demux::Rule;
 
+/// The first port that needs no privilege by default (ip(7), `ip_unprivileged_port_start`).
+const UNPRIVILEGED_PORT: u16 = 1024;
+
 /// The rights of the users of a grant. The default terms allow all that an application may do with
 /// addresses of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,7 +19,8 @@ pub struct Terms {
     /// session gets no address of a family that is not named. It always has the link-local IPv6
     /// address of its MAC address.
     pub addresses: Option<Vec<AddressRange>>,
-    /// The local ports of endpoints; `None` for any. With `Some`, an endpoint for IP packets has a
+    /// The local ports of endpoints; `None` for any, and of the host's own addresses any from 1024
+    /// on. With `Some`, an endpoint for IP packets has a
     /// protocol and one of these ports, or is for ICMP or ICMPv6.
     pub ports: Option<Vec<PortRange>>,
     /// The ethertypes of endpoints; `None` for any. With `Some`, an endpoint has an ethertype, or a
@@ -36,6 +40,8 @@ pub struct Terms {
     pub bytes_per_user: Option<usize>,
     /// Bytes of memory that one session may have.
     pub session_bytes: Option<usize>,
+    /// Ports of the host's own addresses that one user may hold.
+    pub host_ports_per_user: Option<usize>,
     /// Initial settings of each endpoint, such as a rate.
     pub settings: Vec<(Setting, u64)>,
     /// Forbidden packets per second of a session: packets that its rights do not allow. The engine
@@ -123,6 +129,21 @@ impl Terms {
         self.check_port(rule).map_err(|text| format!("{text}, {ask}"))
     }
 
+    /// Checks that the terms allow a port of the host's own address. Ports that programs on the host
+    /// may not bind without a privilege need a grant that names them.
+    ///
+    /// # Errors
+    /// Fails with the reason and the remedy.
+    pub(crate) fn check_shared(&self, rule: &Rule) -> Result<(), String> {
+        match rule.port {
+            Some(port @ 1..UNPRIVILEGED_PORT) if self.ports.is_none() => Err(format!(
+                "your user may use port {port} of the host's address only with a grant that names \
+                 it; give a port from {UNPRIVILEGED_PORT} on, or ask the administrator for a grant"
+            )),
+            _ => Ok(()),
+        }
+    }
+
     fn check_ethertype(&self, rule: &Rule, group: bool) -> Result<(), String> {
         let Some(granted) = &self.ethertypes else { return Ok(()) };
         // Packets to a group need not match the local address.
@@ -154,6 +175,11 @@ impl Terms {
         }
         match (rule.protocol, rule.port) {
             (Some(PROTOCOL_ICMP | PROTOCOL_ICMPV6), _) => Ok(()),
+            // The server chooses one of the ports.
+            (Some(protocol), Some(0)) => match granted.iter().any(|one| one.protocol == protocol) {
+                true => Ok(()),
+                false => Err(format!("your user may use no port of protocol {protocol}")),
+            },
             (Some(protocol), Some(port)) => {
                 let fits = |range: &PortRange| {
                     range.protocol == protocol && (range.first..=range.last).contains(&port)

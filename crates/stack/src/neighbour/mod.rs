@@ -218,6 +218,20 @@ impl Neighbours {
         outcome.resume.extend(std::mem::take(&mut entry.waiting));
     }
 
+    /// Gives a neighbour up at once.
+    pub(crate) fn give_up(
+        &mut self,
+        address: IpAddr,
+        outbox: &mut Outbox,
+        counters: &mut Counters,
+        outcome: &mut Outcome,
+    ) {
+        if let Some(index) = self.table.find(address) {
+            counters.neighbour_failures += 1;
+            outcome.failed.extend(self.remove(index, outbox, counters));
+        }
+    }
+
     /// Returns due requests, and gives up neighbours that did not answer, a bounded number per
     /// call. [`Neighbours::poll_at`] tells whether there are more.
     pub(crate) fn due(

@@ -5,11 +5,16 @@ use std::net::IpAddr;
 use super::Stack;
 use crate::arp::Arp;
 use crate::checksum::Sum;
+use crate::host::Host;
 use crate::icmp::{self, Message, Problem, Report};
 use crate::ip::{self, Header, Packet, Refusal};
 use crate::ndp::{self, Ndp};
 use crate::outbox::NextHop;
 use crate::{Checksum, Instant, Meta, ethernet};
+
+/// The link address in an answer to a host that shares its addresses, if no way leads to the
+/// destination or the next hop does not answer.
+const NO_STATION: [u8; 6] = [0; 6];
 
 /// Time between two defences of an address (RFC 5227, 2.4 (b)).
 const DEFEND_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
@@ -98,8 +103,8 @@ impl Stack {
         // A packet from the unspecified address can only be duplicate address detection (RFC 4862,
         // 5.4).
         let asking = packet.src.is_unspecified() && packet.protocol == ip::ICMPV6;
-        if !(host.is_host(packet.src) || asking && packet.src.is_ipv6()) || host.is_ours(packet.src)
-        {
+        let is_only_ours = host.is_ours(packet.src) && !host.config.shares_addresses;
+        if !(host.is_host(packet.src) || asking && packet.src.is_ipv6()) || is_only_ours {
             host.counters.rx_bad_source += 1;
             return false;
         }
@@ -137,7 +142,7 @@ impl Stack {
         self.host.counters.arp_received += 1;
         let Some((ours, _)) = self.host.config.ipv4 else { return };
         let (mac, ip) = arp.sender;
-        if ip == ours {
+        if ip == ours && !self.host.config.shares_addresses {
             if mac != self.host.config.mac {
                 self.conflict(now);
             }
@@ -145,12 +150,21 @@ impl Stack {
         }
         let asks_us = arp.request && arp.target.1 == ours;
         if !ip.is_unspecified() && self.host.is_host(ip.into()) {
-            let (outbox, outcome) = (&mut self.host.outbox, &mut self.outcome);
-            self.host.neighbours.learn(now, ip.into(), mac, asks_us, outbox, outcome);
+            self.learn(now, ip.into(), mac, asks_us);
         }
         if asks_us && mac[0] & 1 == 0 {
             let sender = (self.host.config.mac, ours);
             self.send_arp(Arp { request: false, sender, target: arp.sender }, mac);
+        }
+    }
+
+    /// Records a neighbour's link address. With `insert`, also adds a new neighbour.
+    fn learn(&mut self, now: Instant, address: IpAddr, mac: [u8; 6], insert: bool) {
+        let Host { outbox, counters, neighbours, config, .. } = &mut self.host;
+        if config.shares_addresses && mac == NO_STATION {
+            neighbours.give_up(address, outbox, counters, &mut self.outcome);
+        } else {
+            neighbours.learn(now, address, mac, insert, outbox, &mut self.outcome);
         }
     }
 
@@ -268,8 +282,7 @@ impl Stack {
                     return;
                 }
                 if let Some(link) = link {
-                    let (outbox, outcome) = (&mut self.host.outbox, &mut self.outcome);
-                    self.host.neighbours.learn(now, src.into(), link, true, outbox, outcome);
+                    self.learn(now, src.into(), link, true);
                 }
                 let message = Ndp::Advertisement { target, link: Some(mac), solicited: true };
                 let to = match link {
@@ -279,15 +292,14 @@ impl Stack {
                 self.send_ndp(now, message, target, src, to);
             }
             Ndp::Advertisement { target, link, solicited: _ } => {
-                if self.host.is_ours(target.into()) {
+                if self.host.is_ours(target.into()) && !self.host.config.shares_addresses {
                     if link != Some(mac) {
                         self.conflict(now);
                     }
                     return;
                 }
                 if let Some(link) = link {
-                    let (outbox, outcome) = (&mut self.host.outbox, &mut self.outcome);
-                    self.host.neighbours.learn(now, target.into(), link, false, outbox, outcome);
+                    self.learn(now, target.into(), link, false);
                 }
             }
         }

@@ -61,6 +61,9 @@ impl Stack {
 
     /// Announces our addresses to all stations on the link (RFC 5227, 2.3; RFC 4861, 7.2.6).
     fn announce(&mut self, now: Instant) {
+        if self.host.config.shares_addresses {
+            return;
+        }
         if let Some((ours, _)) = self.host.config.ipv4 {
             let sender = (self.host.config.mac, ours);
             let arp = Arp { request: true, sender, target: ([0; 6], ours) };
@@ -240,6 +243,24 @@ impl Stack {
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.host.counters
+    }
+
+    /// Returns the next local TCP port that no listener, connection or TIME-WAIT entry uses any
+    /// more, with `true` for IPv4, if the configuration asks for such reports
+    /// ([`Config::reports_unused_ports`]).
+    pub fn next_unused_port(&mut self) -> Option<(bool, u16)> {
+        self.tcp.next_unused_port()
+    }
+
+    /// Fails the sockets of a TCP port with [`SocketError::Revoked`](crate::SocketError::Revoked): the
+    /// port belongs to this host no more.
+    pub fn tcp_revoke(&mut self, now: Instant, is_ipv4: bool, port: u16) {
+        self.tcp.revoke(now, &mut self.host, is_ipv4, port);
+    }
+
+    /// Fails the sockets of a UDP port with [`SocketError::Revoked`](crate::SocketError::Revoked).
+    pub fn udp_revoke(&mut self, is_ipv4: bool, port: u16) {
+        self.udp.revoke(&mut self.host, is_ipv4, port);
     }
 
     /// Returns the number of TCP connections (without those in TIME-WAIT), and of TIME-WAIT

@@ -58,7 +58,7 @@ impl Tcp {
     ) -> (bool, bool) {
         let mut work = Work { link, segments_left: budget, done: false };
         let mut timers_left = TIMERS;
-        self.time_wait.expire(now, TIMERS);
+        self.time_wait.expire(now, TIMERS, &mut self.ports);
         while let Some(index) = self.wheel.fire(now, &mut timers_left) {
             host.counters.timers_fired += 1;
             work.done = true;

@@ -66,14 +66,14 @@ impl Tcp {
             let newer = segment::before(remains.receive_next, seg.sequence.wrapping_add(1));
             if seg.flags & (SYN | ACK) == SYN && newer {
                 host.counters.tcp_time_wait_reused += 1;
-                self.time_wait.remove(&tuple);
+                self.time_wait.remove(&tuple, &mut self.ports);
             } else {
                 // The peer repeats its FIN or an old segment: it has not received our last segment.
                 // The stack accepts a reset only at exactly the next sequence number (RFC 1337,
                 // RFC 5961 3.2). A peer that reopens the connection with an older number answers
                 // our last segment with such a reset.
                 if seg.has(RST) && seg.sequence == remains.receive_next {
-                    self.time_wait.remove(&tuple);
+                    self.time_wait.remove(&tuple, &mut self.ports);
                 } else if !seg.has(RST) && host.errors.take(now) {
                     let at = (remains.send_next, remains.receive_next);
                     self.say(now, host, &tuple, at, ACK);

@@ -39,7 +39,8 @@ impl Tcp {
                     let acknowledged = connection.acknowledged;
                     let orphan = connection.owner != Owner::Application;
                     let counters = &mut host.counters;
-                    self.time_wait.insert(now, tuple, sent_to, acknowledged, counters);
+                    let remains = (sent_to, acknowledged);
+                    self.time_wait.insert(now, tuple, remains, &mut self.ports, counters);
                     self.detach(host, index);
                     if orphan {
                         self.remove(host, index);
@@ -84,6 +85,7 @@ impl Tcp {
             connection.detached = true;
             connection.give_up_at = None;
             self.by_tuple.remove(&connection.tuple);
+            self.ports.remove(connection.tuple.local);
             self.wheel.set(index, None);
         }
     }
@@ -114,6 +116,7 @@ impl Tcp {
         slot.connection = Some(Box::new(connection));
         self.live += 1;
         self.by_tuple.insert(tuple, index);
+        self.ports.add(tuple.local);
         TcpId { index, generation: slot.generation }
     }
 
@@ -126,6 +129,7 @@ impl Tcp {
                 connection.socket_mut().close();
                 connection.detached = true;
                 self.by_tuple.remove(&connection.tuple);
+                self.ports.remove(connection.tuple.local);
                 self.wheel.set(index, None);
                 if connection.owner == Owner::None {
                     return self.remove(host, index);

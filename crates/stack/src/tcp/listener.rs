@@ -15,6 +15,8 @@ pub(super) struct Listener {
     pub(super) half_open: usize,
     pub(super) accept: VecDeque<TcpId>,
     pub(super) told: bool,
+    /// `true` if the port belongs to this host no more.
+    pub(super) revoked: bool,
 }
 
 /// All listeners.

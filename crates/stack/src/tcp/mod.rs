@@ -29,6 +29,7 @@ mod listener;
 mod narrow;
 mod passive;
 mod port;
+mod ports;
 mod recovery;
 mod segment;
 mod sequence;

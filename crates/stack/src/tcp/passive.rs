@@ -11,7 +11,7 @@ use super::segment::Segment;
 use super::table::Tcp;
 use crate::host::Host;
 use crate::ip::Packet;
-use crate::{Instant, ListenerId, Readiness, SocketError, TcpId};
+use crate::{Instant, ListenerId, Readiness, SocketError, SocketId, TcpId};
 
 /// The minimum limit of half-open connections, even if the accept queue is shorter: they are no
 /// load on the application.
@@ -34,6 +34,7 @@ impl Tcp {
         }
         let index = listeners.free.last().copied().unwrap_or(listeners.listeners.len() as u32);
         local.set_port(listeners.bindings.bind(local, index, &mut host.random, |_| false)?);
+        self.ports.add(local);
         listeners.generation += 1;
         let generation = listeners.generation;
         let listener = Listener {
@@ -43,6 +44,7 @@ impl Tcp {
             half_open: 0,
             accept: VecDeque::new(),
             told: false,
+            revoked: false,
         };
         if listeners.free.pop().is_some() {
             listeners.listeners[index as usize] = Some(listener);
@@ -62,7 +64,9 @@ impl Tcp {
         loop {
             let listener = self.listeners.get(id)?;
             listener.told = false;
-            let tcp = listener.accept.pop_front().ok_or(SocketError::WouldBlock)?;
+            let none =
+                if listener.revoked { SocketError::Revoked } else { SocketError::WouldBlock };
+            let tcp = listener.accept.pop_front().ok_or(none)?;
             let Ok(connection) = self.get(tcp) else { continue };
             connection.owner = Owner::Application;
             return Ok((tcp, connection.tuple.remote));
@@ -73,7 +77,8 @@ impl Tcp {
     pub(crate) fn listener_readiness(&mut self, id: ListenerId) -> Result<Readiness, SocketError> {
         let listener = self.listeners.get(id)?;
         listener.told = false;
-        Ok(Readiness { readable: !listener.accept.is_empty(), ..Readiness::default() })
+        let readable = !listener.accept.is_empty() || listener.revoked;
+        Ok(Readiness { readable, ..Readiness::default() })
     }
 
     /// Stops listening, and resets connections that were not accepted.
@@ -95,6 +100,7 @@ impl Tcp {
         self.listeners.listeners[id.index as usize] = None;
         self.listeners.free.push(id.index);
         self.listeners.bindings.unbind(local);
+        self.ports.remove(local);
         for tcp in waiting.into_iter().chain(half_open) {
             if let Ok(connection) = self.get(tcp)
                 && connection.owner == Owner::Listener(id)
@@ -109,6 +115,23 @@ impl Tcp {
             }
         }
         Ok(())
+    }
+
+    /// Fails the listeners and the connections of a port, which belongs to this host no more.
+    pub(crate) fn revoke(&mut self, now: Instant, host: &mut Host, is_ipv4: bool, port: u16) {
+        for (listener, index) in self.listeners.listeners.iter_mut().zip(0..) {
+            let Some(listener) = listener else { continue };
+            if listener.local.is_ipv4() == is_ipv4 && listener.local.port() == port {
+                listener.revoked = true;
+                let id = ListenerId { index, generation: listener.generation };
+                host.news.push_back(SocketId::Listener(id));
+            }
+        }
+        let uses = |local: SocketAddr| local.is_ipv4() == is_ipv4 && local.port() == port;
+        let theirs = self.by_tuple.iter().filter(|(tuple, _)| uses(tuple.local));
+        for index in theirs.map(|(_, index)| *index).collect::<Vec<u32>>() {
+            self.fail(now, host, index, SocketError::Revoked);
+        }
     }
 
     /// Handles a SYN that belongs to no connection. Returns `false` if no socket listens.

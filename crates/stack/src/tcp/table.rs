@@ -11,6 +11,7 @@ use super::interface::{capabilities, interface};
 use super::listener::Listeners;
 use super::narrow::Narrow;
 use super::port::Path;
+use super::ports::LocalPorts;
 use super::time_wait::TimeWait;
 use super::{segment, sequence};
 use crate::host::Host;
@@ -34,6 +35,7 @@ pub(crate) struct Tcp {
     pub(super) by_tuple: HashMap<Tuple, u32>,
     pub(super) listeners: Listeners,
     pub(super) time_wait: TimeWait,
+    pub(super) ports: LocalPorts,
     pub(super) wheel: Wheel,
     pub(super) dirty: VecDeque<u32>,
     /// Memory in which the stack rebuilds packets that smoltcp does not accept as received.
@@ -54,6 +56,7 @@ impl Tcp {
             live: 0,
             by_tuple: HashMap::new(),
             listeners: Listeners::new(),
+            ports: LocalPorts::new(host.config.reports_unused_ports),
             wheel: Wheel::new(now),
             dirty: VecDeque::new(),
             scratch: Vec::new(),
@@ -118,6 +121,11 @@ impl Tcp {
         let initial = sequence::initial(now, &host.random, tuple);
         let seed = sequence::seed(initial, host.random.next());
         self.interface = interface(host, &self.capabilities, now, seed);
+    }
+
+    /// Returns the next local port that nothing uses any more, with `true` for IPv4.
+    pub(crate) fn next_unused_port(&mut self) -> Option<(bool, u16)> {
+        self.ports.next_unused()
     }
 
     /// Returns the number of connections and of TIME-WAIT entries.

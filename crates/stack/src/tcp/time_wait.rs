@@ -6,6 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use super::connection::Tuple;
+use super::ports::LocalPorts;
 use crate::{Counters, Instant};
 
 /// The remaining state of a connection.
@@ -31,12 +32,13 @@ impl TimeWait {
         TimeWait { entries: HashMap::new(), order: VecDeque::new(), limit, time }
     }
 
+    /// Adds a connection: its tuple, and the next sequence numbers to send and to accept.
     pub(super) fn insert(
         &mut self,
         now: Instant,
         tuple: Tuple,
-        send_next: u32,
-        receive_next: u32,
+        (send_next, receive_next): (u32, u32),
+        ports: &mut LocalPorts,
         counters: &mut Counters,
     ) {
         counters.tcp_time_wait += 1;
@@ -47,12 +49,15 @@ impl TimeWait {
             if let Some((at, oldest)) = self.order.pop_front()
                 && self.entries.get(&oldest).is_some_and(|entry| entry.until == at)
             {
-                self.entries.remove(&oldest);
+                self.remove(&oldest, ports);
                 counters.tcp_time_wait_evicted += 1;
             }
         }
         let until = now + self.time;
-        self.entries.insert(tuple, Remains { send_next, receive_next, until });
+        let remains = Remains { send_next, receive_next, until };
+        if self.entries.insert(tuple, remains).is_none() {
+            ports.add(tuple.local);
+        }
         self.order.push_back((until, tuple));
     }
 
@@ -62,8 +67,10 @@ impl TimeWait {
         self.entries.get(tuple).copied().filter(|remains| now < remains.until)
     }
 
-    pub(super) fn remove(&mut self, tuple: &Tuple) {
-        self.entries.remove(tuple);
+    pub(super) fn remove(&mut self, tuple: &Tuple, ports: &mut LocalPorts) {
+        if self.entries.remove(tuple).is_some() {
+            ports.remove(tuple.local);
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -71,13 +78,13 @@ impl TimeWait {
     }
 
     /// Removes at most `work` expired entries.
-    pub(super) fn expire(&mut self, now: Instant, work: usize) {
+    pub(super) fn expire(&mut self, now: Instant, work: usize, ports: &mut LocalPorts) {
         for _ in 0..work {
             match self.order.front() {
                 Some(&(at, tuple)) if at <= now => {
                     self.order.pop_front();
                     if self.entries.get(&tuple).is_some_and(|entry| entry.until == at) {
-                        self.entries.remove(&tuple);
+                        self.remove(&tuple, ports);
                     }
                 }
                 _ => return,

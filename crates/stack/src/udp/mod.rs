@@ -37,9 +37,18 @@ struct Socket {
     queue: Queue,
     dropped: u64,
     error: Option<SocketError>,
+    /// `true` if the port belongs to this host no more.
+    revoked: bool,
     told: bool,
     /// `true` if the socket is in the list of sockets that found no room to send.
     waits: bool,
+}
+
+impl Socket {
+    /// Takes the pending error. That of a revoked port stays.
+    fn take_error(&mut self) -> Option<SocketError> {
+        self.error.take().or(self.revoked.then_some(SocketError::Revoked))
+    }
 }
 
 /// All UDP sockets.
@@ -95,6 +104,7 @@ impl Udp {
             queue: Queue::new(host.config.limits.udp_receive_bytes, local.is_ipv4()),
             dropped: 0,
             error: None,
+            revoked: false,
             told: false,
             waits: false,
         };
@@ -141,7 +151,7 @@ impl Udp {
         to: Option<SocketAddr>,
     ) -> Result<(), SocketError> {
         let socket = self.get(id)?;
-        if let Some(error) = socket.error.take() {
+        if let Some(error) = socket.take_error() {
             return Err(error);
         }
         let to = to.or(socket.peer).ok_or(SocketError::NotConnected)?;
@@ -163,6 +173,9 @@ impl Udp {
             fragment: None,
         };
         let mtu = host.paths.mtu(now, to.ip());
+        if host.config.shares_addresses && header.len() + len > mtu {
+            return Err(SocketError::MessageTooLong);
+        }
         let local_port = socket.local.port();
         if !host.outbox.has_room(fragment::frame_bytes(&header, len, mtu)) {
             if !std::mem::replace(&mut socket.waits, true) {
@@ -195,7 +208,7 @@ impl Udp {
         let socket = self.get(id)?;
         socket.told = false;
         let Some(datagram) = socket.queue.front() else {
-            return Err(socket.error.take().unwrap_or(SocketError::WouldBlock));
+            return Err(socket.take_error().unwrap_or(SocketError::WouldBlock));
         };
         let received = Received {
             len: datagram.copy_to(buffer),
@@ -228,7 +241,7 @@ impl Udp {
     pub(crate) fn readiness(&mut self, host: &Host, id: UdpId) -> Result<Readiness, SocketError> {
         let socket = self.get(id)?;
         socket.told = false;
-        let readable = !socket.queue.is_empty() || socket.error.is_some();
+        let readable = !socket.queue.is_empty() || socket.error.is_some() || socket.revoked;
         Ok(Readiness { readable, writable: host.outbox.has_room(2048), closed: false })
     }
 
@@ -245,7 +258,19 @@ impl Udp {
     }
 
     pub(crate) fn take_error(&mut self, id: UdpId) -> Result<Option<SocketError>, SocketError> {
-        Ok(self.get(id)?.error.take())
+        Ok(self.get(id)?.take_error())
+    }
+
+    /// Fails all operations of the sockets of a port, apart from receiving what they have.
+    pub(crate) fn revoke(&mut self, host: &mut Host, is_ipv4: bool, port: u16) {
+        for (socket, index) in self.sockets.iter_mut().zip(0..) {
+            let Some(socket) = socket else { continue };
+            if socket.local.is_ipv4() == is_ipv4 && socket.local.port() == port {
+                socket.revoked = true;
+                let id = UdpId { index, generation: socket.generation };
+                host.news.push_back(SocketId::Udp(id));
+            }
+        }
     }
 
     /// Handles a received datagram. Returns `false` if no socket receives it.

@@ -1,12 +1,16 @@
 //! An application's host: a session, the stack over it, and its counters.
 
+use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use towpath_client::Session;
-use towpath_net::{Armed, Driving, Link, LinkError, LinkInfo, Meta, Network, SessionLink};
+use towpath_net::{
+    Armed, Driving, Link, LinkError, LinkInfo, Meta, Network, PortProtocol, SessionLink,
+};
 
 /// Counters of the stack that stay at zero between correct hosts. They exclude packets that a host
 /// ignores because they are for other hosts, such as multicast.
@@ -85,6 +89,26 @@ impl Host {
 }
 
 impl Link for Counted {
+    fn opens_ports(&self) -> bool {
+        self.link.opens_ports()
+    }
+
+    fn open_port(
+        &mut self,
+        protocol: PortProtocol,
+        local: SocketAddr,
+    ) -> io::Result<(SocketAddr, bool)> {
+        self.link.open_port(protocol, local)
+    }
+
+    fn next_revoked_port(&mut self) -> Option<(PortProtocol, bool, u16)> {
+        self.link.next_revoked_port()
+    }
+
+    fn close_port(&mut self, protocol: PortProtocol, local: SocketAddr) {
+        self.link.close_port(protocol, local);
+    }
+
     fn info(&self) -> LinkInfo {
         self.link.info()
     }

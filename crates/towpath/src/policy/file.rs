@@ -44,6 +44,7 @@ pub(crate) struct Grant {
     promiscuous: bool,
     sessions_per_user: Option<Number<1, 16_384>>,
     endpoints_per_session: Option<Number<1, 16_384>>,
+    host_ports_per_user: Option<Number<1, 65_536>>,
     bytes_per_user: Option<Number<65_536, 1_099_511_627_776>>,
     session_bytes: Option<Number<65_536, 4_294_967_295>>,
     settings: Vec<EndpointSetting>,
@@ -228,6 +229,7 @@ impl Grant {
             endpoints_per_session: self
                 .endpoints_per_session
                 .map(|endpoints| endpoints.get() as u32),
+            host_ports_per_user: self.host_ports_per_user.map(Number::get),
             bytes_per_user: self.bytes_per_user.map(Number::get),
             session_bytes: self.session_bytes.map(Number::get),
             settings: self.settings.iter().map(settings).collect(),
@@ -263,12 +265,19 @@ impl Grant {
         };
         vec![
             ("addresses", or_all(self.addresses.as_ref())),
-            ("ports", or_all(self.ports.as_ref())),
+            (
+                "ports",
+                self.ports.as_ref().map_or_else(
+                    || "all; of the host's own addresses, those from 1024 on".to_owned(),
+                    |ports| list(ports),
+                ),
+            ),
             ("ethertypes", or_all(self.ethertypes.as_ref())),
             ("capture", yes(self.capture)),
             ("promiscuous", yes(self.promiscuous)),
             ("sessions-per-user", limit(self.sessions_per_user, "", servers)),
             ("endpoints-per-session", limit(self.endpoints_per_session, "", servers)),
+            ("host-ports-per-user", limit(self.host_ports_per_user, "", servers)),
             ("bytes-per-user", limit(self.bytes_per_user, " bytes", servers)),
             ("session-bytes", limit(self.session_bytes, " bytes", servers)),
             ("settings", settings),

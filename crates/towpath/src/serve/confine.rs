@@ -7,8 +7,8 @@ use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Uid};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
-    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs, set_thread_groups,
-    set_thread_res_gid, set_thread_res_uid,
+    remove_capability_from_bounding_set, set_capabilities, set_keep_capabilities, set_no_new_privs,
+    set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
 use super::values::Identity;
@@ -18,13 +18,22 @@ use crate::failure::{Failure, says};
 /// capabilities end.
 const LAST_CAPABILITY: u32 = 63;
 
+/// The capabilities of the process that does the privileged acts of a server which shares the host's
+/// addresses: to bind ports below 1024, and to confirm neighbours.
+const KEEPER: CapabilitySet = CapabilitySet::NET_BIND_SERVICE.union(CapabilitySet::NET_ADMIN);
+
+/// Becomes `user`, if given, and drops every right but those of the keeper.
+pub(super) fn confine_keeper(user: Option<&Identity>) -> Result<(), Failure> {
+    raise_descriptor_limit();
+    set_keep_capabilities(true).map_err(|errno| failed("PR_SET_KEEPCAPS", errno))?;
+    drop_all_but(KEEPER, user)
+}
+
 /// Becomes `user`, if given, and drops every right that serving does not need.
 ///
 /// Files that the server makes afterwards, above all session memories, belong to that user.
 pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
-    // Raise the limit before the change of user. Each session takes a handful of descriptors.
-    let most = rustix::process::getrlimit(Resource::Nofile).maximum;
-    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+    raise_descriptor_limit();
     // Where there is a swap device, the server locks its sessions' memory, up to its limit.
     let most = rustix::process::getrlimit(Resource::Memlock).maximum;
     let no_limit = Rlimit { current: None, maximum: None };
@@ -33,6 +42,17 @@ pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
         let _ = rustix::process::setrlimit(Resource::Memlock, limit);
     }
 
+    drop_all_but(CapabilitySet::empty(), user)
+}
+
+/// Raises the limit of descriptors. Each session takes a handful, and each port one. Call it before the
+/// change of user.
+fn raise_descriptor_limit() {
+    let most = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+}
+
+fn drop_all_but(kept: CapabilitySet, user: Option<&Identity>) -> Result<(), Failure> {
     // Before this process gives up the capabilities that other processes of its user lack: one of
     // them could otherwise take its descriptors.
     not_dumpable()?;
@@ -41,8 +61,9 @@ pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
     if let Some(user) = user {
         become_user(user)?;
     }
-    let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+    let has = capabilities(None).map_err(|errno| failed("capabilities", errno))?.permitted;
+    let (kept, none) = (kept.intersection(has), CapabilitySet::empty());
+    set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: none })
         .map_err(|errno| failed("capabilities", errno))?;
     set_no_new_privs(true).map_err(|errno| failed("no_new_privs", errno))?;
     // A change of user may have reset it. Before the first memory file exists: a process that may

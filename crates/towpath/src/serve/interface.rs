@@ -46,11 +46,19 @@ pub(super) fn open(served: &DeviceSpec, settings: &Settings) -> Result<Opened, F
 }
 
 fn open_host(options: &xdp::Options, settings: &Settings) -> Result<Opened, Failure> {
-    let (device, subnets) = host::open(options, settings)?;
+    let owner = settings.user.as_ref().map(|user| user.uid);
+    let options = xdp::Options { host: settings.share_host, owner, ..options.clone() };
+    let (device, subnets) = host::open(&options, settings)?;
     Ok(Opened { device: Box::new(device), subnets })
 }
 
 fn open_tap(name: &str, settings: &Settings) -> Result<Opened, Failure> {
+    if settings.share_host {
+        return Err(Failure::usage(format!(
+            "--share-host is for interfaces that the kernel keeps, such as --device xdp:eth0: the \
+             kernel is at the other end of {name}"
+        )));
+    }
     let device = tap::open(name, settings)?;
     Ok(Opened { device: Box::new(device), subnets: None })
 }

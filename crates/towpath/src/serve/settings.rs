@@ -31,6 +31,9 @@ pub(crate) enum Level {
     Trace,
 }
 
+/// The default of `hold`, in seconds.
+pub(super) const HOLD_S: u64 = 10;
+
 /// All settings of a server. Each key of the file is the option of the same name.
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -53,11 +56,22 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) subnet: Vec<Subnet>,
     /// Range of addresses for applications, which no other host may have. tap: by default the whole
-    /// network. xdp: required, inside of the interface's network or of that of --subnet. At most one
-    /// range per address family
+    /// network. xdp: required without --share-host, inside of the interface's network or of that of
+    /// --subnet. At most one range per address family
     #[arg(long, value_name = "ADDRESS/BITS|FIRST-LAST")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) lease: Vec<Lease>,
+    /// Let applications use ports of the interface's own addresses, beside the kernel and each other.
+    /// For xdp. A process with two capabilities, the keeper, stays beside the server: it binds the
+    /// ports, has neighbours confirmed, and holds the ports if the server is killed
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) share_host: bool,
+    /// Seconds, 0 to 3600, for which the keeper holds applications' ports and flows after a server with
+    /// --share-host was killed, so that the kernel does not reset their connections; 10 by default
+    #[arg(long, value_name = "SECONDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hold: Option<Number<0, 3600>>,
     /// MTU of a TAP interface: the largest IP packet, in bytes; the interface's MTU by default
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -134,6 +148,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) endpoints_per_session: Option<Number<1, 16_384>>,
+    /// Ports of the host's own addresses that one user may have at a time; 4096 by default. Root and
+    /// the server's user have no such limit
+    #[arg(long, value_name = "COUNT", help_heading = "Limits")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host_ports_per_user: Option<Number<1, 65_536>>,
     /// Control connections that all users may have together at a time; 2048 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -202,6 +221,8 @@ impl Settings {
             address: list(self.address, file.address),
             subnet: list(self.subnet, file.subnet),
             lease: list(self.lease, file.lease),
+            share_host: self.share_host || file.share_host,
+            hold: self.hold.or(file.hold),
             mtu: self.mtu.or(file.mtu),
             socket: self.socket.or(file.socket),
             user: self.user.or(file.user),
@@ -219,6 +240,7 @@ impl Settings {
             bytes_per_user: self.bytes_per_user.or(file.bytes_per_user),
             session_bytes: self.session_bytes.or(file.session_bytes),
             endpoints_per_session: self.endpoints_per_session.or(file.endpoints_per_session),
+            host_ports_per_user: self.host_ports_per_user.or(file.host_ports_per_user),
             connections: self.connections.or(file.connections),
             batch: self.batch.or(file.batch),
             receive_budget: self.receive_budget.or(file.receive_budget),
@@ -238,12 +260,14 @@ impl Settings {
         let defaults = Settings {
             socket,
             wait: Some(Wait(Setting::Wait.spec().default)),
+            hold: self.share_host.then(|| Number::new(HOLD_S).ok()).flatten(),
             log: Some(Level::Info),
             sessions_per_user: number(policy.sessions_per_user),
             sessions_per_group: number(policy.sessions_per_group),
             bytes_per_user: number(policy.bytes_per_user),
             session_bytes: number(policy.session_bytes),
             endpoints_per_session: number(policy.endpoints_per_session as usize),
+            host_ports_per_user: number(policy.host_ports_per_user),
             connections: number(policy.connections),
             batch: number(config.batch),
             receive_budget: number(config.receive_budget as usize),
@@ -284,6 +308,7 @@ impl Settings {
         set(&mut policy.sessions_per_group, self.sessions_per_group.map(Number::get));
         set(&mut policy.bytes_per_user, self.bytes_per_user.map(Number::get));
         set(&mut policy.session_bytes, self.session_bytes.map(Number::get));
+        set(&mut policy.host_ports_per_user, self.host_ports_per_user.map(Number::get));
         set(&mut policy.connections, self.connections.map(Number::get));
         set(&mut config.batch, self.batch.map(Number::get));
         set(&mut config.transmit_budget, self.transmit_budget.map(Number::get));
@@ -329,6 +354,8 @@ device = "tap:tap7"
 address = ["10.77.0.1/24"]
 subnet = ["fd77::1/64"]
 lease = ["10.77.0.64/28"]
+share-host = true
+hold = 3
 mtu = 9000
 socket = "/run/towpath/seven.sock"
 user = "61001:61001"
@@ -345,6 +372,7 @@ sessions-per-group = 6
 bytes-per-user = 2000000
 session-bytes = 1000000
 endpoints-per-session = 7
+host-ports-per-user = 12
 connections = 8
 batch = 19
 receive-budget = 10
@@ -371,6 +399,7 @@ transmit-budget = 11
         let bytes = (config.policy.bytes_per_user, config.policy.session_bytes);
         assert_eq!(bytes, (2_000_000, 1_000_000));
         assert_eq!((config.policy.endpoints_per_session, config.policy.connections), (7, 8));
+        assert_eq!(config.policy.host_ports_per_user, 12);
     }
 
     #[test]
@@ -419,7 +448,7 @@ transmit-budget = 11
         }
         // Every default is printed, so each lies within its limits.
         let defaults = Settings::default().with_defaults();
-        assert_eq!(defaults.to_text().unwrap().lines().count(), 11);
+        assert_eq!(defaults.to_text().unwrap().lines().count(), 12);
         let config = Settings::default().config("/x".into()).unwrap();
         assert_eq!(config.policy, Policy::default());
     }

@@ -18,19 +18,19 @@ use towpath_testkit::{Namespace, Unavailable, skip};
 use crate::networks::{both_ways, sh, wire};
 use crate::running::*;
 
-const FAR: [&str; 2] = ["192.0.2.200/24", "2001:db8::200/64"];
-const NEAR: [&str; 2] = ["192.0.2.1/24", "2001:db8::1/64"];
+pub(crate) const FAR: [&str; 2] = ["192.0.2.200/24", "2001:db8::200/64"];
+pub(crate) const NEAR: [&str; 2] = ["192.0.2.1/24", "2001:db8::1/64"];
 const LEASES: [&str; 4] = ["--lease", "192.0.2.64/28", "--lease", "2001:db8::40/124"];
 
 /// Returns a user for the servers of this process. The kernel counts locked memory by user, and one
 /// server may need all that a user may lock.
-fn user() -> String {
+pub(crate) fn user() -> String {
     let id = 70_000 + std::process::id() % 100_000;
     format!("{id}:{id}")
 }
 
 /// Makes a directory for the sockets of these servers.
-fn sockets() -> Directory {
+pub(crate) fn sockets() -> Directory {
     let directory = Directory::new();
     let path = directory.join("");
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
@@ -38,7 +38,7 @@ fn sockets() -> Directory {
 }
 
 /// Returns `true` if this user may attach XDP programs.
-fn may_attach(test: &str) -> bool {
+pub(crate) fn may_attach(test: &str) -> bool {
     if !installed(test, "ip", "iproute2") {
         return false;
     }
@@ -62,7 +62,7 @@ fn may_attach(test: &str) -> bool {
 }
 
 /// Two of the kernel's sockets, which exchange datagrams all the time.
-struct KernelTraffic {
+pub(crate) struct KernelTraffic {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
     thread: JoinHandle<u64>,
@@ -70,7 +70,7 @@ struct KernelTraffic {
 
 impl KernelTraffic {
     /// Starts with a socket here and one on the far host.
-    fn start(far: &Namespace) -> KernelTraffic {
+    pub(crate) fn start(far: &Namespace) -> KernelTraffic {
         let near: SocketAddr = "192.0.2.1:7777".parse().unwrap();
         let echo = UdpSocket::bind(near).unwrap();
         let asking = far.run(|| UdpSocket::bind("192.0.2.200:7778").unwrap()).unwrap();
@@ -109,20 +109,20 @@ impl KernelTraffic {
     }
 
     /// Waits until some more datagrams were answered.
-    fn goes_on(&self) {
+    pub(crate) fn goes_on(&self) {
         let before = self.answered.load(Ordering::Relaxed);
         until("the kernel's sockets go on", || self.answered.load(Ordering::Relaxed) > before + 20);
     }
 
     /// Stops, and returns the number of datagrams that no answer came for.
-    fn stop(self) -> u64 {
+    pub(crate) fn stop(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
 }
 
 /// Waits until no XDP program is on the interface.
-fn until_bare() {
+pub(crate) fn until_bare() {
     until("no XDP program is left", || {
         !prints(Command::new("ip").args(["link", "show", "uplink"])).contains("xdp")
     });

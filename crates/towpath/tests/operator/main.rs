@@ -11,3 +11,4 @@ mod policies;
 mod refusals;
 mod running;
 mod serving;
+mod sharing;

@@ -14,10 +14,13 @@ use crate::running::*;
 const PROTOCOL_TCP: u8 = 6;
 
 /// Attaches as another user, from a thread of which only the user changes.
-fn attach_as(user: &User, socket: &str, name: &str) -> Result<Session, AttachError> {
+pub(crate) fn attach_by(
+    user: &User,
+    socket: &str,
+    options: &Options,
+) -> Result<Session, AttachError> {
     let (uid, gid) = (user.uid, user.gid);
-    let options = Options { name: name.to_owned(), endpoints: 8, ..Options::default() };
-    let socket = socket.to_owned();
+    let (socket, options) = (socket.to_owned(), options.clone());
     let attaching = std::thread::spawn(move || {
         let (uid, gid) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(gid));
         rustix::thread::set_thread_groups(&[]).unwrap();
@@ -82,7 +85,8 @@ impl Policed {
     }
 
     fn attach(&self, user: usize, name: &str) -> Result<Session, AttachError> {
-        attach_as(&self.users[user], &self.server.socket, name)
+        let options = Options { name: name.to_owned(), endpoints: 8, ..Options::default() };
+        attach_by(&self.users[user], &self.server.socket, &options)
     }
 }
 

@@ -9,7 +9,7 @@ use towpath_bpf::interpreter::{self, Input, Kernel, Run};
 use towpath_bpf::{Instruction, Verdict};
 use towpath_packet::headers::Fragment;
 use towpath_packet::transport::Transport;
-use towpath_packet::{Headers, Ip, Network};
+use towpath_packet::{Headers, Network};
 
 use super::*;
 use crate::FlowRule;
@@ -96,33 +96,14 @@ impl Kernel for Maps {
 /// Returns the headers of the packet that an ICMP error quotes, as if the receiver had got that
 /// packet from its destination.
 fn quoted(headers: &Headers, frame: &[u8]) -> Option<Headers> {
-    use towpath_packet::quoted::{Quote, Quoted, QuotedFlow};
-    fn reversed<T>(quote: Quote<T>, fragment: Fragment) -> Ip<T> {
-        Ip {
-            source: quote.destination,
-            destination: quote.source,
-            protocol: quote.protocol,
-            hops: 0,
-            fragment,
-            total_bytes: 0,
-            l4_offset: 0,
-            transport: match quote.flow {
-                QuotedFlow::Ports(from, to) => Transport::Udp { source: to, destination: from },
-                _ => Transport::None,
-            },
+    let quoted = headers.as_quoted_flow(frame)?;
+    if matches!(quoted.network, Network::Ipv6(_)) {
+        let next = frame[headers.l4_offset()? + 8 + 6];
+        if matches!(next, 0 | 43 | 44 | 51 | 60) {
+            return None;
         }
     }
-    let network = match headers.quoted(frame)? {
-        Quoted::Ipv4(quote) => Network::Ipv4(reversed(quote, Fragment::Whole)),
-        Quoted::Ipv6(quote) => {
-            let next = frame[headers.l4_offset()? + 8 + 6];
-            if matches!(next, 0 | 43 | 44 | 51 | 60) {
-                return None;
-            }
-            Network::Ipv6(reversed(quote, Fragment::Whole))
-        }
-    };
-    Some(Headers { network, ..*headers })
+    Some(quoted)
 }
 
 /// Returns `true` if the program must take a packet.

@@ -96,14 +96,17 @@ impl XdpQueue {
         offload::meta(beginning, len, frame_bytes)
     }
 
-    /// Appends packets of the groups' ring to `out`. Returns how many, dropped ones included.
+    /// Appends packets of the groups' ring to `out`, or of this host's own sockets if `is_from_host`.
+    /// Returns how many, dropped ones included.
     pub(super) fn poll_packet_socket(
         &mut self,
+        is_from_host: bool,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> usize {
-        let (Some(ring), Some(pool)) = (&mut self.packet_ring, self.pool) else { return 0 };
+        let ring = if is_from_host { &mut self.host_ring } else { &mut self.packet_ring };
+        let (Some(ring), Some(pool)) = (ring, self.pool) else { return 0 };
         let headroom = self.info.limits.rx_headroom_bytes;
         let most = self.info.limits.rx_buffer_bytes - headroom;
         let mut count = 0;
@@ -129,6 +132,12 @@ impl XdpQueue {
                 }
                 if out.len() - from == wanted {
                     (out[from].meta, out[from].tag) = (packet.meta, packet.tag);
+                    if is_from_host {
+                        // The loopback interface has no MAC addresses.
+                        for at in [0, 6] {
+                            let _ = spaces.copy_in(pool, out[from].offset + at, &self.info.mac);
+                        }
+                    }
                     if let Some(last) = out.last_mut() {
                         last.continues = false;
                     }

@@ -33,6 +33,18 @@ impl XdpQueue {
         let mut taken = 0;
         self.waits_for_kernel = false;
         for packet in packets.iter().take(room) {
+            if let Some(local) = &self.shared.host_traffic
+                && local.is_for_host(spaces, packet)
+            {
+                self.counters.system_calls += 1;
+                let outcome = match local.send(spaces, packet, &mut self.host_packet) {
+                    Some(len) => self.counters.sent(len),
+                    None => self.counters.dropped(),
+                };
+                self.done.push_back(Completion { token: packet.token, outcome });
+                taken += 1;
+                continue;
+            }
             if packet.meta.segmentation.is_some() {
                 let Some(outcome) = self.send_large(spaces, packet)? else { break };
                 self.done.push_back(Completion { token: packet.token, outcome });

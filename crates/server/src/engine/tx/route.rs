@@ -13,6 +13,7 @@ use crate::clock::clock_ns;
 use crate::engine::copy::session_word;
 use crate::engine::delivery::{CAPTURED_OUTGOING, Packet, partial};
 use crate::engine::demux::{Destination, Direction, is_group};
+use crate::engine::neighbours::{self, NeighbourRequest, REQUESTS_PER_ITERATION};
 use crate::engine::port::BOUNCE_SLOTS;
 use crate::engine::source::{Source, WHOLE_BYTES};
 use crate::engine::tx::TxPath;
@@ -136,9 +137,37 @@ impl TxPath {
                 Err(Refusal::Counted(count)) => return Ok(one.refuse(count, context)),
             };
         let pool = session.shape.transmit_pool;
+        if session.requests_left(one.endpoint).is_some() {
+            return Ok(self.ask_for_neighbour(&one, &headers, context));
+        }
         let held = self.bounce.bytes(one.slot).len();
         rest_of(batch.descriptors_of(index), &pool, held, &mut self.pieces);
         self.route::<CAPTURES>(&one, meta, &headers, context)
+    }
+
+    /// Passes a request for a link address to the control thread.
+    #[cold]
+    fn ask_for_neighbour(
+        &mut self,
+        one: &Outgoing,
+        headers: &Headers,
+        context: &mut TxContext<'_>,
+    ) -> Sent {
+        let Some(target) = neighbours::target(headers) else {
+            return one.refuse(EndpointCount::TxOutsideRule, context);
+        };
+        let Some(session) = context.delivery.session(one.key) else { return Sent::Now };
+        let number = session.number;
+        let Some(left) = session.requests_left(one.endpoint) else { return Sent::Now };
+        if *left == 0 || self.neighbour_requests.len() == REQUESTS_PER_ITERATION {
+            context.counters.add(Count::TxNeighbourRequests, 1);
+            return Sent::Now;
+        }
+        *left -= 1;
+        let request = NeighbourRequest { session: number, endpoint: one.endpoint, target };
+        self.neighbour_requests.push(request);
+        self.count_sent(one, context);
+        Sent::Now
     }
 
     fn route<const CAPTURES: bool>(

@@ -35,34 +35,29 @@ pub(super) fn open(
              those of its addresses that no host has"
         )));
     }
-    if settings.lease.is_empty() {
+    if settings.lease.is_empty() && !settings.share_host {
         return Err(Failure::usage(format!(
-            "applications need addresses on {name}: give --lease with addresses of its network \
-             that no other host has, such as --lease 192.0.2.64/28"
+            "applications need addresses on {name}: give --share-host to share its own, or --lease \
+             with addresses of its network that no other host has, such as --lease 192.0.2.64/28"
+        )));
+    }
+    if options.exclusive && settings.share_host {
+        return Err(Failure::usage(format!(
+            "exclusive and --share-host exclude each other: the kernel answers for the addresses of \
+             {name}; leave one of the two out"
         )));
     }
     let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
     let mut netlink = Netlink::open().map_err(refused)?;
     let link = netlink.link(name).map_err(|error| explain(error.into()))?;
-    if link.mac.is_none_or(|mac| mac == [0; 6]) {
-        return Err(Failure::new(format!(
-            "{name} is no Ethernet interface; choose one with a MAC address (ip link)"
-        )));
-    }
-    if !link.up {
-        return Err(Failure::new(format!("{name} is down; set it up: ip link set {name} up")));
-    }
-    if let Some(master) = link.master {
-        let links = netlink.links().map_err(refused)?;
-        let master = links.iter().find(|one| one.index == master);
-        let master = master.map_or("another interface", |link| &link.name);
-        return Err(Failure::new(format!(
-            "{name} is a port of {master}, which would miss the packets of applications; serve \
-             another interface, or use a TAP as a port of a bridge"
-        )));
-    }
+    check_interface(&link, &mut netlink)?;
     let addresses = netlink.addresses().map_err(refused)?;
     check_leases(&settings.lease, &addresses, &mut netlink)?;
+    if settings.share_host && !addresses.iter().any(|one| one.index == link.index) {
+        warn!(
+            "{name} has no address to share yet; give it one: ip address add ADDRESS/BITS dev {name}"
+        );
+    }
     let subnets = if settings.subnet.is_empty() {
         let routes = netlink.routes().map_err(refused)?;
         let mut subnets = networks(&settings.lease, &link, &addresses, &routes)?;
@@ -80,6 +75,29 @@ pub(super) fn open(
         warn!("{warning}");
     }
     Ok((device, subnets))
+}
+
+/// Checks that an interface can be served: an Ethernet interface that is up and no port of another one.
+fn check_interface(link: &Link, netlink: &mut Netlink) -> Result<(), Failure> {
+    let name = &link.name;
+    if link.mac.is_none_or(|mac| mac == [0; 6]) {
+        return Err(Failure::new(format!(
+            "{name} is no Ethernet interface; choose one with a MAC address (ip link)"
+        )));
+    }
+    if !link.up {
+        return Err(Failure::new(format!("{name} is down; set it up: ip link set {name} up")));
+    }
+    if let Some(master) = link.master {
+        let links = netlink.links().map_err(|error| Failure::new(error.to_string()))?;
+        let master = links.iter().find(|one| one.index == master);
+        let master = master.map_or("another interface", |link| &link.name);
+        return Err(Failure::new(format!(
+            "{name} is a port of {master}, which would miss the packets of applications; serve \
+             another interface, or use a TAP as a port of a bridge"
+        )));
+    }
+    Ok(())
 }
 
 /// Returns the interface's networks that contain the leases.

@@ -1,0 +1,181 @@
+//! Packets between applications and the kernel's own sockets of this host, if they share addresses.
+//!
+//! Such packets never pass the interface: the kernel sends what is for one of its own addresses
+//! through the loopback interface. There a packet socket copies the packets of owned flows for the
+//! driver, and a program drops them before they reach the network stack. The other way, the driver
+//! sends what is for the interface's own MAC address through raw sockets (raw(7)).
+
+mod program;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType};
+use towpath_bpf::{Error, Link, Map, MapKind, Program};
+use towpath_packet::checksum::complete;
+
+use super::packet_socket::PacketSocket;
+use crate::{Checksum, ETHERNET_HEADER_BYTES, FlowRule, Packet, Spaces};
+use program::{COPY, DROP, KEY_BYTES, KEY_PORT, KEY_PROTOCOL, KEY_VERSION};
+
+/// The name of both programs.
+pub(super) const PROGRAM_HOST: &str = "towpath_host";
+
+/// The most flows. The kernel allocates an entry when it is added.
+const FLOWS: u32 = 65_536;
+/// The size of the packet socket's ring, in bytes: 128 packets.
+const RING_BYTES: u32 = 16 << 20;
+/// The longest frame of the loopback interface: the longest IP packet and an Ethernet header.
+pub(super) const FRAME_BYTES: usize = 65_535 + ETHERNET_HEADER_BYTES;
+
+const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
+const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
+
+/// See the module.
+pub(super) struct HostTraffic {
+    mac: [u8; 6],
+    flows: Map,
+    socket: Arc<PacketSocket>,
+    raw_ipv4: OwnedFd,
+    /// `None` on a host without IPv6.
+    raw_ipv6: Option<OwnedFd>,
+    link: Link,
+}
+
+impl HostTraffic {
+    /// Attaches to the loopback interface, by its number. `mac`: the MAC address of the interface whose
+    /// addresses applications share. `owner`: the user that rules of the host's firewall see as the owner
+    /// of applications' packets.
+    ///
+    /// # Errors
+    /// Fails with `EINVAL` on kernels before Linux 6.6, and with the error of a system call.
+    pub(super) fn open(loopback: u32, mac: [u8; 6], owner: Option<u32>) -> io::Result<HostTraffic> {
+        let flows = Map::create(MapKind::Hash, "towpath_ports", KEY_BYTES, 4, FLOWS)?;
+        let map = flows.as_fd().as_raw_fd();
+        let assembled = |verdicts| program::assemble(map, verdicts).map_err(io::Error::other);
+        let copies = Program::load_socket_filter(PROGRAM_HOST, &assembled(COPY)?)?;
+        let drops = Program::load_ingress(PROGRAM_HOST, &assembled(DROP)?)?;
+        let socket = PacketSocket::open(loopback, FRAME_BYTES, RING_BYTES)?;
+        socket.attach(&copies)?;
+        let raw = |family| {
+            let protocol = Some(Protocol::from_raw(RAW));
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = rustix::net::socket_with(family, SocketType::RAW, flags, protocol)?;
+            if let Some(owner) = owner {
+                std::os::unix::fs::fchown(&socket, Some(owner), None)?;
+            }
+            io::Result::Ok(socket)
+        };
+        Ok(HostTraffic {
+            mac,
+            socket: Arc::new(socket),
+            raw_ipv4: raw(AddressFamily::INET)?,
+            raw_ipv6: raw(AddressFamily::INET6).ok(),
+            link: Link::attach_ingress(&drops, loopback)?,
+            flows,
+        })
+    }
+
+    pub(super) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Returns the socket that copies the packets of owned flows.
+    pub(super) fn socket(&self) -> &Arc<PacketSocket> {
+        &self.socket
+    }
+
+    /// Adds an owned flow, if it is one of a shared address.
+    pub(super) fn add(&self, rule: &FlowRule) -> Result<(), Error> {
+        self.key(rule).map_or(Ok(()), |key| self.flows.update(&key, &[0; 4]))
+    }
+
+    /// Removes an owned flow.
+    pub(super) fn remove(&self, rule: &FlowRule) {
+        if let Some(key) = self.key(rule) {
+            // The kernel refuses nothing of this.
+            let _ = self.flows.delete(&key);
+        }
+    }
+
+    /// Returns the key of a flow; `None` if it has not the interface's MAC address, an IP address, a
+    /// protocol and a port.
+    fn key(&self, rule: &FlowRule) -> Option<[u8; KEY_BYTES]> {
+        let (ip, protocol, port) = (rule.ip?, rule.protocol?, rule.port?);
+        if rule.mac != Some(self.mac) {
+            return None;
+        }
+        let mut key = [0; KEY_BYTES];
+        key[KEY_VERSION] = match ip {
+            IpAddr::V4(ip) => {
+                key[..4].copy_from_slice(&ip.octets());
+                4
+            }
+            IpAddr::V6(ip) => {
+                key[..16].copy_from_slice(&ip.octets());
+                6
+            }
+        };
+        key[KEY_PROTOCOL] = protocol;
+        key[KEY_PORT..KEY_PORT + 2].copy_from_slice(&port.to_be_bytes());
+        Some(key)
+    }
+
+    /// Returns `true` for a packet to the host's own MAC address.
+    #[inline]
+    pub(super) fn is_for_host(&self, spaces: &Spaces, packet: &Packet<'_>) -> bool {
+        let mut to = [0; 6];
+        packet.parts.first().is_some_and(|part| {
+            part.len >= 6 && spaces.copy_out(part.space, part.offset, &mut to).is_ok()
+        }) && to == self.mac
+    }
+
+    /// Sends a packet to the kernel's sockets, if it is from a shared address to the same address. A
+    /// large packet goes in one piece. `buffer`: memory for the packet. Returns its length; `None` if
+    /// it is dropped.
+    pub(super) fn send(
+        &self,
+        spaces: &Spaces,
+        packet: &Packet<'_>,
+        buffer: &mut Vec<u8>,
+    ) -> Option<usize> {
+        buffer.clear();
+        for part in packet.parts {
+            let from = buffer.len();
+            if from + part.len as usize > FRAME_BYTES {
+                return None;
+            }
+            buffer.resize(from + part.len as usize, 0);
+            spaces.copy_out(part.space, part.offset, &mut buffer[from..]).ok()?;
+        }
+        if let Checksum::Partial { start, offset } = packet.meta.checksum {
+            complete(buffer, start, offset).ok()?;
+        }
+        let (ethernet, ip) = buffer.split_at_checked(ETHERNET_HEADER_BYTES)?;
+        let (socket, to) = match [ethernet[12], ethernet[13]] {
+            ETHERTYPE_IPV4 => {
+                let (from, to) = (ip.get(12..16)?, ip.get(16..20)?);
+                let to = (from == to).then(|| Ipv4Addr::from([to[0], to[1], to[2], to[3]]))?;
+                (&self.raw_ipv4, IpAddr::V4(to))
+            }
+            ETHERTYPE_IPV6 => {
+                let (from, to) = (ip.get(8..24)?, ip.get(24..40)?);
+                let to = to.first_chunk::<16>().filter(|to| **to == *from)?;
+                (self.raw_ipv6.as_ref()?, IpAddr::V6(Ipv6Addr::from(*to)))
+            }
+            _ => return None,
+        };
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        // Full queues drop packets, like any host's. A rule of the host's firewall may, too.
+        let sent = rustix::net::sendto(socket, ip, flags, &SocketAddr::new(to, 0));
+        sent.is_ok().then_some(buffer.len())
+    }
+}
+
+/// `IPPROTO_RAW`: the sender writes the IP header.
+const RAW: rustix::net::RawProtocol = match rustix::net::RawProtocol::new(255) {
+    Some(raw) => raw,
+    None => unreachable!(),
+};

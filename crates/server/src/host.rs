@@ -1,0 +1,348 @@
+//! The host whose addresses applications share: its ports, its ways and its neighbours.
+//!
+//! Applications that share an address of the host have single ports of it. The kernel keeps the
+//! address: it answers ARP and ICMP echo, and has all other ports. For each port of an application
+//! the server holds a kernel socket (`holder`), so that no program on the host gets the port too.
+//! The kernel's routes and neighbours hold for the applications as well (`neighbours`). The server asks
+//! a process that has the privilege for each act that needs one (`keeper`).
+
+#[allow(unsafe_code)]
+mod holder;
+mod keeper;
+mod neighbours;
+mod requests;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use towpath_device::Info;
+use towpath_netlink::{Address, HostWatch, Netlink};
+use towpath_protocol::message::Refusal;
+
+use crate::addresses::Lease;
+use crate::connection::Refused;
+use crate::engine::demux::Rule;
+use crate::log::LogLimit;
+use crate::policy::{Account, Policy, PortRange, Terms};
+use keeper::KeeperClient;
+use neighbours::Neighbours;
+
+pub(crate) use holder::PortProtocol;
+pub use keeper::{KeeperOptions, TakeOver, keeper_connection, keeper_path, run_keeper, take_over};
+
+/// The most granted ports that the server tries for a request with port 0.
+const PORTS_TRIED: usize = 64;
+
+/// What a server needs to share the addresses of its host's interface.
+#[derive(Clone, Debug)]
+pub struct HostAccess {
+    keeper: Arc<OwnedFd>,
+    interface: String,
+}
+
+impl HostAccess {
+    /// Shares the addresses of `interface`, the one that the device serves, in the network namespace
+    /// of the thread that starts the server. `keeper`: the server's end of a
+    /// [`keeper_connection`], whose other end a process with privileges serves with [`run_keeper`].
+    #[must_use]
+    pub fn new(keeper: OwnedFd, interface: &str) -> HostAccess {
+        HostAccess { keeper: Arc::new(keeper), interface: interface.to_owned() }
+    }
+
+    /// Tells the keeper that no server will use it any more. Without this, the keeper takes the
+    /// server's end for a crash, and holds applications' flows for a while. Call it after the server
+    /// has stopped.
+    ///
+    /// # Errors
+    /// Fails if the keeper has ended.
+    pub fn end_keeper(&self) -> io::Result<()> {
+        Ok(KeeperClient::new(self.keeper.try_clone()?)?.end()?)
+    }
+}
+
+/// The addresses of the interface that applications share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct HostAddresses {
+    ipv4: Option<(Ipv4Addr, u8)>,
+    ipv6: Option<(Ipv6Addr, u8)>,
+}
+
+impl HostAddresses {
+    /// Chooses the first IPv4 address of an interface, and the first IPv6 address that is not
+    /// link-local.
+    fn of(index: u32, addresses: &[Address]) -> HostAddresses {
+        let mut chosen = HostAddresses::default();
+        let usable = |one: &&Address| one.index == index && !one.tentative;
+        let lasting = addresses.iter().filter(usable).filter(|one| !one.passing);
+        // Where there is no other, one that will not last.
+        for one in lasting.chain(addresses.iter().filter(usable)) {
+            match one.prefix.address() {
+                IpAddr::V4(ip) => {
+                    chosen.ipv4.get_or_insert((ip, one.prefix.len_bits()));
+                }
+                IpAddr::V6(ip) if !ip.is_unicast_link_local() => {
+                    chosen.ipv6.get_or_insert((ip, one.prefix.len_bits()));
+                }
+                IpAddr::V6(_) => {}
+            }
+        }
+        chosen
+    }
+}
+
+/// A port that the server holds for an application.
+#[derive(Debug)]
+struct Held {
+    _socket: OwnedFd,
+    account: Account,
+}
+
+/// The host.
+#[derive(Debug)]
+pub(crate) struct Host {
+    keeper: KeeperClient,
+    netlink: Netlink,
+    watch: HostWatch,
+    interface: String,
+    index: u32,
+    mac: [u8; 6],
+    /// `true` if the device carries packets to the host's own sockets.
+    reaches_itself: bool,
+    addresses: HostAddresses,
+    /// All addresses of the interface.
+    interface_addresses: Vec<IpAddr>,
+    ports: HashMap<(PortProtocol, SocketAddr), Held>,
+    /// Where the search for a free port of granted ranges begins.
+    next_port: usize,
+    neighbours: Neighbours,
+    log: LogLimit,
+}
+
+impl Host {
+    /// Begins to follow the host. `device`: the device on its interface.
+    ///
+    /// # Errors
+    /// Fails if there is no such interface, or without descriptors.
+    pub(crate) fn open(access: &HostAccess, device: &Info) -> io::Result<Host> {
+        let failed = io::Error::other::<towpath_netlink::Error>;
+        // Changes from here on are not missed.
+        let watch = HostWatch::new().map_err(failed)?;
+        let mut netlink = Netlink::open().map_err(failed)?;
+        let index = netlink.index(&access.interface).map_err(failed)?;
+        let mut host = Host {
+            keeper: KeeperClient::new(access.keeper.try_clone()?)?,
+            netlink,
+            watch,
+            interface: access.interface.clone(),
+            index,
+            mac: device.mac,
+            reaches_itself: device.can.tx_to_host,
+            addresses: HostAddresses::default(),
+            interface_addresses: Vec::new(),
+            ports: HashMap::new(),
+            next_port: 0,
+            neighbours: Neighbours::default(),
+            log: LogLimit::default(),
+        };
+        host.read_addresses().map_err(failed)?;
+        Ok(host)
+    }
+
+    /// Has the keeper hold an object of the device if the server is killed.
+    ///
+    /// # Errors
+    /// Fails if the keeper does not take it.
+    pub(crate) fn hold_descriptor(&mut self, object: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(self.keeper.hold_descriptor(object)?)
+    }
+
+    fn read_addresses(&mut self) -> Result<(), towpath_netlink::Error> {
+        let addresses = self.netlink.addresses()?;
+        self.addresses = HostAddresses::of(self.index, &addresses);
+        let own = addresses.iter().filter(|one| one.index == self.index);
+        self.interface_addresses = own.map(|one| one.prefix.address()).collect();
+        Ok(())
+    }
+
+    /// Returns the addresses that a session with these terms shares.
+    ///
+    /// # Errors
+    /// Fails with the line that the server sends to the peer.
+    pub(crate) fn lease(&self, terms: &Terms) -> Result<Lease, Refused> {
+        let HostAddresses { ipv4, ipv6 } = self.addresses;
+        if ipv4.is_none() && ipv6.is_none() {
+            let text = format!(
+                "attach: {} has no address to share; give it one (ip address add)",
+                self.interface
+            );
+            return Err((Refusal::State, text));
+        }
+        let ipv4 = ipv4.filter(|(ip, _)| terms.allow_address((*ip).into()));
+        let ipv6 = ipv6.filter(|(ip, _)| terms.allow_address((*ip).into()));
+        if ipv4.is_none() && ipv6.is_none() {
+            let text = format!(
+                "attach: the policy does not grant the host's addresses on {} to your user; ask \
+                 the administrator for a grant",
+                self.interface
+            );
+            return Err((Refusal::Permission, text));
+        }
+        Ok(Lease::shared(self.mac, ipv4, ipv6))
+    }
+
+    /// Returns `true` if the interface has the addresses of a lease.
+    fn has_addresses_of(&self, lease: &Lease) -> bool {
+        let ipv4 = lease.ipv4.map(|(ip, _)| IpAddr::from(ip));
+        let ipv6 = lease.ipv6.map(|(ip, _)| IpAddr::from(ip));
+        [ipv4, ipv6].iter().flatten().all(|ip| self.interface_addresses.contains(ip))
+    }
+
+    /// Holds the port of a rule for an account, or with port 0 one that the kernel, or the terms, choose.
+    /// Returns the port.
+    ///
+    /// # Errors
+    /// Fails with the line that the server sends to the peer.
+    pub(crate) fn hold(
+        &mut self,
+        rule: &Rule,
+        account: Account,
+        terms: &Terms,
+        policy: &Policy,
+    ) -> Result<u16, Refused> {
+        let (Some(protocol), Some(ip), Some(port)) = (port_protocol(rule), rule.ip, rule.port)
+        else {
+            return Err((Refusal::Malformed, "open: the rule has no port".into()));
+        };
+        if account.is_limited
+            && let Some(text) = self.is_full(account, terms, policy)
+        {
+            return Err((Refusal::Limit, format!("open: {text}; close one")));
+        }
+        let granted = terms.ports.as_ref().filter(|_| port == 0);
+        let tried = match granted {
+            Some(ranges) => self.free_of(ranges, protocol, rule),
+            None => vec![port],
+        };
+        let mut refused = Errno::ADDRINUSE;
+        for port in tried {
+            match self.keeper.hold(protocol, SocketAddr::new(ip, port)) {
+                Ok((socket, port)) => {
+                    let held = Held { _socket: socket, account };
+                    self.ports.insert((protocol, SocketAddr::new(ip, port)), held);
+                    return Ok(port);
+                }
+                Err(Errno::ADDRINUSE) => {}
+                Err(errno) => {
+                    refused = errno;
+                    break;
+                }
+            }
+        }
+        Err(explain(refused, rule, &self.interface))
+    }
+
+    /// Returns the reason why an account gets no further port.
+    fn is_full(&self, account: Account, terms: &Terms, policy: &Policy) -> Option<String> {
+        let granted = || self.ports.values().filter(|held| held.account.is_limited);
+        let most = policy.limits(terms).host_ports_per_user;
+        let uid = account.uid;
+        if granted().filter(|held| held.account.uid == uid).count() >= most {
+            return Some(format!(
+                "user {uid} has {most} ports of the host, the most allowed (host-ports-per-user)"
+            ));
+        }
+        let most = policy.host_ports_per_group;
+        if let Some(group) = account.group
+            && granted().filter(|held| held.account.group == Some(group)).count() >= most
+        {
+            return Some(format!(
+                "the users let in by group {group} have {most} ports of the host, the most allowed"
+            ));
+        }
+        let most = policy.host_ports;
+        (granted().count() >= most)
+            .then(|| format!("applications have {most} ports of the host, the most allowed"))
+    }
+
+    /// Returns some ports of granted ranges that no application has, from another one each time.
+    fn free_of(&mut self, ranges: &[PortRange], protocol: PortProtocol, rule: &Rule) -> Vec<u16> {
+        let theirs = ranges.iter().filter(|range| Some(range.protocol) == rule.protocol);
+        let all: Vec<u16> = theirs.flat_map(|range| range.first..=range.last).collect();
+        let Some(ip) = rule.ip else { return Vec::new() };
+        let start = self.next_port.checked_rem(all.len()).unwrap_or(0);
+        self.next_port = self.next_port.wrapping_add(PORTS_TRIED);
+        let is_free =
+            |port: &u16| !self.ports.contains_key(&(protocol, SocketAddr::new(ip, *port)));
+        let around = all[start..].iter().chain(&all[..start]);
+        around.copied().filter(is_free).take(PORTS_TRIED).collect()
+    }
+
+    /// Releases the port of a rule.
+    pub(crate) fn release(&mut self, rule: &Rule) {
+        if let (Some(protocol), Some(ip), Some(port)) = (port_protocol(rule), rule.ip, rule.port) {
+            let local = SocketAddr::new(ip, port);
+            // Without the keeper, the port is free as soon as this socket is closed.
+            if self.ports.remove(&(protocol, local)).is_some() {
+                let _ = self.keeper.release(protocol, local);
+            }
+        }
+    }
+}
+
+/// Returns the protocol of a rule if it is one whose ports the kernel holds.
+pub(crate) fn port_protocol(rule: &Rule) -> Option<PortProtocol> {
+    match rule.protocol? {
+        6 => Some(PortProtocol::Tcp),
+        17 => Some(PortProtocol::Udp),
+        _ => None,
+    }
+}
+
+/// Returns the refusal for a port that the kernel does not give.
+fn explain(errno: Errno, rule: &Rule, interface: &str) -> Refused {
+    let protocol = if rule.protocol == Some(6) { "TCP" } else { "UDP" };
+    if errno == Errno::ADDRINUSE && rule.port == Some(0) {
+        let text = format!("open: no {protocol} port that your user may use is free; close one");
+        return (Refusal::Limit, text);
+    }
+    let port = match (rule.port, rule.ip) {
+        (Some(0), Some(ip)) => format!("any port of {ip}"),
+        (Some(port), Some(ip)) => format!("port {port} of {ip}"),
+        (port, None) => format!("port {}", port.unwrap_or(0)),
+        (None, Some(_)) => "a port".to_owned(),
+    };
+    let (refusal, why) = match errno {
+        Errno::ADDRINUSE => (
+            Refusal::InUse,
+            "a program of this host (ss -tuanp shows most), another server, or a connection that ended \
+             within the last minute uses it; choose another port"
+                .to_owned(),
+        ),
+        Errno::ADDRNOTAVAIL => (
+            Refusal::State,
+            format!("{interface} does not have the address any more; attach again"),
+        ),
+        Errno::MFILE => {
+            (Refusal::Limit, "no descriptors left; raise the server's limit (ulimit -n)".into())
+        }
+        Errno::NFILE => {
+            (Refusal::Limit, "the host has no file left to open; raise fs.file-max".into())
+        }
+        Errno::PIPE | Errno::CONNRESET | Errno::AGAIN => {
+            (
+            Refusal::Device,
+            "the server's keeper has ended or does not answer; restart the server".into(),
+        )
+        }
+        Errno::ACCESS => (
+            Refusal::Permission,
+            "the server's keeper may not bind it; start the server as root".into(),
+        ),
+        other => (Refusal::Device, io::Error::from(other).to_string()),
+    };
+    (refusal, format!("open: {protocol} {port}: {why}"))
+}

@@ -1,0 +1,246 @@
+//! The control thread's part: link addresses for sessions, and changes of the host.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use towpath_netlink::{HostEvent, Reachability};
+use towpath_packet::build::Flow;
+use towpath_protocol::layout::CLOSED_ADDRESS_GONE;
+use tracing::{error, warn};
+
+use super::Host;
+use super::neighbours::{Asker, Delivery};
+use crate::addresses::Lease;
+use crate::connection::Progress;
+use crate::control::{Control, Reply};
+use crate::engine::commands::Command;
+use crate::engine::neighbours::NeighbourRequest;
+
+/// Requests and earlier answers that the control thread looks at per wake-up. Each takes some system
+/// calls.
+const LOOKUPS_PER_WAKE_UP: usize = 16;
+
+/// The next hop on the route to a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NextHop {
+    /// Its link address is known.
+    Known(IpAddr, [u8; 6]),
+    /// The kernel does not know its link address.
+    Unknown(IpAddr),
+    /// No route over the interface leads to the destination.
+    None,
+}
+
+impl Host {
+    /// Returns the descriptor that is readable when the host changes.
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.watch.as_fd()
+    }
+
+    /// Returns a descriptor that hangs up when the keeper ends.
+    pub(crate) fn keeper_fd(&self) -> BorrowedFd<'_> {
+        self.keeper.fd()
+    }
+
+    /// Returns the time until the control thread must call [`Control::go_on_with_host`].
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        match self.neighbours.has_work() {
+            true => Some(Duration::ZERO),
+            false => self.neighbours.next_deadline(Instant::now()),
+        }
+    }
+
+    /// Asks the kernel for the next hop to a destination. The source of the packets decides, too:
+    /// rules may name it.
+    fn next_hop(&mut self, target: IpAddr, lease: &Lease) -> NextHop {
+        let source = match target {
+            IpAddr::V4(_) => lease.ipv4.map(|(ip, _)| ip.into()),
+            IpAddr::V6(_) => lease.ipv6.map(|(ip, _)| ip.into()),
+        };
+        if source == Some(target) && self.reaches_itself {
+            return NextHop::Known(target, self.mac);
+        }
+        if source.is_none() || self.interface_addresses.contains(&target) {
+            return NextHop::None;
+        }
+        let route = match self.netlink.route_to(target, source) {
+            Ok(Some(route)) if route.link == self.index => route,
+            Ok(_) => return NextHop::None,
+            Err(error) => {
+                self.warn(format_args!("the route to {target}: {error}"));
+                return NextHop::None;
+            }
+        };
+        let next_hop = route.gateway.unwrap_or(target);
+        let entry = self.netlink.neighbour(self.index, next_hop).unwrap_or_default();
+        match entry.map(|entry| entry.reachability) {
+            Some(Reachability::Confirmed(mac)) => NextHop::Known(next_hop, mac),
+            Some(Reachability::Stale(mac)) => {
+                // The session may use it while the kernel confirms it.
+                self.probe(next_hop);
+                NextHop::Known(next_hop, mac)
+            }
+            Some(Reachability::Unknown | Reachability::Failed) | None => NextHop::Unknown(next_hop),
+        }
+    }
+
+    /// Forgets an endpoint that asked for link addresses: the numbers of its session and its own.
+    pub(crate) fn forget_endpoint(&mut self, asker: Asker) {
+        self.neighbours.forget_endpoint(asker);
+    }
+
+    fn probe(&mut self, next_hop: IpAddr) {
+        if let Err(errno) = self.keeper.probe(next_hop) {
+            self.warn(format_args!("asking for the link address of {next_hop}: {errno}"));
+        }
+    }
+
+    /// Logs a warning, within the limit of lines that applications can cause.
+    fn warn(&mut self, text: std::fmt::Arguments<'_>) {
+        if self.log.allows(0) {
+            warn!("{text}");
+        }
+    }
+}
+
+impl Control {
+    /// Takes a request for a link address.
+    pub(crate) fn queue_neighbour_request(&mut self, request: NeighbourRequest) {
+        let Some((uid, _)) = self.asker_of(request) else { return };
+        if let Some(host) = &mut self.parts.host {
+            host.neighbours.queue(uid, request);
+        }
+    }
+
+    /// Returns the user and the addresses of the session that made a request, if its endpoint is still
+    /// open.
+    fn asker_of(&self, request: NeighbourRequest) -> Option<(u32, Lease)> {
+        let token = self.connections.token_of(request.session)?;
+        let connection = self.connections.get(token)?;
+        let endpoint = connection.endpoints.get(request.endpoint as usize)?.as_ref()?;
+        let is_open = endpoint.is_for_neighbours && matches!(connection.progress, Progress::Lives);
+        is_open.then_some((connection.account.uid, connection.lease?))
+    }
+
+    /// Looks a destination up for a session. Returns what the session must learn now. `answers`: 1 if
+    /// the session made the request, 0 if the server checks an earlier answer.
+    fn look_up(&mut self, request: NeighbourRequest, answers: u32) -> Option<Delivery> {
+        let (uid, lease) = self.asker_of(request)?;
+        let host = self.parts.host.as_mut()?;
+        let deliver = |mac| Delivery { to: request, mac, answered: answers };
+        match host.next_hop(request.target, &lease) {
+            NextHop::Known(next_hop, mac) => {
+                let is_news = host.neighbours.learn(request, next_hop, mac);
+                (is_news || answers > 0).then_some(deliver(Some(mac)))
+            }
+            NextHop::Unknown(next_hop) => {
+                if !host.neighbours.waits_for(next_hop) {
+                    if !host.neighbours.may_wait(uid) {
+                        return (answers > 0).then_some(deliver(None));
+                    }
+                    host.probe(next_hop);
+                }
+                host.neighbours.wait(uid, request, next_hop, answers, Instant::now());
+                None
+            }
+            NextHop::None => {
+                let was_known = host.neighbours.forget(request);
+                (was_known || answers > 0).then_some(deliver(None))
+            }
+        }
+    }
+
+    /// Sends answers to the sessions' endpoints.
+    fn deliver_neighbours(&mut self, deliveries: impl IntoIterator<Item = Delivery>) {
+        for Delivery { to, mac, answered } in deliveries {
+            let NeighbourRequest { session, endpoint, target } = to;
+            let token = self.connections.token_of(session);
+            let connection = token.and_then(|token| self.connections.get(token));
+            let Some(lease) = connection.and_then(|one| one.lease) else { continue };
+            let packet = answer(target, mac.unwrap_or_default(), &lease).map(Vec::into_boxed_slice);
+            let command = Command::AnswerNeighbour { session, endpoint, packet, answered };
+            self.command(command, Reply::Nothing);
+        }
+    }
+
+    /// Reads the changes of the host.
+    pub(crate) fn host_events(&mut self) {
+        let Some(host) = &mut self.parts.host else { return };
+        let mut events = Vec::new();
+        host.watch.events(&mut events);
+        let mut addresses_changed = false;
+        let mut deliveries = Vec::new();
+        for event in events {
+            match event {
+                HostEvent::Neighbour(one) if one.index != host.index => {}
+                HostEvent::Neighbour(one) => match one.reachability {
+                    Reachability::Confirmed(mac) | Reachability::Stale(mac) => {
+                        deliveries.extend(host.neighbours.found(one.address, mac));
+                    }
+                    Reachability::Failed => deliveries.extend(host.neighbours.failed(one.address)),
+                    Reachability::Unknown => {}
+                },
+                HostEvent::Routes => host.neighbours.check_all(),
+                HostEvent::Addresses | HostEvent::Lost => {
+                    addresses_changed = true;
+                    host.neighbours.check_all();
+                }
+            }
+        }
+        self.deliver_neighbours(deliveries);
+        if addresses_changed {
+            self.close_sessions_without_address();
+        }
+    }
+
+    /// Looks at requests, and at earlier answers after a change of the host, a few at a time. Gives up
+    /// requests that have waited for too long.
+    pub(crate) fn go_on_with_host(&mut self) {
+        for _ in 0..LOOKUPS_PER_WAKE_UP {
+            let Some(host) = &mut self.parts.host else { return };
+            let queued = host.neighbours.next_queued().map(|request| (request, 1));
+            let next = queued.or_else(|| Some((host.neighbours.next_to_check()?, 0)));
+            let Some((request, answers)) = next else { break };
+            let delivery = self.look_up(request, answers);
+            self.deliver_neighbours(delivery);
+        }
+        let Some(host) = &mut self.parts.host else { return };
+        let late = host.neighbours.expire(Instant::now());
+        self.deliver_neighbours(late);
+    }
+
+    /// Tells the operator that the keeper has ended.
+    pub(crate) fn keeper_ended(&mut self) {
+        error!(
+            "the keeper has ended: applications get no further ports, and nothing holds theirs if this \
+             server is killed; restart the server"
+        );
+    }
+
+    /// Ends the sessions whose addresses the host does not have any more.
+    fn close_sessions_without_address(&mut self) {
+        let Some(host) = &mut self.parts.host else { return };
+        if let Err(error) = host.read_addresses() {
+            warn!("{error}");
+            return;
+        }
+        for token in self.connections.of_all() {
+            let lease = self.connections.get(token).and_then(|one| one.lease);
+            let Some(host) = &self.parts.host else { return };
+            if lease.is_some_and(|lease| lease.shared && !host.has_addresses_of(&lease)) {
+                self.close_session(token, CLOSED_ADDRESS_GONE, "the host lost its address");
+            }
+        }
+    }
+}
+
+/// Makes the answer to a session's request: the destination announces the link address of the next
+/// hop, or zero if there is none. `None` if the session has no address of the destination's family.
+fn answer(target: IpAddr, mac: [u8; 6], lease: &Lease) -> Option<Vec<u8>> {
+    let own = match target {
+        IpAddr::V4(_) => lease.ipv4.map(|(ip, _)| IpAddr::from(ip)),
+        IpAddr::V6(_) => lease.ipv6.map(|(ip, _)| IpAddr::from(ip)),
+    }?;
+    Some(Flow::v4().macs(mac, lease.mac).addresses(target, own).i_have())
+}

@@ -1,0 +1,139 @@
+//! The keeper's process: it does privileged acts for a server that shares the host's addresses, and
+//! holds applications' flows if the server is killed.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use towpath_server::{
+    Config, HostAccess, KeeperOptions, TakeOver, keeper_connection, keeper_path, run_keeper,
+    take_over,
+};
+
+use super::confine::confine_keeper;
+use super::log::start_log;
+use super::settings::{HOLD_S, Level, Settings};
+use super::values::{Identity, InterfaceName};
+use crate::failure::{Failure, says};
+use crate::number::Number;
+use crate::signals::Signals;
+
+/// Arguments of the hidden subcommand that is the process.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The interface whose addresses the server shares
+    interface: InterfaceName,
+    /// Socket at which the next server takes over
+    #[arg(long)]
+    path: PathBuf,
+    /// Seconds for which the process holds flows after a server that was killed
+    #[arg(long)]
+    hold: Number<0, 3600>,
+    /// User that the process changes to
+    #[arg(long)]
+    user: Option<Identity>,
+}
+
+/// Serves the requests of a server, on standard input, until the server ends.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let failed = |error: io::Error| {
+        let path = args.path.display();
+        Failure::new(format!("the keeper {path}: {}", says(&error)))
+    };
+    // A terminal or a service manager signals all processes at once; this one ends with the server.
+    let signals = Signals::block_termination().map_err(failed)?;
+    let _ = rustix::thread::set_name(c"towpath-keeper");
+    start_log(Level::Info);
+    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3);
+    confine_keeper(args.user.as_ref())?;
+    let options = KeeperOptions {
+        interface: args.interface.to_string(),
+        hold: Duration::from_secs(args.hold.get() as u64),
+        path: args.path.clone(),
+    };
+    let socket = socket.map_err(|errno| failed(errno.into()))?;
+    // Nothing else has a copy: the end of the server is the end of the connection.
+    run_keeper(socket, &options, signals.as_fd()).map_err(failed)
+}
+
+/// Checks that the options for a keeper fit each other.
+pub(super) fn check(settings: &Settings) -> Result<(), Failure> {
+    if settings.hold.is_some() && !settings.share_host {
+        return Err(Failure::usage(
+            "--hold is for servers with --share-host; add that option, or leave --hold out",
+        ));
+    }
+    Ok(())
+}
+
+/// Takes over from a server with this socket that was killed.
+pub(super) fn take_over_from_killed(socket: &Path, user: Option<&Identity>) -> Result<(), Failure> {
+    let shown = socket.display();
+    match take_over(socket, user.map(|user| user.uid)) {
+        Ok(TakeOver::Busy) => Err(Failure::new(format!(
+            "{shown}: another server serves here; stop it, or choose another socket path with \
+             --socket"
+        ))),
+        Ok(TakeOver::Done) => {
+            tracing::info!("took over from a server that was killed");
+            Ok(())
+        }
+        Ok(TakeOver::Nothing) => Ok(()),
+        Err(error) => Err(Failure::new(format!(
+            "taking over from the keeper {shown}.keeper: {}; end that process, or choose another \
+             socket path with --socket",
+            says(&error)
+        ))),
+    }
+}
+
+/// The server's side of the process.
+pub(super) struct Keeper {
+    child: Child,
+    access: Option<HostAccess>,
+}
+
+impl Keeper {
+    /// Starts the process, with the privileges that this one still has, if the server shares the
+    /// host's addresses. Then enters the access to it into `config`.
+    pub(super) fn start(
+        settings: &Settings,
+        interface: &str,
+        socket: &Path,
+        config: &mut Config,
+    ) -> Result<Option<Keeper>, Failure> {
+        if !settings.share_host {
+            return Ok(None);
+        }
+        let hold_s = settings.hold.map_or(HOLD_S, |hold| hold.get() as u64);
+        let failed =
+            |error: io::Error| Failure::new(format!("starting the keeper: {}", says(&error)));
+        let (ours, theirs): (OwnedFd, OwnedFd) = keeper_connection().map_err(failed)?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("towpath");
+        command.args(["host-keeper", interface, "--hold", &hold_s.to_string(), "--path"]);
+        command.arg(keeper_path(socket));
+        if let Some(user) = &settings.user {
+            command.args(["--user", &user.to_string()]);
+        }
+        let child = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
+        let child = child.map_err(failed)?;
+        let access = HostAccess::new(ours, interface);
+        config.host = Some(access.clone());
+        Ok(Some(Keeper { child, access: Some(access) }))
+    }
+}
+
+impl Drop for Keeper {
+    /// Ends the process, and waits for it. The server has stopped, or did not start.
+    fn drop(&mut self) {
+        if let Some(access) = self.access.take() {
+            // A keeper that has ended already is what this asks for.
+            let _ = access.end_keeper();
+        }
+        let _ = self.child.wait();
+    }
+}

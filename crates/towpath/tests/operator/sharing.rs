@@ -1,0 +1,664 @@
+//! Applications that use ports of the host's own addresses, beside the kernel and each other.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+use towpath_client::{Addresses, AttachError, Lost, Options, Rule, Session};
+use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
+use towpath_testkit::{End, Namespace, connect};
+
+use crate::beside_the_kernel::{FAR, KernelTraffic, NEAR, may_attach, sockets, until_bare, user};
+use crate::networks::{both_ways, sh, wire};
+use crate::policies::attach_by;
+use crate::running::*;
+
+/// The port of the application's echo server.
+const ECHO: u16 = 7000;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn attach(server: &Running) -> Network {
+    let session = Session::attach(&server.socket, &SessionLink::options("test")).unwrap();
+    let info = session.info();
+    assert!(info.shared && info.by_port);
+    assert_eq!(info.ipv4.unwrap().0.to_string(), "192.0.2.1");
+    Network::over(session, Driving::Thread).unwrap()
+}
+
+/// Serves `uplink` with its own addresses, and an application on them.
+struct Shared {
+    far: Namespace,
+    server: Running,
+    network: Network,
+    directory: Directory,
+}
+
+impl Shared {
+    fn start(mode: &str, more: &[&str]) -> Shared {
+        let far = wire(&FAR, &NEAR);
+        let directory = sockets();
+        let device = format!("xdp:uplink,mode={mode}");
+        let user = user();
+        let mut arguments = vec!["--device", &device, "--user", &user, "--share-host"];
+        arguments.extend(more);
+        let server = serve(&directory, "s.sock", &arguments);
+        let network = attach(&server);
+        Shared { far, server, network, directory }
+    }
+
+    /// Echoes the datagrams to a port of the application, in a thread that ends with the network.
+    fn echo(&self, port: u16) {
+        let socket = UdpSocket::bind(&self.network, ("192.0.2.1", port)).unwrap();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 64];
+            while let Ok((len, from)) = socket.recv_from(&mut buffer) {
+                let _ = socket.send_to(&buffer[..len], from);
+            }
+        });
+    }
+
+    /// Returns `true` if the application answers the far host within a short time.
+    fn answers(&self, asking: &std::net::UdpSocket) -> bool {
+        asking.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        asking.send_to(b"are you there?", ("192.0.2.1", ECHO)).unwrap();
+        asking.recv(&mut [0; 64]).is_ok()
+    }
+}
+
+/// Removes the wire, which the kernel removes at some time after the far host.
+fn remove_wire() {
+    sh("ip link delete uplink 2>/dev/null || true");
+}
+
+/// Returns the keeper of a server.
+fn keeper_of(server: &Running) -> Pid {
+    let children = format!("/proc/{0}/task/{0}/children", server.child.id());
+    let children = std::fs::read_to_string(children).unwrap();
+    let keeper = children.split_whitespace().find(|child| {
+        let name = std::fs::read_to_string(format!("/proc/{child}/comm"));
+        name.is_ok_and(|name| name.trim() == "towpath-keeper")
+    });
+    Pid::from_raw(keeper.unwrap().parse().unwrap()).unwrap()
+}
+
+/// Returns `true` if the kernel gives the port to a program.
+fn kernel_binds(port: u16) -> bool {
+    let bound = std::net::TcpListener::bind(("192.0.2.1", port));
+    if let Err(error) = &bound {
+        assert_eq!(error.kind(), ErrorKind::AddrInUse);
+    }
+    bound.is_ok()
+}
+
+/// An application and the kernel's sockets, on different ports of one address.
+fn check_sharing(mode: &str) {
+    let mut shared = Shared::start(mode, &[]);
+    let (network, far) = (&shared.network, &shared.far);
+    let kernel = KernelTraffic::start(far);
+    kernel.goes_on();
+    both_ways(network, ip("192.0.2.1"), far, ip("192.0.2.200"));
+    both_ways(network, ip("2001:db8::1"), far, ip("2001:db8::200"));
+    kernel.goes_on();
+
+    // The kernel's listener and the application's, and a port that each of them has.
+    let listener = std::net::TcpListener::bind("192.0.2.1:8080").unwrap();
+    let refused = TcpListener::bind(network, "192.0.2.1:8080").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+    assert!(refused.to_string().contains("a program of this host"), "{refused}");
+    let ours = TcpListener::bind(network, "0.0.0.0:8081").unwrap();
+    assert!(!kernel_binds(8081));
+    for (port, accepting) in [(8080, false), (8081, true)] {
+        let stream = far.run(|| std::net::TcpStream::connect(("192.0.2.1", port)).unwrap());
+        let mut stream = stream.unwrap();
+        stream.write_all(b"hello").unwrap();
+        // The far host ends the connections, so that none is in TIME-WAIT here.
+        drop(stream);
+        let mut got = Vec::new();
+        match accepting {
+            true => ours.accept().unwrap().0.read_to_end(&mut got).unwrap(),
+            false => listener.accept().unwrap().0.read_to_end(&mut got).unwrap(),
+        };
+        assert_eq!(got, b"hello");
+    }
+    drop(ours);
+    until("the port is the kernel's again", || kernel_binds(8081));
+
+    // UDP both ways, the far host's refusal, and a datagram that would need fragments.
+    shared.echo(ECHO);
+    let asking = far.run(|| std::net::UdpSocket::bind("192.0.2.200:0").unwrap()).unwrap();
+    until("the echo answers", || shared.answers(&asking));
+    let socket = UdpSocket::bind(network, "192.0.2.1:0").unwrap();
+    socket.connect("192.0.2.200:9").unwrap();
+    socket.send(b"anybody?").unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    let refused = socket.recv(&mut [0; 8]).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{refused}");
+    let long = socket.send(&[0; 3000]).unwrap_err();
+    assert_eq!(long.kind(), ErrorKind::InvalidInput, "{long}");
+    let closed = TcpStream::connect(network, "192.0.2.200:9").unwrap_err();
+    assert_eq!(closed.kind(), ErrorKind::ConnectionRefused);
+
+    // The kernel has everything back when the server ends, in whatever way.
+    kernel.goes_on();
+    assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0));
+    until_bare();
+    until("the kernel has the port", || std::net::UdpSocket::bind(("192.0.2.1", ECHO)).is_ok());
+    assert_eq!(kernel.stop(), 0, "datagrams of the kernel's sockets were lost");
+}
+
+#[test]
+fn kernel_and_applications_share_an_address_natively() {
+    towpath_testkit::isolated!(|| {
+        if may_attach("sharing::kernel_and_applications_share_an_address_natively") {
+            check_sharing("native");
+        }
+    });
+}
+
+#[test]
+fn kernel_and_applications_share_an_address_generically() {
+    towpath_testkit::isolated!(|| {
+        if may_attach("sharing::kernel_and_applications_share_an_address_generically") {
+            check_sharing("generic");
+        }
+    });
+}
+
+/// The keeper ends after a server that is killed, and with it everything that they attached.
+#[test]
+fn a_killed_server_leaves_no_port_behind() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("sharing::a_killed_server_leaves_no_port_behind") {
+            return;
+        }
+        let mut shared = Shared::start("generic", &["--hold", "1"]);
+        let _listener = TcpListener::bind(&shared.network, "192.0.2.1:80").unwrap();
+        assert!(!kernel_binds(80));
+        let keeper = keeper_of(&shared.server);
+        let keeper = format!("/proc/{}/status", keeper.as_raw_nonzero());
+        let status = std::fs::read_to_string(&keeper).unwrap();
+        // CAP_NET_BIND_SERVICE (10) and CAP_NET_ADMIN (12), and none more.
+        let rights = format!("CapEff:\t{:016x}", 1 << 10 | 1 << 12);
+        assert!(status.contains(&rights) && status.contains("NoNewPrivs:\t1"), "{status}");
+        // A keeper that ends is an error for the operator.
+        assert!(!shared.server.log().contains("the keeper has ended"));
+        shared.server.kill();
+        until_bare();
+        until("the kernel has the port", || kernel_binds(80));
+        until("the keeper has ended", || {
+            // A zombie has no parent here that waits for it.
+            std::fs::read_to_string(&keeper).map_or(true, |status| status.contains("State:\tZ"))
+        });
+    });
+}
+
+/// Applications of two users and the kernel, with ports of one address; the policy decides.
+#[test]
+fn users_have_the_ports_that_the_policy_grants() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("sharing::users_have_the_ports_that_the_policy_grants") {
+            return;
+        }
+        let Some(users) = users() else { return };
+        let file = Directory::new();
+        let policy = file.text("policy.toml");
+        let web = "[[grant]]\nusers = [61002]\nports = [\"tcp:80\", \"tcp:40000-40010\"]\n";
+        let other_grant = "[[grant]]\nusers = [61003]\nhost-ports-per-user = 2\n";
+        std::fs::write(&policy, format!("{web}{other_grant}")).unwrap();
+        let shared = Shared::start("native", &["--policy", &policy]);
+        let network = |user: usize| {
+            let options = SessionLink::options("test");
+            let session = attach_by(&users.applications[user], &shared.server.socket, &options);
+            Network::over(session.unwrap(), Driving::Thread).unwrap()
+        };
+        let (web, other) = (network(0), network(1));
+        let kernel = std::net::TcpListener::bind("192.0.2.1:8080").unwrap();
+        let first = TcpListener::bind(&web, "192.0.2.1:80").unwrap();
+        let second = TcpListener::bind(&other, "192.0.2.1:8081").unwrap();
+        for (network, port, part) in [
+            (&web, 81, "may not use port 81"),
+            (&web, 8081, "may not use port 8081"),
+            (&shared.network, 80, "an application has port 80 already"),
+            (&other, 443, "only with a grant that names it"),
+        ] {
+            let refused = TcpListener::bind(network, ("192.0.2.1", port)).unwrap_err();
+            assert!(refused.to_string().contains(part), "{port}: {refused}");
+        }
+        let _third = UdpSocket::bind(&other, "192.0.2.1:8082").unwrap();
+        let most = UdpSocket::bind(&other, "192.0.2.1:0").unwrap_err();
+        assert!(most.to_string().contains("host-ports-per-user"), "{most}");
+
+        // All three serve at the same time.
+        let ask = |port: u16| {
+            let connect = || std::net::TcpStream::connect(("192.0.2.1", port)).unwrap();
+            shared.far.run(connect).unwrap()
+        };
+        let mut streams = [80, 8080, 8081].map(ask);
+        let mut accepted = first.accept().unwrap().0;
+        accepted.write_all(b"web").unwrap();
+        kernel.accept().unwrap().0.write_all(b"ker").unwrap();
+        second.accept().unwrap().0.write_all(b"two").unwrap();
+        for (stream, text) in streams.iter_mut().zip([b"web", b"ker", b"two"]) {
+            let mut got = [0; 3];
+            stream.read_exact(&mut got).unwrap();
+            assert_eq!(&got, text);
+        }
+        // A connection gets a port of the grant.
+        let _far = shared.far.run(|| std::net::TcpListener::bind("192.0.2.200:9").unwrap());
+        let out = TcpStream::connect(&web, "192.0.2.200:9").unwrap();
+        assert!((40_000..=40_010).contains(&out.local_addr().unwrap().port()));
+
+        // A port that the policy takes away fails what uses it, and nothing else.
+        let none = "[[grant]]\nusers = [61002]\nports = []\n";
+        std::fs::write(&policy, format!("{none}{other_grant}")).unwrap();
+        signal(&shared.server.child, Signal::HUP);
+        let gone = first.accept().unwrap_err();
+        assert_eq!(gone.kind(), ErrorKind::PermissionDenied, "{gone}");
+        let gone = accepted.read(&mut [0; 8]).unwrap_err();
+        assert_eq!(gone.kind(), ErrorKind::PermissionDenied, "{gone}");
+        until("the kernel has the port", || kernel_binds(80));
+        let mut stream = ask(8081);
+        second.accept().unwrap().0.write_all(b"two").unwrap();
+        stream.read_exact(&mut [0; 3]).unwrap();
+    });
+}
+
+/// Programs of the host and applications reach each other at the host's address.
+#[test]
+fn the_hosts_own_programs_reach_applications() {
+    towpath_testkit::isolated!(|| {
+        for mode in ["native", "generic"] {
+            if !may_attach("sharing::the_hosts_own_programs_reach_applications") {
+                return;
+            }
+            let mut shared = Shared::start(mode, &[]);
+            let network = &shared.network;
+            for address in ["192.0.2.1", "2001:db8::1"] {
+                println!("{mode} {address}");
+                let here = Namespace::current().unwrap();
+                both_ways(network, ip(address), &here, ip(address));
+            }
+            shared.echo(ECHO);
+            let asking = std::net::UdpSocket::bind("192.0.2.1:0").unwrap();
+            until("the echo answers", || shared.answers(&asking));
+            // Another application, too.
+            let other = attach(&shared.server);
+            let listener = TcpListener::bind(&other, "192.0.2.1:9000").unwrap();
+            let mut stream = TcpStream::connect(network, "192.0.2.1:9000").unwrap();
+            stream.write_all(b"hello").unwrap();
+            let mut got = [0; 5];
+            listener.accept().unwrap().0.read_exact(&mut got).unwrap();
+            // The kernel keeps all other packets.
+            let closed = std::net::TcpStream::connect("192.0.2.1:9001").unwrap_err();
+            assert_eq!(closed.kind(), ErrorKind::ConnectionRefused);
+            let closed = TcpStream::connect(network, "192.0.2.1:9001").unwrap_err();
+            assert_eq!(closed.kind(), ErrorKind::ConnectionRefused);
+            assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0));
+            remove_wire();
+        }
+    });
+}
+
+/// Routes and neighbours are the kernel's: what changes there changes for applications.
+#[test]
+fn the_kernels_routes_and_neighbours_hold() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("sharing::the_kernels_routes_and_neighbours_hold") {
+            return;
+        }
+        let shared = Shared::start("generic", &[]);
+        let (network, far) = (&shared.network, &shared.far);
+        let elsewhere: SocketAddr = "203.0.113.9:7".parse().unwrap();
+        far.run(|| sh("ip address add 203.0.113.9/32 dev far")).unwrap();
+        let listener = far.run(|| std::net::TcpListener::bind(elsewhere).unwrap()).unwrap();
+        let begun = Instant::now();
+        let unreachable = TcpStream::connect(network, elsewhere).unwrap_err();
+        assert_eq!(unreachable.kind(), ErrorKind::HostUnreachable, "{unreachable}");
+        assert!(begun.elapsed() < LIMIT);
+        sh("ip route add 203.0.113.0/24 via 192.0.2.200");
+        let mut stream = TcpStream::connect(network, elsewhere).unwrap();
+        let (mut accepted, _) = listener.accept().unwrap();
+        let mut goes_on = |stream: &mut TcpStream| {
+            stream.write_all(b"on").unwrap();
+            let mut got = [0; 2];
+            accepted.read_exact(&mut got).unwrap();
+        };
+        goes_on(&mut stream);
+
+        // The gateway gets another link address, and says so by its next request.
+        far.run(|| {
+            sh("ip link set far address 02:00:00:00:00:77
+                ip neigh flush dev far
+                ping -c 1 -W 5 192.0.2.1 >/dev/null || true");
+        })
+        .unwrap();
+        goes_on(&mut stream);
+
+        // A route over another interface is no route for an application.
+        sh("ip link add other0 type veth peer name other1
+            ip address add 198.51.100.1/24 dev other0
+            ip link set other0 up
+            ip link set other1 up
+            ip route replace 203.0.113.0/24 dev other0");
+        let unreachable = TcpStream::connect(network, elsewhere).unwrap_err();
+        assert_eq!(unreachable.kind(), ErrorKind::HostUnreachable, "{unreachable}");
+        sh("ip route replace 203.0.113.0/24 via 192.0.2.200");
+        goes_on(&mut stream);
+
+        // A neighbour that never answers is a named error.
+        let silent = TcpStream::connect(network, "192.0.2.99:7").unwrap_err();
+        assert_eq!(silent.kind(), ErrorKind::HostUnreachable, "{silent}");
+    });
+}
+
+/// An address that the interface loses ends the sessions that share it. Others come with new ones.
+#[test]
+fn an_address_that_goes_ends_its_sessions() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("sharing::an_address_that_goes_ends_its_sessions") {
+            return;
+        }
+        let shared = Shared::start("generic", &[]);
+        let options = Options { addresses: Addresses::Shared, ..Options::default() };
+        let mut session = Session::attach(&shared.server.socket, &options).unwrap();
+        let own = session.info().ipv4.unwrap().0;
+        session.open(&Rule::new().ip(own.into()).udp(5000)).unwrap();
+        sh("ip address delete 192.0.2.1/24 dev uplink
+            ip address add 192.0.2.5/24 dev uplink");
+        let lost = loop {
+            if let Err(lost) = session.wait(Some(LIMIT)) {
+                break lost;
+            }
+        };
+        assert_eq!(lost, Lost::AddressGone);
+        until("sessions share the new address", || {
+            let session = Session::attach(&shared.server.socket, &options).unwrap();
+            session.info().ipv4.is_some_and(|(ip, _)| ip.to_string() == "192.0.2.5")
+        });
+        // Without IPv6, sockets for every IPv6 address are possible, as those of a usual program.
+        sh("ip address flush dev uplink scope global
+            ip address add 192.0.2.6/24 dev uplink");
+        until("sessions have IPv4 alone", || {
+            let session = Session::attach(&shared.server.socket, &SessionLink::options("test"));
+            let session = session.unwrap();
+            if session.info().ipv6.is_some() || session.info().ipv4.is_none() {
+                return false;
+            }
+            let network = Network::over(session, Driving::Thread).unwrap();
+            let _listeners =
+                ["0.0.0.0:80", "[::]:80"].map(|any| TcpListener::bind(&network, any).unwrap());
+            let _sockets =
+                ["0.0.0.0:80", "[::]:0"].map(|any| UdpSocket::bind(&network, any).unwrap());
+            true
+        });
+    });
+}
+
+/// A port is served on the interface of the device. On another interface it is closed.
+#[test]
+fn another_interface_has_no_owned_flows() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("sharing::another_interface_has_no_owned_flows") {
+            return;
+        }
+        let shared = Shared::start("generic", &[]);
+        let here = Namespace::current().unwrap();
+        let side = Namespace::create().unwrap();
+        connect(
+            &End {
+                namespace: &here,
+                name: "other0",
+                addresses: &["198.51.100.1/24".parse().unwrap()],
+            },
+            &End {
+                namespace: &side,
+                name: "side",
+                addresses: &["198.51.100.2/24".parse().unwrap()],
+            },
+            None,
+        )
+        .unwrap();
+        side.run(|| sh("ip route add 192.0.2.0/24 via 198.51.100.1")).unwrap();
+        let _listener = TcpListener::bind(&shared.network, ("192.0.2.1", ECHO)).unwrap();
+        shared.echo(ECHO);
+        let asking = side.run(|| std::net::UdpSocket::bind("198.51.100.2:0").unwrap()).unwrap();
+        let connecting = || std::net::TcpStream::connect(("192.0.2.1", ECHO)).unwrap_err().kind();
+        assert_eq!(side.run(connecting).unwrap(), ErrorKind::ConnectionRefused);
+        assert!(!shared.answers(&asking));
+        let asking =
+            shared.far.run(|| std::net::UdpSocket::bind("192.0.2.200:0").unwrap()).unwrap();
+        until("the echo answers", || shared.answers(&asking));
+    });
+}
+
+#[test]
+fn what_cannot_be_shared_is_refused() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("sharing::what_cannot_be_shared_is_refused") {
+            return;
+        }
+        let shared = Shared::start("generic", &[]);
+        let socket = &shared.server.socket;
+        let attach = |options: &Options| Session::attach(socket, options);
+        let own = Options { addresses: Addresses::Own, ..Options::default() };
+        let AttachError::Refused { text, .. } = attach(&own).unwrap_err() else { panic!() };
+        assert!(text.contains("--lease"), "{text}");
+        let named = Options { ipv4: Some("192.0.2.9".parse().unwrap()), ..Options::default() };
+        assert!(attach(&named).is_err());
+        let mut session = attach(&Options::default()).unwrap();
+        let address = ip("192.0.2.1");
+        let udp = Rule::new().ip(address).udp(6000);
+        for (rule, part) in [
+            (Rule::new(), "give the local address"),
+            (Rule::new().udp(6000), "give the local address"),
+            (Rule::new().ip(address).port(6000), "give the local address"),
+            (Rule::new().ip(address).protocol(1), "give the local address"),
+            (Rule::new().ip(ip("192.0.2.9")).udp(6000), "not given to this session"),
+            (udp.vlan(7), "not possible"),
+            (udp.with_group(), "not possible"),
+            (udp.remote_port(9), "not possible"),
+            (udp.ethertype(0x800), "not possible"),
+            (udp.any_mac(), "not possible"),
+        ] {
+            let refused = session.open(&rule).unwrap_err().to_string();
+            assert!(refused.contains(part), "{rule:?}: {refused}");
+        }
+        session.open(&udp).unwrap();
+        session.open(&Rule::neighbours()).unwrap();
+        let second = session.open(&Rule::neighbours()).unwrap_err().to_string();
+        assert!(second.contains("has an endpoint for link addresses already"), "{second}");
+        let tap = ["serve", "--device", "tap:tap9", "--address", "10.9.0.1/24", "--share-host"];
+        let refused = fails(&mut towpath(&tap), 2);
+        assert!(refused.contains("--share-host is for interfaces that the kernel keeps"));
+        for (arguments, part) in [
+            (&["xdp:uplink,exclusive", "--share-host"][..], "exclude each other"),
+            (&["xdp:uplink", "--lease", "192.0.2.64/28", "--hold", "5"], "add that option"),
+        ] {
+            let mut serve = towpath(&["serve", "--socket", "/nonexistent/s", "--device"]);
+            let refused = fails(serve.args(arguments), 2);
+            assert!(refused.contains(part), "{refused}");
+        }
+        let ports = prints(Command::new("ss").args(["-ulnH", "src", "192.0.2.1:6000"]));
+        assert!(ports.contains("192.0.2.1:6000"), "the administrator sees the port: {ports}");
+    });
+}
+
+/// A server that is killed leaves no answer of the kernel to its applications' peers: neither a reset
+/// nor an ICMP error. The next server takes over, or the time expires.
+#[test]
+fn a_killed_servers_flows_stay_closed_to_the_kernel() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("sharing::a_killed_servers_flows_stay_closed_to_the_kernel") {
+            return;
+        }
+        for mode in ["native", "generic"] {
+            let mut shared = Shared::start(mode, &["--hold", "30"]);
+            let listener = TcpListener::bind(&shared.network, ("192.0.2.1", ECHO)).unwrap();
+            let (user, path) = (user(), shared.server.socket.clone());
+            let connect = || std::net::TcpStream::connect(("192.0.2.1", ECHO)).unwrap();
+            let mut stream = shared.far.run(connect).unwrap();
+            stream.write_all(b"before").unwrap();
+            let (mut accepted, _) = listener.accept().unwrap();
+            accepted.read_exact(&mut [0; 6]).unwrap();
+            let here = std::net::TcpStream::connect(("192.0.2.1", ECHO)).unwrap();
+            let _accepted = listener.accept().unwrap();
+            shared.server.kill();
+            for mut peer in [&stream, &here] {
+                peer.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+                peer.write_all(b"after").unwrap();
+                let silent = peer.read(&mut [0; 1]).unwrap_err();
+                assert_eq!(silent.kind(), ErrorKind::WouldBlock, "{silent}");
+            }
+            assert!(!kernel_binds(ECHO), "the port is held");
+            let device = format!("xdp:uplink,mode={mode}");
+            let arguments = ["--device", &device, "--user", &user, "--share-host"];
+            let name = path.rsplit('/').next().unwrap();
+            let mut server = serve(&shared.directory, name, &arguments);
+            assert!(server.log().contains("took over from a server that was killed"));
+            // The kernel has the flows again, and answers.
+            until("the far host's connection is reset", || {
+                let written = stream.write_all(b"once more");
+                let read = stream.read(&mut [0; 1]).map(drop);
+                let is_reset = |error: std::io::Error| error.kind() == ErrorKind::ConnectionReset;
+                written.is_err_and(is_reset) || read.is_err_and(is_reset)
+            });
+            assert!(kernel_binds(ECHO));
+            // An orderly end leaves nothing.
+            assert_eq!(server.stop(Signal::TERM).code(), Some(0));
+            until_bare();
+            assert!(!exists(format!("{path}.keeper")));
+            remove_wire();
+        }
+    });
+}
+
+/// Bytes that an application receives while the kernel's own traffic goes on.
+const BUSY_BYTES: usize = 200 << 20;
+
+/// Starts Debian's sshd on the host's address, in a mount namespace in which /run is its own. Returns
+/// the server, and a command for a session.
+fn ssh(directory: &Directory) -> (std::process::Child, Command) {
+    let path = |name: &str| directory.text(name);
+    let keygen = format!(
+        "ssh-keygen -q -t ed25519 -N '' -f {0}; ssh-keygen -q -t ed25519 -N '' -f {1}; cp {1}.pub {2}
+         chmod go-w {3}",
+        path("host"), path("user"), path("authorized"), path("")
+    );
+    sh(&keygen);
+    let config = format!(
+        "ListenAddress 192.0.2.1:2222\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\n\
+         StrictModes no\nPermitRootLogin yes\n",
+        path("host"),
+        path("authorized")
+    );
+    std::fs::write(path("config"), config).unwrap();
+    let run = format!(
+        "mount -t tmpfs tmpfs /run; mkdir /run/sshd; exec /usr/sbin/sshd -D -f {} -E {}",
+        path("config"),
+        path("log")
+    );
+    let server = Command::new("unshare").args(["-m", "sh", "-ec", &run]).spawn().unwrap();
+    until("sshd listens", || std::net::TcpStream::connect("192.0.2.1:2222").is_ok());
+    let mut session = Command::new("ssh");
+    session.args(["-F", "none", "-p", "2222", "-i", &path("user"), "-o", "BatchMode=yes", "-o"]);
+    session.args(["StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]);
+    session.args(["-o", "LogLevel=ERROR", "root@192.0.2.1", "cat"]);
+    (server, session)
+}
+
+/// A busy application loses the kernel no packet: pings, an ssh session and a stream go on.
+#[test]
+fn a_busy_application_leaves_the_kernels_traffic_alone() {
+    towpath_testkit::isolated!(|| {
+        const TEST: &str = "sharing::a_busy_application_leaves_the_kernels_traffic_alone";
+        let needed =
+            [("sshd", "openssh-server"), ("ssh", "openssh-client"), ("ping", "iputils-ping")];
+        if !may_attach(TEST) || needed.iter().any(|(name, from)| !installed(TEST, name, from)) {
+            return;
+        }
+        let mut shared = Shared::start("generic", &[]);
+        let far = &shared.far;
+        let keys = Directory::new();
+        let (mut sshd, mut session) = ssh(&keys);
+        session.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut session = far.run(|| session.spawn().unwrap()).unwrap();
+        let mut typing = session.stdin.take().unwrap();
+        let mut shown = BufReader::new(session.stdout.take().unwrap());
+        let mut types = |number: usize| {
+            writeln!(typing, "line {number}").unwrap();
+            let mut line = String::new();
+            shown.read_line(&mut line).unwrap();
+            assert_eq!(line, format!("line {number}\n"));
+        };
+        types(0);
+        let mut ping = Command::new("ping");
+        ping.args(["-i", "0.01", "-q", "192.0.2.1"]).stdout(Stdio::piped());
+        let ping = far.run(|| ping.spawn().unwrap()).unwrap();
+        let kernel = KernelTraffic::start(far);
+
+        let listener = TcpListener::bind(&shared.network, ("192.0.2.1", ECHO)).unwrap();
+        let connect = || std::net::TcpStream::connect(("192.0.2.1", ECHO)).unwrap();
+        let mut sender = far.run(connect).unwrap();
+        let block: Vec<u8> = (0..1 << 20).map(|at: u32| (at.wrapping_mul(31) >> 7) as u8).collect();
+        let sent = block.clone();
+        let sending = std::thread::spawn(move || {
+            for _ in 0..BUSY_BYTES / sent.len() {
+                sender.write_all(&sent).unwrap();
+            }
+        });
+        let receiving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut got = vec![0; block.len()];
+            for _ in 0..BUSY_BYTES / block.len() {
+                stream.read_exact(&mut got).unwrap();
+                assert!(got == block);
+            }
+        });
+        let mut lines = 0;
+        while !receiving.is_finished() {
+            lines += 1;
+            types(lines);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        receiving.join().unwrap();
+        sending.join().unwrap();
+        types(lines + 1);
+        assert_eq!(kernel.stop(), 0, "datagrams of the kernel's sockets were lost");
+        signal(&ping, Signal::INT);
+        let said = ping.wait_with_output().unwrap();
+        let said = text(&said.stdout);
+        assert!(said.contains(" 0% packet loss"), "{said}");
+        drop(typing);
+        assert!(session.wait().unwrap().success());
+        sshd.kill().unwrap();
+        sshd.wait().unwrap();
+        assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0));
+    });
+}
+
+/// A server goes on without its keeper, and says so. An application learns why it gets no port.
+#[test]
+fn a_keeper_that_ends_is_reported() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("sharing::a_keeper_that_ends_is_reported") {
+            return;
+        }
+        let mut shared = Shared::start("generic", &[]);
+        shared.echo(ECHO);
+        let keeper = keeper_of(&shared.server);
+        rustix::process::kill_process(keeper, Signal::KILL).unwrap();
+        until("the server says so", || shared.server.log().contains("the keeper has ended"));
+        let refused = TcpListener::bind(&shared.network, "192.0.2.1:81").unwrap_err();
+        assert!(refused.to_string().contains("restart the server"), "{refused}");
+        let asking =
+            shared.far.run(|| std::net::UdpSocket::bind("192.0.2.200:0").unwrap()).unwrap();
+        until("the echo answers", || shared.answers(&asking));
+        assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0));
+        until_bare();
+    });
+}
