@@ -21,7 +21,7 @@ test-slow:
 
 # The flow filter against its reference: ten million packets, and each instruction changed in turn.
 test-filter:
-	TOWPATH_FILTER_INPUTS=10000000 cargo test --release -p towpath-device --lib xdp::filter -- --nocapture
+	TOWPATH_FILTER_INPUTS=10000000 cargo test --release -p towpath-device --lib flow_filter -- --nocapture
 
 test-experiments:
 	cargo test --release -p towpath-lab --test experiments

@@ -21,6 +21,7 @@ mod error;
 pub mod fault;
 mod filter;
 mod gather;
+mod kernel_interface;
 pub mod loopback;
 mod queue;
 pub mod random;

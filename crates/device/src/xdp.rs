@@ -9,25 +9,20 @@
 //! | [`XdpDevice`] | the control part: program, sockets, filters, events |
 //! | `queue` | the data part: the rings of all hardware queues |
 //! | `socket`, `ring` | an AF_XDP socket, and the rings that it shares with the kernel |
-//! | `groups` | a packet socket: copies of packets to groups, which the kernel needs too |
-//! | `filter`, `attached_program` | the program and its maps |
-//! | `host_traffic` | packets between applications and the kernel's sockets of this host |
+//! | `attached_program` | the program, and its link to the interface |
 //! | `offload` | partial checksums and merged packets, which AF_XDP does not announce |
+//!
+//! What it has in common with other drivers of such interfaces is in `kernel_interface`.
 //!
 //! Program, link, addresses and promiscuous mode vanish with the driver's descriptors: when the
 //! process ends, in whatever way, the interface is as it was before.
 
 mod attached_program;
 mod error;
-mod ethtool;
-mod filter;
-mod host_traffic;
 mod in_flight;
-mod large;
 mod offload;
 mod open;
 mod options;
-mod packet_socket;
 mod queue;
 mod ring;
 mod shared;
@@ -41,9 +36,10 @@ use std::sync::{Arc, Weak};
 use towpath_netlink::{Link, LinkWatch, Watched};
 
 use crate::dma::Dma;
+use crate::kernel_interface::flow_filter;
+use crate::kernel_interface::packet_socket::{PacketSocket, Wanted, is_group};
 use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
 use options::Notes;
-use packet_socket::{PacketSocket, Wanted, is_group};
 use queue::XdpQueue;
 use shared::Shared;
 
@@ -54,7 +50,7 @@ pub use socket::CopyMode;
 /// Returns `true` for the name of a program of this driver.
 #[must_use]
 pub fn is_program(name: &str) -> bool {
-    [filter::PROGRAM_FLOWS, filter::PROGRAM_ALL].contains(&name)
+    [flow_filter::PROGRAM_FLOWS, flow_filter::PROGRAM_ALL].contains(&name)
 }
 
 /// An AF_XDP device on one host interface.

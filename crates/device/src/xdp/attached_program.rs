@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use towpath_bpf::{Error, Link, Program};
 
-use super::filter::FlowFilter;
+use crate::kernel_interface::flow_filter::FlowFilter;
 use crate::{Filter, FilterError};
 
 /// The Linux version from which AF_XDP sockets take packets in several buffers.

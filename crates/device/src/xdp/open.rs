@@ -10,14 +10,14 @@ use towpath_netlink::Netlink;
 
 use super::attached_program::AttachedProgram;
 use super::error::{XdpError, refused};
-use super::ethtool::Ethtool;
-use super::host_traffic::{self, HostTraffic};
-use super::large::LargeSender;
 use super::options::{Mode, Notes, Options};
-use super::packet_socket::{PacketSocket, RING_BYTES};
 use super::queue::PACKET_SOCKET_BUFFERS;
 use super::shared::{Properties, SPARE_RESETS, Shared};
 use super::socket::{self, Binding, CopyMode, RING_ENTRIES};
+use crate::kernel_interface::ethtool::Ethtool;
+use crate::kernel_interface::host_traffic::{self, HostTraffic};
+use crate::kernel_interface::packet_sender::PacketSender;
+use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
 use crate::{Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_FRAME_BYTES, Limits, VLAN_TAG_BYTES};
 
 /// Bytes that the kernel keeps free at the beginning of each receive buffer
@@ -82,7 +82,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     // packet within the call that passes it.
     let copies = is_generic || is_virtual || options.copying == CopyMode::Copy;
     let large = copies
-        .then(|| LargeSender::open(link.index))
+        .then(|| PacketSender::open(link.index))
         .transpose()
         .map_err(refused(name, "opening a packet socket for large packets"))?;
     let mut notes = notes(name, options, attached, &link.kind, &ethtool);

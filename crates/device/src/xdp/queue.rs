@@ -19,11 +19,11 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use super::host_traffic;
 use super::in_flight::InFlight;
-use super::packet_socket::PacketRing;
 use super::shared::Shared;
 use super::socket::{RING_ENTRIES, XdpSocket};
+use crate::kernel_interface::host_traffic;
+use crate::kernel_interface::packet_socket::PacketRing;
 use crate::{
     Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, Packet, Received, SpaceId,
     Spaces,

@@ -8,11 +8,11 @@ use towpath_bpf::Link;
 use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
-use super::host_traffic::HostTraffic;
-use super::large::LargeSender;
-use super::packet_socket::{PacketRing, PacketSocket};
 use super::socket::{self, Binding, Umem, XdpSocket};
 use crate::dma::{Dma, DmaError};
+use crate::kernel_interface::host_traffic::HostTraffic;
+use crate::kernel_interface::packet_sender::PacketSender;
+use crate::kernel_interface::packet_socket::{PacketRing, PacketSocket};
 
 /// The number of resets for which the device keeps unbound sockets: a server without CAP_NET_RAW
 /// cannot create more.
@@ -40,7 +40,7 @@ pub(super) struct Shared {
     /// The packet socket; `None` for a device that leaves the kernel no packet.
     packet_socket: Option<Arc<PacketSocket>>,
     /// Sends large packets; `None` where a driver without copies sends the others later.
-    pub(super) large: Option<LargeSender>,
+    pub(super) large: Option<PacketSender>,
     /// Carries packets between applications and the kernel's sockets of this host, if they share
     /// addresses.
     pub(super) host_traffic: Option<HostTraffic>,
@@ -59,7 +59,7 @@ impl Shared {
         properties: Properties,
         attached_program: AttachedProgram,
         packet_socket: Option<PacketSocket>,
-        (large, host_traffic): (Option<LargeSender>, Option<HostTraffic>),
+        (large, host_traffic): (Option<PacketSender>, Option<HostTraffic>),
         unbound: Vec<OwnedFd>,
     ) -> Shared {
         Shared {

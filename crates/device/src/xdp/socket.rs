@@ -19,13 +19,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use towpath_memory::Mapping;
 
 use super::ring::{Consumer, Descriptor, Producer};
+use crate::kernel_interface::socket_option::{enlarge_send_buffer, set};
 
 /// The number of descriptors in each ring of a socket.
 pub(super) const RING_ENTRIES: u32 = 2048;
-
-/// The memory that a socket's packets may take on their way through the kernel, in bytes. The
-/// kernel's default of 208 KiB holds some hundred packets.
-pub(super) const SEND_BUFFER_BYTES: i32 = 16 << 20;
 
 /// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): packets that one system call sends in copy mode; 32 before.
 const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
@@ -118,23 +115,13 @@ pub(super) fn create(interface: &str, busy_poll: bool) -> io::Result<OwnedFd> {
     }
     // Without CAP_NET_ADMIN the kernel grants what net.core.wmem_max allows, and more system calls
     // are needed.
-    set(&fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_BYTES)
-        .or_else(|_| set(&fd, libc::SOL_SOCKET, libc::SO_SNDBUF, SEND_BUFFER_BYTES))?;
+    enlarge_send_buffer(fd.as_fd())?;
     if busy_poll {
-        set(&fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, 1)?;
-        set(&fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
-        set(&fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, BUSY_POLL_PACKETS)?;
+        set(fd.as_fd(), libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &1i32)?;
+        set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BUSY_POLL, &BUSY_POLL_US)?;
+        set(fd.as_fd(), libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, &BUSY_POLL_PACKETS)?;
     }
     Ok(fd)
-}
-
-/// Sets an option whose value is a number.
-pub(super) fn set(fd: impl AsFd, level: i32, option: i32, value: i32) -> io::Result<()> {
-    // SAFETY: the pointer and the length are those of a live number.
-    let result = unsafe {
-        libc::setsockopt(fd.as_fd().as_raw_fd(), level, option, (&raw const value).cast(), 4)
-    };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 impl XdpSocket {
@@ -194,7 +181,7 @@ impl XdpSocket {
         sockopt::set_xdp_rx_ring_size(&fd, RING_ENTRIES)?;
         sockopt::set_xdp_tx_ring_size(&fd, RING_ENTRIES)?;
         // Older kernels need a system call for each 32 packets.
-        let _ = set(&fd, libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, RING_ENTRIES as i32);
+        let _ = set(fd.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &(RING_ENTRIES as i32));
         bind(fd.as_fd())?;
         let offsets = sockopt::xdp_mmap_offsets(&fd)?;
         let socket = fd.as_fd();

@@ -6,8 +6,8 @@ use rustix::io::Errno;
 
 use super::{MAX_CALLS_WITHOUT_PROGRESS, PACKET_DESCRIPTORS, XdpQueue, kick_tx};
 use crate::check::PacketLimits;
+use crate::kernel_interface::packet_sender::Large;
 use crate::xdp::in_flight::Sent;
-use crate::xdp::large::Large;
 use crate::xdp::ring::{CONTINUES, Descriptor};
 use crate::xdp::socket::RING_ENTRIES;
 use crate::{Completion, DeviceError, Outcome, Packet, Part, Spaces};

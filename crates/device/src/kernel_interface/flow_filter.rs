@@ -20,8 +20,8 @@ use key::{Fields, KEY_BYTES, Key};
 use program::{MASK_BYTES, MASKS, MASKS_BYTES, MapFds};
 
 /// The programs' names.
-pub(super) const PROGRAM_FLOWS: &str = "towpath_flows";
-pub(super) const PROGRAM_ALL: &str = "towpath_all";
+pub(crate) const PROGRAM_FLOWS: &str = "towpath_flows";
+pub(crate) const PROGRAM_ALL: &str = "towpath_all";
 
 /// The most MAC addresses, and the most flows. The kernel allocates the maps whole: about 0.2 and 8 MB.
 const MACS: u32 = 4096;
@@ -30,7 +30,7 @@ const FLOWS: u32 = 65_536;
 const MAC_KEY_BYTES: usize = 8;
 
 /// The flow filter.
-pub(super) struct FlowFilter {
+pub(crate) struct FlowFilter {
     program: Program,
     spans: bool,
     sockets: Map,
@@ -108,7 +108,7 @@ impl Tables {
 
 impl FlowFilter {
     /// Loads a filter that passes every packet, for so many hardware queues.
-    pub(super) fn new(queues: u32) -> Result<FlowFilter, Error> {
+    pub(crate) fn new(queues: u32) -> Result<FlowFilter, Error> {
         let sockets = sockets(queues)?;
         let maps = Maps {
             macs: Map::create(MapKind::Hash, "towpath_macs", MAC_KEY_BYTES, 4, MACS)?,
@@ -129,7 +129,7 @@ impl FlowFilter {
     }
 
     /// Loads a program that takes every packet.
-    pub(super) fn of_all(queues: u32) -> Result<FlowFilter, Error> {
+    pub(crate) fn of_all(queues: u32) -> Result<FlowFilter, Error> {
         let sockets = sockets(queues)?;
         let fd = sockets.as_fd().as_raw_fd();
         let (program, spans) = load(PROGRAM_ALL, |_| program::assemble_all(fd))?;
@@ -137,26 +137,26 @@ impl FlowFilter {
     }
 
     /// Returns `true` if the program takes packets in several buffers.
-    pub(super) fn spans(&self) -> bool {
+    pub(crate) fn spans(&self) -> bool {
         self.spans
     }
 
-    pub(super) fn program(&self) -> &Program {
+    pub(crate) fn program(&self) -> &Program {
         &self.program
     }
 
     /// Gives the packets of a hardware queue to a socket.
-    pub(super) fn set_socket(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), Error> {
+    pub(crate) fn set_socket(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), Error> {
         self.sockets.set_fd(queue, socket)
     }
 
     /// Returns the number of packets that belonged to an application and found no socket.
-    pub(super) fn without_socket(&self) -> u64 {
+    pub(crate) fn without_socket(&self) -> u64 {
         self.maps.as_ref().and_then(|maps| maps.counters.sum(0).ok()).unwrap_or(0)
     }
 
     /// Adds an address or a flow.
-    pub(super) fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
+    pub(crate) fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
         let Some(maps) = &self.maps else { return Ok(()) };
         match filter {
             Filter::Address(mac) => maps.macs.update(&mac_key(mac), &[0; 4]).map_err(refused),
@@ -187,7 +187,7 @@ impl FlowFilter {
     }
 
     /// Removes an address or a flow.
-    pub(super) fn remove(&mut self, filter: &Filter) {
+    pub(crate) fn remove(&mut self, filter: &Filter) {
         let Some(maps) = &self.maps else { return };
         // The kernel refuses nothing of this, apart from entries that are not there.
         let _ = match filter {

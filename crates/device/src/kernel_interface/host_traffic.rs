@@ -21,20 +21,20 @@ use crate::{Checksum, ETHERNET_HEADER_BYTES, FlowRule, Packet, Spaces};
 use program::{COPY, DROP, KEY_BYTES, KEY_PORT, KEY_PROTOCOL, KEY_VERSION};
 
 /// The name of both programs.
-pub(super) const PROGRAM_HOST: &str = "towpath_host";
+pub(crate) const PROGRAM_HOST: &str = "towpath_host";
 
 /// The most flows. The kernel allocates an entry when it is added.
 const FLOWS: u32 = 65_536;
 /// The size of the packet socket's ring, in bytes: 128 packets.
 const RING_BYTES: u32 = 16 << 20;
 /// The longest frame of the loopback interface: the longest IP packet and an Ethernet header.
-pub(super) const FRAME_BYTES: usize = 65_535 + ETHERNET_HEADER_BYTES;
+pub(crate) const FRAME_BYTES: usize = 65_535 + ETHERNET_HEADER_BYTES;
 
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 
 /// See the module.
-pub(super) struct HostTraffic {
+pub(crate) struct HostTraffic {
     mac: [u8; 6],
     flows: Map,
     socket: Arc<PacketSocket>,
@@ -51,7 +51,7 @@ impl HostTraffic {
     ///
     /// # Errors
     /// Fails with `EINVAL` on kernels before Linux 6.6, and with the error of a system call.
-    pub(super) fn open(loopback: u32, mac: [u8; 6], owner: Option<u32>) -> io::Result<HostTraffic> {
+    pub(crate) fn open(loopback: u32, mac: [u8; 6], owner: Option<u32>) -> io::Result<HostTraffic> {
         let flows = Map::create(MapKind::Hash, "towpath_ports", KEY_BYTES, 4, FLOWS)?;
         let map = flows.as_fd().as_raw_fd();
         let assembled = |verdicts| program::assemble(map, verdicts).map_err(io::Error::other);
@@ -78,22 +78,22 @@ impl HostTraffic {
         })
     }
 
-    pub(super) fn link(&self) -> &Link {
+    pub(crate) fn link(&self) -> &Link {
         &self.link
     }
 
     /// Returns the socket that copies the packets of owned flows.
-    pub(super) fn socket(&self) -> &Arc<PacketSocket> {
+    pub(crate) fn socket(&self) -> &Arc<PacketSocket> {
         &self.socket
     }
 
     /// Adds an owned flow, if it is one of a shared address.
-    pub(super) fn add(&self, rule: &FlowRule) -> Result<(), Error> {
+    pub(crate) fn add(&self, rule: &FlowRule) -> Result<(), Error> {
         self.key(rule).map_or(Ok(()), |key| self.flows.update(&key, &[0; 4]))
     }
 
     /// Removes an owned flow.
-    pub(super) fn remove(&self, rule: &FlowRule) {
+    pub(crate) fn remove(&self, rule: &FlowRule) {
         if let Some(key) = self.key(rule) {
             // The kernel refuses nothing of this.
             let _ = self.flows.delete(&key);
@@ -125,7 +125,7 @@ impl HostTraffic {
 
     /// Returns `true` for a packet to the host's own MAC address.
     #[inline]
-    pub(super) fn is_for_host(&self, spaces: &Spaces, packet: &Packet<'_>) -> bool {
+    pub(crate) fn is_for_host(&self, spaces: &Spaces, packet: &Packet<'_>) -> bool {
         let mut to = [0; 6];
         packet.parts.first().is_some_and(|part| {
             part.len >= 6 && spaces.copy_out(part.space, part.offset, &mut to).is_ok()
@@ -135,7 +135,7 @@ impl HostTraffic {
     /// Sends a packet to the kernel's sockets, if it is from a shared address to the same address. A
     /// large packet goes in one piece. `buffer`: memory for the packet. Returns its length; `None` if
     /// it is dropped.
-    pub(super) fn send(
+    pub(crate) fn send(
         &self,
         spaces: &Spaces,
         packet: &Packet<'_>,

@@ -9,13 +9,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::packet_socket::{self, KERNEL_HEADER_BYTES, PACKET_VNET_HDR};
-use super::socket::{SEND_BUFFER_BYTES, set};
+use super::socket_option::{enlarge_send_buffer, set};
 use crate::check::PacketLimits;
 use crate::{Capabilities, LARGE_FRAME_BYTES, MAX_PARTS, Packet, Spaces, gather, virtio};
 
 /// The result for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Large {
+pub(crate) enum Large {
     /// The kernel has a copy of these bytes.
     Sent(usize),
     /// The packet is impossible, or the kernel dropped it.
@@ -28,24 +28,23 @@ pub(super) enum Large {
 }
 
 /// A socket that sends large packets and receives nothing.
-pub(super) struct LargeSender(OwnedFd);
+pub(crate) struct PacketSender(OwnedFd);
 
-impl LargeSender {
+impl PacketSender {
     /// Opens the socket on an interface.
-    pub(super) fn open(index: u32) -> io::Result<LargeSender> {
+    pub(crate) fn open(index: u32) -> io::Result<PacketSender> {
         let fd = packet_socket::create()?;
-        set(&fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
-        set(&fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_BYTES)
-            .or_else(|_| set(&fd, libc::SOL_SOCKET, libc::SO_SNDBUF, SEND_BUFFER_BYTES))?;
+        set(fd.as_fd(), libc::SOL_PACKET, PACKET_VNET_HDR, &1i32)?;
+        enlarge_send_buffer(fd.as_fd())?;
         packet_socket::bind(fd.as_fd(), index, 0)?;
-        Ok(LargeSender(fd))
+        Ok(PacketSender(fd))
     }
 
     /// Sends a packet, whose parts may lie in any space.
     ///
     /// # Errors
     /// Fails if the interface is gone.
-    pub(super) fn send(&self, spaces: &Spaces, packet: &Packet<'_>) -> io::Result<Large> {
+    pub(crate) fn send(&self, spaces: &Spaces, packet: &Packet<'_>) -> io::Result<Large> {
         let limits = PacketLimits {
             can: Capabilities {
                 tx_in_place: true,

@@ -16,26 +16,26 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use towpath_bpf::Program;
 use towpath_packet::{TagProtocol, VlanTag};
 
-use super::socket::set;
+use super::socket_option::set;
 use crate::virtio::{self, HEADER_BYTES};
 use crate::{Filter, Meta};
 
 /// The size of the ring of a socket for packets to groups, in bytes.
-pub(super) const RING_BYTES: u32 = 4 << 20;
+pub(crate) const RING_BYTES: u32 = 4 << 20;
 /// The smallest block of the ring, in bytes.
 const BLOCK_BYTES: u32 = 64 << 10;
 /// Bytes of a frame before the packet: the header, the address, the virtio-net header and gaps.
 const BEFORE_PACKET_BYTES: usize = 192;
 /// Bytes of the virtio-net header in front of a packet (`struct virtio_net_hdr`).
-pub(super) const KERNEL_HEADER_BYTES: usize = 10;
+pub(crate) const KERNEL_HEADER_BYTES: usize = 10;
 /// `PACKET_VNET_HDR`, `PACKET_IGNORE_OUTGOING` (`linux/if_packet.h`).
-pub(super) const PACKET_VNET_HDR: i32 = 15;
+pub(crate) const PACKET_VNET_HDR: i32 = 15;
 const PACKET_IGNORE_OUTGOING: i32 = 23;
 /// All bytes of a packet: what a classic filter returns for a packet to keep.
 const KEEP: u32 = u32::MAX;
 
 /// The socket, which the control part configures and the queue reads.
-pub(super) struct PacketSocket {
+pub(crate) struct PacketSocket {
     fd: OwnedFd,
     index: u32,
     ring_bytes: u32,
@@ -48,7 +48,7 @@ pub(super) struct PacketSocket {
 
 /// What the socket copies.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Wanted {
+pub(crate) struct Wanted {
     /// The groups' addresses.
     groups: Vec<[u8; 6]>,
     all_groups: bool,
@@ -57,7 +57,7 @@ pub(super) struct Wanted {
 
 impl Wanted {
     /// Adds or removes a filter. Returns `true` if it changes what the socket copies.
-    pub(super) fn change(&mut self, filter: &Filter, wanted: bool) -> bool {
+    pub(crate) fn change(&mut self, filter: &Filter, wanted: bool) -> bool {
         match filter {
             Filter::Address(mac) if is_group(mac) => {
                 self.groups.retain(|one| one != mac);
@@ -103,12 +103,12 @@ impl Wanted {
 }
 
 /// Returns `true` for the address of a group: multicast or broadcast.
-pub(super) fn is_group(mac: &[u8; 6]) -> bool {
+pub(crate) fn is_group(mac: &[u8; 6]) -> bool {
     mac[0] & 1 != 0
 }
 
 /// Creates a packet socket. With protocol 0 it receives nothing until [`bind`] gives it another one.
-pub(super) fn create() -> io::Result<OwnedFd> {
+pub(crate) fn create() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(
         AddressFamily::PACKET,
         SocketType::RAW,
@@ -118,7 +118,7 @@ pub(super) fn create() -> io::Result<OwnedFd> {
 }
 
 /// Binds a packet socket to an interface, for packets of a protocol.
-pub(super) fn bind(fd: BorrowedFd<'_>, index: u32, protocol: u16) -> io::Result<()> {
+pub(crate) fn bind(fd: BorrowedFd<'_>, index: u32, protocol: u16) -> io::Result<()> {
     // SAFETY: all zeros is a valid value of this structure of integers.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
@@ -132,7 +132,7 @@ pub(super) fn bind(fd: BorrowedFd<'_>, index: u32, protocol: u16) -> io::Result<
 
 impl PacketSocket {
     /// Creates a socket that receives nothing, for what the interface is to receive.
-    pub(super) fn without_packets(index: u32) -> io::Result<PacketSocket> {
+    pub(crate) fn without_packets(index: u32) -> io::Result<PacketSocket> {
         Ok(PacketSocket {
             fd: create()?,
             index,
@@ -145,7 +145,7 @@ impl PacketSocket {
 
     /// Opens a socket on an interface, which at first copies nothing. `frame_bytes`: the longest
     /// frame. `ring_bytes`: the size of the ring.
-    pub(super) fn open(
+    pub(crate) fn open(
         index: u32,
         frame_bytes: usize,
         ring_bytes: u32,
@@ -155,14 +155,11 @@ impl PacketSocket {
         let socket =
             PacketSocket { ring_bytes, slot_bytes, slots, ..PacketSocket::without_packets(index)? };
         socket.set_filter(&Wanted::default())?;
-        set(
-            &socket.fd,
-            libc::SOL_PACKET,
-            libc::PACKET_VERSION,
-            libc::tpacket_versions::TPACKET_V2 as i32,
-        )?;
-        set(&socket.fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
-        set(&socket.fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)?;
+        let version = libc::tpacket_versions::TPACKET_V2 as i32;
+        let fd = socket.fd.as_fd();
+        set(fd, libc::SOL_PACKET, libc::PACKET_VERSION, &version)?;
+        set(fd, libc::SOL_PACKET, PACKET_VNET_HDR, &1i32)?;
+        set(fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1i32)?;
         let block_bytes = slot_bytes.max(BLOCK_BYTES);
         let ring = tpacket_req {
             tp_block_size: block_bytes,
@@ -170,44 +167,44 @@ impl PacketSocket {
             tp_frame_size: slot_bytes,
             tp_frame_nr: slots,
         };
-        option(socket.fd.as_fd(), libc::SOL_PACKET, libc::PACKET_RX_RING, &ring)?;
+        set(socket.fd.as_fd(), libc::SOL_PACKET, libc::PACKET_RX_RING, &ring)?;
         bind(socket.fd.as_fd(), index, libc::ETH_P_ALL as u16)?;
         Ok(socket)
     }
 
     /// Copies the packets that a program keeps from now on.
-    pub(super) fn attach(&self, program: &Program) -> io::Result<()> {
+    pub(crate) fn attach(&self, program: &Program) -> io::Result<()> {
         let program = program.as_fd().as_raw_fd();
-        option(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &program)
+        set(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &program)
     }
 
     /// Copies the wanted packets from now on.
-    pub(super) fn set_filter(&self, wanted: &Wanted) -> io::Result<()> {
+    pub(crate) fn set_filter(&self, wanted: &Wanted) -> io::Result<()> {
         let mut program = wanted.program();
         let length = u16::try_from(program.len()).map_err(|_| io::ErrorKind::StorageFull)?;
         let program = sock_fprog { len: length, filter: program.as_mut_ptr() };
         // The kernel reads the program's instructions during the call.
-        option(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+        set(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
     }
 
     /// Makes the interface receive packets to one of the device's own addresses, or no longer.
-    pub(super) fn receive_for(&self, mac: &[u8; 6], wanted: bool) -> io::Result<()> {
+    pub(crate) fn receive_for(&self, mac: &[u8; 6], wanted: bool) -> io::Result<()> {
         self.membership(libc::PACKET_MR_UNICAST, mac, wanted)
     }
 
     /// Makes the interface receive packets to a group, or no longer. The kernel joins only groups of
     /// its own sockets, and a device drops the others.
-    pub(super) fn join(&self, group: &[u8; 6], wanted: bool) -> io::Result<()> {
+    pub(crate) fn join(&self, group: &[u8; 6], wanted: bool) -> io::Result<()> {
         self.membership(libc::PACKET_MR_MULTICAST, group, wanted)
     }
 
     /// Makes the interface receive packets to all groups, or no longer.
-    pub(super) fn join_all(&self, wanted: bool) -> io::Result<()> {
+    pub(crate) fn join_all(&self, wanted: bool) -> io::Result<()> {
         self.membership(libc::PACKET_MR_ALLMULTI, &[0; 6], wanted)
     }
 
     /// Sets promiscuous mode.
-    pub(super) fn promiscuous(&self, wanted: bool) -> io::Result<()> {
+    pub(crate) fn promiscuous(&self, wanted: bool) -> io::Result<()> {
         self.membership(libc::PACKET_MR_PROMISC, &[0; 6], wanted)
     }
 
@@ -221,11 +218,11 @@ impl PacketSocket {
             mr_address: address,
         };
         let name = if wanted { libc::PACKET_ADD_MEMBERSHIP } else { libc::PACKET_DROP_MEMBERSHIP };
-        option(self.fd.as_fd(), libc::SOL_PACKET, name, &request)
+        set(self.fd.as_fd(), libc::SOL_PACKET, name, &request)
     }
 
     /// Returns the number of packets that the socket had no room for since the last call.
-    pub(super) fn take_drops(&self) -> u64 {
+    pub(crate) fn take_drops(&self) -> u64 {
         let mut statistics = [0u32; 2];
         let mut len = size_of_val(&statistics) as libc::socklen_t;
         // SAFETY: the pointers are those of live numbers, and `len` is the first one's size.
@@ -248,23 +245,15 @@ impl AsFd for PacketSocket {
     }
 }
 
-/// Sets an option whose value is a structure of the kernel's interface.
-fn option<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> io::Result<()> {
-    let (value, len) = (std::ptr::from_ref(value).cast(), size_of::<T>() as libc::socklen_t);
-    // SAFETY: the pointer and the length are those of a live value.
-    let result = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value, len) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
 /// A packet in the ring.
-pub(super) struct Copied<'a> {
-    pub(super) bytes: &'a [u8],
-    pub(super) meta: Meta,
-    pub(super) tag: Option<VlanTag>,
+pub(crate) struct Copied<'a> {
+    pub(crate) bytes: &'a [u8],
+    pub(crate) meta: Meta,
+    pub(crate) tag: Option<VlanTag>,
 }
 
 /// The socket's ring, mapped for as long as this value lives.
-pub(super) struct PacketRing {
+pub(crate) struct PacketRing {
     socket: Arc<PacketSocket>,
     map: NonNull<u8>,
     map_bytes: usize,
@@ -278,7 +267,7 @@ unsafe impl Send for PacketRing {}
 
 impl PacketRing {
     /// Maps the ring of a socket, which has no other mapping that reads it.
-    pub(super) fn map(socket: Arc<PacketSocket>) -> io::Result<PacketRing> {
+    pub(crate) fn map(socket: Arc<PacketSocket>) -> io::Result<PacketRing> {
         let map_bytes = socket.ring_bytes as usize;
         // SAFETY: the kernel chooses a free range of addresses, so the call replaces no mapping.
         let map = unsafe {
@@ -312,13 +301,13 @@ impl PacketRing {
 
     /// Returns `true` if there is a packet.
     #[inline]
-    pub(super) fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.status().load(Ordering::Acquire) & libc::TP_STATUS_USER != 0
     }
 
     /// Returns the next packet, which stays until [`PacketRing::release`]. `None` if there is none;
     /// an error for one to drop: cut off, or with metadata that does not fit.
-    pub(super) fn next(&self) -> Option<Result<Copied<'_>, ()>> {
+    pub(crate) fn next(&self) -> Option<Result<Copied<'_>, ()>> {
         let status = self.status().load(Ordering::Acquire);
         if status & libc::TP_STATUS_USER == 0 {
             return None;
@@ -357,7 +346,7 @@ impl PacketRing {
     }
 
     /// Gives the slot of the packet that [`PacketRing::next`] returned back to the kernel.
-    pub(super) fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         fence(Ordering::Release);
         self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
         self.next = (self.next + 1) % self.socket.slots;
@@ -365,12 +354,12 @@ impl PacketRing {
     }
 
     /// Returns the socket, which is readable while there are packets.
-    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
     /// Returns the number of packets that the ring had no room for since the last call.
-    pub(super) fn take_drops(&self) -> u64 {
+    pub(crate) fn take_drops(&self) -> u64 {
         self.socket.take_drops()
     }
 }

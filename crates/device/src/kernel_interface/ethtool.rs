@@ -46,14 +46,14 @@ struct Driver {
 }
 
 /// Asks about one interface.
-pub(super) struct Ethtool {
+pub(crate) struct Ethtool {
     socket: OwnedFd,
     name: [libc::c_char; libc::IFNAMSIZ],
 }
 
 impl Ethtool {
     /// Prepares questions about an interface of this thread's network namespace.
-    pub(super) fn of(interface: &str) -> io::Result<Ethtool> {
+    pub(crate) fn of(interface: &str) -> io::Result<Ethtool> {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
         let mut name = [0; libc::IFNAMSIZ];
@@ -79,7 +79,7 @@ impl Ethtool {
     }
 
     /// Returns the number of hardware queues that receive; 1 for an interface that does not say.
-    pub(super) fn queues(&self) -> u32 {
+    pub(crate) fn queues(&self) -> u32 {
         let mut channels = Channels { command: GET_CHANNELS, ..Channels::default() };
         match self.ask(&mut channels) {
             Ok(()) => (channels.receive + channels.combined).max(1),
@@ -88,19 +88,19 @@ impl Ethtool {
     }
 
     /// Returns `true` if the interface merges received packets (GRO), or does not say.
-    pub(super) fn merges(&self) -> bool {
+    pub(crate) fn merges(&self) -> bool {
         let mut value = Value { command: GET_GRO, ..Value::default() };
         self.ask(&mut value).is_err() || value.data != 0
     }
 
     /// Returns `true` if the interface takes the VLAN tags off received packets.
-    pub(super) fn strips_vlan_tags(&self) -> bool {
+    pub(crate) fn strips_vlan_tags(&self) -> bool {
         let mut value = Value { command: GET_FLAGS, ..Value::default() };
         self.ask(&mut value).is_ok() && value.data & RX_VLAN != 0
     }
 
     /// Returns the driver's name; an empty one for an interface that does not say.
-    pub(super) fn driver(&self) -> String {
+    pub(crate) fn driver(&self) -> String {
         let mut driver = Driver { command: GET_DRIVER, driver: [0; 32], rest: [0; 160] };
         if self.ask(&mut driver).is_err() {
             return String::new();

@@ -9,10 +9,10 @@ use towpath_bpf::{AssembleError, Assembler, Instruction, Label, Op, Reg, Size};
 
 /// A key of the map: an address (IPv4 in the first four bytes), protocol, IP version, port in network
 /// order, and zeros.
-pub(super) const KEY_BYTES: usize = 24;
-pub(super) const KEY_PROTOCOL: usize = 16;
-pub(super) const KEY_VERSION: usize = 17;
-pub(super) const KEY_PORT: usize = 18;
+pub(crate) const KEY_BYTES: usize = 24;
+pub(crate) const KEY_PROTOCOL: usize = 16;
+pub(crate) const KEY_VERSION: usize = 17;
+pub(crate) const KEY_PORT: usize = 18;
 
 /// Numbers of the kernel's helpers (`enum bpf_func_id`).
 const MAP_LOOKUP: i32 = 1;
@@ -26,18 +26,18 @@ const ETHERTYPE: i16 = IP - 8;
 
 /// What the program returns for the packets of owned flows, and for all others.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Verdicts {
+pub(crate) struct Verdicts {
     owned: i32,
     other: i32,
 }
 
 /// The filter of a socket: all bytes, or none.
-pub(super) const COPY: Verdicts = Verdicts { owned: -1, other: 0 };
+pub(crate) const COPY: Verdicts = Verdicts { owned: -1, other: 0 };
 /// On the way to the stack: `TC_ACT_SHOT`, or `TCX_NEXT` (`linux/bpf.h`).
-pub(super) const DROP: Verdicts = Verdicts { owned: 2, other: -1 };
+pub(crate) const DROP: Verdicts = Verdicts { owned: 2, other: -1 };
 
 /// Returns the program. `map`: the descriptor of its map.
-pub(super) fn assemble(map: i32, verdicts: Verdicts) -> Result<Vec<Instruction>, AssembleError> {
+pub(crate) fn assemble(map: i32, verdicts: Verdicts) -> Result<Vec<Instruction>, AssembleError> {
     let mut asm = Assembler::default();
     let (other, ipv6, search) = (asm.label(), asm.label(), asm.label());
     asm.copy(Reg::R6, Reg::R1);

@@ -1,0 +1,16 @@
+//! What the drivers of an interface that the kernel keeps have in common.
+//!
+//! | part | is |
+//! |---|---|
+//! | `flow_filter` | the flows of applications in maps of the kernel, and the program that reads them |
+//! | `packet_socket` | a packet socket with a ring: copies of packets that the kernel receives too |
+//! | `packet_sender` | a packet socket that sends, large packets included |
+//! | `host_traffic` | packets between applications and the kernel's sockets of this host |
+//! | `ethtool` | the interface's driver, hardware queues and offloads |
+
+pub(crate) mod ethtool;
+pub(crate) mod flow_filter;
+pub(crate) mod host_traffic;
+pub(crate) mod packet_sender;
+pub(crate) mod packet_socket;
+pub(crate) mod socket_option;
