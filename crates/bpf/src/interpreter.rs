@@ -1,4 +1,4 @@
-//! An interpreter of XDP programs, for tests: it runs a program many millions of times without the
+//! An interpreter of programs for packets, for tests: it runs a program many millions of times without the
 //! kernel, and finds accesses outside of memory and instructions without a meaning.
 //!
 //! Addresses have the number of their memory in the upper 32 bits, and an offset in the lower ones.
@@ -41,6 +41,21 @@ pub struct Input<'a> {
     pub packet_len: usize,
     /// The hardware queue.
     pub queue: u32,
+    /// The place of the program.
+    pub place: Place,
+}
+
+/// The place of a program, which determines its context and its helpers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// An XDP program.
+    #[default]
+    Xdp,
+    /// A program behind the driver: a socket's filter, or one at an ingress hook.
+    Packet {
+        /// The protocol and the control field of a VLAN tag that the interface took off.
+        tag: Option<(u16, u16)>,
+    },
 }
 
 /// The outcome of a run.
@@ -176,10 +191,14 @@ impl<K: Kernel> Machine<'_, K> {
 
     fn load(&mut self, address: u64, len: usize) -> Result<u64, &'static str> {
         if address >> 32 == CONTEXT >> 32 {
-            return match (address & 0xffff_ffff, len) {
-                (0, 4) => Ok(PACKET),
-                (4, 4) => Ok(PACKET + self.input.bytes.len() as u64),
-                (16, 4) => Ok(self.input.queue.into()),
+            return match (self.input.place, address & 0xffff_ffff, len) {
+                (Place::Xdp, 0, 4) => Ok(PACKET),
+                (Place::Xdp, 4, 4) => Ok(PACKET + self.input.bytes.len() as u64),
+                (Place::Xdp, 16, 4) => Ok(self.input.queue.into()),
+                (Place::Packet { .. }, 0, 4) => Ok(self.input.packet_len as u64),
+                (Place::Packet { tag }, 20, 4) => Ok(tag.is_some().into()),
+                (Place::Packet { tag: Some((_, control)) }, 24, 4) => Ok(control.into()),
+                (Place::Packet { tag: Some((protocol, _)) }, 28, 4) => Ok(protocol.to_be().into()),
                 _ => Err("an unknown field of the context"),
             };
         }
@@ -207,8 +226,23 @@ impl<K: Kernel> Machine<'_, K> {
         Ok(())
     }
 
+    /// Copies bytes of the packet to memory. Returns the helper's result: 0, or -EFAULT as a number of
+    /// 64 bits.
+    fn copy_packet(&mut self, from: usize, to: u64, len: usize) -> Result<u64, &'static str> {
+        if len == 0 {
+            return Err("a copy of no bytes");
+        }
+        let Some(bytes) = self.input.bytes.get(from..from.saturating_add(len)) else {
+            return Ok(-i64::from(libc::EFAULT) as u64);
+        };
+        for (byte, at) in bytes.iter().zip(to..) {
+            self.store(at, 1, u64::from(*byte))?;
+        }
+        Ok(0)
+    }
+
     fn call(&mut self, helper: i32) -> Result<(), &'static str> {
-        let [_, first, second, third, ..] = self.registers;
+        let [_, first, second, third, fourth, ..] = self.registers;
         let map = first as RawFd;
         let result = match helper {
             // bpf_map_lookup_elem
@@ -217,6 +251,10 @@ impl<K: Kernel> Machine<'_, K> {
                 let key = self.bytes(second, key_bytes)?.to_vec();
                 let found = self.kernel.lookup(map, &key);
                 found.map_or(0, |number| (u64::from(number) + VALUES) << 32)
+            }
+            // bpf_skb_load_bytes
+            26 if first == CONTEXT && self.input.place != Place::Xdp => {
+                self.copy_packet(second as usize, third, fourth as usize)?
             }
             // bpf_redirect_map: the third argument is the verdict without an entry.
             51 if self.kernel.redirect(map, second as u32) => 4,
@@ -290,7 +328,7 @@ mod tests {
         build(&mut program);
         program.exit();
         let bytes = [7; 60];
-        let input = Input { bytes: &bytes, packet_len: 60, queue: 0 };
+        let input = Input { bytes: &bytes, packet_len: 60, queue: 0, place: Place::Xdp };
         run(&program.finish().unwrap(), &mut Nothing, input)
     }
 

@@ -5,6 +5,15 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::{MAX_PARTS, Part, Spaces};
 
+/// The shortest Ethernet frame without its check sequence, in bytes (IEEE 802.3, 4A.4.2).
+const SHORTEST_FRAME_BYTES: usize = 60;
+static PADDING: [u8; SHORTEST_FRAME_BYTES] = [0; SHORTEST_FRAME_BYTES];
+
+/// Returns the zeros that a frame of `len` bytes lacks.
+pub(crate) fn padding(len: usize) -> &'static [u8] {
+    &PADDING[..SHORTEST_FRAME_BYTES.saturating_sub(len)]
+}
+
 /// Writes a header, a packet's parts and padding as one packet. `None` if a part lies outside of its
 /// space, or there are more than [`MAX_PARTS`].
 pub(crate) fn write(

@@ -23,6 +23,7 @@ mod filter;
 mod gather;
 mod kernel_interface;
 pub mod loopback;
+pub mod packet;
 mod queue;
 pub mod random;
 mod sleeper;

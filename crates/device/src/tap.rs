@@ -37,12 +37,6 @@ const RX_BUFFERS: usize = 512;
 /// The maximum number of tokens for `tx_complete`. The driver takes no more packets until the
 /// engine fetches some.
 const TX_TOKENS: usize = 1024;
-/// The shortest Ethernet frame without its check sequence, in bytes (IEEE 802.3, 4A.4.2); the
-/// driver pads shorter ones with zeros.
-const SHORTEST_FRAME_BYTES: usize = 60;
-
-static PADDING: [u8; SHORTEST_FRAME_BYTES] = [0; SHORTEST_FRAME_BYTES];
-
 /// The interface, and the driver's requests for it.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -271,7 +265,7 @@ impl TapQueue {
         };
         let Some(len) = limits.packet_len(packet.parts, packet.meta) else { return Ok(None) };
         let header = virtio::header(packet.meta);
-        let padding = &PADDING[..SHORTEST_FRAME_BYTES.saturating_sub(len)];
+        let padding = gather::padding(len);
         let written = gather::write(self.fd.as_fd(), &header, spaces, packet.parts, padding);
         self.counters.system_calls += u64::from(written.is_some());
         written.map(|written| written.map(|()| len)).transpose()

@@ -28,16 +28,14 @@ mod ring;
 mod shared;
 mod socket;
 
-use std::collections::VecDeque;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-use towpath_netlink::{Link, LinkWatch, Watched};
-
 use crate::dma::Dma;
 use crate::kernel_interface::flow_filter;
-use crate::kernel_interface::packet_socket::{PacketSocket, Wanted, is_group};
+use crate::kernel_interface::groups::{Groups, is_group};
+use crate::kernel_interface::link_events::LinkEvents;
+use crate::kernel_interface::packet_socket::PacketSocket;
 use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
 use options::Notes;
 use queue::XdpQueue;
@@ -60,24 +58,15 @@ pub struct XdpDevice {
     shared: Arc<Shared>,
     /// The open queue's hold on `shared`, while it is open.
     open: Weak<Shared>,
-    wanted: Wanted,
-    watch: Option<LinkWatch>,
-    link: LinkState,
-    events: VecDeque<Event>,
+    /// `None` for a device that leaves the kernel no packet.
+    groups: Option<Groups>,
+    link_events: LinkEvents,
     /// The attachments of the programs, for a process that outlives this one.
     links: Vec<(&'static str, OwnedFd)>,
     /// How the interface is served, for the operator.
     notes: Notes,
     /// Keeps the interface in promiscuous mode, if the kernel receives nothing.
     _promiscuous: Option<PacketSocket>,
-}
-
-/// The state of the interface that the driver reported.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct LinkState {
-    up: bool,
-    mtu: usize,
-    mac: [u8; 6],
 }
 
 impl XdpDevice {
@@ -90,17 +79,16 @@ impl XdpDevice {
         let opened = open::open(options)?;
         let name = &options.interface;
         let links = opened.shared.links().map_err(error::refused(name, "copying a descriptor"))?;
-        let watch = LinkWatch::new(opened.index).ok();
-        let link = LinkState { up: true, mtu: opened.info.mtu, mac: opened.info.mac };
+        let link_events = LinkEvents::new(opened.index, &opened.info);
+        let socket = opened.shared.packet_socket();
+        let groups = socket.map(|socket| Groups::new(socket, opened.info.mac));
         Ok(XdpDevice {
             info: opened.info,
             index: opened.index,
             shared: Arc::new(opened.shared),
             open: Weak::new(),
-            wanted: Wanted::default(),
-            watch,
-            link,
-            events: VecDeque::new(),
+            groups,
+            link_events,
             links,
             notes: opened.notes,
             _promiscuous: opened.promiscuous,
@@ -117,48 +105,6 @@ impl XdpDevice {
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.notes.warnings
-    }
-
-    /// Changes what the packet socket copies.
-    fn update_copied_filters(&mut self, filter: &Filter, wanted: bool) -> io::Result<()> {
-        let Some(socket) = self.shared.packet_socket() else { return Ok(()) };
-        let mut changed = self.wanted.clone();
-        if !changed.change(filter, wanted) {
-            return Ok(());
-        }
-        socket.set_filter(&changed)?;
-        self.wanted = changed;
-        match filter {
-            Filter::Everything => socket.promiscuous(wanted),
-            Filter::AllGroups => socket.join_all(wanted),
-            Filter::Address(group) => socket.join(group, wanted),
-            Filter::Flow(_) => Ok(()),
-        }
-    }
-
-    /// Makes the interface receive packets to one of the server's own addresses, or no longer.
-    fn receive_for(&self, mac: &[u8; 6], wanted: bool) -> io::Result<()> {
-        let socket = self.shared.packet_socket().filter(|_| *mac != self.info.mac);
-        socket.map_or(Ok(()), |socket| socket.receive_for(mac, wanted))
-    }
-
-    /// Reports what changed on the interface.
-    fn compare(&mut self, link: &Link) {
-        let now = LinkState {
-            up: link.up && link.carrier,
-            mtu: link.mtu as usize,
-            mac: link.mac.unwrap_or(self.link.mac),
-        };
-        if now.up != self.link.up {
-            self.events.push_back(Event::Link { up: now.up });
-        }
-        if now.mtu != self.link.mtu {
-            self.events.push_back(Event::Mtu(now.mtu));
-        }
-        if now.mac != self.link.mac {
-            self.events.push_back(Event::Address(now.mac));
-        }
-        self.link = now;
     }
 }
 
@@ -187,15 +133,13 @@ impl Device for XdpDevice {
     }
 
     fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
-        if self.shared.packet_socket().is_none() {
-            return Err(FilterError::Unsupported);
-        }
+        let groups = self.groups.as_mut().ok_or(FilterError::Unsupported)?;
         match filter {
             Filter::Address(mac) if !is_group(mac) => {
-                self.receive_for(mac, true).map_err(FilterError::Failed)?;
+                groups.receive_for(mac, true).map_err(FilterError::Failed)?;
                 let added = self.shared.attached_program().add(filter);
                 if added.is_err() {
-                    let _ = self.receive_for(mac, false);
+                    let _ = groups.receive_for(mac, false);
                 }
                 added
             }
@@ -209,17 +153,18 @@ impl Device for XdpDevice {
                 })
             }
             Filter::Address(_) | Filter::AllGroups | Filter::Everything => {
-                self.update_copied_filters(filter, true).map_err(FilterError::Failed)
+                groups.change(filter, true).map_err(FilterError::Failed)
             }
         }
     }
 
     fn remove_filter(&mut self, filter: &Filter) {
+        let Some(groups) = &mut self.groups else { return };
         // Only an interface that is gone refuses this.
         let _ = match filter {
             Filter::Address(mac) if !is_group(mac) => {
                 self.shared.attached_program().remove(filter);
-                self.receive_for(mac, false)
+                groups.receive_for(mac, false)
             }
             Filter::Flow(rule) => {
                 if let Some(local) = &self.shared.host_traffic {
@@ -229,7 +174,7 @@ impl Device for XdpDevice {
                 Ok(())
             }
             Filter::Address(_) | Filter::AllGroups | Filter::Everything => {
-                self.update_copied_filters(filter, false)
+                groups.change(filter, false)
             }
         };
     }
@@ -239,19 +184,11 @@ impl Device for XdpDevice {
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.watch.as_ref().map(AsFd::as_fd)
+        self.link_events.fd()
     }
 
     fn take_event(&mut self) -> Option<Event> {
-        if self.events.is_empty() {
-            match self.watch.as_mut()?.latest()? {
-                Watched::Here(link) => self.compare(&link),
-                // In another namespace, the program is still on the interface, but nothing reports
-                // its state: as good as removed.
-                Watched::Gone => self.events.push_back(Event::Removed),
-            }
-        }
-        self.events.pop_front()
+        self.link_events.take()
     }
 }
 

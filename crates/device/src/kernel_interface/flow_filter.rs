@@ -5,6 +5,7 @@
 //! looks the result up.
 
 mod key;
+mod place;
 mod program;
 #[cfg(test)]
 mod tests;
@@ -17,11 +18,18 @@ use towpath_bpf::{AssembleError, Error, Instruction, Map, MapKind, Program};
 
 use crate::{Filter, FilterError};
 use key::{Fields, KEY_BYTES, Key};
+use place::{Place, SCRATCH_BYTES};
 use program::{MASK_BYTES, MASKS, MASKS_BYTES, MapFds};
 
 /// The programs' names.
 pub(crate) const PROGRAM_FLOWS: &str = "towpath_flows";
 pub(crate) const PROGRAM_ALL: &str = "towpath_all";
+pub(crate) const PROGRAM_PACKETS: &str = "towpath_packets";
+
+/// What the programs of a packet socket return for the packets of owned flows, and for all others: all
+/// bytes or none; `TC_ACT_SHOT` or `TCX_NEXT` (`linux/bpf.h`).
+const COPY: (i32, i32) = (-1, 0);
+const DROP: (i32, i32) = (2, -1);
 
 /// The most MAC addresses, and the most flows. The kernel allocates the maps whole: about 0.2 and 8 MB.
 const MACS: u32 = 4096;
@@ -29,21 +37,34 @@ const FLOWS: u32 = 65_536;
 /// A MAC address in its map: six bytes and two zeros.
 const MAC_KEY_BYTES: usize = 8;
 
-/// The flow filter.
+/// The flow filter of an XDP program.
 pub(crate) struct FlowFilter {
     program: Program,
     spans: bool,
     sockets: Map,
-    tables: Tables,
-    maps: Option<Maps>,
+    counters: Map,
+    /// `None` for a program that takes every packet.
+    flows: Option<Flows>,
 }
 
-/// The maps beside that of the sockets.
+/// The flow filter of a packet socket: a program by which the socket copies the packets of owned flows,
+/// and one that keeps these packets from the kernel's network stack.
+pub(crate) struct PacketFilter {
+    copies: Program,
+    drops: Program,
+    flows: Flows,
+}
+
+/// The owned addresses and flows, in the maps that the programs read.
+struct Flows {
+    maps: Maps,
+    tables: Tables,
+}
+
 struct Maps {
     macs: Map,
     masks: Map,
     flows: Map,
-    counters: Map,
 }
 
 /// A mask in use.
@@ -109,31 +130,20 @@ impl Tables {
 impl FlowFilter {
     /// Loads a filter that passes every packet, for so many hardware queues.
     pub(crate) fn new(queues: u32) -> Result<FlowFilter, Error> {
-        let sockets = sockets(queues)?;
-        let maps = Maps {
-            macs: Map::create(MapKind::Hash, "towpath_macs", MAC_KEY_BYTES, 4, MACS)?,
-            masks: Map::create(MapKind::Array, "towpath_masks", 4, MASKS_BYTES, 1)?,
-            flows: Map::create(MapKind::Hash, "towpath_flows", KEY_BYTES, 4, FLOWS)?,
-            counters: Map::create(MapKind::PerCpuArray, "towpath_counts", 4, 8, 1)?,
-        };
-        let fd = |map: &Map| map.as_fd().as_raw_fd();
-        let fds = MapFds {
-            sockets: fd(&sockets),
-            macs: fd(&maps.macs),
-            masks: fd(&maps.masks),
-            flows: fd(&maps.flows),
-            counters: fd(&maps.counters),
-        };
-        let (program, spans) = load(PROGRAM_FLOWS, |spans| program::assemble(fds, spans))?;
-        Ok(FlowFilter { program, spans, sockets, tables: Tables::default(), maps: Some(maps) })
+        let (sockets, counters) = (sockets(queues)?, counters()?);
+        let flows = Flows::new()?;
+        let (program, spans) = load(PROGRAM_FLOWS, |spans| {
+            let place = Place::Xdp { sockets: fd(&sockets), counters: fd(&counters), spans };
+            program::assemble(flows.maps.fds(), place)
+        })?;
+        Ok(FlowFilter { program, spans, sockets, counters, flows: Some(flows) })
     }
 
     /// Loads a program that takes every packet.
     pub(crate) fn of_all(queues: u32) -> Result<FlowFilter, Error> {
-        let sockets = sockets(queues)?;
-        let fd = sockets.as_fd().as_raw_fd();
-        let (program, spans) = load(PROGRAM_ALL, |_| program::assemble_all(fd))?;
-        Ok(FlowFilter { program, spans, sockets, tables: Tables::default(), maps: None })
+        let (sockets, counters) = (sockets(queues)?, counters()?);
+        let (program, spans) = load(PROGRAM_ALL, |_| place::assemble_all(fd(&sockets)))?;
+        Ok(FlowFilter { program, spans, sockets, counters, flows: None })
     }
 
     /// Returns `true` if the program takes packets in several buffers.
@@ -152,12 +162,70 @@ impl FlowFilter {
 
     /// Returns the number of packets that belonged to an application and found no socket.
     pub(crate) fn without_socket(&self) -> u64 {
-        self.maps.as_ref().and_then(|maps| maps.counters.sum(0).ok()).unwrap_or(0)
+        self.counters.sum(0).unwrap_or(0)
     }
 
     /// Adds an address or a flow.
     pub(crate) fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
-        let Some(maps) = &self.maps else { return Ok(()) };
+        self.flows.as_mut().map_or(Ok(()), |flows| flows.add(filter))
+    }
+
+    /// Removes an address or a flow.
+    pub(crate) fn remove(&mut self, filter: &Filter) {
+        if let Some(flows) = &mut self.flows {
+            flows.remove(filter);
+        }
+    }
+}
+
+impl PacketFilter {
+    /// Loads programs that find no packet.
+    pub(crate) fn new() -> Result<PacketFilter, Error> {
+        let scratch = Map::create(MapKind::PerCpuArray, "towpath_packet", 4, SCRATCH_BYTES, 1)?;
+        let flows = Flows::new()?;
+        let assembled = |(owned, other)| {
+            let place = Place::Packet { scratch: fd(&scratch), owned, other };
+            program::assemble(flows.maps.fds(), place).map_err(not_assembled)
+        };
+        let copies = Program::load_socket_filter(PROGRAM_PACKETS, &assembled(COPY)?)?;
+        let drops = Program::load_ingress(PROGRAM_PACKETS, &assembled(DROP)?)?;
+        Ok(PacketFilter { copies, drops, flows })
+    }
+
+    /// Returns the program for the packet socket.
+    pub(crate) fn copies(&self) -> &Program {
+        &self.copies
+    }
+
+    /// Returns the program for the ingress hook.
+    pub(crate) fn drops(&self) -> &Program {
+        &self.drops
+    }
+
+    /// Adds an address or a flow.
+    pub(crate) fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
+        self.flows.add(filter)
+    }
+
+    /// Removes an address or a flow.
+    pub(crate) fn remove(&mut self, filter: &Filter) {
+        self.flows.remove(filter);
+    }
+}
+
+impl Flows {
+    fn new() -> Result<Flows, Error> {
+        let maps = Maps {
+            macs: Map::create(MapKind::Hash, "towpath_macs", MAC_KEY_BYTES, 4, MACS)?,
+            masks: Map::create(MapKind::Array, "towpath_masks", 4, MASKS_BYTES, 1)?,
+            flows: Map::create(MapKind::Hash, "towpath_flows", KEY_BYTES, 4, FLOWS)?,
+        };
+        Ok(Flows { maps, tables: Tables::default() })
+    }
+
+    /// Adds an address or a flow.
+    fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
+        let maps = &self.maps;
         match filter {
             Filter::Address(mac) => maps.macs.update(&mac_key(mac), &[0; 4]).map_err(refused),
             Filter::Flow(rule) => {
@@ -187,8 +255,8 @@ impl FlowFilter {
     }
 
     /// Removes an address or a flow.
-    pub(crate) fn remove(&mut self, filter: &Filter) {
-        let Some(maps) = &self.maps else { return };
+    fn remove(&mut self, filter: &Filter) {
+        let maps = &self.maps;
         // The kernel refuses nothing of this, apart from entries that are not there.
         let _ = match filter {
             Filter::Address(mac) => maps.macs.delete(&mac_key(mac)),
@@ -207,9 +275,21 @@ impl FlowFilter {
 }
 
 impl Maps {
+    fn fds(&self) -> MapFds {
+        MapFds { macs: fd(&self.macs), masks: fd(&self.masks), flows: fd(&self.flows) }
+    }
+
     fn set_masks(&self, masks: &[u8]) -> Result<(), Error> {
         self.masks.update(&0u32.to_ne_bytes(), masks)
     }
+}
+
+fn fd(map: &Map) -> i32 {
+    map.as_fd().as_raw_fd()
+}
+
+fn counters() -> Result<Map, Error> {
+    Map::create(MapKind::PerCpuArray, "towpath_counts", 4, 8, 1)
 }
 
 fn sockets(queues: u32) -> Result<Map, Error> {
@@ -235,10 +315,7 @@ fn load(
     assemble: impl Fn(bool) -> Result<Vec<Instruction>, AssembleError>,
 ) -> Result<(Program, bool), Error> {
     let program = |spans| {
-        let instructions = assemble(spans).map_err(|error| Error::Refused {
-            what: "assembling the XDP program",
-            cause: io::Error::other(error),
-        })?;
+        let instructions = assemble(spans).map_err(not_assembled)?;
         Program::load_xdp(name, &instructions, spans)
     };
     match program(true) {
@@ -247,4 +324,8 @@ fn load(
         // Linux 5.17 and older.
         Err(error) => program(false).map(|program| (program, false)).map_err(|_| error),
     }
+}
+
+fn not_assembled(error: AssembleError) -> Error {
+    Error::Refused { what: "assembling the flow filter", cause: io::Error::other(error) }
 }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType};
 use towpath_bpf::{Error, Link, Map, MapKind, Program};
+use towpath_netlink::Netlink;
 use towpath_packet::checksum::complete;
 
 use super::packet_socket::PacketSocket;
@@ -45,13 +46,37 @@ pub(crate) struct HostTraffic {
 }
 
 impl HostTraffic {
+    /// Opens the sockets and programs, if they are wanted and the kernel can. Otherwise appends a
+    /// warning.
+    pub(crate) fn if_wanted(
+        wanted: bool,
+        mac: [u8; 6],
+        owner: Option<u32>,
+        warnings: &mut Vec<String>,
+    ) -> Option<HostTraffic> {
+        if !wanted {
+            return None;
+        }
+        let loopback = Netlink::open().and_then(|mut kernel| kernel.index("lo"));
+        let opened =
+            loopback.map_err(io::Error::other).and_then(|lo| HostTraffic::open(lo, mac, owner));
+        opened
+            .map_err(|cause| {
+                warnings.push(format!(
+                    "programs of this host and applications with its addresses do not reach each \
+                     other ({cause}; Linux 6.6 is needed)"
+                ));
+            })
+            .ok()
+    }
+
     /// Attaches to the loopback interface, by its number. `mac`: the MAC address of the interface whose
     /// addresses applications share. `owner`: the user that rules of the host's firewall see as the owner
     /// of applications' packets.
     ///
     /// # Errors
     /// Fails with `EINVAL` on kernels before Linux 6.6, and with the error of a system call.
-    pub(crate) fn open(loopback: u32, mac: [u8; 6], owner: Option<u32>) -> io::Result<HostTraffic> {
+    fn open(loopback: u32, mac: [u8; 6], owner: Option<u32>) -> io::Result<HostTraffic> {
         let flows = Map::create(MapKind::Hash, "towpath_ports", KEY_BYTES, 4, FLOWS)?;
         let map = flows.as_fd().as_raw_fd();
         let assembled = |verdicts| program::assemble(map, verdicts).map_err(io::Error::other);

@@ -1,12 +1,12 @@
-//! Sends large packets of TCP, which AF_XDP cannot: a packet socket takes them in one piece, and the
-//! kernel or the hardware segments them (packet(7), `PACKET_VNET_HDR` in `linux/if_packet.h`).
+//! Sends packets through a packet socket, also those that AF_XDP cannot send: large ones of TCP, which
+//! the kernel or the hardware segments (packet(7), `PACKET_VNET_HDR` in `linux/if_packet.h`).
 //!
 //! Unlike AF_XDP's packets, these pass the interface's queue (qdisc). `PACKET_QDISC_BYPASS` would drop
 //! each packet that the kernel must segment, such as one of 64 KiB, or for a device without TSO
 //! (`__dev_direct_xmit`, net/core/dev.c).
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::packet_socket::{self, KERNEL_HEADER_BYTES, PACKET_VNET_HDR};
 use super::socket_option::{enlarge_send_buffer, set};
@@ -15,7 +15,7 @@ use crate::{Capabilities, LARGE_FRAME_BYTES, MAX_PARTS, Packet, Spaces, gather, 
 
 /// The result for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Large {
+pub(crate) enum Sending {
     /// The kernel has a copy of these bytes.
     Sent(usize),
     /// The packet is impossible, or the kernel dropped it.
@@ -27,7 +27,7 @@ pub(crate) enum Large {
     },
 }
 
-/// A socket that sends large packets and receives nothing.
+/// A socket that sends packets, large ones included, and receives nothing.
 pub(crate) struct PacketSender(OwnedFd);
 
 impl PacketSender {
@@ -40,11 +40,16 @@ impl PacketSender {
         Ok(PacketSender(fd))
     }
 
+    /// Returns the socket, which is writable while the kernel has room for packets.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
     /// Sends a packet, whose parts may lie in any space.
     ///
     /// # Errors
     /// Fails if the interface is gone.
-    pub(crate) fn send(&self, spaces: &Spaces, packet: &Packet<'_>) -> io::Result<Large> {
+    pub(crate) fn send(&self, spaces: &Spaces, packet: &Packet<'_>) -> io::Result<Sending> {
         let limits = PacketLimits {
             can: Capabilities {
                 tx_in_place: true,
@@ -59,22 +64,23 @@ impl PacketSender {
             pool: None,
         };
         let Some(len) = limits.packet_len(packet.parts, packet.meta) else {
-            return Ok(Large::Dropped);
+            return Ok(Sending::Dropped);
         };
         let header = &virtio::header(packet.meta)[..KERNEL_HEADER_BYTES];
-        let written = gather::write(self.0.as_fd(), header, spaces, packet.parts, &[]);
+        let written =
+            gather::write(self.0.as_fd(), header, spaces, packet.parts, gather::padding(len));
         let Some(Err(error)) = written else {
-            return Ok(if written.is_some() { Large::Sent(len) } else { Large::Dropped });
+            return Ok(if written.is_some() { Sending::Sent(len) } else { Sending::Dropped });
         };
         match error.raw_os_error() {
             // The socket's buffer is full, or the kernel has no memory.
-            Some(libc::EAGAIN | libc::EINTR | libc::ENOMEM) => Ok(Large::Later { down: false }),
-            Some(libc::ENETDOWN) => Ok(Large::Later { down: true }),
+            Some(libc::EAGAIN | libc::EINTR | libc::ENOMEM) => Ok(Sending::Later { down: false }),
+            Some(libc::ENETDOWN) => Ok(Sending::Later { down: true }),
             Some(libc::ENXIO | libc::ENODEV) => Err(error),
             // ENOBUFS: the interface's queue (qdisc) or a filter behind it dropped the packet. To
             // send it again would hold up all packets of the device for as long as they do.
             // EINVAL, EMSGSIZE: the kernel refuses the headers or the length.
-            _ => Ok(Large::Dropped),
+            _ => Ok(Sending::Dropped),
         }
     }
 }

@@ -1,9 +1,7 @@
-//! The packet socket beside an XDP program (packet(7), `PACKET_RX_RING` with `TPACKET_V2`).
-//!
-//! An XDP program cannot both take a packet and leave it to the kernel. So packets to groups always
-//! pass to the kernel, and the driver takes its copies from this socket. The socket also holds the
-//! device's own MAC addresses and promiscuous mode, which vanish with it.
+//! A packet socket with a ring (packet(7), `PACKET_RX_RING` with `TPACKET_V2`). It copies packets, and
+//! the kernel receives them too.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -16,9 +14,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use towpath_bpf::Program;
 use towpath_packet::{TagProtocol, VlanTag};
 
+use super::groups::Wanted;
 use super::socket_option::set;
 use crate::virtio::{self, HEADER_BYTES};
-use crate::{Filter, Meta};
+use crate::{Limits, Meta, Received, SpaceId, Spaces};
 
 /// The size of the ring of a socket for packets to groups, in bytes.
 pub(crate) const RING_BYTES: u32 = 4 << 20;
@@ -31,8 +30,6 @@ pub(crate) const KERNEL_HEADER_BYTES: usize = 10;
 /// `PACKET_VNET_HDR`, `PACKET_IGNORE_OUTGOING` (`linux/if_packet.h`).
 pub(crate) const PACKET_VNET_HDR: i32 = 15;
 const PACKET_IGNORE_OUTGOING: i32 = 23;
-/// All bytes of a packet: what a classic filter returns for a packet to keep.
-const KEEP: u32 = u32::MAX;
 
 /// The socket, which the control part configures and the queue reads.
 pub(crate) struct PacketSocket {
@@ -44,67 +41,6 @@ pub(crate) struct PacketSocket {
     slots: u32,
     /// The slot from which the next mapping reads.
     next: AtomicU32,
-}
-
-/// What the socket copies.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Wanted {
-    /// The groups' addresses.
-    groups: Vec<[u8; 6]>,
-    all_groups: bool,
-    everything: bool,
-}
-
-impl Wanted {
-    /// Adds or removes a filter. Returns `true` if it changes what the socket copies.
-    pub(crate) fn change(&mut self, filter: &Filter, wanted: bool) -> bool {
-        match filter {
-            Filter::Address(mac) if is_group(mac) => {
-                self.groups.retain(|one| one != mac);
-                if wanted {
-                    self.groups.push(*mac);
-                }
-            }
-            Filter::AllGroups => self.all_groups = wanted,
-            Filter::Everything => self.everything = wanted,
-            Filter::Address(_) | Filter::Flow(_) => return false,
-        }
-        true
-    }
-
-    /// Returns the classic BPF program (`linux/filter.h`) that keeps the wanted packets.
-    fn program(&self) -> Vec<sock_filter> {
-        const LOAD_WORD: u16 = 0x20;
-        const LOAD_HALF: u16 = 0x28;
-        const LOAD_BYTE: u16 = 0x30;
-        const JUMP_EQUAL: u16 = 0x15;
-        const JUMP_BITS: u16 = 0x45;
-        const RETURN: u16 = 0x06;
-        let one = |code, jt, jf, k| sock_filter { code, jt, jf, k };
-        let mut program = Vec::new();
-        if self.everything {
-            program.push(one(RETURN, 0, 0, KEEP));
-        }
-        if self.all_groups {
-            program.push(one(LOAD_BYTE, 0, 0, 0));
-            program.push(one(JUMP_BITS, 0, 1, 1));
-            program.push(one(RETURN, 0, 0, KEEP));
-        }
-        for [a, b, c, d, e, f] in &self.groups {
-            program.push(one(LOAD_WORD, 0, 0, 0));
-            program.push(one(JUMP_EQUAL, 0, 3, u32::from_be_bytes([*a, *b, *c, *d])));
-            program.push(one(LOAD_HALF, 0, 0, 4));
-            program.push(one(JUMP_EQUAL, 0, 1, u32::from(u16::from_be_bytes([*e, *f]))));
-            program.push(one(RETURN, 0, 0, KEEP));
-        }
-        program.push(one(RETURN, 0, 0, 0));
-        program
-    }
-}
-
-/// Returns `true` for the address of a group: multicast or broadcast.
-pub(crate) fn is_group(mac: &[u8; 6]) -> bool {
-    mac[0] & 1 != 0
 }
 
 /// Creates a packet socket. With protocol 0 it receives nothing until [`bind`] gives it another one.
@@ -150,11 +86,11 @@ impl PacketSocket {
         frame_bytes: usize,
         ring_bytes: u32,
     ) -> io::Result<PacketSocket> {
-        let slot_bytes = (frame_bytes + BEFORE_PACKET_BYTES).next_power_of_two() as u32;
+        let slot_bytes = slot_bytes(frame_bytes);
         let slots = ring_bytes / slot_bytes;
         let socket =
             PacketSocket { ring_bytes, slot_bytes, slots, ..PacketSocket::without_packets(index)? };
-        socket.set_filter(&Wanted::default())?;
+        socket.set_filter(Wanted::default().program())?;
         let version = libc::tpacket_versions::TPACKET_V2 as i32;
         let fd = socket.fd.as_fd();
         set(fd, libc::SOL_PACKET, libc::PACKET_VERSION, &version)?;
@@ -172,15 +108,19 @@ impl PacketSocket {
         Ok(socket)
     }
 
+    /// Returns the number of packets for which a ring of this size has room.
+    pub(crate) fn slots(frame_bytes: usize, ring_bytes: u32) -> usize {
+        (ring_bytes / slot_bytes(frame_bytes)) as usize
+    }
+
     /// Copies the packets that a program keeps from now on.
     pub(crate) fn attach(&self, program: &Program) -> io::Result<()> {
         let program = program.as_fd().as_raw_fd();
         set(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &program)
     }
 
-    /// Copies the wanted packets from now on.
-    pub(crate) fn set_filter(&self, wanted: &Wanted) -> io::Result<()> {
-        let mut program = wanted.program();
+    /// Copies the packets that a classic program keeps from now on.
+    pub(crate) fn set_filter(&self, mut program: Vec<sock_filter>) -> io::Result<()> {
         let length = u16::try_from(program.len()).map_err(|_| io::ErrorKind::StorageFull)?;
         let program = sock_fprog { len: length, filter: program.as_mut_ptr() };
         // The kernel reads the program's instructions during the call.
@@ -239,6 +179,11 @@ impl PacketSocket {
     }
 }
 
+/// Returns the size of the slot for a packet.
+fn slot_bytes(frame_bytes: usize) -> u32 {
+    (frame_bytes + BEFORE_PACKET_BYTES).next_power_of_two() as u32
+}
+
 impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -246,10 +191,48 @@ impl AsFd for PacketSocket {
 }
 
 /// A packet in the ring.
-pub(crate) struct Copied<'a> {
-    pub(crate) bytes: &'a [u8],
-    pub(crate) meta: Meta,
-    pub(crate) tag: Option<VlanTag>,
+struct Copied<'a> {
+    bytes: &'a [u8],
+    meta: Meta,
+    tag: Option<VlanTag>,
+}
+
+/// The buffers for packets of a ring.
+pub(crate) struct Target<'a> {
+    pub(crate) pool: SpaceId,
+    pub(crate) buffers: &'a mut VecDeque<u32>,
+    pub(crate) limits: &'a Limits,
+    /// The MAC addresses to write into packets, if they come from an interface without.
+    pub(crate) mac: Option<[u8; 6]>,
+}
+
+impl Copied<'_> {
+    /// Copies the packet into as many buffers as it needs. Returns its length in bytes, 0 if that is
+    /// impossible.
+    fn copy(&self, spaces: &mut Spaces, to: &Target<'_>, out: &mut Vec<Received>) -> usize {
+        let (from, headroom) = (out.len(), to.limits.rx_headroom_bytes);
+        let parts = self.bytes.chunks(to.limits.rx_buffer_bytes - headroom).zip(&*to.buffers);
+        for (bytes, buffer) in parts {
+            let offset = buffer + headroom as u32;
+            if spaces.copy_in(to.pool, offset, bytes).is_err() {
+                out.truncate(from);
+                return 0;
+            }
+            let mut part =
+                Received::whole(to.pool, *buffer, offset, bytes.len() as u32, Meta::FULL);
+            part.continues = true;
+            out.push(part);
+        }
+        let Some(last) = out[from..].last_mut() else { return 0 };
+        last.continues = false;
+        (out[from].meta, out[from].tag) = (self.meta, self.tag);
+        if let Some(mac) = to.mac {
+            for at in [0, 6] {
+                let _ = spaces.copy_in(to.pool, out[from].offset + at, &mac);
+            }
+        }
+        self.bytes.len()
+    }
 }
 
 /// The socket's ring, mapped for as long as this value lives.
@@ -307,7 +290,7 @@ impl PacketRing {
 
     /// Returns the next packet, which stays until [`PacketRing::release`]. `None` if there is none;
     /// an error for one to drop: cut off, or with metadata that does not fit.
-    pub(crate) fn next(&self) -> Option<Result<Copied<'_>, ()>> {
+    fn next(&self) -> Option<Result<Copied<'_>, ()>> {
         let status = self.status().load(Ordering::Acquire);
         if status & libc::TP_STATUS_USER == 0 {
             return None;
@@ -345,8 +328,34 @@ impl PacketRing {
         Some(Ok(Copied { bytes, meta, tag }))
     }
 
+    /// Takes the next packet: copies it into buffers, which it removes from `to`, and appends it to
+    /// `out`. Returns its length in bytes, 0 for a packet that is dropped. `None` if there is no packet,
+    /// or too few buffers.
+    pub(crate) fn take(
+        &mut self,
+        spaces: &mut Spaces,
+        to: &mut Target<'_>,
+        out: &mut Vec<Received>,
+    ) -> Option<usize> {
+        let next = self.next()?;
+        let most = to.limits.rx_buffer_bytes - to.limits.rx_headroom_bytes;
+        let wanted = next.as_ref().map_or(1, |packet| packet.bytes.len().div_ceil(most).max(1));
+        if wanted > to.buffers.len() {
+            return None;
+        }
+        let copied = match next {
+            Ok(packet) if wanted <= to.limits.rx_packet_buffers => packet.copy(spaces, to, out),
+            _ => 0,
+        };
+        if copied > 0 {
+            to.buffers.drain(..wanted);
+        }
+        self.release();
+        Some(copied)
+    }
+
     /// Gives the slot of the packet that [`PacketRing::next`] returned back to the kernel.
-    pub(crate) fn release(&mut self) {
+    fn release(&mut self) {
         fence(Ordering::Release);
         self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
         self.next = (self.next + 1) % self.socket.slots;
@@ -368,52 +377,5 @@ impl Drop for PacketRing {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's own, and no reference into it outlives the value.
         let _ = unsafe { rustix::mm::munmap(self.map.as_ptr().cast(), self.map_bytes) };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Runs a program of loads, comparisons and returns on the beginning of a frame.
-    fn keeps(program: &[sock_filter], frame: &[u8; 6]) -> bool {
-        let (mut at, mut value) = (0, 0);
-        loop {
-            let one = &program[at];
-            at += 1;
-            let jump = |taken: bool| usize::from(if taken { one.jt } else { one.jf });
-            match one.code {
-                0x20 => value = u32::from_be_bytes(*frame[one.k as usize..].first_chunk().unwrap()),
-                0x28 => {
-                    value =
-                        u16::from_be_bytes(*frame[one.k as usize..].first_chunk().unwrap()).into()
-                }
-                0x30 => value = frame[one.k as usize].into(),
-                0x15 => at += jump(value == one.k),
-                0x45 => at += jump(value & one.k != 0),
-                0x06 => return one.k != 0,
-                code => panic!("{code:#x}"),
-            }
-        }
-    }
-
-    #[test]
-    fn the_filter_keeps_what_is_wanted() {
-        let (one, two, own) = ([1, 0, 94, 1, 2, 3], [1, 0, 94, 1, 2, 4], [2, 0, 94, 1, 2, 3]);
-        let mut wanted = Wanted::default();
-        let kept =
-            |wanted: &Wanted| [one, two, [0xff; 6], own].map(|mac| keeps(&wanted.program(), &mac));
-        assert_eq!(kept(&wanted), [false; 4]);
-        assert!(wanted.change(&Filter::Address(one), true));
-        assert_eq!(kept(&wanted), [true, false, false, false]);
-        assert!(wanted.change(&Filter::Address(two), true));
-        assert_eq!(kept(&wanted), [true, true, false, false]);
-        assert!(wanted.change(&Filter::Address(one), false));
-        assert_eq!(kept(&wanted), [false, true, false, false]);
-        assert!(wanted.change(&Filter::AllGroups, true));
-        assert_eq!(kept(&wanted), [true, true, true, false]);
-        assert!(wanted.change(&Filter::Everything, true));
-        assert_eq!(kept(&wanted), [true; 4]);
-        assert!(!wanted.change(&Filter::Address(own), true));
     }
 }

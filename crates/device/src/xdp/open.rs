@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 
 use rustix::thread::{CapabilitySet, capabilities};
 use towpath_bpf::{Link, XdpMode};
@@ -18,6 +17,7 @@ use crate::kernel_interface::ethtool::Ethtool;
 use crate::kernel_interface::host_traffic::{self, HostTraffic};
 use crate::kernel_interface::packet_sender::PacketSender;
 use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
+use crate::kernel_interface::warnings;
 use crate::{Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_FRAME_BYTES, Limits, VLAN_TAG_BYTES};
 
 /// Bytes that the kernel keeps free at the beginning of each receive buffer
@@ -36,10 +36,6 @@ const SMALL_RX_BUFFERS: usize = RING_ENTRIES as usize;
 const LARGE_RX_BUFFERS: usize = RING_ENTRIES as usize / 2;
 /// The most receive buffers of a device. More hardware queues share them.
 const MAX_RX_BUFFERS: usize = 8192;
-
-/// Drivers of virtual interfaces whose clouds deliver packets only to the MAC address that they
-/// gave: Amazon's, Google's, and Microsoft's.
-const CLOUD_DRIVERS: [&str; 4] = ["ena", "gve", "hv_netvsc", "mana"];
 
 /// What opening found and made.
 pub(super) struct Opened {
@@ -86,7 +82,8 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         .transpose()
         .map_err(refused(name, "opening a packet socket for large packets"))?;
     let mut notes = notes(name, options, attached, &link.kind, &ethtool);
-    let host_traffic = open_host_traffic(options, mac, &mut notes);
+    let host_traffic =
+        HostTraffic::if_wanted(options.host, mac, options.owner, &mut notes.warnings);
     let binding = Binding { index: link.index, copying: copying(options, is_generic), spans };
     let properties = Properties {
         binding,
@@ -109,25 +106,6 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         unbound,
     );
     Ok(Opened { info, index: link.index, shared, promiscuous, notes })
-}
-
-/// Opens the sockets and programs for packets between applications and this host's own sockets, if
-/// they share addresses and the kernel can.
-fn open_host_traffic(options: &Options, mac: [u8; 6], notes: &mut Notes) -> Option<HostTraffic> {
-    if !options.host {
-        return None;
-    }
-    let loopback = Netlink::open().and_then(|mut kernel| kernel.index("lo"));
-    let opened =
-        loopback.map_err(io::Error::other).and_then(|lo| HostTraffic::open(lo, mac, options.owner));
-    opened
-        .map_err(|cause| {
-            notes.warnings.push(format!(
-                "programs of this host and applications with its addresses do not reach each other \
-                 ({cause}; Linux 6.6 is needed)"
-            ));
-        })
-        .ok()
 }
 
 /// Describes a device that carries packets of the loopback interface, too. That interface leaves
@@ -334,20 +312,6 @@ fn notes(
     if options.exclusive {
         notes.push(format!("the kernel receives nothing on {name} while the server runs"));
     }
-    let mut warnings = Vec::new();
-    // A veth carries tags beside the packet, too, but only if its other end has a VLAN interface.
-    if kind.is_none() && ethtool.strips_vlan_tags() {
-        warnings.push(format!(
-            "{name} removes VLAN tags from received packets, so applications see these as untagged; to \
-             keep the tags: ethtool -K {name} rxvlan off"
-        ));
-    }
-    let is_wireless = Path::new("/sys/class/net").join(name).join("phy80211").exists();
-    if is_wireless || CLOUD_DRIVERS.contains(&driver.as_str()) {
-        warnings.push(format!(
-            "the network of {name} drops packets to and from other MAC addresses than its own, so \
-             applications with addresses of their own may reach no other host"
-        ));
-    }
+    let warnings = warnings::of(name, ethtool, kind.is_some());
     Notes { notes, warnings }
 }

@@ -78,8 +78,8 @@ impl Shared {
         lock(&self.attached_program)
     }
 
-    pub(super) fn packet_socket(&self) -> Option<&PacketSocket> {
-        self.packet_socket.as_deref()
+    pub(super) fn packet_socket(&self) -> Option<Arc<PacketSocket>> {
+        self.packet_socket.clone()
     }
 
     /// Returns copies of the descriptors that attach the programs, with their names.

@@ -1,12 +1,14 @@
-//! The XDP program that looks a packet's flow up.
+//! The program that looks a packet's flow up. It runs in one of two [places](super::place).
 //!
-//! The verdict for a packet:
+//! The verdict of an XDP program for a packet:
 //!
 //! 1. To a group, or to a MAC address that is not one of the server's: pass.
 //! 2. The fields of the packet, or of the packet that an ICMP error quotes, match a rule: to the
 //!    socket of the hardware queue that received it. Without a socket, dropped and counted: the
 //!    kernel must not answer for a flow that is an application's.
 //! 3. All others: pass.
+//!
+//! Behind the driver, a program says only whether case 2 holds.
 //!
 //! The parser reads a packet as `towpath_packet::headers` does, apart from two rules: a fragment
 //! has no ports, not even the first one; and an ICMPv6 error that quotes a packet with extension
@@ -18,6 +20,7 @@ use super::key::{
     ETHERTYPE, FIELDS_BYTES, HAS, HAS_IP, HAS_IPV6, HAS_PORTS, KEY_BYTES, LOCAL_IP, LOCAL_PORT,
     MAC, PROTOCOL, REMOTE_IP, REMOTE_PORT, VLAN,
 };
+use super::place::Place;
 
 /// The most masks.
 pub(super) const MASKS: usize = 16;
@@ -26,37 +29,23 @@ pub(super) const MASK_BYTES: usize = 8 + FIELDS_BYTES;
 /// The masks in their map: how many to read, four zeros, and the masks.
 pub(super) const MASKS_BYTES: usize = 8 + MASKS * MASK_BYTES;
 
-/// The file descriptors of the program's maps.
+/// The file descriptors of the maps that contain the flows.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MapFds {
-    pub(super) sockets: i32,
-    pub(super) macs: i32,
-    pub(super) masks: i32,
-    pub(super) flows: i32,
-    pub(super) counters: i32,
+pub(crate) struct MapFds {
+    pub(crate) macs: i32,
+    pub(crate) masks: i32,
+    pub(crate) flows: i32,
 }
 
-/// Numbers of the kernel's helpers (`enum bpf_func_id`).
+/// `bpf_map_lookup_elem` (`enum bpf_func_id`).
 const MAP_LOOKUP: i32 = 1;
-const REDIRECT_MAP: i32 = 51;
-const XDP_GET_BUFF_LEN: i32 = 188;
-
-/// Offsets in `struct xdp_md`.
-const DATA: i16 = 0;
-const DATA_END: i16 = 4;
-const RX_QUEUE: i16 = 16;
-
-/// Verdicts (`enum xdp_action`).
-const DROP: i32 = 1;
-const PASS: i32 = 2;
-const REDIRECT: i32 = 4;
 
 /// Offsets on the stack, from its end.
 const LOOKUP_KEY: i16 = -(KEY_BYTES as i16);
 const PACKET: i16 = LOOKUP_KEY - FIELDS_BYTES as i16;
 const QUOTED: i16 = PACKET - FIELDS_BYTES as i16;
 /// The hardware queue.
-const QUEUE: i16 = QUOTED - 8;
+pub(super) const QUEUE: i16 = QUOTED - 8;
 /// 1 if the packet quotes another one.
 const HAS_QUOTED: i16 = QUOTED - 4;
 /// 1 for an IPv6 fragment.
@@ -65,14 +54,14 @@ const IS_FRAGMENT: i16 = QUOTED - 12;
 /// each value, and checks the rest of the program once per value.
 const EXTENSION_OFFSET: i16 = QUOTED - 14;
 /// An index into a map of one entry.
-const ZERO_INDEX: i16 = QUOTED - 24;
+pub(super) const ZERO_INDEX: i16 = QUOTED - 24;
 
 const MAX_EXTENSION_HEADERS: usize = towpath_packet::headers::MAX_EXTENSION_HEADERS;
 /// Above the sum of the headers before the transport header, and in the verifier's reach.
 const MAX_OFFSET: i32 = 0x7fff;
 
-/// Returns the program. `spans`: it takes packets in several buffers.
-pub(super) fn assemble(maps: MapFds, spans: bool) -> Result<Vec<Instruction>, AssembleError> {
+/// Returns the program.
+pub(crate) fn assemble(maps: MapFds, place: Place) -> Result<Vec<Instruction>, AssembleError> {
     let mut asm = Assembler::default();
     let labels = Labels {
         pass: asm.label(),
@@ -81,14 +70,14 @@ pub(super) fn assemble(maps: MapFds, spans: bool) -> Result<Vec<Instruction>, As
         ipv6: asm.label(),
         ports: asm.label(),
     };
-    let mut program = Program { asm, labels, maps };
-    program.begin(spans);
+    let mut program = Program { asm, labels, maps, place };
+    place.begin(&mut program.asm, maps.masks, labels.pass);
     program.ethernet();
     program.ipv4();
     program.ipv6();
     program.ports();
     program.search();
-    program.end();
+    place.end(&mut program.asm, labels.pass, labels.matched);
     program.asm.finish()
 }
 
@@ -109,33 +98,10 @@ struct Program {
     asm: Assembler,
     labels: Labels,
     maps: MapFds,
+    place: Place,
 }
 
 impl Program {
-    /// Loads what the rest needs; passes a packet if there is no mask.
-    fn begin(&mut self, spans: bool) {
-        let (asm, Labels { pass, .. }) = (&mut self.asm, self.labels);
-        asm.copy(Reg::R6, Reg::R1);
-        if spans {
-            asm.call(XDP_GET_BUFF_LEN);
-            asm.copy(Reg::R9, Reg::R0);
-        }
-        asm.load(Size::Word, Reg::R7, Reg::R6, DATA);
-        asm.load(Size::Word, Reg::R8, Reg::R6, DATA_END);
-        if !spans {
-            asm.copy(Reg::R9, Reg::R8);
-            asm.op_reg(Op::Sub, Reg::R9, Reg::R7);
-        }
-        asm.load(Size::Word, Reg::R1, Reg::R6, RX_QUEUE);
-        asm.store(Size::Word, Reg::R10, QUEUE, Reg::R1);
-        asm.store_number(Size::Word, Reg::R10, ZERO_INDEX, 0);
-        lookup(asm, self.maps.masks, ZERO_INDEX);
-        asm.jump_if(Op::Equal, Reg::R0, 0, pass);
-        asm.load(Size::Word, Reg::R1, Reg::R0, 0);
-        asm.jump_if(Op::Equal, Reg::R1, 0, pass);
-        asm.copy(Reg::R6, Reg::R0);
-    }
-
     /// Reads the Ethernet header and a VLAN tag, and looks the destination up.
     fn ethernet(&mut self) {
         let (asm, Labels { pass, search, ipv6, .. }) = (&mut self.asm, self.labels);
@@ -332,6 +298,7 @@ impl Program {
         asm.store_number(Size::Half, Reg::R10, EXTENSION_OFFSET, 40);
         for _ in 0..MAX_EXTENSION_HEADERS {
             load_offset(asm, Reg::R1);
+            self.place.check_offset(asm, Reg::R1, stop);
             asm.copy(Reg::R5, Reg::R9);
             asm.op_reg(Op::Sub, Reg::R5, Reg::R1);
             asm.jump_if(Op::Below, Reg::R5, 8, stop);
@@ -386,6 +353,7 @@ impl Program {
         asm.load(Size::Byte, Reg::R1, Reg::R10, IS_FRAGMENT);
         asm.jump_if(Op::NotEqual, Reg::R1, 0, stop);
         load_offset(asm, Reg::R1);
+        self.place.check_offset(asm, Reg::R1, stop);
         asm.copy(Reg::R5, Reg::R9);
         asm.op_reg(Op::Sub, Reg::R5, Reg::R1);
         asm.op_reg(Op::Add, Reg::R7, Reg::R1);
@@ -467,45 +435,10 @@ impl Program {
         asm.jump_if(Op::Below, Reg::R7, MASKS as i32, again);
         asm.place(end);
     }
-
-    /// The verdicts.
-    fn end(&mut self) {
-        let (asm, Labels { pass, matched, .. }) = (&mut self.asm, self.labels);
-        let (no_socket, dropped) = (asm.label(), asm.label());
-        asm.place(pass);
-        asm.set(Reg::R0, PASS);
-        asm.exit();
-        asm.place(matched);
-        asm.load(Size::Word, Reg::R2, Reg::R10, QUEUE);
-        asm.load_map(Reg::R1, self.maps.sockets);
-        asm.set(Reg::R3, DROP);
-        asm.call(REDIRECT_MAP);
-        asm.jump_if(Op::NotEqual, Reg::R0, REDIRECT, no_socket);
-        asm.exit();
-        asm.place(no_socket);
-        lookup(asm, self.maps.counters, ZERO_INDEX);
-        asm.jump_if(Op::Equal, Reg::R0, 0, dropped);
-        asm.set(Reg::R1, 1);
-        asm.add_to_memory(Reg::R0, 0, Reg::R1);
-        asm.place(dropped);
-        asm.set(Reg::R0, DROP);
-        asm.exit();
-    }
-}
-
-/// Returns the program that takes every packet.
-pub(super) fn assemble_all(sockets: i32) -> Result<Vec<Instruction>, AssembleError> {
-    let mut asm = Assembler::default();
-    asm.load(Size::Word, Reg::R2, Reg::R1, RX_QUEUE);
-    asm.load_map(Reg::R1, sockets);
-    asm.set(Reg::R3, DROP);
-    asm.call(REDIRECT_MAP);
-    asm.exit();
-    asm.finish()
 }
 
 /// Looks a key on the stack up in a map.
-fn lookup(asm: &mut Assembler, map: i32, key: i16) {
+pub(super) fn lookup(asm: &mut Assembler, map: i32, key: i16) {
     asm.load_map(Reg::R1, map);
     asm.copy(Reg::R2, Reg::R10);
     asm.op(Op::Add, Reg::R2, key.into());

@@ -15,13 +15,21 @@ use super::*;
 use crate::FlowRule;
 use crate::random::Random;
 
-const FDS: MapFds = MapFds { sockets: 3, macs: 4, masks: 5, flows: 6, counters: 7 };
+const FDS: MapFds = MapFds { macs: 4, masks: 5, flows: 6 };
+const SOCKETS: RawFd = 3;
+const COUNTERS: RawFd = 7;
+const SCRATCH: RawFd = 8;
+/// The programs of both places. Behind the driver, the tests' program returns an XDP verdict too.
+const XDP: Place = Place::Xdp { sockets: SOCKETS, counters: COUNTERS, spans: true };
+const PACKET: Place = Place::Packet { scratch: SCRATCH, owned: 4, other: 2 };
 /// Inputs in an ordinary run of the tests. `make test-filter` sets more.
 const INPUTS: usize = if cfg!(towpath_sanitize) { 3_000 } else { 30_000 };
 /// Inputs with one set of rules.
 const INPUTS_PER_SET: usize = 50;
 /// Of so many instructions, one is changed in an ordinary run of the tests.
 const STRIDE: usize = if cfg!(towpath_sanitize) { 197 } else { 29 };
+/// An Ethernet and an IPv6 header, in bytes.
+const SHORTEST_BEHIND: usize = 54;
 /// Hardware queues with a socket.
 const QUEUES: u32 = 2;
 /// The most instructions for a packet that no rule can match, for one of the host's own, and for any.
@@ -30,13 +38,27 @@ const FOREIGN_INSTRUCTIONS: usize = 60;
 const MOST_INSTRUCTIONS: usize = 1500;
 
 /// The kernel's side of the maps.
-#[derive(Default)]
 struct Maps {
     tables: Tables,
     rules: Vec<FlowRule>,
     macs: HashSet<[u8; MAC_KEY_BYTES]>,
     masks: Vec<u8>,
     counter: [u8; 8],
+    scratch: [u8; SCRATCH_BYTES],
+}
+
+impl Default for Maps {
+    fn default() -> Maps {
+        Maps {
+            tables: Tables::default(),
+            rules: Vec::new(),
+            macs: HashSet::new(),
+            masks: Vec::new(),
+            counter: [0; 8],
+            // What an earlier packet left there.
+            scratch: [0x86; SCRATCH_BYTES],
+        }
+    }
 }
 
 impl Maps {
@@ -55,7 +77,16 @@ impl Maps {
     }
 
     fn verdict(&mut self, program: &[Instruction], bytes: &[u8]) -> Run {
-        let input = Input { bytes, packet_len: bytes.len(), queue: 1 };
+        self.verdict_in(interpreter::Place::Xdp, program, bytes)
+    }
+
+    fn verdict_in(
+        &mut self,
+        place: interpreter::Place,
+        program: &[Instruction],
+        bytes: &[u8],
+    ) -> Run {
+        let input = Input { bytes, packet_len: bytes.len(), queue: 1, place };
         interpreter::run(program, self, input).unwrap_or_else(|fault| panic!("{fault}: {bytes:x?}"))
     }
 }
@@ -74,7 +105,8 @@ impl Kernel for Maps {
             fd if fd == FDS.macs => self.macs.contains(key).then_some(0),
             fd if fd == FDS.flows => self.tables.flows.contains_key(key).then_some(0),
             fd if fd == FDS.masks => Some(1),
-            fd if fd == FDS.counters => Some(2),
+            COUNTERS => Some(2),
+            SCRATCH => Some(3),
             _ => None,
         }
     }
@@ -83,12 +115,13 @@ impl Kernel for Maps {
         match number {
             1 => &mut self.masks,
             2 => &mut self.counter,
+            3 => &mut self.scratch,
             _ => &mut [],
         }
     }
 
     fn redirect(&mut self, map: RawFd, index: u32) -> bool {
-        assert_eq!(map, FDS.sockets);
+        assert_eq!(map, SOCKETS);
         index < QUEUES
     }
 }
@@ -108,7 +141,12 @@ fn quoted(headers: &Headers, frame: &[u8]) -> Option<Headers> {
 
 /// Returns `true` if the program must take a packet.
 fn wanted(maps: &Maps, frame: &[u8]) -> bool {
-    let Ok(mut headers) = Headers::parse(frame, frame.len()) else { return false };
+    wanted_by(maps, frame, frame.len())
+}
+
+/// Returns `true` if a program must take a packet of which it reads only the beginning.
+fn wanted_by(maps: &Maps, frame: &[u8], packet_len: usize) -> bool {
+    let Ok(mut headers) = Headers::parse(frame, packet_len) else { return false };
     if headers.destination[0] & 1 != 0 || !maps.macs.contains(&mac_key(&headers.destination)) {
         return false;
     }
@@ -156,7 +194,7 @@ fn verdict(taken: bool) -> Verdict {
 #[test]
 fn the_program_takes_what_the_reference_takes() {
     let inputs = wished().unwrap_or(INPUTS);
-    let program = program::assemble(FDS, true).unwrap();
+    let program = program::assemble(FDS, XDP).unwrap();
     let mut random = Random::new(11);
     let (mut taken, mut most) = (0, 0);
     for _ in 0..inputs / INPUTS_PER_SET {
@@ -176,10 +214,52 @@ fn the_program_takes_what_the_reference_takes() {
     assert!(most < MOST_INSTRUCTIONS, "{most}");
 }
 
+/// Splits a packet as an interface does that takes VLAN tags off.
+fn without_tag(frame: &[u8]) -> (Option<(u16, u16)>, Vec<u8>) {
+    let number = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+    if frame.len() < 18 || !matches!(number(12), 0x8100 | 0x88a8) {
+        return (None, frame.to_vec());
+    }
+    (Some((number(12), number(14))), [&frame[..12], &frame[16..]].concat())
+}
+
+/// Behind the driver, a packet's tag may be beside it, and the program reads the packet's beginning.
+#[test]
+fn a_packet_socket_copies_what_the_reference_takes() {
+    let inputs = wished().unwrap_or(INPUTS);
+    let program = program::assemble(FDS, PACKET).unwrap();
+    let mut random = Random::new(16);
+    let (mut taken, mut tagged, mut long) = (0, 0, 0);
+    for _ in 0..inputs / INPUTS_PER_SET {
+        let mut maps = rules(&mut random);
+        for _ in 0..INPUTS_PER_SET {
+            let mut frame = inputs::frame(&mut random);
+            if random.below(4) == 0 {
+                frame.extend((0..400).map(|_| random.below(64) as u8));
+            }
+            let beginning = &frame[..frame.len().min(towpath_packet::headers::PREFIX_BYTES)];
+            let expected = wanted_by(&maps, beginning, frame.len());
+            let (tag, bytes) = without_tag(&frame);
+            for (tag, bytes) in [(tag, &bytes), (None, &frame)] {
+                let place = interpreter::Place::Packet { tag };
+                let run = maps.verdict_in(place, &program, bytes);
+                let rules = &maps.rules;
+                assert_eq!(run.verdict, verdict(expected), "{tag:?} {bytes:02x?} with {rules:#x?}");
+            }
+            taken += usize::from(expected);
+            tagged += usize::from(tag.is_some());
+            long += usize::from(frame.len() > towpath_packet::headers::PREFIX_BYTES);
+        }
+    }
+    println!("{inputs} packets, {taken} taken, {tagged} tagged, {long} long");
+    assert!(taken > inputs / 8 && taken < inputs * 4 / 5, "{taken} of {inputs}");
+    assert!(tagged > inputs / 50 && long > inputs / 100, "{tagged} tagged, {long} long");
+}
+
 /// The inputs that the fuzzer of the headers' parser found to be different.
 #[test]
 fn the_corpus_of_the_parser() {
-    let program = program::assemble(FDS, true).unwrap();
+    let program = program::assemble(FDS, XDP).unwrap();
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/headers");
     let (mut random, mut files) = (Random::new(12), 0);
     for file in std::fs::read_dir(folder).unwrap() {
@@ -201,7 +281,7 @@ fn the_corpus_of_the_parser() {
 /// passes what it cannot read.
 #[test]
 fn a_packet_in_several_buffers() {
-    let program = program::assemble(FDS, true).unwrap();
+    let program = program::assemble(FDS, XDP).unwrap();
     let mut random = Random::new(13);
     for _ in 0..2_000 {
         let mut maps = rules(&mut random);
@@ -209,7 +289,8 @@ fn a_packet_in_several_buffers() {
         let expected = wanted(&maps, &frame);
         for first in [14, 33, 34, 42, 54, 94, frame.len()] {
             let bytes = &frame[..first.min(frame.len())];
-            let input = Input { bytes, packet_len: frame.len(), queue: 0 };
+            let input =
+                Input { bytes, packet_len: frame.len(), queue: 0, place: interpreter::Place::Xdp };
             let run = interpreter::run(&program, &mut maps, input).unwrap();
             let is_all = bytes.len() == frame.len();
             assert!(expected || run.verdict == Verdict::Pass || !is_all, "{frame:02x?}");
@@ -220,12 +301,13 @@ fn a_packet_in_several_buffers() {
 
 #[test]
 fn a_queue_without_a_socket_drops_and_counts() {
-    let program = program::assemble(FDS, true).unwrap();
+    let program = program::assemble(FDS, XDP).unwrap();
     let frame = towpath_packet::build::Flow::v4().macs([9; 6], inputs::OWN[0]).udp(b"hello");
     let mut maps = Maps::own(&inputs::OWN);
     maps.add(FlowRule { protocol: Some(17), ..FlowRule::default() });
     for (queue, count) in [(QUEUES, 1), (QUEUES + 7, 2)] {
-        let input = Input { bytes: &frame, packet_len: frame.len(), queue };
+        let input =
+            Input { bytes: &frame, packet_len: frame.len(), queue, place: interpreter::Place::Xdp };
         let run = interpreter::run(&program, &mut maps, input).unwrap();
         assert_eq!(run.verdict, Verdict::Drop);
         assert_eq!(u64::from_le_bytes(maps.counter), count);
@@ -235,7 +317,7 @@ fn a_queue_without_a_socket_drops_and_counts() {
 /// What the filter costs the kernel's own packets.
 #[test]
 fn packets_of_the_kernel_take_few_instructions() {
-    let program = program::assemble(FDS, true).unwrap();
+    let program = program::assemble(FDS, XDP).unwrap();
     let frame = towpath_packet::build::Flow::v4().macs([9; 6], inputs::OWN[0]).udp(b"hello");
     let mut idle = Maps::own(&inputs::OWN);
     idle.masks = idle.tables.masks(None);
@@ -276,16 +358,19 @@ fn kernel_takes(filter: &FlowFilter, frame: &[u8]) -> bool {
 #[test]
 fn the_kernel_agrees_while_the_rules_change() {
     let Some(mut filter) = in_the_kernel() else { return };
+    let mut behind = PacketFilter::new().unwrap();
     for mac in inputs::OWN {
+        behind.add(&Filter::Address(mac)).unwrap();
         filter.add(&Filter::Address(mac)).unwrap();
     }
     let mut random = Random::new(15);
-    let (mut taken, mut runs) = (0, 0);
+    let (mut taken, mut runs, mut runs_behind) = (0, 0, 0);
     for _ in 0..100 {
         let maps = rules(&mut random);
         for rule in &maps.rules {
             filter.add(&Filter::Flow(*rule)).unwrap();
             filter.add(&Filter::Flow(*rule)).unwrap();
+            behind.add(&Filter::Flow(*rule)).unwrap();
         }
         for _ in 0..100 {
             let frame = inputs::frame(&mut random);
@@ -294,17 +379,25 @@ fn the_kernel_agrees_while_the_rules_change() {
             }
             let expected = wanted(&maps, &frame);
             assert_eq!(kernel_takes(&filter, &frame), expected, "{frame:02x?} {:?}", maps.rules);
+            // The kernel runs no such program on a packet without room for an IP header.
+            if frame.len() >= SHORTEST_BEHIND {
+                let verdict = behind.drops().test_run(&frame, 1).unwrap().verdict;
+                assert_eq!(verdict == Verdict::of(DROP.0 as u32), expected, "{frame:02x?}");
+                runs_behind += 1;
+            }
             taken += u64::from(expected);
             runs += 1;
         }
         assert_eq!(filter.without_socket(), taken);
         for rule in &maps.rules {
+            behind.remove(&Filter::Flow(*rule));
             filter.remove(&Filter::Flow(*rule));
             filter.remove(&Filter::Flow(*rule));
         }
         assert!(!kernel_takes(&filter, &inputs::frame(&mut Random::new(1))));
     }
-    println!("{runs} packets, {taken} taken");
+    println!("{runs} packets, {taken} taken; {runs_behind} behind the driver");
+    assert!(runs_behind > runs / 2, "{runs_behind} of {runs}");
     assert!(taken > runs / 10 && taken < runs * 9 / 10, "{taken} of {runs}");
     filter.remove(&Filter::Address(inputs::OWN[0]));
     filter.add(&Filter::Flow(FlowRule { ethertype: Some(0x0800), ..FlowRule::default() })).unwrap();
@@ -389,7 +482,7 @@ fn masks_are_shared_and_freed() {
 fn errors_in_the_program_are_found() {
     // All errors with many inputs, or a sample with few.
     let (sets, stride, percent) = if wished().is_some() { (400, 1, 20) } else { (30, STRIDE, 50) };
-    let program = program::assemble(FDS, true).unwrap();
+    let program = program::assemble(FDS, XDP).unwrap();
     let mut random = Random::new(14);
     let mut cases: Vec<(Maps, Vec<Vec<u8>>)> = Vec::new();
     for _ in 0..sets {
@@ -403,7 +496,12 @@ fn errors_in_the_program_are_found() {
     let mut found = |mutant: &[Instruction]| {
         cases.iter_mut().zip(&expected).any(|((maps, frames), expected)| {
             frames.iter().zip(expected).any(|(bytes, expected)| {
-                let input = Input { bytes, packet_len: bytes.len(), queue: 1 };
+                let input = Input {
+                    bytes,
+                    packet_len: bytes.len(),
+                    queue: 1,
+                    place: interpreter::Place::Xdp,
+                };
                 let run = interpreter::run(mutant, maps, input);
                 !run.is_ok_and(|run| run.verdict == verdict(*expected))
             })

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 
 use super::{XdpQueue, kick_rx};
+use crate::kernel_interface::packet_socket::Target;
 use crate::xdp::offload::{self, BEGINNING_BYTES};
 use crate::xdp::ring::CONTINUES;
 use crate::{Meta, Received, SpaceId, Spaces};
@@ -107,53 +108,26 @@ impl XdpQueue {
     ) -> usize {
         let ring = if is_from_host { &mut self.host_ring } else { &mut self.packet_ring };
         let (Some(ring), Some(pool)) = (ring, self.pool) else { return 0 };
-        let headroom = self.info.limits.rx_headroom_bytes;
-        let most = self.info.limits.rx_buffer_bytes - headroom;
+        let mut target = Target {
+            pool,
+            buffers: &mut self.packet_socket_buffers,
+            limits: &self.info.limits,
+            // The loopback interface has no MAC addresses.
+            mac: is_from_host.then_some(self.info.mac),
+        };
         let mut count = 0;
         while count < budget {
-            let Some(next) = ring.next() else { break };
-            let wanted = next.as_ref().map_or(1, |packet| packet.bytes.len().div_ceil(most).max(1));
-            if wanted > self.packet_socket_buffers.len() {
-                break;
-            }
-            count += 1;
             let from = out.len();
-            if let Ok(packet) = next {
-                let parts = packet.bytes.chunks(most).zip(self.packet_socket_buffers.iter());
-                for (bytes, buffer) in parts {
-                    let offset = buffer + headroom as u32;
-                    let len = bytes.len() as u32;
-                    if spaces.copy_in(pool, offset, bytes).is_err() {
-                        break;
-                    }
-                    let mut part = Received::whole(pool, *buffer, offset, len, Meta::FULL);
-                    part.continues = true;
-                    out.push(part);
-                }
-                if out.len() - from == wanted {
-                    (out[from].meta, out[from].tag) = (packet.meta, packet.tag);
-                    if is_from_host {
-                        // The loopback interface has no MAC addresses.
-                        for at in [0, 6] {
-                            let _ = spaces.copy_in(pool, out[from].offset + at, &self.info.mac);
-                        }
-                    }
-                    if let Some(last) = out.last_mut() {
-                        last.continues = false;
-                    }
-                    self.counters.rx_bytes += packet.bytes.len() as u64;
-                } else {
-                    out.truncate(from);
-                }
-            }
-            ring.release();
-            if out.len() == from {
+            let Some(len) = ring.take(spaces, &mut target, out) else { break };
+            count += 1;
+            if len == 0 {
                 self.counters.rx_dropped += 1;
                 continue;
             }
             self.counters.rx_packets += 1;
-            for buffer in self.packet_socket_buffers.drain(..wanted) {
-                self.held[(buffer / self.chunk_bytes) as usize] = false;
+            self.counters.rx_bytes += len as u64;
+            for part in &out[from..] {
+                self.held[(part.buffer / self.chunk_bytes) as usize] = false;
             }
         }
         count

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use super::{MAX_CALLS_WITHOUT_PROGRESS, PACKET_DESCRIPTORS, XdpQueue, kick_tx};
 use crate::check::PacketLimits;
-use crate::kernel_interface::packet_sender::Large;
+use crate::kernel_interface::packet_sender::Sending;
 use crate::xdp::in_flight::Sent;
 use crate::xdp::ring::{CONTINUES, Descriptor};
 use crate::xdp::socket::RING_ENTRIES;
@@ -155,9 +155,9 @@ impl XdpQueue {
         self.counters.system_calls += 1;
         self.down = false;
         match sender.send(spaces, packet) {
-            Ok(Large::Sent(len)) => Ok(Some(self.counters.sent(len))),
-            Ok(Large::Dropped) => Ok(Some(self.counters.dropped())),
-            Ok(Large::Later { down }) => {
+            Ok(Sending::Sent(len)) => Ok(Some(self.counters.sent(len))),
+            Ok(Sending::Dropped) => Ok(Some(self.counters.dropped())),
+            Ok(Sending::Later { down }) => {
                 (self.down, self.waits_for_kernel) = (down, true);
                 Ok(None)
             }

@@ -1,0 +1,71 @@
+//! What changes on the interface while a driver serves it.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use towpath_netlink::{Link, LinkWatch, Watched};
+
+use crate::{Event, Info};
+
+/// The changes that a driver has not reported yet.
+pub(crate) struct LinkEvents {
+    /// `None` where the kernel sends no news, and nothing changes.
+    watch: Option<LinkWatch>,
+    reported: State,
+    events: VecDeque<Event>,
+}
+
+/// The state of the interface that the driver reported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct State {
+    up: bool,
+    mtu: usize,
+    mac: [u8; 6],
+}
+
+impl LinkEvents {
+    /// Watches an interface, by its number.
+    pub(crate) fn new(index: u32, info: &Info) -> LinkEvents {
+        LinkEvents {
+            watch: LinkWatch::new(index).ok(),
+            reported: State { up: true, mtu: info.mtu, mac: info.mac },
+            events: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.watch.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Returns the next event.
+    pub(crate) fn take(&mut self) -> Option<Event> {
+        if self.events.is_empty() {
+            match self.watch.as_mut()?.latest()? {
+                Watched::Here(link) => self.compare(&link),
+                // In another namespace, the kernel reports the interface's state no more: as good as
+                // removed.
+                Watched::Gone => self.events.push_back(Event::Removed),
+            }
+        }
+        self.events.pop_front()
+    }
+
+    /// Notes what changed.
+    fn compare(&mut self, link: &Link) {
+        let now = State {
+            up: link.up && link.carrier,
+            mtu: link.mtu as usize,
+            mac: link.mac.unwrap_or(self.reported.mac),
+        };
+        if now.up != self.reported.up {
+            self.events.push_back(Event::Link { up: now.up });
+        }
+        if now.mtu != self.reported.mtu {
+            self.events.push_back(Event::Mtu(now.mtu));
+        }
+        if now.mac != self.reported.mac {
+            self.events.push_back(Event::Address(now.mac));
+        }
+        self.reported = now;
+    }
+}

@@ -1,0 +1,215 @@
+//! Packet sockets: a kernel's interface, beside the kernel's own sockets, without AF_XDP (packet(7)).
+//!
+//! The kernel makes a packet of its own first, and then two programs look its flow up in the maps that
+//! the driver changes. As a socket's filter, the program gives a copy of an owned flow's packet to the
+//! driver. At the interface's ingress hook (TCX, Linux 6.6), it drops that packet before the kernel's
+//! network stack handles it. The hook takes programs of several owners, so this driver also works beside another
+//! XDP program. Each packet to send costs a system call; large packets go in one piece.
+//!
+//! | part | is |
+//! |---|---|
+//! | [`PacketDevice`] | the control part: programs, sockets, filters, events |
+//! | `open` | attaching to an interface |
+//! | `queue` | the data part: the rings of the packet sockets |
+//!
+//! Programs, link, addresses and promiscuous mode vanish with the driver's descriptors: when the
+//! process ends, in whatever way, the interface is as it was before.
+
+mod error;
+mod open;
+mod queue;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
+
+use towpath_bpf::Link;
+
+use crate::kernel_interface::flow_filter::{PROGRAM_PACKETS, PacketFilter};
+use crate::kernel_interface::groups::{Groups, Wanted, is_group};
+use crate::kernel_interface::host_traffic::HostTraffic;
+use crate::kernel_interface::link_events::LinkEvents;
+use crate::kernel_interface::packet_sender::PacketSender;
+use crate::kernel_interface::packet_socket::PacketSocket;
+use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
+use queue::PacketQueue;
+
+pub use error::PacketError;
+
+/// Returns `true` for the name of a program of this driver.
+#[must_use]
+pub fn is_program(name: &str) -> bool {
+    name == PROGRAM_PACKETS
+}
+
+/// The interface, and the driver's requests for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// The interface's name.
+    pub interface: String,
+    /// `true` to carry packets between applications and the kernel's sockets of this host, too, if they
+    /// share the interface's addresses.
+    pub host: bool,
+    /// The user that rules of the host's firewall see as the owner of packets to the kernel's sockets;
+    /// this process's user if `None`.
+    pub owner: Option<u32>,
+}
+
+/// Packet sockets on one host interface.
+pub struct PacketDevice {
+    info: Info,
+    index: u32,
+    shared: Arc<Shared>,
+    /// The open queue's hold on `shared`, while it is open.
+    open: Weak<Shared>,
+    filter: PacketFilter,
+    groups: Groups,
+    link_events: LinkEvents,
+    /// The attachments of the programs, for a process that outlives this one.
+    links: Vec<(&'static str, OwnedFd)>,
+    notes: Vec<String>,
+    warnings: Vec<String>,
+    /// Keeps the program at the ingress hook.
+    _ingress: Link,
+}
+
+/// What the control part and the queue share.
+struct Shared {
+    groups: Arc<PacketSocket>,
+    /// The socket that copies the packets of owned flows.
+    flows: Arc<PacketSocket>,
+    sender: PacketSender,
+    host_traffic: Option<HostTraffic>,
+}
+
+impl PacketDevice {
+    /// Attaches to an interface. It keeps its addresses, its MTU and its state, and the kernel goes
+    /// on receiving all packets until filters say otherwise.
+    ///
+    /// # Errors
+    /// See [`PacketError`].
+    pub fn open(options: &Options) -> Result<PacketDevice, PacketError> {
+        open::open(options)
+    }
+
+    /// Returns how the interface is served, and what that changes for others, one line each.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Returns what may keep packets from the applications, one line each.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Makes one socket copy every packet, so that the other one copies none, or no longer.
+    fn copy_everything(&mut self, wanted: bool) -> io::Result<()> {
+        let flows = &self.shared.flows;
+        if !wanted {
+            flows.attach(self.filter.copies())?;
+        }
+        self.groups.change(&Filter::Everything, wanted)?;
+        if wanted {
+            flows.set_filter(Wanted::default().program())?;
+        }
+        Ok(())
+    }
+
+    /// Adds an address or a flow.
+    fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
+        // The packets of a flow without room go to the kernel; a copy for the server would not
+        // change that.
+        self.filter.add(filter).map_err(|error| match error {
+            FilterError::Full => FilterError::Failed(io::Error::from_raw_os_error(libc::ENOSPC)),
+            other => other,
+        })
+    }
+}
+
+impl Device for PacketDevice {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Opens the queue. After it is dropped, the queue can be opened again.
+    fn open_queue(
+        &mut self,
+        index: usize,
+        _: &mut Spaces,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        let is_open = self.open.strong_count() > 1;
+        if index != 0 || is_open {
+            return Err(DeviceError::no_queue(&self.info.name, index == 0));
+        }
+        let queue = PacketQueue::new(self.info.clone(), self.shared.clone())?;
+        self.open = Arc::downgrade(&self.shared);
+        Ok(Box::new(queue))
+    }
+
+    fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
+        match filter {
+            Filter::Address(mac) if !is_group(mac) => {
+                self.groups.receive_for(mac, true).map_err(FilterError::Failed)?;
+                let added = self.add(filter);
+                if added.is_err() {
+                    let _ = self.groups.receive_for(mac, false);
+                }
+                added
+            }
+            Filter::Flow(rule) => {
+                self.add(filter)?;
+                let local = self.shared.host_traffic.as_ref();
+                local.map_or(Ok(()), |local| local.add(rule)).map_err(|error| {
+                    self.filter.remove(filter);
+                    FilterError::Failed(error.into())
+                })
+            }
+            Filter::Everything => self.copy_everything(true).map_err(FilterError::Failed),
+            Filter::Address(_) | Filter::AllGroups => {
+                self.groups.change(filter, true).map_err(FilterError::Failed)
+            }
+        }
+    }
+
+    fn remove_filter(&mut self, filter: &Filter) {
+        // Only an interface that is gone refuses this.
+        let _ = match filter {
+            Filter::Address(mac) if !is_group(mac) => {
+                self.filter.remove(filter);
+                self.groups.receive_for(mac, false)
+            }
+            Filter::Flow(rule) => {
+                if let Some(local) = &self.shared.host_traffic {
+                    local.remove(rule);
+                }
+                self.filter.remove(filter);
+                Ok(())
+            }
+            Filter::Everything => self.copy_everything(false),
+            Filter::Address(_) | Filter::AllGroups => self.groups.change(filter, false),
+        };
+    }
+
+    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        self.links.iter().map(|(name, link)| (*name, link.as_fd())).collect()
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.link_events.fd()
+    }
+
+    fn take_event(&mut self) -> Option<Event> {
+        self.link_events.take()
+    }
+}
+
+impl std::fmt::Debug for PacketDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PacketDevice")
+            .field("info", &self.info)
+            .field("index", &self.index)
+            .finish_non_exhaustive()
+    }
+}

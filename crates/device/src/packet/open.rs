@@ -1,0 +1,109 @@
+//! Attaches to an interface: loads the programs and opens the sockets.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Weak};
+
+use towpath_bpf::Link;
+use towpath_netlink::Netlink;
+
+use super::error::{PacketError, refused};
+use super::{Options, PacketDevice, Shared};
+use crate::kernel_interface::ethtool::Ethtool;
+use crate::kernel_interface::flow_filter::PacketFilter;
+use crate::kernel_interface::groups::Groups;
+use crate::kernel_interface::host_traffic::HostTraffic;
+use crate::kernel_interface::link_events::LinkEvents;
+use crate::kernel_interface::packet_sender::PacketSender;
+use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
+use crate::kernel_interface::warnings;
+use crate::{Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_FRAME_BYTES, Limits, VLAN_TAG_BYTES};
+
+/// The size of the ring for packets of owned flows, in bytes: 256 packets, if the kernel merges received
+/// packets (GRO).
+const FLOWS_RING_BYTES: u32 = 32 << 20;
+/// The size of a receive buffer, in bytes.
+const BUFFER_BYTES: usize = 4096;
+
+/// Attaches to an interface.
+pub(super) fn open(options: &Options) -> Result<PacketDevice, PacketError> {
+    let name = &options.interface;
+    let link = Netlink::open()?.link(name)?;
+    let (index, mtu) = (link.index, link.mtu as usize);
+    let mac = link.mac.filter(|mac| *mac != [0; 6]);
+    let mac = mac.ok_or_else(|| PacketError::NotEthernet { name: name.clone() })?;
+    let ethtool = Ethtool::of(name).map_err(refused(name, "a socket for ethtool"))?;
+    let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
+
+    // The sockets come first: they show most clearly what this user may not do.
+    let socket = |bytes, ring_bytes| {
+        let opened = PacketSocket::open(index, bytes, ring_bytes).map(Arc::new);
+        opened.map_err(refused(name, "opening a packet socket"))
+    };
+    // A virtual interface delivers what its other end did not segment.
+    let is_large = ethtool.merges() || link.kind.is_some();
+    let longest = if is_large { LARGE_FRAME_BYTES } else { frame_bytes };
+    let (groups, flows) = (socket(longest, RING_BYTES)?, socket(longest, FLOWS_RING_BYTES)?);
+    let sender =
+        PacketSender::open(index).map_err(refused(name, "opening a packet socket to send"))?;
+    let filter =
+        PacketFilter::new().map_err(|error| refused(name, "loading a program")(error.into()))?;
+    // Until a flow is added, neither program finds a packet.
+    flows.attach(filter.copies()).map_err(refused(name, "attaching a socket's filter"))?;
+    let ingress = Link::attach_ingress(filter.drops(), index).map_err(|error| {
+        match (error.errno(), io::Error::from(error)) {
+            (Some(libc::EINVAL), cause) => PacketError::NoHook { name: name.clone(), cause },
+            (_, cause) => refused(name, "attaching the ingress program")(cause),
+        }
+    })?;
+
+    let mut warnings = warnings::of(name, &ethtool, link.kind.is_some());
+    let host_traffic = HostTraffic::if_wanted(options.host, mac, options.owner, &mut warnings);
+    let info = info(&link, mac, longest, host_traffic.is_some());
+    let groups_filter = Groups::new(groups.clone(), mac);
+    let link_events = LinkEvents::new(index, &info);
+    let shared = Arc::new(Shared { groups, flows, sender, host_traffic });
+    let local = shared.host_traffic.as_ref().map(|local| ("device-loopback", local.link()));
+    let links = [("device-ingress", &ingress)].into_iter().chain(local);
+    let copies = links.map(|(name, link)| Ok((name, link.as_fd().try_clone_to_owned()?)));
+    let links = copies.collect::<io::Result<_>>().map_err(refused(name, "copying a descriptor"))?;
+    let driver = ethtool.driver();
+    Ok(PacketDevice {
+        info,
+        index,
+        shared,
+        open: Weak::new(),
+        filter,
+        groups: groups_filter,
+        link_events,
+        links,
+        notes: vec![format!("packet sockets serve {name} (driver {driver}), without AF_XDP")],
+        warnings,
+        _ingress: ingress,
+    })
+}
+
+/// Describes the device. `longest`: the longest frame that it receives, in bytes.
+fn info(link: &towpath_netlink::Link, mac: [u8; 6], longest: usize, tx_to_host: bool) -> Info {
+    Info {
+        name: link.name.clone(),
+        mac,
+        mtu: link.mtu as usize,
+        can: Capabilities {
+            tx_in_place: true,
+            tx_checksum: true,
+            tx_segmentation: true,
+            tx_large_copied: false,
+            tx_to_host,
+            rx_offload: true,
+            tx_asynchronous: false,
+        },
+        queues: 1,
+        limits: Limits {
+            rx_packet_buffers: if tx_to_host { LARGE_FRAME_BYTES } else { longest }
+                .div_ceil(BUFFER_BYTES),
+            ..Limits::new(BUFFER_BYTES)
+        },
+        rx_queue_packets: PacketSocket::slots(longest, FLOWS_RING_BYTES),
+    }
+}

@@ -1,0 +1,335 @@
+//! The data part: the rings of the packet sockets, and the socket that sends.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{Timespec, epoll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+
+use super::Shared;
+use crate::kernel_interface::host_traffic;
+use crate::kernel_interface::packet_sender::Sending;
+use crate::kernel_interface::packet_socket::{PacketRing, Target};
+use crate::{
+    Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, Packet, Received, SpaceId,
+    Spaces,
+};
+
+/// The maximum number of empty buffers that the driver holds.
+const RX_BUFFERS: usize = 1024;
+/// The maximum number of tokens for `tx_complete`. The driver takes no more packets until the engine
+/// fetches some.
+const TX_TOKENS: usize = 1024;
+/// Events that one system call takes off the descriptor to sleep on.
+const EVENTS: usize = 8;
+/// Sleeps between two reads of the kernel's counts of dropped packets.
+const SLEEPS_PER_READ: u32 = 64;
+const POLLS_PER_READ: u32 = 1 << 16;
+/// The interval at which the engine tries again to send while the interface is down: 100 ms.
+const DOWN_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// A ring and the packets in it.
+struct Source {
+    ring: PacketRing,
+    /// `true` for packets of this host's own sockets.
+    is_from_host: bool,
+}
+
+/// The queue.
+pub(super) struct PacketQueue {
+    info: Info,
+    shared: Arc<Shared>,
+    sources: Vec<Source>,
+    /// The source that the next poll begins with.
+    next_source: usize,
+    buffers: VecDeque<u32>,
+    /// The space of the receive buffers, once the engine provided some.
+    pool: Option<SpaceId>,
+    done: VecDeque<Completion>,
+    /// Memory for a packet to this host's own sockets.
+    host_packet: Vec<u8>,
+    /// An epoll instance of all sockets, edge-triggered. Each `arm` takes its events, so only later
+    /// ones make it readable.
+    sleep: OwnedFd,
+    /// The events of the sending socket that `sleep` waits for.
+    waits_for: epoll::EventFlags,
+    /// Wakes the engine to try again to send, while the interface is down.
+    timer: OwnedFd,
+    /// `true` if the kernel had no room for a packet.
+    full: bool,
+    /// `true` if the last packet found the interface down.
+    down: bool,
+    sleeps: u32,
+    polls: u32,
+    counters: Counters,
+}
+
+impl PacketQueue {
+    pub(super) fn new(info: Info, shared: Arc<Shared>) -> Result<PacketQueue, DeviceError> {
+        let failed = |what| {
+            let name = info.name.clone();
+            move |cause| DeviceError::Failed { name, what, cause }
+        };
+        let host = shared.host_traffic.as_ref().map(|local| (local.socket(), true));
+        let sockets = [(&shared.flows, false), (&shared.groups, false)].into_iter().chain(host);
+        let sources: Vec<Source> = sockets
+            .map(|(socket, is_from_host)| {
+                Ok(Source { ring: PacketRing::map(socket.clone())?, is_from_host })
+            })
+            .collect::<io::Result<_>>()
+            .map_err(failed("mapping a packet socket's ring"))?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
+            .map_err(|errno| failed("timerfd_create")(errno.into()))?;
+        let sleep = sleep_fd(&sources, &shared, timer.as_fd()).map_err(failed("epoll"))?;
+        let host_bytes = if host.is_some() { host_traffic::FRAME_BYTES } else { 0 };
+        Ok(PacketQueue {
+            info,
+            sources,
+            next_source: 0,
+            buffers: VecDeque::with_capacity(RX_BUFFERS),
+            pool: None,
+            done: VecDeque::with_capacity(TX_TOKENS),
+            host_packet: Vec::with_capacity(host_bytes),
+            sleep,
+            waits_for: epoll::EventFlags::empty(),
+            timer,
+            full: false,
+            down: false,
+            sleeps: 0,
+            polls: 0,
+            counters: Counters::default(),
+            shared,
+        })
+    }
+
+    fn failure(&self, what: &'static str, cause: io::Error) -> DeviceError {
+        let name = self.info.name.clone();
+        match cause.raw_os_error() {
+            Some(libc::ENXIO | libc::ENODEV) => DeviceError::Gone { name, cause },
+            _ => DeviceError::Failed { name, what, cause },
+        }
+    }
+
+    /// Returns `true` if there is something to do right now.
+    fn has_work(&self, tx_waiting: bool) -> bool {
+        let is_ready = |source: &Source| source.ring.is_ready();
+        !self.done.is_empty()
+            || tx_waiting && !self.full && !self.down
+            || !self.buffers.is_empty() && self.sources.iter().any(is_ready)
+    }
+
+    /// Appends packets of one ring to `out`. Returns how many, dropped ones included.
+    fn poll_source(
+        &mut self,
+        index: usize,
+        spaces: &mut Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> usize {
+        let Some(pool) = self.pool else { return 0 };
+        let Source { ring, is_from_host } = &mut self.sources[index];
+        let mut target = Target {
+            pool,
+            buffers: &mut self.buffers,
+            limits: &self.info.limits,
+            // The loopback interface has no MAC addresses.
+            mac: is_from_host.then_some(self.info.mac),
+        };
+        let mut count = 0;
+        while count < budget {
+            let Some(len) = ring.take(spaces, &mut target, out) else { break };
+            count += 1;
+            if len == 0 {
+                self.counters.rx_dropped += 1;
+            } else {
+                self.counters.rx_packets += 1;
+                self.counters.rx_bytes += len as u64;
+            }
+        }
+        count
+    }
+
+    /// Sends one packet. Returns its completion; `None` if the kernel has no room for it now.
+    fn send(
+        &mut self,
+        spaces: &Spaces,
+        packet: &Packet<'_>,
+    ) -> Result<Option<Completion>, DeviceError> {
+        self.counters.system_calls += 1;
+        let token = packet.token;
+        let local = self.shared.host_traffic.as_ref();
+        if let Some(local) = local.filter(|local| local.is_for_host(spaces, packet)) {
+            let outcome = match local.send(spaces, packet, &mut self.host_packet) {
+                Some(len) => self.counters.sent(len),
+                None => self.counters.dropped(),
+            };
+            return Ok(Some(Completion { token, outcome }));
+        }
+        let outcome = match self.shared.sender.send(spaces, packet) {
+            Ok(Sending::Sent(len)) => self.counters.sent(len),
+            Ok(Sending::Dropped) => self.counters.dropped(),
+            Ok(Sending::Later { down }) => {
+                (self.full, self.down) = (!down, down);
+                return Ok(None);
+            }
+            Err(cause) => return Err(self.failure("writev", cause)),
+        };
+        Ok(Some(Completion { token, outcome }))
+    }
+
+    /// Makes the end of what keeps packets from being sent wake the engine.
+    fn watch_sender(&mut self, tx_waiting: bool) -> Result<(), DeviceError> {
+        if tx_waiting && self.down {
+            self.counters.system_calls += 1;
+            let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let due = Itimerspec { it_interval: none, it_value: DOWN_POLL_INTERVAL };
+            timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &due)
+                .map_err(|errno| self.failure("timerfd_settime", errno.into()))?;
+        }
+        let wanted = match tx_waiting && self.full {
+            true => epoll::EventFlags::OUT,
+            false => epoll::EventFlags::empty(),
+        };
+        if wanted != self.waits_for {
+            self.counters.system_calls += 1;
+            let data = epoll::EventData::new_u64(0);
+            epoll::modify(&self.sleep, self.shared.sender.socket(), data, wanted)
+                .map_err(|errno| self.failure("EPOLL_CTL_MOD", errno.into()))?;
+            self.waits_for = wanted;
+        }
+        Ok(())
+    }
+
+    /// Adds to the counters what the rings had no room for since the last look.
+    fn count_kernel_drops(&mut self) {
+        for source in &self.sources {
+            self.counters.system_calls += 1;
+            self.counters.rx_dropped += source.ring.take_drops();
+        }
+    }
+}
+
+/// Makes an epoll instance that becomes readable with each new packet and with the timer, and, once
+/// [`PacketQueue::watch_sender`] says so, while the sending socket has room.
+fn sleep_fd(sources: &[Source], shared: &Shared, timer: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let sleep = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    for fd in sources.iter().map(|source| source.ring.socket()).chain([timer]) {
+        epoll::add(&sleep, fd, epoll::EventData::new_u64(0), flags)?;
+    }
+    let none = epoll::EventFlags::empty();
+    epoll::add(&sleep, shared.sender.socket(), epoll::EventData::new_u64(0), none)?;
+    Ok(sleep)
+}
+
+impl DeviceQueue for PacketQueue {
+    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
+        let room = (RX_BUFFERS - self.buffers.len()).min(buffers.len());
+        let len = self.info.limits.rx_buffer_bytes as u32;
+        let good = |buffer: &&u32| spaces.is_writable(space, **buffer, len);
+        let before = self.buffers.len();
+        self.buffers.extend(buffers[..room].iter().take_while(good));
+        let taken = self.buffers.len() - before;
+        if taken > 0 {
+            self.pool = Some(space);
+        }
+        taken
+    }
+
+    fn rx_poll(
+        &mut self,
+        spaces: &mut Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_READ) {
+            self.count_kernel_drops();
+        }
+        let before = self.counters.rx_packets;
+        let count = self.sources.len();
+        let mut polled = 0;
+        for step in 0..count {
+            let source = (self.next_source + step) % count;
+            polled += self.poll_source(source, spaces, out, budget - polled);
+        }
+        self.next_source = (self.next_source + 1) % count;
+        Ok((self.counters.rx_packets - before) as usize)
+    }
+
+    fn tx_submit(
+        &mut self,
+        spaces: &mut Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError> {
+        let room = TX_TOKENS - self.done.len();
+        (self.full, self.down) = (false, false);
+        let mut taken = 0;
+        for packet in packets.iter().take(room) {
+            match self.send(spaces, packet) {
+                Ok(Some(completion)) => self.done.push_back(completion),
+                Ok(None) => break,
+                // The next call reports the error; this call returns how many packets it took.
+                Err(_) if taken > 0 => break,
+                Err(error) => return Err(error),
+            }
+            taken += 1;
+        }
+        Ok(taken)
+    }
+
+    /// Does nothing: a packet is sent when it is submitted, and a buffer is filled when it is polled.
+    fn kick(&mut self, _: &mut Spaces, _: Kick) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn tx_complete(
+        &mut self,
+        out: &mut Vec<Completion>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        let count = self.done.len().min(budget);
+        out.extend(self.done.drain(..count));
+        Ok(count)
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.sleep.as_fd())
+    }
+
+    /// Arms the sleep: takes the events so far, and then looks at the rings.
+    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
+        if self.has_work(tx_waiting) {
+            return Ok(Armed::Work);
+        }
+        self.sleeps = self.sleeps.wrapping_add(1);
+        if self.sleeps.is_multiple_of(SLEEPS_PER_READ) {
+            self.count_kernel_drops();
+        }
+        self.watch_sender(tx_waiting)?;
+        self.counters.system_calls += 1;
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // A call that fails leaves the events, and the engine wakes up once more.
+        let _ = epoll::wait(&self.sleep, &mut events[..], Some(&now));
+        Ok(if self.has_work(tx_waiting) { Armed::Work } else { Armed::Sleep })
+    }
+
+    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
+        self.counters.resets += 1;
+        buffers.extend(self.buffers.drain(..));
+        (self.full, self.down) = (false, false);
+        self.count_kernel_drops();
+        Ok(())
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
