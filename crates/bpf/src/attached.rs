@@ -1,12 +1,13 @@
-//! The XDP program of an interface, whichever process attached it.
+//! The programs of an interface, whichever process attached them.
 
 use std::fmt;
 
 use crate::error::Error;
 use crate::link::Link;
-use crate::program::{Program, ProgramInfo};
+use crate::program::{ATTACH_TCX_INGRESS, Program, ProgramInfo};
+use crate::syscall::{Attribute, Command, call};
 
-/// An XDP program on an interface.
+/// A program on an interface.
 #[derive(Debug)]
 pub struct Attached {
     /// The program.
@@ -45,4 +46,70 @@ pub fn attached(interface: u32, program: u32) -> Result<Attached, Error> {
         }
     }
     Ok(Attached { program: described, link: None })
+}
+
+/// The most programs of an ingress hook that [`attached_at_ingress`] describes; the kernel has room for
+/// 64 (`BPF_MPROG_MAX`).
+const MOST_PROGRAMS: usize = 64;
+
+/// The query of a hook's programs and links (`union bpf_attr`).
+#[repr(C)]
+struct Query {
+    interface: u32,
+    attach: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    programs: u64,
+    count: u32,
+    padding: u32,
+    program_flags: u64,
+    links: u64,
+    link_flags: u64,
+    revision: u64,
+}
+
+// SAFETY: as the trait requires; both arrays are live during `attached_at_ingress`, and have `count`
+// entries.
+unsafe impl Attribute for Query {}
+
+/// Describes the programs at the ingress hook of an interface of this thread's network namespace, in the
+/// order in which they run.
+///
+/// # Errors
+/// [`Error::NotPermitted`] without CAP_NET_ADMIN and CAP_SYS_ADMIN; [`Error::Refused`] if there is no such
+/// interface.
+pub fn attached_at_ingress(interface: u32) -> Result<Vec<Attached>, Error> {
+    let (mut programs, mut links) = ([0u32; MOST_PROGRAMS], [0u32; MOST_PROGRAMS]);
+    let mut query = Query {
+        interface,
+        attach: ATTACH_TCX_INGRESS,
+        query_flags: 0,
+        attach_flags: 0,
+        programs: programs.as_mut_ptr() as u64,
+        count: MOST_PROGRAMS as u32,
+        padding: 0,
+        program_flags: 0,
+        links: links.as_mut_ptr() as u64,
+        link_flags: 0,
+        revision: 0,
+    };
+    match call(Command::ProgramQuery, &mut query) {
+        Ok(_) => {}
+        // Linux before 6.6 has no such hook; and a hook without programs is none.
+        Err(cause) if matches!(cause.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => {
+            return Ok(Vec::new());
+        }
+        Err(cause) => return Err(Error::of("asking for the programs of an ingress hook")(cause)),
+    }
+    let count = (query.count as usize).min(MOST_PROGRAMS);
+    let mut found = Vec::new();
+    for (program, link) in programs.into_iter().zip(links).take(count) {
+        // Either may vanish meanwhile.
+        let Ok(program) = Program::by_id(program).and_then(|program| program.info()) else {
+            continue;
+        };
+        let opened = (link != 0).then(|| Link::by_id(link)).transpose();
+        found.push(Attached { program, link: opened.ok().flatten().map(|opened| (link, opened)) });
+    }
+    Ok(found)
 }

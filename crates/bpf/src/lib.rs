@@ -23,7 +23,7 @@ mod program;
 mod syscall;
 
 pub use assembler::{AssembleError, Assembler, Instruction, Label, Op, Reg, Size};
-pub use attached::{Attached, attached};
+pub use attached::{Attached, attached, attached_at_ingress};
 pub use error::Error;
 pub use link::{Link, XdpMode};
 pub use map::{Map, MapKind};

@@ -15,6 +15,7 @@ pub(crate) enum Command {
     ProgramTestRun = 10,
     ProgramById = 13,
     InfoByFd = 15,
+    ProgramQuery = 16,
     LinkCreate = 28,
     LinkById = 30,
     LinkNextId = 31,

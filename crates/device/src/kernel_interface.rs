@@ -8,6 +8,7 @@
 //! | `packet_sender` | a packet socket that sends, large packets included |
 //! | `host_traffic` | packets between applications and the kernel's sockets of this host |
 //! | `link_events` | changes of the interface |
+//! | `other_server` | a server that serves the interface already |
 //! | `warnings` | what about an interface may keep packets from the applications |
 //! | `ethtool` | the interface's driver, hardware queues and offloads |
 
@@ -16,6 +17,7 @@ pub(crate) mod flow_filter;
 pub(crate) mod groups;
 pub(crate) mod host_traffic;
 pub(crate) mod link_events;
+pub(crate) mod other_server;
 pub(crate) mod packet_sender;
 pub(crate) mod packet_socket;
 pub(crate) mod socket_option;

@@ -13,6 +13,7 @@ use packet_socket::PacketSocket;
 use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::packet::{Options, PacketDevice, PacketError};
+use towpath_device::xdp::{self, XdpDevice, XdpError};
 use towpath_device::{
     Device, DeviceQueue, Filter, FlowRule, Kick, Meta, Received, Space, SpaceId, Spaces,
 };
@@ -209,5 +210,21 @@ fn open_errors() {
     let error = open("absent").unwrap_err();
     assert!(matches!(error, PacketError::NoInterface(_)), "{error}");
     let error = open("lo").unwrap_err();
-    assert!(error.to_string().contains("lo"), "{error}");
+    assert!(matches!(error, PacketError::NotEthernet { .. }), "{error}");
+    // One server for an interface, of either driver. Programs of others do not matter.
+    veth("twice", "");
+    let xdp = || {
+        let options = xdp::Options { interface: "twice".to_owned(), ..xdp::Options::default() };
+        XdpDevice::open(&options)
+    };
+    let first = open("twice").unwrap();
+    let text = open("twice").unwrap_err().to_string();
+    assert!(text.contains("another Towpath server serves twice: program id "), "{text}");
+    assert!(matches!(xdp().unwrap_err(), XdpError::OtherServer { .. }));
+    drop(first);
+    let first = xdp().unwrap();
+    let error = open("twice").unwrap_err();
+    assert!(matches!(error, PacketError::OtherServer { .. }), "{error}");
+    drop(first);
+    open("twice").unwrap();
 }

@@ -1,7 +1,8 @@
-//! `towpath detach`: detaches a server's XDP program from an interface.
+//! `towpath detach`: detaches a server's program from an interface.
 #![forbid(unsafe_code)]
 
-use towpath_device::xdp;
+use towpath_bpf::Attached;
+use towpath_device::{packet, xdp};
 use towpath_netlink::Netlink;
 
 use crate::failure::{Failure, print};
@@ -26,23 +27,37 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Failure::new(format!("{error}; ip link shows the interfaces of this network namespace"))
     };
     let link = Netlink::open().and_then(|mut kernel| kernel.link(name)).map_err(failed)?;
-    let Some(program) = link.xdp else {
-        return Err(Failure::new(format!("{name} has no XDP program; nothing to detach")));
-    };
     let refused = |error: towpath_bpf::Error| match error {
         towpath_bpf::Error::NotPermitted { .. } => {
             Failure::unavailable(format!("{name}: {error}; run towpath detach as root"))
         }
         other => Failure::new(format!("{name}: {other}")),
     };
-    let attached = towpath_bpf::attached(link.index, program).map_err(refused)?;
-    let remedy = match &attached.link {
-        Some((_, link)) if xdp::is_program(&attached.program.name) => {
-            link.detach().map_err(refused)?;
-            return print(&format!(
-                "detached from {name}: {attached}; its server now receives at most packets to groups; end that server\n"
-            ));
+    let attached = |program| towpath_bpf::attached(link.index, program).map_err(refused);
+    let program = link.xdp.map(attached).transpose()?;
+    let at_ingress = towpath_bpf::attached_at_ingress(link.index).map_err(refused)?;
+    let ours = at_ingress.iter().filter(|one| packet::is_program(&one.program.name));
+    let is_ours = |one: &&Attached| one.link.is_some() && xdp::is_program(&one.program.name);
+    let mut ours: Vec<&Attached> = ours.chain(program.iter().filter(is_ours)).collect();
+    ours.retain(|one| one.link.is_some());
+    if !ours.is_empty() {
+        for one in ours {
+            if let Some((_, link)) = &one.link {
+                link.detach().map_err(refused)?;
+            }
+            print(&format!(
+                "detached from {name}: {one}; its server now receives at most packets to groups; end \
+                 that server\n"
+            ))?;
         }
+        return Ok(());
+    }
+    let Some(attached) = program else {
+        return Err(Failure::new(format!(
+            "{name} has no XDP program, and no Towpath server's at its ingress hook; nothing to detach"
+        )));
+    };
+    let remedy = match &attached.link {
         Some(_) => "end the process that attached it".to_owned(),
         None => format!("take it off with: ip link set dev {name} xdp off"),
     };

@@ -38,6 +38,18 @@ pub enum PacketError {
         /// The kernel's error.
         cause: io::Error,
     },
+    /// Another Towpath server serves the interface.
+    #[error(
+        "another Towpath server serves {name}: program {program}; end that server, or see towpath \
+         detach. A server with --share-host that was killed holds its programs for the time of --hold: \
+         start with its --socket, or end its towpath-keeper"
+    )]
+    OtherServer {
+        /// The interface.
+        name: String,
+        /// The program's id, tag, name and link.
+        program: String,
+    },
     /// The kernel refused another operation.
     #[error("{name}: {what}: {cause}")]
     Refused {

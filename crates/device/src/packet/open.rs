@@ -14,6 +14,7 @@ use crate::kernel_interface::flow_filter::PacketFilter;
 use crate::kernel_interface::groups::Groups;
 use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::link_events::LinkEvents;
+use crate::kernel_interface::other_server;
 use crate::kernel_interface::packet_sender::PacketSender;
 use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
 use crate::kernel_interface::warnings;
@@ -35,6 +36,10 @@ pub(super) fn open(options: &Options) -> Result<PacketDevice, PacketError> {
     let ethtool = Ethtool::of(name).map_err(refused(name, "a socket for ethtool"))?;
     let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
 
+    let xdp = || other_server::with_xdp(index, link.xdp?);
+    if let Some(program) = other_server::at_ingress(index).or_else(xdp) {
+        return Err(PacketError::OtherServer { name: name.clone(), program });
+    }
     // The sockets come first: they show most clearly what this user may not do.
     let socket = |bytes, ring_bytes| {
         let opened = PacketSocket::open(index, bytes, ring_bytes).map(Arc::new);

@@ -48,6 +48,18 @@ pub enum XdpError {
         /// The program's id, tag, name and link.
         program: String,
     },
+    /// Another Towpath server serves the interface.
+    #[error(
+        "another Towpath server serves {name}: program {program}; end that server, or see towpath \
+         detach. A server with --share-host that was killed holds its programs for the time of --hold: \
+         start with its --socket, or end its towpath-keeper"
+    )]
+    OtherServer {
+        /// The interface.
+        name: String,
+        /// The program's id, tag, name and link.
+        program: String,
+    },
     /// The interface's driver does not run XDP programs itself, or not with these queues or this MTU.
     #[error("the driver of {name} refuses native XDP ({cause}); use mode=generic")]
     NoNative {

@@ -15,6 +15,7 @@ use super::shared::{Properties, SPARE_RESETS, Shared};
 use super::socket::{self, Binding, CopyMode, RING_ENTRIES};
 use crate::kernel_interface::ethtool::Ethtool;
 use crate::kernel_interface::host_traffic::{self, HostTraffic};
+use crate::kernel_interface::other_server;
 use crate::kernel_interface::packet_sender::PacketSender;
 use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
 use crate::kernel_interface::warnings;
@@ -57,6 +58,9 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
     let is_virtual = link.kind.is_some();
 
+    if let Some(program) = other_server::at_ingress(link.index) {
+        return Err(XdpError::OtherServer { name: name.clone(), program });
+    }
     // The sockets come first: they show most clearly what this user may not do.
     let Sockets { unbound, packet_socket, promiscuous } =
         Sockets::open(options, link.index, queues, frame_bytes)?;

@@ -1,17 +1,25 @@
 //! Opens the device to serve, and determines the networks of its applications.
+//!
+//! `auto:INTERFACE` chooses the first of these that the kernel and the interface allow:
+//!
+//! | interface | driver |
+//! |---|---|
+//! | a TAP | `tap` |
+//! | a virtual one | `xdp` in generic mode, then in native mode, then `packet` |
+//! | any other one | `xdp` in native mode, then in generic mode, then `packet` |
 #![forbid(unsafe_code)]
 
 mod host;
 mod tap;
 
 use towpath_device::Device;
-use towpath_device::xdp;
 use towpath_netlink::Netlink;
 use towpath_server::Subnets;
 
 use super::settings::Settings;
 use super::values::{DeviceSpec, Driver};
 use crate::failure::Failure;
+use host::Wanted;
 
 /// The driver of a TAP interface, as rtnetlink names it.
 const TAP_KIND: &str = "tun";
@@ -28,7 +36,8 @@ pub(super) fn open(served: &DeviceSpec, settings: &Settings) -> Result<Opened, F
     let name = &served.interface;
     match &served.driver {
         Driver::Tap => open_tap(name, settings),
-        Driver::Xdp(options) => open_host(options, settings),
+        Driver::Xdp(options) => host::open(name, settings, |wanted| wanted.xdp(options)),
+        Driver::Packet => host::open(name, settings, Wanted::packet),
         Driver::Auto => {
             let refused = |error: towpath_netlink::Error| {
                 Failure::new(format!(
@@ -39,17 +48,9 @@ pub(super) fn open(served: &DeviceSpec, settings: &Settings) -> Result<Opened, F
             if link.kind.as_deref() == Some(TAP_KIND) {
                 return open_tap(name, settings);
             }
-            let options = xdp::Options { interface: name.to_string(), ..Default::default() };
-            open_host(&options, settings)
+            host::open(name, settings, Wanted::best)
         }
     }
-}
-
-fn open_host(options: &xdp::Options, settings: &Settings) -> Result<Opened, Failure> {
-    let owner = settings.user.as_ref().map(|user| user.uid);
-    let options = xdp::Options { host: settings.share_host, owner, ..options.clone() };
-    let (device, subnets) = host::open(&options, settings)?;
-    Ok(Opened { device: Box::new(device), subnets })
 }
 
 fn open_tap(name: &str, settings: &Settings) -> Result<Opened, Failure> {

@@ -38,10 +38,12 @@ pub(super) const HOLD_S: u64 = 10;
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Settings {
-    /// Device to serve: tap:NAME, xdp:INTERFACE or auto:INTERFACE. tap: the server creates a missing
-    /// TAP interface, and then removes it at the end. xdp: an interface of the kernel, which keeps
-    /// all that no application owns. Options of xdp follow after commas: mode=native, mode=generic,
-    /// copy, zero-copy, busy-poll, exclusive. auto: TAP for a TAP interface, xdp for any other
+    /// Device to serve: tap:NAME, xdp:INTERFACE, packet:INTERFACE or auto:INTERFACE. tap: the server
+    /// creates a missing TAP interface, and then removes it at the end. xdp: an interface of the
+    /// kernel, which keeps all that no application owns. Options of xdp follow after commas:
+    /// mode=native, mode=generic, copy, zero-copy, busy-poll, exclusive. packet: the same by packet
+    /// sockets, slower, for kernels without AF_XDP and beside another XDP program. auto: tap for a TAP
+    /// interface, for any other xdp, or packet where that is impossible
     #[arg(long, value_name = "DRIVER:INTERFACE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceSpec>,

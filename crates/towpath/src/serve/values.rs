@@ -99,7 +99,9 @@ pub(crate) enum Driver {
     Tap,
     /// AF_XDP on an interface of the kernel.
     Xdp(xdp::Options),
-    /// TAP for a TAP interface, and AF_XDP for any other one.
+    /// Packet sockets on an interface of the kernel.
+    Packet,
+    /// TAP for a TAP interface; for any other one AF_XDP, or packet sockets where that is impossible.
     Auto,
 }
 
@@ -107,7 +109,9 @@ impl FromStr for DeviceSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<DeviceSpec, String> {
-        let bad = || format!("{text:?} is not tap:NAME, xdp:INTERFACE or auto:INTERFACE");
+        let bad = || {
+            format!("{text:?} is not tap:NAME, xdp:INTERFACE, packet:INTERFACE or auto:INTERFACE")
+        };
         let (driver, rest) = text.split_once(':').ok_or_else(bad)?;
         let mut parts = rest.split(',');
         let interface: InterfaceName = parts.next().unwrap_or_default().parse()?;
@@ -124,6 +128,7 @@ impl FromStr for DeviceSpec {
                 check_options(&given)?;
                 Driver::Xdp(options)
             }
+            "packet" => Driver::Packet,
             "auto" => Driver::Auto,
             _ => return Err(bad()),
         };
@@ -561,7 +566,13 @@ mod tests {
 
     #[test]
     fn a_device_is_a_driver_and_an_interface() {
-        for good in ["tap:tap0", "auto:eth0", "xdp:eth0", "xdp:eth0,mode=native,copy,busy-poll"] {
+        for good in [
+            "tap:tap0",
+            "auto:eth0",
+            "packet:eth0",
+            "xdp:eth0",
+            "xdp:eth0,mode=native,copy,busy-poll",
+        ] {
             assert_eq!(good.parse::<DeviceSpec>().unwrap().to_string(), good);
         }
         let Driver::Xdp(options) =

@@ -121,11 +121,21 @@ impl KernelTraffic {
     }
 }
 
-/// Waits until no XDP program is on the interface.
+/// Waits until no program is on the interface.
 pub(crate) fn until_bare() {
-    until("no XDP program is left", || {
-        !prints(Command::new("ip").args(["link", "show", "uplink"])).contains("xdp")
+    until("no program is left", || {
+        let mut kernel = towpath_netlink::Netlink::open().unwrap();
+        let Ok(link) = kernel.link("uplink") else { return true };
+        link.xdp.is_none() && towpath_bpf::attached_at_ingress(link.index).unwrap().is_empty()
     });
+}
+
+/// Returns the device of a way to serve the interface.
+pub(crate) fn device(mode: &str) -> String {
+    match mode {
+        "packet" => "packet:uplink".to_owned(),
+        mode => format!("xdp:uplink,mode={mode}"),
+    }
 }
 
 fn attach(server: &Running) -> (Network, std::net::IpAddr) {
@@ -156,7 +166,7 @@ fn shared(mode: &str) {
     let kernel = KernelTraffic::start(&far);
     kernel.goes_on();
     let (directory, user) = (sockets(), user());
-    let device = format!("xdp:uplink,mode={mode}");
+    let device = device(mode);
     let mut arguments = vec!["--device", device.as_str(), "--user", user.as_str()];
     arguments.extend(LEASES);
     let mut server = serve(&directory, "s.sock", &arguments);
@@ -167,7 +177,11 @@ fn shared(mode: &str) {
     let other = directory.text("t.sock");
     let mut second = towpath(&["serve", "--socket", &other]);
     let said = fails(second.args(&arguments), 1);
-    assert!(said.contains("another XDP program already: id ") && said.contains("towpath_flows"));
+    let (why, program) = match mode {
+        "packet" => ("another Towpath server serves uplink: program id ", "towpath_packets"),
+        _ => ("another XDP program already: id ", "towpath_flows"),
+    };
+    assert!(said.contains(why) && said.contains(program), "{said}");
 
     // The application's connections, in packets that the kernel segments.
     let receiver = far.run(|| std::net::TcpListener::bind("192.0.2.200:81").unwrap()).unwrap();
@@ -233,6 +247,56 @@ fn shared_generically() {
         if may_attach("beside_the_kernel::shared_generically") {
             shared("generic");
         }
+    });
+}
+
+#[test]
+fn shared_by_packet_sockets() {
+    towpath_testkit::isolated!(|| {
+        if may_attach("beside_the_kernel::shared_by_packet_sockets") {
+            shared("packet");
+        }
+    });
+}
+
+/// `auto` serves an interface that has another XDP program by packet sockets, and no interface that
+/// another server has.
+#[test]
+fn auto_works_beside_another_xdp_program() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("beside_the_kernel::auto_works_beside_another_xdp_program") {
+            return;
+        }
+        let far = wire(&FAR, &NEAR);
+        // A program that passes every packet.
+        let mut pass = towpath_bpf::Assembler::default();
+        pass.set(towpath_bpf::Reg::R0, 2);
+        pass.exit();
+        let pass = towpath_bpf::Program::load_xdp("other", &pass.finish().unwrap(), true).unwrap();
+        let index = towpath_netlink::Netlink::open().unwrap().index("uplink").unwrap();
+        let mode = towpath_bpf::XdpMode::Generic;
+        let other = towpath_bpf::Link::attach_xdp(&pass, index, mode).unwrap();
+        let (directory, user) = (sockets(), user());
+        let mut arguments = vec!["--device", "auto:uplink", "--user", user.as_str()];
+        arguments.extend(LEASES);
+        let mut refused = towpath(&["serve", "--device", "xdp:uplink", "--user", &user]);
+        let said = fails(refused.args(LEASES).args(["--socket", &directory.text("t.sock")]), 1);
+        assert!(said.contains("\"other\"") && said.contains("packet:"), "{said}");
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let log = server.log();
+        assert!(
+            log.contains("no AF_XDP: ") && log.contains("packet sockets serve uplink"),
+            "{log}"
+        );
+        let (network, _) = attach(&server);
+        both_ways(&network, "192.0.2.70".parse().unwrap(), &far, "192.0.2.200".parse().unwrap());
+        let socket = directory.text("u.sock");
+        let mut second = towpath(&["serve", "--socket", &socket]);
+        let said = fails(second.args(&arguments), 1);
+        assert!(said.contains("another Towpath server serves uplink"), "{said}");
+        assert_eq!(server.stop(Signal::TERM).code(), Some(0));
+        drop(other);
+        until_bare();
     });
 }
 

@@ -10,7 +10,9 @@ use towpath_client::{Addresses, AttachError, Lost, Options, Rule, Session};
 use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
 use towpath_testkit::{End, Namespace, connect};
 
-use crate::beside_the_kernel::{FAR, KernelTraffic, NEAR, may_attach, sockets, until_bare, user};
+use crate::beside_the_kernel::{
+    FAR, KernelTraffic, NEAR, device, may_attach, sockets, until_bare, user,
+};
 use crate::networks::{both_ways, sh, wire};
 use crate::policies::attach_by;
 use crate::running::*;
@@ -42,7 +44,7 @@ impl Shared {
     fn start(mode: &str, more: &[&str]) -> Shared {
         let far = wire(&FAR, &NEAR);
         let directory = sockets();
-        let device = format!("xdp:uplink,mode={mode}");
+        let device = device(mode);
         let user = user();
         let mut arguments = vec!["--device", &device, "--user", &user, "--share-host"];
         arguments.extend(more);
@@ -170,6 +172,15 @@ fn kernel_and_applications_share_an_address_generically() {
 }
 
 /// The keeper ends after a server that is killed, and with it everything that they attached.
+#[test]
+fn kernel_and_applications_share_an_address_by_packet_sockets() {
+    towpath_testkit::isolated!(|| {
+        if may_attach("sharing::kernel_and_applications_share_an_address_by_packet_sockets") {
+            check_sharing("packet");
+        }
+    });
+}
+
 #[test]
 fn a_killed_server_leaves_no_port_behind() {
     towpath_testkit::isolated!(|| {
@@ -496,7 +507,7 @@ fn a_killed_servers_flows_stay_closed_to_the_kernel() {
         if !may_attach("sharing::a_killed_servers_flows_stay_closed_to_the_kernel") {
             return;
         }
-        for mode in ["native", "generic"] {
+        for mode in ["native", "generic", "packet"] {
             let mut shared = Shared::start(mode, &["--hold", "30"]);
             let listener = TcpListener::bind(&shared.network, ("192.0.2.1", ECHO)).unwrap();
             let (user, path) = (user(), shared.server.socket.clone());
@@ -515,7 +526,7 @@ fn a_killed_servers_flows_stay_closed_to_the_kernel() {
                 assert_eq!(silent.kind(), ErrorKind::WouldBlock, "{silent}");
             }
             assert!(!kernel_binds(ECHO), "the port is held");
-            let device = format!("xdp:uplink,mode={mode}");
+            let device = device(mode);
             let arguments = ["--device", &device, "--user", &user, "--share-host"];
             let name = path.rsplit('/').next().unwrap();
             let mut server = serve(&shared.directory, name, &arguments);

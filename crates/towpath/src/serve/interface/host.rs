@@ -2,22 +2,46 @@
 
 use std::net::IpAddr;
 
-use towpath_device::xdp::{Options, XdpDevice, XdpError};
+use towpath_device::Device;
+use towpath_device::packet::{self, PacketDevice, PacketError};
+use towpath_device::xdp::{self, XdpDevice, XdpError};
 use towpath_netlink::{Address, Link, Netlink, Route};
 use towpath_server::{Subnet, Subnets};
 use tracing::{info, warn};
 
 use super::super::settings::Settings;
 use super::super::values::{Lease, Subnet as GivenSubnet, limit};
+use super::Opened;
 use crate::failure::Failure;
 
-/// Attaches to an interface. Also returns the networks of the applications, if the interface
-/// determines them.
+/// What the server asks of the driver.
+pub(super) struct Wanted {
+    interface: String,
+    /// `true` to carry packets between applications and the kernel's sockets of this host, too.
+    host: bool,
+    /// The user that rules of the host's firewall see as the owner of packets to the kernel's sockets.
+    owner: Option<u32>,
+}
+
+/// Attaches to an interface, by a function that opens the driver. Also returns the networks of the
+/// applications, if the interface determines them.
 pub(super) fn open(
-    options: &Options,
+    name: &str,
     settings: &Settings,
-) -> Result<(XdpDevice, Option<Subnets>), Failure> {
-    let name = &options.interface;
+    attach: impl FnOnce(&Wanted) -> Result<Box<dyn Device>, Failure>,
+) -> Result<Opened, Failure> {
+    let subnets = check(name, settings)?;
+    let wanted = Wanted {
+        interface: name.to_owned(),
+        host: settings.share_host,
+        owner: settings.user.as_ref().map(|user| user.uid),
+    };
+    Ok(Opened { device: attach(&wanted)?, subnets })
+}
+
+/// Checks the settings and the interface. Returns the networks of the applications, if the interface
+/// determines them.
+fn check(name: &str, settings: &Settings) -> Result<Option<Subnets>, Failure> {
     let not_ours = [("--address", !settings.address.is_empty()), ("--mtu", settings.mtu.is_some())];
     if let Some((option, _)) = not_ours.iter().find(|(_, given)| *given) {
         return Err(Failure::usage(format!(
@@ -41,15 +65,9 @@ pub(super) fn open(
              with addresses of its network that no other host has, such as --lease 192.0.2.64/28"
         )));
     }
-    if options.exclusive && settings.share_host {
-        return Err(Failure::usage(format!(
-            "exclusive and --share-host exclude each other: the kernel answers for the addresses of \
-             {name}; leave one of the two out"
-        )));
-    }
     let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
     let mut netlink = Netlink::open().map_err(refused)?;
-    let link = netlink.link(name).map_err(|error| explain(error.into()))?;
+    let link = netlink.link(name).map_err(no_interface)?;
     check_interface(&link, &mut netlink)?;
     let addresses = netlink.addresses().map_err(refused)?;
     check_leases(&settings.lease, &addresses, &mut netlink)?;
@@ -58,23 +76,71 @@ pub(super) fn open(
             "{name} has no address to share yet; give it one: ip address add ADDRESS/BITS dev {name}"
         );
     }
-    let subnets = if settings.subnet.is_empty() {
-        let routes = netlink.routes().map_err(refused)?;
-        let mut subnets = networks(&settings.lease, &link, &addresses, &routes)?;
-        limit(&mut subnets, &settings.lease)
-            .map_err(|text| Failure::usage(format!("--lease: {text}")))?;
-        Some(subnets)
-    } else {
-        None
-    };
-    let device = XdpDevice::open(options).map_err(explain)?;
-    for note in device.notes() {
-        info!("{note}");
+    if !settings.subnet.is_empty() {
+        return Ok(None);
     }
-    for warning in device.warnings() {
-        warn!("{warning}");
+    let routes = netlink.routes().map_err(refused)?;
+    let mut subnets = networks(&settings.lease, &link, &addresses, &routes)?;
+    limit(&mut subnets, &settings.lease)
+        .map_err(|text| Failure::usage(format!("--lease: {text}")))?;
+    Ok(Some(subnets))
+}
+
+impl Wanted {
+    /// Opens AF_XDP.
+    pub(super) fn xdp(&self, options: &xdp::Options) -> Result<Box<dyn Device>, Failure> {
+        if options.exclusive && self.host {
+            return Err(Failure::usage(format!(
+                "exclusive and --share-host exclude each other: the kernel answers for the addresses \
+                 of {}; leave one of the two out",
+                self.interface
+            )));
+        }
+        self.try_xdp(options).map_err(explain_xdp)
     }
-    Ok((device, subnets))
+
+    fn try_xdp(&self, options: &xdp::Options) -> Result<Box<dyn Device>, XdpError> {
+        let interface = self.interface.clone();
+        let options =
+            xdp::Options { interface, host: self.host, owner: self.owner, ..options.clone() };
+        let device = XdpDevice::open(&options)?;
+        tell(device.notes(), device.warnings());
+        Ok(Box::new(device))
+    }
+
+    /// Opens packet sockets.
+    pub(super) fn packet(&self) -> Result<Box<dyn Device>, Failure> {
+        let options = packet::Options {
+            interface: self.interface.clone(),
+            host: self.host,
+            owner: self.owner,
+        };
+        let device = PacketDevice::open(&options).map_err(explain_packet)?;
+        tell(device.notes(), device.warnings());
+        Ok(Box::new(device))
+    }
+
+    /// Opens AF_XDP, or packet sockets if the kernel has no AF_XDP for this interface.
+    pub(super) fn best(&self) -> Result<Box<dyn Device>, Failure> {
+        match self.try_xdp(&xdp::Options::default()) {
+            Ok(device) => Ok(device),
+            Err(
+                error @ (XdpError::NoSockets { .. }
+                | XdpError::OtherProgram { .. }
+                | XdpError::NoSpanning { .. }),
+            ) => {
+                info!("no AF_XDP: {error}");
+                self.packet()
+            }
+            Err(error) => Err(explain_xdp(error)),
+        }
+    }
+}
+
+/// Logs what a driver has to say.
+fn tell(notes: &[String], warnings: &[String]) {
+    notes.iter().for_each(|note| info!("{note}"));
+    warnings.iter().for_each(|warning| warn!("{warning}"));
 }
 
 /// Checks that an interface can be served: an Ethernet interface that is up and no port of another one.
@@ -184,14 +250,34 @@ fn check_leases(
     Ok(())
 }
 
-/// Returns the driver's error with the status of the command.
-fn explain(error: XdpError) -> Failure {
+fn no_interface(error: towpath_netlink::Error) -> Failure {
+    explain_xdp(XdpError::NoInterface(error))
+}
+
+/// What to do without the rights.
+const AS_ROOT: &str = "start as root, with --user USER to drop these rights after the start";
+
+/// Returns AF_XDP's error with the status of the command.
+fn explain_xdp(error: XdpError) -> Failure {
     let text = error.to_string();
     match error {
-        XdpError::NotPermitted { .. } => Failure::unavailable(format!(
-            "{text}; start as root, with --user USER to drop these rights after the start"
-        )),
-        XdpError::NoSockets { .. } => Failure::unavailable(text),
+        XdpError::NotPermitted { .. } => Failure::unavailable(format!("{text}; {AS_ROOT}")),
+        XdpError::NoSockets { .. } => {
+            Failure::unavailable(format!("{text}; --device packet:INTERFACE does without"))
+        }
+        XdpError::OtherProgram { .. } => {
+            Failure::new(format!("{text}; --device packet:INTERFACE works beside another program"))
+        }
+        _ => Failure::new(text),
+    }
+}
+
+/// Returns the packet sockets' error with the status of the command.
+fn explain_packet(error: PacketError) -> Failure {
+    let text = error.to_string();
+    match error {
+        PacketError::NotPermitted { .. } => Failure::unavailable(format!("{text}; {AS_ROOT}")),
+        PacketError::NoHook { .. } => Failure::unavailable(text),
         _ => Failure::new(text),
     }
 }
