@@ -28,3 +28,15 @@ pub use error::Error;
 pub use link::{Link, XdpMode};
 pub use map::{Map, MapKind};
 pub use program::{Program, ProgramInfo, TestRun, Verdict};
+
+/// The Linux version from which interfaces have an ingress hook for programs (TCX).
+pub const INGRESS_HOOK_SINCE: (u32, u32) = (6, 6);
+
+/// Returns the first two numbers of the kernel's version.
+#[must_use]
+pub fn kernel_version() -> (u32, u32) {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy();
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}

@@ -13,6 +13,8 @@ const TYPE_XDP: u32 = 6;
 /// `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE` (`linux/if_link.h`).
 const GENERIC: u32 = 1 << 1;
 const NATIVE: u32 = 1 << 2;
+/// `BPF_F_BEFORE`: before all programs at a hook, if it names none.
+const BEFORE: u32 = 1 << 3;
 
 /// The place in which the kernel runs an XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,13 +87,15 @@ impl Link {
     }
 
     /// Attaches a program to the packets that an interface has received, before the network stack
-    /// handles them (Linux 6.6). Other programs there stay.
+    /// handles them (Linux 6.6). The programs that are there already stay, and run after it, if it returns
+    /// `TCX_NEXT`.
     ///
     /// # Errors
     /// [`Error::Refused`], with EINVAL on older kernels.
     pub fn attach_ingress(program: &Program, interface: u32) -> Result<Link, Error> {
         let program = program.as_fd().as_raw_fd() as u32;
-        let mut attribute = Create { program, interface, attach: ATTACH_TCX_INGRESS, flags: 0 };
+        let mut attribute =
+            Create { program, interface, attach: ATTACH_TCX_INGRESS, flags: BEFORE };
         let created = call_for_fd(Command::LinkCreate, &mut attribute);
         Ok(Link { fd: created.map_err(Error::of("attaching a program to received packets"))? })
     }

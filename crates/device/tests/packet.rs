@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use namespace::ip;
 use packet_socket::PacketSocket;
+use towpath_bpf::{Assembler, Link, Program, Reg};
 use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::packet::{Options, PacketDevice, PacketError};
@@ -18,7 +19,11 @@ use towpath_device::{
     Device, DeviceQueue, Filter, FlowRule, Kick, Meta, Received, Space, SpaceId, Spaces,
 };
 use towpath_memory::Region;
+use towpath_netlink::Netlink;
 use towpath_packet::build::Flow;
+
+/// `linux/bpf.h`.
+const TCX_PASS: i32 = 0;
 
 const TESTS: [(&str, fn()); 6] = [
     ("conformance", conformance),
@@ -155,6 +160,13 @@ fn the_kernel_sees_no_packet_of_an_owned_flow() {
     let other = UdpSocket::bind("10.9.0.1:7000").unwrap();
     kernel.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     other.set_nonblocking(true).unwrap();
+    // An earlier program that ends each packet's way through the hook.
+    let mut pass = Assembler::default();
+    pass.set(Reg::R0, TCX_PASS);
+    pass.exit();
+    let pass = Program::load_ingress("pass", &pass.finish().unwrap()).unwrap();
+    let index = Netlink::open().unwrap().index("owned").unwrap();
+    let _other = Link::attach_ingress(&pass, index).unwrap();
     let mut device = open("owned").unwrap();
     let mut receiver = Receiver::new(&mut device);
     let mac = device.info().mac;

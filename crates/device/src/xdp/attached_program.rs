@@ -8,7 +8,7 @@ use towpath_bpf::{Error, Link, Program};
 use crate::kernel_interface::flow_filter::FlowFilter;
 use crate::{Filter, FilterError};
 
-/// The Linux version from which AF_XDP sockets take packets in several buffers.
+/// The Linux version from which AF_XDP sockets take packets in several buffers (`XDP_USE_SG`).
 const SPANNING_SINCE: (u32, u32) = (6, 6);
 
 /// The program, its maps, and its link to the interface, which goes when this value is dropped.
@@ -26,7 +26,7 @@ impl AttachedProgram {
 
     /// Returns `true` if the kernel hands over packets in several buffers.
     pub(super) fn spans(&self) -> bool {
-        self.filter.spans() && kernel_spans()
+        self.filter.spans() && towpath_bpf::kernel_version() >= SPANNING_SINCE
     }
 
     pub(super) fn program(&self) -> &Program {
@@ -66,12 +66,4 @@ impl AttachedProgram {
     pub(super) fn remove(&mut self, filter: &Filter) {
         self.filter.remove(filter);
     }
-}
-
-/// Returns `true` if the kernel hands AF_XDP sockets packets in several buffers (`XDP_USE_SG`).
-fn kernel_spans() -> bool {
-    let name = rustix::system::uname();
-    let release = name.release().to_string_lossy();
-    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= SPANNING_SINCE
 }

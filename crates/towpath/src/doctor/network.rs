@@ -17,7 +17,8 @@ pub(super) fn look() -> Network {
     let own = rustix::thread::capabilities(None)
         .map_or(CapabilitySet::empty(), |capabilities| capabilities.effective);
     let mut ways = Vec::new();
-    let findings = vec![capabilities(own), namespaces(), tap(own, &mut ways), xdp(own), bpf()];
+    let findings =
+        vec![capabilities(own), namespaces(), tap(own, &mut ways), xdp(own), ingress_hook(), bpf()];
     Network { findings, ways }
 }
 
@@ -130,7 +131,7 @@ fn xdp(own: CapabilitySet) -> Finding {
             "AF_XDP",
             Standing::Missing,
             "this kernel has none",
-            "no towpath serve --device xdp:INTERFACE; TAP devices work without it",
+            "no towpath serve --device xdp:INTERFACE; TAP and packet:INTERFACE work without it",
         )
         .remedy("a kernel with CONFIG_XDP_SOCKETS"),
         (socket, map) => {
@@ -147,6 +148,26 @@ fn xdp(own: CapabilitySet) -> Finding {
             .remedy("start the server as root or from a unit with AmbientCapabilities=")
         }
     }
+}
+
+fn ingress_hook() -> Finding {
+    let (major, minor) = towpath_bpf::kernel_version();
+    let found = format!("Linux {major}.{minor}");
+    if (major, minor) >= towpath_bpf::INGRESS_HOOK_SINCE {
+        return Finding::new(
+            "ingress hook (TCX)",
+            Standing::Ok,
+            found,
+            "--device packet:INTERFACE; with --share-host, programs of this host reach applications",
+        );
+    }
+    Finding::new(
+        "ingress hook (TCX)",
+        Standing::Missing,
+        found,
+        "no --device packet:INTERFACE; with --share-host, only other hosts reach applications",
+    )
+    .remedy("Linux 6.6 or later")
 }
 
 fn bpf() -> Finding {
