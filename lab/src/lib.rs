@@ -29,6 +29,7 @@
 //! | [`documents`] | writes all of these, or compares them with the results |
 //! | `techniques` | techniques that can be switched on and off |
 //! | `child`, `process` | the other processes of an experiment |
+//! | `softirq` | the time that the kernel spends on packets |
 
 #![forbid(unsafe_code)]
 
@@ -69,6 +70,7 @@ mod race;
 pub mod report;
 pub mod results;
 mod scale;
+mod softirq;
 pub mod statistics;
 #[cfg(test)]
 mod structure;

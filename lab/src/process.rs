@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use towpath_client::Setting;
 use towpath_device::slow::{Pace, SlowDevice};
 use towpath_device::tap::{Options, TapDevice};
+use towpath_device::xdp::{self, XdpDevice};
 use towpath_device::{Device, loopback};
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
@@ -40,6 +41,43 @@ pub(crate) enum Wire {
     },
     /// A slow TAP, which refuses packets when its slots are full: see [`SlowDevice`].
     SlowTap { name: String, packet_us: u64, places: usize },
+    /// An interface of this name, by AF_XDP, in the network namespace of the process.
+    Xdp {
+        name: String,
+        mode: XdpMode,
+        /// The kernel's address there; the network has 24 bits.
+        own: Ipv4Addr,
+        /// The only address for an application.
+        lease: Ipv4Addr,
+    },
+}
+
+/// How the kernel runs the flow filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum XdpMode {
+    Native,
+    Generic,
+}
+
+impl XdpMode {
+    /// Both modes, in the order of reports.
+    pub(crate) const ALL: [XdpMode; 2] = [XdpMode::Native, XdpMode::Generic];
+
+    /// Returns the word of a report.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            XdpMode::Native => "native",
+            XdpMode::Generic => "generic",
+        }
+    }
+
+    /// Returns the mode for [`xdp::Options`].
+    pub(crate) fn of_device(self) -> xdp::Mode {
+        match self {
+            XdpMode::Native => xdp::Mode::Native,
+            XdpMode::Generic => xdp::Mode::Generic,
+        }
+    }
 }
 
 impl Wire {
@@ -47,7 +85,7 @@ impl Wire {
     pub(crate) fn tap(&self) -> anyhow::Result<&str> {
         match self {
             Wire::Tap { name, .. } | Wire::SlowTap { name, .. } => Ok(name),
-            Wire::Memory { .. } => anyhow::bail!("this device is not a TAP"),
+            Wire::Memory { .. } | Wire::Xdp { .. } => anyhow::bail!("this device is not a TAP"),
         }
     }
 }
@@ -110,6 +148,7 @@ pub(crate) fn start_server(
         Ok(device)
     };
     let mut far = None;
+    let mut subnet = Subnet::new(HOST, 24);
     let device: Box<dyn Device> = match &serving.wire {
         Wire::Memory { mtu } => {
             let config = loopback::Config { mtu: *mtu, ..loopback::Config::default() };
@@ -123,6 +162,13 @@ pub(crate) fn start_server(
             let pace = Pace { packet_time, places: *places };
             Box::new(SlowDevice::new(Box::new(open(name, false)?), pace))
         }
+        Wire::Xdp { name, mode, own, lease } => {
+            subnet =
+                Subnet { gateway: None, leases: Some((*lease, *lease)), ..Subnet::new(*own, 24) };
+            let mode = mode.of_device();
+            let options = xdp::Options { interface: name.clone(), mode, ..Default::default() };
+            Box::new(XdpDevice::open(&options)?)
+        }
     };
     let config = Config {
         socket: Some(socket),
@@ -130,7 +176,7 @@ pub(crate) fn start_server(
         batch: serving.batch,
         engine_cpu: serving.engine_cpu,
         policy: Policy::granting(serving.users.clone(), Vec::new()),
-        subnets: Subnets { ipv4: Some(Subnet::new(HOST, 24)), ipv6: None },
+        subnets: Subnets { ipv4: Some(subnet), ipv6: None },
         ..Config::default()
     };
     Ok((Server::start(&config, device, Box::<MemoryStore>::default())?, far))

@@ -4,6 +4,7 @@
 //! Each peer is compared in pairs of its own (A B A B …), in one call. A peer that is not installed
 //! or fails costs its own rows; the report names it with the reason.
 
+mod afxdp;
 mod answers;
 mod bare_calls;
 mod hashed;
@@ -16,8 +17,6 @@ mod throughput;
 mod trips;
 
 use std::time::Duration;
-
-use towpath_testkit::{End, Namespace, connect};
 
 use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
@@ -41,8 +40,6 @@ const SPINNING_AT_MOST: f64 = 2.5;
 /// The upper limits of round trips asleep, to sockets'.
 const SHARED_CORE_AT_MOST: f64 = 1.3;
 const ONE_CORE_AT_MOST: f64 = 2.0;
-/// The ends of the veth pair for AF_XDP.
-const VETH: [&str; 2] = ["tppeer0", "tppeer1"];
 
 /// The parts that all comparisons share.
 struct Bench {
@@ -52,20 +49,11 @@ struct Bench {
     place: Place,
     files: Files,
     wire: KernelWire,
-    /// The namespace of [`VETH`]'s far end.
-    far: Namespace,
     outcome: Outcome,
 }
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
-    let far = Namespace::create()?;
-    let near = Namespace::current()?;
-    connect(
-        &End { namespace: &near, name: VETH[0], addresses: &[] },
-        &End { namespace: &far, name: VETH[1], addresses: &[] },
-        None,
-    )?;
     let mut bench = Bench {
         settings,
         cores,
@@ -73,11 +61,11 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         place: Place::usual()?,
         files: Files::new()?,
         wire: KernelWire::new("tpkern", 1500)?,
-        far,
         outcome: Outcome { how: how(cores), ..Outcome::default() },
     };
     let throughput = throughput::measure(&mut bench)?;
     bench.outcome.figures.extend(throughput);
+    afxdp::measure(&mut bench)?;
     bench.spinning()?;
     bench.asleep()?;
     Ok(bench.outcome)
@@ -87,7 +75,9 @@ fn how((engine, ends): (usize, usize)) -> String {
     format!(
         "throughput: an engine, a loop, or a process of testpmd that receives or forwards spins on \
          core {engine}; generator and sink, or a process of testpmd that generates, spin on core \
-         {ends}; a UDP or TCP receiver sleeps on core {engine}, its sender runs on core {ends}. \
+         {ends}; AF_XDP on veth: a process of testpmd sends from core {ends}, where the kernel also \
+         receives, and the engine, which polls, and the application, which sleeps, share core \
+         {engine}, or a process of testpmd receives there; a UDP or TCP receiver sleeps on core {engine}, its sender runs on core {ends}. \
          Round trips, both spin: Towpath's applications are one thread on core {ends}, its engine \
          is on core {engine}; Aeron, iceoryx2 and UDP have a thread on each core. Round trips, both sleep: each application is a process, the sockets are \
          Unix datagram sockets in epoll. Other processes are stopped meanwhile"

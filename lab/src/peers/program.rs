@@ -154,6 +154,10 @@ impl Program {
         Ok(Program { child, errors })
     }
 
+    pub(super) fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+
     pub(super) fn say(&mut self, line: &str) -> anyhow::Result<()> {
         self.child.say(line).map_err(|error| explain(&self.errors, &error))
     }

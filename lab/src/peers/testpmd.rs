@@ -1,4 +1,4 @@
-//! DPDK's testpmd: between two processes over memif, through a switch, and over AF_XDP on veth.
+//! DPDK's testpmd: between two processes over memif, and through a switch. `afxdp` has it over AF_XDP.
 //!
 //! Both processes run on commands from standard input. Between measurements both are stopped, so
 //! that they leave the cores to others.
@@ -8,7 +8,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use towpath_testkit::Namespace;
 
 use super::program::{Files, Program};
 
@@ -26,8 +25,6 @@ pub(super) enum Wiring {
     Pair,
     /// One process sends and receives on two memifs, the other forwards between them.
     Switch,
-    /// One process sends, the other receives, each on an AF_XDP socket at one end of a veth pair.
-    Xdp,
 }
 
 /// The memory of the packets.
@@ -39,6 +36,9 @@ pub(super) struct Memory<'a> {
 }
 
 impl<'a> Memory<'a> {
+    /// Memory that every machine has.
+    pub(super) const PLAIN: Memory<'static> = Memory { zero_copy: false, huge_pages: None };
+
     /// Returns all kinds that this machine has.
     pub(super) fn all(huge_pages: Option<&'a HugePages>) -> Vec<Memory<'a>> {
         let pages = [None].into_iter().chain(huge_pages.map(Some));
@@ -107,14 +107,12 @@ pub(super) struct Testpmd {
 
 impl Testpmd {
     /// Starts both processes; they are stopped when this returns. `words` is the program.
-    /// `far` is the namespace of the far end of the veth pair, whose ends are `veth`.
     pub(super) fn start(
         files: &Files,
         words: &[String],
         (wiring, memory): (Wiring, Memory<'_>),
         cores: (usize, usize),
         packet_bytes: usize,
-        (far, veth): (&Namespace, [&str; 2]),
     ) -> anyhow::Result<Testpmd> {
         // One directory per pair of processes keeps their sockets and files apart.
         let name = format!("{wiring:?}-{}-{packet_bytes}", memory.name().replace([' ', ','], "-"));
@@ -134,31 +132,26 @@ impl Testpmd {
                 })
                 .collect()
         };
-        let xdp = |interface: &str| vec![format!("net_af_xdp0,iface={interface}")];
         let mut leaves = Vec::new();
-        let mut start = |side: &str, cpu, devices: &[String], forwards: &[String], inside| {
+        let mut start = |side: &str, cpu, devices: &[String], forwards: &[String]| {
             let name = format!("{name}-{side}");
             leaves.extend(memory.huge_pages.map(|it| it.directory.join(format!("{name}map_0"))));
             let words = [words, &arguments(&name, memory, cpu, devices, forwards)].concat();
-            Program::start(files, &name, &words, inside)
+            Program::start(files, &name, &words, None)
         };
         let forwards = |mode: &str| vec![format!("--forward-mode={mode}")];
         let sends =
             |mode: &str| vec![format!("--forward-mode={mode}"), format!("--txpkts={packet_bytes}")];
         let (counting, other) = match wiring {
             Wiring::Pair => (
-                start("receives", cores.0, &memif("server"), &forwards("rxonly"), None)?,
-                start("sends", cores.1, &memif("client"), &sends("txonly"), None)?,
+                start("receives", cores.0, &memif("server"), &forwards("rxonly"))?,
+                start("sends", cores.1, &memif("client"), &sends("txonly"))?,
             ),
             Wiring::Switch => {
-                let switch = start("switch", cores.0, &memif("server"), &forwards("io"), None)?;
-                let ends = start("ends", cores.1, &memif("client"), &sends("flowgen"), None)?;
+                let switch = start("switch", cores.0, &memif("server"), &forwards("io"))?;
+                let ends = start("ends", cores.1, &memif("client"), &sends("flowgen"))?;
                 (ends, switch)
             }
-            Wiring::Xdp => (
-                start("receives", cores.0, &xdp(veth[1]), &forwards("rxonly"), Some(far))?,
-                start("sends", cores.1, &xdp(veth[0]), &sends("txonly"), None)?,
-            ),
         };
         let mut pair = Testpmd { counting, other, ports, leaves };
         pair.connect()?;
@@ -205,16 +198,21 @@ impl Testpmd {
     }
 
     fn stats(&mut self) -> anyhow::Result<Vec<PortStats>> {
-        self.counting.say("show port stats all")?;
-        let mut lines = Vec::new();
-        while lines.len() < MOST_LINES {
-            lines.push(self.counting.hear()?);
-            if let Some(stats) = parse(&lines, self.ports) {
-                return Ok(stats);
-            }
-        }
-        bail!("no statistics in {MOST_LINES} lines")
+        stats(&mut self.counting, self.ports)
     }
+}
+
+/// Asks a process for the statistics of its ports.
+pub(super) fn stats(program: &mut Program, ports: usize) -> anyhow::Result<Vec<PortStats>> {
+    program.say("show port stats all")?;
+    let mut lines = Vec::new();
+    while lines.len() < MOST_LINES {
+        lines.push(program.hear()?);
+        if let Some(stats) = parse(&lines, ports) {
+            return Ok(stats);
+        }
+    }
+    bail!("no statistics in {MOST_LINES} lines")
 }
 
 impl Drop for Testpmd {
@@ -228,7 +226,7 @@ impl Drop for Testpmd {
 }
 
 /// Returns testpmd's arguments: one core forwards, and the same core reads commands.
-fn arguments(
+pub(super) fn arguments(
     name: &str,
     memory: Memory<'_>,
     cpu: usize,
@@ -253,13 +251,13 @@ fn arguments(
 
 /// The statistics of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct PortStats {
-    received: u64,
+pub(super) struct PortStats {
+    pub(super) received: u64,
     /// Since the last statistics.
     received_per_s: u64,
 }
 
-fn received(stats: &[PortStats]) -> u64 {
+pub(super) fn received(stats: &[PortStats]) -> u64 {
     stats.iter().map(|port| port.received).sum()
 }
 

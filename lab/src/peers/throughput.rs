@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::ours::{Observed, Ours};
 use super::program::{Program, Project};
 use super::testpmd::{HugePages, Memory, Testpmd, Wiring};
-use super::{Bench, VETH, answers, by_size, hashed, rounds};
+use super::{Bench, answers, by_size, hashed, rounds};
 use crate::figure::{Axis, Figure, Series};
 use crate::flow::HEADER_BYTES;
 use crate::messages::{self, Amount};
@@ -74,7 +74,6 @@ pub(super) fn measure(bench: &mut Bench) -> anyhow::Result<Vec<Figure>> {
             let kinds = Memory::all(huge_pages.as_ref());
             size.testpmd(words, Wiring::Switch, &kinds, Some(switch_at_least))?;
             size.testpmd(words, Wiring::Pair, &kinds, None)?;
-            size.testpmd(words, Wiring::Xdp, &kinds[..1], None)?;
         }
         size.kernel()?;
         // A program that did not answer once is not asked again.
@@ -214,22 +213,17 @@ impl Size<'_> {
         let name = match wiring {
             Wiring::Switch => "memif switch",
             Wiring::Pair => "memif pair",
-            Wiring::Xdp => "AF_XDP on veth",
         };
         let window = self.bench.window;
         let mut best: Option<Pairs> = None;
         for kind in kinds {
-            let named = match wiring {
-                Wiring::Xdp => name.to_owned(),
-                Wiring::Switch | Wiring::Pair => format!("{name}, {}", kind.name()),
-            };
+            let named = format!("{name}, {}", kind.name());
             let started = Testpmd::start(
                 &self.bench.files,
                 words,
                 (wiring, *kind),
                 self.bench.cores,
                 self.packet_bytes,
-                (&self.bench.far, VETH),
             );
             let mut testpmd = match started {
                 Ok(testpmd) => testpmd,
