@@ -9,6 +9,9 @@ use super::near::{FAR_MAC, NEAR_MAC, Near, Outgoing, PATIENCE, drain};
 use crate::Meta;
 use crate::random::Random;
 
+/// Polls without a sleep.
+const POLLS_AWAKE: usize = 5000;
+
 /// Ends the other thread's loop when this thread ends, also by a panic.
 struct Stop<'a>(&'a AtomicBool);
 
@@ -23,6 +26,11 @@ pub(super) fn wake_ups(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
         let armed = near.queue.arm(false).expect("arm");
         assert_eq!(armed, crate::Armed::Work, "{}: allows sleep without fd", near.what());
         return;
+    }
+    arrivals_wake(near, far, seed);
+    // A device may stop preparing for sleeps while the engine polls.
+    for _ in 0..POLLS_AWAKE {
+        near.receive();
     }
     arrivals_wake(near, far, seed);
     room_wakes(near, far, seed);

@@ -4,6 +4,7 @@
 //! driver sends through the first one, which keeps the order of all packets.
 
 mod receive;
+mod sleep;
 mod transmit;
 
 use std::collections::VecDeque;
@@ -15,9 +16,6 @@ use std::sync::Arc;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
-};
 
 use super::in_flight::InFlight;
 use super::shared::Shared;
@@ -28,6 +26,7 @@ use crate::{
     Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, Packet, Received, SpaceId,
     Spaces,
 };
+use sleep::{POLLS_BEFORE_UNWATCH, sleep_fd, timer};
 
 /// Buffers that the driver keeps for packets to groups.
 pub(super) const PACKET_SOCKET_BUFFERS: usize = 64;
@@ -38,10 +37,6 @@ const EVENTS: usize = 64;
 /// Sleeps, and polls, between two reads of the kernel's counts of dropped packets.
 const SLEEPS_PER_READ: u32 = 64;
 const POLLS_PER_READ: u32 = 1 << 16;
-/// The interval at which the engine polls for what nothing reports, and while the interface is down:
-/// 1 and 100 ms.
-const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-const DOWN_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// System calls without progress after which the driver lets the engine go on.
 const MAX_CALLS_WITHOUT_PROGRESS: u32 = 2;
 
@@ -66,6 +61,11 @@ pub(super) struct XdpQueue {
     /// An epoll instance of all sockets, edge-triggered. Each `arm` takes its events, so only later
     /// ones make it readable.
     sleep: OwnedFd,
+    /// `true` while `sleep` watches the AF_XDP sockets. The kernel then calls epoll for each packet,
+    /// so an engine that does not sleep takes them out.
+    watched: bool,
+    /// Polls since the last `arm`.
+    polls_awake: u32,
     /// Wakes the engine where nothing else does: for completions without copies, which the kernel
     /// does not report, and for packets that the kernel did not take.
     timer: OwnedFd,
@@ -106,7 +106,7 @@ impl XdpQueue {
         let zero_copy = sockets.iter().any(|socket| socket.zero_copy);
         let timer = timer().map_err(failed("timerfd_create"))?;
         let rings = packet_ring.iter().chain(&host_ring).map(PacketRing::socket);
-        let sleep = sleep_fd(&sockets, rings, timer.as_fd()).map_err(failed("epoll"))?;
+        let sleep = sleep_fd(rings, timer.as_fd()).map_err(failed("epoll"))?;
         let shift = umem.chunk_bytes.trailing_zeros();
         Ok(XdpQueue {
             info,
@@ -121,6 +121,8 @@ impl XdpQueue {
             in_flight: InFlight::new(RING_ENTRIES, chunks, shift),
             done: VecDeque::with_capacity(RING_ENTRIES as usize),
             sleep,
+            watched: false,
+            polls_awake: 0,
             timer,
             zero_copy,
             next_source: 0,
@@ -168,20 +170,6 @@ impl XdpQueue {
                 .any(|socket| socket.rx.available(1) > 0 || socket.completion.available(1) > 0)
     }
 
-    /// Sets the timer, if packets are in flight whose completions nothing else reports, or if the
-    /// kernel did not take packets for a reason whose end nothing reports.
-    fn set_timer(&mut self, tx_waiting: bool) {
-        let waits = self.unsent || tx_waiting && self.waits_for_kernel;
-        if waits || self.zero_copy && self.in_flight.len() > 0 {
-            self.counters.system_calls += 1;
-            let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-            // An interface that is up again before the link watch looks is no news to it.
-            let it_value = if self.down { DOWN_POLL_INTERVAL } else { POLL_INTERVAL };
-            let due = Itimerspec { it_interval: none, it_value };
-            let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &due);
-        }
-    }
-
     /// Adds to the counters what the kernel dropped since the last look.
     fn count_kernel_drops(&mut self) {
         let mut total = 0;
@@ -201,35 +189,6 @@ impl XdpQueue {
             self.counters.rx_dropped += ring.take_drops();
         }
     }
-}
-
-/// Makes an epoll instance that becomes readable with each new event of a socket or the timer.
-fn sleep_fd<'a>(
-    sockets: &[XdpSocket],
-    rings: impl Iterator<Item = BorrowedFd<'a>>,
-    timer: BorrowedFd<'a>,
-) -> io::Result<OwnedFd> {
-    let sleep = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    watch(&sleep, sockets)?;
-    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-    for fd in rings.chain([timer]) {
-        epoll::add(&sleep, fd, epoll::EventData::new_u64(0), flags)?;
-    }
-    Ok(sleep)
-}
-
-/// Adds sockets to an epoll instance. A closed socket leaves it by itself.
-fn watch(sleep: &OwnedFd, sockets: &[XdpSocket]) -> io::Result<()> {
-    let both = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-    for socket in sockets {
-        epoll::add(sleep, &socket.fd, epoll::EventData::new_u64(0), both)?;
-    }
-    Ok(())
-}
-
-fn timer() -> io::Result<OwnedFd> {
-    let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-    Ok(timerfd_create(TimerfdClockId::Monotonic, flags)?)
 }
 
 /// Makes the kernel process the transmit ring.
@@ -302,6 +261,10 @@ impl DeviceQueue for XdpQueue {
         if self.polls.is_multiple_of(POLLS_PER_READ) {
             self.count_kernel_drops();
         }
+        self.polls_awake = self.polls_awake.saturating_add(1);
+        if self.polls_awake == POLLS_BEFORE_UNWATCH {
+            self.unwatch();
+        }
         let sources = self.sockets.len() + 2;
         let before = self.counters.rx_packets;
         let mut polled = 0;
@@ -364,6 +327,8 @@ impl DeviceQueue for XdpQueue {
         if self.has_work(tx_waiting) {
             return Ok(Armed::Work);
         }
+        self.polls_awake = 0;
+        self.watch()?;
         self.sleeps = self.sleeps.wrapping_add(1);
         if self.sleeps.is_multiple_of(SLEEPS_PER_READ) {
             self.count_kernel_drops();
@@ -400,8 +365,9 @@ impl DeviceQueue for XdpQueue {
             .shared
             .bind()
             .map_err(|cause| self.failure("binding an AF_XDP socket again", cause))?;
-        // The engine sleeps on this descriptor, so it stays the same.
-        watch(&self.sleep, &self.sockets).map_err(|cause| self.failure("epoll", cause))
+        // The engine may sleep on the epoll instance already, so that stays the same.
+        self.watched = false;
+        self.watch()
     }
 
     fn counters(&self) -> Counters {
