@@ -29,6 +29,7 @@
 //! | [`documents`] | writes all of these, or compares them with the results |
 //! | `techniques` | techniques that can be switched on and off |
 //! | `child`, `process` | the other processes of an experiment |
+//! | `trip` | the packet and the applications of round trips |
 //! | `softirq` | the time that the kernel spends on packets |
 
 #![forbid(unsafe_code)]
@@ -79,6 +80,7 @@ mod switch;
 mod tap;
 mod tcp;
 mod techniques;
+mod trip;
 mod waiting;
 mod wakeups;
 mod watchdog;

@@ -15,12 +15,12 @@ use towpath_testkit::{End, Namespace, connect, process_cpu_time, this_thread_cpu
 
 use super::program::{Files, Program, Project};
 use super::testpmd::{Memory, arguments, received, stats};
-use super::trips::{PATIENCE, in_thread};
 use super::{Bench, rounds};
 use crate::process::{Process, Serving, Wire, XdpMode};
 use crate::report::Row;
 use crate::softirq::softirq_time;
 use crate::statistics::{Summary, ratios};
+use crate::trip::{PATIENCE, in_thread};
 
 /// The limits of Towpath's ratios to the better kind of testpmd.
 const PACKETS_AT_LEAST: f64 = 0.95;

@@ -18,9 +18,9 @@ use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::Message;
 use towpath_testkit::pin;
 
-use super::trips::{Cores, LOOKS, PATIENCE, in_thread, timed};
 use crate::child::{Child, Role, is_over, tell};
 use crate::latency::Latency;
+use crate::trip::{Cores, LOOKS, PATIENCE, in_thread, timed};
 
 /// What the engine's stand-in writes to wake an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -24,12 +24,13 @@ use crate::kernel_wire::KernelWire;
 use crate::machine::two_cores;
 use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
+use crate::trip::{Cores, TRIP_BYTES};
 use answers::Trips;
 use bare_calls::BareCalls;
 use program::{Files, Place, Program, Project};
 use rounds::{Quantiles, quantiles};
 use sockets::Sockets;
-use trips::{Asleep, Cores, Spinning, TRIP_BYTES};
+use trips::{Asleep, Spinning};
 
 pub(crate) use bare_calls::{Doorbell, Part, bare_calls};
 pub(crate) use sockets::answer_socket;

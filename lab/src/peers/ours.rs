@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use towpath_testkit::process_cpu_time;
 
-use super::trips::{PATIENCE, in_thread};
 use crate::process::Process;
 use crate::switch::Load;
+use crate::trip::{PATIENCE, in_thread};
 
 /// The time to fill queues and caches after a pause.
 const SETTLE: Duration = Duration::from_millis(10);

@@ -13,10 +13,10 @@ use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 use towpath_testkit::pin;
 
-use super::trips::{Cores, LOOKS, PATIENCE, Packet, TRIP_BYTES, in_thread, timed};
 use crate::child::{Child, Role, is_over, tell};
 use crate::kernel_wire::{KernelWire, receive};
 use crate::latency::Latency;
+use crate::trip::{Cores, LOOKS, PATIENCE, Packet, TRIP_BYTES, in_thread, timed};
 
 /// A Unix datagram socket whose owner sleeps in `epoll`.
 struct Datagrams {

@@ -1,145 +1,18 @@
 //! Round trips of two applications of Towpath through a server.
 
-use std::net::Ipv4Addr;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, ensure};
-use towpath_client::{Endpoint, Meta, Options, Rule, Session, WaitStrategy};
-use towpath_packet::build::Flow;
+use anyhow::ensure;
+use towpath_client::WaitStrategy;
 use towpath_testkit::pin;
 
 use crate::child::{Child, Role, is_over, tell};
-use crate::flow::{self, HEADER_BYTES};
 use crate::latency::Latency;
 use crate::process::Process;
-
-/// The bytes of a packet or datagram.
-pub(super) const TRIP_BYTES: usize = 64;
-const ASKS: u16 = 1000;
-const ANSWERS: u16 = 2000;
-/// The longest wait for an answer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a child that sleeps looks whether its parent is gone.
-pub(super) const LOOKS: Duration = Duration::from_millis(100);
-/// Trips between two reads of the clock while a thread spins.
-const SPINS: u32 = 4096;
-
-pub(super) type Packet = [u8; TRIP_BYTES];
-
-/// Runs work in a thread of its own, on a core if one is given.
-pub(super) fn in_thread<T: Send>(
-    cpu: Option<usize>,
-    work: impl FnOnce() -> anyhow::Result<T> + Send,
-) -> anyhow::Result<T> {
-    thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            if let Some(cpu) = cpu {
-                pin(cpu)?;
-            }
-            work()
-        });
-        thread.join().map_err(|_| anyhow::anyhow!("the measuring thread failed"))?
-    })
-}
-
-/// Times trips for a window, after a quarter of it that is not counted.
-pub(super) fn timed(
-    window: Duration,
-    mut trip: impl FnMut() -> anyhow::Result<()>,
-) -> anyhow::Result<Latency> {
-    let mut times = Latency::new()?;
-    let mut start = Instant::now();
-    let counted = start + window / 4;
-    let end = counted + window;
-    while start < end {
-        trip()?;
-        let now = Instant::now();
-        if start >= counted {
-            times.record(now - start);
-        }
-        start = now;
-    }
-    Ok(times)
-}
-
-/// One application: a session with one endpoint.
-struct Application {
-    session: Session,
-    endpoint: Endpoint,
-}
-
-impl Application {
-    fn attach(
-        socket: &Path,
-        port: u16,
-        wait_strategy: WaitStrategy,
-    ) -> anyhow::Result<Application> {
-        let name = if port == ASKS { "asks" } else { "answers" };
-        let options = Options { name: name.into(), wait_strategy, ..Options::default() };
-        let mut session = Session::attach(socket, &options)?;
-        let endpoint = session.open(&Rule::new().udp(port))?;
-        Ok(Application { session, endpoint })
-    }
-
-    fn addresses(&self) -> anyhow::Result<([u8; 6], Ipv4Addr)> {
-        let info = self.session.info();
-        Ok((info.mac, info.ipv4.context("a session without an IPv4 address")?.0))
-    }
-
-    /// Returns the packet to another application.
-    fn packet_to(&self, (mac, ip): ([u8; 6], Ipv4Addr)) -> anyhow::Result<Packet> {
-        let (own_mac, own_ip) = self.addresses()?;
-        let flow = Flow::v4().macs(own_mac, mac).addresses(own_ip, ip).ports(ASKS, ANSWERS);
-        let mut packet = [0; TRIP_BYTES];
-        packet[..HEADER_BYTES].copy_from_slice(&flow::headers(&flow, TRIP_BYTES - HEADER_BYTES)?);
-        Ok(packet)
-    }
-
-    fn send(&mut self, packet: &Packet) -> anyhow::Result<()> {
-        self.session.send(self.endpoint, TRIP_BYTES, Meta::FULL, |parts| {
-            if let [part] = parts {
-                part.copy_from_slice(packet);
-            }
-        })?;
-        Ok(self.session.flush()?)
-    }
-
-    /// Returns the packet that waits, if any.
-    fn receive(&mut self) -> anyhow::Result<Option<Packet>> {
-        let mut got = None;
-        self.session.receive(0, 1, |packet| {
-            got = packet.contiguous().and_then(<[u8]>::first_chunk).copied();
-        })?;
-        Ok(got)
-    }
-
-    /// Polls until a packet comes.
-    fn spin(&mut self) -> anyhow::Result<Packet> {
-        let (mut looks, mut since) = (0_u32, None);
-        loop {
-            if let Some(packet) = self.receive()? {
-                return Ok(packet);
-            }
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(SPINS) {
-                let since = *since.get_or_insert_with(Instant::now);
-                ensure!(since.elapsed() < PATIENCE, "a packet was lost");
-            }
-        }
-    }
-}
-
-/// Returns the answer to a packet: sender and receiver in each other's place.
-fn turned(packet: &Packet) -> Packet {
-    let mut answer = *packet;
-    for (one, other, len) in [(0, 6, 6), (26, 30, 4), (34, 36, 2)] {
-        answer[one..one + len].copy_from_slice(&packet[other..other + len]);
-        answer[other..other + len].copy_from_slice(&packet[one..one + len]);
-    }
-    answer
-}
+use crate::trip::{
+    ANSWERS, ASKS, Application, Cores, LOOKS, PATIENCE, Packet, in_thread, timed, turned,
+};
 
 /// Two applications in one thread, which spins; the engine polls on the other core.
 pub(super) struct Spinning {
@@ -175,13 +48,6 @@ impl Spinning {
         server.pause()?;
         times
     }
-}
-
-/// The cores of the two applications; the engine's is the server's matter.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cores {
-    pub(super) asks: Option<usize>,
-    pub(super) answers: Option<usize>,
 }
 
 /// Two applications that block, in two processes, and an engine that blocks in a third.
@@ -235,29 +101,5 @@ pub(crate) fn answer(socket: &Path, cpu: Option<usize>) -> anyhow::Result<()> {
         } else if is_over() {
             return Ok(());
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_answer_goes_back_to_the_sender() {
-        let there = Flow::v4().ports(ASKS, ANSWERS);
-        let back = Flow {
-            source_mac: there.destination_mac,
-            destination_mac: there.source_mac,
-            source: there.destination,
-            destination: there.source,
-            ..Flow::v4().ports(ANSWERS, ASKS)
-        };
-        let packet = |flow: &Flow| -> Packet {
-            let headers = flow::headers(flow, TRIP_BYTES - HEADER_BYTES).unwrap();
-            let mut packet = [9; TRIP_BYTES];
-            packet[..HEADER_BYTES].copy_from_slice(&headers);
-            packet
-        };
-        assert_eq!(turned(&packet(&there)), packet(&back));
     }
 }
