@@ -145,6 +145,12 @@ impl Sizes {
         let limits = &info.limits;
         let longest = info.mtu + AROUND_BYTES;
         let transmit_bytes = (LENGTH_BYTES + longest).next_multiple_of(128);
+        // A device may send only from aligned buffers in one piece, as it receives into them.
+        let transmit_bytes = if transmit_bytes < limits.rx_alignment {
+            transmit_bytes.next_power_of_two()
+        } else {
+            transmit_bytes.next_multiple_of(limits.rx_alignment)
+        };
         let receive_bytes = limits.rx_stride().next_multiple_of(128);
         let transmit = (config.left + config.own) as usize * transmit_bytes;
         let receive_start = transmit.next_multiple_of(limits.rx_alignment);

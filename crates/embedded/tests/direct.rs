@@ -11,6 +11,9 @@ use towpath_device::{
 };
 use towpath_embedded::{Config, Embedded};
 
+/// The alignment of the device's buffers: longer than the longest packet.
+const ALIGNMENT: usize = 2048;
+
 /// The state of the device, and what the driver asked of it.
 #[derive(Default)]
 struct State {
@@ -25,6 +28,8 @@ struct State {
     submits: Vec<usize>,
     kicks: usize,
     completes: usize,
+    /// The offset of each packet that the device took.
+    offsets: Vec<u32>,
 }
 
 #[derive(Clone, Default)]
@@ -43,7 +48,7 @@ impl Recorder {
             mac: [2, 0, 0, 0, 0, 1],
             mtu: 1500,
             queues: 1,
-            limits: Limits::new(2048),
+            limits: Limits { rx_alignment: ALIGNMENT, ..Limits::new(2048) },
             rx_queue_packets: 0,
             can: Capabilities::default(),
         };
@@ -108,6 +113,7 @@ impl DeviceQueue for Recorder {
             spaces.copy_out(part.space, part.offset, &mut first).unwrap();
             state.taken.extend(first);
             state.ring.push_back(packet.token);
+            state.offsets.push(part.offset);
         }
         Ok(count)
     }
@@ -145,6 +151,20 @@ impl DeviceQueue for Recorder {
     fn counters(&self) -> Counters {
         Counters::default()
     }
+}
+
+/// A device may send in one piece only what lies in one of its buffers, as AF_XDP does.
+#[test]
+fn every_buffer_lies_in_one_of_the_devices() {
+    let (driver, device) = Recorder::driver(256);
+    for _ in 0..256 {
+        driver.send(&[0; 60]).unwrap();
+    }
+    let longest = 1500 + 18;
+    let crosses = |start: &u32| *start as usize % ALIGNMENT + longest > ALIGNMENT;
+    let state = device.state();
+    assert_eq!(state.offsets.len(), 256);
+    assert_eq!(state.offsets.iter().find(|start| crosses(start)), None);
 }
 
 /// Each packet takes one submission and one kick, and many packets share a taking of completions.

@@ -26,7 +26,8 @@ impl XdpQueue {
             large_bytes: 0,
             parts: self.info.limits.tx_packet_parts,
             registered: true,
-            pool: self.pool,
+            // Before the first receive buffer, any memory will do that `descriptors` finds registered.
+            pool: self.pool.or_else(|| Some(packets.first()?.parts.first()?.space)),
         };
         let mut descriptors = [Descriptor { address: 0, len: 0, options: 0 }; PACKET_DESCRIPTORS];
         let room = self.room();
