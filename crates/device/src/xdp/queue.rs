@@ -9,11 +9,9 @@ mod transmit;
 
 use std::collections::VecDeque;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
@@ -26,14 +24,12 @@ use crate::{
     Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, Packet, Received, SpaceId,
     Spaces,
 };
-use sleep::{POLLS_BEFORE_UNWATCH, sleep_fd, timer};
+use sleep::Sleep;
 
 /// Buffers that the driver keeps for packets to groups.
 pub(super) const PACKET_SOCKET_BUFFERS: usize = 64;
 /// The maximum number of descriptors of a packet to send (`MAX_SKB_FRAGS`, by default 17).
 const PACKET_DESCRIPTORS: usize = 17;
-/// Events that one system call takes off the descriptor to sleep on: those of all hardware queues.
-const EVENTS: usize = 64;
 /// Sleeps, and polls, between two reads of the kernel's counts of dropped packets.
 const SLEEPS_PER_READ: u32 = 64;
 const POLLS_PER_READ: u32 = 1 << 16;
@@ -58,17 +54,9 @@ pub(super) struct XdpQueue {
     pool: Option<SpaceId>,
     in_flight: InFlight,
     done: VecDeque<Completion>,
-    /// An epoll instance of all sockets, edge-triggered. Each `arm` takes its events, so only later
-    /// ones make it readable.
-    sleep: OwnedFd,
-    /// `true` while `sleep` watches the AF_XDP sockets. The kernel then calls epoll for each packet,
-    /// so an engine that does not sleep takes them out.
-    watched: bool,
-    /// Polls since the last `arm`.
-    polls_awake: u32,
-    /// Wakes the engine where nothing else does: for completions without copies, which the kernel
-    /// does not report, and for packets that the kernel did not take.
-    timer: OwnedFd,
+    /// Also wakes the engine for completions without copies, which the kernel does not report, and
+    /// for packets that the kernel did not take.
+    sleep: Sleep,
     /// `true` if a socket works without copies.
     zero_copy: bool,
     /// The source that the next poll begins with: a hardware queue, or the groups' ring.
@@ -104,9 +92,8 @@ impl XdpQueue {
         })?;
         let chunks = umem.chunks();
         let zero_copy = sockets.iter().any(|socket| socket.zero_copy);
-        let timer = timer().map_err(failed("timerfd_create"))?;
         let rings = packet_ring.iter().chain(&host_ring).map(PacketRing::socket);
-        let sleep = sleep_fd(rings, timer.as_fd()).map_err(failed("epoll"))?;
+        let sleep = Sleep::new(rings).map_err(failed("making a descriptor to sleep on"))?;
         let shift = umem.chunk_bytes.trailing_zeros();
         Ok(XdpQueue {
             info,
@@ -121,9 +108,6 @@ impl XdpQueue {
             in_flight: InFlight::new(RING_ENTRIES, chunks, shift),
             done: VecDeque::with_capacity(RING_ENTRIES as usize),
             sleep,
-            watched: false,
-            polls_awake: 0,
-            timer,
             zero_copy,
             next_source: 0,
             unsent: false,
@@ -261,10 +245,7 @@ impl DeviceQueue for XdpQueue {
         if self.polls.is_multiple_of(POLLS_PER_READ) {
             self.count_kernel_drops();
         }
-        self.polls_awake = self.polls_awake.saturating_add(1);
-        if self.polls_awake == POLLS_BEFORE_UNWATCH {
-            self.unwatch();
-        }
+        self.sleep.polled(&self.sockets, &mut self.counters);
         let sources = self.sockets.len() + 2;
         let before = self.counters.rx_packets;
         let mut polled = 0;
@@ -318,7 +299,7 @@ impl DeviceQueue for XdpQueue {
     }
 
     fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.sleep.as_fd())
+        Some(self.sleep.fd())
     }
 
     /// Arms the sleep: takes the events so far, and then looks at the rings. In copy mode, the
@@ -327,18 +308,17 @@ impl DeviceQueue for XdpQueue {
         if self.has_work(tx_waiting) {
             return Ok(Armed::Work);
         }
-        self.polls_awake = 0;
-        self.watch()?;
         self.sleeps = self.sleeps.wrapping_add(1);
         if self.sleeps.is_multiple_of(SLEEPS_PER_READ) {
             self.count_kernel_drops();
         }
-        self.counters.system_calls += 1;
-        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // A call that fails leaves the events, and the engine wakes up once more.
-        let _ = epoll::wait(&self.sleep, &mut events[..], Some(&now));
-        self.set_timer(tx_waiting);
+        self.sleep
+            .arm(&self.sockets, &mut self.counters)
+            .map_err(|cause| self.failure("epoll", cause))?;
+        let waits = self.unsent || tx_waiting && self.waits_for_kernel;
+        if waits || self.zero_copy && self.in_flight.len() > 0 {
+            self.sleep.set_timer(self.down, &mut self.counters);
+        }
         if self.zero_copy {
             self.wake_receivers();
         }
@@ -366,8 +346,8 @@ impl DeviceQueue for XdpQueue {
             .bind()
             .map_err(|cause| self.failure("binding an AF_XDP socket again", cause))?;
         // The engine may sleep on the epoll instance already, so that stays the same.
-        self.watched = false;
-        self.watch()
+        let watched = self.sleep.watch(&self.sockets, &mut self.counters);
+        watched.map_err(|cause| self.failure("epoll", cause))
     }
 
     fn counters(&self) -> Counters {

@@ -1,80 +1,109 @@
-//! Sleeps: the epoll instance that wakes the engine, the sockets in it, and the timer.
+//! The descriptor on which the engine sleeps: an epoll instance of the sockets, and a timer.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use super::XdpQueue;
-use crate::DeviceError;
+use crate::Counters;
+use crate::xdp::socket::XdpSocket;
 
-/// Polls without a sleep after which the driver takes the sockets out of the epoll instance: enough
-/// that the two system calls per socket cost little.
-pub(super) const POLLS_BEFORE_UNWATCH: u32 = 1 << 12;
+/// Events that one system call takes off the descriptor: those of all hardware queues.
+const EVENTS: usize = 64;
+/// Polls without a sleep after which the sockets leave the epoll instance: enough that the two
+/// system calls per socket cost little.
+const POLLS_BEFORE_UNWATCH: u32 = 1 << 12;
 /// The interval at which the engine polls for what nothing reports, and while the interface is down:
 /// 1 and 100 ms.
 const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 const DOWN_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-impl XdpQueue {
-    /// Adds the AF_XDP sockets to the epoll instance, unless they are there. A closed socket leaves
-    /// it by itself.
-    pub(super) fn watch(&mut self) -> Result<(), DeviceError> {
-        if !self.watched {
-            self.watched = true;
-            let both = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-            for socket in &self.sockets {
-                self.counters.system_calls += 1;
-                epoll::add(&self.sleep, &socket.fd, epoll::EventData::new_u64(0), both)
-                    .map_err(|errno| self.failure("epoll", errno.into()))?;
+/// What wakes a sleeping engine.
+pub(super) struct Sleep {
+    /// Edge-triggered. Each sleep first takes its events, so only later ones make it readable.
+    epoll: OwnedFd,
+    /// Wakes the engine where nothing else does.
+    timer: OwnedFd,
+    /// `true` while the epoll instance has the AF_XDP sockets. The kernel then calls epoll for each
+    /// packet, so they are there only while the engine sleeps now and then.
+    watches: bool,
+    /// Polls since the last sleep.
+    polls: u32,
+}
+
+impl Sleep {
+    /// Makes the descriptor. `rings`: the packet sockets, which stay in the epoll instance.
+    pub(super) fn new<'a>(rings: impl Iterator<Item = BorrowedFd<'a>>) -> io::Result<Sleep> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let add = |fd: BorrowedFd<'_>| {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(0), flags).map_err(io::Error::from)
+        };
+        add(timer.as_fd())?;
+        rings.into_iter().try_for_each(add)?;
+        Ok(Sleep { epoll, timer, watches: false, polls: 0 })
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Notes that the engine polled. After many polls without a sleep, the sockets leave the epoll
+    /// instance.
+    #[inline]
+    pub(super) fn polled(&mut self, sockets: &[XdpSocket], counters: &mut Counters) {
+        self.polls = self.polls.saturating_add(1);
+        if self.polls == POLLS_BEFORE_UNWATCH && std::mem::take(&mut self.watches) {
+            for socket in sockets {
+                counters.system_calls += 1;
+                // The socket is there, so the kernel does not refuse this.
+                let _ = epoll::delete(&self.epoll, &socket.fd);
             }
         }
+    }
+
+    /// Takes the events so far, and makes the descriptor readable with each new one.
+    pub(super) fn arm(&mut self, sockets: &[XdpSocket], counters: &mut Counters) -> io::Result<()> {
+        self.polls = 0;
+        if !self.watches {
+            self.watch(sockets, counters)?;
+        }
+        counters.system_calls += 1;
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // A call that fails leaves the events, and the engine wakes up once more.
+        let _ = epoll::wait(&self.epoll, &mut events[..], Some(&now));
         Ok(())
     }
 
-    /// Takes the AF_XDP sockets out of the epoll instance.
-    pub(super) fn unwatch(&mut self) {
-        if std::mem::take(&mut self.watched) {
-            for socket in &self.sockets {
-                self.counters.system_calls += 1;
-                // Only a socket that is not there refuses this.
-                let _ = epoll::delete(&self.sleep, &socket.fd);
-            }
+    /// Adds new sockets. Closed ones leave the epoll instance by themselves.
+    pub(super) fn watch(
+        &mut self,
+        sockets: &[XdpSocket],
+        counters: &mut Counters,
+    ) -> io::Result<()> {
+        let both = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        for socket in sockets {
+            counters.system_calls += 1;
+            epoll::add(&self.epoll, &socket.fd, epoll::EventData::new_u64(0), both)?;
         }
+        self.watches = true;
+        Ok(())
     }
 
-    /// Sets the timer, if packets are in flight whose completions nothing else reports, or if the
-    /// kernel did not take packets for a reason whose end nothing reports.
-    pub(super) fn set_timer(&mut self, tx_waiting: bool) {
-        let waits = self.unsent || tx_waiting && self.waits_for_kernel;
-        if waits || self.zero_copy && self.in_flight.len() > 0 {
-            self.counters.system_calls += 1;
-            let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-            // An interface that is up again before the link watch looks is no news to it.
-            let it_value = if self.down { DOWN_POLL_INTERVAL } else { POLL_INTERVAL };
-            let due = Itimerspec { it_interval: none, it_value };
-            let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &due);
-        }
+    /// Wakes the engine after a while.
+    pub(super) fn set_timer(&self, is_down: bool, counters: &mut Counters) {
+        counters.system_calls += 1;
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // An interface that is up again before the link watch looks is no news to it.
+        let it_value = if is_down { DOWN_POLL_INTERVAL } else { POLL_INTERVAL };
+        let due = Itimerspec { it_interval: none, it_value };
+        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &due);
     }
-}
-
-/// Makes an epoll instance that becomes readable with each new event of a packet socket or the timer.
-pub(super) fn sleep_fd<'a>(
-    rings: impl Iterator<Item = BorrowedFd<'a>>,
-    timer: BorrowedFd<'a>,
-) -> io::Result<OwnedFd> {
-    let sleep = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-    for fd in rings.chain([timer]) {
-        epoll::add(&sleep, fd, epoll::EventData::new_u64(0), flags)?;
-    }
-    Ok(sleep)
-}
-
-pub(super) fn timer() -> io::Result<OwnedFd> {
-    let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-    Ok(timerfd_create(TimerfdClockId::Monotonic, flags)?)
 }
