@@ -45,7 +45,7 @@ tsan:
 fuzz:
 	fuzz/short
 
-experiments = queue demux optimistic notify switch peers isolation attacks tap tcp coexistence notre-dame cambridge karlsruhe penn \
+experiments = queue demux optimistic notify switch peers isolation attacks tap tcp coexistence xdp notre-dame cambridge karlsruhe penn \
     freebsd waiting scale watchdog
 
 bench:

@@ -140,6 +140,8 @@ pub(crate) enum Role {
         /// The core; any core if `None`.
         cpu: Option<usize>,
     },
+    /// Answers at the far end of a wire.
+    AnswerWire(crate::xdp::Answers),
     /// Moves packets through an engine without threads, for a tool that counts instructions.
     Count {
         /// The path of the packets.
@@ -209,6 +211,7 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         Role::BareCalls { name, part, doorbell, cpu } => {
             crate::peers::bare_calls(&name, part, doorbell, cpu)
         }
+        Role::AnswerWire(answers) => crate::xdp::answer(&answers),
         Role::Count { way, train, packets, taps } => count(way, train, packets, taps),
         Role::CountApplication { packets } => crate::switch::count_application(packets),
     }

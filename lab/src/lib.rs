@@ -18,6 +18,7 @@
 //! | `isolation` | a neighbour's throughput while another application dies |
 //! | `attacks` | a neighbour's round trips and attachments while a hostile program attacks the server |
 //! | `tap` | reads and writes of a TAP by io_uring, beside one call each |
+//! | `xdp` | round trips over AF_XDP on veth: bare, embedded, server, and kernel sockets |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
 //! | `watchdog` | the cost of a device's watchdog |
@@ -84,6 +85,7 @@ mod trip;
 mod waiting;
 mod wakeups;
 mod watchdog;
+mod xdp;
 
 pub use child::{ROLE_FLAG, act};
 pub use report::{Length, Report, Row};
@@ -142,6 +144,8 @@ pub enum Experiment {
     Tcp,
     /// An interface that the kernel and a server share.
     Coexistence,
+    /// Round trips over AF_XDP on veth.
+    Xdp,
     /// Tracey and Banerji: the double round trip of a small frame, with each technique on and off.
     NotreDame,
     /// Riddoch and Pope: message sizes, idle endpoints, load.
@@ -162,7 +166,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 20] = [
+    pub const ALL: [Experiment; 21] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -175,6 +179,7 @@ impl Experiment {
         Experiment::Tap,
         Experiment::Tcp,
         Experiment::Coexistence,
+        Experiment::Xdp,
         Experiment::NotreDame,
         Experiment::Cambridge,
         Experiment::Karlsruhe,
@@ -201,6 +206,7 @@ impl Experiment {
             Experiment::Tap => "tap",
             Experiment::Tcp => "tcp",
             Experiment::Coexistence => "coexistence",
+            Experiment::Xdp => "xdp",
             Experiment::NotreDame => "notre-dame",
             Experiment::Cambridge => "cambridge",
             Experiment::Karlsruhe => "karlsruhe",
@@ -238,6 +244,7 @@ impl Experiment {
             Experiment::Tap => "reads and writes of a TAP: a call per packet, against io_uring",
             Experiment::Tcp => "TCP between the kernel and a host over TAP, and over veth",
             Experiment::Coexistence => "TCP on an interface that the kernel and a server share",
+            Experiment::Xdp => "round trips over AF_XDP on veth: bare, embedded, server, and UDP",
             Experiment::NotreDame => "Tracey and Banerji: round trips, each technique on and off",
             Experiment::Cambridge => "Riddoch and Pope: message sizes, idle endpoints, load",
             Experiment::Karlsruhe => "Hennrich: the cost of frames, wake-ups and polls",
@@ -258,6 +265,7 @@ impl Experiment {
                 | Experiment::Tap
                 | Experiment::Tcp
                 | Experiment::Coexistence
+                | Experiment::Xdp
                 | Experiment::NotreDame
                 | Experiment::Cambridge
                 | Experiment::Karlsruhe
@@ -301,6 +309,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Tap => tap::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,
         Experiment::Coexistence => coexistence::measure(settings)?,
+        Experiment::Xdp => xdp::measure(settings)?,
         Experiment::NotreDame => notre_dame::measure(settings)?,
         Experiment::Cambridge => cambridge::measure(settings)?,
         Experiment::Karlsruhe => karlsruhe::measure(settings)?,

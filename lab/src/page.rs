@@ -49,6 +49,10 @@ const COEXISTENCE: &str = "\
 What does the filter of an interface that the kernel and a server share cost the kernel's own TCP? What \
 is left for the kernel while an application receives, and how does the application's TCP compare with \
 the kernel's on the same interface?";
+const XDP: &str = "\
+    How long does a round trip over AF_XDP on a veth pair take with the engine inside of the \
+    application, and with a server between, beside a bare socket, awake, and beside the kernel's \
+    sockets, asleep?";
 const NOTRE_DAME: &str = "\
     Tracey and Banerji, \"Device Driver Issues in High-Performance Networking\": how long does a \
     small packet take there and back, and how does each technique of a driver change that?";
@@ -93,6 +97,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Tap => TAP,
         Experiment::Tcp => TCP,
         Experiment::Coexistence => COEXISTENCE,
+        Experiment::Xdp => XDP,
         Experiment::NotreDame => NOTRE_DAME,
         Experiment::Cambridge => CAMBRIDGE,
         Experiment::Karlsruhe => KARLSRUHE,

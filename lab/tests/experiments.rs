@@ -181,6 +181,22 @@ fn coexistence() {
 }
 
 #[test]
+fn xdp() {
+    whole(
+        "xdp",
+        "xdp",
+        &[
+            "spin, native: embedded to bare AF_XDP, p50",
+            "spin, generic: server to bare AF_XDP, p50",
+            "spin, native: kernel UDP, p99",
+            "sleep, all on one core, generic: server to kernel UDP, p50",
+            "sleep, unpinned, native: embedded to kernel UDP, p99",
+        ],
+        &[],
+    );
+}
+
+#[test]
 fn watchdog() {
     whole(
         "watchdog",

@@ -33,7 +33,7 @@ use sockets::Sockets;
 use trips::{Asleep, Spinning};
 
 pub(crate) use bare_calls::{Doorbell, Part, bare_calls};
-pub(crate) use sockets::answer_socket;
+pub(crate) use sockets::{answer_socket, udp as spinning_udp};
 pub(crate) use trips::answer;
 
 /// The upper limit of round trips, both sides spinning, to Aeron's.

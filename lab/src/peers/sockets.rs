@@ -123,7 +123,7 @@ fn spin_udp(socket: &UdpSocket, over: &AtomicBool, into: &mut Packet) -> anyhow:
 
 /// Runs trips between two threads that poll UDP sockets at the two ends of a veth pair, each on a
 /// core.
-pub(super) fn udp(
+pub(crate) fn udp(
     wire: &KernelWire,
     cores: (usize, usize),
     window: Duration,

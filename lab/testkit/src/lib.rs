@@ -17,6 +17,7 @@ mod select;
 mod steps;
 mod syscalls;
 mod times;
+mod xdp_socket;
 
 pub use allocator::{Allocations, CountingAllocator};
 pub use idle::{IdleCounters, IdleMoment};
@@ -33,3 +34,4 @@ pub use times::{
     this_thread_usage,
 };
 pub use towpath_sandbox::*;
+pub use xdp_socket::XdpSocket;
