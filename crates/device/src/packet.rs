@@ -18,6 +18,7 @@
 mod error;
 mod open;
 mod queue;
+mod shared;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,33 +27,19 @@ use std::sync::{Arc, Weak};
 use towpath_bpf::Link;
 
 use crate::kernel_interface::flow_filter::{PROGRAM_PACKETS, PacketFilter};
-use crate::kernel_interface::groups::{Groups, Wanted, is_group};
-use crate::kernel_interface::host_traffic::HostTraffic;
+use crate::kernel_interface::groups::{Groups, is_group};
 use crate::kernel_interface::link_events::LinkEvents;
-use crate::kernel_interface::packet_sender::PacketSender;
-use crate::kernel_interface::packet_socket::PacketSocket;
 use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
 use queue::PacketQueue;
+use shared::Shared;
 
 pub use error::PacketError;
+pub use open::Options;
 
 /// Returns `true` for the name of a program of this driver.
 #[must_use]
 pub fn is_program(name: &str) -> bool {
     name == PROGRAM_PACKETS
-}
-
-/// The interface, and the driver's requests for it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// The interface's name.
-    pub interface: String,
-    /// `true` to carry packets between applications and the kernel's sockets of this host, too, if they
-    /// share the interface's addresses.
-    pub host: bool,
-    /// The user that rules of the host's firewall see as the owner of packets to the kernel's sockets;
-    /// this process's user if `None`.
-    pub owner: Option<u32>,
 }
 
 /// Packet sockets on one host interface.
@@ -73,15 +60,6 @@ pub struct PacketDevice {
     _ingress: Link,
 }
 
-/// What the control part and the queue share.
-struct Shared {
-    groups: Arc<PacketSocket>,
-    /// The socket that copies the packets of owned flows.
-    flows: Arc<PacketSocket>,
-    sender: PacketSender,
-    host_traffic: Option<HostTraffic>,
-}
-
 impl PacketDevice {
     /// Attaches to an interface. It keeps its addresses, its MTU and its state, and the kernel goes
     /// on receiving all packets until filters say otherwise.
@@ -89,7 +67,20 @@ impl PacketDevice {
     /// # Errors
     /// See [`PacketError`].
     pub fn open(options: &Options) -> Result<PacketDevice, PacketError> {
-        open::open(options)
+        let opened = open::open(options)?;
+        Ok(PacketDevice {
+            groups: Groups::new(opened.shared.groups.clone(), opened.info.mac),
+            link_events: LinkEvents::new(opened.index, &opened.info),
+            info: opened.info,
+            index: opened.index,
+            shared: Arc::new(opened.shared),
+            open: Weak::new(),
+            filter: opened.filter,
+            links: opened.links,
+            notes: opened.notes,
+            warnings: opened.warnings,
+            _ingress: opened.ingress,
+        })
     }
 
     /// Returns how the interface is served, and what that changes for others, one line each.
@@ -112,7 +103,7 @@ impl PacketDevice {
         }
         self.groups.change(&Filter::Everything, wanted)?;
         if wanted {
-            flows.set_filter(Wanted::default().program())?;
+            flows.copy_nothing()?;
         }
         Ok(())
     }

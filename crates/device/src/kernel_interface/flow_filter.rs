@@ -7,6 +7,7 @@
 mod key;
 mod place;
 mod program;
+mod stack;
 #[cfg(test)]
 mod tests;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use libc::sock_filter;
 
-use super::packet_socket::PacketSocket;
+use super::packet_socket::{PacketSocket, RETURN};
 use crate::Filter;
 
 /// All bytes of a packet: what a classic filter returns for a packet to keep.
@@ -50,7 +50,7 @@ impl Groups {
 
 /// What the socket copies.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Wanted {
+struct Wanted {
     /// The groups' addresses.
     groups: Vec<[u8; 6]>,
     all_groups: bool,
@@ -75,13 +75,12 @@ impl Wanted {
     }
 
     /// Returns the classic BPF program (`linux/filter.h`) that keeps the wanted packets.
-    pub(crate) fn program(&self) -> Vec<sock_filter> {
+    fn program(&self) -> Vec<sock_filter> {
         const LOAD_WORD: u16 = 0x20;
         const LOAD_HALF: u16 = 0x28;
         const LOAD_BYTE: u16 = 0x30;
         const JUMP_EQUAL: u16 = 0x15;
         const JUMP_BITS: u16 = 0x45;
-        const RETURN: u16 = 0x06;
         let one = |code, jt, jf, k| sock_filter { code, jt, jf, k };
         let mut program = Vec::new();
         if self.everything {

@@ -14,7 +14,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use towpath_bpf::Program;
 use towpath_packet::{TagProtocol, VlanTag};
 
-use super::groups::Wanted;
 use super::socket_option::set;
 use crate::virtio::{self, HEADER_BYTES};
 use crate::{Limits, Meta, Received, SpaceId, Spaces};
@@ -27,6 +26,8 @@ const BLOCK_BYTES: u32 = 64 << 10;
 const BEFORE_PACKET_BYTES: usize = 192;
 /// Bytes of the virtio-net header in front of a packet (`struct virtio_net_hdr`).
 pub(crate) const KERNEL_HEADER_BYTES: usize = 10;
+/// The instruction of a classic program (`linux/filter.h`) that ends it with a constant.
+pub(super) const RETURN: u16 = 0x06;
 /// `PACKET_VNET_HDR`, `PACKET_IGNORE_OUTGOING` (`linux/if_packet.h`).
 pub(crate) const PACKET_VNET_HDR: i32 = 15;
 const PACKET_IGNORE_OUTGOING: i32 = 23;
@@ -90,7 +91,7 @@ impl PacketSocket {
         let slots = ring_bytes / slot_bytes;
         let socket =
             PacketSocket { ring_bytes, slot_bytes, slots, ..PacketSocket::without_packets(index)? };
-        socket.set_filter(Wanted::default().program())?;
+        socket.copy_nothing()?;
         let version = libc::tpacket_versions::TPACKET_V2 as i32;
         let fd = socket.fd.as_fd();
         set(fd, libc::SOL_PACKET, libc::PACKET_VERSION, &version)?;
@@ -117,6 +118,11 @@ impl PacketSocket {
     pub(crate) fn attach(&self, program: &Program) -> io::Result<()> {
         let program = program.as_fd().as_raw_fd();
         set(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &program)
+    }
+
+    /// Copies no packet from now on.
+    pub(crate) fn copy_nothing(&self) -> io::Result<()> {
+        self.set_filter(vec![sock_filter { code: RETURN, jt: 0, jf: 0, k: 0 }])
     }
 
     /// Copies the packets that a classic program keeps from now on.

@@ -1,19 +1,17 @@
 //! Attaches to an interface: loads the programs and opens the sockets.
 
 use std::io;
-use std::os::fd::AsFd;
-use std::sync::{Arc, Weak};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use towpath_bpf::Link;
 use towpath_netlink::Netlink;
 
 use super::error::{PacketError, refused};
-use super::{Options, PacketDevice, Shared};
+use super::shared::Shared;
 use crate::kernel_interface::ethtool::Ethtool;
 use crate::kernel_interface::flow_filter::PacketFilter;
-use crate::kernel_interface::groups::Groups;
 use crate::kernel_interface::host_traffic::HostTraffic;
-use crate::kernel_interface::link_events::LinkEvents;
 use crate::kernel_interface::other_server;
 use crate::kernel_interface::packet_sender::PacketSender;
 use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
@@ -26,8 +24,33 @@ const FLOWS_RING_BYTES: u32 = 32 << 20;
 /// The size of a receive buffer, in bytes.
 const BUFFER_BYTES: usize = 4096;
 
+/// The interface, and the driver's requests for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// The interface's name.
+    pub interface: String,
+    /// `true` to carry packets between applications and the kernel's sockets of this host, too, if they
+    /// share the interface's addresses.
+    pub host: bool,
+    /// The user that rules of the host's firewall see as the owner of packets to the kernel's sockets;
+    /// this process's user if `None`.
+    pub owner: Option<u32>,
+}
+
+/// What opening found and made.
+pub(super) struct Opened {
+    pub(super) info: Info,
+    pub(super) index: u32,
+    pub(super) shared: Shared,
+    pub(super) filter: PacketFilter,
+    pub(super) ingress: Link,
+    pub(super) links: Vec<(&'static str, OwnedFd)>,
+    pub(super) notes: Vec<String>,
+    pub(super) warnings: Vec<String>,
+}
+
 /// Attaches to an interface.
-pub(super) fn open(options: &Options) -> Result<PacketDevice, PacketError> {
+pub(super) fn open(options: &Options) -> Result<Opened, PacketError> {
     let name = &options.interface;
     let link = Netlink::open()?.link(name)?;
     let (index, mtu) = (link.index, link.mtu as usize);
@@ -65,27 +88,14 @@ pub(super) fn open(options: &Options) -> Result<PacketDevice, PacketError> {
     let mut warnings = warnings::of(name, &ethtool, link.kind.is_some());
     let host_traffic = HostTraffic::if_wanted(options.host, mac, options.owner, &mut warnings);
     let info = info(&link, mac, longest, host_traffic.is_some());
-    let groups_filter = Groups::new(groups.clone(), mac);
-    let link_events = LinkEvents::new(index, &info);
-    let shared = Arc::new(Shared { groups, flows, sender, host_traffic });
+    let shared = Shared { groups, flows, sender, host_traffic };
     let local = shared.host_traffic.as_ref().map(|local| ("device-loopback", local.link()));
     let links = [("device-ingress", &ingress)].into_iter().chain(local);
     let copies = links.map(|(name, link)| Ok((name, link.as_fd().try_clone_to_owned()?)));
     let links = copies.collect::<io::Result<_>>().map_err(refused(name, "copying a descriptor"))?;
     let driver = ethtool.driver();
-    Ok(PacketDevice {
-        info,
-        index,
-        shared,
-        open: Weak::new(),
-        filter,
-        groups: groups_filter,
-        link_events,
-        links,
-        notes: vec![format!("packet sockets serve {name} (driver {driver}), without AF_XDP")],
-        warnings,
-        _ingress: ingress,
-    })
+    let notes = vec![format!("packet sockets serve {name} (driver {driver}), without AF_XDP")];
+    Ok(Opened { info, index, shared, filter, ingress, links, notes, warnings })
 }
 
 /// Describes the device. `longest`: the longest frame that it receives, in bytes.

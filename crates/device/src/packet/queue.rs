@@ -11,7 +11,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use super::Shared;
+use super::shared::Shared;
 use crate::kernel_interface::host_traffic;
 use crate::kernel_interface::packet_sender::Sending;
 use crate::kernel_interface::packet_socket::{PacketRing, Target};

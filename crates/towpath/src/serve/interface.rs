@@ -34,23 +34,23 @@ pub(super) struct Opened {
 /// Opens the device.
 pub(super) fn open(served: &DeviceSpec, settings: &Settings) -> Result<Opened, Failure> {
     let name = &served.interface;
-    match &served.driver {
-        Driver::Tap => open_tap(name, settings),
-        Driver::Xdp(options) => host::open(name, settings, |wanted| wanted.xdp(options)),
-        Driver::Packet => host::open(name, settings, Wanted::packet),
-        Driver::Auto => {
-            let refused = |error: towpath_netlink::Error| {
-                Failure::new(format!(
-                    "{error}; ip link shows the interfaces of this network namespace"
-                ))
-            };
-            let link = Netlink::open().and_then(|mut kernel| kernel.link(name)).map_err(refused)?;
-            if link.kind.as_deref() == Some(TAP_KIND) {
-                return open_tap(name, settings);
-            }
-            host::open(name, settings, Wanted::best)
-        }
-    }
+    let (device, subnets) = match &served.driver {
+        Driver::Tap => return open_tap(name, settings),
+        Driver::Auto if is_tap(name)? => return open_tap(name, settings),
+        Driver::Xdp(options) => host::open(name, settings, |wanted| wanted.xdp(options))?,
+        Driver::Packet => host::open(name, settings, Wanted::packet)?,
+        Driver::Auto => host::open(name, settings, Wanted::best)?,
+    };
+    Ok(Opened { device, subnets })
+}
+
+/// Returns `true` for a TAP interface, by its name.
+fn is_tap(name: &str) -> Result<bool, Failure> {
+    let refused = |error: towpath_netlink::Error| {
+        Failure::new(format!("{error}; ip link shows the interfaces of this network namespace"))
+    };
+    let link = Netlink::open().and_then(|mut kernel| kernel.link(name)).map_err(refused)?;
+    Ok(link.kind.as_deref() == Some(TAP_KIND))
 }
 
 fn open_tap(name: &str, settings: &Settings) -> Result<Opened, Failure> {

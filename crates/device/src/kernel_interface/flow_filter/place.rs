@@ -6,7 +6,7 @@
 
 use towpath_bpf::{AssembleError, Assembler, Instruction, Label, Op, Reg, Size};
 
-use super::program::{QUEUE, ZERO_INDEX, lookup};
+use super::stack::{QUEUE, ZERO_INDEX, lookup};
 
 /// The bytes of a packet's beginning that the program reads behind the driver: as many as the headers'
 /// parser.

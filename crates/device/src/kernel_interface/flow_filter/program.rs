@@ -17,10 +17,11 @@
 use towpath_bpf::{AssembleError, Assembler, Instruction, Label, Op, Reg, Size};
 
 use super::key::{
-    ETHERTYPE, FIELDS_BYTES, HAS, HAS_IP, HAS_IPV6, HAS_PORTS, KEY_BYTES, LOCAL_IP, LOCAL_PORT,
-    MAC, PROTOCOL, REMOTE_IP, REMOTE_PORT, VLAN,
+    ETHERTYPE, FIELDS_BYTES, HAS, HAS_IP, HAS_IPV6, HAS_PORTS, LOCAL_IP, LOCAL_PORT, MAC, PROTOCOL,
+    REMOTE_IP, REMOTE_PORT, VLAN,
 };
 use super::place::Place;
+use super::stack::{EXTENSION_OFFSET, HAS_QUOTED, IS_FRAGMENT, LOOKUP_KEY, PACKET, QUOTED, lookup};
 
 /// The most masks.
 pub(super) const MASKS: usize = 16;
@@ -36,25 +37,6 @@ pub(crate) struct MapFds {
     pub(crate) masks: i32,
     pub(crate) flows: i32,
 }
-
-/// `bpf_map_lookup_elem` (`enum bpf_func_id`).
-const MAP_LOOKUP: i32 = 1;
-
-/// Offsets on the stack, from its end.
-const LOOKUP_KEY: i16 = -(KEY_BYTES as i16);
-const PACKET: i16 = LOOKUP_KEY - FIELDS_BYTES as i16;
-const QUOTED: i16 = PACKET - FIELDS_BYTES as i16;
-/// The hardware queue.
-pub(super) const QUEUE: i16 = QUOTED - 8;
-/// 1 if the packet quotes another one.
-const HAS_QUOTED: i16 = QUOTED - 4;
-/// 1 for an IPv6 fragment.
-const IS_FRAGMENT: i16 = QUOTED - 12;
-/// The offset of an IPv6 extension header. Not 8-byte aligned: at an aligned slot the verifier tracks
-/// each value, and checks the rest of the program once per value.
-const EXTENSION_OFFSET: i16 = QUOTED - 14;
-/// An index into a map of one entry.
-pub(super) const ZERO_INDEX: i16 = QUOTED - 24;
 
 const MAX_EXTENSION_HEADERS: usize = towpath_packet::headers::MAX_EXTENSION_HEADERS;
 /// Above the sum of the headers before the transport header, and in the verifier's reach.
@@ -435,14 +417,6 @@ impl Program {
         asm.jump_if(Op::Below, Reg::R7, MASKS as i32, again);
         asm.place(end);
     }
-}
-
-/// Looks a key on the stack up in a map.
-pub(super) fn lookup(asm: &mut Assembler, map: i32, key: i16) {
-    asm.load_map(Reg::R1, map);
-    asm.copy(Reg::R2, Reg::R10);
-    asm.op(Op::Add, Reg::R2, key.into());
-    asm.call(MAP_LOOKUP);
 }
 
 /// Goes to `otherwise` unless this many bytes from R7 on are within the packet.

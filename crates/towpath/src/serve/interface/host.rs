@@ -11,7 +11,6 @@ use tracing::{info, warn};
 
 use super::super::settings::Settings;
 use super::super::values::{Lease, Subnet as GivenSubnet, limit};
-use super::Opened;
 use crate::failure::Failure;
 
 /// What the server asks of the driver.
@@ -29,14 +28,14 @@ pub(super) fn open(
     name: &str,
     settings: &Settings,
     attach: impl FnOnce(&Wanted) -> Result<Box<dyn Device>, Failure>,
-) -> Result<Opened, Failure> {
+) -> Result<(Box<dyn Device>, Option<Subnets>), Failure> {
     let subnets = check(name, settings)?;
     let wanted = Wanted {
         interface: name.to_owned(),
         host: settings.share_host,
         owner: settings.user.as_ref().map(|user| user.uid),
     };
-    Ok(Opened { device: attach(&wanted)?, subnets })
+    Ok((attach(&wanted)?, subnets))
 }
 
 /// Checks the settings and the interface. Returns the networks of the applications, if the interface
