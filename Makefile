@@ -24,6 +24,7 @@ test-filter:
 	TOWPATH_FILTER_INPUTS=10000000 cargo test --release -p towpath-device --lib flow_filter -- --nocapture
 
 test-experiments:
+	cargo build --release -p towpath -p towpath-examples -p towpath-lab-web
 	cargo test --release -p towpath-lab --test experiments
 
 test-beside-a-server:
@@ -45,14 +46,16 @@ tsan:
 fuzz:
 	fuzz/short
 
-experiments = queue demux optimistic notify switch peers isolation attacks tap tcp coexistence xdp notre-dame cambridge karlsruhe penn \
+experiments = queue demux optimistic notify switch peers isolation attacks tap tcp coexistence sharing xdp notre-dame cambridge karlsruhe penn \
     freebsd waiting scale watchdog
 
 bench:
+	cargo build --release -p towpath -p towpath-examples -p towpath-lab-web
 	for name in $(experiments); do cargo run --release -p towpath-lab -- $$name || exit 1; done
 
 # Measures the figures of the documents anew.
 figures:
+	cargo build --release -p towpath -p towpath-examples -p towpath-lab-web
 	for name in $(experiments); do \
 	    cargo run --release -p towpath-lab -- $$name --out lab/results --pictures docs/pictures || exit 1; done
 	cargo run --release -p towpath-lab -- report

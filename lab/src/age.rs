@@ -23,6 +23,7 @@ fn code(experiment: &str) -> &'static [&'static str] {
         Some(
             Experiment::Tcp
             | Experiment::Coexistence
+            | Experiment::Sharing
             | Experiment::Karlsruhe
             | Experiment::FreeBsd
             | Experiment::Scale,
@@ -34,6 +35,14 @@ fn code(experiment: &str) -> &'static [&'static str] {
             "crates/client",
             "crates/stack",
             "crates/net",
+        ],
+        Some(Experiment::Xdp) => &[
+            "crates/queue",
+            "crates/packet",
+            "crates/device",
+            "crates/server",
+            "crates/client",
+            "crates/embedded",
         ],
         Some(Experiment::Penn) => &[
             "crates/queue",

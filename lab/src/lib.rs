@@ -18,6 +18,7 @@
 //! | `isolation` | a neighbour's throughput while another application dies |
 //! | `attacks` | a neighbour's round trips and attachments while a hostile program attacks the server |
 //! | `tap` | reads and writes of a TAP by io_uring, beside one call each |
+//! | `sharing` | a host that shares its address: TCP, a web server, and the kernel beside them |
 //! | `xdp` | round trips over AF_XDP on veth: bare, embedded, server, and kernel sockets |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
@@ -72,6 +73,7 @@ mod race;
 pub mod report;
 pub mod results;
 mod scale;
+mod sharing;
 mod softirq;
 pub mod statistics;
 #[cfg(test)]
@@ -144,6 +146,8 @@ pub enum Experiment {
     Tcp,
     /// An interface that the kernel and a server share.
     Coexistence,
+    /// A host that shares its address with applications.
+    Sharing,
     /// Round trips over AF_XDP on veth.
     Xdp,
     /// Tracey and Banerji: the double round trip of a small frame, with each technique on and off.
@@ -166,7 +170,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 21] = [
+    pub const ALL: [Experiment; 22] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -179,6 +183,7 @@ impl Experiment {
         Experiment::Tap,
         Experiment::Tcp,
         Experiment::Coexistence,
+        Experiment::Sharing,
         Experiment::Xdp,
         Experiment::NotreDame,
         Experiment::Cambridge,
@@ -206,6 +211,7 @@ impl Experiment {
             Experiment::Tap => "tap",
             Experiment::Tcp => "tcp",
             Experiment::Coexistence => "coexistence",
+            Experiment::Sharing => "sharing",
             Experiment::Xdp => "xdp",
             Experiment::NotreDame => "notre-dame",
             Experiment::Cambridge => "cambridge",
@@ -244,6 +250,9 @@ impl Experiment {
             Experiment::Tap => "reads and writes of a TAP: a call per packet, against io_uring",
             Experiment::Tcp => "TCP between the kernel and a host over TAP, and over veth",
             Experiment::Coexistence => "TCP on an interface that the kernel and a server share",
+            Experiment::Sharing => {
+                "a host's address, shared: TCP, a web server, and the kernel's own"
+            }
             Experiment::Xdp => "round trips over AF_XDP on veth: bare, embedded, server, and UDP",
             Experiment::NotreDame => "Tracey and Banerji: round trips, each technique on and off",
             Experiment::Cambridge => "Riddoch and Pope: message sizes, idle endpoints, load",
@@ -265,6 +274,7 @@ impl Experiment {
                 | Experiment::Tap
                 | Experiment::Tcp
                 | Experiment::Coexistence
+                | Experiment::Sharing
                 | Experiment::Xdp
                 | Experiment::NotreDame
                 | Experiment::Cambridge
@@ -309,6 +319,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Tap => tap::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,
         Experiment::Coexistence => coexistence::measure(settings)?,
+        Experiment::Sharing => sharing::measure(settings)?,
         Experiment::Xdp => xdp::measure(settings)?,
         Experiment::NotreDame => notre_dame::measure(settings)?,
         Experiment::Cambridge => cambridge::measure(settings)?,

@@ -49,6 +49,9 @@ const COEXISTENCE: &str = "\
 What does the filter of an interface that the kernel and a server share cost the kernel's own TCP? What \
 is left for the kernel while an application receives, and how does the application's TCP compare with \
 the kernel's on the same interface?";
+const SHARING: &str = "\
+    How do TCP and a web server of an application at a host's own address compare with the kernel's, and \
+    what do the kernel's own connections, pings and an ssh session notice of it?";
 const XDP: &str = "\
     How long does a round trip over AF_XDP on a veth pair take with the engine inside of the \
     application, and with a server between, beside a bare socket, awake, and beside the kernel's \
@@ -97,6 +100,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Tap => TAP,
         Experiment::Tcp => TCP,
         Experiment::Coexistence => COEXISTENCE,
+        Experiment::Sharing => SHARING,
         Experiment::Xdp => XDP,
         Experiment::NotreDame => NOTRE_DAME,
         Experiment::Cambridge => CAMBRIDGE,

@@ -180,6 +180,22 @@ fn coexistence() {
     );
 }
 
+/// The programs of the project have to be built, as `make test-experiments` does; those of the
+/// system need not be installed.
+#[test]
+fn sharing() {
+    whole(
+        "sharing",
+        "sharing",
+        &[
+            "native: application receives, to the kernel",
+            "generic: application sends, to the kernel",
+            "generic: kernel receives over the untouched pair",
+        ],
+        &[],
+    );
+}
+
 #[test]
 fn xdp() {
     whole(

@@ -1,0 +1,161 @@
+//! A host that shares its address: the product's own server on one end of a veth pair, the kernel's
+//! sockets of another host at the far end, and a second pair that nothing is attached to.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use towpath_net::Network;
+use towpath_testkit::{End, Namespace, connect};
+
+use crate::child::{Child, OwnSocket, Role};
+use crate::process::XdpMode;
+
+/// The shared interface, and the addresses of both ends.
+pub(super) const INTERFACE: &str = "tpshare0";
+pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+pub(super) const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+/// The near end of the pair that nothing is attached to.
+pub(super) const UNTOUCHED: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+const UNTOUCHED_FAR: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
+/// The time limit of a start.
+const STARTS: Duration = Duration::from_secs(10);
+
+/// Both hosts, and a directory for files.
+pub(super) struct Hosts {
+    pub(super) there: Namespace,
+    directory: OwnSocket,
+    _keeper: Child,
+}
+
+impl Hosts {
+    pub(super) fn new() -> anyhow::Result<Hosts> {
+        let (here, there) = (Namespace::current()?, Namespace::create()?);
+        for namespace in [&here, &there] {
+            let _ = namespace.silence();
+            // Timestamps take 12 bytes of each of the kernel's segments, and none of ours.
+            let _ = namespace.set("net.ipv4.tcp_timestamps", "0");
+            let _ = namespace.set("net.ipv4.ip_local_port_range", "10000 65000");
+        }
+        for (near, far, [own, other]) in [
+            (INTERFACE, "tpshare1", [NEAR, FAR]),
+            ("tpshare2", "tpshare3", [UNTOUCHED, UNTOUCHED_FAR]),
+        ] {
+            let address = |ip: Ipv4Addr| format!("{ip}/24").parse();
+            connect(
+                &End { namespace: &here, name: near, addresses: &[address(own)?] },
+                &End { namespace: &there, name: far, addresses: &[address(other)?] },
+                None,
+            )?;
+        }
+        let directory = OwnSocket::new()?;
+        let keeper = Child::start(&Role::Keep { directory: directory.directory().to_owned() })?;
+        Ok(Hosts { there, directory, _keeper: keeper })
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        self.directory.directory()
+    }
+}
+
+/// Returns a program of this project, which lies beside this one; or the line of a report.
+pub(super) fn own_program(name: &str) -> Result<PathBuf, String> {
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    let path = own.with_file_name(name);
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(format!(
+        "there is no {name} beside this program; build it with: cargo build --release -p towpath -p \
+         towpath-examples -p towpath-lab-web"
+    ))
+}
+
+/// Returns the path of a program of the system; or the line of a report.
+pub(super) fn program(name: &str, package: &str) -> Result<PathBuf, String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Debian has daemons outside of the usual path.
+    let places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    let found = places.map(|place| place.join(name)).find(|path| path.is_file());
+    found.ok_or_else(|| format!("there is no {name}; install it with: apt-get install {package}"))
+}
+
+/// A process that ends with this value, and with this program.
+pub(super) struct Running(pub(super) std::process::Child);
+
+impl Running {
+    /// Starts a program with its arguments. `inside`: its network namespace. What it says goes
+    /// nowhere, unless the caller sets its output.
+    pub(super) fn start(
+        program: &Path,
+        inside: Option<&Namespace>,
+        prepare: impl FnOnce(&mut Command),
+    ) -> anyhow::Result<Running> {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM"]).arg(program);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        prepare(&mut command);
+        if let Some(namespace) = inside {
+            namespace.contain(&mut command);
+        }
+        Ok(Running(command.spawn().with_context(|| program.display().to_string())?))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let until = Instant::now() + Duration::from_secs(3);
+        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The server, `towpath serve --share-host`, and an application's network.
+pub(super) struct Server {
+    // The application ends first.
+    pub(super) network: Network,
+    pub(super) socket: PathBuf,
+    _process: Running,
+}
+
+impl Server {
+    pub(super) fn start(hosts: &Hosts, towpath: &Path, mode: XdpMode) -> anyhow::Result<Server> {
+        let socket = hosts.directory().join(format!("{}.sock", mode.name()));
+        let device = format!("xdp:{INTERFACE},mode={}", mode.name());
+        let log = std::fs::File::create(hosts.directory().join("log"))?;
+        let mut process = Running::start(towpath, None, |command| {
+            command.args(["serve", "--device", &device, "--share-host", "--socket"]).arg(&socket);
+            command.stderr(log);
+        })?;
+        let until = Instant::now() + STARTS;
+        loop {
+            match Network::attach(&socket) {
+                Ok(network) => return Ok(Server { network, socket, _process: process }),
+                Err(error) => {
+                    let ended = process.0.try_wait()?.is_some();
+                    if ended || Instant::now() > until {
+                        let said = std::fs::read_to_string(hosts.directory().join("log"));
+                        let said = said.unwrap_or_default();
+                        bail!("towpath serve: {error}: {}", said.lines().last().unwrap_or(""));
+                    }
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+        }
+    }
+
+    /// Returns the shared address, with a port.
+    pub(super) fn at(&self, port: u16) -> anyhow::Result<SocketAddr> {
+        let ours = self.network.addresses().into_iter().find(IpAddr::is_ipv4);
+        Ok(SocketAddr::new(ours.context("the application got no IPv4 address")?, port))
+    }
+}

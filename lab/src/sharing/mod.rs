@@ -1,0 +1,67 @@
+//! A host that shares its address with applications: TCP and a web server of an application beside
+//! the kernel's, and what the kernel's own connections notice of it.
+
+mod beside;
+mod host;
+mod others;
+mod streams;
+mod web;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::anyhow;
+
+use crate::Settings;
+use crate::process::XdpMode;
+use crate::report::Outcome;
+use host::{Hosts, Server};
+use others::Ssh;
+use web::Programs;
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let towpath = host::own_program("towpath").map_err(|why| anyhow!(why))?;
+    let hosts = Hosts::new()?;
+    let mut outcome = Outcome { how: HOW.into(), ..Outcome::default() };
+    let ping = found(host::program("ping", "iputils-ping"), &mut outcome);
+    let ssh = found(Ssh::find(), &mut outcome);
+    let programs = found(Programs::find(), &mut outcome);
+    let window = Duration::from_millis(if settings.quick { 100 } else { 1000 });
+    // wrk counts whole seconds, so with --quick the web servers have one pair alone.
+    let seconds = if settings.quick { 1 } else { 2 };
+    for mode in XdpMode::ALL {
+        if let Some(ping) = &ping {
+            beside::attachments(&hosts, ping, mode, &mut outcome)?;
+        }
+        let server = Server::start(&hosts, &towpath, mode)?;
+        let pairs = (settings.pairs(), window);
+        streams::measure(&hosts, &server, mode, pairs, &mut outcome)?;
+        if let (Some(ping), Some(ssh)) = (&ping, &ssh) {
+            let how = (mode, settings.pairs(), window);
+            let programs: (&Path, &Ssh) = (ping, ssh);
+            beside::bulk(&hosts, &server, programs, how, &mut outcome)?;
+        }
+        if let Some(programs) = programs.as_ref().filter(|_| !settings.quick || is_default(mode)) {
+            let pairs = if settings.quick { 1 } else { settings.pairs() };
+            web::measure(&hosts, &server, programs, (mode, pairs, seconds), &mut outcome)?;
+        }
+    }
+    Ok(outcome)
+}
+
+/// Returns `true` for the mode that a server chooses for a veth.
+fn is_default(mode: XdpMode) -> bool {
+    mode == XdpMode::Generic
+}
+
+/// Returns what was found, or reports why not.
+fn found<T>(found: Result<T, String>, outcome: &mut Outcome) -> Option<T> {
+    found.map_err(|why| outcome.missing.push(why)).ok()
+}
+
+const HOW: &str = "\
+    a server, towpath serve --share-host, on one end of a veth pair, whose far end is another host of \
+    the kernel's; engine and application sleep when idle; 1 500 bytes of MTU, no TCP timestamps, so \
+    that segments are equal; one TCP flow; the kernel's sockets use the same pair with the filter \
+    attached, and the untouched pair nothing is attached to; web: 16 connections of wrk, one thread, \
+    at the far end; nothing pinned";
