@@ -24,6 +24,8 @@ use towpath_tests::{PATIENCE, eventually, frames};
 
 use crate::senders::{RING, Sender, World, world};
 
+/// Rounds after which packets must have taken both ways to the device.
+const MOST_ROUNDS: u64 = 2000;
 /// Packets that the server may have taken and not handed to the device: docs/scheduling.md.
 const BACKLOG: usize = 32;
 /// Expedited packets that may wait for the device.
@@ -575,7 +577,12 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
             (Setting::Quota, 0, 3),
             (Setting::TickMultiple, 1, 4),
         ];
-        for round in 0..80 {
+        for round in 0u64.. {
+            // On a busy machine, packets take one of the two ways only now and then.
+            let moved = |counter| world.counter(counter) > 100;
+            if round >= MOST_ROUNDS || round >= 80 && moved("tx_direct") && moved("tx_queued") {
+                break;
+            }
             if random.below(2) == 0 {
                 let setting = device[random.below(device.len() as u64) as usize];
                 world.set(setting, random.below(2));
@@ -631,9 +638,10 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
         let sent: u64 = senders.iter().map(|one| one.next).sum();
         eventually("all is counted", || {
             let (direct, queued) = (world.counter("tx_direct"), world.counter("tx_queued"));
-            direct > 100 && direct + queued == sent && world.counter("tx_drained") == queued
+            direct + queued == sent && world.counter("tx_drained") == queued
         });
-        assert!(world.counter("tx_queued") > 100);
+        let (direct, queued) = (world.counter("tx_direct"), world.counter("tx_queued"));
+        assert!(direct > 100 && queued > 100, "{direct} direct, {queued} queued");
     }
 }
 
