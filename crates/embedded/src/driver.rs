@@ -289,6 +289,13 @@ impl Driver {
         }
     }
 
+    /// Notes that the thread that slept is awake.
+    pub(super) fn disarm(&mut self) {
+        if let Some(bell) = &mut self.bell {
+            bell.awake();
+        }
+    }
+
     /// Returns the descriptor by which the device wakes a thread.
     pub(super) fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
         self.queue.sleep_fd()

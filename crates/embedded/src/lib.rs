@@ -23,6 +23,7 @@
 //!     while embedded.receive(32, |packet, _| println!("{} bytes", packet.len())) > 0 {}
 //!     if embedded.arm() == Some(Armed::Sleep) {
 //!         sleep_on(embedded.sleep_fd());
+//!         embedded.disarm();
 //!     }
 //! }
 //! # }
@@ -230,6 +231,17 @@ impl Embedded {
         armed
     }
 
+    /// Tells other calls that the caller is awake again, after a sleep that [`Embedded::arm`] allowed.
+    /// The call is optional. Without it, the next packet that a thread sends before the next
+    /// [`Embedded::arm`] notifies the caller, which costs two system calls.
+    pub fn disarm(&self) {
+        // A thread inside may notify the caller, who is awake. That does no harm.
+        let Some(mut entered) = self.section.try_enter() else { return };
+        entered.state().disarm();
+        let took_all = !entered.state().has_waiting();
+        self.exit(entered, took_all);
+    }
+
     /// Resets the device now; if another thread is inside, that thread resets it before it leaves.
     pub fn reset(&self) {
         self.section.request(RESET);
@@ -237,7 +249,8 @@ impl Embedded {
     }
 
     /// Receives at most `budget` packets, and at most 32. Returns their number, which is 0 also
-    /// when another thread is inside. `each` may send.
+    /// when another thread is inside. `each` may send. The first call gives the device its receive
+    /// buffers; the device drops packets that arrive before it.
     pub fn receive(&self, budget: usize, each: impl FnMut(&[u8], Meta)) -> usize {
         let Some(mut entered) = self.section.try_enter() else { return 0 };
         let took_all = pump(&mut entered);

@@ -12,6 +12,8 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 pub(super) struct Bell {
     eventfd: OwnedFd,
     sleeps: Option<Sleeps>,
+    /// `true` if the eventfd holds a notification.
+    notified: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,7 +32,7 @@ pub(super) fn over(device: BorrowedFd<'_>) -> io::Result<(OwnedFd, Bell)> {
     // The sleeper does not need to know which of the two woke it.
     epoll::add(&both, device, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
     epoll::add(&both, &eventfd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-    Ok((both, Bell { eventfd, sleeps: None }))
+    Ok((both, Bell { eventfd, sleeps: None, notified: false }))
 }
 
 impl Bell {
@@ -40,10 +42,17 @@ impl Bell {
         self.sleeps = Some(if for_sent { Sleeps::ForSent } else { Sleeps::ForPackets });
     }
 
+    /// Notes that no thread sleeps.
+    pub(super) fn awake(&mut self) {
+        self.sleeps = None;
+    }
+
     /// Notes that no thread sleeps, and takes pending notifications.
     pub(super) fn silence(&mut self) {
-        self.sleeps = None;
-        let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
+        self.awake();
+        if std::mem::take(&mut self.notified) {
+            let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
+        }
     }
 
     /// Notes that the driver must poll the device again for sent packets. A thread that sleeps only
@@ -58,6 +67,7 @@ impl Bell {
     pub(super) fn notify(&mut self) {
         if self.sleeps.take().is_some() {
             let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
+            self.notified = true;
         }
     }
 }
@@ -92,6 +102,11 @@ mod tests {
         bell.sent();
         assert!(is_readable(&both), "the device does not wake the thread for sent packets");
         bell.silence();
+        assert!(!is_readable(&both), "the notification is taken");
+        bell.sleeps(false);
+        bell.awake();
+        bell.sent();
+        assert!(!is_readable(&both), "the thread is awake");
         rustix::io::write(&device, &1_u64.to_ne_bytes()).unwrap();
         assert!(is_readable(&both), "the device itself wakes the thread");
     }

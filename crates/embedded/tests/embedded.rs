@@ -242,6 +242,16 @@ fn a_sleeping_thread_is_woken_by_room_and_by_packets() {
         assert_eq!(driver.arm(), Some(Armed::Work));
         assert_eq!(driver.receive(9, |_, _| ()), 1);
         assert_eq!(driver.receive(9, |_, _| ()), 0);
+        // A thread that is awake again needs no notification.
+        asleep("nothing waits");
+        driver.disarm();
+        driver.send(&packet(0, 0)).unwrap();
+        assert!(!is_readable(&driver, Duration::ZERO), "no thread sleeps");
+        wait("the packet", || {
+            driver.drive();
+            far.receive().is_some()
+        });
+        wait("completion of the packet", || driver.drive() == Some(0));
         // A reset makes the device forget the wake-ups that a thread requested.
         asleep("before the reset");
         driver.reset();
