@@ -118,6 +118,7 @@ fn sleep(embedded: &towpath_embedded::Embedded) -> anyhow::Result<()> {
         let fd = embedded.sleep_fd().context("a device without a descriptor")?;
         let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
         poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout))?;
+        embedded.disarm();
     }
     Ok(())
 }

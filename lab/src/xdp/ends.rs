@@ -53,7 +53,10 @@ impl End {
                 ..Options::default()
             };
             let device = Box::new(XdpDevice::open(&options)?);
-            return Ok(End::Embedded(Embedded::new(device, Config::default())?));
+            let embedded = Embedded::new(device, Config::default())?;
+            // The first call gives the device its receive buffers, which the first answer needs.
+            embedded.receive(0, |_, _| ());
+            return Ok(End::Embedded(embedded));
         }
         let index = Netlink::open()?.index(interface)?;
         let sockets = Map::create(MapKind::Xsk, "lab_sockets", 4, 4, 1)?;
