@@ -19,7 +19,7 @@ use super::{Bench, rounds};
 use crate::process::{Process, Serving, Wire, XdpMode};
 use crate::report::Row;
 use crate::softirq::softirq_time;
-use crate::statistics::{Summary, ratios};
+use crate::statistics::{Measured, Summary, in_turn, ratios};
 use crate::trip::{PATIENCE, in_thread};
 
 /// The limits of Towpath's ratios to the better kind of testpmd.
@@ -242,11 +242,11 @@ impl Drop for Pmd {
     }
 }
 
-/// The values of one comparison: of each side, packets and processor time.
-#[derive(Default)]
-struct Compared {
-    ours: [Vec<f64>; 2],
-    base: [Vec<f64>; 2],
+/// The values of one receiver: packets and processor time, of each round.
+#[derive(Clone, Default)]
+struct Windows {
+    mpps: Vec<f64>,
+    time_ns: Vec<f64>,
 }
 
 /// Measures both modes beside both kinds of testpmd. The faster kind is the peer.
@@ -264,68 +264,72 @@ pub(super) fn measure(bench: &mut Bench) -> anyhow::Result<()> {
     }
     for mode in XdpMode::ALL {
         let mut ours = Towpath::start(bench, &words, mode)?;
-        let mut best: Option<(&str, Compared)> = None;
-        for (name, pmd) in &mut kinds {
-            let compared = compare(bench, &mut ours, pmd);
-            let failed = |why| bench.missing(format!("DPDK, AF_XDP, {name}: {why}"));
-            let Some(compared) = rounds::settled(compared, failed)? else { continue };
-            context(bench, (mode, *name), &compared);
-            let median = |one: &Compared| Summary::of(&one.base[0]).median;
-            if best.as_ref().is_none_or(|(_, best)| median(best) < median(&compared)) {
-                best = Some((*name, compared));
-            }
+        let windows = in_rounds(bench, &mut ours, &mut kinds);
+        let failed = |why| bench.missing(format!("DPDK, AF_XDP, {}: {why}", mode.name()));
+        let Some(windows) = rounds::settled(windows, failed)? else { continue };
+        let [ours, bases @ ..] = windows.as_slice() else { continue };
+        context(bench, &format!("{}: Towpath", mode.name()), ours);
+        let bases: Vec<_> = kinds.iter().map(|(name, _)| *name).zip(bases).collect();
+        for (name, base) in &bases {
+            context(bench, &format!("beside {}: {name}", mode.name()), base);
         }
-        if let Some((name, best)) = best {
-            headline(bench, (mode, name), &best);
+        let median = |windows: &Windows| Summary::of(&windows.mpps).median;
+        let faster =
+            |(_, a): &(_, &Windows), (_, b): &(_, &Windows)| median(a).total_cmp(&median(b));
+        if let Some((name, base)) = bases.into_iter().max_by(faster) {
+            headline(bench, (mode, name), ours, base);
         }
     }
     Ok(())
 }
 
-/// Measures Towpath and a kind of testpmd in turn.
-fn compare(bench: &Bench, ours: &mut Towpath, pmd: &mut Pmd) -> anyhow::Result<Compared> {
+/// Measures Towpath and all kinds of testpmd in turn. Returns the windows of each, Towpath first.
+fn in_rounds(
+    bench: &Bench,
+    ours: &mut Towpath,
+    kinds: &mut [(&str, Pmd)],
+) -> anyhow::Result<Vec<Windows>> {
     let window = bench.window.max(SHORTEST);
-    let mut compared = Compared::default();
+    let mut times = vec![Vec::new(); 1 + kinds.len()];
+    let (first, rest) = times.split_first_mut().context("no receiver")?;
     let note = |times: &mut Vec<f64>, got: anyhow::Result<Window>| {
         let Window { mpps, time_ns } = got?;
         times.push(time_ns);
         anyhow::Ok(mpps)
     };
-    let pairs = rounds::pairs(
-        bench.settings.pairs(),
-        || note(&mut compared.ours[1], ours.run(window)),
-        || note(&mut compared.base[1], pmd.run(window)),
-    )?;
-    // As of the packets, the first pair does not count.
-    compared.ours[1].remove(0);
-    compared.base[1].remove(0);
-    (compared.ours[0], compared.base[0]) = (pairs.ours, pairs.base);
-    Ok(compared)
+    let mut own = || note(first, ours.run(window));
+    let pmds = kinds.iter_mut().zip(rest);
+    let mut pmds: Vec<_> = pmds
+        .map(|((_, pmd), times)| move || rounds::of_peer(note(times, pmd.run(window))))
+        .collect();
+    let mut things: Vec<Measured<'_>> = vec![&mut own];
+    things.extend(pmds.iter_mut().map(|one| one as Measured<'_>));
+    let packets = in_turn(bench.settings.pairs(), &mut things)?;
+    // As of the packets, the first round does not count.
+    let windows = packets.into_iter().zip(times);
+    Ok(windows.map(|(mpps, times)| Windows { mpps, time_ns: times[1..].to_vec() }).collect())
 }
 
 fn row(name: &str, unit: &str, values: &[f64]) -> Row {
     Row::new(name, &[("packet_bytes", PACKET_BYTES as f64)], unit, values)
 }
 
-fn context(bench: &mut Bench, (mode, kind): (XdpMode, &str), compared: &Compared) {
-    let mode = mode.name();
-    let Compared { ours, base } = compared;
+fn context(bench: &mut Bench, name: &str, windows: &Windows) {
     bench.outcome.context.extend([
-        row(&format!("AF_XDP, {mode}: Towpath beside {kind}"), "Mpps", &ours[0]),
-        row(&format!("AF_XDP: {kind} beside Towpath, {mode}"), "Mpps", &base[0]),
-        row(&format!("AF_XDP, {mode}: Towpath beside {kind}: processor time"), "ns", &ours[1]),
-        row(&format!("AF_XDP: {kind} beside Towpath, {mode}: processor time"), "ns", &base[1]),
+        row(&format!("AF_XDP, {name}"), "Mpps", &windows.mpps),
+        row(&format!("AF_XDP, {name}: processor time"), "ns", &windows.time_ns),
     ]);
 }
 
 /// Adds the ratios to the better kind. testpmd receives in native mode, so the limits are those of
 /// that mode.
-fn headline(bench: &mut Bench, (mode, kind): (XdpMode, &str), compared: &Compared) {
+fn headline(bench: &mut Bench, (mode, kind): (XdpMode, &str), ours: &Windows, base: &Windows) {
     let name = format!("AF_XDP, {}: Towpath to {kind}", mode.name());
-    let Compared { ours, base } = compared;
-    let mut packets = row(&format!("{name}: packets/s"), "ratio", &ratios(&ours[0], &base[0]));
-    let time = format!("{name}: processor time per packet");
-    let mut time = row(&time, "ratio", &ratios(&ours[1], &base[1]));
+    let ratio = |what: &str, ours: &[f64], base: &[f64]| {
+        row(&format!("{name}: {what}"), "ratio", &ratios(ours, base))
+    };
+    let mut packets = ratio("packets/s", &ours.mpps, &base.mpps);
+    let mut time = ratio("processor time per packet", &ours.time_ns, &base.time_ns);
     if mode == XdpMode::Native {
         (packets, time) = (packets.at_least(PACKETS_AT_LEAST), time.at_most(TIME_AT_MOST));
     }

@@ -15,7 +15,7 @@ impl std::fmt::Display for PeerFailed {
 impl std::error::Error for PeerFailed {}
 
 /// Marks errors of a peer.
-fn of_peer<T>(outcome: anyhow::Result<T>) -> anyhow::Result<T> {
+pub(super) fn of_peer<T>(outcome: anyhow::Result<T>) -> anyhow::Result<T> {
     outcome.map_err(|error| PeerFailed(error).into())
 }
 
