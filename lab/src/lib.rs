@@ -28,6 +28,7 @@
 //! | [`results`], [`age`] | the last full run of each experiment, in `lab/results` |
 //! | [`page`], `headlines` | the page `docs/benchmarks.md` |
 //! | [`prose`] | figures in other pages |
+//! | [`guest`] | virtual machines that run scripts of checks |
 //! | [`documents`] | writes all of these, or compares them with the results |
 //! | `techniques` | techniques that can be switched on and off |
 //! | `child`, `process` | the other processes of an experiment |
@@ -49,6 +50,7 @@ pub mod figure;
 pub mod fit;
 mod flow;
 mod freebsd;
+pub mod guest;
 mod headlines;
 mod isolation;
 mod karlsruhe;

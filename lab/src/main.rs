@@ -25,10 +25,11 @@ Examples:
   towpath-lab queue --quick --json
   towpath-lab cambridge --out measured
   towpath-lab isolation --check
-  towpath-lab report --check"
+  towpath-lab report --check
+  towpath-lab guest --script package"
 )]
 struct Args {
-    /// The experiment, or `report`
+    /// The experiment, `report` or `guest`
     #[arg(required_unless_present = "role", value_parser = names(), value_name = "EXPERIMENT")]
     name: Option<String>,
     /// Print JSON and nothing else.
@@ -50,9 +51,11 @@ struct Args {
     /// from the results, which then stays as it is.
     #[arg(long)]
     check: bool,
-    /// For `report`: the directory of the repository.
+    /// For `report` and `guest`: the directory of the repository.
     #[arg(long, value_name = "DIRECTORY", default_value = ".")]
     repository: PathBuf,
+    #[command(flatten)]
+    guest: towpath_lab::guest::Options,
     /// Run as a child process of another measurement.
     #[arg(long, hide = true)]
     role: Option<String>,
@@ -61,8 +64,9 @@ struct Args {
 fn names() -> Vec<PossibleValue> {
     let report =
         PossibleValue::new("report").help("write the figures of lab/results into the documents");
+    let guest = PossibleValue::new("guest").help("run the checks of lab/guest in virtual machines");
     let experiment = |one: Experiment| PossibleValue::new(one.name()).help(one.about());
-    Experiment::ALL.into_iter().map(experiment).chain([report]).collect()
+    Experiment::ALL.into_iter().map(experiment).chain([report, guest]).collect()
 }
 
 /// Prints help and version as clap formats them, and an error in one line, as `towpath` does.
@@ -107,10 +111,16 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let name = args.name.as_deref().unwrap_or_default();
+    let more = args.quick || args.full || args.json || args.out.is_some();
+    ensure!(name == "guest" || args.guest.is_empty(), "--script and --kernel are for guest");
     if name == "report" {
-        let more = args.quick || args.full || args.json || args.out.is_some();
         ensure!(!more, "report takes only --check and --repository");
         return documents(&args.repository, args.check);
+    }
+    if name == "guest" {
+        ensure!(!more && !args.check, "guest takes only --script, --kernel and --repository");
+        let passed = towpath_lab::guest::run(&args.repository, &args.guest)?;
+        return Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     let experiment = Experiment::from_name(name).context("no such experiment")?;
     let settings = Settings { quick: args.quick, full: args.full };
@@ -181,7 +191,7 @@ mod tests {
             assert!(found.is_some_and(|text| text.ends_with(one.about())), "{line} {help}");
             assert!(one.about().len() <= 80, "{}", one.about());
         }
-        assert!(help.contains("- report:"), "{help}");
+        assert!(help.contains("- report:") && help.contains("- guest:"), "{help}");
     }
 
     #[test]

@@ -1,0 +1,103 @@
+# Runs script.sh in a guest, and reports each check. The first serial line is the console; this
+# script's output is the report.
+set -u
+PATH=/guest:/usr/sbin:/usr/bin:/sbin:/bin
+export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
+checks=0 failed=0
+
+# Runs a command, at most for 60 seconds. Its output is reported if it fails.
+check() {
+    local name=$1 status
+    shift
+    (
+        set -e
+        "$@"
+    ) >/run/check.output 2>&1
+    status=$?
+    checks=$((checks + 1))
+    if [ $status = 0 ]; then
+        echo "check ok $name"
+    else
+        failed=$((failed + 1))
+        echo "check FAILED $name"
+        tail -n 15 /run/check.output | sed 's/^/    /'
+        # What the machine looks like at the first failure, beside the journal at the end.
+        { echo "== $name: status $status"; cat /run/check.output; } >/dev/ttyS0
+    fi
+}
+
+# Waits until a command succeeds, at most 30 seconds.
+eventually() {
+    local tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        [ $tries -lt 150 ] || { echo "not within 30 seconds: $*"; return 1; }
+        sleep 0.2
+    done
+}
+
+fails() {
+    ! "$@"
+}
+
+# Another host, in a network namespace.
+far() {
+    ip netns exec far "$@"
+}
+
+# Joins two cards: the first keeps 192.0.2.1, and the second is the other host, with 192.0.2.200.
+network() {
+    ip netns list | grep -qw far || ip netns add far
+    ip link set "$2" netns far
+    far ip link set lo up
+    far ip address add 192.0.2.200/24 dev "$2"
+    far ip link set "$2" up
+    ip address add 192.0.2.1/24 dev "$1"
+    ip link set "$1" up
+    ip link set lo up
+    eventually ping -c 1 -W 1 192.0.2.200
+}
+
+# Starts a program as a user, under a name.
+application() {
+    local name=$1 user=$2
+    shift 2
+    systemctl reset-failed "$name.service" 2>/dev/null || true
+    systemd-run --quiet --unit="$name" --uid="$user" --property=KillSignal=SIGKILL "$@"
+}
+
+# The lines of a unit's journal. journalctl leaves with an error when grep has read enough.
+logged() {
+    journalctl --sync
+    journalctl --unit="$1" --no-pager --output=cat >/run/journal
+    grep -q -- "$2" /run/journal || { tail -n 5 /run/journal; echo "not logged: $2"; return 1; }
+}
+
+server_pid() {
+    systemctl show --property=MainPID --value "towpath@$1"
+}
+
+# Checks that servers have left nothing: no process, no XDP program, no socket.
+nothing_left() {
+    fails pgrep -a -u towpath
+    fails pgrep -a towpath
+    ip -details link >/run/links
+    fails grep -w 'xdp\|xdpgeneric' /run/links
+    fails grep -w promisc /run/links
+    [ -z "$(find /run/towpath -type s 2>/dev/null)" ]
+}
+
+finish() {
+    if [ $failed -gt 0 ]; then
+        journalctl --sync
+        journalctl --no-pager --boot >/dev/ttyS0
+    fi
+    echo "end $checks"
+    systemctl poweroff --force --force
+}
+trap finish EXIT
+
+echo "Linux $(uname -r)"
+systemctl start systemd-networkd-wait-online 2>/dev/null
+udevadm settle
+. /guest/script.sh

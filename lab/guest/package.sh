@@ -1,0 +1,231 @@
+# guest: kernel=stable,backports limit=240
+# The Debian package, from its installation to its removal, on an interface of a real driver.
+
+unit=towpath@intel0
+socket=/run/towpath/intel0.sock
+
+installs() {
+    useradd alice
+    useradd bob
+    dpkg -i /guest/towpath.deb
+    id towpath
+    stat -c '%U:%G %a' /run/towpath | grep -x 'root:towpath 1775'
+    towpath --version
+    test -e /usr/share/man/man1/towpath-serve.1.gz
+    test -e /usr/share/bash-completion/completions/towpath
+    towpath policy check /etc/towpath/policy.toml
+    systemd-analyze verify /usr/lib/systemd/system/towpath@.service
+}
+
+starts() {
+    systemctl enable --now $unit
+    systemctl is-active $unit
+    test -S $socket
+    towpath ls | grep -w intel0
+    logged $unit serving
+}
+
+runs_confined() {
+    local pid
+    pid=$(server_pid intel0)
+    # The server has given up the capabilities of its start.
+    grep -x 'CapEff:	0000000000000000' /proc/$pid/status
+    grep -x 'CapPrm:	0000000000000000' /proc/$pid/status
+    stat -c %U /proc/$pid | grep -x 'towpath\|root'
+    grep -E "^Uid:	$(id -u towpath)" /proc/$pid/status
+}
+
+refuses_by_default() {
+    fails setpriv --reuid=alice --regid=alice --init-groups web $socket /etc 8080 >/run/said 2>&1
+    cat /run/said
+    grep -i 'grant\|allow' /run/said
+}
+
+grants() {
+    printf '[[grant]]\nusers = ["alice"]\ndevices = ["intel0"]\n' >>/etc/towpath/policy.toml
+    systemctl reload $unit
+    eventually logged $unit 'policy reloaded'
+    application web alice /guest/web $socket /etc 8080
+    eventually logged web 'serving /etc'
+}
+
+serves_the_other_host() {
+    far curl -sS -m 10 http://192.0.2.1:8080/os-release | cmp - /etc/os-release
+    # The kernel goes on with everything else.
+    far ping -c 3 -W 5 192.0.2.1
+}
+
+refuses_others() {
+    fails setpriv --reuid=bob --regid=bob --init-groups web $socket /etc 8081 >/run/said 2>&1
+    cat /run/said
+    grep -i 'grant\|allow' /run/said
+}
+
+serves_programs_of_its_host() {
+    if [ "$(uname -r | cut -d . -f 1-2)" = 6.1 ]; then
+        # Before Linux 6.6, the server warns, and serves other hosts alone.
+        logged $unit 'programs of this host and applications .* do not reach each other'
+        fails curl -sS -m 5 http://192.0.2.1:8080/os-release
+    else
+        curl -sS -m 10 http://192.0.2.1:8080/os-release | cmp - /etc/os-release
+    fi
+}
+
+keeps_the_old_policy() {
+    cp /etc/towpath/policy.toml /run/policy.toml
+    echo 'nonsense = 1' >/etc/towpath/policy.toml
+    systemctl reload $unit
+    eventually logged $unit 'the old policy stays in force'
+    systemctl is-active $unit
+    serves_the_other_host
+    cp /run/policy.toml /etc/towpath/policy.toml
+}
+
+survives_an_upgrade() {
+    local before
+    before=$(server_pid intel0)
+    dpkg -i /guest/towpath.deb
+    [ "$(server_pid intel0)" = "$before" ]
+    grep alice /etc/towpath/policy.toml
+    serves_the_other_host
+}
+
+# The keeper holds the port until the next server takes over.
+takes_over() {
+    local server keeper
+    server=$(server_pid intel0)
+    keeper=$(pgrep -x towpath-keeper)
+    # The next server waits for a moment, so that there is a time to look at.
+    mkdir -p /run/systemd/system/$unit.service.d
+    printf '[Service]\nRestartSec=3\n' >/run/systemd/system/$unit.service.d/slow.conf
+    systemctl daemon-reload
+    kill -9 "$server"
+    sleep 1
+    [ "$(pgrep -x towpath-keeper)" = "$keeper" ]
+    ip -details link show intel0 | grep -w 'xdp\|xdpgeneric'
+    # The kernel would answer with a reset, at once.
+    fails far curl -sS -m 1 http://192.0.2.1:8080/os-release >/run/said 2>&1
+    cat /run/said
+    grep 'timed out' /run/said
+    eventually logged $unit 'took over from a server that was killed'
+    eventually systemctl is-active $unit
+    [ "$(server_pid intel0)" != "$server" ]
+    fails test -e "/proc/$keeper"
+    rm -r /run/systemd/system/$unit.service.d
+    systemctl daemon-reload
+    systemctl stop web || true
+    application web2 alice /guest/web $socket /etc 8080
+    eventually logged web2 'serving /etc'
+    serves_the_other_host
+}
+
+gives_up_a_wrong_option() {
+    echo 'TOWPATH_OPTIONS="--no-such-option"' >/etc/towpath/intel1.conf
+    fails systemctl start towpath@intel1
+    systemctl show --property=ExecMainStatus towpath@intel1 | grep -x ExecMainStatus=2
+    sleep 2
+    systemctl is-failed towpath@intel1
+    logged towpath@intel1 no-such-option
+    rm /etc/towpath/intel1.conf
+}
+
+# A server starts once its interface appears, and again when the interface comes back.
+waits_for_its_interface() {
+    systemctl start --no-block towpath@late0
+    eventually logged towpath@late0 late0
+    ip link add late0 type veth peer name late1
+    ip link set late1 up
+    ip link set late0 up
+    eventually systemctl is-active towpath@late0
+    ip link delete late0
+    eventually logged towpath@late0 'start the server again when the interface is back'
+    systemctl stop towpath@late0
+}
+
+# Besides the first server: its own conf file, and the other driver.
+leases() {
+    ip address add 198.51.100.1/24 dev virtio0
+    ip link set virtio0 up
+    ip link set virtio1 netns far
+    far ip address add 198.51.100.200/24 dev virtio1
+    far ip link set virtio1 up
+    echo 'TOWPATH_OPTIONS="--device xdp:virtio0 --lease 198.51.100.64/28 --allow-user alice"' \
+        >/etc/towpath/virtio0.conf
+    systemctl start towpath@virtio0
+    application echo alice /guest/udp_echo /run/towpath/virtio0.sock
+    eventually logged echo 'answering at'
+    far ping -c 3 -W 5 198.51.100.64
+    far ping -c 3 -W 5 198.51.100.1
+    systemctl stop towpath@virtio0
+    systemctl is-active $unit
+    serves_the_other_host
+}
+
+shares_virtio() {
+    sed 's/intel0/virtio0/' -i /etc/towpath/policy.toml
+    rm /etc/towpath/virtio0.conf
+    systemctl start towpath@virtio0
+    application virtio alice /guest/web /run/towpath/virtio0.sock /etc 8080
+    eventually logged virtio 'serving /etc'
+    far curl -sS -m 10 http://198.51.100.1:8080/os-release | cmp - /etc/os-release
+    systemctl stop towpath@virtio0
+    cp /run/policy.toml /etc/towpath/policy.toml
+}
+
+makes_a_tap() {
+    cp /usr/share/doc/towpath/examples/tap0.conf /etc/towpath/
+    sed 's/--policy [^"]*/--allow-user alice/' -i /etc/towpath/tap0.conf
+    systemctl start towpath@tap0
+    application tap alice /guest/udp_echo /run/towpath/tap0.sock
+    eventually logged tap 'answering at'
+    ping -c 3 -W 5 10.77.0.2
+    systemctl stop towpath@tap0
+    fails ip link show tap0
+}
+
+stops() {
+    systemctl stop $unit
+    nothing_left
+    # The kernel has the port again.
+    fails far curl -sS -m 5 http://192.0.2.1:8080/os-release >/run/said 2>&1
+    grep 'refused\|connect to' /run/said
+}
+
+is_removed() {
+    systemctl start $unit
+    apt-get remove --yes towpath
+    nothing_left
+    fails systemctl is-active $unit
+    fails test -e /run/towpath
+    test -e /etc/towpath/policy.toml
+}
+
+is_purged() {
+    apt-get purge --yes towpath
+    fails test -e /etc/towpath
+    fails find / -xdev -name '*towpath*' -not -path '/proc/*' -not -path '/sys/*' -not -path '/guest/*' \
+        -not -path '/var/log/*' -print -quit >/run/said
+    cat /run/said
+    test ! -s /run/said
+}
+
+check 'two cards of the driver e1000e reach each other' network intel0 intel1
+check 'the package installs' installs
+check 'the unit starts' starts
+check 'the server has no capability and is not root' runs_confined
+check 'without a grant, a user is refused' refuses_by_default
+check 'a reload grants a user' grants
+check 'an application serves another host, beside the kernel' serves_the_other_host
+check 'a user without a grant is refused' refuses_others
+check 'programs of the host, by kernel' serves_programs_of_its_host
+check 'a reload with an error keeps the old policy' keeps_the_old_policy
+check 'an upgrade leaves the server alone' survives_an_upgrade
+check 'after kill -9, the keeper holds until the next server takes over' takes_over
+check 'a wrong option is not tried again' gives_up_a_wrong_option
+check 'a server waits for its interface' waits_for_its_interface
+check 'addresses of a lease, on virtio-net' leases
+check 'ports of the host, on virtio-net' shares_virtio
+check 'a TAP' makes_a_tap
+check 'a stop leaves nothing' stops
+check 'a removal stops servers and leaves nothing' is_removed
+check 'a purge removes the configuration' is_purged

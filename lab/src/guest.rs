@@ -1,0 +1,97 @@
+//! `towpath-lab guest`: boots small virtual machines, and runs scripts of checks in them.
+//!
+//! QEMU emulates the machine in software (TCG), so no right and no device of the host is needed. The
+//! kernel comes from a Debian package, and the root file system with systemd is unpacked from memory
+//! (initramfs). A script in `lab/guest` names the kernels that it runs on, and reports each check on a
+//! serial line of its own.
+
+mod fetch;
+mod machine;
+mod outcome;
+mod script;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+
+use fetch::Cache;
+use machine::Machine;
+use script::Script;
+
+/// Programs of the examples that the checks start, beside this program.
+const PROGRAMS: [&str; 2] = ["web", "udp_echo"];
+
+/// The options of `towpath-lab guest`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Options {
+    /// For `guest`: run only the scripts of these names, such as package; may be given several times
+    #[arg(long, value_name = "NAME")]
+    script: Vec<String>,
+    /// For `guest`: run the scripts only on this kernel, stable or backports
+    #[arg(long, value_name = "KERNEL")]
+    kernel: Option<String>,
+}
+
+impl Options {
+    /// Returns `true` if no option is given.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.script.is_empty() && self.kernel.is_none()
+    }
+}
+
+/// Runs the scripts of a repository, each in a machine of its own per kernel. Prints each check.
+/// Returns `true` if all checks passed.
+///
+/// # Errors
+/// Fails if a program or a package is missing, or if no script is selected.
+pub fn run(repository: &Path, options: &Options) -> anyhow::Result<bool> {
+    let programs = std::env::current_exe()?;
+    let programs = programs.parent().context("this program is in no directory")?;
+    let target = programs.parent().context("this program is in no target directory")?;
+    let files = files(programs, target)?;
+    let folder = repository.join("lab/guest");
+    let scripts = Script::all(&folder)?;
+    if let Some(name) = options.script.iter().find(|name| !scripts.iter().any(|s| s.name == **name))
+    {
+        bail!("{}: no script {name}.sh", folder.display());
+    }
+    let cache = Cache::new(&target.join("guest"))?;
+    let (mut runs, mut failed) = (0, 0);
+    for script in scripts {
+        if !options.script.is_empty() && !options.script.contains(&script.name) {
+            continue;
+        }
+        for kernel in &script.kernels {
+            if options.kernel.as_ref().is_some_and(|only| only != kernel.name()) {
+                continue;
+            }
+            let machine = Machine::prepare(&cache, *kernel, &folder, &script, &files)?;
+            let outcome = machine.run(script.limit)?;
+            println!("{outcome}");
+            runs += 1;
+            failed += usize::from(!outcome.passed());
+        }
+    }
+    ensure!(runs > 0, "no script runs on this kernel");
+    println!("{runs} guests ran, {failed} failed");
+    Ok(failed == 0)
+}
+
+/// Returns the files that a guest gets: programs, and the newest package.
+fn files(programs: &Path, target: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = PROGRAMS.iter().map(|name| programs.join(name)).collect();
+    let packages = target.join("debian");
+    let found = std::fs::read_dir(&packages).into_iter().flatten().filter_map(Result::ok);
+    let mut found: Vec<PathBuf> = found.map(|entry| entry.path()).collect();
+    found.retain(|path| path.extension().is_some_and(|extension| extension == "deb"));
+    let [package] = found.as_slice() else {
+        let count = found.len();
+        bail!("{count} packages in {}; packaging/build makes one", packages.display());
+    };
+    files.push(package.clone());
+    if let Some(missing) = files.iter().find(|path| !path.exists()) {
+        bail!("{}: no such file; cargo build --release -p towpath-examples", missing.display());
+    }
+    Ok(files)
+}

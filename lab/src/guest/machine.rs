@@ -1,0 +1,180 @@
+//! One virtual machine: its devices, its start and its end.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use super::fetch::{Cache, Kernel, pack};
+use super::outcome::Outcome;
+use super::script::Script;
+
+/// Network cards: model, the machine's name for it, and the hub that it shares with its peer.
+const CARDS: [(&str, &str, u8); 4] = [
+    ("e1000e", "intel0", 1),
+    ("e1000e", "intel1", 1),
+    ("virtio-net-pci", "virtio0", 2),
+    ("virtio-net-pci", "virtio1", 2),
+];
+
+/// The first process of the guest is systemd, which starts the script.
+const KERNEL_OPTIONS: &str = "console=ttyS0 panic=-1 intel_iommu=on \
+    rdinit=/usr/lib/systemd/systemd systemd.unit=guest.target systemd.firstboot=off";
+
+const TARGET: &str = "[Unit]\nRequires=basic.target guest.service\nAfter=basic.target\n";
+
+const SERVICE: &str = "[Unit]\nAfter=basic.target systemd-udev-settle.service\n\
+    Wants=systemd-udev-settle.service\n\
+    [Service]\nType=simple\nExecStart=/bin/bash /guest/library.sh\nStandardInput=null\n\
+    StandardOutput=tty\nStandardError=tty\nTTYPath=/dev/ttyS1\n";
+
+/// A machine that is ready to start.
+#[derive(Debug)]
+pub(super) struct Machine {
+    title: String,
+    image: PathBuf,
+    /// What the guest's memory holds at its start.
+    initial: PathBuf,
+    console: PathBuf,
+}
+
+impl Machine {
+    /// Puts together what the guest's memory holds: the root file system, the kernel's modules, and
+    /// below `/guest` the script, its library and `files`.
+    pub(super) fn prepare(
+        cache: &Cache,
+        kernel: Kernel,
+        library: &Path,
+        script: &Script,
+        files: &[PathBuf],
+    ) -> anyhow::Result<Machine> {
+        let title = format!("{}, kernel of {}", script.name, kernel.name());
+        let directory = cache.directory();
+        let base = format!("{}-{}", script.name, kernel.name());
+        let root = cache.root()?;
+        let (image, modules) = cache.kernel(kernel)?;
+        let stage = directory.join("stage");
+        let _ = fs::remove_dir_all(&stage);
+        let guest = stage.join("guest");
+        fs::create_dir_all(&guest)?;
+        fs::copy(library.join("library.sh"), guest.join("library.sh"))?;
+        fs::copy(&script.path, guest.join("script.sh"))?;
+        for file in files {
+            let name = file.file_name().context("a file has a name")?;
+            let name = if file.extension().is_some() { "towpath.deb".as_ref() } else { name };
+            fs::copy(file, guest.join(name)).with_context(|| file.display().to_string())?;
+        }
+        let systemd = stage.join("etc/systemd");
+        fs::create_dir_all(systemd.join("system"))?;
+        fs::write(systemd.join("system/guest.target"), TARGET)?;
+        fs::write(systemd.join("system/guest.service"), SERVICE)?;
+        fs::create_dir_all(systemd.join("network"))?;
+        for (number, (_, name, _)) in CARDS.iter().enumerate() {
+            let link =
+                format!("[Match]\nPermanentMACAddress={}\n[Link]\nName={name}\n", mac(number));
+            fs::write(systemd.join(format!("network/10-{name}.link")), link)?;
+        }
+        for folder in ["guest", "etc", "etc/systemd", "etc/systemd/system", "etc/systemd/network"] {
+            fs::set_permissions(stage.join(folder), fs::Permissions::from_mode(0o755))?;
+        }
+        fs::set_permissions(&stage, fs::Permissions::from_mode(0o755))?;
+        let own = directory.join("own.cpio");
+        pack(&stage, &own)?;
+        // The kernel unpacks one archive after the other.
+        let initial = directory.join("initial.cpio");
+        let mut whole = File::create(&initial)?;
+        for archive in [&root, &modules, &own] {
+            io::copy(&mut File::open(archive)?, &mut whole)?;
+        }
+        let console = directory.join(format!("{base}.console"));
+        Ok(Machine { title, image, initial, console })
+    }
+
+    /// Runs the machine until it switches itself off, at most for `limit`. Prints what the script
+    /// reports.
+    pub(super) fn run(&self, limit: Duration) -> anyhow::Result<Outcome> {
+        println!("{}:", self.title);
+        let started = Instant::now();
+        let mut child = Running(self.command().spawn().context("setpriv, or QEMU")?);
+        let output = child.0.stdout.take().context("QEMU has an output")?;
+        let (send, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut reader = BufReader::new(output);
+            let mut line = Vec::new();
+            while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+                if send.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+                    return;
+                }
+                line.clear();
+            }
+        });
+        let mut outcome = Outcome::new(&self.title);
+        let mut broken = None;
+        loop {
+            match lines.recv_timeout(limit.saturating_sub(started.elapsed())) {
+                Ok(line) => {
+                    println!("  {line}");
+                    outcome.take(&line);
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    broken = Some(format!("ended after the limit of {} s", limit.as_secs()));
+                    break;
+                }
+            }
+        }
+        if broken.is_none() {
+            let status = child.0.wait()?;
+            if !status.success() {
+                broken = Some(format!("QEMU: {status}"));
+            }
+        }
+        drop(child);
+        outcome.end(started.elapsed().as_secs(), broken);
+        if !outcome.passed() {
+            println!("  the guest's console and journal: {}", self.console.display());
+        }
+        Ok(outcome)
+    }
+
+    /// Returns the command that starts the machine. The kernel ends it with this process.
+    fn command(&self) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
+        command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+        command.args(["-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi"]);
+        command.args(["-cpu", "max", "-smp", "2", "-m", "1536"]);
+        command.args(["-device", "intel-iommu,intremap=on"]);
+        for (number, (model, name, hub)) in CARDS.iter().enumerate() {
+            command.arg("-netdev").arg(format!("hubport,id={name},hubid={hub}"));
+            let mac = mac(number);
+            command.arg("-device").arg(format!("{model},netdev={name},mac={mac}"));
+        }
+        command.arg("-kernel").arg(&self.image).arg("-initrd").arg(&self.initial);
+        command.args(["-append", KERNEL_OPTIONS]);
+        command.arg("-serial").arg(format!("file:{}", self.console.display()));
+        command.args(["-chardev", "stdio,id=report,signal=off", "-serial", "chardev:report"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+    }
+}
+
+fn mac(number: usize) -> String {
+    format!("52:54:00:00:00:{number:02x}")
+}
+
+/// The machine's process, which ends with this value.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A machine that has switched itself off is what this asks for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
