@@ -5,34 +5,31 @@ PATH=/guest:/usr/sbin:/usr/bin:/sbin:/bin
 export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
 checks=0 failed=0
 
-# Runs a command, at most for 60 seconds. Its output is reported if it fails.
+# The functions and variables from here on reach the shells of the checks.
+set -a
+
+# Runs a command in a shell of its own, at most for 60 seconds. Its output is reported if it fails.
 check() {
-    local name=$1 status
+    local name=$1 status=0 start=$SECONDS how=ok
     shift
-    (
-        set -e
-        "$@"
-    ) >/run/check.output 2>&1
-    status=$?
+    timeout --kill-after=5 60 bash -eu -c '"$@"' check "$@" >/run/check.output 2>&1 || status=$?
+    [ $status = 0 ] || how=FAILED
+    echo "check $how $name ($((SECONDS - start)) s)"
     checks=$((checks + 1))
-    if [ $status = 0 ]; then
-        echo "check ok $name"
-    else
+    if [ $status != 0 ]; then
         failed=$((failed + 1))
-        echo "check FAILED $name"
+        echo "    status $status (124: took too long)"
         tail -n 15 /run/check.output | sed 's/^/    /'
-        # What the machine looks like at the first failure, beside the journal at the end.
-        { echo "== $name: status $status"; cat /run/check.output; } >/dev/ttyS0
     fi
 }
 
 # Waits until a command succeeds, at most 30 seconds.
 eventually() {
     local tries=0
-    until "$@"; do
+    until "$@" >/run/tried 2>&1; do
         tries=$((tries + 1))
-        [ $tries -lt 150 ] || { echo "not within 30 seconds: $*"; return 1; }
-        sleep 0.2
+        [ $tries -lt 60 ] || { cat /run/tried; echo "not within 30 seconds: $*"; return 1; }
+        sleep 0.5
     done
 }
 
@@ -73,6 +70,11 @@ logged() {
     grep -q -- "$2" /run/journal || { tail -n 5 /run/journal; echo "not logged: $2"; return 1; }
 }
 
+kernel_is_older_than() {
+    printf '%s\n' "$1" "$(uname -r)" | sort --version-sort --check=quiet && return 1
+    return 0
+}
+
 server_pid() {
     systemctl show --property=MainPID --value "towpath@$1"
 }
@@ -98,6 +100,5 @@ finish() {
 trap finish EXIT
 
 echo "Linux $(uname -r)"
-systemctl start systemd-networkd-wait-online 2>/dev/null
 udevadm settle
 . /guest/script.sh
