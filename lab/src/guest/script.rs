@@ -93,6 +93,7 @@ mod tests {
     #[test]
     fn every_script_of_the_repository_has_a_header() {
         let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
-        assert!(Script::all(&lab.join("guest")).unwrap().len() >= 3);
+        let scripts = Script::all(&lab.join("guest")).unwrap();
+        assert!(scripts.iter().any(|script| script.name == "package"), "{scripts:?}");
     }
 }
