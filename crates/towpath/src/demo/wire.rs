@@ -81,6 +81,9 @@ impl Wire {
         match served.run(open)? {
             Ok(_) => Ok(Ok(Wire::Veth(served))),
             Err(error @ (XdpError::NotPermitted { .. } | XdpError::NoSockets { .. })) => {
+                // The kernel removes the pair with the other namespace, but only some time later. Until
+                // then its route would take packets that are for the TAP.
+                Netlink::open()?.delete_link(FAR)?;
                 let remedy = "run it as root, or without --device xdp".to_owned();
                 Ok(Err(Unavailable { cause: error.to_string(), remedy }))
             }
