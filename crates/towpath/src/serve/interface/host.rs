@@ -123,17 +123,19 @@ impl Wanted {
     pub(super) fn best(&self) -> Result<Box<dyn Device>, Failure> {
         match self.try_xdp(&xdp::Options::default()) {
             Ok(device) => Ok(device),
-            Err(
-                error @ (XdpError::NoSockets { .. }
-                | XdpError::OtherProgram { .. }
-                | XdpError::NoSpanning { .. }),
-            ) => {
+            Err(error) if suggests_packet(&error) => {
                 info!("no AF_XDP: {error}");
                 self.packet()
             }
             Err(error) => Err(explain_xdp(error)),
         }
     }
+}
+
+/// Returns `true` if packet sockets may serve an interface that AF_XDP cannot. They need Linux 6.6,
+/// so they do not help if an older kernel is the reason.
+fn suggests_packet(error: &XdpError) -> bool {
+    matches!(error, XdpError::NoSockets { .. } | XdpError::OtherProgram { .. })
 }
 
 /// Logs what a driver has to say.
@@ -278,5 +280,25 @@ fn explain_packet(error: PacketError) -> Failure {
         PacketError::NotPermitted { .. } => Failure::unavailable(format!("{text}; {AS_ROOT}")),
         PacketError::NoHook { .. } => Failure::unavailable(text),
         _ => Failure::new(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn auto_keeps_an_error_whose_remedy_packet_sockets_would_hide() {
+        let name = || "eth0".to_owned();
+        let (why, remedy) = ("its MTU is large", "lower the MTU to 1500".to_owned());
+        let spanning = XdpError::NoSpanning { name: name(), why, remedy };
+        assert!(!suggests_packet(&spanning));
+        assert!(explain_xdp(spanning).text().contains("lower the MTU to 1500"));
+        let cause = io::Error::from_raw_os_error(libc::EAFNOSUPPORT);
+        assert!(suggests_packet(&XdpError::NoSockets { cause }));
+        let program = "id 7".to_owned();
+        assert!(suggests_packet(&XdpError::OtherProgram { name: name(), program }));
     }
 }
