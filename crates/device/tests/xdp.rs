@@ -10,11 +10,16 @@ use std::time::{Duration, Instant};
 use namespace::ip;
 use packet_socket::PacketSocket;
 use rustix::thread::CpuSet;
+use towpath_bpf::{Assembler, Link, Program, Reg, XdpMode};
 use towpath_device::capture::{self, CaptureDevice};
 use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::xdp::{Mode, Options, XdpDevice, XdpError};
 use towpath_device::{Device, Filter, Meta};
+use towpath_netlink::Netlink;
+
+/// `linux/bpf.h`.
+const XDP_PASS: i32 = 2;
 
 const TESTS: [(&str, fn()); 11] = [
     ("conformance_native", conformance_native),
@@ -223,18 +228,36 @@ fn open_errors() {
     let first = open("twice", Mode::Auto).unwrap();
     let error = open("twice", Mode::Auto).unwrap_err();
     let text = error.to_string();
-    assert!(matches!(error, XdpError::OtherProgram { .. }), "{text}");
+    assert!(matches!(error, XdpError::OtherServer { .. }), "{text}");
     for part in ["id ", "tag ", "link "] {
         assert!(text.contains(part), "{text}");
     }
     let error = open("twice", Mode::Native).unwrap_err();
-    assert!(matches!(error, XdpError::OtherProgram { .. }), "of the other mode: {error}");
+    assert!(matches!(error, XdpError::OtherServer { .. }), "of the other mode: {error}");
     drop(first);
     // A process that another test starts holds this one's descriptors until it executes its program.
     let until = Instant::now() + Duration::from_secs(10);
     while let Err(error) = open("twice", Mode::Auto) {
-        assert!(matches!(error, XdpError::OtherProgram { .. }), "{error}");
+        // The program may go between its refusal and the question for its name.
+        let is_other =
+            matches!(error, XdpError::OtherServer { .. } | XdpError::OtherProgram { .. });
+        assert!(is_other, "{error}");
         assert!(Instant::now() < until, "after the first one is gone: {error}");
         std::thread::sleep(Duration::from_millis(1));
     }
+    // A server that takes every packet; and a program that passes every packet, and is no server's.
+    veth("others", "");
+    let first = XdpDevice::open(&options("others", Mode::Generic, true)).unwrap();
+    let error = open("others", Mode::Auto).unwrap_err();
+    assert!(matches!(error, XdpError::OtherServer { .. }), "{error}");
+    drop(first);
+    veth("passes", "");
+    let mut pass = Assembler::default();
+    pass.set(Reg::R0, XDP_PASS);
+    pass.exit();
+    let pass = Program::load_xdp("passes", &pass.finish().unwrap(), true).unwrap();
+    let index = Netlink::open().unwrap().index("passes").unwrap();
+    let _link = Link::attach_xdp(&pass, index, XdpMode::Generic).unwrap();
+    let error = open("passes", Mode::Auto).unwrap_err();
+    assert!(matches!(error, XdpError::OtherProgram { .. }), "{error}");
 }

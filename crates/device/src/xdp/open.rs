@@ -237,14 +237,18 @@ fn attach(
 
 /// Describes the program that is on the interface already.
 fn other(name: &str, index: u32) -> XdpError {
+    let name = name.to_owned();
     let id =
-        Netlink::open().and_then(|mut kernel| kernel.link(name)).ok().and_then(|link| link.xdp);
+        Netlink::open().and_then(|mut kernel| kernel.link(&name)).ok().and_then(|link| link.xdp);
     let program = match id.map(|id| (id, towpath_bpf::attached(index, id))) {
+        Some((_, Ok(attached))) if other_server::has_xdp_name(&attached) => {
+            return XdpError::OtherServer { name, program: attached.to_string() };
+        }
         Some((_, Ok(attached))) => attached.to_string(),
         Some((id, Err(_))) => format!("id {id}"),
         None => "its id is not known".to_owned(),
     };
-    XdpError::OtherProgram { name: name.to_owned(), program }
+    XdpError::OtherProgram { name, program }
 }
 
 fn from_bpf(name: &str, what: &'static str, error: towpath_bpf::Error) -> XdpError {

@@ -189,11 +189,10 @@ fn shared(mode: &str) {
     let other = directory.text("t.sock");
     let mut second = towpath(&["serve", "--socket", &other]);
     let said = fails(second.args(&arguments), 1);
-    let (why, program) = match mode {
-        "packet" => ("another Towpath server serves uplink: program id ", "towpath_packets"),
-        _ => ("another XDP program already: id ", "towpath_flows"),
-    };
+    let program = if mode == "packet" { "towpath_packets" } else { "towpath_flows" };
+    let why = "another Towpath server serves uplink: program id ";
     assert!(said.contains(why) && said.contains(program), "{said}");
+    assert!(!said.contains("--device packet:"), "that one would be refused, too: {said}");
 
     // The application's connections, in packets that the kernel segments.
     let receiver = far.run(|| std::net::TcpListener::bind("192.0.2.200:81").unwrap()).unwrap();
