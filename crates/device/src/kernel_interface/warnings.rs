@@ -8,23 +8,26 @@ use super::ethtool::Ethtool;
 /// gave: Amazon's, Google's, and Microsoft's.
 const CLOUD_DRIVERS: [&str; 4] = ["ena", "gve", "hv_netvsc", "mana"];
 
-/// Returns warnings, one line each.
-pub(crate) fn of(name: &str, ethtool: &Ethtool, is_virtual: bool) -> Vec<String> {
-    let driver = ethtool.driver();
-    let mut warnings = Vec::new();
+/// Returns a warning of a driver that hides VLAN tags from XDP programs. A socket's filter and the
+/// ingress hook see these tags, and a packet socket's ring reports them.
+pub(crate) fn of_hidden_tags(name: &str, ethtool: &Ethtool, is_virtual: bool) -> Option<String> {
     // A veth carries tags beside the packet, too, but only if its other end has a VLAN interface.
-    if !is_virtual && ethtool.strips_vlan_tags() {
-        warnings.push(format!(
+    (!is_virtual && ethtool.strips_vlan_tags()).then(|| {
+        format!(
             "{name} removes VLAN tags from received packets, so applications see these as untagged; to \
              keep the tags: ethtool -K {name} rxvlan off"
-        ));
-    }
+        )
+    })
+}
+
+/// Returns a warning of a network that drops packets of applications with addresses of their own.
+pub(crate) fn of_one_address(name: &str, ethtool: &Ethtool) -> Option<String> {
+    let driver = ethtool.driver();
     let is_wireless = Path::new("/sys/class/net").join(name).join("phy80211").exists();
-    if is_wireless || CLOUD_DRIVERS.contains(&driver.as_str()) {
-        warnings.push(format!(
+    (is_wireless || CLOUD_DRIVERS.contains(&driver.as_str())).then(|| {
+        format!(
             "the network of {name} drops packets to and from other MAC addresses than its own, so \
              applications with addresses of their own may reach no other host"
-        ));
-    }
-    warnings
+        )
+    })
 }

@@ -85,7 +85,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, PacketError> {
         }
     })?;
 
-    let mut warnings = warnings::of(name, &ethtool, link.kind.is_some());
+    let mut warnings = Vec::from_iter(warnings::of_one_address(name, &ethtool));
     let host_traffic = HostTraffic::if_wanted(options.host, mac, options.owner, &mut warnings);
     let info = info(&link, mac, longest, host_traffic.is_some());
     let shared = Shared { groups, flows, sender, host_traffic };

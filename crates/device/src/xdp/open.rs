@@ -320,6 +320,7 @@ fn notes(
     if options.exclusive {
         notes.push(format!("the kernel receives nothing on {name} while the server runs"));
     }
-    let warnings = warnings::of(name, ethtool, kind.is_some());
+    let hidden_tags = warnings::of_hidden_tags(name, ethtool, kind.is_some());
+    let warnings = hidden_tags.into_iter().chain(warnings::of_one_address(name, ethtool)).collect();
     Notes { notes, warnings }
 }
