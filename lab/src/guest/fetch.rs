@@ -258,9 +258,29 @@ fn only(directory: &Path) -> anyhow::Result<PathBuf> {
 /// Runs a command. Its output is shown if it fails.
 pub(super) fn run(command: &mut Command) -> anyhow::Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output =
-        command.output().with_context(|| format!("{name}; .ci/run packages installs it"))?;
+    let output = command.output().with_context(|| missing(&name))?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{name}: {}: {}", output.status, said.trim());
     Ok(())
+}
+
+/// Says how to install a program, with the others that this experiment needs.
+pub(super) fn missing(program: &str) -> String {
+    format!(
+        "{program} is missing; apt-get install qemu-system-x86 mmdebstrap libarchive-tools kmod"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_program_is_named_with_its_package() {
+        let error = run(&mut Command::new("/nonexistent/bsdtar")).unwrap_err().to_string();
+        assert!(error.contains("/nonexistent/bsdtar is missing"), "{error}");
+        assert!(error.contains("libarchive-tools"), "{error}");
+        let error = run(&mut Command::new("false")).unwrap_err().to_string();
+        assert!(error.contains("false: exit status: 1"), "{error}");
+    }
 }

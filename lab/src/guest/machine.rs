@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use super::fetch::{Cache, Kernel, pack};
+use super::fetch::{Cache, Kernel, missing, pack};
 use super::outcome::Outcome;
 use super::script::Script;
 
@@ -21,6 +21,12 @@ const CARDS: [(&str, &str, u8); 4] = [
     ("virtio-net-pci", "virtio0", 2),
     ("virtio-net-pci", "virtio1", 2),
 ];
+
+/// The program that is the machine.
+const QEMU: &str = "qemu-system-x86_64";
+/// The status of setpriv if it does not find the program that it is to start.
+const NO_PROGRAM: i32 = 127;
+const NO_SETPRIV: &str = "setpriv is missing; apt-get install util-linux";
 
 /// The first process of the guest is systemd, which starts the script.
 const KERNEL_OPTIONS: &str = "console=ttyS0 panic=-1 intel_iommu=on \
@@ -100,7 +106,7 @@ impl Machine {
     pub(super) fn run(&self, limit: Duration) -> anyhow::Result<Outcome> {
         println!("{}:", self.title);
         let started = Instant::now();
-        let mut child = Running(self.command().spawn().context("setpriv, or QEMU")?);
+        let mut child = Running(self.command().spawn().context(NO_SETPRIV)?);
         let output = child.0.stdout.take().context("QEMU has an output")?;
         let (send, lines) = mpsc::channel();
         std::thread::spawn(move || {
@@ -130,9 +136,11 @@ impl Machine {
         }
         if broken.is_none() {
             let status = child.0.wait()?;
-            if !status.success() {
-                broken = Some(format!("QEMU: {status}"));
-            }
+            broken = match status.code() {
+                Some(0) => None,
+                Some(NO_PROGRAM) => Some(missing(QEMU)),
+                _ => Some(format!("QEMU: {status}")),
+            };
         }
         drop(child);
         outcome.end(started.elapsed().as_secs(), broken);
@@ -145,7 +153,7 @@ impl Machine {
     /// Returns the command that starts the machine. The kernel ends it with this process.
     fn command(&self) -> Command {
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
+        command.args(["--pdeathsig", "KILL", QEMU]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         command.args(["-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi"]);
         command.args(["-cpu", "max", "-smp", "2", "-m", "1536"]);
