@@ -41,13 +41,13 @@ pub struct Input<'a> {
     pub packet_len: usize,
     /// The hardware queue.
     pub queue: u32,
-    /// The place of the program.
-    pub place: Place,
+    /// The attach point of the program.
+    pub attach_point: AttachPoint,
 }
 
-/// The place of a program, which determines its context and its helpers.
+/// The attach point of a program, which determines its context and its helpers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Place {
+pub enum AttachPoint {
     /// An XDP program.
     #[default]
     Xdp,
@@ -191,14 +191,16 @@ impl<K: Kernel> Machine<'_, K> {
 
     fn load(&mut self, address: u64, len: usize) -> Result<u64, &'static str> {
         if address >> 32 == CONTEXT >> 32 {
-            return match (self.input.place, address & 0xffff_ffff, len) {
-                (Place::Xdp, 0, 4) => Ok(PACKET),
-                (Place::Xdp, 4, 4) => Ok(PACKET + self.input.bytes.len() as u64),
-                (Place::Xdp, 16, 4) => Ok(self.input.queue.into()),
-                (Place::Packet { .. }, 0, 4) => Ok(self.input.packet_len as u64),
-                (Place::Packet { tag }, 20, 4) => Ok(tag.is_some().into()),
-                (Place::Packet { tag: Some((_, control)) }, 24, 4) => Ok(control.into()),
-                (Place::Packet { tag: Some((protocol, _)) }, 28, 4) => Ok(protocol.to_be().into()),
+            return match (self.input.attach_point, address & 0xffff_ffff, len) {
+                (AttachPoint::Xdp, 0, 4) => Ok(PACKET),
+                (AttachPoint::Xdp, 4, 4) => Ok(PACKET + self.input.bytes.len() as u64),
+                (AttachPoint::Xdp, 16, 4) => Ok(self.input.queue.into()),
+                (AttachPoint::Packet { .. }, 0, 4) => Ok(self.input.packet_len as u64),
+                (AttachPoint::Packet { tag }, 20, 4) => Ok(tag.is_some().into()),
+                (AttachPoint::Packet { tag: Some((_, control)) }, 24, 4) => Ok(control.into()),
+                (AttachPoint::Packet { tag: Some((protocol, _)) }, 28, 4) => {
+                    Ok(protocol.to_be().into())
+                }
                 _ => Err("an unknown field of the context"),
             };
         }
@@ -253,7 +255,7 @@ impl<K: Kernel> Machine<'_, K> {
                 found.map_or(0, |number| (u64::from(number) + VALUES) << 32)
             }
             // bpf_skb_load_bytes
-            26 if first == CONTEXT && self.input.place != Place::Xdp => {
+            26 if first == CONTEXT && self.input.attach_point != AttachPoint::Xdp => {
                 self.copy_packet(second as usize, third, fourth as usize)?
             }
             // bpf_redirect_map: the third argument is the verdict without an entry.
@@ -328,7 +330,8 @@ mod tests {
         build(&mut program);
         program.exit();
         let bytes = [7; 60];
-        let input = Input { bytes: &bytes, packet_len: 60, queue: 0, place: Place::Xdp };
+        let input =
+            Input { bytes: &bytes, packet_len: 60, queue: 0, attach_point: AttachPoint::Xdp };
         run(&program.finish().unwrap(), &mut Nothing, input)
     }
 

@@ -4,8 +4,8 @@
 //! that name the same fields share a mask; the program applies each mask to the packet's fields, and
 //! looks the result up.
 
+mod attach_point;
 mod key;
-mod place;
 mod program;
 mod stack;
 #[cfg(test)]
@@ -18,8 +18,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use towpath_bpf::{AssembleError, Error, Instruction, Map, MapKind, Program};
 
 use crate::{Filter, FilterError};
+use attach_point::{AttachPoint, SCRATCH_BYTES};
 use key::{Fields, KEY_BYTES, Key};
-use place::{Place, SCRATCH_BYTES};
 use program::{MASK_BYTES, MASKS, MASKS_BYTES, MapFds};
 
 /// The programs' names.
@@ -134,8 +134,9 @@ impl FlowFilter {
         let (sockets, counters) = (sockets(queues)?, counters()?);
         let flows = Flows::new()?;
         let (program, spans) = load(PROGRAM_FLOWS, |spans| {
-            let place = Place::Xdp { sockets: fd(&sockets), counters: fd(&counters), spans };
-            program::assemble(flows.maps.fds(), place)
+            let attach_point =
+                AttachPoint::Xdp { sockets: fd(&sockets), counters: fd(&counters), spans };
+            program::assemble(flows.maps.fds(), attach_point)
         })?;
         Ok(FlowFilter { program, spans, sockets, counters, flows: Some(flows) })
     }
@@ -143,7 +144,7 @@ impl FlowFilter {
     /// Loads a program that takes every packet.
     pub(crate) fn of_all(queues: u32) -> Result<FlowFilter, Error> {
         let (sockets, counters) = (sockets(queues)?, counters()?);
-        let (program, spans) = load(PROGRAM_ALL, |_| place::assemble_all(fd(&sockets)))?;
+        let (program, spans) = load(PROGRAM_ALL, |_| attach_point::assemble_all(fd(&sockets)))?;
         Ok(FlowFilter { program, spans, sockets, counters, flows: None })
     }
 
@@ -184,9 +185,10 @@ impl PacketFilter {
     pub(crate) fn new() -> Result<PacketFilter, Error> {
         let scratch = Map::create(MapKind::PerCpuArray, "towpath_packet", 4, SCRATCH_BYTES, 1)?;
         let flows = Flows::new()?;
-        let assembled = |(owned, other)| {
-            let place = Place::Packet { scratch: fd(&scratch), owned, other };
-            program::assemble(flows.maps.fds(), place).map_err(not_assembled)
+        let assembled = |(owned_verdict, other_verdict)| {
+            let scratch = fd(&scratch);
+            let attach_point = AttachPoint::Packet { scratch, owned_verdict, other_verdict };
+            program::assemble(flows.maps.fds(), attach_point).map_err(not_assembled)
         };
         let copies = Program::load_socket_filter(PROGRAM_PACKETS, &assembled(COPY)?)?;
         let drops = Program::load_ingress(PROGRAM_PACKETS, &assembled(DROP)?)?;

@@ -16,7 +16,7 @@ const REMEMBERED: usize = 1024;
 
 /// The time after which a request without an answer from the kernel is given up. The kernel gives a
 /// neighbour up after three seconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The next hops whose link addresses the kernel may look for at a time: because of one user, and
 /// because of all. The kernel's table of neighbours has about a thousand entries (`gc_thresh3`).
@@ -188,7 +188,8 @@ impl Neighbours {
 
     /// Gives up the requests that have waited for too long. Returns them.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<Delivery> {
-        let is_late = |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= PATIENCE;
+        let is_late =
+            |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= REQUEST_TIMEOUT;
         let late: Vec<IpAddr> = self
             .waiting
             .iter()
@@ -201,7 +202,7 @@ impl Neighbours {
     /// Returns the time until the next request is given up.
     pub(super) fn next_deadline(&self, now: Instant) -> Option<Duration> {
         let first = self.waiting.values().map(|waiting| waiting.since).min()?;
-        Some((first + PATIENCE).saturating_duration_since(now))
+        Some((first + REQUEST_TIMEOUT).saturating_duration_since(now))
     }
 
     /// Has all answers checked, because routes changed: after those that are to be checked already.
@@ -340,13 +341,13 @@ mod tests {
         failed.sort_by_key(|one| one.to.target);
         assert_eq!(failed, [answer(one, None, 1), answer(own, None, 0)]);
         table.wait(7, one, one.target, 1, now);
-        assert_eq!(table.next_deadline(now), Some(PATIENCE));
-        assert_eq!(table.expire(now + PATIENCE / 2), []);
-        assert_eq!(table.expire(now + PATIENCE), [answer(one, None, 1)]);
+        assert_eq!(table.next_deadline(now), Some(REQUEST_TIMEOUT));
+        assert_eq!(table.expire(now + REQUEST_TIMEOUT / 2), []);
+        assert_eq!(table.expire(now + REQUEST_TIMEOUT), [answer(one, None, 1)]);
         assert_eq!(table.next_deadline(now), None);
         table.wait(7, one, one.target, 1, now);
         table.forget_endpoint((1, 0));
-        assert_eq!(table.expire(now + PATIENCE), []);
+        assert_eq!(table.expire(now + REQUEST_TIMEOUT), []);
     }
 
     #[test]

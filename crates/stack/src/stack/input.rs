@@ -14,7 +14,7 @@ use crate::{Checksum, Instant, Meta, ethernet};
 
 /// The link address in an answer to a host that shares its addresses, if no way leads to the
 /// destination or the next hop does not answer.
-const NO_STATION: [u8; 6] = [0; 6];
+const NO_LINK_ADDRESS: [u8; 6] = [0; 6];
 
 /// Time between two defences of an address (RFC 5227, 2.4 (b)).
 const DEFEND_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
@@ -161,7 +161,7 @@ impl Stack {
     /// Records a neighbour's link address. With `insert`, also adds a new neighbour.
     fn learn(&mut self, now: Instant, address: IpAddr, mac: [u8; 6], insert: bool) {
         let Host { outbox, counters, neighbours, config, .. } = &mut self.host;
-        if config.shares_addresses && mac == NO_STATION {
+        if config.shares_addresses && mac == NO_LINK_ADDRESS {
             neighbours.give_up(address, outbox, counters, &mut self.outcome);
         } else {
             neighbours.learn(now, address, mac, insert, outbox, &mut self.outcome);

@@ -1,4 +1,5 @@
-//! The program that looks a packet's flow up. It runs in one of two [places](super::place).
+//! The program that looks a packet's flow up. It runs at one of two [attach
+//! points](super::attach_point).
 //!
 //! The verdict of an XDP program for a packet:
 //!
@@ -16,11 +17,11 @@
 
 use towpath_bpf::{AssembleError, Assembler, Instruction, Label, Op, Reg, Size};
 
+use super::attach_point::AttachPoint;
 use super::key::{
     ETHERTYPE, FIELDS_BYTES, HAS, HAS_IP, HAS_IPV6, HAS_PORTS, LOCAL_IP, LOCAL_PORT, MAC, PROTOCOL,
     REMOTE_IP, REMOTE_PORT, VLAN,
 };
-use super::place::Place;
 use super::stack::{EXTENSION_OFFSET, HAS_QUOTED, IS_FRAGMENT, LOOKUP_KEY, PACKET, QUOTED, lookup};
 
 /// The most masks.
@@ -43,7 +44,10 @@ const MAX_EXTENSION_HEADERS: usize = towpath_packet::headers::MAX_EXTENSION_HEAD
 const MAX_OFFSET: i32 = 0x7fff;
 
 /// Returns the program.
-pub(crate) fn assemble(maps: MapFds, place: Place) -> Result<Vec<Instruction>, AssembleError> {
+pub(crate) fn assemble(
+    maps: MapFds,
+    attach_point: AttachPoint,
+) -> Result<Vec<Instruction>, AssembleError> {
     let mut asm = Assembler::default();
     let labels = Labels {
         pass: asm.label(),
@@ -52,14 +56,14 @@ pub(crate) fn assemble(maps: MapFds, place: Place) -> Result<Vec<Instruction>, A
         ipv6: asm.label(),
         ports: asm.label(),
     };
-    let mut program = Program { asm, labels, maps, place };
-    place.begin(&mut program.asm, maps.masks, labels.pass);
+    let mut program = Program { asm, labels, maps, attach_point };
+    attach_point.begin(&mut program.asm, maps.masks, labels.pass);
     program.ethernet();
     program.ipv4();
     program.ipv6();
     program.ports();
     program.search();
-    place.end(&mut program.asm, labels.pass, labels.matched);
+    attach_point.end(&mut program.asm, labels.pass, labels.matched);
     program.asm.finish()
 }
 
@@ -80,7 +84,7 @@ struct Program {
     asm: Assembler,
     labels: Labels,
     maps: MapFds,
-    place: Place,
+    attach_point: AttachPoint,
 }
 
 impl Program {
@@ -280,7 +284,7 @@ impl Program {
         asm.store_number(Size::Half, Reg::R10, EXTENSION_OFFSET, 40);
         for _ in 0..MAX_EXTENSION_HEADERS {
             load_offset(asm, Reg::R1);
-            self.place.check_offset(asm, Reg::R1, stop);
+            self.attach_point.check_offset(asm, Reg::R1, stop);
             asm.copy(Reg::R5, Reg::R9);
             asm.op_reg(Op::Sub, Reg::R5, Reg::R1);
             asm.jump_if(Op::Below, Reg::R5, 8, stop);
@@ -335,7 +339,7 @@ impl Program {
         asm.load(Size::Byte, Reg::R1, Reg::R10, IS_FRAGMENT);
         asm.jump_if(Op::NotEqual, Reg::R1, 0, stop);
         load_offset(asm, Reg::R1);
-        self.place.check_offset(asm, Reg::R1, stop);
+        self.attach_point.check_offset(asm, Reg::R1, stop);
         asm.copy(Reg::R5, Reg::R9);
         asm.op_reg(Op::Sub, Reg::R5, Reg::R1);
         asm.op_reg(Op::Add, Reg::R7, Reg::R1);

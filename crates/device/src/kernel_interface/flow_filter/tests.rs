@@ -19,9 +19,10 @@ const FDS: MapFds = MapFds { macs: 4, masks: 5, flows: 6 };
 const SOCKETS: RawFd = 3;
 const COUNTERS: RawFd = 7;
 const SCRATCH: RawFd = 8;
-/// The programs of both places. Behind the driver, the tests' program returns an XDP verdict too.
-const XDP: Place = Place::Xdp { sockets: SOCKETS, counters: COUNTERS, spans: true };
-const PACKET: Place = Place::Packet { scratch: SCRATCH, owned: 4, other: 2 };
+/// The programs of both attach points. Behind the driver, the tests' program returns an XDP verdict too.
+const XDP: AttachPoint = AttachPoint::Xdp { sockets: SOCKETS, counters: COUNTERS, spans: true };
+const PACKET: AttachPoint =
+    AttachPoint::Packet { scratch: SCRATCH, owned_verdict: 4, other_verdict: 2 };
 /// Inputs in an ordinary run of the tests. `make test-filter` sets more.
 const INPUTS: usize = if cfg!(towpath_sanitize) { 3_000 } else { 30_000 };
 /// Inputs with one set of rules.
@@ -77,16 +78,16 @@ impl Maps {
     }
 
     fn verdict(&mut self, program: &[Instruction], bytes: &[u8]) -> Run {
-        self.verdict_in(interpreter::Place::Xdp, program, bytes)
+        self.verdict_in(interpreter::AttachPoint::Xdp, program, bytes)
     }
 
     fn verdict_in(
         &mut self,
-        place: interpreter::Place,
+        attach_point: interpreter::AttachPoint,
         program: &[Instruction],
         bytes: &[u8],
     ) -> Run {
-        let input = Input { bytes, packet_len: bytes.len(), queue: 1, place };
+        let input = Input { bytes, packet_len: bytes.len(), queue: 1, attach_point };
         interpreter::run(program, self, input).unwrap_or_else(|fault| panic!("{fault}: {bytes:x?}"))
     }
 }
@@ -241,8 +242,8 @@ fn a_packet_socket_copies_what_the_reference_takes() {
             let expected = wanted_by(&maps, beginning, frame.len());
             let (tag, bytes) = without_tag(&frame);
             for (tag, bytes) in [(tag, &bytes), (None, &frame)] {
-                let place = interpreter::Place::Packet { tag };
-                let run = maps.verdict_in(place, &program, bytes);
+                let attach_point = interpreter::AttachPoint::Packet { tag };
+                let run = maps.verdict_in(attach_point, &program, bytes);
                 let rules = &maps.rules;
                 assert_eq!(run.verdict, verdict(expected), "{tag:?} {bytes:02x?} with {rules:#x?}");
             }
@@ -289,8 +290,12 @@ fn a_packet_in_several_buffers() {
         let expected = wanted(&maps, &frame);
         for first in [14, 33, 34, 42, 54, 94, frame.len()] {
             let bytes = &frame[..first.min(frame.len())];
-            let input =
-                Input { bytes, packet_len: frame.len(), queue: 0, place: interpreter::Place::Xdp };
+            let input = Input {
+                bytes,
+                packet_len: frame.len(),
+                queue: 0,
+                attach_point: interpreter::AttachPoint::Xdp,
+            };
             let run = interpreter::run(&program, &mut maps, input).unwrap();
             let is_all = bytes.len() == frame.len();
             assert!(expected || run.verdict == Verdict::Pass || !is_all, "{frame:02x?}");
@@ -306,8 +311,12 @@ fn a_queue_without_a_socket_drops_and_counts() {
     let mut maps = Maps::own(&inputs::OWN);
     maps.add(FlowRule { protocol: Some(17), ..FlowRule::default() });
     for (queue, count) in [(QUEUES, 1), (QUEUES + 7, 2)] {
-        let input =
-            Input { bytes: &frame, packet_len: frame.len(), queue, place: interpreter::Place::Xdp };
+        let input = Input {
+            bytes: &frame,
+            packet_len: frame.len(),
+            queue,
+            attach_point: interpreter::AttachPoint::Xdp,
+        };
         let run = interpreter::run(&program, &mut maps, input).unwrap();
         assert_eq!(run.verdict, Verdict::Drop);
         assert_eq!(u64::from_le_bytes(maps.counter), count);
@@ -500,7 +509,7 @@ fn errors_in_the_program_are_found() {
                     bytes,
                     packet_len: bytes.len(),
                     queue: 1,
-                    place: interpreter::Place::Xdp,
+                    attach_point: interpreter::AttachPoint::Xdp,
                 };
                 let run = interpreter::run(mutant, maps, input);
                 !run.is_ok_and(|run| run.verdict == verdict(*expected))

@@ -1,4 +1,4 @@
-//! The places in the kernel where the program runs, and what it begins and ends with there.
+//! The attach points of the program, and what it begins and ends with at each.
 //!
 //! An XDP program reads the packet itself. Behind the driver, the program first copies the packet's
 //! beginning into memory of its own: a socket's filter may not read the packet directly, and an
@@ -40,7 +40,7 @@ const REDIRECT: i32 = 4;
 
 /// Where the program runs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum AttachPoint {
     /// In the driver, or as if there.
     Xdp {
         /// The descriptors of the maps of sockets and of counters.
@@ -54,19 +54,19 @@ pub(crate) enum Place {
         /// The descriptor of the map with the memory for the packet's beginning.
         scratch: i32,
         /// What the program returns for packets of owned flows, and for all others.
-        owned: i32,
-        other: i32,
+        owned_verdict: i32,
+        other_verdict: i32,
     },
 }
 
-impl Place {
+impl AttachPoint {
     /// Loads what the program needs; goes to `pass` if there is no mask. Afterwards R6 points to the
     /// masks, R7 to the packet, and R8 to its end; R9 is the number of the packet's bytes.
     pub(super) fn begin(self, asm: &mut Assembler, masks: i32, pass: Label) {
         asm.copy(Reg::R6, Reg::R1);
         match self {
-            Place::Xdp { spans, .. } => begin_xdp(asm, spans),
-            Place::Packet { .. } => {}
+            AttachPoint::Xdp { spans, .. } => begin_xdp(asm, spans),
+            AttachPoint::Packet { .. } => {}
         }
         asm.store_number(Size::Word, Reg::R10, ZERO_INDEX, 0);
         lookup(asm, masks, ZERO_INDEX);
@@ -74,14 +74,14 @@ impl Place {
         asm.load(Size::Word, Reg::R1, Reg::R0, 0);
         asm.jump_if(Op::Equal, Reg::R1, 0, pass);
         match self {
-            Place::Xdp { .. } => asm.copy(Reg::R6, Reg::R0),
-            Place::Packet { scratch, .. } => begin_packet(asm, scratch, pass),
+            AttachPoint::Xdp { .. } => asm.copy(Reg::R6, Reg::R0),
+            AttachPoint::Packet { scratch, .. } => begin_packet(asm, scratch, pass),
         }
     }
 
     /// Goes to `otherwise` if an offset from the network header on is beyond what the program reads.
     pub(super) fn check_offset(self, asm: &mut Assembler, offset: Reg, otherwise: Label) {
-        if let Place::Packet { .. } = self {
+        if let AttachPoint::Packet { .. } = self {
             asm.jump_if(Op::Above, offset, BEGINNING_BYTES, otherwise);
         }
     }
@@ -89,19 +89,19 @@ impl Place {
     /// Gives the verdicts.
     pub(super) fn end(self, asm: &mut Assembler, pass: Label, matched: Label) {
         match self {
-            Place::Xdp { sockets, counters, .. } => {
+            AttachPoint::Xdp { sockets, counters, .. } => {
                 asm.place(pass);
                 asm.set(Reg::R0, PASS);
                 asm.exit();
                 asm.place(matched);
                 redirect(asm, sockets, counters);
             }
-            Place::Packet { owned, other, .. } => {
+            AttachPoint::Packet { owned_verdict, other_verdict, .. } => {
                 asm.place(pass);
-                asm.set(Reg::R0, other);
+                asm.set(Reg::R0, other_verdict);
                 asm.exit();
                 asm.place(matched);
-                asm.set(Reg::R0, owned);
+                asm.set(Reg::R0, owned_verdict);
                 asm.exit();
             }
         }
