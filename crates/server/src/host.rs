@@ -340,7 +340,9 @@ fn explain(errno: Errno, rule: &Rule, interface: &str) -> Refused {
         }
         Errno::ACCESS => (
             Refusal::Permission,
-            "the server's keeper may not bind it; start the server as root".into(),
+            "the server's keeper lacks CAP_NET_BIND_SERVICE; start the server with that \
+             capability, or as root"
+                .into(),
         ),
         other => (Refusal::Device, io::Error::from(other).to_string()),
     };

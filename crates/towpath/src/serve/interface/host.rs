@@ -256,7 +256,8 @@ fn no_interface(error: towpath_netlink::Error) -> Failure {
 }
 
 /// What to do without the rights.
-const AS_ROOT: &str = "start as root, with --user USER to drop these rights after the start";
+const AS_ROOT: &str = "start as root, with --user USER to drop these rights after the start; or in \
+                       a systemd unit with them as AmbientCapabilities=";
 
 /// Returns AF_XDP's error with the status of the command.
 fn explain_xdp(error: XdpError) -> Failure {
