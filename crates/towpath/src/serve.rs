@@ -39,6 +39,8 @@ Examples:
   towpath serve --device tap:tap0 --address 10.77.0.1/24 --user towpath --allow-group net --wait poll
   towpath serve --device xdp:eth0 --share-host --user towpath --allow-user alice
   towpath serve --device xdp:eth0 --lease 192.0.2.64/28 --user towpath --allow-user alice
+  towpath serve --device packet:eth0 --share-host --user towpath --policy /etc/towpath/policy.toml
+  towpath serve --device auto:eth0 --share-host --user towpath --allow-group net
   towpath serve --config /etc/towpath/tap0.toml --log debug
   towpath serve --config /etc/towpath/tap0.toml --print-config
   towpath serve --device tap:tap0 --address 10.77.0.1/24 --fault drop=0.01,seed=42 --pcap wire.pcapng";
@@ -74,8 +76,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let Some(served) = &settings.device else {
         return Err(Failure::usage(
-            "no device to serve; give --device tap:NAME or --device xdp:INTERFACE, or device = \
-             \"tap:NAME\" in a file",
+            "no device to serve; give --device tap:NAME, xdp:INTERFACE, packet:INTERFACE or \
+             auto:INTERFACE, or device = \"tap:NAME\" in a file",
         ));
     };
     keeper::check(&settings)?;

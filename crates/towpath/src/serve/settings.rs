@@ -41,9 +41,9 @@ pub(crate) struct Settings {
     /// Device to serve: tap:NAME, xdp:INTERFACE, packet:INTERFACE or auto:INTERFACE. tap: the server
     /// creates a missing TAP interface, and then removes it at the end. xdp: an interface of the
     /// kernel, which keeps all that no application owns. Options of xdp follow after commas:
-    /// mode=native, mode=generic, copy, zero-copy, busy-poll, exclusive. packet: the same by packet
-    /// sockets, slower, for kernels without AF_XDP and beside another XDP program. auto: tap for a TAP
-    /// interface, for any other xdp, or packet where that is impossible
+    /// mode=native, mode=generic, copy, zero-copy, busy-poll, exclusive. packet: as xdp, by packet
+    /// sockets; slower; Linux 6.6; for kernels without AF_XDP, or beside another XDP program. auto: tap
+    /// for a TAP interface; for any other interface xdp, or packet if xdp is impossible
     #[arg(long, value_name = "DRIVER:INTERFACE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceSpec>,
@@ -58,14 +58,15 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) subnet: Vec<Subnet>,
     /// Range of addresses for applications, which no other host may have. tap: by default the whole
-    /// network. xdp: required without --share-host, inside of the interface's network or of that of
-    /// --subnet. At most one range per address family
+    /// network. xdp and packet: required without --share-host, inside of the interface's network or of
+    /// that of --subnet. At most one range per address family
     #[arg(long, value_name = "ADDRESS/BITS|FIRST-LAST")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) lease: Vec<Lease>,
-    /// Let applications use ports of the interface's own addresses, beside the kernel and each other.
-    /// For xdp. A process with two capabilities, the keeper, stays beside the server: it binds the
-    /// ports, has neighbours confirmed, and holds the ports if the server is killed
+    /// Let applications use TCP and UDP ports of the interface's own addresses, beside the kernel and
+    /// each other; with xdp, packet, and auto unless it chooses a TAP. A process with two capabilities,
+    /// the keeper, stays beside the server: it binds the ports, has neighbours confirmed, and holds the
+    /// ports if the server is killed
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) share_host: bool,
@@ -74,7 +75,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SECONDS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hold: Option<Number<0, 3600>>,
-    /// MTU of a TAP interface: the largest IP packet, in bytes; the interface's MTU by default
+    /// MTU of a TAP interface: the largest IP packet, 68 to 65521 bytes; by default the interface's MTU.
+    /// Other interfaces keep theirs
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mtu: Option<Number<68, 65521>>,
@@ -111,13 +113,14 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SETTING=VALUE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) set: Vec<Assignment>,
-    /// Processor that the engine's thread runs on; any processor by default
+    /// Processor that the engine's thread runs on, 0 to 1023; any processor by default
     #[arg(long, value_name = "NUMBER")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) engine_cpu: Option<Number<0, 1023>>,
     /// Inject faults, to test applications: drop=0.01,dup=0.01,reorder=0.01,flip=0.001,delay=0.1,
-    /// delay_us=500,stall=0.001,stall_us=500,seed=42; rx. or tx. before a key limits it to one
-    /// direction
+    /// delay_us=500,stall=0.001,stall_us=500,seed=42. drop, dup, reorder, flip, delay and stall are
+    /// probabilities per packet, 0 to 1; delay_us and stall_us are microseconds, up to 10000000. rx. or
+    /// tx. before a key, except seed, limits it to one direction
     #[arg(long, value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,
@@ -129,47 +132,49 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "LEVEL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) log: Option<Level>,
-    /// Sessions that one user may have at a time; 64 by default
+    /// Sessions that one user may have at a time, 1 to 16384; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_user: Option<Number<1, 16_384>>,
-    /// Sessions that all users of one --allow-group may have together at a time; 256 by default
+    /// Sessions that all users of one group of --allow-group or of the policy may have together at a time,
+    /// 1 to 65536; 256 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_group: Option<Number<1, 65_536>>,
-    /// Bytes of memory that all sessions of one user may have together; 4294967296 by default. Root
-    /// and the server's user have no such limit
+    /// Bytes of memory that all sessions of one user may have together, 65536 to 1099511627776;
+    /// 4294967296 by default. Root and the server's user have no such limit
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_user: Option<Number<65_536, 1_099_511_627_776>>,
-    /// Bytes of memory that one session may have; 268435456 by default
+    /// Bytes of memory that one session may have, 65536 to 4294967295; 268435456 by default
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) session_bytes: Option<Number<65_536, 4_294_967_295>>,
-    /// Endpoints that one session may have; 16384 by default
+    /// Endpoints that one session may have, 1 to 16384; 16384 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) endpoints_per_session: Option<Number<1, 16_384>>,
-    /// Ports of the host's own addresses that one user may have at a time; 4096 by default. Root and
-    /// the server's user have no such limit
+    /// Ports of the host's own addresses that one user may have at a time, 1 to 65536; 4096 by default.
+    /// Root and the server's user have no such limit
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host_ports_per_user: Option<Number<1, 65_536>>,
-    /// Control connections that all users may have together at a time; 2048 by default
+    /// Control connections that all users may have together at a time, 1 to 65536; 2048 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) connections: Option<Number<1, 65_536>>,
     /// Upper limit of the setting rx_batch: packets that the engine takes from the device per poll
-    /// iteration; 64 by default
+    /// iteration, 1 to 1024; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) batch: Option<Number<1, 1024>>,
-    /// Packets that one endpoint may receive per poll iteration of the engine; 1024 by default
+    /// Packets that one endpoint may receive per poll iteration of the engine, 1 to 65536; 1024 by
+    /// default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) receive_budget: Option<Number<1, 65_536>>,
     /// Packets that the engine takes from all queue pairs together per poll iteration: this number
-    /// times the queue pairs with packets to send, at most times eight; 64 by default
+    /// times the queue pairs with packets to send, at most times eight. 1 to 65536; 64 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transmit_budget: Option<Number<1, 65_536>>,
@@ -420,6 +425,24 @@ transmit-budget = 11
             let default = format!("; {} by default", defaults[name]);
             assert!(help.contains(&default), "--{name}: {help:?} lacks {default:?}");
         }
+    }
+
+    #[test]
+    fn help_gives_each_numbers_range() {
+        let command = <Settings as clap::Args>::augment_args(clap::Command::new("serve"));
+        let mut ranges = 0;
+        for argument in command.get_arguments() {
+            let Some(name) = argument.get_long() else { continue };
+            let wrong = ["serve".to_owned(), format!("--{name}=x")];
+            let Err(error) = command.clone().try_get_matches_from(wrong) else { continue };
+            let error = error.to_string();
+            let Some((_, range)) = error.split_once("not a whole number; ") else { continue };
+            let (range, _) = range.split_once(" is possible").unwrap();
+            let help = argument.get_help().unwrap().to_string();
+            assert!(help.contains(range), "--{name}: {help:?} lacks {range:?}");
+            ranges += 1;
+        }
+        assert!(ranges >= 12, "{ranges}");
     }
 
     #[test]
