@@ -95,10 +95,12 @@ pub enum Device {
     /// Dropped on receive: headers that contradict themselves or the packet's length.
     RxMalformed,
     /// Packets that the driver dropped on receive, such as those longer than a buffer, or with
-    /// impossible metadata; with AF_XDP also those that the kernel had no room for in the driver's
-    /// rings, and those that matched a rule on a hardware queue without a socket.
+    /// impossible metadata; with AF_XDP and packet sockets also those for which the kernel had no
+    /// room in the driver's rings; with AF_XDP also those that matched a rule on a hardware queue
+    /// without a socket.
     RxDriver,
-    /// Packets that the driver dropped on transmit, such as those that the kernel refused.
+    /// Packets that the driver dropped on transmit, such as those that the kernel refused, or that
+    /// the interface's queue (qdisc) dropped.
     TxDriver,
     /// Packets that the engine delivered from endpoint to endpoint, without the device.
     LocalPackets,
