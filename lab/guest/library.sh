@@ -63,7 +63,8 @@ application() {
     systemd-run --quiet --unit="$name" --uid="$user" --property=KillSignal=SIGKILL "$@"
 }
 
-# The lines of a unit's journal. journalctl leaves with an error when grep has read enough.
+# Checks that the journal of a unit has a line. journalctl writes to a file: it would fail if grep
+# ended before it.
 logged() {
     journalctl --sync
     journalctl --unit="$1" --no-pager --output=cat >/run/journal

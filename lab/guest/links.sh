@@ -1,5 +1,6 @@
 # guest: kernel=stable,backports limit=180
-# Interfaces on other ones: 802.1Q and bonding. The server runs without a unit here.
+# Interfaces on top of others: VLANs (802.1Q) and bonds. Here the server runs without the unit of the
+# package.
 
 serve() {
     local device=$1
@@ -17,7 +18,6 @@ end() {
     nothing_left
 }
 
-# The far host's own network is used as in library.sh.
 prepare() {
     useradd alice
     dpkg -i /guest/towpath.deb
@@ -40,13 +40,13 @@ fetch() {
     far curl -sS -m 10 "http://$1:8080/script.sh" | cmp - /guest/script.sh
 }
 
-# Tags stay visible or not, as the driver has it by default.
+# The driver's default decides whether XDP programs see tags.
 vlan_goes_on() {
     serve intel0
     fetch 192.0.2.1
     ping -c 20 -i 0.1 -W 5 203.0.113.200 | tee /run/said
     grep -w '0% packet loss' /run/said
-    # A packet to the application's port, in the VLAN, is the kernel's: it refuses.
+    # The kernel refuses a connection in the VLAN to the application's port.
     fails far curl -sS -m 5 http://203.0.113.1:8080/ >/run/said 2>&1
     cat /run/said
     grep "Couldn't connect" /run/said

@@ -74,7 +74,7 @@ refuses_others() {
 
 serves_programs_of_its_host() {
     if kernel_is_older_than 6.6; then
-        # The server warns, and serves other hosts alone.
+        # The server warns, and serves only other hosts.
         logged $unit 'programs of this host and applications .* do not reach each other'
         fails curl -sS -m 5 http://192.0.2.1:8080/script.sh
     else
@@ -154,7 +154,7 @@ waits_for_its_interface() {
     systemctl stop towpath@late0
 }
 
-# Besides the first server: its own conf file, and the other driver.
+# A second server beside the first one, with a conf file of its own and another driver.
 leases() {
     ip address add 198.51.100.1/24 dev virtio0
     ip link set virtio0 up

@@ -1,9 +1,9 @@
 //! `towpath-lab guest`: boots small virtual machines, and runs scripts of checks in them.
 //!
-//! QEMU emulates the machine in software (TCG), so no right and no device of the host is needed. The
-//! kernel comes from a Debian package, and the root file system with systemd is unpacked from memory
-//! (initramfs). A script in `lab/guest` names the kernels that it runs on, and reports each check on a
-//! serial line of its own.
+//! QEMU emulates the machine in software (TCG), so no right and no device of the host is needed.
+//! The kernel comes from a Debian package, and the root file system with systemd is unpacked from
+//! memory (initramfs). A script in `lab/guest` names the kernels that it runs on, and reports each
+//! check on a serial line of its own.
 
 mod fetch;
 mod machine;
@@ -24,7 +24,8 @@ const PROGRAMS: [&str; 2] = ["web", "udp_echo"];
 /// The options of `towpath-lab guest`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// For `guest`: run only the scripts of these names, such as package; may be given several times
+    /// For `guest`: run only the scripts of these names, such as package; may be given several
+    /// times
     #[arg(long, value_name = "NAME")]
     script: Vec<String>,
     /// For `guest`: run the scripts only on this kernel, stable or backports
@@ -78,7 +79,7 @@ pub fn run(repository: &Path, options: &Options) -> anyhow::Result<bool> {
     Ok(failed == 0)
 }
 
-/// Returns the files that a guest gets: programs, and the newest package.
+/// Returns the files that a guest gets: programs, and the only package.
 fn files(programs: &Path, target: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = PROGRAMS.iter().map(|name| programs.join(name)).collect();
     let packages = target.join("debian");

@@ -87,8 +87,8 @@ pub(super) fn program(name: &str, package: &str) -> Result<PathBuf, String> {
 pub(super) struct Running(pub(super) std::process::Child);
 
 impl Running {
-    /// Starts a program with its arguments. `inside`: its network namespace. What it says goes
-    /// nowhere, unless the caller sets its output.
+    /// Starts a program with its arguments. `inside`: its network namespace. Its output is
+    /// discarded, unless the caller sets it.
     pub(super) fn start(
         program: &Path,
         inside: Option<&Namespace>,

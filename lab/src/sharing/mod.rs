@@ -54,7 +54,7 @@ fn is_default(mode: XdpMode) -> bool {
     mode == XdpMode::Generic
 }
 
-/// Returns what was found, or reports why not.
+/// Returns the programs that were found; otherwise adds the reason to the report.
 fn found<T>(found: Result<T, String>, outcome: &mut Outcome) -> Option<T> {
     found.map_err(|why| outcome.missing.push(why)).ok()
 }

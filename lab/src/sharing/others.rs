@@ -1,4 +1,5 @@
-//! What else uses the host meanwhile: pings, and an ssh session. Nothing of it may be lost.
+//! Other users of the host during a measurement: pings, and an ssh session. None of their packets
+//! and lines may be lost.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};

@@ -134,8 +134,8 @@ impl Bench {
         Ok(times)
     }
 
-    /// Adds the rows of some things. `names`: of each. `ratios`: the number of one, that of its base
-    /// line, and the limit of the medians' ratio.
+    /// Adds the rows of some things. `names`: of each. `ratios`: the number of one, that of its
+    /// base line, and the limit of the medians' ratio.
     fn add(
         &mut self,
         how: &str,
@@ -152,7 +152,7 @@ impl Bench {
                 let name = format!("{how}: {} to {}, {quantile}", names[*ours], names[*base]);
                 let ratios = ratios(&values(*ours), &values(*base));
                 let row = Row::new(&name, &parameters, "ratio", &ratios);
-                // The tail is the machine's more than ours.
+                // The tail depends on the machine more than on the program.
                 let at_most = limit.filter(|_| number == 0);
                 self.outcome.rows.push(Row { at_most, ..row });
             }
