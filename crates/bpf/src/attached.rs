@@ -48,8 +48,8 @@ pub fn attached(interface: u32, program: u32) -> Result<Attached, Error> {
     Ok(Attached { program: described, link: None })
 }
 
-/// The most programs of an ingress hook that [`attached_at_ingress`] describes; the kernel has room for
-/// 64 (`BPF_MPROG_MAX`).
+/// The most programs of an ingress hook that [`attached_at_ingress`] describes; the kernel has room
+/// for 64 (`BPF_MPROG_MAX`).
 const MOST_PROGRAMS: usize = 64;
 
 /// The query of a hook's programs and links (`union bpf_attr`).
@@ -68,16 +68,15 @@ struct Query {
     revision: u64,
 }
 
-// SAFETY: as the trait requires; both arrays are live during `attached_at_ingress`, and have `count`
-// entries.
+// SAFETY: as the trait requires; both arrays are live during `attached_at_ingress`, and have
+// `count` entries.
 unsafe impl Attribute for Query {}
 
-/// Describes the programs at the ingress hook of an interface of this thread's network namespace, in the
-/// order in which they run.
+/// Describes the programs at the ingress hook of an interface of this thread's network namespace,
+/// in the order in which they run. Leaves out all of them without CAP_SYS_ADMIN.
 ///
 /// # Errors
-/// [`Error::NotPermitted`] without CAP_NET_ADMIN and CAP_SYS_ADMIN; [`Error::Refused`] if there is no such
-/// interface.
+/// [`Error::NotPermitted`] without CAP_NET_ADMIN; [`Error::Refused`] if there is no such interface.
 pub fn attached_at_ingress(interface: u32) -> Result<Vec<Attached>, Error> {
     let (mut programs, mut links) = ([0u32; MOST_PROGRAMS], [0u32; MOST_PROGRAMS]);
     let mut query = Query {

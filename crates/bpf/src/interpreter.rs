@@ -1,5 +1,5 @@
-//! An interpreter of programs for packets, for tests: it runs a program many millions of times without the
-//! kernel, and finds accesses outside of memory and instructions without a meaning.
+//! An interpreter of programs for packets, for tests: it runs a program many millions of times
+//! without the kernel, and finds accesses outside of memory and instructions without a meaning.
 //!
 //! Addresses have the number of their memory in the upper 32 bits, and an offset in the lower ones.
 
@@ -228,8 +228,8 @@ impl<K: Kernel> Machine<'_, K> {
         Ok(())
     }
 
-    /// Copies bytes of the packet to memory. Returns the helper's result: 0, or -EFAULT as a number of
-    /// 64 bits.
+    /// Copies bytes of the packet to memory. Returns the helper's result: 0, or -EFAULT as a number
+    /// of 64 bits.
     fn copy_packet(&mut self, from: usize, to: u64, len: usize) -> Result<u64, &'static str> {
         if len == 0 {
             return Err("a copy of no bytes");

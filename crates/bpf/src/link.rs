@@ -13,10 +13,10 @@ const TYPE_XDP: u32 = 6;
 /// `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE` (`linux/if_link.h`).
 const GENERIC: u32 = 1 << 1;
 const NATIVE: u32 = 1 << 2;
-/// `BPF_F_BEFORE`: before all programs at a hook, if it names none.
+/// `BPF_F_BEFORE`: before all programs of a hook, if the request names no other program.
 const BEFORE: u32 = 1 << 3;
 
-/// The place in which the kernel runs an XDP program.
+/// The part of the kernel that runs an XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XdpMode {
     /// The interface's driver.
@@ -73,8 +73,9 @@ impl Link {
     /// Attaches an XDP program to an interface.
     ///
     /// # Errors
-    /// [`Error::Refused`] with EBUSY if the interface has an XDP program, with EOPNOTSUPP if its driver
-    /// has no native XDP, with EINVAL if the driver cannot run it as the interface is configured.
+    /// [`Error::Refused`] with EBUSY if the interface has an XDP program, with EOPNOTSUPP if its
+    /// driver has no native XDP, with EINVAL if the driver cannot run one with the interface's
+    /// settings.
     pub fn attach_xdp(program: &Program, interface: u32, mode: XdpMode) -> Result<Link, Error> {
         let flags = match mode {
             XdpMode::Native => NATIVE,
@@ -87,8 +88,8 @@ impl Link {
     }
 
     /// Attaches a program to the packets that an interface has received, before the network stack
-    /// handles them (Linux 6.6). The programs that are there already stay, and run after it, if it returns
-    /// `TCX_NEXT`.
+    /// handles them (Linux 6.6). Earlier programs stay, and run after this one if this one
+    /// returns `TCX_NEXT`.
     ///
     /// # Errors
     /// [`Error::Refused`], with EINVAL on older kernels.

@@ -46,13 +46,13 @@ pub struct Options {
 /// The kind of a session's addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Addresses {
-    /// Addresses of the session's own where the server gives them, and else the host's.
+    /// Addresses of the session's own if the server has such, otherwise the host's.
     #[default]
     Any,
     /// Addresses that no other session has.
     Own,
     /// The host's own addresses, which the session shares with the kernel and with other sessions.
-    /// It opens the ports that it uses.
+    /// The session opens an endpoint for each port that it uses.
     Shared,
 }
 

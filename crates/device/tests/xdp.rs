@@ -235,7 +235,8 @@ fn open_errors() {
     let error = open("twice", Mode::Native).unwrap_err();
     assert!(matches!(error, XdpError::OtherServer { .. }), "of the other mode: {error}");
     drop(first);
-    // A process that another test starts holds this one's descriptors until it executes its program.
+    // A process that another test starts holds this one's descriptors until it executes its
+    // program.
     let until = Instant::now() + Duration::from_secs(10);
     while let Err(error) = open("twice", Mode::Auto) {
         // The program may go between its refusal and the question for its name.

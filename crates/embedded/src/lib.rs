@@ -231,11 +231,11 @@ impl Embedded {
         armed
     }
 
-    /// Tells other calls that the caller is awake again, after a sleep that [`Embedded::arm`] allowed.
-    /// The call is optional. Without it, the next packet that a thread sends before the next
-    /// [`Embedded::arm`] notifies the caller, which costs two system calls.
+    /// Tells other calls that the caller is awake again, after a sleep that [`Embedded::arm`]
+    /// allowed. The call is optional. Without it, the next packet that a thread sends before the
+    /// next [`Embedded::arm`] notifies the caller, which costs two system calls.
     pub fn disarm(&self) {
-        // A thread inside may notify the caller, who is awake. That does no harm.
+        // A thread inside may notify the caller although the caller is awake. That does no harm.
         let Some(mut entered) = self.section.try_enter() else { return };
         entered.state().disarm();
         let took_all = !entered.state().has_waiting();

@@ -1,10 +1,10 @@
-//! The host whose addresses applications share: its ports, its ways and its neighbours.
+//! The host whose addresses applications share: its ports, its routes and its neighbours.
 //!
 //! Applications that share an address of the host have single ports of it. The kernel keeps the
 //! address: it answers ARP and ICMP echo, and has all other ports. For each port of an application
 //! the server holds a kernel socket (`holder`), so that no program on the host gets the port too.
-//! The kernel's routes and neighbours hold for the applications as well (`neighbours`). The server asks
-//! a process that has the privilege for each act that needs one (`keeper`).
+//! The kernel's routes and neighbours hold for the applications as well (`neighbours`). The server
+//! asks a process that has the privilege for each act that needs one (`keeper`).
 
 #[allow(unsafe_code)]
 mod holder;
@@ -45,8 +45,8 @@ pub struct HostAccess {
 }
 
 impl HostAccess {
-    /// Shares the addresses of `interface`, the one that the device serves, in the network namespace
-    /// of the thread that starts the server. `keeper`: the server's end of a
+    /// Shares the addresses of `interface`, the one that the device serves, in the network
+    /// namespace of the thread that starts the server. `keeper`: the server's end of a
     /// [`keeper_connection`], whose other end a process with privileges serves with [`run_keeper`].
     #[must_use]
     pub fn new(keeper: OwnedFd, interface: &str) -> HostAccess {
@@ -54,8 +54,8 @@ impl HostAccess {
     }
 
     /// Tells the keeper that no server will use it any more. Without this, the keeper takes the
-    /// server's end for a crash, and holds applications' flows for a while. Call it after the server
-    /// has stopped.
+    /// server's end for a crash, and holds applications' flows for a while. Call it after the
+    /// server has stopped.
     ///
     /// # Errors
     /// Fails if the keeper has ended.
@@ -73,12 +73,12 @@ struct HostAddresses {
 
 impl HostAddresses {
     /// Chooses the first IPv4 address of an interface, and the first IPv6 address that is not
-    /// link-local.
+    /// link-local. Lasting addresses come before passing ones; a tentative address is not chosen.
     fn of(index: u32, addresses: &[Address]) -> HostAddresses {
         let mut chosen = HostAddresses::default();
         let usable = |one: &&Address| one.index == index && !one.tentative;
         let lasting = addresses.iter().filter(usable).filter(|one| !one.passing);
-        // Where there is no other, one that will not last.
+        // If no address of a family lasts, one that does not.
         for one in lasting.chain(addresses.iter().filter(usable)) {
             match one.prefix.address() {
                 IpAddr::V4(ip) => {
@@ -201,8 +201,8 @@ impl Host {
         [ipv4, ipv6].iter().flatten().all(|ip| self.interface_addresses.contains(ip))
     }
 
-    /// Holds the port of a rule for an account, or with port 0 one that the kernel, or the terms, choose.
-    /// Returns the port.
+    /// Holds the port of a rule for an account, or with port 0 one that the kernel, or the terms,
+    /// choose. Returns the port.
     ///
     /// # Errors
     /// Fails with the line that the server sends to the peer.

@@ -12,7 +12,7 @@
 //! | `connections` | all connections, found by token, number and user |
 //! | `addresses` | the addresses of sessions |
 //! | `policy` | the rights of users |
-//! | `host` | sharing the host's own addresses: ports, ways, neighbours |
+//! | `host` | sharing the host's own addresses: ports, routes, neighbours |
 //! | `prepare` | the memory of a session, before the engine gets it |
 //! | `worker` | a process per user for system calls that an application can prolong |
 

@@ -1,8 +1,8 @@
 //! The flow filter: an XDP program, and maps that say which packets it takes from the kernel.
 //!
-//! The server changes the maps while the program runs. A rule names some of a packet's fields. Rules
-//! that name the same fields share a mask; the program applies each mask to the packet's fields, and
-//! looks the result up.
+//! The server changes the maps while the program runs. A rule names some of a packet's fields.
+//! Rules that name the same fields share a mask; the program applies each mask to the packet's
+//! fields, and looks the result up.
 
 mod attach_point;
 mod key;
@@ -27,12 +27,13 @@ pub(crate) const PROGRAM_FLOWS: &str = "towpath_flows";
 pub(crate) const PROGRAM_ALL: &str = "towpath_all";
 pub(crate) const PROGRAM_PACKETS: &str = "towpath_packets";
 
-/// What the programs of a packet socket return for the packets of owned flows, and for all others: all
-/// bytes or none; `TC_ACT_SHOT` or `TCX_NEXT` (`linux/bpf.h`).
+/// What the programs of a packet socket return for the packets of owned flows, and for all others:
+/// all bytes or none; `TC_ACT_SHOT` or `TCX_NEXT` (`linux/bpf.h`).
 const COPY: (i32, i32) = (-1, 0);
 const DROP: (i32, i32) = (2, -1);
 
-/// The most MAC addresses, and the most flows. The kernel allocates the maps whole: about 0.2 and 8 MB.
+/// The most MAC addresses, and the most flows. The kernel allocates the maps whole: about 0.2 and 8
+/// MB.
 const MACS: u32 = 4096;
 const FLOWS: u32 = 65_536;
 /// A MAC address in its map: six bytes and two zeros.
@@ -48,8 +49,8 @@ pub(crate) struct FlowFilter {
     flows: Option<Flows>,
 }
 
-/// The flow filter of a packet socket: a program by which the socket copies the packets of owned flows,
-/// and one that keeps these packets from the kernel's network stack.
+/// The flow filter of a packet socket: a program by which the socket copies the packets of owned
+/// flows, and one that keeps these packets from the kernel's network stack.
 pub(crate) struct PacketFilter {
     copies: Program,
     drops: Program,
@@ -110,8 +111,8 @@ impl Tables {
         is_free
     }
 
-    /// Returns the masks as the program reads them. `not_yet`: the number of a mask that the program
-    /// must not use yet.
+    /// Returns the masks as the program reads them. `not_yet`: the number of a mask that the
+    /// program must not use yet.
     fn masks(&self, not_yet: Option<usize>) -> Vec<u8> {
         let mut bytes = vec![0; MASKS_BYTES];
         let count = self.masks.iter().rposition(Option::is_some).map_or(0, |last| last as u32 + 1);

@@ -9,7 +9,7 @@ use crate::{Event, Info};
 
 /// The changes that a driver has not reported yet.
 pub(crate) struct LinkEvents {
-    /// `None` where the kernel sends no news, and nothing changes.
+    /// `None` if the kernel refuses the watch; the driver then reports no change.
     watch: Option<LinkWatch>,
     reported: State,
     events: VecDeque<Event>,
@@ -42,8 +42,8 @@ impl LinkEvents {
         if self.events.is_empty() {
             match self.watch.as_mut()?.latest()? {
                 Watched::Here(link) => self.compare(&link),
-                // In another namespace, the kernel reports the interface's state no more: as good as
-                // removed.
+                // The kernel does not report the state of an interface in another namespace: the
+                // driver reports the interface as removed.
                 Watched::Gone => self.events.push_back(Event::Removed),
             }
         }

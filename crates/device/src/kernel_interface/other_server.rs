@@ -1,21 +1,21 @@
-//! Finds another server of the same interface. The kernel lets programs of several servers attach to an
-//! ingress hook, but two servers would give the same addresses to their applications.
+//! Finds another server of the same interface. The kernel lets programs of several servers attach
+//! to an ingress hook, but two servers would give the same addresses to their applications.
 
 use towpath_bpf::Attached;
 
 use super::flow_filter::{PROGRAM_ALL, PROGRAM_FLOWS, PROGRAM_PACKETS};
 
-/// Describes another server's program at the ingress hook of an interface, by the interface's number.
-/// Without CAP_SYS_ADMIN there seems to be none: a server that got its capabilities from a unit does not
-/// find the other one.
+/// Describes another server's program at the ingress hook of an interface, by the interface's
+/// number. Without CAP_SYS_ADMIN there seems to be none: a server that got its capabilities from a
+/// unit does not find the other one.
 pub(crate) fn at_ingress(interface: u32) -> Option<String> {
     let attached = towpath_bpf::attached_at_ingress(interface).ok()?;
     let other = attached.iter().find(|one| one.program.name == PROGRAM_PACKETS);
     other.map(Attached::to_string)
 }
 
-/// Describes the XDP program of this number, if it is a server's. Without CAP_SYS_ADMIN it seems to be
-/// none.
+/// Describes the XDP program of this number, if it is a server's. Without CAP_SYS_ADMIN it seems to
+/// be none.
 pub(crate) fn with_xdp(interface: u32, program: u32) -> Option<String> {
     let attached = towpath_bpf::attached(interface, program).ok()?;
     has_xdp_name(&attached).then(|| attached.to_string())

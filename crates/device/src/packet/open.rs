@@ -18,8 +18,8 @@ use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
 use crate::kernel_interface::warnings;
 use crate::{Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_FRAME_BYTES, Limits, VLAN_TAG_BYTES};
 
-/// The size of the ring for packets of owned flows, in bytes: 256 packets, if the kernel merges received
-/// packets (GRO).
+/// The size of the ring for packets of owned flows, in bytes: 256 packets, if the kernel merges
+/// received packets (GRO).
 const FLOWS_RING_BYTES: u32 = 32 << 20;
 /// The size of a receive buffer, in bytes.
 const BUFFER_BYTES: usize = 4096;
@@ -29,11 +29,11 @@ const BUFFER_BYTES: usize = 4096;
 pub struct Options {
     /// The interface's name.
     pub interface: String,
-    /// `true` to carry packets between applications and the kernel's sockets of this host, too, if they
-    /// share the interface's addresses.
+    /// `true` to carry packets between applications and the kernel's sockets of this host, too, if
+    /// they share the interface's addresses.
     pub host: bool,
-    /// The user that rules of the host's firewall see as the owner of packets to the kernel's sockets;
-    /// this process's user if `None`.
+    /// The user that rules of the host's firewall see as the owner of packets to the kernel's
+    /// sockets; this process's user if `None`.
     pub owner: Option<u32>,
 }
 

@@ -24,15 +24,15 @@ use crate::{Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_FRAME_BYTES, Limits
 /// Bytes that the kernel keeps free at the beginning of each receive buffer
 /// (`XDP_PACKET_HEADROOM`, `linux/bpf.h`).
 const HEADROOM_BYTES: usize = 256;
-/// The sizes of a receive buffer, in bytes: for packets that fit into one, and for others. The kernel
-/// allows 2048 to a page.
+/// The sizes of a receive buffer, in bytes: for packets that fit into one, and for others. The
+/// kernel allows 2048 to a page.
 const SMALL_CHUNK_BYTES: usize = 2048;
 const LARGE_CHUNK_BYTES: usize = 4096;
-/// The most parts of a packet to send. A part that crosses a chunk's end takes two descriptors, and a
-/// packet at most 17.
+/// The most parts of a packet to send. A part that crosses a chunk's end takes two descriptors, and
+/// a packet at most 17.
 const PACKET_PARTS: usize = 8;
-/// Receive buffers for each hardware queue, by their size: all memory of an interface with one queue
-/// then fits into 8 MiB, which is a process's usual limit of locked memory.
+/// Receive buffers for each hardware queue, by their size: all memory of an interface with one
+/// queue then fits into 8 MiB, which is a process's usual limit of locked memory.
 const SMALL_RX_BUFFERS: usize = RING_ENTRIES as usize;
 const LARGE_RX_BUFFERS: usize = RING_ENTRIES as usize / 2;
 /// The most receive buffers of a device. More hardware queues share them.

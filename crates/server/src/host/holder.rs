@@ -13,8 +13,8 @@ pub(crate) enum PortProtocol {
     Udp,
 }
 
-/// Binds a socket to a port, or with port 0 to one that the kernel chooses. No other socket can bind
-/// the port while the holder lives: the holder does not allow to share it (`SO_REUSEADDR`,
+/// Binds a socket to a port, or with port 0 to one that the kernel chooses. No other socket can
+/// bind the port while the holder lives: the holder has no option that shares it (`SO_REUSEADDR`,
 /// `SO_REUSEPORT`). It never listens, and its filter drops every datagram.
 ///
 /// # Errors

@@ -1,8 +1,8 @@
 //! The link addresses that sessions asked for, by the host's own routes and neighbours.
 //!
 //! A session that shares the host's addresses asks for the link address of each destination. The
-//! answer is that of the next hop on the kernel's way there. The table remembers the answers, so
-//! that the server can tell the sessions when a way or a link address changes.
+//! answer is that of the next hop on the kernel's route there. The table remembers the answers, so
+//! that the server can tell the sessions when a route or a link address changes.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -14,8 +14,8 @@ use crate::engine::neighbours::NeighbourRequest;
 /// the table forgot, at the latest 30 s after the last answer.
 const REMEMBERED: usize = 1024;
 
-/// The time after which a request without an answer from the kernel is given up. The kernel gives a
-/// neighbour up after three seconds.
+/// The time after which a request without an answer from the kernel fails. The kernel stops asking
+/// for a neighbour after three seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The next hops whose link addresses the kernel may look for at a time: because of one user, and
@@ -144,8 +144,8 @@ impl Neighbours {
         theirs < UNKNOWN_PER_USER && self.waiting.len() < UNKNOWN
     }
 
-    /// Has a request of a user's session wait for the link address of a next hop. `answers`: 1 if the
-    /// session made the request, 0 if the server checks an earlier answer.
+    /// Has a request of a user's session wait for the link address of a next hop. `answers`: 1 if
+    /// the session made the request, 0 if the server checks an earlier answer.
     pub(super) fn wait(
         &mut self,
         uid: u32,
@@ -162,8 +162,8 @@ impl Neighbours {
         *waiting.requests.entry(request).or_default() += answers;
     }
 
-    /// Takes the news that a next hop has a link address. Returns the answers for which requests
-    /// waited. Enters earlier answers that differ for a check.
+    /// Ends the wait for a next hop, whose link address the kernel reports. Returns the answers for
+    /// which requests waited. Has earlier answers that differ checked.
     pub(super) fn found(&mut self, next_hop: IpAddr, mac: [u8; 6]) -> Vec<Delivery> {
         let mut deliveries = Vec::new();
         if let Some(waiting) = self.waiting.remove(&next_hop) {
@@ -178,15 +178,15 @@ impl Neighbours {
         deliveries
     }
 
-    /// Takes the news that a next hop does not answer. Returns the requests that end without a link
-    /// address.
+    /// Ends the wait for a next hop that does not answer. Returns the requests that end without a
+    /// link address.
     pub(super) fn failed(&mut self, next_hop: IpAddr) -> Vec<Delivery> {
         let requests = self.waiting.remove(&next_hop).map(|waiting| waiting.requests);
         let unanswered = |(to, answered)| Delivery { to, mac: None, answered };
         requests.into_iter().flatten().map(unanswered).collect()
     }
 
-    /// Gives up the requests that have waited for too long. Returns them.
+    /// Ends the requests that have waited for too long. Returns them.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<Delivery> {
         let is_late =
             |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= REQUEST_TIMEOUT;
@@ -199,7 +199,7 @@ impl Neighbours {
         late.into_iter().flat_map(|next_hop| self.failed(next_hop)).collect()
     }
 
-    /// Returns the time until the next request is given up.
+    /// Returns the time until the next request has waited for too long.
     pub(super) fn next_deadline(&self, now: Instant) -> Option<Duration> {
         let first = self.waiting.values().map(|waiting| waiting.since).min()?;
         Some((first + REQUEST_TIMEOUT).saturating_duration_since(now))
@@ -230,8 +230,8 @@ impl Neighbours {
         !self.queued.is_empty() || !self.to_check.is_empty() || self.checks_again
     }
 
-    /// Forgets a destination, to which no route leads any more. Returns `true` if the session was told
-    /// one.
+    /// Forgets a destination, to which no route leads any more. Returns `true` if the session was
+    /// told one.
     pub(super) fn forget(&mut self, request: NeighbourRequest) -> bool {
         let known = self.known.get_mut(&(request.session, request.endpoint));
         known.is_some_and(|known| known.remove(&request.target).is_some())
@@ -283,7 +283,7 @@ mod tests {
         let mut answers = table.found(gateway, MAC);
         answers.sort_by_key(|one| one.to.session);
         assert_eq!(answers, [answer(one, Some(MAC), 2), answer(two, Some(MAC), 1)]);
-        assert_eq!(table.found(gateway, MAC), [], "no news");
+        assert_eq!(table.found(gateway, MAC), [], "no request waits");
         assert!(!table.learn(one, gateway, MAC) && table.learn(one, gateway, OTHER));
     }
 

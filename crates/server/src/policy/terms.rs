@@ -15,21 +15,21 @@ const UNPRIVILEGED_PORT: u16 = 1024;
 /// addresses of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// The addresses that sessions may get; `None` for any that the device has for applications. A
-    /// session gets no address of a family that is not named. It always has the link-local IPv6
-    /// address of its MAC address.
+    /// The addresses that sessions may get, of their own or of the host's; `None` for any that the
+    /// server has for applications. A session gets no address of a family that is not named. A
+    /// session with addresses of its own always has the link-local IPv6 address of its MAC address.
     pub addresses: Option<Vec<AddressRange>>,
     /// The local ports of endpoints; `None` for any, and of the host's own addresses any from 1024
-    /// on. With `Some`, an endpoint for IP packets has a
-    /// protocol and one of these ports, or is for ICMP or ICMPv6.
+    /// on. With `Some`, an endpoint for IP packets has a protocol and one of these ports, or is for
+    /// ICMP or ICMPv6.
     pub ports: Option<Vec<PortRange>>,
     /// The ethertypes of endpoints; `None` for any. With `Some`, an endpoint has an ethertype, or a
     /// field of IP.
     pub ethertypes: Option<Vec<u16>>,
     /// `true` if endpoints may receive a copy of each packet of the device.
     pub capture: bool,
-    /// `true` if endpoints may be promiscuous, and receive for any MAC address. With limited ports or
-    /// ethertypes, a promiscuous endpoint sends nothing.
+    /// `true` if endpoints may be promiscuous, and receive for any MAC address. With limited ports
+    /// or ethertypes, a promiscuous endpoint sends nothing.
     pub promiscuous: bool,
     /// Concurrent sessions of one user. This and the other limits lower those of the
     /// [`Policy`](super::Policy), and cannot raise them.
@@ -96,8 +96,8 @@ impl Terms {
         self.addresses.as_ref().is_none_or(|ranges| ranges.iter().any(|range| range.contains(ip)))
     }
 
-    /// Checks that the terms allow an endpoint with this rule, or this way of listening. `group`: it
-    /// also receives packets to groups.
+    /// Checks that the terms allow an endpoint with this rule, or this way of listening. `group`:
+    /// it also receives packets to groups.
     ///
     /// # Errors
     /// Fails with the reason and the remedy.
@@ -129,8 +129,8 @@ impl Terms {
         self.check_port(rule).map_err(|text| format!("{text}, {ask}"))
     }
 
-    /// Checks that the terms allow a port of the host's own address. Ports that programs on the host
-    /// may not bind without a privilege need a grant that names them.
+    /// Checks that the terms allow a port of the host's own address. Ports that programs on the
+    /// host may not bind without a privilege need a grant that names them.
     ///
     /// # Errors
     /// Fails with the reason and the remedy.

@@ -12,7 +12,7 @@ use crate::ndp::{self, Ndp};
 use crate::outbox::NextHop;
 use crate::{Checksum, Instant, Meta, ethernet};
 
-/// The link address in an answer to a host that shares its addresses, if no way leads to the
+/// The link address in an answer to a host that shares its addresses, if no route leads to the
 /// destination or the next hop does not answer.
 const NO_LINK_ADDRESS: [u8; 6] = [0; 6];
 

@@ -152,7 +152,7 @@ impl PolicyFile {
             .collect();
         let mut by_name = theirs.iter().filter(|grant| grant.names_user(user.uid)).peekable();
         let Some(first) = by_name.peek().map(|grant| grant.line) else {
-            // Who is a member of a group may change.
+            // The members of a group may change, so this check cannot decide.
             let by_group = theirs.iter().any(|grant| !grant.groups.is_empty());
             return match by_group || user.uid == 0 {
                 true => Ok(()),

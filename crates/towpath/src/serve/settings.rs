@@ -38,12 +38,12 @@ pub(super) const HOLD_S: u64 = 10;
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Settings {
-    /// Device to serve: tap:NAME, xdp:INTERFACE, packet:INTERFACE or auto:INTERFACE. tap: the server
-    /// creates a missing TAP interface, and then removes it at the end. xdp: an interface of the
-    /// kernel, which keeps all that no application owns. Options of xdp follow after commas:
+    /// Device to serve: tap:NAME, xdp:INTERFACE, packet:INTERFACE or auto:INTERFACE. tap: the
+    /// server creates a missing TAP interface, and then removes it at the end. xdp: an interface of
+    /// the kernel, which keeps all that no application owns. Options of xdp follow after commas:
     /// mode=native, mode=generic, copy, zero-copy, busy-poll, exclusive. packet: as xdp, by packet
-    /// sockets; slower; Linux 6.6; for kernels without AF_XDP, or beside another XDP program. auto: tap
-    /// for a TAP interface; for any other interface xdp, or packet if xdp is impossible
+    /// sockets; slower; Linux 6.6; for kernels without AF_XDP, or beside another XDP program. auto:
+    /// tap for a TAP interface; for any other interface xdp, or packet if xdp is impossible
     #[arg(long, value_name = "DRIVER:INTERFACE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceSpec>,
@@ -58,31 +58,32 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) subnet: Vec<Subnet>,
     /// Range of addresses for applications, which no other host may have. tap: by default the whole
-    /// network. xdp and packet: required without --share-host, inside of the interface's network or of
-    /// that of --subnet. At most one range per address family
+    /// network. xdp and packet: required without --share-host, inside of the interface's network or
+    /// of that of --subnet. At most one range per address family
     #[arg(long, value_name = "ADDRESS/BITS|FIRST-LAST")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) lease: Vec<Lease>,
-    /// Let applications use TCP and UDP ports of the interface's own addresses, beside the kernel and
-    /// each other; with xdp, packet, and auto unless it chooses a TAP. A process with two capabilities,
-    /// the keeper, stays beside the server: it binds the ports, has neighbours confirmed, and holds the
-    /// ports if the server is killed
+    /// Let applications use TCP and UDP ports of the interface's own addresses, beside the kernel
+    /// and each other; with xdp, packet, and auto unless it chooses a TAP. A process with two
+    /// capabilities, the keeper, stays beside the server: it binds the ports, has neighbours
+    /// confirmed, and holds the ports if the server is killed
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) share_host: bool,
-    /// Seconds, 0 to 3600, for which the keeper holds applications' ports and flows after a server with
+    /// Seconds, 0 to 3600, for which the keeper holds applications' ports and flows after a server
+    /// with
     /// --share-host was killed, so that the kernel does not reset their connections; 10 by default
     #[arg(long, value_name = "SECONDS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hold: Option<Number<0, 3600>>,
-    /// MTU of a TAP interface: the largest IP packet, 68 to 65521 bytes; by default the interface's MTU.
-    /// Other interfaces keep theirs
+    /// MTU of a TAP interface: the largest IP packet, 68 to 65521 bytes; by default the interface's
+    /// MTU. Other interfaces keep theirs
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mtu: Option<Number<68, 65521>>,
     /// Socket on which the server listens; by default /run/towpath/DEVICE.sock for root,
-    /// $XDG_RUNTIME_DIR/towpath/DEVICE.sock for other users, and /tmp/towpath-UID/DEVICE.sock without
-    /// that variable. The server makes a missing directory, which stays
+    /// $XDG_RUNTIME_DIR/towpath/DEVICE.sock for other users, and /tmp/towpath-UID/DEVICE.sock
+    /// without that variable. The server makes a missing directory, which stays
     #[arg(long, value_name = "PATH")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) socket: Option<PathBuf>,
@@ -119,8 +120,8 @@ pub(crate) struct Settings {
     pub(crate) engine_cpu: Option<Number<0, 1023>>,
     /// Inject faults, to test applications: drop=0.01,dup=0.01,reorder=0.01,flip=0.001,delay=0.1,
     /// delay_us=500,stall=0.001,stall_us=500,seed=42. drop, dup, reorder, flip, delay and stall are
-    /// probabilities per packet, 0 to 1; delay_us and stall_us are microseconds, up to 10000000. rx. or
-    /// tx. before a key, except seed, limits it to one direction
+    /// probabilities per packet, 0 to 1; delay_us and stall_us are microseconds, up to 10000000.
+    /// rx. or tx. before a key, except seed, limits it to one direction
     #[arg(long, value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,
@@ -136,8 +137,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_user: Option<Number<1, 16_384>>,
-    /// Sessions that all users of one group of --allow-group or of the policy may have together at a time,
-    /// 1 to 65536; 256 by default
+    /// Sessions that all users of one group of --allow-group or of the policy may have together at
+    /// a time, 1 to 65536; 256 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_group: Option<Number<1, 65_536>>,
@@ -154,8 +155,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) endpoints_per_session: Option<Number<1, 16_384>>,
-    /// Ports of the host's own addresses that one user may have at a time, 1 to 65536; 4096 by default.
-    /// Root and the server's user have no such limit
+    /// Ports of the host's own addresses that one user may have at a time, 1 to 65536; 4096 by
+    /// default. Root and the server's user have no such limit
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host_ports_per_user: Option<Number<1, 65_536>>,
@@ -180,8 +181,8 @@ pub(crate) struct Settings {
     pub(crate) transmit_budget: Option<Number<1, 65_536>>,
 }
 
-/// Returns the parser's message in the words of the documents, with a remedy. `rest` is the text from
-/// the faulty place on.
+/// Returns the parser's message in the words of the documents, with a remedy. `rest` is the text
+/// from the faulty place on.
 fn in_words(message: &str, rest: &str) -> String {
     if let Some(unknown) = message.strip_prefix("unknown field ") {
         let key = unknown.split('`').nth(1).unwrap_or_default();

@@ -8,8 +8,8 @@ use towpath_bpf::{AssembleError, Assembler, Instruction, Label, Op, Reg, Size};
 
 use super::stack::{QUEUE, ZERO_INDEX, lookup};
 
-/// The bytes of a packet's beginning that the program reads behind the driver: as many as the headers'
-/// parser.
+/// The bytes of a packet's beginning that the program reads behind the driver: as many as the
+/// headers' parser.
 const BEGINNING_BYTES: i32 = towpath_packet::headers::PREFIX_BYTES as i32;
 /// The size of the memory for them. The program's offsets stay below it, for the verifier.
 pub(crate) const SCRATCH_BYTES: usize = 512;
@@ -60,8 +60,8 @@ pub(crate) enum AttachPoint {
 }
 
 impl AttachPoint {
-    /// Loads what the program needs; goes to `pass` if there is no mask. Afterwards R6 points to the
-    /// masks, R7 to the packet, and R8 to its end; R9 is the number of the packet's bytes.
+    /// Loads what the program needs; goes to `pass` if there is no mask. Afterwards R6 points to
+    /// the masks, R7 to the packet, and R8 to its end; R9 is the number of the packet's bytes.
     pub(super) fn begin(self, asm: &mut Assembler, masks: i32, pass: Label) {
         asm.copy(Reg::R6, Reg::R1);
         match self {
@@ -79,7 +79,8 @@ impl AttachPoint {
         }
     }
 
-    /// Goes to `otherwise` if an offset from the network header on is beyond what the program reads.
+    /// Goes to `otherwise` if an offset from the network header on is beyond what the program
+    /// reads.
     pub(super) fn check_offset(self, asm: &mut Assembler, offset: Reg, otherwise: Label) {
         if let AttachPoint::Packet { .. } = self {
             asm.jump_if(Op::Above, offset, BEGINNING_BYTES, otherwise);

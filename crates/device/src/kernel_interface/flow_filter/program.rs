@@ -78,8 +78,8 @@ struct Labels {
     ports: Label,
 }
 
-/// The program under construction. From `ethernet` on, R6 points to the masks, R7 into the packet, R8
-/// to its end; R9 is the number of bytes from the network header on, padding included.
+/// The program under construction. From `ethernet` on, R6 points to the masks, R7 into the packet,
+/// R8 to its end; R9 is the number of bytes from the network header on, padding included.
 struct Program {
     asm: Assembler,
     labels: Labels,

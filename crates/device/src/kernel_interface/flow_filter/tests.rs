@@ -19,7 +19,8 @@ const FDS: MapFds = MapFds { macs: 4, masks: 5, flows: 6 };
 const SOCKETS: RawFd = 3;
 const COUNTERS: RawFd = 7;
 const SCRATCH: RawFd = 8;
-/// The programs of both attach points. Behind the driver, the tests' program returns an XDP verdict too.
+/// The programs of both attach points. Behind the driver, the tests' program returns an XDP verdict
+/// too.
 const XDP: AttachPoint = AttachPoint::Xdp { sockets: SOCKETS, counters: COUNTERS, spans: true };
 const PACKET: AttachPoint =
     AttachPoint::Packet { scratch: SCRATCH, owned_verdict: 4, other_verdict: 2 };
@@ -33,7 +34,8 @@ const STRIDE: usize = if cfg!(towpath_sanitize) { 197 } else { 29 };
 const SHORTEST_BEHIND: usize = 54;
 /// Hardware queues with a socket.
 const QUEUES: u32 = 2;
-/// The most instructions for a packet that no rule can match, for one of the host's own, and for any.
+/// The most instructions for a packet that no rule can match, for one of the host's own, and for
+/// any.
 const IDLE_INSTRUCTIONS: usize = 20;
 const FOREIGN_INSTRUCTIONS: usize = 60;
 const MOST_INSTRUCTIONS: usize = 1500;
@@ -224,7 +226,8 @@ fn without_tag(frame: &[u8]) -> (Option<(u16, u16)>, Vec<u8>) {
     (Some((number(12), number(14))), [&frame[..12], &frame[16..]].concat())
 }
 
-/// Behind the driver, a packet's tag may be beside it, and the program reads the packet's beginning.
+/// Behind the driver, a packet's tag may be beside it, and the program reads the packet's
+/// beginning.
 #[test]
 fn a_packet_socket_copies_what_the_reference_takes() {
     let inputs = wished().unwrap_or(INPUTS);
@@ -278,8 +281,8 @@ fn the_corpus_of_the_parser() {
     assert!(files > 10, "{files} files");
 }
 
-/// Bytes beyond the first buffer do not exist for the program, and change no verdict for the worse: it
-/// passes what it cannot read.
+/// Bytes beyond the first buffer do not exist for the program, and change no verdict for the worse:
+/// it passes what it cannot read.
 #[test]
 fn a_packet_in_several_buffers() {
     let program = program::assemble(FDS, XDP).unwrap();
@@ -485,8 +488,8 @@ fn masks_are_shared_and_freed() {
     assert_eq!(tables.number_of(&another), Some(number));
 }
 
-/// Changes one instruction at a time. The comparison must find nearly all of these errors; those that
-/// it cannot find change nothing that a program's result shows.
+/// Changes one instruction at a time. The comparison must find nearly all of these errors; those
+/// that it cannot find change nothing that a program's result shows.
 #[test]
 fn errors_in_the_program_are_found() {
     // All errors with many inputs, or a sample with few.

@@ -17,8 +17,8 @@ const EVENTS: usize = 64;
 /// Polls without a sleep after which the sockets leave the epoll instance: enough that the two
 /// system calls per socket cost little.
 const POLLS_BEFORE_UNWATCH: u32 = 1 << 12;
-/// The interval at which the engine polls for what nothing reports, and while the interface is down:
-/// 1 and 100 ms.
+/// The interval at which the engine polls for what nothing reports, and while the interface is
+/// down: 1 and 100 ms.
 const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 const DOWN_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -101,7 +101,8 @@ impl Sleep {
     pub(super) fn set_timer(&self, is_down: bool, counters: &mut Counters) {
         counters.system_calls += 1;
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An interface that is up again before the link watch looks is no news to it.
+        // The link watch does not report an interface that went down and is up again before the
+        // watch reads its state.
         let it_value = if is_down { DOWN_POLL_INTERVAL } else { POLL_INTERVAL };
         let due = Itimerspec { it_interval: none, it_value };
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &due);

@@ -18,7 +18,8 @@ pub(super) struct Wanted {
     interface: String,
     /// `true` to carry packets between applications and the kernel's sockets of this host, too.
     host: bool,
-    /// The user that rules of the host's firewall see as the owner of packets to the kernel's sockets.
+    /// The user that rules of the host's firewall see as the owner of packets to the kernel's
+    /// sockets.
     owner: Option<u32>,
 }
 
@@ -38,8 +39,8 @@ pub(super) fn open(
     Ok((attach(&wanted)?, subnets))
 }
 
-/// Checks the settings and the interface. Returns the networks of the applications, if the interface
-/// determines them.
+/// Checks the settings and the interface. Returns the networks of the applications, if the
+/// interface determines them.
 fn check(name: &str, settings: &Settings) -> Result<Option<Subnets>, Failure> {
     let not_ours = [("--address", !settings.address.is_empty()), ("--mtu", settings.mtu.is_some())];
     if let Some((option, _)) = not_ours.iter().find(|(_, given)| *given) {
@@ -144,7 +145,8 @@ fn tell(notes: &[String], warnings: &[String]) {
     warnings.iter().for_each(|warning| warn!("{warning}"));
 }
 
-/// Checks that an interface can be served: an Ethernet interface that is up and no port of another one.
+/// Checks that an interface can be served: an Ethernet interface that is up and no port of another
+/// one.
 fn check_interface(link: &Link, netlink: &mut Netlink) -> Result<(), Failure> {
     let name = &link.name;
     if link.mac.is_none_or(|mac| mac == [0; 6]) {
