@@ -25,6 +25,7 @@
 //! program then exits with [`EXIT_UNAVAILABLE`].
 
 mod census;
+mod child;
 mod cores;
 mod enter;
 mod error;
@@ -35,6 +36,7 @@ mod tun;
 mod users;
 
 pub use census::Census;
+pub use child::end_with_parent;
 pub use cores::{Core, cores, pin};
 pub use enter::{Entered, check_namespaces, enter, explain, isolate};
 pub use error::{EXIT_UNAVAILABLE, Error, Unavailable};

@@ -12,6 +12,7 @@ mod failure;
 mod find;
 mod ls;
 mod man;
+mod measure;
 mod number;
 mod policy;
 mod report;
@@ -77,6 +78,9 @@ enum Subcommand {
     /// Detach a server's XDP program from an interface, when the server hangs or is stopped
     #[command(after_help = detach::EXAMPLES)]
     Detach(detach::Args),
+    /// Compare the ways to serve an interface, by traffic on the interface itself
+    #[command(after_help = measure::EXAMPLES)]
+    Measure(measure::Args),
     /// Demonstrate Towpath in a network namespace of its own, and leave nothing behind
     #[command(after_help = "\
 Examples:
@@ -113,6 +117,7 @@ fn main() -> ExitCode {
         Subcommand::Set(args) => set::run(&args),
         Subcommand::Policy(args) => policy::run(&args),
         Subcommand::Detach(args) => detach::run(&args),
+        Subcommand::Measure(args) => measure::run(&args),
         Subcommand::Completions(args) => completions::run(&args, &Cli::command()),
         Subcommand::Man(args) => man::run(&args, &Cli::command()),
         Subcommand::Demo(args) => return demo::run(args),

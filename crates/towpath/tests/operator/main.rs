@@ -6,6 +6,7 @@ mod capturing;
 mod completing;
 mod counters;
 mod manual;
+mod measuring;
 mod networks;
 mod policies;
 mod refusals;
