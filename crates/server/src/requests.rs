@@ -300,8 +300,9 @@ impl Control {
         {
             host.forget_endpoint((session, number));
         }
-        // The port is another's once the endpoint sends no more.
-        let rule = opened.has_rule().then_some(opened.rule);
+        // The port is another's once the endpoint sends no more. That of a revoked endpoint may be another's
+        // already.
+        let rule = (opened.has_rule() && !opened.revoked).then_some(opened.rule);
         let remove = Command::RemoveEndpoint { session, number };
         self.command(remove, Reply::Closed(Some(token), rule));
         Ok(())

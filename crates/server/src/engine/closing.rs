@@ -12,7 +12,7 @@ struct Closing {
     key: u32,
     /// The number of the next endpoint.
     number: u32,
-    endpoints: std::vec::IntoIter<Option<Box<Endpoint>>>,
+    endpoints: Vec<Option<Box<Endpoint>>>,
     shapes: std::vec::IntoIter<Option<Box<Shape>>>,
 }
 
@@ -46,8 +46,14 @@ impl ClosingSessions {
         endpoints: Vec<Option<Box<Endpoint>>>,
         shapes: Vec<Option<Box<Shape>>>,
     ) {
-        let (endpoints, shapes) = (endpoints.into_iter(), shapes.into_iter());
+        let shapes = shapes.into_iter();
         self.queue.push_back(Closing { key, number: 0, endpoints, shapes });
+    }
+
+    /// Takes an endpoint out before its turn.
+    pub(super) fn take_out(&mut self, key: u32, number: u32) -> Option<Box<Endpoint>> {
+        let closing = self.queue.iter_mut().find(|closing| closing.key == key)?;
+        closing.endpoints.get_mut(number as usize)?.take()
     }
 
     /// Returns `true` if no session is under removal.
@@ -59,11 +65,12 @@ impl ClosingSessions {
     pub(super) fn next(&mut self) -> Option<Step> {
         let closing = self.queue.front_mut()?;
         let key = closing.key;
-        let Some(endpoint) = closing.endpoints.next() else {
+        let number = closing.number;
+        let Some(endpoint) = closing.endpoints.get_mut(number as usize) else {
             self.queue.pop_front();
             return Some(Step::Emptied(key));
         };
-        let number = closing.number;
+        let endpoint = endpoint.take();
         closing.number += 1;
         let shape = closing.shapes.next().flatten();
         Some(Step::Endpoint { key, number, endpoint, shape })
@@ -78,12 +85,17 @@ mod tests {
     #[test]
     fn all_endpoints_of_a_session_come_before_its_end() {
         let mut closing = ClosingSessions::default();
+        closing.push(2, vec![Some(Box::new(endpoint(1)))], vec![None]);
+        assert!(closing.take_out(2, 1).is_none() && closing.take_out(3, 0).is_none());
+        assert!(closing.take_out(2, 0).is_some() && closing.take_out(2, 0).is_none());
         closing.push(4, vec![Some(Box::new(endpoint(1))), None], vec![None, None]);
         closing.push(9, Vec::new(), Vec::new());
         let one = |step| match step {
             Some(Step::Endpoint { key, number, endpoint, .. }) => (key, number, endpoint.is_some()),
             other => panic!("{other:?}"),
         };
+        assert_eq!(one(closing.next()), (2, 0, false));
+        assert!(matches!(closing.next(), Some(Step::Emptied(2))));
         assert_eq!(one(closing.next()), (4, 0, true));
         assert_eq!(one(closing.next()), (4, 1, false));
         assert!(matches!(closing.next(), Some(Step::Emptied(4))));

@@ -192,8 +192,14 @@ impl Engine {
 
     fn remove_endpoint(&mut self, key: u32, number: u32) {
         let Some(session) = self.sessions.get_mut(key) else { return };
-        let Some(endpoint) = session.take_out(number) else { return };
         let destination = Destination { session: key, endpoint: number };
+        let Some(endpoint) = session.take_out(number) else {
+            // The session ends. The control thread gives the port away when this command is executed.
+            if let Some(endpoint) = self.closing.take_out(key, number) {
+                forget(&mut self.flows, &endpoint, destination);
+            }
+            return;
+        };
         forget(&mut self.flows, &endpoint, destination);
         let forgotten = self.tx.forget_shape(key, session, number, endpoint.queue_pair);
         if let Err(violation) = forgotten {

@@ -261,6 +261,10 @@ fn users_have_the_ports_that_the_policy_grants() {
         }
         // A connection gets a port of the grant.
         let _far = shared.far.run(|| std::net::TcpListener::bind("192.0.2.200:9").unwrap());
+        let session = &shared.server.socket;
+        let mut late = attach_by(&users.applications[0], session, &Options::default()).unwrap();
+        let rule = Rule::new().ip(ip("192.0.2.1")).protocol(6).port(40_007);
+        let late_endpoint = late.open(&rule).unwrap();
         let out = TcpStream::connect(&web, "192.0.2.200:9").unwrap();
         assert!((40_000..=40_010).contains(&out.local_addr().unwrap().port()));
 
@@ -273,6 +277,12 @@ fn users_have_the_ports_that_the_policy_grants() {
         let gone = accepted.read(&mut [0; 8]).unwrap_err();
         assert_eq!(gone.kind(), ErrorKind::PermissionDenied, "{gone}");
         until("the kernel has the port", || kernel_binds(80));
+        // An application that closes its endpoint later does not close the next one's port.
+        until("the kernel has the port", || kernel_binds(40_007));
+        let next = TcpListener::bind(&shared.network, "192.0.2.1:40007").unwrap();
+        late.close(late_endpoint).unwrap();
+        assert!(!kernel_binds(40_007), "the port is an application's");
+        drop(next);
         let mut stream = ask(8081);
         second.accept().unwrap().0.write_all(b"two").unwrap();
         stream.read_exact(&mut [0; 3]).unwrap();

@@ -147,6 +147,25 @@ fn no_wait_strategy_sleeps_while_commands_are_left() {
     }
 }
 
+/// The control thread gives a closed endpoint's port away as soon as the engine has executed the
+/// command. So the flow rule must be gone then, even if the session ends meanwhile.
+#[test]
+fn an_endpoint_of_an_ending_session_is_closed_before_its_turn() {
+    let mut world = World::new(WaitStrategy::Poll);
+    world.attach(1, 300);
+    world.poll_until_done();
+    world.give(Command::RemoveSession { number: 1, reason: 0 });
+    world.give(Command::RemoveEndpoint { session: 1, number: 299 });
+    world.engine.poll_once().unwrap();
+    let left = world.engine.flows.len();
+    assert!(left > 0 && left < 300, "{left} rules are left");
+    let destination = Destination { session: 99, endpoint: 0 };
+    assert!(world.engine.flows.insert(&rule(299), false, destination), "the rule is another's");
+    assert!(!world.engine.flows.insert(&rule(298), false, destination));
+    world.poll_until_done();
+    assert_eq!(world.engine.flows.len(), 1);
+}
+
 /// An awake engine asks for notifications between its check for commands and its sleep. It consumes
 /// the notification of a command that came after the check, and that notification does not end the
 /// sleep.
