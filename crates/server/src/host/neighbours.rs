@@ -4,11 +4,12 @@
 //! answer is that of the next hop on the kernel's route there. The table remembers the answers, so
 //! that the server can tell the sessions when a route or a link address changes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::engine::neighbours::NeighbourRequest;
+use crate::policy::Account;
 
 /// The destinations of one endpoint that the table remembers. The session asks again for one that
 /// the table forgot, at the latest 30 s after the last answer.
@@ -18,10 +19,14 @@ const REMEMBERED: usize = 1024;
 /// for a neighbour after three seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The next hops whose link addresses the kernel may look for at a time: because of one user, and
-/// because of all. The kernel's table of neighbours has about a thousand entries (`gc_thresh3`).
+/// The next hops whose link addresses the kernel may look for at a time: because of one user, because
+/// of the users of one group, and because of all granted users. The kernel's table of neighbours has
+/// about a thousand entries (`gc_thresh3`).
 const UNKNOWN_PER_USER: usize = 64;
+const UNKNOWN_PER_GROUP: usize = 128;
 const UNKNOWN: usize = 256;
+/// The same because of all users, with administrators.
+const UNKNOWN_WITH_ADMINISTRATORS: usize = 320;
 
 /// An endpoint that asks: the numbers of its session and of the endpoint.
 pub(super) type Asker = (u32, u32);
@@ -37,9 +42,10 @@ struct Known {
 #[derive(Debug)]
 struct Waiting {
     since: Instant,
-    /// The user whose session was the first to need it.
-    uid: u32,
-    /// Each destination with the number of answers that the session waits for.
+    /// The account of the session that was the first to need it.
+    account: Account,
+    /// Each destination with the number of answers that the session waits for. Empty once the
+    /// endpoints that asked are closed: the kernel still looks for the link address.
     requests: HashMap<NeighbourRequest, u32>,
 }
 
@@ -62,28 +68,57 @@ pub(super) struct Neighbours {
     waiting: HashMap<IpAddr, Waiting>,
     /// Answers to check again, because the host's routes or neighbours changed.
     to_check: VecDeque<NeighbourRequest>,
+    /// Next hops whose link addresses changed. After `to_check`, the answers that lead to them are to
+    /// be checked: so a link address that changes all the time costs no more than one that changed.
+    moved: BTreeSet<IpAddr>,
     /// `true` if all answers are to be checked once more after those.
     checks_again: bool,
-    /// Requests that the control thread has not looked up yet, in one queue per user. The control
-    /// thread serves the users in turn.
-    queued: VecDeque<(u32, VecDeque<NeighbourRequest>)>,
+    /// Requests that the control thread has not looked up yet, in one queue per turn. The control
+    /// thread serves the queues in turn.
+    queued: VecDeque<(Turn, VecDeque<NeighbourRequest>)>,
+}
+
+/// A party to the control thread's turns: one user, or all users that a group lets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    User(u32),
+    Group(u32),
+}
+
+impl Turn {
+    fn of(account: Account) -> Turn {
+        account.group.map_or(Turn::User(account.uid), Turn::Group)
+    }
 }
 
 impl Neighbours {
-    /// Adds a request of a user's session, to be looked up in the user's turn.
-    pub(super) fn queue(&mut self, uid: u32, request: NeighbourRequest) {
-        match self.queued.iter_mut().find(|(user, _)| *user == uid) {
+    /// Adds a request of an account's session, to be looked up in the account's turn.
+    pub(super) fn queue(&mut self, account: Account, request: NeighbourRequest) {
+        let turn = Turn::of(account);
+        match self.queued.iter_mut().find(|(other, _)| *other == turn) {
             Some((_, requests)) => requests.push_back(request),
-            None => self.queued.push_back((uid, VecDeque::from([request]))),
+            None => self.queued.push_back((turn, VecDeque::from([request]))),
         }
     }
 
-    /// Returns the next request to look up, of each user in turn.
-    pub(super) fn next_queued(&mut self) -> Option<NeighbourRequest> {
-        let (uid, mut requests) = self.queued.pop_front()?;
+    /// Returns the next request or the next answer to check, whichever is `preferred` if there are both:
+    /// `true` for a request. Also returns the number of answers that the session waits for.
+    pub(super) fn next_lookup(&mut self, preferred: bool) -> Option<(NeighbourRequest, u32)> {
+        if preferred && let Some(request) = self.next_queued() {
+            return Some((request, 1));
+        }
+        if let Some(request) = self.next_to_check() {
+            return Some((request, 0));
+        }
+        self.next_queued().map(|request| (request, 1))
+    }
+
+    /// Returns the next request to look up, of each party in turn.
+    fn next_queued(&mut self) -> Option<NeighbourRequest> {
+        let (turn, mut requests) = self.queued.pop_front()?;
         let next = requests.pop_front();
         if !requests.is_empty() {
-            self.queued.push_back((uid, requests));
+            self.queued.push_back((turn, requests));
         }
         next
     }
@@ -111,12 +146,17 @@ impl Neighbours {
 
     /// Notes the link address of a next hop. If it changed, has the answers that differ checked.
     fn note(&mut self, next_hop: IpAddr, mac: [u8; 6]) {
-        if self.next_hops.insert(next_hop, mac).is_none_or(|last| last == mac) {
-            return;
+        if self.next_hops.insert(next_hop, mac).is_some_and(|last| last != mac) {
+            self.moved.insert(next_hop);
         }
+    }
+
+    /// Enters the answers that lead to a next hop, and have another link address than it has now.
+    fn check_answers_of(&mut self, next_hop: IpAddr) {
+        let Some(mac) = self.next_hops.get(&next_hop) else { return };
         for ((session, endpoint), known) in &self.known {
             for (target, one) in known {
-                if one.next_hop == next_hop && one.mac != mac {
+                if one.next_hop == next_hop && one.mac != *mac {
                     let (session, endpoint, target) = (*session, *endpoint, *target);
                     self.to_check.push_back(NeighbourRequest { session, endpoint, target });
                 }
@@ -138,17 +178,26 @@ impl Neighbours {
         self.waiting.contains_key(&next_hop)
     }
 
-    /// Returns `true` if the kernel may look for one more next hop because of a user.
-    pub(super) fn may_wait(&self, uid: u32) -> bool {
-        let theirs = self.waiting.values().filter(|waiting| waiting.uid == uid).count();
-        theirs < UNKNOWN_PER_USER && self.waiting.len() < UNKNOWN
+    /// Returns `true` if the kernel may look for one more next hop because of an account.
+    pub(super) fn may_wait(&self, account: Account) -> bool {
+        if !account.is_limited {
+            return self.waiting.len() < UNKNOWN_WITH_ADMINISTRATORS;
+        }
+        let count = |is_theirs: &dyn Fn(Account) -> bool| {
+            let waiting = self.waiting.values().map(|waiting| waiting.account);
+            waiting.filter(|one| one.is_limited && is_theirs(*one)).count()
+        };
+        count(&|one| one.uid == account.uid) < UNKNOWN_PER_USER
+            && (account.group.is_none()
+                || count(&|one| one.group == account.group) < UNKNOWN_PER_GROUP)
+            && count(&|_| true) < UNKNOWN
     }
 
-    /// Has a request of a user's session wait for the link address of a next hop. `answers`: 1 if
+    /// Has a request of an account's session wait for the link address of a next hop. `answers`: 1 if
     /// the session made the request, 0 if the server checks an earlier answer.
     pub(super) fn wait(
         &mut self,
-        uid: u32,
+        account: Account,
         request: NeighbourRequest,
         next_hop: IpAddr,
         answers: u32,
@@ -156,7 +205,7 @@ impl Neighbours {
     ) {
         let waiting = self.waiting.entry(next_hop).or_insert_with(|| Waiting {
             since: now,
-            uid,
+            account,
             requests: HashMap::new(),
         });
         *waiting.requests.entry(request).or_default() += answers;
@@ -210,9 +259,11 @@ impl Neighbours {
         self.checks_again = true;
     }
 
-    /// Returns the next answer to check.
-    pub(super) fn next_to_check(&mut self) -> Option<NeighbourRequest> {
+    /// Returns the next answer to check. There may be more although there is none now: see
+    /// [`Neighbours::has_work`].
+    fn next_to_check(&mut self) -> Option<NeighbourRequest> {
         if self.to_check.is_empty() && std::mem::take(&mut self.checks_again) {
+            self.moved.clear();
             for ((session, endpoint), known) in &self.known {
                 let request = |target: &IpAddr| NeighbourRequest {
                     session: *session,
@@ -222,12 +273,20 @@ impl Neighbours {
                 self.to_check.extend(known.keys().map(request));
             }
         }
+        if self.to_check.is_empty()
+            && let Some(next_hop) = self.moved.pop_first()
+        {
+            self.check_answers_of(next_hop);
+        }
         self.to_check.pop_front()
     }
 
     /// Returns `true` if there are requests to look up, or answers to check.
     pub(super) fn has_work(&self) -> bool {
-        !self.queued.is_empty() || !self.to_check.is_empty() || self.checks_again
+        !self.queued.is_empty()
+            || !self.to_check.is_empty()
+            || !self.moved.is_empty()
+            || self.checks_again
     }
 
     /// Forgets a destination, to which no route leads any more. Returns `true` if the session was
@@ -246,10 +305,11 @@ impl Neighbours {
             requests.retain(|request| !theirs(request));
             !requests.is_empty()
         });
-        self.waiting.retain(|_, waiting| {
+        // The kernel goes on looking for the link addresses, so they count against the account's limits
+        // until it ends.
+        for waiting in self.waiting.values_mut() {
             waiting.requests.retain(|request, _| !theirs(request));
-            !waiting.requests.is_empty()
-        });
+        }
     }
 }
 
@@ -268,6 +328,10 @@ mod tests {
         NeighbourRequest { session, endpoint: 0, target: ip(target) }
     }
 
+    fn user(uid: u32) -> Account {
+        Account { uid, group: None, is_limited: true }
+    }
+
     fn answer(to: NeighbourRequest, mac: Option<[u8; 6]>, answered: u32) -> Delivery {
         Delivery { to, mac, answered }
     }
@@ -278,7 +342,7 @@ mod tests {
         let (one, two) = (request(1, "198.51.100.7"), request(2, "198.51.100.7"));
         let gateway = ip("192.0.2.1");
         for asked in [one, two, one] {
-            table.wait(7, asked, gateway, 1, now);
+            table.wait(user(7), asked, gateway, 1, now);
         }
         let mut answers = table.found(gateway, MAC);
         answers.sort_by_key(|one| one.to.session);
@@ -318,14 +382,14 @@ mod tests {
         let mut table = Neighbours::default();
         let flood: Vec<_> = (0..3).map(|number| request(1, &format!("192.0.2.{number}"))).collect();
         for one in &flood {
-            table.queue(7, *one);
+            table.queue(user(7), *one);
         }
         let other = request(2, "192.0.2.9");
-        table.queue(8, other);
+        table.queue(user(8), other);
         let looked: Vec<_> = std::iter::from_fn(|| table.next_queued()).collect();
         assert_eq!(looked, [flood[0], other, flood[1], flood[2]]);
         assert!(!table.has_work());
-        table.queue(7, flood[0]);
+        table.queue(user(7), flood[0]);
         table.forget_endpoint((1, 0));
         assert!(!table.has_work());
     }
@@ -334,18 +398,18 @@ mod tests {
     fn a_next_hop_that_does_not_answer_frees_its_requests() {
         let (mut table, now) = (Neighbours::default(), Instant::now());
         let (one, own) = (request(1, "192.0.2.9"), request(1, "198.51.100.1"));
-        table.wait(7, one, one.target, 1, now);
-        table.wait(7, own, one.target, 0, now);
+        table.wait(user(7), one, one.target, 1, now);
+        table.wait(user(7), own, one.target, 0, now);
         assert_eq!(table.failed(ip("192.0.2.1")), []);
         let mut failed = table.failed(one.target);
         failed.sort_by_key(|one| one.to.target);
         assert_eq!(failed, [answer(one, None, 1), answer(own, None, 0)]);
-        table.wait(7, one, one.target, 1, now);
+        table.wait(user(7), one, one.target, 1, now);
         assert_eq!(table.next_deadline(now), Some(REQUEST_TIMEOUT));
         assert_eq!(table.expire(now + REQUEST_TIMEOUT / 2), []);
         assert_eq!(table.expire(now + REQUEST_TIMEOUT), [answer(one, None, 1)]);
         assert_eq!(table.next_deadline(now), None);
-        table.wait(7, one, one.target, 1, now);
+        table.wait(user(7), one, one.target, 1, now);
         table.forget_endpoint((1, 0));
         assert_eq!(table.expire(now + REQUEST_TIMEOUT), []);
     }
@@ -361,18 +425,78 @@ mod tests {
         assert_eq!(table.known[&(1, 0)].len(), REMEMBERED);
         assert!(table.next_hops.len() <= 3 * REMEMBERED + 1);
         let now = Instant::now();
-        let wait = |table: &mut Neighbours, uid: u32, number: u32| {
+        let wait = |table: &mut Neighbours, account: Account, number: u32| {
             let target = IpAddr::from((0xc633_0000 + number).to_be_bytes());
-            let may = table.may_wait(uid);
+            let may = table.may_wait(account);
             if may {
-                table.wait(uid, request(uid, "192.0.2.1"), target, 1, now);
+                table.wait(account, request(account.uid, "192.0.2.1"), target, 1, now);
             }
             may
         };
         let waits: Vec<_> =
-            (0..=UNKNOWN_PER_USER as u32).map(|at| wait(&mut table, 7, at)).collect();
+            (0..=UNKNOWN_PER_USER as u32).map(|at| wait(&mut table, user(7), at)).collect();
         assert!(waits[..UNKNOWN_PER_USER].iter().all(|may| *may) && !waits[UNKNOWN_PER_USER]);
-        let others = (0..UNKNOWN as u32).filter(|at| wait(&mut table, 8 + at, 1000 + at)).count();
-        assert_eq!(others, UNKNOWN - UNKNOWN_PER_USER);
+        // A user who closes the endpoint and opens another gains nothing.
+        table.forget_endpoint((7, 0));
+        assert!(!table.may_wait(user(7)));
+        let member = |uid| Account { group: Some(5), ..user(uid) };
+        let members = (0..UNKNOWN as u32).filter(|at| wait(&mut table, member(8 + at), 1000 + at));
+        assert_eq!(members.count(), UNKNOWN_PER_GROUP);
+        let others =
+            (0..UNKNOWN as u32).filter(|at| wait(&mut table, user(1000 + at), 2000 + at)).count();
+        assert_eq!(others, UNKNOWN - UNKNOWN_PER_GROUP - UNKNOWN_PER_USER);
+        let administrator = Account { is_limited: false, ..user(0) };
+        let theirs = (0..UNKNOWN as u32).filter(|at| wait(&mut table, administrator, 3000 + at));
+        assert_eq!(theirs.count(), UNKNOWN_WITH_ADMINISTRATORS - UNKNOWN);
+        assert_eq!(
+            table.expire(now + REQUEST_TIMEOUT).len(),
+            UNKNOWN_WITH_ADMINISTRATORS - UNKNOWN_PER_USER
+        );
+        assert!(table.may_wait(user(7)));
+    }
+
+    #[test]
+    fn a_link_address_that_changes_all_the_time_costs_one_check_per_answer() {
+        let mut table = Neighbours::default();
+        let gateway = ip("192.0.2.1");
+        let far = ["198.51.100.7", "198.51.100.8"].map(|target| request(1, target));
+        for one in far {
+            table.learn(one, gateway, MAC);
+        }
+        for _ in 0..1000 {
+            table.found(gateway, OTHER);
+            table.found(gateway, MAC);
+        }
+        table.found(gateway, OTHER);
+        let checked = std::iter::from_fn(|| table.next_to_check()).count();
+        assert_eq!(checked, far.len());
+    }
+
+    #[test]
+    fn requests_without_end_hold_up_no_check() {
+        let mut table = Neighbours::default();
+        let (flood, other) = (request(1, "192.0.2.7"), request(2, "198.51.100.9"));
+        table.learn(other, other.target, MAC);
+        table.queue(user(7), flood);
+        table.queue(user(7), flood);
+        table.check_all();
+        assert_eq!(table.next_lookup(true), Some((flood, 1)));
+        assert_eq!(table.next_lookup(false), Some((other, 0)));
+        assert_eq!(table.next_lookup(false), Some((flood, 1)));
+        assert_eq!(table.next_lookup(true), None);
+    }
+
+    #[test]
+    fn users_of_one_group_share_a_turn() {
+        let mut table = Neighbours::default();
+        let member = |uid| Account { group: Some(5), ..user(uid) };
+        let flood: Vec<_> = (1..4).map(|session| request(session, "192.0.2.7")).collect();
+        for (one, uid) in flood.iter().zip(10..) {
+            table.queue(member(uid), *one);
+        }
+        let other = request(9, "192.0.2.9");
+        table.queue(user(8), other);
+        let looked: Vec<_> = std::iter::from_fn(|| table.next_queued()).collect();
+        assert_eq!(looked, [flood[0], other, flood[1], flood[2]]);
     }
 }

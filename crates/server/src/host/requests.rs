@@ -16,6 +16,7 @@ use crate::connection::Progress;
 use crate::control::{Control, Reply};
 use crate::engine::commands::Command;
 use crate::engine::neighbours::NeighbourRequest;
+use crate::policy::Account;
 
 /// Requests and earlier answers that the control thread looks at per wake-up. Each takes some system
 /// calls.
@@ -107,26 +108,26 @@ impl Host {
 impl Control {
     /// Takes a request for a link address.
     pub(crate) fn queue_neighbour_request(&mut self, request: NeighbourRequest) {
-        let Some((uid, _)) = self.asker_of(request) else { return };
+        let Some((account, _)) = self.asker_of(request) else { return };
         if let Some(host) = &mut self.parts.host {
-            host.neighbours.queue(uid, request);
+            host.neighbours.queue(account, request);
         }
     }
 
-    /// Returns the user and the addresses of the session that made a request, if its endpoint is still
-    /// open.
-    fn asker_of(&self, request: NeighbourRequest) -> Option<(u32, Lease)> {
+    /// Returns the account and the addresses of the session that made a request, if its endpoint is
+    /// still open.
+    fn asker_of(&self, request: NeighbourRequest) -> Option<(Account, Lease)> {
         let token = self.connections.token_of(request.session)?;
         let connection = self.connections.get(token)?;
         let endpoint = connection.endpoints.get(request.endpoint as usize)?.as_ref()?;
         let is_open = endpoint.is_for_neighbours && matches!(connection.progress, Progress::Lives);
-        is_open.then_some((connection.account.uid, connection.lease?))
+        is_open.then_some((connection.account, connection.lease?))
     }
 
     /// Looks a destination up for a session. Returns what the session must learn now. `answers`: 1 if
     /// the session made the request, 0 if the server checks an earlier answer.
     fn look_up(&mut self, request: NeighbourRequest, answers: u32) -> Option<Delivery> {
-        let (uid, lease) = self.asker_of(request)?;
+        let (account, lease) = self.asker_of(request)?;
         let host = self.parts.host.as_mut()?;
         let deliver = |mac| Delivery { to: request, mac, answered: answers };
         match host.next_hop(request.target, &lease) {
@@ -136,12 +137,12 @@ impl Control {
             }
             NextHop::Unknown(next_hop) => {
                 if !host.neighbours.waits_for(next_hop) {
-                    if !host.neighbours.may_wait(uid) {
+                    if !host.neighbours.may_wait(account) {
                         return (answers > 0).then_some(deliver(None));
                     }
                     host.probe(next_hop);
                 }
-                host.neighbours.wait(uid, request, next_hop, answers, Instant::now());
+                host.neighbours.wait(account, request, next_hop, answers, Instant::now());
                 None
             }
             NextHop::None => {
@@ -197,10 +198,10 @@ impl Control {
     /// Looks at requests, and at earlier answers after a change of the host, a few at a time. Gives up
     /// requests that have waited for too long.
     pub(crate) fn go_on_with_host(&mut self) {
-        for _ in 0..LOOKUPS_PER_WAKE_UP {
+        for lookup in 0..LOOKUPS_PER_WAKE_UP {
             let Some(host) = &mut self.parts.host else { return };
-            let queued = host.neighbours.next_queued().map(|request| (request, 1));
-            let next = queued.or_else(|| Some((host.neighbours.next_to_check()?, 0)));
+            // In turn, so that requests that never end hold up no check.
+            let next = host.neighbours.next_lookup(lookup % 2 == 0);
             let Some((request, answers)) = next else { break };
             let delivery = self.look_up(request, answers);
             self.deliver_neighbours(delivery);
