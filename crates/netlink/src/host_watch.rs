@@ -63,15 +63,25 @@ impl HostWatch {
     pub fn events(&mut self, events: &mut Vec<HostEvent>) {
         for _ in 0..DATAGRAMS {
             match receive(self.socket.as_fd(), &mut self.received) {
-                Ok(Some(len)) => {
-                    let datagram = self.received.get(..len).unwrap_or_default();
-                    let messages = Messages::new(datagram).map_while(Result::ok);
-                    events.extend(messages.filter_map(|message| read_event(&message)));
-                }
+                Ok(Some(len)) => match self.received.get(..len) {
+                    Some(datagram) => read_events(datagram, events),
+                    // The kernel cut the message to the buffer.
+                    None => events.push(HostEvent::Lost),
+                },
                 Ok(None) => {}
                 Err(Errno::NOBUFS) => events.push(HostEvent::Lost),
                 Err(_) => return,
             }
+        }
+    }
+}
+
+/// Reads the changes of one datagram.
+fn read_events(datagram: &[u8], events: &mut Vec<HostEvent>) {
+    for message in Messages::new(datagram) {
+        match message {
+            Ok(message) => events.extend(read_event(&message)),
+            Err(_) => return events.push(HostEvent::Lost),
         }
     }
 }
@@ -95,5 +105,24 @@ fn read_event(message: &Message<'_>) -> Option<HostEvent> {
 impl AsFd for HostWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_cannot_be_read_counts_as_lost() {
+        let mut events = Vec::new();
+        read_events(&[0; 8], &mut events);
+        assert_eq!(events, [HostEvent::Lost]);
+        // A header that claims more bytes than there are (netlink(7)).
+        let mut datagram = [0; 16];
+        datagram[..4].copy_from_slice(&64u32.to_ne_bytes());
+        read_events(&datagram, &mut events);
+        assert_eq!(events, [HostEvent::Lost; 2]);
+        read_events(&[], &mut events);
+        assert_eq!(events.len(), 2);
     }
 }
