@@ -102,8 +102,9 @@ impl PacketDevice {
             flows.attach(self.filter.copies())?;
         }
         self.groups.change(&Filter::Everything, wanted)?;
-        if wanted {
-            flows.copy_nothing()?;
+        if wanted && let Err(error) = flows.copy_nothing() {
+            let _ = self.groups.change(&Filter::Everything, false);
+            return Err(error);
         }
         Ok(())
     }

@@ -32,8 +32,22 @@ impl Groups {
         if !changed.change(filter, wanted) {
             return Ok(());
         }
-        self.socket.set_filter(changed.program())?;
+        // What fails leaves all as it was.
+        if wanted {
+            self.join(filter, true)?;
+        }
+        if let Err(error) = self.socket.set_filter(changed.program()) {
+            if wanted {
+                let _ = self.join(filter, false);
+            }
+            return Err(error);
+        }
         self.wanted = changed;
+        if wanted { Ok(()) } else { self.join(filter, false) }
+    }
+
+    /// Makes the interface receive the packets of a filter, or no longer.
+    fn join(&self, filter: &Filter, wanted: bool) -> io::Result<()> {
         match filter {
             Filter::Everything => self.socket.promiscuous(wanted),
             Filter::AllGroups => self.socket.join_all(wanted),
