@@ -727,6 +727,11 @@ fn a_partial_checksum_arrives_completed() {
             // It had a partial checksum, so the first datagram proves that the server completes it.
             assert!(meta.is_some_and(|meta| !meta.is_full()), "{meta:?}");
         }
+        // Of both IP versions, one for each endpoint.
+        eventually("all are counted", || {
+            let counts = bench.device();
+            (counts["rx_partial"], counts["rx_software_offloads"]) == (4, 2)
+        });
         bench.server.stop().unwrap();
     });
 }

@@ -196,11 +196,17 @@ pub enum Device {
     /// Requests for link addresses that the engine dropped, because 64 of the same endpoint waited
     /// for answers, or 64 came in one poll iteration.
     TxNeighbourRequests,
+    /// Received packets with a partial checksum, which their sender left to the receiver. With AF_XDP
+    /// these are TCP and UDP packets whose checksum equals the sum of the pseudo-header.
+    RxPartial,
+    /// Deliveries to endpoints that take no offloads, for which the engine completed the checksum or
+    /// made the segments in software; also between endpoints of this host.
+    RxSoftwareOffloads,
 }
 
 impl Device {
     /// All counters, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 50] = [
+    pub const ALL: [(Device, &'static str); 52] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -251,6 +257,8 @@ impl Device {
         (Device::TxLinkDown, "tx_dropped_link_down"),
         (Device::RxTooManyBuffers, "rx_dropped_too_many_buffers"),
         (Device::TxNeighbourRequests, "tx_dropped_neighbour_requests"),
+        (Device::RxPartial, "rx_partial"),
+        (Device::RxSoftwareOffloads, "rx_software_offloads"),
     ];
 }
 

@@ -71,7 +71,7 @@ use port::DevicePort;
 use relays::Relays;
 use rx::RxPath;
 use sessions::SessionTable;
-use source::SegmentPieces;
+use source::SoftwareOffloads;
 use tx::{MAX_EXPEDITED, TxContext, TxPath};
 use wait::{EngineWait, Leftovers, WaitContext, Woken};
 use watchdog::Verdict;
@@ -125,8 +125,7 @@ pub struct Engine {
     receive_budget: u32,
     /// The number of the poll iteration.
     iteration: u64,
-    /// Memory for the pieces of a segment under delivery.
-    segment: SegmentPieces,
+    software: SoftwareOffloads,
     /// Sessions under removal that still have flow rules.
     closing: ClosingSessions,
     /// The packets of the last poll iteration.
@@ -172,7 +171,7 @@ impl Engine {
             values: values.clone(),
             receive_budget,
             iteration: 0,
-            segment: SegmentPieces::new(),
+            software: SoftwareOffloads::new(),
             closing: ClosingSessions::default(),
             found: Found::default(),
             stop: false,
@@ -257,7 +256,7 @@ impl Engine {
         let mut delivery = Delivery::new(
             &mut self.sessions,
             &mut self.notifier,
-            &mut self.segment,
+            &mut self.software,
             self.receive_budget,
             self.iteration,
         );
@@ -273,7 +272,7 @@ impl Engine {
         let delivery = Delivery::new(
             &mut self.sessions,
             &mut self.notifier,
-            &mut self.segment,
+            &mut self.software,
             self.receive_budget,
             self.iteration,
         );
@@ -412,6 +411,7 @@ impl Engine {
             (Count::RxDriver, driver.rx_dropped),
             (Count::TxDriver, driver.tx_dropped),
             (Count::DriverCalls, driver.system_calls),
+            (Count::RxSoftwareOffloads, self.software.packets),
             (Count::TxPackets, device.taken),
             (Count::TxBytes, device.taken_bytes),
             (Count::Backlogged, handed.backlogged),

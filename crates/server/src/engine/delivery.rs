@@ -15,29 +15,29 @@ use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
 use crate::engine::session::{Endpoint, Session};
 use crate::engine::sessions::SessionTable;
-use crate::engine::source::{Piece, SegmentPieces, Source, WHOLE_BYTES};
+use crate::engine::source::{Piece, SegmentPieces, SoftwareOffloads, Source, WHOLE_BYTES};
 use crate::engine::work::Work;
 
 /// The parts of the engine that delivery needs, borrowed for a batch.
 pub(crate) struct Delivery<'a> {
     sessions: &'a mut SessionTable,
     notifier: &'a mut Notifier,
-    segment: &'a mut SegmentPieces,
+    software: &'a mut SoftwareOffloads,
     receive_budget: u32,
     iteration: u64,
 }
 
 impl<'a> Delivery<'a> {
     /// Borrows what delivery needs in the poll iteration `iteration`. An endpoint may receive
-    /// `receive_budget` packets in it. `segment` is memory for the pieces of a segment.
+    /// `receive_budget` packets in it.
     pub(crate) fn new(
         sessions: &'a mut SessionTable,
         notifier: &'a mut Notifier,
-        segment: &'a mut SegmentPieces,
+        software: &'a mut SoftwareOffloads,
         receive_budget: u32,
         iteration: u64,
     ) -> Delivery<'a> {
-        Delivery { sessions, notifier, segment, receive_budget, iteration }
+        Delivery { sessions, notifier, software, receive_budget, iteration }
     }
 
     /// Returns a session, for the sender's side.
@@ -79,7 +79,7 @@ impl<'a> Delivery<'a> {
         let Some((mut to, offload)) = admitted else { return Work::copy(0) };
         to.flags = flags;
         let mut work = Work::copy(0);
-        let outcome = to.hand_over(packet, offload, self.segment, &mut work);
+        let outcome = to.hand_over(packet, offload, self.software, &mut work);
         to.count(outcome);
         self.notifier.touch(to.session, destination.session, to.queue_pair);
         work
@@ -313,7 +313,7 @@ impl To<'_> {
         &mut self,
         packet: &Packet<'_>,
         offload: bool,
-        segment: &mut SegmentPieces,
+        software: &mut SoftwareOffloads,
         work: &mut Work,
     ) -> Delivered {
         let meta = packet.meta;
@@ -323,11 +323,16 @@ impl To<'_> {
             let outcome = self.one(packet.source, meta, complete);
             if outcome == Delivered::Yes {
                 work.bytes = packet.source.len() as u64;
+                software.packets += u64::from(complete.is_some());
             }
             return outcome;
         }
         match Segmenter::new(packet.beginning, packet.source.len(), &meta) {
-            Ok(segmenter) => self.segments(packet, segmenter, segment, work),
+            Ok(segmenter) => {
+                let outcome = self.segments(packet, segmenter, &mut software.pieces, work);
+                software.packets += u64::from(outcome == Delivered::Yes);
+                outcome
+            }
             Err(_) => Delivered::Unusable,
         }
     }

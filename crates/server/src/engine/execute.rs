@@ -217,7 +217,7 @@ impl Engine {
         let mut delivery = Delivery::new(
             &mut self.sessions,
             &mut self.notifier,
-            &mut self.segment,
+            &mut self.software,
             self.receive_budget,
             self.iteration,
         );

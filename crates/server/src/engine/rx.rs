@@ -2,7 +2,7 @@
 
 mod located;
 
-use towpath_device::{DeviceError, MAX_PARTS, Meta, Received};
+use towpath_device::{Checksum, DeviceError, MAX_PARTS, Meta, Received};
 use towpath_packet::headers::{Headers, Malformed, PREFIX_BYTES};
 use towpath_packet::plain::{self, Plain};
 use towpath_protocol::counters::Device as Count;
@@ -189,6 +189,9 @@ impl RxPath {
                 }
             };
             self.empty.release(port.buffer_at(one.buffer));
+            if let Checksum::Partial { .. } = one.meta.checksum {
+                counters.add(Count::RxPartial, 1);
+            }
             bytes += len as u64;
             // The fast path makes one copy of at most the MTU, which the batch bounds.
             if let Some(work) = work {

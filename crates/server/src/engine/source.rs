@@ -158,6 +158,22 @@ impl SegmentPieces {
     }
 }
 
+/// Memory for segments, and a count, of deliveries to endpoints that take no offloads.
+#[derive(Debug, Default)]
+pub(crate) struct SoftwareOffloads {
+    /// Memory for the pieces of a segment.
+    pub(crate) pieces: SegmentPieces,
+    /// The number of deliveries for which the engine completed a checksum or made segments.
+    pub(crate) packets: u64,
+}
+
+impl SoftwareOffloads {
+    /// Creates room for the pieces of any packet.
+    pub(crate) fn new() -> SoftwareOffloads {
+        SoftwareOffloads { pieces: SegmentPieces::new(), packets: 0 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

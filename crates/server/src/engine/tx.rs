@@ -387,7 +387,7 @@ mod tests {
     use crate::engine::memories::TransmitMemories;
     use crate::engine::notifier::Notifier;
     use crate::engine::relays::Relays;
-    use crate::engine::source::SegmentPieces;
+    use crate::engine::source::SoftwareOffloads;
     use crate::engine::testing::{self, Application, MAC, PORT, inward, outward};
 
     struct World {
@@ -431,9 +431,9 @@ mod tests {
         /// Runs the transmit path once. Returns how many packets it took.
         fn transmit(&mut self) -> usize {
             self.tx.discover(&mut self.port, &mut self.sessions).unwrap();
-            let mut segment = SegmentPieces::new();
+            let mut software = SoftwareOffloads::new();
             let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
-            let delivery = Delivery::new(sessions, notifier, &mut segment, 1024, 1);
+            let delivery = Delivery::new(sessions, notifier, &mut software, 1024, 1);
             let mut context = TxContext {
                 port: &mut self.port,
                 memories: &self.memories,

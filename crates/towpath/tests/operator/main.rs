@@ -8,6 +8,7 @@ mod counters;
 mod manual;
 mod measuring;
 mod networks;
+mod offloads;
 mod policies;
 mod refusals;
 mod running;

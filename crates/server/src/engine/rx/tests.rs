@@ -12,7 +12,7 @@ use crate::engine::notifier::Notifier;
 use crate::engine::relays::Relays;
 use crate::engine::session::Endpoint;
 use crate::engine::sessions::SessionTable;
-use crate::engine::source::SegmentPieces;
+use crate::engine::source::SoftwareOffloads;
 use crate::engine::testing::{self, Application, PORT, inward};
 
 struct World {
@@ -22,6 +22,7 @@ struct World {
     sessions: SessionTable,
     notifier: Notifier,
     counters: DeviceCounters,
+    software: SoftwareOffloads,
     rx: RxPath,
     application: Application,
 }
@@ -56,6 +57,7 @@ impl World {
             sessions,
             notifier,
             counters: DeviceCounters::new(state, 1).0,
+            software: SoftwareOffloads::new(),
             application,
         }
     }
@@ -74,9 +76,8 @@ impl World {
 
     /// Polls once. An endpoint may receive `budget` packets.
     fn poll(&mut self, budget: u32, iteration: u64) -> usize {
-        let mut segment = SegmentPieces::new();
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
-        let mut delivery = Delivery::new(sessions, notifier, &mut segment, budget, iteration);
+        let mut delivery = Delivery::new(sessions, notifier, &mut self.software, budget, iteration);
         let (port, flows) = (&mut self.port, &mut self.flows);
         let polled = self.rx.poll(port, flows, &mut delivery, &mut self.counters).unwrap();
         self.notifier.publish(&mut self.sessions, &mut self.counters);
@@ -194,6 +195,36 @@ fn tags_and_hashes_of_the_device_change_no_outcome() {
             assert_eq!(got.len(), expected.len());
         }
     }
+}
+
+#[test]
+fn offloads_that_an_endpoint_does_not_take_are_counted() {
+    for (port, offload, received, made) in [(PORT + 1, false, 5, 2), (PORT + 2, true, 3, 0)] {
+        let mut world = World::new();
+        for (number, protocol) in [(1, 17), (2, 6)] {
+            let rule = Rule { protocol: Some(protocol), ..testing::rule(port) };
+            world.open(number, Endpoint { rule, offload, ..testing::endpoint(port) });
+        }
+        let flow = inward(port);
+        assert!(world.far.send(&flow.udp(&[7; 700]), Meta::FULL));
+        for (frame, meta) in
+            [flow.udp_partial(&[7; 700]), flow.tcp_large(&Tcp::default(), &[7; 2500], 1000)]
+        {
+            assert!(world.far.send(&frame, meta));
+        }
+        assert_eq!(world.poll(64, 1), 3);
+        assert_eq!(world.application.received(), received, "three segments, or one large packet");
+        assert_eq!((world.counters.get(Count::RxPartial), world.software.packets), (2, made));
+    }
+    // For a packet that finds no buffers, the engine makes nothing.
+    let mut world = World::new();
+    for iteration in 1..=20 {
+        let (frame, meta) = inward(PORT).udp_partial(&[7; 700]);
+        assert!(world.far.send(&frame, meta));
+        assert_eq!(world.poll(64, iteration), 1);
+    }
+    assert_eq!((world.counters.get(Count::RxPartial), world.software.packets), (20, 16));
+    assert_eq!(world.application.received(), 16);
 }
 
 #[test]
