@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use towpath_device::{
     Armed, Assembly, Completion, Device, DeviceError, DeviceQueue, Filter, FilterError, Info, Kick,
-    Meta, Part, Received, Registration, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
+    Meta, Part, Received, Registration, Space, SpaceId, Spaces, VLAN_TAG_BYTES, packet_memory,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_queue::buffers::FreeBuffers;
@@ -186,7 +186,7 @@ impl Driver {
         let failed = |cause: io::Error| failed(&info, "memory for its packets", cause);
         let Sizes { longest, transmit_bytes, receive_bytes, transmit, receive_start, bytes } =
             Sizes::new(&info, &config)?;
-        let mut memory = Region::private(bytes).map_err(failed)?;
+        let mut memory = packet_memory(bytes, device.dma().is_some()).map_err(failed)?;
         let buffers = Buffers {
             memory: memory.mapping().clone(),
             left: config.left,

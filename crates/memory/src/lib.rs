@@ -14,10 +14,12 @@
 //! one are unsafe.
 
 mod mapping;
+mod own_file;
 mod region;
 mod words;
 
 pub use mapping::Mapping;
+pub use own_file::HUGE_PAGE_BYTES;
 pub use region::Region;
 pub use words::{own_words, peer_words};
 
@@ -44,22 +46,8 @@ impl SharedFile {
     /// The error of `memfd_create`, `fchmod`, `ftruncate` or `fcntl(F_ADD_SEALS)`; `ENOMEM` when
     /// there is no memory.
     pub fn create(name: &str, len: usize) -> io::Result<SharedFile> {
-        let file = rustix::fs::memfd_create(
-            name,
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL,
-        )
-        // MFD_NOEXEC_SEAL came with Linux 6.3. Before it, the only difference is that a memory file
-        // is executable.
-        .or_else(|error| match error {
-            rustix::io::Errno::INVAL => {
-                rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            }
-            other => Err(other),
-        })?;
         let len = len.max(1).next_multiple_of(PAGE_BYTES);
-        rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
-        rustix::fs::ftruncate(&file, len as u64)?;
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+        let file = sealed_file(name, len, MemfdFlags::empty())?;
         Ok(SharedFile { file, len })
     }
 
@@ -137,6 +125,22 @@ impl SharedFile {
     pub fn map_readable(&self) -> io::Result<Mapping> {
         Mapping::new(self.file.as_fd(), self.len, false)
     }
+}
+
+/// Creates a memory file of `len` bytes and of mode 0600, which can neither shrink nor grow.
+fn sealed_file(name: &str, len: usize, flags: MemfdFlags) -> io::Result<OwnedFd> {
+    let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
+        // MFD_NOEXEC_SEAL came with Linux 6.3. Before it, the only difference is that a memory file
+        // is executable.
+        .or_else(|error| match error {
+            rustix::io::Errno::INVAL => rustix::fs::memfd_create(name, flags),
+            other => Err(other),
+        })?;
+    rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+    rustix::fs::ftruncate(&file, len as u64)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+    Ok(file)
 }
 
 impl From<SharedFile> for OwnedFd {

@@ -31,6 +31,9 @@ pub(crate) const CACHE_LINE_BYTES: usize = 64;
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    /// The size of the pages. The mapping goes on to the end of its last page, where only calls for
+    /// the whole mapping reach.
+    page_bytes: usize,
     writable: bool,
     private: bool,
     process: u32,
@@ -44,13 +47,31 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     pub(super) fn new(file: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Mapping> {
+        Self::in_pages(file, len, writable, PAGE_BYTES)
+    }
+
+    /// Maps the first `len` bytes of a file that has pages of this size.
+    pub(super) fn in_pages(
+        file: BorrowedFd<'_>,
+        len: usize,
+        writable: bool,
+        page_bytes: usize,
+    ) -> io::Result<Mapping> {
+        let mapped_bytes = len.next_multiple_of(page_bytes);
         let protection =
             if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: the kernel chooses a free address range, so the call replaces no other mapping.
         let start = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)?
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                mapped_bytes,
+                protection,
+                MapFlags::SHARED,
+                file,
+                0,
+            )?
         };
-        Self::owned(start, len, writable, false)
+        Self::owned(start, len, page_bytes, writable, false)
     }
 
     /// Maps memory without a file: for this process only, or also for processes forked from it.
@@ -66,18 +87,19 @@ impl Mapping {
                 flags,
             )?
         };
-        Self::owned(start, len, true, private)
+        Self::owned(start, len, PAGE_BYTES, true, private)
     }
 
     fn owned(
         start: *mut std::ffi::c_void,
         len: usize,
+        page_bytes: usize,
         writable: bool,
         private: bool,
     ) -> io::Result<Mapping> {
         let start =
             NonNull::new(start.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Mapping { start, len, writable, private, process: std::process::id() })
+        Ok(Mapping { start, len, page_bytes, writable, private, process: std::process::id() })
     }
 
     /// Returns the first byte's address.
@@ -90,6 +112,18 @@ impl Mapping {
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Returns the size of the pages: [`HUGE_PAGE_BYTES`](crate::HUGE_PAGE_BYTES), or
+    /// [`PAGE_BYTES`] also where the kernel uses larger ones of its own accord.
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// Returns the length up to the end of the last page.
+    fn mapped_bytes(&self) -> usize {
+        self.len.next_multiple_of(self.page_bytes)
     }
 
     /// Returns `false`: a mapping has at least one page.
@@ -135,7 +169,7 @@ impl Mapping {
     /// The error of `mlock`: `EPERM` and `ENOMEM` where `RLIMIT_MEMLOCK` is too small.
     pub fn lock(&self) -> io::Result<()> {
         // SAFETY: locking changes no content.
-        unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.len)? };
+        unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.mapped_bytes())? };
         Ok(())
     }
 
@@ -146,7 +180,8 @@ impl Mapping {
     pub fn wipe_in_children(&self) -> io::Result<()> {
         // SAFETY: MADV_WIPEONFORK does not change this process's memory.
         unsafe {
-            rustix::mm::madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxWipeOnFork)?;
+            let start = self.start.as_ptr().cast();
+            rustix::mm::madvise(start, self.mapped_bytes(), Advice::LinuxWipeOnFork)?;
         }
         Ok(())
     }
@@ -159,7 +194,8 @@ impl Mapping {
     pub fn keep_from_children(&self) -> io::Result<()> {
         // SAFETY: MADV_DONTFORK does not change this process's memory.
         unsafe {
-            rustix::mm::madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontFork)?;
+            let start = self.start.as_ptr().cast();
+            rustix::mm::madvise(start, self.mapped_bytes(), Advice::LinuxDontFork)?;
         }
         Ok(())
     }
@@ -238,6 +274,6 @@ impl Drop for Mapping {
         }
         // SAFETY: `new` or `anonymous` mapped the range, which belongs to this value alone. A
         // holder of addresses into it keeps the value too (see `Mapping::start`).
-        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.mapped_bytes()) };
     }
 }

@@ -76,7 +76,7 @@ impl Region {
     /// # Errors
     /// The error of `mmap`: `ENOMEM`.
     pub fn private(len: usize) -> io::Result<Region> {
-        Ok(Region { private: true, ..Region::of_file(Mapping::anonymous(len, true)?) })
+        Ok(Region::alone(Mapping::anonymous(len, true)?))
     }
 
     /// Maps zeroed memory for this process and for processes forked from it, rounded up to pages.
@@ -97,6 +97,12 @@ impl Region {
             mapping: Arc::new(mapping),
             _one_thread: PhantomData,
         }
+    }
+
+    /// Returns the region of a whole mapping, which is new and writable. The memory has no other
+    /// mapping, and no other process can make one.
+    pub(super) fn alone(mapping: Mapping) -> Region {
+        Region { private: true, ..Region::of_file(mapping) }
     }
 
     /// Returns the region's mapping, for reading.

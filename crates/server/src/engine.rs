@@ -55,7 +55,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
 use towpath_device::{Device, DeviceError};
-use towpath_memory::Region;
+use towpath_memory::{Mapping, Region};
 use towpath_protocol::counters::Device as Count;
 use towpath_protocol::settings::{Setting, Values};
 use towpath_waiting::{Found, Next, Step};
@@ -176,6 +176,11 @@ impl Engine {
             found: Found::default(),
             stop: false,
         })
+    }
+
+    /// Returns the memory of the device's packets.
+    pub(crate) fn packet_memory(&self) -> &Mapping {
+        self.port.memory()
     }
 
     /// Returns the epoll set in which the workers enter each session's `Session::wake`, with

@@ -10,10 +10,11 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use towpath_device::{Device, DeviceError};
-use towpath_memory::{Mapping, Region, SharedFile};
+use towpath_memory::{HUGE_PAGE_BYTES, Mapping, Region, SharedFile};
 use towpath_protocol::layout::STATE_WORDS;
 use towpath_protocol::store::Store;
 use towpath_queue::PeerWords;
+use tracing::info;
 
 use crate::addresses::{Pool, Subnets};
 use crate::config::{Config, PolicyError, StartError, bind_to_processor};
@@ -93,6 +94,7 @@ impl Server {
         let StatePage { file, region, mapping, pins } = state;
         let budgets = config.budgets();
         let engine = Engine::new(&mut *device, region, epoch, seed, &settings, budgets, link)?;
+        log_memory(&info.name, engine.packet_memory());
         let engine_epoll = engine.epoll().try_clone().map_err(resources("an epoll"))?;
         let parts = Parts {
             listener,
@@ -263,6 +265,17 @@ fn keep(
         store.put(name, object).map_err(resources("keeping the device"))?;
     }
     Ok(())
+}
+
+/// Tells the operator which pages the memory of the device's packets has.
+fn log_memory(device: &str, memory: &Mapping) {
+    let (kib, page_bytes) = (memory.len() >> 10, memory.page_bytes());
+    if page_bytes == HUGE_PAGE_BYTES {
+        let pages = memory.len().div_ceil(page_bytes);
+        info!(device, "{kib} KiB for packets, in {pages} huge pages of 2 MiB");
+    } else {
+        info!(device, "{kib} KiB for packets, in ordinary pages: too few huge pages are free");
+    }
 }
 
 fn event() -> Result<Arc<OwnedFd>, StartError> {

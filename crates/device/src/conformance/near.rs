@@ -3,14 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use towpath_memory::Region;
-
 use super::buffers::check_buffers;
 use super::everything::receive_everything;
 use super::far::FarEnd;
 use crate::{
     Armed, Assembly, Completion, Device, DeviceQueue, Info, Kick, Meta, Outcome, Packet, Part,
-    Received, Registration, Space, SpaceId, Spaces,
+    Received, Registration, Space, SpaceId, Spaces, packet_memory,
 };
 
 /// Buffers in the pool.
@@ -93,7 +91,7 @@ impl Near {
         let memory_bytes = (PLACES * PLACE_BYTES + LARGE_BYTES) as usize;
         let dma = device.dma();
         let mut space = |bytes| {
-            let region = Region::private(bytes).expect("memory");
+            let region = packet_memory(bytes, dma.is_some()).expect("memory");
             let register = |dma| Registration::new(dma, region.mapping());
             let registration = dma.as_ref().map(register).transpose();
             let is_registered = registration.as_ref().is_ok_and(Option::is_some);

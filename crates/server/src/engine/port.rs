@@ -1,7 +1,7 @@
 //! The device and its memory.
 //!
-//! One private mapping holds the device's pool, which the device writes, and behind it the bounce
-//! buffers, which the device only reads. Pool and bounce buffers share one data space, because a
+//! One mapping of this process alone holds the device's pool, which the device writes, and behind it
+//! the bounce buffers, which the device only reads. Pool and bounce buffers share one data space, because a
 //! device that cannot send in place sends from this space alone.
 
 use std::io;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use towpath_device::{
     Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, DmaError,
     ETHERNET_HEADER_BYTES, Kick, Meta, POOL_HEADROOM_BYTES, Packet, Received, Registration, Space,
-    SpaceId, Spaces, VLAN_TAG_BYTES,
+    SpaceId, Spaces, VLAN_TAG_BYTES, packet_memory,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_protocol::settings::Values;
@@ -128,7 +128,7 @@ impl DevicePort {
                 rustix::io::Errno::FBIG.raw_os_error(),
             )));
         }
-        let mut region = Region::private(bytes).map_err(failed)?;
+        let mut region = packet_memory(bytes, dma.is_some()).map_err(failed)?;
         let memory = region.mapping().clone();
         let mut spaces = Spaces::default();
         let refused = |refused: DmaError| failed(io::Error::other(refused));

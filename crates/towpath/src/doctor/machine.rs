@@ -12,7 +12,7 @@ pub(super) fn look() -> Vec<Finding> {
 }
 
 fn huge_pages() -> Finding {
-    let mut sizes = Vec::new();
+    let (mut sizes, mut free_of_2_mib) = (Vec::new(), 0);
     let pools = std::fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
     for pool in pools.take(16) {
         let name = pool.file_name().to_string_lossy().into_owned();
@@ -22,6 +22,9 @@ fn huge_pages() -> Finding {
         };
         let (all, free) = (number("nr_hugepages"), number("free_hugepages"));
         let size = name.strip_prefix("hugepages-").unwrap_or(&name);
+        if size == "2048kB" {
+            free_of_2_mib = free;
+        }
         sizes.push(format!("{size}: {free} of {all} free"));
     }
     sizes.sort();
@@ -30,8 +33,19 @@ fn huge_pages() -> Finding {
     } else {
         sizes.join(", ")
     };
-    let means = "not used yet: all memory has pages of 4 KiB, or transparent huge ones";
-    Finding::new("huge pages", Standing::Ok, found, means)
+    Finding::new("huge pages", Standing::Ok, found, use_of_huge_pages(free_of_2_mib))
+}
+
+/// Returns what a server does with so many free huge pages of 2 MiB. It asks the kernel for all that
+/// its memory needs, which depends on the device.
+fn use_of_huge_pages(free: u64) -> &'static str {
+    if free == 0 {
+        "a server's own memory for packets has pages of 4 KiB; some of 2 MiB would serve it \
+         (sysctl vm.nr_hugepages)"
+    } else {
+        "a server whose memory for packets fits into those of 2 MiB takes as many as it needs: with \
+         --device xdp, 4 for the first hardware queue and 2 for each further one"
+    }
 }
 
 fn transparent_huge_pages() -> Finding {
@@ -177,6 +191,14 @@ mod tests {
             assert_eq!(finding.standing, standing, "{limit:?} {raises} {swaps}");
             assert_eq!(finding.remedy.is_some(), standing == Standing::Limited);
         }
+    }
+
+    #[test]
+    fn free_huge_pages_are_used_and_none_are_no_fault() {
+        assert!(use_of_huge_pages(0).contains("pages of 4 KiB"));
+        assert!(use_of_huge_pages(4).contains("takes as many as it needs"));
+        let finding = huge_pages();
+        assert_eq!((finding.standing, finding.remedy), (Standing::Ok, None));
     }
 
     #[test]

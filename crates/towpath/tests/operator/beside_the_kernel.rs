@@ -182,6 +182,7 @@ fn shared(mode: &str) {
     let mut arguments = vec!["--device", device.as_str(), "--user", user.as_str()];
     arguments.extend(LEASES);
     let mut server = serve(&directory, "s.sock", &arguments);
+    assert!(server.log().contains(" KiB for packets, in "), "{}", server.log());
     let (network, ipv6) = attach(&server);
     both_ways(&network, "192.0.2.70".parse().unwrap(), &far, "192.0.2.200".parse().unwrap());
     both_ways(&network, ipv6, &far, "2001:db8::200".parse().unwrap());

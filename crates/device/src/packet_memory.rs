@@ -1,0 +1,47 @@
+//! The memory of a device's packets.
+
+use std::io;
+
+use towpath_memory::{HUGE_PAGE_BYTES, Region};
+
+/// The name of the memory file, as `/proc/PID/maps` shows it.
+const NAME: &str = "towpath-packets";
+
+/// Allocates zeroed memory for a device's packets, for this process only: in huge pages if enough of
+/// them are free. Otherwise memory that the device reaches by itself is a memory file, and other
+/// memory has no file.
+///
+/// # Errors
+/// `ENOMEM` when there is no memory; other errors of making and mapping a memory file.
+pub fn packet_memory(bytes: usize, device_reaches: bool) -> io::Result<Region> {
+    if bytes >= HUGE_PAGE_BYTES
+        && let Ok(region) = Region::in_huge_pages(NAME, bytes)
+    {
+        return Ok(region);
+    }
+    if device_reaches { Region::in_own_file(NAME, bytes) } else { Region::private(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_memory::PAGE_BYTES;
+
+    use super::*;
+
+    /// With two free huge pages (`sysctl vm.nr_hugepages=2`) the memory has them, if no other test
+    /// takes them meanwhile. It is the same memory without.
+    #[test]
+    fn there_is_memory_whatever_pages_are_free() {
+        for (bytes, device_reaches) in
+            [(1, true), (PAGE_BYTES, false), (3 << 20, true), (3 << 20, false)]
+        {
+            let mut region = packet_memory(bytes, device_reaches).unwrap();
+            assert_eq!(region.len(), bytes.next_multiple_of(PAGE_BYTES), "not rounded up further");
+            assert!(region.copy_in(bytes - 1, &[7]));
+            assert_eq!(region.bytes(bytes - 1, 1), Some([7].as_slice()));
+            let page_bytes = region.mapping().page_bytes();
+            println!("{bytes} bytes in pages of {page_bytes}");
+            assert!(page_bytes == PAGE_BYTES || bytes >= page_bytes);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Memory files that only this process has, in huge pages where there are some.
+//!
+//! A memory file can live on in the hands of another process, which private memory cannot; and the
+//! kernel's huge pages, which an administrator reserves, come as files.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{FallocateFlags, MemfdFlags};
+
+use crate::{Mapping, PAGE_BYTES, Region, sealed_file};
+
+/// The size of a huge page. Other sizes are left to programs that fill them.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+impl Region {
+    /// Maps zeroed memory for this process only, of `len` bytes rounded up to pages, in a memory file.
+    ///
+    /// # Errors
+    /// The error of making or mapping the file; `ENOMEM` when there is no memory.
+    pub fn in_own_file(name: &str, len: usize) -> io::Result<Region> {
+        let len = len.max(1).next_multiple_of(PAGE_BYTES);
+        own(&sealed_file(name, len, MemfdFlags::empty())?, len, PAGE_BYTES)
+    }
+
+    /// Maps memory as [`Region::in_own_file`] does, in huge pages. All of them are allocated at once,
+    /// so no later access fails or waits for one.
+    ///
+    /// # Errors
+    /// `ENOSPC` or `ENOMEM` when too few huge pages are free; the error of making or mapping the file,
+    /// such as that of a kernel without huge pages of this size.
+    pub fn in_huge_pages(name: &str, len: usize) -> io::Result<Region> {
+        let len = len.max(1).next_multiple_of(PAGE_BYTES);
+        let mapped_bytes = len.next_multiple_of(HUGE_PAGE_BYTES);
+        let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let file = sealed_file(name, mapped_bytes, flags)?;
+        // The mapping reserves all pages, or none.
+        let region = own(&file, len, HUGE_PAGE_BYTES)?;
+        // Without this, an access could still be a bus error: a control group, or the nodes that this
+        // process may allocate from, refuse a page only then.
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, mapped_bytes as u64)?;
+        Ok(region)
+    }
+}
+
+/// Maps a new file. No other process has it, and none gets it: the caller closes the descriptor.
+fn own(file: &OwnedFd, len: usize, page_bytes: usize) -> io::Result<Region> {
+    let mapping = Mapping::in_pages(file.as_fd(), len, true, page_bytes)?;
+    // A child would share the memory, and no copy of it.
+    mapping.keep_from_children()?;
+    Ok(Region::alone(mapping))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holds_bytes(mut region: Region, len: usize) {
+        assert_eq!((region.len(), region.mapping().len()), (len, len));
+        assert_eq!(region.bytes(0, len), Some(&vec![0; len][..]), "zeroed");
+        assert!(region.copy_in(len - 4, b"last") && !region.copy_in(len - 3, b"last"));
+        assert_eq!(region.bytes(len - 4, 4), Some(b"last".as_slice()), "no other mapping exists");
+        region.mapping().populate();
+        let mapping = region.mapping().clone();
+        drop(region);
+        let mut seen = [0; 4];
+        assert!(mapping.copy_out(len - 4, &mut seen));
+        assert_eq!(&seen, b"last");
+    }
+
+    #[test]
+    fn an_own_file_is_private_memory() {
+        for len in [1, PAGE_BYTES, HUGE_PAGE_BYTES + 1] {
+            let region = Region::in_own_file("test", len).unwrap();
+            assert_eq!(region.mapping().page_bytes(), PAGE_BYTES);
+            holds_bytes(region, len.next_multiple_of(PAGE_BYTES));
+        }
+    }
+
+    /// With two huge pages, which an administrator reserves (`sysctl vm.nr_hugepages=2`), the memory
+    /// has them; without, the refusal is the test.
+    #[test]
+    fn huge_pages_are_private_memory_or_refused() {
+        let len = HUGE_PAGE_BYTES + 1;
+        match Region::in_huge_pages("test", len) {
+            Ok(region) => {
+                assert_eq!(region.mapping().page_bytes(), HUGE_PAGE_BYTES);
+                assert!(region.mapping().wipe_in_children().is_err(), "not for files");
+                holds_bytes(region, len.next_multiple_of(PAGE_BYTES));
+            }
+            Err(error) => println!("refused: {error}"),
+        }
+    }
+
+    /// More than any machine has. Huge pages that other programs may want are not taken meanwhile.
+    #[test]
+    fn too_few_huge_pages_are_refused() {
+        assert!(Region::in_huge_pages("test", 1 << 46).is_err());
+        assert!(Region::in_own_file("test", 1).is_ok());
+    }
+
+    /// Children share a memory file. This one is not theirs.
+    #[test]
+    fn children_do_not_have_it() {
+        let region = Region::in_own_file("test", 1).unwrap();
+        let start = format!("{:x}-", region.mapping().start().as_ptr() as usize);
+        let map = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let (_, ours) = map.split_once(&start).unwrap();
+        let (_, flags) = ours.split_once("VmFlags:").unwrap();
+        let flags = flags.lines().next().unwrap();
+        assert!(flags.split(' ').any(|flag| flag == "dc"), "no copy on fork: {flags}");
+    }
+}
