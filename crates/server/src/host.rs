@@ -2,13 +2,10 @@
 //!
 //! Applications that share an address of the host have single ports of it. The kernel keeps the
 //! address: it answers ARP and ICMP echo, and has all other ports. For each port of an application
-//! the server holds a kernel socket (`holder`), so that no program on the host gets the port too.
+//! the server holds a kernel socket, so that no program on the host gets the port too.
 //! The kernel's routes and neighbours hold for the applications as well (`neighbours`). The server
 //! asks a process that has the privilege for each act that needs one (`keeper`).
 
-#[allow(unsafe_code)]
-mod holder;
-mod keeper;
 mod neighbours;
 mod requests;
 
@@ -26,13 +23,10 @@ use towpath_protocol::message::Refusal;
 use crate::addresses::Lease;
 use crate::connection::Refused;
 use crate::engine::demux::Rule;
+use crate::keeper::{KeeperClient, PortProtocol};
 use crate::log::LogLimit;
 use crate::policy::{Account, Policy, PortRange, Terms};
-use keeper::KeeperClient;
 use neighbours::Neighbours;
-
-pub(crate) use holder::PortProtocol;
-pub use keeper::{KeeperOptions, TakeOver, keeper_connection, keeper_path, run_keeper, take_over};
 
 /// The most granted ports that the server tries for a request with port 0.
 const PORTS_TRIED: usize = 64;
@@ -47,7 +41,8 @@ pub struct HostAccess {
 impl HostAccess {
     /// Shares the addresses of `interface`, the one that the device serves, in the network
     /// namespace of the thread that starts the server. `keeper`: the server's end of a
-    /// [`keeper_connection`], whose other end a process with privileges serves with [`run_keeper`].
+    /// [`keeper_connection`](crate::keeper_connection), whose other end a process with privileges
+    /// serves with [`run_keeper`](crate::run_keeper).
     #[must_use]
     pub fn new(keeper: OwnedFd, interface: &str) -> HostAccess {
         HostAccess { keeper: Arc::new(keeper), interface: interface.to_owned() }

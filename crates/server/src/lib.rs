@@ -13,6 +13,7 @@
 //! | `addresses` | the addresses of sessions |
 //! | `policy` | the rights of users |
 //! | `host` | sharing the host's own addresses: ports, routes, neighbours |
+//! | `keeper` | a process that does privileged acts, and holds objects of a killed server |
 //! | `prepare` | the memory of a session, before the engine gets it |
 //! | `worker` | a process per user for system calls that an application can prolong |
 
@@ -28,6 +29,7 @@ mod engine;
 mod events;
 mod filters;
 mod host;
+mod keeper;
 mod log;
 mod open;
 mod peers;
@@ -47,9 +49,8 @@ pub use config::{Config, PolicyError, StartError};
 pub use engine::WaitStrategy;
 pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
-pub use host::{
-    HostAccess, KeeperOptions, TakeOver, keeper_connection, keeper_path, run_keeper, take_over,
-};
+pub use host::HostAccess;
+pub use keeper::{KeeperOptions, TakeOver, keeper_connection, keeper_path, run_keeper, take_over};
 pub use policy::{
     AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,
 };
