@@ -12,8 +12,7 @@ mod requests;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use towpath_device::Info;
@@ -23,7 +22,7 @@ use towpath_protocol::message::Refusal;
 use crate::addresses::Lease;
 use crate::connection::Refused;
 use crate::engine::demux::Rule;
-use crate::keeper::{KeeperClient, PortProtocol};
+use crate::keeper::{KeeperAccess, PortProtocol};
 use crate::log::LogLimit;
 use crate::policy::{Account, Policy, PortRange, Terms};
 use neighbours::Neighbours;
@@ -34,28 +33,17 @@ const PORTS_TRIED: usize = 64;
 /// What a server needs to share the addresses of its host's interface.
 #[derive(Clone, Debug)]
 pub struct HostAccess {
-    keeper: Arc<OwnedFd>,
+    keeper: KeeperAccess,
     interface: String,
 }
 
 impl HostAccess {
     /// Shares the addresses of `interface`, the one that the device serves, in the network
-    /// namespace of the thread that starts the server. `keeper`: the server's end of a
-    /// [`keeper_connection`](crate::keeper_connection), whose other end a process with privileges
-    /// serves with [`run_keeper`](crate::run_keeper).
+    /// namespace of the thread that starts the server. `keeper`: the server's keeper, which was
+    /// started with `shares_host`.
     #[must_use]
-    pub fn new(keeper: OwnedFd, interface: &str) -> HostAccess {
-        HostAccess { keeper: Arc::new(keeper), interface: interface.to_owned() }
-    }
-
-    /// Tells the keeper that no server will use it any more. Without this, the keeper takes the
-    /// server's end for a crash, and holds applications' flows for a while. Call it after the
-    /// server has stopped.
-    ///
-    /// # Errors
-    /// Fails if the keeper has ended.
-    pub fn end_keeper(&self) -> io::Result<()> {
-        Ok(KeeperClient::new(self.keeper.try_clone()?)?.end()?)
+    pub fn new(keeper: &KeeperAccess, interface: &str) -> HostAccess {
+        HostAccess { keeper: keeper.clone(), interface: interface.to_owned() }
     }
 }
 
@@ -99,7 +87,7 @@ struct Held {
 /// The host.
 #[derive(Debug)]
 pub(crate) struct Host {
-    keeper: KeeperClient,
+    keeper: KeeperAccess,
     netlink: Netlink,
     watch: HostWatch,
     interface: String,
@@ -129,7 +117,7 @@ impl Host {
         let mut netlink = Netlink::open().map_err(failed)?;
         let index = netlink.index(&access.interface).map_err(failed)?;
         let mut host = Host {
-            keeper: KeeperClient::new(access.keeper.try_clone()?)?,
+            keeper: access.keeper.clone(),
             netlink,
             watch,
             interface: access.interface.clone(),
@@ -145,14 +133,6 @@ impl Host {
         };
         host.read_addresses().map_err(failed)?;
         Ok(host)
-    }
-
-    /// Has the keeper hold an object of the device if the server is killed.
-    ///
-    /// # Errors
-    /// Fails if the keeper does not take it.
-    pub(crate) fn hold_descriptor(&mut self, object: BorrowedFd<'_>) -> io::Result<()> {
-        Ok(self.keeper.hold_descriptor(object)?)
     }
 
     fn read_addresses(&mut self) -> Result<(), towpath_netlink::Error> {
@@ -322,7 +302,9 @@ fn explain(errno: Errno, rule: &Rule, interface: &str) -> Refused {
             format!("{interface} does not have the address any more; attach again"),
         ),
         Errno::MFILE => {
-            (Refusal::Limit, "no descriptors left; raise the server's limit (ulimit -n)".into())
+            let text = "the server or its keeper has no descriptor left; raise the limit (ulimit -n, \
+                        LimitNOFILE=)";
+            (Refusal::Limit, text.into())
         }
         Errno::NFILE => {
             (Refusal::Limit, "the host has no file left to open; raise fs.file-max".into())

@@ -1,22 +1,38 @@
-//! The keeper: a process beside a server that shares the host's addresses.
+//! The keeper: a process beside a server, which outlives it.
 //!
 //! It has two tasks.
 //!
 //! **Privileged acts.** A server gives up its privileges before it serves. For each privileged act
-//! later, it sends a request of a fixed size to the keeper, which has two capabilities: to bind ports below 1024
-//! (`CAP_NET_BIND_SERVICE`), and to have the kernel confirm a neighbour (`CAP_NET_ADMIN`). The keeper
-//! checks each request against the interface that it was started for.
+//! later, it sends a request of a fixed size to the keeper. For a server that shares the host's
+//! addresses, the keeper has two capabilities: to bind ports below 1024 (`CAP_NET_BIND_SERVICE`), and to
+//! have the kernel confirm a neighbour (`CAP_NET_ADMIN`). The keeper checks each request against the
+//! interface that it was started for.
 //!
-//! **A killed server.** The keeper has copies of the descriptors that keep applications' flows from
-//! the kernel: the attachments of the programs, and the sockets that hold ports. If the server ends
-//! without a word, the keeper holds them for a while. The kernel then answers no packet of these flows:
-//! a reset would tell the peers at once that the connection is gone. The next server takes over, or the time
-//! expires; then the keeper closes everything, and the kernel removes what was attached.
+//! **A killed server.** The keeper has copies of the descriptors that must outlive the server: the
+//! attachments of the programs and what else keeps applications' flows from the kernel, the sockets that hold
+//! ports, the listening socket, and the memories of sessions. The server stores them under names, by the
+//! messages of systemd's descriptor store (`notify`). If the server ends without a word, the keeper holds
+//! them for a while. The kernel then answers no packet of these flows: a reset would tell the peers at
+//! once that the connection is gone. The next server takes over and gets everything, by the same
+//! messages; or the time expires. Then the keeper closes everything.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `process`, `held` | the keeper's side, and the descriptors that it holds |
+//! | `client`, `store` | the server's side: requests, and the store |
+//! | `wire`, `notify` | the requests, and the messages of the store |
+//! | `take_over` | the next server's way in |
+//! | `holder` | the sockets that hold ports |
+//!
+//! The keeper reads no packet and maps no memory.
 
 mod client;
+mod held;
 #[allow(unsafe_code)]
 mod holder;
+mod notify;
 mod process;
+mod store;
 mod take_over;
 #[cfg(test)]
 mod tests;
@@ -29,9 +45,10 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-pub(crate) use client::KeeperClient;
+pub use client::KeeperAccess;
 pub(crate) use holder::PortProtocol;
 pub use process::run_keeper;
+pub use store::KeeperStore;
 pub use take_over::{TakeOver, take_over};
 
 /// The longest time that a server waits for a keeper's answer.
@@ -41,7 +58,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Makes the connection between a server and its keeper, and returns the two ends: the server's for
-/// [`HostAccess`](super::HostAccess), and the keeper's for [`run_keeper`].
+/// [`KeeperAccess`], and the keeper's for [`run_keeper`].
 ///
 /// # Errors
 /// Fails with the error of `socketpair`.
@@ -53,8 +70,11 @@ pub fn keeper_connection() -> io::Result<(OwnedFd, OwnedFd)> {
 /// The options of a keeper.
 #[derive(Clone, Debug)]
 pub struct KeeperOptions {
-    /// The interface whose addresses the server shares.
+    /// The interface that the server serves.
     pub interface: String,
+    /// `true` if the server may have the keeper bind ports of the interface's addresses, and have the
+    /// kernel confirm neighbours there.
+    pub shares_host: bool,
     /// The time for which flows stay closed to the kernel after a server that was killed.
     pub hold: Duration,
     /// The path of the socket at which the next server takes over.

@@ -50,7 +50,10 @@ pub use engine::WaitStrategy;
 pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
 pub use host::HostAccess;
-pub use keeper::{KeeperOptions, TakeOver, keeper_connection, keeper_path, run_keeper, take_over};
+pub use keeper::{
+    KeeperAccess, KeeperOptions, KeeperStore, TakeOver, keeper_connection, keeper_path, run_keeper,
+    take_over,
+};
 pub use policy::{
     AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,
 };

@@ -72,6 +72,7 @@ impl Server {
         let bound = config.socket.as_deref().map(|path| bind(path, &config.policy)).transpose()?;
         let (listener, bound) = bound.map_or((None, None), |(a, b)| (Some(a), Some(b)));
         let state = StatePage::create()?;
+        discard(store.take_all())?;
         keep(store.as_mut(), &state, listener.as_ref(), device.as_ref())?;
         let (engine_wake, control_wake) = (event()?, event()?);
         let (commands, engine_commands) = channel();
@@ -243,11 +244,17 @@ impl StatePage {
 fn open_host(config: &Config, device: &dyn Device) -> Result<Option<Host>, StartError> {
     let Some(access) = &config.host else { return Ok(None) };
     let opened = Host::open(access, device.info());
-    let mut host = opened.map_err(resources("following the host's addresses"))?;
-    for (_, object) in device.objects() {
-        host.hold_descriptor(object).map_err(resources("handing the device to the keeper"))?;
+    opened.map(Some).map_err(resources("following the host's addresses"))
+}
+
+/// Closes what an earlier server left, since no session is resumed. Applications can prolong that, so
+/// another thread does it.
+fn discard(left: Vec<(String, OwnedFd)>) -> Result<(), StartError> {
+    if left.is_empty() {
+        return Ok(());
     }
-    Ok(Some(host))
+    let thread = std::thread::Builder::new().name("closer".into());
+    thread.spawn(move || drop(left)).map(|_| ()).map_err(resources("a thread"))
 }
 
 /// Puts all that must outlive the server into the store.

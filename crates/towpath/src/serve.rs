@@ -19,7 +19,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
 use towpath_device::fault::FaultDevice;
 use towpath_device::{Device, DeviceError};
-use towpath_protocol::store::MemoryStore;
 use towpath_server::{Policy, Server, StartError};
 use tracing::{info, warn};
 
@@ -87,9 +86,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
     let default_socket = || towpath_client::default_socket(&served.interface);
     let socket = settings.socket.clone().unwrap_or_else(default_socket);
-    if settings.share_host {
-        keeper::take_over_from_killed(&socket, settings.user.as_ref())?;
-    }
+    let left = keeper::take_over_from_killed(&socket, settings.user.as_ref())?;
     let Opened { mut device, subnets } = interface::open(served, &settings)?;
     let device_info = device.info().clone();
     let name = device_info.name;
@@ -108,10 +105,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     // The keeper needs privileges that the next step gives up. It ends after the server, with this
     // value.
-    let _keeper = Keeper::start(&settings, &served.interface, &socket, &mut config)?;
+    let keeper = Keeper::start(&settings, &served.interface, &socket)?;
+    config.host = keeper.as_ref().and_then(|keeper| keeper.host_access(&served.interface));
     confine::confine(settings.user.as_ref())?;
-    let server = Server::start(&config, device, Box::<MemoryStore>::default())
-        .map_err(|error| explain(&error))?;
+    let store = keeper::store(keeper.as_ref(), left);
+    let server = Server::start(&config, device, store).map_err(|error| explain(&error))?;
     drop(config);
     info!(
         device = name,

@@ -1,62 +1,119 @@
-//! The server's side.
+//! The server's side: requests to the keeper.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
+use rustix::net::SendFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::ANSWER_TIMEOUT;
 use super::holder::PortProtocol;
+use super::store::KeeperStore;
 use super::wire::{
-    Answer, END, HOLD_DESCRIPTOR, HOLD_TCP, HOLD_UDP, PROBE, RELEASE_TCP, RELEASE_UDP, Request,
-    send,
+    Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP, Received, Request,
+    receive, send,
 };
 
-/// The server's end.
+/// The descriptors that the keeper holds for this server, and the most that it can hold.
 #[derive(Debug)]
-pub(crate) struct KeeperClient {
-    pub(super) socket: OwnedFd,
-    /// The number of the last request.
-    number: u32,
-    /// Requests for ports that the keeper did not answer in time. It may have held the ports.
-    late: HashMap<u32, (PortProtocol, IpAddr)>,
+pub(super) struct Room {
+    used: AtomicUsize,
+    limit: usize,
 }
 
-impl KeeperClient {
-    /// Uses a connection from [`keeper_connection`].
-    ///
-    /// # Errors
-    /// Fails with the error of `setsockopt`.
-    pub(crate) fn new(socket: OwnedFd) -> io::Result<KeeperClient> {
-        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
-        Ok(KeeperClient { socket, number: 0, late: HashMap::new() })
+impl Room {
+    /// Takes room for a descriptor. Returns `false` if there is none.
+    pub(super) fn take(&self) -> bool {
+        let more = |used: usize| (used < self.limit).then_some(used + 1);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Binds a port; see [`hold`]. The keeper holds it, too.
+    /// Gives room back.
+    pub(super) fn give_back(&self, count: usize) {
+        self.used.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Returns the number of descriptors that have room.
+    #[cfg(test)]
+    pub(super) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+/// A server's access to its keeper.
+#[derive(Clone, Debug)]
+pub struct KeeperAccess {
+    pub(super) socket: Arc<OwnedFd>,
+    pub(super) room: Arc<Room>,
+    requests: Arc<Mutex<Requests>>,
+}
+
+impl KeeperAccess {
+    /// Uses a connection from [`keeper_connection`](super::keeper_connection), whose other end a process
+    /// serves with [`run_keeper`](super::run_keeper). Asks the keeper how many descriptors it can hold.
+    ///
+    /// # Errors
+    /// Fails if the keeper has ended or does not answer for 5 s.
+    pub fn new(socket: OwnedFd) -> io::Result<KeeperAccess> {
+        for direction in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&socket, direction, Some(ANSWER_TIMEOUT))?;
+        }
+        let socket = Arc::new(socket);
+        let mut requests = Requests { socket: socket.clone(), number: 0, late: HashMap::new() };
+        let limit = requests.ask(&Request::bare(LIMIT), None)?.0.value as usize;
+        let room = Arc::new(Room { used: AtomicUsize::new(0), limit });
+        Ok(KeeperAccess { socket, room, requests: Arc::new(Mutex::new(requests)) })
+    }
+
+    /// Returns the store of this server. `left`: the descriptors of a server that was killed, from
+    /// [`take_over`](super::take_over).
+    #[must_use]
+    pub fn store(&self, left: Vec<(String, OwnedFd)>) -> KeeperStore {
+        KeeperStore::new(self.clone(), left)
+    }
+
+    /// Tells the keeper that no server will use it any more. Without this, the keeper takes the
+    /// server's end for a crash, and holds applications' flows for a while. Call it after the server
+    /// has stopped.
+    ///
+    /// # Errors
+    /// Fails if the keeper has ended.
+    pub fn end(&self) -> io::Result<()> {
+        self.requests().ask(&Request::bare(END), None)?;
+        Ok(())
+    }
+
+    /// Binds a port; see `holder::hold`. The keeper holds it, too.
     ///
     /// # Errors
     /// The kernel's error, `EAGAIN` if the keeper does not answer for 5 s, `EPIPE` or `ECONNRESET` if it
-    /// has ended, or `EMFILE` without a descriptor for the socket.
+    /// has ended, or `EMFILE` if this server has no descriptor for the socket or the keeper has no room.
     pub(crate) fn hold(
-        &mut self,
+        &self,
         protocol: PortProtocol,
         local: SocketAddr,
     ) -> Result<(OwnedFd, u16), Errno> {
+        if !self.room.take() {
+            return Err(Errno::MFILE);
+        }
         let kind = match protocol {
             PortProtocol::Tcp => HOLD_TCP,
             PortProtocol::Udp => HOLD_UDP,
         };
-        let asked = self.ask(&Request::new(kind, local.ip(), local.port()), &[]);
-        if let Err(Errno::AGAIN) = asked {
-            self.late.insert(self.number, (protocol, local.ip()));
-        }
-        let (answer, socket) = asked?;
-        let port = answer.port as u16;
+        let request = Request::new(kind, local.ip(), local.port());
+        let asked = self.requests().ask(&request, Some((protocol, local.ip())));
+        let (answer, socket) = asked.inspect_err(|_| self.room.give_back(1))?;
+        let port = answer.value as u16;
         let Some(socket) = socket else {
             // The kernel had no descriptor for it.
             let _ = self.release(protocol, SocketAddr::new(local.ip(), port));
@@ -68,53 +125,65 @@ impl KeeperClient {
     /// Has the keeper release a port.
     ///
     /// # Errors
-    /// As [`KeeperClient::hold`].
-    pub(crate) fn release(
-        &mut self,
-        protocol: PortProtocol,
-        local: SocketAddr,
-    ) -> Result<(), Errno> {
-        let kind = match protocol {
-            PortProtocol::Tcp => RELEASE_TCP,
-            PortProtocol::Udp => RELEASE_UDP,
-        };
-        self.ask(&Request::new(kind, local.ip(), local.port()), &[]).map(|_| ())
+    /// As [`KeeperAccess::hold`].
+    pub(crate) fn release(&self, protocol: PortProtocol, local: SocketAddr) -> Result<(), Errno> {
+        self.room.give_back(1);
+        self.requests().ask(&release(protocol, local), None).map(|_| ())
     }
 
     /// Has the kernel confirm a neighbour of the interface.
     ///
     /// # Errors
-    /// As [`KeeperClient::hold`].
-    pub(crate) fn probe(&mut self, address: IpAddr) -> Result<(), Errno> {
-        self.ask(&Request::new(PROBE, address, 0), &[]).map(|_| ())
+    /// As [`KeeperAccess::hold`].
+    pub(crate) fn probe(&self, address: IpAddr) -> Result<(), Errno> {
+        self.requests().ask(&Request::new(PROBE, address, 0), None).map(|_| ())
     }
 
-    /// Has the keeper hold a copy of a descriptor.
-    ///
-    /// # Errors
-    /// As [`KeeperClient::hold`].
-    pub(crate) fn hold_descriptor(&mut self, descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
-        self.ask(&Request::bare(HOLD_DESCRIPTOR), &[descriptor]).map(|_| ())
+    /// Returns a descriptor that hangs up when the keeper ends.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
-    /// Tells the keeper that the server ends, and that it must hold nothing.
-    ///
-    /// # Errors
-    /// As [`KeeperClient::hold`].
-    pub(crate) fn end(&mut self) -> Result<(), Errno> {
-        self.ask(&Request::bare(END), &[]).map(|_| ())
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
+fn release(protocol: PortProtocol, local: SocketAddr) -> Request {
+    let kind = match protocol {
+        PortProtocol::Tcp => RELEASE_TCP,
+        PortProtocol::Udp => RELEASE_UDP,
+    };
+    Request::new(kind, local.ip(), local.port())
+}
+
+/// Requests, one at a time.
+#[derive(Debug)]
+struct Requests {
+    socket: Arc<OwnedFd>,
+    /// The number of the last request.
+    number: u32,
+    /// Requests for ports that the keeper did not answer in time. It may have held the ports.
+    late: HashMap<u32, (PortProtocol, IpAddr)>,
+}
+
+impl Requests {
+    /// Sends a request and waits for the answer. `port`: for a request that holds a port, its protocol
+    /// and its address.
     fn ask(
         &mut self,
         request: &Request,
-        descriptors: &[BorrowedFd<'_>],
+        port: Option<(PortProtocol, IpAddr)>,
     ) -> Result<(Answer, Option<OwnedFd>), Errno> {
         self.number = self.number.wrapping_add(1);
         let request = Request { number: self.number, ..*request };
-        send(&self.socket, request.as_bytes(), descriptors)?;
+        send(&self.socket, request.as_bytes(), &[], SendFlags::empty())?;
         loop {
-            let (answer, socket) = self.receive()?;
+            let received = self.receive();
+            if let (Err(Errno::AGAIN), Some(port)) = (&received, port) {
+                self.late.insert(request.number, port);
+            }
+            let (answer, socket) = received?;
             if answer.number == request.number {
                 return match answer.errno {
                     0 => Ok((answer, socket)),
@@ -126,39 +195,24 @@ impl KeeperClient {
             if let Some((protocol, ip)) = self.late.remove(&answer.number)
                 && answer.errno == 0
             {
-                let kind = match protocol {
-                    PortProtocol::Tcp => RELEASE_TCP,
-                    PortProtocol::Udp => RELEASE_UDP,
-                };
-                send(&self.socket, Request::new(kind, ip, answer.port as u16).as_bytes(), &[])?;
+                let late = release(protocol, SocketAddr::new(ip, answer.value as u16));
+                send(&self.socket, late.as_bytes(), &[], SendFlags::empty())?;
             }
         }
-    }
-
-    /// Returns a descriptor that hangs up when the keeper ends.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 
     fn receive(&self) -> Result<(Answer, Option<OwnedFd>), Errno> {
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut buffer = [0; size_of::<Answer>()];
-        let len = loop {
-            let mut parts = [io::IoSliceMut::new(&mut buffer)];
-            match recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        let Received { bytes, mut descriptors, .. } = loop {
+            match receive(&self.socket, &mut buffer) {
                 Err(Errno::INTR) => {}
-                Ok(received) if received.bytes == 0 => return Err(Errno::PIPE),
-                other => break other?.bytes,
+                other => break other?,
             }
         };
-        let mut held = None;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(mut rights) = message {
-                held = rights.next();
-            }
+        if bytes == 0 {
+            return Err(Errno::PIPE);
         }
-        let answer = Answer::read_from_bytes(&buffer[..len]).map_err(|_| Errno::BADMSG)?;
-        Ok((answer, held))
+        let answer = Answer::read_from_bytes(&buffer[..bytes]).map_err(|_| Errno::BADMSG)?;
+        Ok((answer, descriptors.pop()))
     }
 }

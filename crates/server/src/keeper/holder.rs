@@ -13,6 +13,21 @@ pub(crate) enum PortProtocol {
     Udp,
 }
 
+/// Returns the name under which the keeper holds a port. A name has no colon, so an IPv6 address is
+/// its 32 digits.
+pub(super) fn port_name(protocol: PortProtocol, local: SocketAddr) -> String {
+    let protocol = match protocol {
+        PortProtocol::Tcp => "tcp",
+        PortProtocol::Udp => "udp",
+    };
+    match local {
+        SocketAddr::V4(local) => format!("port-{protocol}-{}-{}", local.ip(), local.port()),
+        SocketAddr::V6(local) => {
+            format!("port-{protocol}-{:032x}-{}", local.ip().to_bits(), local.port())
+        }
+    }
+}
+
 /// Binds a socket to a port, or with port 0 to one that the kernel chooses. No other socket can
 /// bind the port while the holder lives: the holder has no option that shares it (`SO_REUSEADDR`,
 /// `SO_REUSEPORT`). It never listens, and its filter drops every datagram.
@@ -59,6 +74,13 @@ mod tests {
     use std::net::{TcpListener, TcpStream, UdpSocket};
 
     use super::*;
+
+    #[test]
+    fn the_name_of_a_port() {
+        let name = |text: &str| port_name(PortProtocol::Tcp, text.parse().unwrap());
+        assert_eq!(name("192.0.2.1:80"), "port-tcp-192.0.2.1-80");
+        assert_eq!(name("[2001:db8::1]:80"), "port-tcp-20010db8000000000000000000000001-80");
+    }
 
     #[test]
     fn a_held_port_is_no_other_sockets() {

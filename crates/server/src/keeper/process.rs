@@ -1,42 +1,56 @@
 //! The keeper's side.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::SendFlags;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use towpath_netlink::Netlink;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::holder::{PortProtocol, hold};
+use super::held::{self, Held};
+use super::holder::{PortProtocol, hold, port_name};
+use super::notify::{self, MESSAGE_BYTES, Notification};
 use super::take_over::{BUSY, Listener};
 use super::wire::{
-    Answer, END, HOLD_DESCRIPTOR, HOLD_TCP, HOLD_UDP, PROBE, RELEASE_TCP, RELEASE_UDP, Request,
-    send,
+    Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP, Received, Request,
+    is_gone, receive, send,
 };
-use super::{KeeperOptions, PAUSE};
+use super::{ANSWER_TIMEOUT, KeeperOptions, PAUSE};
+use crate::log::LogLimit;
 
-/// The most descriptors that the keeper takes.
-const MAX_DESCRIPTORS: usize = 16;
+/// The result of a request: a number, and the name of a port that the keeper holds now.
+#[derive(Default)]
+struct Done {
+    value: u32,
+    port: Option<(String, OwnedFd)>,
+}
+
+/// The interface whose addresses the server shares.
+struct Host {
+    netlink: Netlink,
+    index: u32,
+}
 
 /// The keeper's state.
 struct Keeper {
-    netlink: Netlink,
-    index: u32,
-    ports: HashMap<(PortProtocol, SocketAddr), OwnedFd>,
-    descriptors: Vec<OwnedFd>,
+    socket: OwnedFd,
+    host: Option<Host>,
+    held: Held,
+    limit: usize,
+    log: LogLimit,
     /// `true` once the server has said that it is about to end.
     is_told_to_end: bool,
 }
 
 /// Serves a server's requests over `socket` until the server closes its end. If the server did not say
-/// that it ends, holds its ports and descriptors for `options.hold`. Runs in a process of its own, which
-/// needs `CAP_NET_BIND_SERVICE` and `CAP_NET_ADMIN`. `stop`: a descriptor that is readable when the
-/// keeper must end its hold.
+/// that it ends, holds its ports and descriptors for `options.hold`. Runs in a process of its own. With
+/// `options.shares_host`, the process needs `CAP_NET_BIND_SERVICE` and `CAP_NET_ADMIN`. `stop`: a
+/// descriptor that is readable when the keeper must end its hold.
 ///
 /// # Errors
 /// Fails if there is no such interface, the path cannot be used, or the kernel fails.
@@ -45,22 +59,21 @@ pub fn run_keeper(
     options: &KeeperOptions,
     stop: BorrowedFd<'_>,
 ) -> io::Result<()> {
-    let mut netlink = Netlink::open().map_err(io::Error::other)?;
-    let index = netlink.index(&options.interface).map_err(io::Error::other)?;
+    // A server that does not read its answers stops only itself.
+    set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
+    let host = options.shares_host.then(|| Host::open(&options.interface)).transpose()?;
     let listener = Listener::bind(&options.path)?;
-    let mut keeper = Keeper {
-        netlink,
-        index,
-        ports: HashMap::new(),
-        descriptors: Vec::new(),
-        is_told_to_end: false,
-    };
-    while keeper.serve_once(&socket, &listener)? {
+    let limit = held::limit();
+    let held = Held::new(limit)?;
+    let mut keeper =
+        Keeper { socket, host, held, limit, log: LogLimit::default(), is_told_to_end: false };
+    while keeper.serve_once(&listener)? {
         // Other copies of the server's end may still be open.
         if keeper.is_told_to_end {
             return Ok(());
         }
     }
+    let Keeper { socket, held, .. } = keeper;
     drop(socket);
     if !options.hold.is_zero() {
         tracing::warn!(
@@ -71,150 +84,172 @@ pub fn run_keeper(
             options.hold.as_secs()
         );
     }
-    listener.wait(Instant::now() + options.hold, stop, || drop(keeper));
+    let next = listener.wait(Instant::now() + options.hold, stop);
+    listener.hand_over(next, held);
     Ok(())
 }
 
+impl Host {
+    fn open(interface: &str) -> io::Result<Host> {
+        let mut netlink = Netlink::open().map_err(io::Error::other)?;
+        let index = netlink.index(interface).map_err(io::Error::other)?;
+        Ok(Host { netlink, index })
+    }
+
+    fn probe(&mut self, request: &Request) -> Result<(), Errno> {
+        let ip = request.address().ok_or(Errno::BADMSG)?;
+        let outcome = self.netlink.probe_neighbour(self.index, ip);
+        outcome.map_err(|error| error.errno().unwrap_or(Errno::IO))
+    }
+
+    /// Returns `true` if the interface has the address.
+    fn has(&mut self, local: SocketAddr) -> Result<bool, Errno> {
+        let addresses = self.netlink.addresses();
+        let addresses = addresses.map_err(|error| error.errno().unwrap_or(Errno::IO))?;
+        let is_it = |one: &towpath_netlink::Address| {
+            one.index == self.index && one.prefix.address() == local.ip()
+        };
+        Ok(addresses.iter().any(is_it))
+    }
+}
+
 impl Keeper {
-    /// Waits for a request, or for another server that wants to take over, and handles it. Returns
+    /// Waits for a message, or for another server that wants to take over, and handles it. Returns
     /// `false` at the end of the server.
-    fn serve_once(&mut self, socket: &OwnedFd, listener: &Listener) -> io::Result<bool> {
-        let mut heard =
-            [PollFd::new(socket, PollFlags::IN), PollFd::new(&listener.socket, PollFlags::IN)];
+    fn serve_once(&mut self, listener: &Listener) -> io::Result<bool> {
+        let mut heard = [
+            PollFd::new(&self.socket, PollFlags::IN),
+            PollFd::new(&listener.socket, PollFlags::IN),
+        ];
         match poll(&mut heard, None) {
             Err(Errno::INTR) => return Ok(true),
             other => other?,
         };
-        if !heard[1].revents().is_empty() {
+        let [from_server, from_next] = heard.map(|one| !one.revents().is_empty());
+        if from_next {
             listener.answer(BUSY);
         }
-        if heard[0].revents().is_empty() {
+        if !from_server {
             return Ok(true);
         }
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut buffer = [0; size_of::<Request>() + 1];
-        let mut parts = [io::IoSliceMut::new(&mut buffer)];
-        let len = match recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        let mut buffer = [0; MESSAGE_BYTES];
+        let received = match receive(&self.socket, &mut buffer) {
             Err(Errno::INTR) => return Ok(true),
             Err(Errno::CONNRESET) => return Ok(false),
             Err(Errno::NOMEM | Errno::NOBUFS) => {
                 std::thread::sleep(PAUSE);
                 return Ok(true);
             }
-            other => other?.bytes,
+            other => other?,
         };
-        if len == 0 {
-            return Ok(false);
-        }
-        let mut descriptor = None;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(mut rights) = message {
-                descriptor = rights.next();
+        let bytes = &buffer[..received.bytes];
+        match bytes.first() {
+            None => return Ok(false),
+            Some(0) => {
+                self.held.close(received.descriptors);
+                return Ok(self.answer(bytes));
             }
+            Some(_) => self.notified(bytes, received),
         }
-        let request = Request::read_from_bytes(&buffer[..len]).ok();
-        let number = request.map_or(0, |request| request.number);
-        let outcome = match &request {
-            Some(request) => self.act(request, descriptor),
-            None => Err(Errno::BADMSG),
-        };
-        let held = outcome.as_ref().ok().and_then(|held| held.as_ref().map(|(_, port)| *port));
-        let sent = match send_answer(socket, number, outcome) {
-            // Without memory for the answer, or with too many descriptors on their way: without one.
-            Err(errno) if !is_gone(errno) => {
-                if let (Some(request), Some(port)) = (request, held) {
-                    self.release_held(&request, port);
-                }
-                send_answer(socket, number, Err(errno))
-            }
-            sent => sent,
-        };
-        Ok(!sent.is_err_and(is_gone))
+        Ok(true)
     }
 
-    /// Carries a request out, if it is for the interface. Returns the port that it holds.
-    fn act(
-        &mut self,
-        request: &Request,
-        descriptor: Option<OwnedFd>,
-    ) -> Result<Option<(BorrowedFd<'_>, u16)>, Errno> {
-        let ip = request.address().ok_or(Errno::BADMSG)?;
-        let local = SocketAddr::new(ip, request.port);
+    /// Handles a message to the store. As with systemd's store, nothing answers it.
+    fn notified(&mut self, bytes: &[u8], received: Received) {
+        let Received { descriptors, is_cut, .. } = received;
+        let notification = notify::parse(bytes).filter(|_| !is_cut);
+        match (notification, descriptors.len()) {
+            (Some(Notification::Store(name)), 1..) => {
+                for descriptor in descriptors {
+                    if self.held.has_room() {
+                        self.held.put(name.to_owned(), descriptor);
+                    } else {
+                        self.refuse(vec![descriptor], "no room for a descriptor");
+                    }
+                }
+            }
+            (Some(Notification::Remove(name)), 0) => self.held.remove(name),
+            // The server waits for the close.
+            (Some(Notification::Barrier), 1) => drop(descriptors),
+            _ => self.refuse(descriptors, "a message that is none of the store's"),
+        }
+    }
+
+    fn refuse(&mut self, descriptors: Vec<OwnedFd>, what: &str) {
+        self.held.close(descriptors);
+        if self.log.allows(0) {
+            tracing::error!("from the server: {what}; its descriptors are closed");
+        }
+    }
+
+    /// Carries a request out and answers it. Returns `false` at the end of the server.
+    fn answer(&mut self, bytes: &[u8]) -> bool {
+        let request = Request::read_from_bytes(bytes).ok();
+        let number = request.map_or(0, |request| request.number);
+        let outcome = request.ok_or(Errno::BADMSG).and_then(|request| self.act(&request));
+        let (errno, done) = match outcome {
+            Ok(done) => (0, done),
+            Err(errno) => (errno.raw_os_error(), Done::default()),
+        };
+        let Done { value, port } = done;
+        let mut sent = {
+            let held =
+                port.and_then(|(name, socket)| Some((name.clone(), self.held.put(name, socket)?)));
+            let descriptors: Vec<_> = held.iter().map(|(_, socket)| *socket).collect();
+            let answer = Answer { number, errno, value };
+            let sent = send(&self.socket, answer.as_bytes(), &descriptors, SendFlags::empty());
+            (sent, held.map(|(name, _)| name))
+        };
+        // Without memory for the answer, or with too many descriptors on their way: without one.
+        if let Err(errno) = sent.0
+            && !is_gone(errno)
+        {
+            if let Some(name) = sent.1.take() {
+                self.held.remove(&name);
+            }
+            let answer = Answer { number, errno: errno.raw_os_error(), value: 0 };
+            sent.0 = send(&self.socket, answer.as_bytes(), &[], SendFlags::empty());
+        }
+        !sent.0.is_err_and(is_gone)
+    }
+
+    /// Carries a request out, if it is one that the server may make.
+    fn act(&mut self, request: &Request) -> Result<Done, Errno> {
         match request.kind {
-            HOLD_TCP => self.hold(PortProtocol::Tcp, local).map(Some),
-            HOLD_UDP => self.hold(PortProtocol::Udp, local).map(Some),
-            RELEASE_TCP => Ok(self.release(PortProtocol::Tcp, local)),
-            RELEASE_UDP => Ok(self.release(PortProtocol::Udp, local)),
+            HOLD_TCP => self.hold(PortProtocol::Tcp, request),
+            HOLD_UDP => self.hold(PortProtocol::Udp, request),
+            RELEASE_TCP => self.release(PortProtocol::Tcp, request),
+            RELEASE_UDP => self.release(PortProtocol::Udp, request),
             PROBE => {
-                let outcome = self.netlink.probe_neighbour(self.index, ip);
-                outcome.map(|()| None).map_err(|error| error.errno().unwrap_or(Errno::IO))
+                self.host.as_mut().ok_or(Errno::OPNOTSUPP)?.probe(request).map(|()| Done::default())
             }
-            HOLD_DESCRIPTOR if self.descriptors.len() < MAX_DESCRIPTORS => {
-                self.descriptors.push(descriptor.ok_or(Errno::BADMSG)?);
-                Ok(None)
-            }
+            LIMIT => Ok(Done { value: u32::try_from(self.limit).unwrap_or(u32::MAX), port: None }),
             END => {
                 self.is_told_to_end = true;
-                Ok(None)
+                Ok(Done::default())
             }
             _ => Err(Errno::BADMSG),
         }
     }
 
-    fn hold(
-        &mut self,
-        protocol: PortProtocol,
-        local: SocketAddr,
-    ) -> Result<(BorrowedFd<'_>, u16), Errno> {
-        let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        let addresses = self.netlink.addresses();
-        let addresses = addresses.map_err(|error| error.errno().unwrap_or(Errno::IO))?;
-        let is_ours = |one: &towpath_netlink::Address| {
-            one.index == self.index && one.prefix.address() == local.ip()
-        };
-        if !addresses.iter().any(is_ours) {
+    fn hold(&mut self, protocol: PortProtocol, request: &Request) -> Result<Done, Errno> {
+        let host = self.host.as_mut().ok_or(Errno::OPNOTSUPP)?;
+        let local = SocketAddr::new(request.address().ok_or(Errno::BADMSG)?, request.port);
+        if !host.has(local)? {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        let (socket, port) = hold(protocol, local).map_err(failed)?;
-        let key = (protocol, SocketAddr::new(local.ip(), port));
-        let held = self.ports.entry(key).insert_entry(socket).into_mut();
-        Ok((OwnedFd::as_fd(held), port))
-    }
-
-    /// Releases the port that a request held, since the server does not get it.
-    fn release_held(&mut self, request: &Request, port: u16) {
-        let protocol = match request.kind {
-            HOLD_TCP => PortProtocol::Tcp,
-            _ => PortProtocol::Udp,
-        };
-        if let Some(ip) = request.address() {
-            self.ports.remove(&(protocol, SocketAddr::new(ip, port)));
+        if !self.held.has_room() {
+            return Err(Errno::MFILE);
         }
+        let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        let (socket, port) = hold(protocol, local).map_err(failed)?;
+        let name = port_name(protocol, SocketAddr::new(local.ip(), port));
+        Ok(Done { value: u32::from(port), port: Some((name, socket)) })
     }
 
-    fn release<T>(&mut self, protocol: PortProtocol, local: SocketAddr) -> Option<T> {
-        self.ports.remove(&(protocol, local));
-        None
+    fn release(&mut self, protocol: PortProtocol, request: &Request) -> Result<Done, Errno> {
+        let ip = request.address().ok_or(Errno::BADMSG)?;
+        self.held.remove(&port_name(protocol, SocketAddr::new(ip, request.port)));
+        Ok(Done::default())
     }
-}
-
-/// Returns `true` for the error of a server that has ended.
-fn is_gone(errno: Errno) -> bool {
-    matches!(errno, Errno::PIPE | Errno::CONNRESET)
-}
-
-fn send_answer(
-    socket: &OwnedFd,
-    number: u32,
-    outcome: Result<Option<(BorrowedFd<'_>, u16)>, Errno>,
-) -> Result<(), Errno> {
-    let (errno, held) = match outcome {
-        Ok(held) => (0, held),
-        Err(errno) => (errno.raw_os_error(), None),
-    };
-    let port = held.as_ref().map_or(0, |(_, port)| u32::from(*port));
-    let answer = Answer { number, errno, port };
-    let descriptors: Vec<_> = held.iter().map(|(socket, _)| *socket).collect();
-    send(socket, answer.as_bytes(), &descriptors)
 }

@@ -1,21 +1,39 @@
 //! Taking over from a server that was killed: the socket at which its keeper waits for the next one.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use towpath_protocol::peer::Peer;
 
+use super::held::Held;
+use super::notify::{MESSAGE_BYTES, Notification, parse, store};
+use super::wire::{Received, receive, send};
 use super::{ANSWER_TIMEOUT, PAUSE, keeper_path};
 
 /// The answers of a keeper to a server that wants to take over.
 pub(super) const BUSY: u8 = 0;
 const GIVEN_UP: u8 = 1;
+
+/// Returns the address of a socket, also if its path is longer than an address (107 bytes), by the
+/// directory's descriptor. The address is good for as long as the descriptor is open.
+fn address(path: &Path) -> Result<(SocketAddrUnix, Option<OwnedFd>), Errno> {
+    match (SocketAddrUnix::new(path), path.parent(), path.file_name()) {
+        (Err(Errno::NAMETOOLONG), Some(parent), Some(name)) => {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let directory = rustix::fs::open(parent, flags, Mode::empty())?;
+            let opened = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+            Ok((SocketAddrUnix::new(opened.join(name))?, Some(directory)))
+        }
+        (address, ..) => Ok((address?, None)),
+    }
+}
 
 /// The socket at which the next server takes over.
 pub(super) struct Listener {
@@ -33,7 +51,8 @@ impl Listener {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        let (address, _directory) = address(path)?;
+        rustix::net::bind(&socket, &address)?;
         let listener = Listener { socket, path: path.to_owned() };
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         std::fs::set_permissions(path, mode)?;
@@ -62,11 +81,10 @@ impl Listener {
         }
     }
 
-    /// Waits until another server takes over, the time expires or the process must stop. Then calls
-    /// `give_up`, and tells the other server.
-    pub(super) fn wait(self, until: Instant, stop: BorrowedFd<'_>, give_up: impl FnOnce()) {
-        let mut server = None;
-        while server.is_none() {
+    /// Waits until another server takes over, and returns its connection; or until the time expires or
+    /// the process must stop.
+    pub(super) fn wait(&self, until: Instant, stop: BorrowedFd<'_>) -> Option<OwnedFd> {
+        loop {
             let left = until.saturating_duration_since(Instant::now());
             let timeout =
                 Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
@@ -76,16 +94,33 @@ impl Listener {
             ];
             match poll(&mut heard, Some(&timeout)) {
                 Err(Errno::INTR) => {}
-                Ok(0) | Err(_) => break,
-                Ok(_) if !heard[1].revents().is_empty() => break,
-                Ok(_) => server = self.accept(),
+                Ok(0) | Err(_) => return None,
+                Ok(_) if !heard[1].revents().is_empty() => return None,
+                Ok(_) => {
+                    if let Some(server) = self.accept() {
+                        return Some(server);
+                    }
+                }
             }
         }
-        give_up();
+    }
+
+    /// Gives everything to the next server, if there is one, and closes it here.
+    pub(super) fn hand_over(self, next: Option<OwnedFd>, held: Held) {
+        if let Some(server) = &next {
+            let limited = set_socket_timeout(server, Timeout::Send, Some(ANSWER_TIMEOUT));
+            // A server that does not read gets less, and the rest is closed.
+            let _ = limited.and_then(|()| {
+                held.all().try_for_each(|(name, descriptor)| {
+                    send(server, store(name).as_bytes(), &[descriptor], SendFlags::empty())
+                })
+            });
+        }
+        held.give_up();
         // The next server's keeper may bind the path from the answer on.
         drop(self);
-        if let Some(server) = server {
-            let _ = rustix::net::send(&server, &[GIVEN_UP], SendFlags::NOSIGNAL);
+        if let Some(server) = next {
+            let _ = send(&server, &[GIVEN_UP], &[], SendFlags::empty());
         }
     }
 }
@@ -97,18 +132,19 @@ impl Drop for Listener {
 }
 
 /// The outcome of [`take_over`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum TakeOver {
     /// No keeper was there, or it held nothing any more.
     Nothing,
-    /// The keeper of a server that was killed has closed what it held.
-    Done,
+    /// The descriptors of a server that was killed, with their names. Its keeper holds them no longer.
+    Done(Vec<(String, OwnedFd)>),
     /// The other server lives.
     Busy,
 }
 
-/// Takes over from a killed server with this socket: its keeper closes the flows and ports that it
-/// still holds. `user`: the user as which this server, and so the other one, runs.
+/// Takes over from a killed server with this socket: its keeper hands over what it holds. This process
+/// needs as many descriptors as the keeper has. `user`: the user as which this server, and so the
+/// other one, runs.
 ///
 /// # Errors
 /// Fails with the error of a system call, such as `EACCES` for another user's server.
@@ -118,8 +154,12 @@ pub fn take_over(socket: &Path, user: Option<u32>) -> io::Result<TakeOver> {
     for direction in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(&keeper, direction, Some(ANSWER_TIMEOUT))?;
     }
-    match rustix::net::connect(&keeper, &SocketAddrUnix::new(keeper_path(socket))?) {
-        Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(TakeOver::Nothing),
+    let (address, _directory) = match address(&keeper_path(socket)) {
+        Err(Errno::NAMETOOLONG | Errno::NOENT | Errno::NOTDIR) => return Ok(TakeOver::Nothing),
+        address => address?,
+    };
+    match rustix::net::connect(&keeper, &address) {
+        Err(Errno::NOTDIR | Errno::NOENT | Errno::CONNREFUSED) => return Ok(TakeOver::Nothing),
         other => other?,
     }
     // Where others may write the directory, the socket may be anyone's.
@@ -127,11 +167,23 @@ pub fn take_over(socket: &Path, user: Option<u32>) -> io::Result<TakeOver> {
     if uid != 0 && uid != rustix::process::geteuid().as_raw() && Some(uid) != user {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("it is user {uid}'s")));
     }
-    let mut word = [0];
-    match rustix::net::recv(&keeper, &mut word, RecvFlags::empty()) {
-        Ok((_, 1)) if word[0] == GIVEN_UP => Ok(TakeOver::Done),
-        Ok((_, 1)) => Ok(TakeOver::Busy),
-        Ok(_) | Err(Errno::CONNRESET) => Ok(TakeOver::Nothing),
-        Err(errno) => Err(errno.into()),
+    let mut taken = Vec::new();
+    let mut buffer = [0; MESSAGE_BYTES];
+    loop {
+        let Received { bytes, descriptors, .. } = match receive(&keeper, &mut buffer) {
+            Err(Errno::INTR) => continue,
+            Err(Errno::CONNRESET) => return Ok(TakeOver::Nothing),
+            other => other?,
+        };
+        match &buffer[..bytes] {
+            [] => return Ok(TakeOver::Nothing),
+            [GIVEN_UP] => return Ok(TakeOver::Done(taken)),
+            [_] => return Ok(TakeOver::Busy),
+            text => {
+                if let Some(Notification::Store(name)) = parse(text) {
+                    taken.extend(descriptors.into_iter().map(|one| (name.to_owned(), one)));
+                }
+            }
+        }
     }
 }

@@ -4,16 +4,18 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::thread::JoinHandle;
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
+use towpath_protocol::store::Store;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::wire::{Answer, HOLD_DESCRIPTOR, HOLD_TCP, Request};
+use super::wire::{Answer, HOLD_TCP, Request};
 use super::*;
 
 /// A keeper for the loopback interface in a thread, with the path of its server's socket.
 struct Started {
-    client: Option<KeeperClient>,
+    client: Option<KeeperAccess>,
     thread: Option<JoinHandle<io::Result<()>>>,
     directory: PathBuf,
     stop: OwnedFd,
@@ -21,20 +23,48 @@ struct Started {
 
 impl Started {
     fn start(name: &str, hold: Duration) -> Started {
+        Started::with(name, hold, true)
+    }
+
+    fn with(name: &str, hold: Duration, shares_host: bool) -> Started {
         let directory =
             std::env::temp_dir().join(format!("towpath-keeper-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let (ours, theirs) = keeper_connection().unwrap();
         let (stopped, stop) = std::io::pipe().unwrap();
         let path = keeper_path(&directory.join("s"));
-        let options = KeeperOptions { interface: "lo".into(), hold, path };
+        let options = KeeperOptions { interface: "lo".into(), shares_host, hold, path };
         let thread = std::thread::spawn(move || run_keeper(theirs, &options, stopped.as_fd()));
-        let client = Some(KeeperClient::new(ours).unwrap());
+        let client = Some(KeeperAccess::new(ours).unwrap());
         Started { client, thread: Some(thread), directory, stop: stop.into() }
     }
 
-    fn client(&mut self) -> &mut KeeperClient {
-        self.client.as_mut().unwrap()
+    fn client(&self) -> &KeeperAccess {
+        self.client.as_ref().unwrap()
+    }
+
+    /// Sends bytes and any number of descriptors to the keeper.
+    fn send(&self, bytes: &[u8], descriptors: &[OwnedFd]) {
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            control.push(rustix::net::SendAncillaryMessage::ScmRights(&descriptors));
+        }
+        let parts = [io::IoSlice::new(bytes)];
+        let flags = SendFlags::NOSIGNAL;
+        rustix::net::sendmsg(&*self.client().socket, &parts, &mut control, flags).unwrap();
+    }
+
+    /// Ends the connection as a killed server does. Returns what the keeper hands over.
+    fn killed(&mut self) -> Vec<(String, OwnedFd)> {
+        self.client = None;
+        loop {
+            match self.take_over() {
+                TakeOver::Done(left) => return left,
+                _ => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
     }
 
     fn take_over(&self) -> TakeOver {
@@ -44,7 +74,7 @@ impl Started {
     /// Waits for the keeper's end.
     fn join(&mut self) {
         self.thread.take().unwrap().join().unwrap().unwrap();
-        assert_eq!(self.take_over(), TakeOver::Nothing);
+        assert!(matches!(self.take_over(), TakeOver::Nothing));
     }
 }
 
@@ -88,12 +118,11 @@ fn ports_of_the_interface_are_held_until_both_release_them() {
 fn impossible_requests_are_refused_and_harm_nothing() {
     let mut kept = Started::start("requests", LONG);
     let client = kept.client();
-    let socket = &client.socket;
+    let socket = &*client.socket;
     let valid = Request::new(HOLD_TCP, local("127.0.0.1:0").ip(), 0);
     let wrong = [
         Request { kind: 99, ..valid }.as_bytes().to_vec(),
         Request { ip_version: 5, ..valid }.as_bytes().to_vec(),
-        Request::bare(HOLD_DESCRIPTOR).as_bytes().to_vec(),
         valid.as_bytes()[..20].to_vec(),
         [valid.as_bytes(), &[0; 40]].concat(),
     ];
@@ -111,22 +140,141 @@ fn impossible_requests_are_refused_and_harm_nothing() {
 }
 
 #[test]
-fn a_killed_servers_ports_are_held_until_the_next_one_takes_over() {
+fn a_killed_servers_objects_are_held_until_the_next_one_takes_over() {
     let mut kept = Started::start("killed", LONG);
     let (socket, port) = kept.client().hold(PortProtocol::Tcp, local("127.0.0.1:0")).unwrap();
     let held = SocketAddr::new(local("127.0.0.1:0").ip(), port);
     let (copied, copy) = std::io::pipe().unwrap();
-    kept.client().hold_descriptor(copy.as_fd()).unwrap();
-    drop(copy);
-    assert_eq!(kept.take_over(), TakeOver::Busy);
-    // As if the server were killed.
-    drop(socket);
-    kept.client = None;
-    while kept.take_over() != TakeOver::Done {
-        std::thread::sleep(Duration::from_millis(1));
+    let mut store = kept.client().store(Vec::new());
+    for name in ["session-1-server", "session-1-ledger", "device-xdp", "session-1-server"] {
+        store.put(name, copy.as_fd()).unwrap();
     }
+    drop((copy, store));
+    assert!(matches!(kept.take_over(), TakeOver::Busy));
+    drop(socket);
+    let left = kept.killed();
+    let names: Vec<_> = left.iter().map(|(name, _)| name.as_str()).collect();
+    let port = format!("port-tcp-127.0.0.1-{port}");
+    assert_eq!(
+        names,
+        ["device-xdp", &port, "session-1-ledger", "session-1-server", "session-1-server"]
+    );
+    kept.join();
+    // The keeper has no copy any more.
+    assert!(!is_free(held));
+    let mut next = Started::start("next", LONG);
+    let mut store = next.client().store(left);
+    assert_eq!(store.take_all().len(), 5);
+    assert!(store.take_all().is_empty());
     assert!(is_free(held));
-    assert_eq!(io::Read::read(&mut &copied, &mut [0; 1]).unwrap(), 0, "the copy is closed");
+    assert_eq!(io::Read::read(&mut &copied, &mut [0; 1]).unwrap(), 0, "every copy is closed");
+    next.client().end().unwrap();
+    drop(store);
+    next.client = None;
+    next.join();
+}
+
+#[test]
+fn what_is_removed_is_closed() {
+    let mut kept = Started::start("removed", LONG);
+    let mut store = kept.client().store(Vec::new());
+    let room = kept.client().room.clone();
+    for round in 0..2000 {
+        let name = format!("session-{round}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        for _ in 0..3 {
+            store.put(&name, writer.as_fd()).unwrap();
+        }
+        assert_eq!(store.remove(&name).len(), 3);
+        drop(writer);
+        if round % 100 == 0 {
+            assert_eq!(io::Read::read(&mut &reader, &mut [0; 1]).unwrap(), 0);
+        }
+    }
+    store.barrier().unwrap();
+    assert_eq!(room.used(), 0);
+    store.put("state", std::io::pipe().unwrap().0.as_fd()).unwrap();
+    drop((store, room));
+    assert_eq!(kept.killed().len(), 1);
+    kept.join();
+}
+
+#[test]
+fn a_server_that_breaks_the_rules_loses_nothing_but_its_messages() {
+    let mut kept = Started::start("hostile", LONG);
+    let one = || -> OwnedFd { eventfd(0, EventfdFlags::CLOEXEC).unwrap() };
+    let mut store = kept.client().store(Vec::new());
+    store.put("state", one().as_fd()).unwrap();
+    let many: Vec<_> = (0..100).map(|_| one()).collect();
+    let long = notify::store(&"x".repeat(256));
+    for text in [
+        "FDSTORE=1\nFDNAME=a",
+        "FDSTORE=1\nFDNAME=a:b\nFDPOLL=0",
+        "FDSTOREREMOVE=1\nFDNAME=state",
+        "READY=1",
+        &long,
+        &"x".repeat(4096),
+    ] {
+        kept.send(text.as_bytes(), &[one()]);
+    }
+    // More descriptors than a message has.
+    kept.send(notify::store("many").as_bytes(), &many);
+    kept.send(notify::store("none").as_bytes(), &[]);
+    kept.send(notify::BARRIER.as_bytes(), &[]);
+    for _ in 0..5000 {
+        kept.send(b"flood", &[]);
+    }
+    assert!(store.put("a:b", one().as_fd()).is_err() && store.put("", one().as_fd()).is_err());
+    store.barrier().unwrap();
+    kept.client().hold(PortProtocol::Udp, local("127.0.0.1:0")).unwrap();
+    drop(store);
+    let left = kept.killed();
+    let names: Vec<_> = left.iter().map(|(name, _)| &name[..5]).collect();
+    assert_eq!(names, ["port-", "state"]);
+    kept.join();
+}
+
+#[test]
+fn nothing_is_granted_that_the_keeper_could_not_hold() {
+    let kept = Started::start("limit", LONG);
+    let client = kept.client();
+    let mut store = client.store(Vec::new());
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let limit = client.room.limit();
+    while client.room.used() < limit - 1 {
+        assert!(client.room.take());
+    }
+    store.put("session-1", reader.as_fd()).unwrap();
+    let refused = store.put("session-1", reader.as_fd()).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::QuotaExceeded);
+    assert!(refused.to_string().contains(&format!("holds {limit} descriptors")), "{refused}");
+    let refused = client.hold(PortProtocol::Tcp, local("127.0.0.1:0")).unwrap_err();
+    assert_eq!(refused, Errno::MFILE);
+    // What ends makes room.
+    assert_eq!(store.remove("session-1").len(), 1);
+    client.hold(PortProtocol::Tcp, local("127.0.0.1:0")).unwrap();
+    client.end().unwrap();
+}
+
+#[test]
+fn a_keeper_of_a_server_with_addresses_of_its_own_binds_nothing() {
+    let kept = Started::with("bare", LONG, false);
+    let client = kept.client();
+    for protocol in [PortProtocol::Tcp, PortProtocol::Udp] {
+        let refused = client.hold(protocol, local("127.0.0.1:0")).unwrap_err();
+        assert_eq!(refused, Errno::OPNOTSUPP);
+    }
+    assert_eq!(client.probe(local("127.0.0.1:0").ip()).unwrap_err(), Errno::OPNOTSUPP);
+    assert_eq!(client.room.used(), 0);
+    client.end().unwrap();
+}
+
+#[test]
+fn a_path_may_be_as_long_as_a_sockets() {
+    let mut kept = Started::start(&"x".repeat(90), LONG);
+    assert!(keeper_path(&kept.directory.join("s")).as_os_str().len() > 107);
+    assert!(matches!(kept.take_over(), TakeOver::Busy));
+    assert!(kept.killed().is_empty());
     kept.join();
 }
 
@@ -149,11 +297,18 @@ fn the_time_expires_or_the_process_is_stopped() {
 
 #[test]
 fn a_keeper_that_has_ended_is_an_error() {
-    let (ours, theirs) = keeper_connection().unwrap();
-    let mut client = KeeperClient::new(ours).unwrap();
-    drop(theirs);
+    let mut kept = Started::start("ended", LONG);
+    let client = kept.client().clone();
+    client.end().unwrap();
+    kept.thread.take().unwrap().join().unwrap().unwrap();
     for _ in 0..2 {
         let ended = client.probe(local("127.0.0.1:0").ip()).unwrap_err();
         assert!(matches!(ended, Errno::PIPE | Errno::CONNRESET), "{ended}");
     }
+    // The store goes on alone.
+    let mut store = client.store(Vec::new());
+    let (reader, _writer) = std::io::pipe().unwrap();
+    store.put("state", reader.as_fd()).unwrap();
+    assert_eq!(store.remove("state").len(), 1);
+    assert_eq!(client.room.used(), 0);
 }

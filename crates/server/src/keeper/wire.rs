@@ -1,20 +1,26 @@
-//! The messages between a server and its keeper.
+//! The requests of a server to its keeper, and how they travel beside the store's messages.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::notify::MESSAGE_DESCRIPTORS;
 
 pub(super) const HOLD_TCP: u32 = 1;
 pub(super) const HOLD_UDP: u32 = 2;
 pub(super) const RELEASE_TCP: u32 = 3;
 pub(super) const RELEASE_UDP: u32 = 4;
 pub(super) const PROBE: u32 = 5;
-/// Hold the descriptor that comes with the request.
-pub(super) const HOLD_DESCRIPTOR: u32 = 6;
+/// Tell how many descriptors the keeper holds at most.
+pub(super) const LIMIT: u32 = 6;
 /// The server is about to end: hold nothing.
 pub(super) const END: u32 = 7;
 
@@ -22,6 +28,8 @@ pub(super) const END: u32 = 7;
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct Request {
+    /// Zero, with which no text begins: messages to the store use the same connection.
+    pub(super) mark: u32,
     /// A number that the answer repeats.
     pub(super) number: u32,
     pub(super) kind: u32,
@@ -40,7 +48,8 @@ pub(super) struct Answer {
     pub(super) number: u32,
     /// An error number, or 0.
     pub(super) errno: i32,
-    pub(super) port: u32,
+    /// The held port, or the number that the request asks for.
+    pub(super) value: u32,
 }
 
 impl Request {
@@ -56,7 +65,7 @@ impl Request {
                 6
             }
         };
-        Request { number: 0, kind, port, ip_version, ip: octets }
+        Request { mark: 0, number: 0, kind, port, ip_version, ip: octets }
     }
 
     /// Returns a request without an address.
@@ -73,17 +82,52 @@ impl Request {
     }
 }
 
+/// What a peer sent: bytes in the buffer, and the descriptors with them.
+pub(super) struct Received {
+    pub(super) bytes: usize,
+    pub(super) descriptors: Vec<OwnedFd>,
+    /// `true` if more bytes or descriptors came than there is room for.
+    pub(super) is_cut: bool,
+}
+
+/// Receives a message. A length of 0 is the peer's end.
+pub(super) fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Received, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [io::IoSliceMut::new(buffer)];
+    let received = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    let is_cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    Ok(Received { bytes: received.bytes, descriptors, is_cut })
+}
+
 /// Sends a packet with at most one descriptor.
 pub(super) fn send(
     socket: &OwnedFd,
     bytes: &[u8],
     descriptors: &[BorrowedFd<'_>],
+    flags: SendFlags,
 ) -> Result<(), Errno> {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Errno::INVAL);
     }
     let parts = [io::IoSlice::new(bytes)];
-    sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL).map(|_| ())
+    loop {
+        match sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL | flags) {
+            Err(Errno::INTR) => {}
+            sent => return sent.map(|_| ()),
+        }
+    }
+}
+
+/// Returns `true` for the error of a peer that has ended.
+pub(super) fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::PIPE | Errno::CONNRESET)
 }

@@ -47,7 +47,7 @@ pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
 
 /// Raises the limit of descriptors. Each session takes a handful, and each port one. Call it before the
 /// change of user.
-fn raise_descriptor_limit() {
+pub(super) fn raise_descriptor_limit() {
     let most = rustix::process::getrlimit(Resource::Nofile).maximum;
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
 }

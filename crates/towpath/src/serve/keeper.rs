@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use towpath_protocol::store::{MemoryStore, Store};
 use towpath_server::{
-    Config, HostAccess, KeeperOptions, TakeOver, keeper_connection, keeper_path, run_keeper,
+    HostAccess, KeeperAccess, KeeperOptions, TakeOver, keeper_connection, keeper_path, run_keeper,
     take_over,
 };
 
-use super::confine::confine_keeper;
+use super::confine::{confine_keeper, raise_descriptor_limit};
 use super::log::start_log;
 use super::settings::{HOLD_S, Level, Settings};
 use super::values::{Identity, InterfaceName};
@@ -51,6 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     confine_keeper(args.user.as_ref())?;
     let options = KeeperOptions {
         interface: args.interface.to_string(),
+        shares_host: true,
         hold: Duration::from_secs(args.hold.get() as u64),
         path: args.path.clone(),
     };
@@ -69,19 +71,30 @@ pub(super) fn check(settings: &Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes over from a server with this socket that was killed.
-pub(super) fn take_over_from_killed(socket: &Path, user: Option<&Identity>) -> Result<(), Failure> {
+/// What a server that was killed left behind, by name.
+pub(super) type Left = Vec<(String, OwnedFd)>;
+
+/// Takes over from a server with this socket that was killed. Then gives its flows and ports back to
+/// the kernel, and returns the rest.
+pub(super) fn take_over_from_killed(
+    socket: &Path,
+    user: Option<&Identity>,
+) -> Result<Left, Failure> {
     let shown = socket.display();
+    // The keeper may hold more than this process may open by default.
+    raise_descriptor_limit();
     match take_over(socket, user.map(|user| user.uid)) {
         Ok(TakeOver::Busy) => Err(Failure::new(format!(
             "{shown}: another server serves here; stop it, or choose another socket path with \
              --socket"
         ))),
-        Ok(TakeOver::Done) => {
-            tracing::info!("took over from a server that was killed");
-            Ok(())
+        Ok(TakeOver::Done(mut left)) => {
+            tracing::info!(objects = left.len(), "took over from a server that was killed");
+            // Sessions are not resumed, so nothing needs these.
+            left.retain(|(name, _)| !name.starts_with("device-") && !name.starts_with("port-"));
+            Ok(left)
         }
-        Ok(TakeOver::Nothing) => Ok(()),
+        Ok(TakeOver::Nothing) => Ok(Left::new()),
         Err(error) => Err(Failure::new(format!(
             "taking over from the keeper {shown}.keeper: {}; end that process, or choose another \
              socket path with --socket",
@@ -93,17 +106,15 @@ pub(super) fn take_over_from_killed(socket: &Path, user: Option<&Identity>) -> R
 /// The server's side of the process.
 pub(super) struct Keeper {
     child: Child,
-    access: Option<HostAccess>,
+    access: Option<KeeperAccess>,
 }
 
 impl Keeper {
-    /// Starts the process, with the privileges that this one still has, if the server shares the
-    /// host's addresses. Then enters the access to it into `config`.
+    /// Starts the process, with the privileges that this one still has, if the server needs one.
     pub(super) fn start(
         settings: &Settings,
         interface: &str,
         socket: &Path,
-        config: &mut Config,
     ) -> Result<Option<Keeper>, Failure> {
         if !settings.share_host {
             return Ok(None);
@@ -120,10 +131,28 @@ impl Keeper {
             command.args(["--user", &user.to_string()]);
         }
         let child = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
-        let child = child.map_err(failed)?;
-        let access = HostAccess::new(ours, interface);
-        config.host = Some(access.clone());
-        Ok(Some(Keeper { child, access: Some(access) }))
+        // The command has a copy of the keeper's end.
+        drop(command);
+        let mut keeper = Keeper { child: child.map_err(failed)?, access: None };
+        keeper.access = Some(KeeperAccess::new(ours).map_err(failed)?);
+        Ok(Some(keeper))
+    }
+
+    /// Returns the access to the addresses of the interface.
+    pub(super) fn host_access(&self, interface: &str) -> Option<HostAccess> {
+        self.access.as_ref().map(|access| HostAccess::new(access, interface))
+    }
+}
+
+/// Returns the store of a server: its keeper's, or one that ends with the server.
+pub(super) fn store(keeper: Option<&Keeper>, left: Left) -> Box<dyn Store> {
+    match keeper.and_then(|keeper| keeper.access.as_ref()) {
+        Some(access) => Box::new(access.store(left)),
+        None => {
+            // An application can prolong the close of what it reaches.
+            std::thread::spawn(move || drop(left));
+            Box::<MemoryStore>::default()
+        }
     }
 }
 
@@ -132,7 +161,7 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         if let Some(access) = self.access.take() {
             // A keeper that has ended already is what this asks for.
-            let _ = access.end_keeper();
+            let _ = access.end();
         }
         let _ = self.child.wait();
     }

@@ -1,0 +1,127 @@
+//! The store of a server that has a keeper.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use towpath_protocol::store::Store;
+
+use super::client::KeeperAccess;
+use super::notify;
+use super::wire::{is_gone, send};
+
+/// A store whose content outlives the server: the keeper has a copy of each descriptor.
+///
+/// Once the keeper has ended, the store goes on with its own copies alone: the server then reports
+/// that, and serves without it.
+#[derive(Debug)]
+pub struct KeeperStore {
+    keeper: KeeperAccess,
+    kept: BTreeMap<String, Vec<OwnedFd>>,
+    /// The names, and numbers of descriptors, of removals that the connection has no room for yet.
+    unsent: VecDeque<(String, usize)>,
+    /// The descriptors that an earlier server left.
+    left: Vec<(String, OwnedFd)>,
+}
+
+impl KeeperStore {
+    pub(super) fn new(keeper: KeeperAccess, left: Vec<(String, OwnedFd)>) -> KeeperStore {
+        KeeperStore { keeper, kept: BTreeMap::new(), unsent: VecDeque::new(), left }
+    }
+
+    /// Waits until the keeper has handled every message before.
+    ///
+    /// # Errors
+    /// Fails if the keeper has ended or does not answer for 5 s.
+    #[cfg(test)]
+    pub(super) fn barrier(&mut self) -> io::Result<()> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        self.send_removals(SendFlags::empty())?;
+        let (reader, writer) = io::pipe()?;
+        let text = notify::BARRIER.as_bytes();
+        send(&self.keeper.socket, text, &[writer.as_fd()], SendFlags::empty())?;
+        drop(writer);
+        let limit = super::ANSWER_TIMEOUT.as_secs() as i64;
+        let limit = Timespec { tv_sec: limit, tv_nsec: 0 };
+        let mut heard = [PollFd::new(&reader, PollFlags::IN)];
+        match poll(&mut heard, Some(&limit))? {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends the removals that wait. With `DONTWAIT`, stops where the connection has no room.
+    fn send_removals(&mut self, flags: SendFlags) -> Result<(), Errno> {
+        while let Some((name, count)) = self.unsent.front() {
+            let text = notify::remove(name);
+            match send(&self.keeper.socket, text.as_bytes(), &[], flags) {
+                Err(errno) if !is_gone(errno) => return Err(errno),
+                // A keeper that has ended holds nothing.
+                _ => self.keeper.room.give_back(*count),
+            }
+            self.unsent.pop_front();
+        }
+        Ok(())
+    }
+
+    fn send_copy(&mut self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        // In order: a removal may be for the same name.
+        let removals = self.send_removals(SendFlags::empty());
+        let text = notify::store(name);
+        let sent = removals.and_then(|()| {
+            send(&self.keeper.socket, text.as_bytes(), &[descriptor], SendFlags::empty())
+        });
+        match sent {
+            Err(Errno::AGAIN) => {
+                let text = "the server's keeper does not take it within 5 s; restart the server";
+                Err(io::Error::new(io::ErrorKind::TimedOut, text))
+            }
+            Err(errno) if !is_gone(errno) => Err(errno.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Store for KeeperStore {
+    fn put(&mut self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        if !notify::is_name(name) {
+            let text = format!("the store takes no such name: {name:?}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let copy = descriptor.try_clone_to_owned()?;
+        // Room that is given back by removals counts.
+        let _ = self.send_removals(SendFlags::DONTWAIT);
+        if !self.keeper.room.take() {
+            return Err(io::Error::new(
+                io::ErrorKind::QuotaExceeded,
+                format!(
+                    "the server's keeper holds {} descriptors, the most that its limit allows; raise \
+                     the limit (ulimit -n, LimitNOFILE=), or end some applications",
+                    self.keeper.room.limit()
+                ),
+            ));
+        }
+        if let Err(error) = self.send_copy(name, copy.as_fd()) {
+            self.keeper.room.give_back(1);
+            return Err(error);
+        }
+        self.kept.entry(name.to_owned()).or_default().push(copy);
+        Ok(())
+    }
+
+    fn remove(&mut self, name: &str) -> Vec<OwnedFd> {
+        let removed = self.kept.remove(name).unwrap_or_default();
+        if !removed.is_empty() {
+            self.unsent.push_back((name.to_owned(), removed.len()));
+        }
+        // What does not go now goes with the next call.
+        let _ = self.send_removals(SendFlags::DONTWAIT);
+        removed
+    }
+
+    fn take_all(&mut self) -> Vec<(String, OwnedFd)> {
+        std::mem::take(&mut self.left)
+    }
+}
