@@ -21,13 +21,14 @@ mod queue;
 mod shared;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 
 use towpath_bpf::Link;
 
 use crate::kernel_interface::flow_filter::{PROGRAM_PACKETS, PacketFilter};
 use crate::kernel_interface::groups::{Groups, is_group};
+use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::link_events::LinkEvents;
 use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
 use queue::PacketQueue;
@@ -52,12 +53,10 @@ pub struct PacketDevice {
     filter: PacketFilter,
     groups: Groups,
     link_events: LinkEvents,
-    /// The attachments of the programs, for a process that outlives this one.
-    links: Vec<(&'static str, OwnedFd)>,
     notes: Vec<String>,
     warnings: Vec<String>,
     /// Keeps the program at the ingress hook.
-    _ingress: Link,
+    ingress: Link,
 }
 
 impl PacketDevice {
@@ -76,10 +75,9 @@ impl PacketDevice {
             shared: Arc::new(opened.shared),
             open: Weak::new(),
             filter: opened.filter,
-            links: opened.links,
             notes: opened.notes,
             warnings: opened.warnings,
-            _ingress: opened.ingress,
+            ingress: opened.ingress,
         })
     }
 
@@ -185,7 +183,14 @@ impl Device for PacketDevice {
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        self.links.iter().map(|(name, link)| (*name, link.as_fd())).collect()
+        let Shared { groups, flows, host_traffic, .. } = &*self.shared;
+        let own = [
+            ("device-ingress", self.ingress.as_fd()),
+            ("device-packet-flows", (**flows).as_fd()),
+            ("device-packet-groups", (**groups).as_fd()),
+        ];
+        let local = host_traffic.iter().flat_map(HostTraffic::objects);
+        own.into_iter().chain(self.filter.maps()).chain(local).collect()
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

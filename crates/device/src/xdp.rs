@@ -61,8 +61,8 @@ pub struct XdpDevice {
     /// `None` for a device that leaves the kernel no packet.
     groups: Option<Groups>,
     link_events: LinkEvents,
-    /// The attachments of the programs, for a process that outlives this one.
-    links: Vec<(&'static str, OwnedFd)>,
+    /// What a process that outlives this one holds.
+    objects: Vec<(&'static str, OwnedFd)>,
     /// How the interface is served, for the operator.
     notes: Notes,
     /// Keeps the interface in promiscuous mode, if the kernel receives nothing.
@@ -78,7 +78,13 @@ impl XdpDevice {
     pub fn open(options: &Options) -> Result<XdpDevice, XdpError> {
         let opened = open::open(options)?;
         let name = &options.interface;
-        let links = opened.shared.links().map_err(error::refused(name, "copying a descriptor"))?;
+        let copied = opened.shared.objects();
+        let mut objects = copied.map_err(error::refused(name, "copying a descriptor"))?;
+        if let Some(socket) = &opened.promiscuous {
+            let copied = socket.as_fd().try_clone_to_owned();
+            let copied = copied.map_err(error::refused(name, "copying a descriptor"))?;
+            objects.push(("device-packet-promiscuous", copied));
+        }
         let link_events = LinkEvents::new(opened.index, &opened.info);
         let socket = opened.shared.packet_socket();
         let groups = socket.map(|socket| Groups::new(socket, opened.info.mac));
@@ -89,7 +95,7 @@ impl XdpDevice {
             open: Weak::new(),
             groups,
             link_events,
-            links,
+            objects,
             notes: opened.notes,
             _promiscuous: opened.promiscuous,
         })
@@ -180,7 +186,7 @@ impl Device for XdpDevice {
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        self.links.iter().map(|(name, link)| (*name, link.as_fd())).collect()
+        self.objects.iter().map(|(name, object)| (*name, object.as_fd())).collect()
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -22,7 +22,7 @@ use towpath_protocol::message::{self, ErrorBody, Message, Refusal};
 use towpath_protocol::peer::{Peer, every_user_has_a_number};
 use towpath_protocol::settings::Values;
 use towpath_protocol::store::Store;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::addresses::Pool;
 use crate::config::PolicyError;
@@ -178,9 +178,11 @@ impl Control {
         }
         if let Some(host) = &parts.host {
             epoll::add(&*epoll, host.event_fd(), data(HOST), epoll::EventFlags::IN)?;
+        }
+        if let Some(keeper) = parts.store.end_fd() {
             // Once, when the other side hangs up.
             let flags = epoll::EventFlags::HUP | epoll::EventFlags::ONESHOT;
-            epoll::add(&*epoll, host.keeper_fd(), data(KEEPER), flags)?;
+            epoll::add(&*epoll, keeper, data(KEEPER), flags)?;
         }
         let engine_epoll = parts.engine_epoll.try_clone()?;
         let sessions = parts.policy.connections as u32;
@@ -271,6 +273,16 @@ impl Control {
                 Request::Stop => self.stop(),
             }
         }
+    }
+
+    /// Tells the operator that the keeper has ended.
+    fn keeper_ended(&self) {
+        let ports =
+            if self.parts.host.is_some() { "applications get no further ports, and " } else { "" };
+        error!(
+            "the keeper has ended: {ports}nothing holds applications' flows and ports if this server \
+             is killed; restart the server"
+        );
     }
 
     pub(crate) fn stop(&mut self) {

@@ -15,7 +15,7 @@ use crate::engine::commands::Command;
 use crate::engine::forbidden::Forbidden;
 use crate::engine::relays::Relay;
 use crate::engine::session::{Mappings, Session};
-use crate::prepare::stored_name;
+use crate::prepare::remove_stored;
 use crate::slow::Job;
 use crate::worker::link::{Packet, Report};
 use crate::worker::wire::{command, report};
@@ -336,7 +336,7 @@ impl Control {
             self.parts.pool.release(&lease, holder);
         }
         self.decide_who_notifies(token);
-        self.parts.store.remove(&stored_name(number))
+        remove_stored(self.parts.store.as_mut(), number)
     }
 
     pub(crate) fn log_violation(&mut self, session: u32, violation: Violation) {
@@ -354,7 +354,7 @@ impl Control {
             let Some(connection) = self.connections.get_mut(token) else { continue };
             connection.mappings = None;
             let (worker, uid) = (connection.worker, connection.account.uid);
-            let mut files = self.parts.store.remove(&stored_name(connection.number));
+            let mut files = remove_stored(self.parts.store.as_mut(), connection.number);
             if let Progress::Given(prepared) | Progress::Preparing(prepared) =
                 std::mem::replace(&mut connection.progress, Progress::Over)
             {

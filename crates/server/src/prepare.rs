@@ -30,6 +30,9 @@ pub(crate) struct Files {
     pub(crate) transmit_pool: SharedFile,
 }
 
+/// The names of these files in the store, after the session's.
+const MEMORIES: [&str; 5] = ["server", "receive-pool", "ledger", "application", "transmit-pool"];
+
 /// A session whose memory is not mapped yet.
 #[derive(Debug)]
 pub(crate) struct Prepared {
@@ -97,9 +100,8 @@ impl Prepared {
         let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&wake, &event, epoll::EventData::new_u64(0), edge)?;
-        let name = stored_name(number);
-        for file in files.all() {
-            store.put(&name, file.as_fd())?;
+        for (memory, file) in MEMORIES.into_iter().zip(files.all()) {
+            store.put(&stored_name(number, memory), file.as_fd())?;
         }
         let handed = vec![
             files.server.read_only()?,
@@ -189,8 +191,13 @@ pub(crate) struct Mapped {
     pub(crate) mappings: Mappings,
 }
 
-/// Returns the name of a session's memories in the store.
-#[must_use]
-pub(crate) fn stored_name(number: u32) -> String {
-    format!("session-{number}")
+/// Returns the name of a session's memory in the store.
+fn stored_name(number: u32, memory: &str) -> String {
+    format!("session-{number}-{memory}")
+}
+
+/// Removes a session's memories from the store. Returns the store's own descriptors of them, the server
+/// pages first.
+pub(crate) fn remove_stored(store: &mut dyn Store, number: u32) -> Vec<OwnedFd> {
+    MEMORIES.iter().flat_map(|memory| store.remove(&stored_name(number, memory))).collect()
 }

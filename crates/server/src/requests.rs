@@ -23,7 +23,7 @@ use crate::filters;
 use crate::host::port_protocol;
 use crate::open::read_open;
 use crate::policy::{Limits, PortRange, Standing, Terms};
-use crate::prepare::{Prepared, session_bytes, stored_name};
+use crate::prepare::{Prepared, remove_stored, session_bytes};
 use crate::report;
 use crate::rights::Rights;
 use crate::worker::link::Packet;
@@ -88,7 +88,7 @@ impl Control {
             Err(error) => {
                 self.release(&address);
                 self.parts.pool.release(&lease, holder);
-                self.parts.store.remove(&stored_name(number));
+                remove_stored(self.parts.store.as_mut(), number);
                 return Err((Refusal::Limit, format!("attach: memory for the session: {error}")));
             }
         };

@@ -59,7 +59,7 @@ enum Subcommand {
     Serve(Box<serve::Args>),
     /// Do the privileged acts of a server; the server starts this process by itself
     #[command(hide = true)]
-    HostKeeper(serve::keeper::Args),
+    Keeper(serve::keeper::Args),
     /// List the applications attached to a server, and the flow rules of their endpoints
     #[command(after_help = ls::EXAMPLES)]
     Ls(ls::Args),
@@ -110,7 +110,7 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.subcommand {
         Subcommand::Serve(args) => serve::run(&args),
-        Subcommand::HostKeeper(args) => serve::keeper::run(&args),
+        Subcommand::Keeper(args) => serve::keeper::run(&args),
         Subcommand::Ls(args) => ls::run(&args),
         Subcommand::Stat(args) => stat::run(&args),
         Subcommand::Capture(args) => capture::run(&args),

@@ -79,7 +79,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
              auto:INTERFACE, or device = \"tap:NAME\" in a file",
         ));
     };
-    keeper::check(&settings)?;
     start_log(settings.log.unwrap_or(Level::Info));
     let signals = Signals::block()
         .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;
@@ -106,7 +105,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // The keeper needs privileges that the next step gives up. It ends after the server, with this
     // value.
     let keeper = Keeper::start(&settings, &served.interface, &socket)?;
-    config.host = keeper.as_ref().and_then(|keeper| keeper.host_access(&served.interface));
+    let access = |keeper: &Keeper| keeper.host_access(&settings, &served.interface);
+    config.host = keeper.as_ref().and_then(access);
     confine::confine(settings.user.as_ref())?;
     let store = keeper::store(keeper.as_ref(), left);
     let server = Server::start(&config, device, store).map_err(|error| explain(&error))?;
@@ -159,6 +159,11 @@ fn warn_without_grants(policy: &Policy, device: &str) {
 
 /// Returns the reason why a server did not start, with the option that helps or another remedy.
 fn explain(error: &StartError) -> Failure {
+    if let StartError::Socket { path, cause } = error
+        && !remedy(cause).is_empty()
+    {
+        return Failure::new(format!("{}: {}{}", path.display(), says(cause), remedy(cause)));
+    }
     let remedy = match error {
         StartError::InUse(_) | StartError::Socket { .. } => " with --socket",
         StartError::Batch { .. } => " with --batch",

@@ -168,6 +168,13 @@ impl FlowFilter {
         self.counters.sum(0).unwrap_or(0)
     }
 
+    /// Returns the maps, with the names under which a keeper holds them.
+    pub(crate) fn maps(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        let own = [("device-map-sockets", &self.sockets), ("device-map-counters", &self.counters)];
+        let own = own.map(|(name, map)| (name, map.as_fd())).into_iter();
+        own.chain(self.flows.iter().flat_map(Flows::maps)).collect()
+    }
+
     /// Adds an address or a flow.
     pub(crate) fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
         self.flows.as_mut().map_or(Ok(()), |flows| flows.add(filter))
@@ -206,6 +213,11 @@ impl PacketFilter {
         &self.drops
     }
 
+    /// Returns the maps, with the names under which a keeper holds them.
+    pub(crate) fn maps(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        self.flows.maps().into()
+    }
+
     /// Adds an address or a flow.
     pub(crate) fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
         self.flows.add(filter)
@@ -225,6 +237,12 @@ impl Flows {
             flows: Map::create(MapKind::Hash, "towpath_flows", KEY_BYTES, 4, FLOWS)?,
         };
         Ok(Flows { maps, tables: Tables::default() })
+    }
+
+    fn maps(&self) -> [(&'static str, BorrowedFd<'_>); 3] {
+        let Maps { macs, masks, flows } = &self.maps;
+        [("device-map-macs", macs), ("device-map-masks", masks), ("device-map-flows", flows)]
+            .map(|(name, map)| (name, map.as_fd()))
     }
 
     /// Adds an address or a flow.

@@ -9,7 +9,7 @@ mod program;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType};
@@ -103,8 +103,14 @@ impl HostTraffic {
         })
     }
 
-    pub(crate) fn link(&self) -> &Link {
-        &self.link
+    /// Returns what must outlive the driver so that the kernel does not answer for owned flows, with the
+    /// names under which a keeper holds it.
+    pub(crate) fn objects(&self) -> [(&'static str, BorrowedFd<'_>); 3] {
+        [
+            ("device-loopback", self.link.as_fd()),
+            ("device-map-loopback", self.flows.as_fd()),
+            ("device-packet-loopback", (*self.socket).as_fd()),
+        ]
     }
 
     /// Returns the socket that copies the packets of owned flows.

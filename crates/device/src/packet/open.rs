@@ -1,7 +1,6 @@
 //! Attaches to an interface: loads the programs and opens the sockets.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use towpath_bpf::Link;
@@ -44,7 +43,6 @@ pub(super) struct Opened {
     pub(super) shared: Shared,
     pub(super) filter: PacketFilter,
     pub(super) ingress: Link,
-    pub(super) links: Vec<(&'static str, OwnedFd)>,
     pub(super) notes: Vec<String>,
     pub(super) warnings: Vec<String>,
 }
@@ -89,13 +87,9 @@ pub(super) fn open(options: &Options) -> Result<Opened, PacketError> {
     let host_traffic = HostTraffic::if_wanted(options.host, mac, options.owner, &mut warnings);
     let info = info(&link, mac, longest, host_traffic.is_some());
     let shared = Shared { groups, flows, sender, host_traffic };
-    let local = shared.host_traffic.as_ref().map(|local| ("device-loopback", local.link()));
-    let links = [("device-ingress", &ingress)].into_iter().chain(local);
-    let copies = links.map(|(name, link)| Ok((name, link.as_fd().try_clone_to_owned()?)));
-    let links = copies.collect::<io::Result<_>>().map_err(refused(name, "copying a descriptor"))?;
     let driver = ethtool.driver();
     let notes = vec![format!("packet sockets serve {name} (driver {driver}), without AF_XDP")];
-    Ok(Opened { info, index, shared, filter, ingress, links, notes, warnings })
+    Ok(Opened { info, index, shared, filter, ingress, notes, warnings })
 }
 
 /// Describes the device. `longest`: the longest frame that it receives, in bytes.

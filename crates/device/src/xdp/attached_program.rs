@@ -1,7 +1,7 @@
 //! The XDP program of a device: the flow filter, or one that takes every packet.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_bpf::{Error, Link, Program};
 
@@ -38,8 +38,10 @@ impl AttachedProgram {
         self.link = Some(link);
     }
 
-    pub(super) fn link(&self) -> Option<&Link> {
-        self.link.as_ref()
+    /// Returns the link and the maps, with the names under which a keeper holds them.
+    pub(super) fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        let link = self.link.iter().map(|link| ("device-xdp", link.as_fd()));
+        link.chain(self.filter.maps()).collect()
     }
 
     /// Gives the packets of a hardware queue to a socket.

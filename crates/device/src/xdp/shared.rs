@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use towpath_bpf::Link;
 use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
@@ -82,13 +81,13 @@ impl Shared {
         self.packet_socket.clone()
     }
 
-    /// Returns copies of the descriptors that attach the programs, with their names.
-    pub(super) fn links(&self) -> io::Result<Vec<(&'static str, OwnedFd)>> {
+    /// Returns copies of the descriptors that must outlive the driver, with their names.
+    pub(super) fn objects(&self) -> io::Result<Vec<(&'static str, OwnedFd)>> {
         let program = self.attached_program();
-        let flows = program.link().map(|link| ("device-xdp", link));
-        let local = self.host_traffic.as_ref().map(|local| ("device-loopback", local.link()));
-        let copy = |(name, link): (_, &Link)| Ok((name, link.as_fd().try_clone_to_owned()?));
-        flows.into_iter().chain(local).map(copy).collect()
+        let groups = self.packet_socket.iter().map(|one| ("device-packet-groups", (**one).as_fd()));
+        let local = self.host_traffic.iter().flat_map(HostTraffic::objects);
+        let all = program.objects().into_iter().chain(groups).chain(local);
+        all.map(|(name, object)| Ok((name, object.try_clone_to_owned()?))).collect()
     }
 
     pub(super) fn umem(&self) -> Option<Umem> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use towpath_netlink::{HostEvent, Reachability};
 use towpath_packet::build::Flow;
 use towpath_protocol::layout::CLOSED_ADDRESS_GONE;
-use tracing::{error, warn};
+use tracing::warn;
 
 use super::Host;
 use super::neighbours::{Asker, Delivery};
@@ -37,11 +37,6 @@ impl Host {
     /// Returns the descriptor that is readable when the host changes.
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         self.watch.as_fd()
-    }
-
-    /// Returns a descriptor that hangs up when the keeper ends.
-    pub(crate) fn keeper_fd(&self) -> BorrowedFd<'_> {
-        self.keeper.fd()
     }
 
     /// Returns the time until the control thread must call [`Control::go_on_with_host`].
@@ -209,14 +204,6 @@ impl Control {
         let Some(host) = &mut self.parts.host else { return };
         let late = host.neighbours.expire(Instant::now());
         self.deliver_neighbours(late);
-    }
-
-    /// Tells the operator that the keeper has ended.
-    pub(crate) fn keeper_ended(&mut self) {
-        error!(
-            "the keeper has ended: applications get no further ports, and nothing holds theirs if this \
-             server is killed; restart the server"
-        );
     }
 
     /// Ends the sessions whose addresses the host does not have any more.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -137,11 +137,6 @@ impl KeeperAccess {
     /// As [`KeeperAccess::hold`].
     pub(crate) fn probe(&self, address: IpAddr) -> Result<(), Errno> {
         self.requests().ask(&Request::new(PROBE, address, 0), None).map(|_| ())
-    }
-
-    /// Returns a descriptor that hangs up when the keeper ends.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 
     fn requests(&self) -> MutexGuard<'_, Requests> {

@@ -50,10 +50,11 @@ struct Keeper {
 /// Serves a server's requests over `socket` until the server closes its end. If the server did not say
 /// that it ends, holds its ports and descriptors for `options.hold`. Runs in a process of its own. With
 /// `options.shares_host`, the process needs `CAP_NET_BIND_SERVICE` and `CAP_NET_ADMIN`. `stop`: a
-/// descriptor that is readable when the keeper must end its hold.
+/// descriptor that is readable when the keeper must end its hold. If the keeper cannot start, the server
+/// gets the reason: there is no such interface, or the path cannot be used.
 ///
 /// # Errors
-/// Fails if there is no such interface, the path cannot be used, or the kernel fails.
+/// Fails if the kernel fails.
 pub fn run_keeper(
     socket: OwnedFd,
     options: &KeeperOptions,
@@ -61,12 +62,11 @@ pub fn run_keeper(
 ) -> io::Result<()> {
     // A server that does not read its answers stops only itself.
     set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
-    let host = options.shares_host.then(|| Host::open(&options.interface)).transpose()?;
-    let listener = Listener::bind(&options.path)?;
-    let limit = held::limit();
-    let held = Held::new(limit)?;
-    let mut keeper =
-        Keeper { socket, host, held, limit, log: LogLimit::default(), is_told_to_end: false };
+    let (listener, mut keeper) = match Keeper::new(socket.try_clone()?, options) {
+        Ok(both) => both,
+        Err(error) => return refuse_to_start(&socket, &error),
+    };
+    drop(socket);
     while keeper.serve_once(&listener)? {
         // Other copies of the server's end may still be open.
         if keeper.is_told_to_end {
@@ -87,6 +87,16 @@ pub fn run_keeper(
     let next = listener.wait(Instant::now() + options.hold, stop);
     listener.hand_over(next, held);
     Ok(())
+}
+
+/// Tells the server why there is no keeper, as the answer to its first request.
+fn refuse_to_start(socket: &OwnedFd, error: &io::Error) -> io::Result<()> {
+    let mut buffer = [0; MESSAGE_BYTES];
+    let bytes = receive(socket, &mut buffer)?.bytes;
+    let number = Request::read_from_bytes(&buffer[..bytes]).map_or(0, |request| request.number);
+    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO).raw_os_error();
+    let answer = Answer { number, errno, value: 0 };
+    Ok(send(socket, answer.as_bytes(), &[], SendFlags::empty())?)
 }
 
 impl Host {
@@ -114,6 +124,15 @@ impl Host {
 }
 
 impl Keeper {
+    fn new(socket: OwnedFd, options: &KeeperOptions) -> io::Result<(Listener, Keeper)> {
+        let host = options.shares_host.then(|| Host::open(&options.interface)).transpose()?;
+        let limit = held::limit();
+        let held = Held::new(limit)?;
+        let listener = Listener::bind(&options.path)?;
+        let log = LogLimit::default();
+        Ok((listener, Keeper { socket, host, held, limit, log, is_told_to_end: false }))
+    }
+
     /// Waits for a message, or for another server that wants to take over, and handles it. Returns
     /// `false` at the end of the server.
     fn serve_once(&mut self, listener: &Listener) -> io::Result<bool> {

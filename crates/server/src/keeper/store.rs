@@ -124,4 +124,8 @@ impl Store for KeeperStore {
     fn take_all(&mut self) -> Vec<(String, OwnedFd)> {
         std::mem::take(&mut self.left)
     }
+
+    fn end_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.keeper.socket.as_fd())
+    }
 }

@@ -18,15 +18,16 @@ use crate::failure::{Failure, says};
 /// capabilities end.
 const LAST_CAPABILITY: u32 = 63;
 
-/// The capabilities of the process that does the privileged acts of a server which shares the host's
-/// addresses: to bind ports below 1024, and to confirm neighbours.
-const KEEPER: CapabilitySet = CapabilitySet::NET_BIND_SERVICE.union(CapabilitySet::NET_ADMIN);
+/// The capabilities of the keeper of a server which shares the host's addresses: to bind ports below
+/// 1024, and to confirm neighbours.
+const SHARES_HOST: CapabilitySet = CapabilitySet::NET_BIND_SERVICE.union(CapabilitySet::NET_ADMIN);
 
-/// Becomes `user`, if given, and drops every right but those of the keeper.
-pub(super) fn confine_keeper(user: Option<&Identity>) -> Result<(), Failure> {
+/// Becomes `user`, if given, and drops every right that the keeper does not need.
+pub(super) fn confine_keeper(user: Option<&Identity>, shares_host: bool) -> Result<(), Failure> {
     raise_descriptor_limit();
     set_keep_capabilities(true).map_err(|errno| failed("PR_SET_KEEPCAPS", errno))?;
-    drop_all_but(KEEPER, user)
+    let kept = if shares_host { SHARES_HOST } else { CapabilitySet::empty() };
+    drop_all_but(kept, user)
 }
 
 /// Becomes `user`, if given, and drops every right that serving does not need.

@@ -1,5 +1,5 @@
-//! The keeper's process: it does privileged acts for a server that shares the host's addresses, and
-//! holds applications' flows if the server is killed.
+//! The keeper's process: it does privileged acts for a server, and holds applications' flows if the
+//! server is killed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,15 +18,18 @@ use super::confine::{confine_keeper, raise_descriptor_limit};
 use super::log::start_log;
 use super::settings::{HOLD_S, Level, Settings};
 use super::values::{Identity, InterfaceName};
-use crate::failure::{Failure, says};
+use crate::failure::{Failure, remedy, says};
 use crate::number::Number;
 use crate::signals::Signals;
 
 /// Arguments of the hidden subcommand that is the process.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The interface whose addresses the server shares
+    /// The interface that the server serves
     interface: InterfaceName,
+    /// Bind ports of the interface's addresses, and have its neighbours confirmed
+    #[arg(long)]
+    share_host: bool,
     /// Socket at which the next server takes over
     #[arg(long)]
     path: PathBuf,
@@ -49,26 +52,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let _ = rustix::thread::set_name(c"towpath-keeper");
     start_log(Level::Info);
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3);
-    confine_keeper(args.user.as_ref())?;
+    confine_keeper(args.user.as_ref(), args.share_host)?;
     let options = KeeperOptions {
         interface: args.interface.to_string(),
-        shares_host: true,
+        shares_host: args.share_host,
         hold: Duration::from_secs(args.hold.get() as u64),
         path: args.path.clone(),
     };
     let socket = socket.map_err(|errno| failed(errno.into()))?;
     // Nothing else has a copy: the end of the server is the end of the connection.
     run_keeper(socket, &options, signals.as_fd()).map_err(failed)
-}
-
-/// Checks that the options for a keeper fit each other.
-pub(super) fn check(settings: &Settings) -> Result<(), Failure> {
-    if settings.hold.is_some() && !settings.share_host {
-        return Err(Failure::usage(
-            "--hold is for servers with --share-host; add that option, or leave --hold out",
-        ));
-    }
-    Ok(())
 }
 
 /// What a server that was killed left behind, by name.
@@ -110,23 +103,28 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the process, with the privileges that this one still has, if the server needs one.
+    /// Starts the process, with the privileges that this one still has, if the server needs one: to
+    /// bind ports, or to hold anything.
     pub(super) fn start(
         settings: &Settings,
         interface: &str,
         socket: &Path,
     ) -> Result<Option<Keeper>, Failure> {
-        if !settings.share_host {
+        let hold_s = settings.hold.map_or(HOLD_S, |hold| hold.get() as u64);
+        if hold_s == 0 && !settings.share_host {
             return Ok(None);
         }
-        let hold_s = settings.hold.map_or(HOLD_S, |hold| hold.get() as u64);
-        let failed =
-            |error: io::Error| Failure::new(format!("starting the keeper: {}", says(&error)));
+        let failed = |error: io::Error| {
+            Failure::new(format!("starting the keeper: {}{}", says(&error), remedy(&error)))
+        };
         let (ours, theirs): (OwnedFd, OwnedFd) = keeper_connection().map_err(failed)?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("towpath");
-        command.args(["host-keeper", interface, "--hold", &hold_s.to_string(), "--path"]);
+        command.args(["keeper", interface, "--hold", &hold_s.to_string(), "--path"]);
         command.arg(keeper_path(socket));
+        if settings.share_host {
+            command.arg("--share-host");
+        }
         if let Some(user) = &settings.user {
             command.args(["--user", &user.to_string()]);
         }
@@ -134,13 +132,23 @@ impl Keeper {
         // The command has a copy of the keeper's end.
         drop(command);
         let mut keeper = Keeper { child: child.map_err(failed)?, access: None };
-        keeper.access = Some(KeeperAccess::new(ours).map_err(failed)?);
+        let refused = |error: io::Error| {
+            let path = keeper_path(socket);
+            let (path, said) = (path.display(), says(&error));
+            let remedy = match remedy(&error) {
+                "" => "; choose a socket path that this user may write with --socket",
+                remedy => remedy,
+            };
+            Failure::new(format!("starting the keeper, {path}: {said}{remedy}"))
+        };
+        keeper.access = Some(KeeperAccess::new(ours).map_err(refused)?);
         Ok(Some(keeper))
     }
 
-    /// Returns the access to the addresses of the interface.
-    pub(super) fn host_access(&self, interface: &str) -> Option<HostAccess> {
-        self.access.as_ref().map(|access| HostAccess::new(access, interface))
+    /// Returns the access to the addresses of the interface, if the server shares them.
+    pub(super) fn host_access(&self, settings: &Settings, interface: &str) -> Option<HostAccess> {
+        let access = self.access.as_ref().filter(|_| settings.share_host);
+        access.map(|access| HostAccess::new(access, interface))
     }
 }
 

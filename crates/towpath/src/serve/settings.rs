@@ -64,15 +64,15 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) lease: Vec<Lease>,
     /// Let applications use TCP and UDP ports of the interface's own addresses, beside the kernel
-    /// and each other; with xdp, packet, and auto unless it chooses a TAP. A process with two
-    /// capabilities, the keeper, stays beside the server: it binds the ports, has neighbours
-    /// confirmed, and holds the ports if the server is killed
+    /// and each other; with xdp, packet, and auto unless it chooses a TAP. The keeper, a process
+    /// beside the server, then has two capabilities: it binds the ports, has neighbours confirmed,
+    /// and holds the ports if the server is killed
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) share_host: bool,
-    /// Seconds, 0 to 3600, for which the keeper holds applications' ports and flows after a server
-    /// with
-    /// --share-host was killed, so that the kernel does not reset their connections; 10 by default
+    /// Seconds, 0 to 3600, for which the keeper holds applications' flows and ports after the server
+    /// was killed, so that the kernel does not answer for them; 10 by default. The next server with
+    /// this socket ends that
     #[arg(long, value_name = "SECONDS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hold: Option<Number<0, 3600>>,
@@ -268,7 +268,7 @@ impl Settings {
         let defaults = Settings {
             socket,
             wait: Some(Wait(Setting::Wait.spec().default)),
-            hold: self.share_host.then(|| Number::new(HOLD_S).ok()).flatten(),
+            hold: Number::new(HOLD_S).ok(),
             log: Some(Level::Info),
             sessions_per_user: number(policy.sessions_per_user),
             sessions_per_group: number(policy.sessions_per_group),
@@ -474,7 +474,7 @@ transmit-budget = 11
         }
         // Every default is printed, so each lies within its limits.
         let defaults = Settings::default().with_defaults();
-        assert_eq!(defaults.to_text().unwrap().lines().count(), 12);
+        assert_eq!(defaults.to_text().unwrap().lines().count(), 13);
         let config = Settings::default().config("/x".into()).unwrap();
         assert_eq!(config.policy, Policy::default());
     }

@@ -133,13 +133,16 @@ impl KernelTraffic {
     }
 }
 
+/// Returns `true` if no program is on the interface.
+pub(crate) fn is_bare() -> bool {
+    let mut kernel = towpath_netlink::Netlink::open().unwrap();
+    let Ok(link) = kernel.link("uplink") else { return true };
+    link.xdp.is_none() && towpath_bpf::attached_at_ingress(link.index).unwrap().is_empty()
+}
+
 /// Waits until no program is on the interface.
 pub(crate) fn until_bare() {
-    until("no program is left", || {
-        let mut kernel = towpath_netlink::Netlink::open().unwrap();
-        let Ok(link) = kernel.link("uplink") else { return true };
-        link.xdp.is_none() && towpath_bpf::attached_at_ingress(link.index).unwrap().is_empty()
-    });
+    until("no program is left", is_bare);
 }
 
 /// Returns the device of a way to serve the interface.

@@ -11,12 +11,12 @@ use towpath_netlink::Netlink;
 
 use crate::running::*;
 
-fn link_exists(name: &str) -> bool {
+pub(crate) fn link_exists(name: &str) -> bool {
     Netlink::open().unwrap().link(name).is_ok()
 }
 
 /// Sends one datagram there and back, between the kernel and an application on the server.
-fn round_trip(server: &Running, port: u16) {
+pub(crate) fn round_trip(server: &Running, port: u16) {
     let network = Network::attach(&server.socket).unwrap();
     let own = network.addresses().into_iter().find(|address| address.is_ipv4()).unwrap();
     let application = UdpSocket::bind(&network, format!("{own}:{port}")).unwrap();
@@ -156,9 +156,9 @@ fn a_successor_takes_over_after_a_killed_server() {
             return;
         }
         let directory = Directory::new();
-        let plain = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
-        let other_user =
-            ["--device", "tap:opA", "--address", "10.77.0.1/24", "--user", "61001:61001"];
+        // Without a keeper, so that a killed server leaves nothing but files.
+        let plain = ["--device", "tap:opA", "--address", "10.77.0.1/24", "--hold", "0"];
+        let other_user = [&plain[..], &["--user", "61001:61001"]].concat();
         let both: &[&[&str]] =
             if users().is_some() { &[&plain, &other_user] } else { &[&plain, &plain] };
         std::fs::create_dir(directory.join("run")).unwrap();
