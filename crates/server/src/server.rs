@@ -72,7 +72,6 @@ impl Server {
         let bound = config.socket.as_deref().map(|path| bind(path, &config.policy)).transpose()?;
         let (listener, bound) = bound.map_or((None, None), |(a, b)| (Some(a), Some(b)));
         let state = StatePage::create()?;
-        discard(store.take_all())?;
         keep(store.as_mut(), &state, listener.as_ref(), device.as_ref())?;
         let (engine_wake, control_wake) = (event()?, event()?);
         let (commands, engine_commands) = channel();
@@ -257,13 +256,14 @@ fn discard(left: Vec<(String, OwnedFd)>) -> Result<(), StartError> {
     thread.spawn(move || drop(left)).map(|_| ()).map_err(resources("a thread"))
 }
 
-/// Puts all that must outlive the server into the store.
+/// Puts all that must outlive the server into the store, in place of what an earlier server left.
 fn keep(
     store: &mut dyn Store,
     state: &StatePage,
     listener: Option<&OwnedFd>,
     device: &dyn Device,
 ) -> Result<(), StartError> {
+    discard(store.take_all())?;
     store.put("state", state.file.as_fd()).map_err(resources("keeping the state page"))?;
     if let Some(listener) = listener {
         store.put("listener", listener.as_fd()).map_err(resources("keeping the socket"))?;

@@ -12,9 +12,8 @@ use rustix::net::SendFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::ANSWER_TIMEOUT;
 use super::holder::PortProtocol;
-use super::store::KeeperStore;
+use super::options::ANSWER_TIMEOUT;
 use super::wire::{
     Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP, Received, Request,
     receive, send,
@@ -73,13 +72,6 @@ impl KeeperAccess {
         let limit = requests.ask(&Request::bare(LIMIT), None)?.0.value as usize;
         let room = Arc::new(Room { used: AtomicUsize::new(0), limit });
         Ok(KeeperAccess { socket, room, requests: Arc::new(Mutex::new(requests)) })
-    }
-
-    /// Returns the store of this server. `left`: the descriptors of a server that was killed, from
-    /// [`take_over`](super::take_over).
-    #[must_use]
-    pub fn store(&self, left: Vec<(String, OwnedFd)>) -> KeeperStore {
-        KeeperStore::new(self.clone(), left)
     }
 
     /// Tells the keeper that no server will use it any more. Without this, the keeper takes the

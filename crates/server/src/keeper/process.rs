@@ -15,12 +15,12 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::held::{self, Held};
 use super::holder::{PortProtocol, hold, port_name};
 use super::notify::{self, MESSAGE_BYTES, Notification};
+use super::options::{ANSWER_TIMEOUT, KeeperOptions, PAUSE};
 use super::take_over::{BUSY, Listener};
 use super::wire::{
     Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP, Received, Request,
     is_gone, receive, send,
 };
-use super::{ANSWER_TIMEOUT, KeeperOptions, PAUSE};
 use crate::log::LogLimit;
 
 /// The result of a request: a number, and the name of a port that the keeper holds now.

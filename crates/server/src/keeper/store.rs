@@ -27,8 +27,11 @@ pub struct KeeperStore {
 }
 
 impl KeeperStore {
-    pub(super) fn new(keeper: KeeperAccess, left: Vec<(String, OwnedFd)>) -> KeeperStore {
-        KeeperStore { keeper, kept: BTreeMap::new(), unsent: VecDeque::new(), left }
+    /// Makes the store of a server with this keeper. `left`: the descriptors of a server that was
+    /// killed, from [`take_over`](super::take_over).
+    #[must_use]
+    pub fn new(keeper: &KeeperAccess, left: Vec<(String, OwnedFd)>) -> KeeperStore {
+        KeeperStore { keeper: keeper.clone(), kept: BTreeMap::new(), unsent: VecDeque::new(), left }
     }
 
     /// Waits until the keeper has handled every message before.
@@ -43,7 +46,7 @@ impl KeeperStore {
         let text = notify::BARRIER.as_bytes();
         send(&self.keeper.socket, text, &[writer.as_fd()], SendFlags::empty())?;
         drop(writer);
-        let limit = super::ANSWER_TIMEOUT.as_secs() as i64;
+        let limit = super::options::ANSWER_TIMEOUT.as_secs() as i64;
         let limit = Timespec { tv_sec: limit, tv_nsec: 0 };
         let mut heard = [PollFd::new(&reader, PollFlags::IN)];
         match poll(&mut heard, Some(&limit))? {

@@ -14,8 +14,8 @@ use towpath_protocol::peer::Peer;
 
 use super::held::Held;
 use super::notify::{MESSAGE_BYTES, Notification, parse, store};
+use super::options::{ANSWER_TIMEOUT, PAUSE, keeper_path};
 use super::wire::{Received, receive, send};
-use super::{ANSWER_TIMEOUT, PAUSE, keeper_path};
 
 /// The answers of a keeper to a server that wants to take over.
 pub(super) const BUSY: u8 = 0;

@@ -1,8 +1,11 @@
 //! A keeper in a thread, and its server's side.
 
+use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -145,7 +148,7 @@ fn a_killed_servers_objects_are_held_until_the_next_one_takes_over() {
     let (socket, port) = kept.client().hold(PortProtocol::Tcp, local("127.0.0.1:0")).unwrap();
     let held = SocketAddr::new(local("127.0.0.1:0").ip(), port);
     let (copied, copy) = std::io::pipe().unwrap();
-    let mut store = kept.client().store(Vec::new());
+    let mut store = KeeperStore::new(kept.client(), Vec::new());
     for name in ["session-1-server", "session-1-ledger", "device-xdp", "session-1-server"] {
         store.put(name, copy.as_fd()).unwrap();
     }
@@ -163,7 +166,7 @@ fn a_killed_servers_objects_are_held_until_the_next_one_takes_over() {
     // The keeper has no copy any more.
     assert!(!is_free(held));
     let mut next = Started::start("next", LONG);
-    let mut store = next.client().store(left);
+    let mut store = KeeperStore::new(next.client(), left);
     assert_eq!(store.take_all().len(), 5);
     assert!(store.take_all().is_empty());
     assert!(is_free(held));
@@ -177,7 +180,7 @@ fn a_killed_servers_objects_are_held_until_the_next_one_takes_over() {
 #[test]
 fn what_is_removed_is_closed() {
     let mut kept = Started::start("removed", LONG);
-    let mut store = kept.client().store(Vec::new());
+    let mut store = KeeperStore::new(kept.client(), Vec::new());
     let room = kept.client().room.clone();
     for round in 0..2000 {
         let name = format!("session-{round}");
@@ -203,7 +206,7 @@ fn what_is_removed_is_closed() {
 fn a_server_that_breaks_the_rules_loses_nothing_but_its_messages() {
     let mut kept = Started::start("hostile", LONG);
     let one = || -> OwnedFd { eventfd(0, EventfdFlags::CLOEXEC).unwrap() };
-    let mut store = kept.client().store(Vec::new());
+    let mut store = KeeperStore::new(kept.client(), Vec::new());
     store.put("state", one().as_fd()).unwrap();
     let many: Vec<_> = (0..100).map(|_| one()).collect();
     let long = notify::store(&"x".repeat(256));
@@ -238,7 +241,7 @@ fn a_server_that_breaks_the_rules_loses_nothing_but_its_messages() {
 fn nothing_is_granted_that_the_keeper_could_not_hold() {
     let kept = Started::start("limit", LONG);
     let client = kept.client();
-    let mut store = client.store(Vec::new());
+    let mut store = KeeperStore::new(client, Vec::new());
     let (reader, _writer) = std::io::pipe().unwrap();
     let limit = client.room.limit();
     while client.room.used() < limit - 1 {
@@ -306,7 +309,7 @@ fn a_keeper_that_has_ended_is_an_error() {
         assert!(matches!(ended, Errno::PIPE | Errno::CONNRESET), "{ended}");
     }
     // The store goes on alone.
-    let mut store = client.store(Vec::new());
+    let mut store = KeeperStore::new(&client, Vec::new());
     let (reader, _writer) = std::io::pipe().unwrap();
     store.put("state", reader.as_fd()).unwrap();
     assert_eq!(store.remove("state").len(), 1);

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use towpath_protocol::store::{MemoryStore, Store};
 use towpath_server::{
-    HostAccess, KeeperAccess, KeeperOptions, TakeOver, keeper_connection, keeper_path, run_keeper,
-    take_over,
+    HostAccess, KeeperAccess, KeeperOptions, KeeperStore, TakeOver, keeper_connection, keeper_path,
+    run_keeper, take_over,
 };
 
 use super::confine::{confine_keeper, raise_descriptor_limit};
@@ -155,7 +155,7 @@ impl Keeper {
 /// Returns the store of a server: its keeper's, or one that ends with the server.
 pub(super) fn store(keeper: Option<&Keeper>, left: Left) -> Box<dyn Store> {
     match keeper.and_then(|keeper| keeper.access.as_ref()) {
-        Some(access) => Box::new(access.store(left)),
+        Some(access) => Box::new(KeeperStore::new(access, left)),
         None => {
             // An application can prolong the close of what it reaches.
             std::thread::spawn(move || drop(left));

@@ -1,0 +1,46 @@
+//! The options of a keeper, and the ways to it: its connection to the server, and its socket's path.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+/// The longest time that a server waits for a keeper's answer.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The pause after an operation for which there is no memory or descriptor.
+pub(super) const PAUSE: Duration = Duration::from_millis(10);
+
+/// Makes the connection between a server and its keeper, and returns the two ends: the server's for
+/// [`KeeperAccess`](super::KeeperAccess), and the keeper's for [`run_keeper`](super::run_keeper).
+///
+/// # Errors
+/// Fails with the error of `socketpair`.
+pub fn keeper_connection() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// The options of a keeper.
+#[derive(Clone, Debug)]
+pub struct KeeperOptions {
+    /// The interface that the server serves.
+    pub interface: String,
+    /// `true` if the server may have the keeper bind ports of the interface's addresses, and have the
+    /// kernel confirm neighbours there.
+    pub shares_host: bool,
+    /// The time for which flows stay closed to the kernel after a server that was killed.
+    pub hold: Duration,
+    /// The path of the socket at which the next server takes over.
+    pub path: PathBuf,
+}
+
+/// Returns the path at which the keeper of a server listens, by the path of the server's socket.
+#[must_use]
+pub fn keeper_path(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".keeper");
+    path.into()
+}
