@@ -20,7 +20,8 @@ pub struct Info {
     pub mtu: usize,
     /// The device's capabilities.
     pub can: Capabilities,
-    /// The number of hardware queues.
+    /// The number of queues to open, each for a thread of its own. A queue of the device may serve
+    /// several queues of the hardware.
     pub queues: usize,
     /// What the device requires of the memory that it uses.
     pub limits: Limits,
@@ -138,7 +139,7 @@ pub trait Device: Send {
     /// Returns the device's identity and properties. They do not change while the device is open.
     fn info(&self) -> &Info;
 
-    /// Opens the hardware queue `index`, which is below [`Info::queues`], and starts it. A driver
+    /// Opens the queue `index`, which is below [`Info::queues`], and starts it. A driver
     /// with memory of its own adds it to `spaces`, and a driver that must register memory keeps the
     /// handles that it needs.
     ///
@@ -156,6 +157,12 @@ pub trait Device: Send {
     /// others, and takes no buffers there.
     fn dma(&self) -> Option<Arc<dyn Dma>> {
         None
+    }
+
+    /// Returns the handle that registers the memory of one queue, which no other queue reaches; by
+    /// default that of [`Device::dma`].
+    fn dma_of(&self, _queue: usize) -> Option<Arc<dyn Dma>> {
+        self.dma()
     }
 
     /// Adds a filter: the device receives matching packets that arrive after this call returns. A

@@ -37,11 +37,17 @@ pub use timing::Timing;
 /// `EINVAL` when the configuration is out of range; the error of `eventfd`.
 pub fn pair(config: &Config) -> io::Result<(LoopbackDevice, LoopbackDevice)> {
     config.check()?;
-    let (sender_a, receiver_b) = direction(config);
-    let (sender_b, receiver_a) = direction(config);
-    let shared = Arc::new(Shared::new(config)?);
-    let a = LoopbackDevice::new(config, 0, (sender_a, receiver_a), shared.clone());
-    let b = LoopbackDevice::new(config, 1, (sender_b, receiver_b), shared);
+    let queue = |_| Shared::new(config).map(Arc::new);
+    let queues: Arc<[_]> = (0..config.queues).map(queue).collect::<io::Result<Vec<_>>>()?.into();
+    let (mut wires_a, mut wires_b) = (Vec::new(), Vec::new());
+    for _ in 0..config.queues {
+        let ((sender_a, receiver_b), (sender_b, receiver_a)) =
+            (direction(config), direction(config));
+        wires_a.push((sender_a, receiver_a));
+        wires_b.push((sender_b, receiver_b));
+    }
+    let a = LoopbackDevice::new(config, 0, wires_a, queues.clone());
+    let b = LoopbackDevice::new(config, 1, wires_b, queues);
     Ok((a, b))
 }
 
@@ -61,8 +67,8 @@ fn direction(config: &Config) -> (Sender, Receiver) {
 /// One end of the pair.
 pub struct LoopbackDevice {
     info: Info,
-    /// `None` once the queue is open.
-    queue: Option<LoopbackQueue>,
+    /// The queues; `None` once a queue is open.
+    queues: Vec<Option<LoopbackQueue>>,
     cable: Cable,
     reception: Reception,
 }
@@ -71,8 +77,8 @@ impl LoopbackDevice {
     fn new(
         config: &Config,
         end: usize,
-        wire: (Sender, Receiver),
-        shared: Arc<Shared>,
+        wires: Vec<(Sender, Receiver)>,
+        shared: Arc<[Arc<Shared>]>,
     ) -> LoopbackDevice {
         let letter = 0xa + end as u8;
         let longest = config.longest();
@@ -92,7 +98,7 @@ impl LoopbackDevice {
             mac: [0x02, b'l', b'o', b'o', b'p', letter],
             mtu: config.mtu,
             can,
-            queues: 1,
+            queues: config.queues,
             limits: Limits {
                 rx_alignment: config.rx_alignment,
                 rx_headroom_bytes: POOL_HEADROOM_BYTES,
@@ -104,9 +110,12 @@ impl LoopbackDevice {
             },
             rx_queue_packets: config.ring_packets,
         };
-        let cable = Cable { shared: shared.clone(), end };
-        let queue = LoopbackQueue::new(config, info.clone(), longest, wire, shared, end);
-        LoopbackDevice { info, queue: Some(queue), cable, reception: config.reception }
+        let cable = Cable { shared: shared[0].clone(), queues: shared.clone(), end };
+        let queue = |(wire, shared): (_, &Arc<Shared>)| {
+            Some(LoopbackQueue::new(config, info.clone(), longest, wire, shared.clone(), end))
+        };
+        let queues = wires.into_iter().zip(&*shared).map(queue).collect();
+        LoopbackDevice { info, queues, cable, reception: config.reception }
     }
 
     /// Returns a handle on this end's cable.
@@ -126,8 +135,9 @@ impl Device for LoopbackDevice {
         index: usize,
         _: &mut Spaces,
     ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
-        let queue = if index == 0 { self.queue.take() } else { None };
-        let mut queue = queue.ok_or_else(|| DeviceError::no_queue(&self.info.name, index == 0))?;
+        let (name, exists) = (&self.info.name, index < self.queues.len());
+        let queue = self.queues.get_mut(index).and_then(Option::take);
+        let mut queue = queue.ok_or_else(|| DeviceError::no_queue(name, exists))?;
         queue.open()?;
         Ok(Box::new(queue))
     }
@@ -139,12 +149,16 @@ impl Device for LoopbackDevice {
 
     fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
         self.reception.check_filter(filter, &self.cable.filters())?;
-        self.cable.shared.filters[self.cable.end].add(*filter);
+        for queue in &*self.cable.queues {
+            queue.filters[self.cable.end].add(*filter);
+        }
         Ok(())
     }
 
     fn remove_filter(&mut self, filter: &Filter) {
-        self.cable.shared.filters[self.cable.end].remove(*filter);
+        for queue in &*self.cable.queues {
+            queue.filters[self.cable.end].remove(*filter);
+        }
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -82,13 +82,17 @@ impl<W: Wrap> Device for Wrapped<W> {
         spaces: &mut Spaces,
     ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
         let queue = self.inner.open_queue(index, spaces)?;
-        let dma = self.inner.dma();
+        let dma = self.inner.dma_of(index);
         let opening = Opening { inner: self.inner.info(), info: &self.info, dma, spaces };
         self.wrap.wrap(queue, opening)
     }
 
     fn dma(&self) -> Option<Arc<dyn Dma>> {
         self.inner.dma()
+    }
+
+    fn dma_of(&self, queue: usize) -> Option<Arc<dyn Dma>> {
+        self.inner.dma_of(queue)
     }
 
     fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {

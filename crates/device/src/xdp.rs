@@ -39,7 +39,7 @@ use crate::kernel_interface::packet_socket::PacketSocket;
 use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
 use options::Notes;
 use queue::XdpQueue;
-use shared::Shared;
+use shared::{Lane, Shared};
 
 pub use error::XdpError;
 pub use options::{Mode, Options};
@@ -56,8 +56,10 @@ pub struct XdpDevice {
     info: Info,
     index: u32,
     shared: Arc<Shared>,
-    /// The open queue's hold on `shared`, while it is open.
-    open: Weak<Shared>,
+    /// The queues to open.
+    lanes: Vec<Arc<Lane>>,
+    /// Each open queue's hold on its part of `lanes`, while it is open.
+    open: Vec<Weak<Lane>>,
     /// `None` for a device that leaves the kernel no packet.
     groups: Option<Groups>,
     link_events: LinkEvents,
@@ -91,8 +93,9 @@ impl XdpDevice {
         Ok(XdpDevice {
             info: opened.info,
             index: opened.index,
-            shared: Arc::new(opened.shared),
-            open: Weak::new(),
+            shared: opened.shared,
+            open: opened.lanes.iter().map(|_| Weak::new()).collect(),
+            lanes: opened.lanes,
             groups,
             link_events,
             objects,
@@ -119,23 +122,29 @@ impl Device for XdpDevice {
         &self.info
     }
 
-    /// Opens the queue. After it is dropped, the queue can be opened again.
+    /// Opens a queue. After it is dropped, it can be opened again.
     fn open_queue(
         &mut self,
         index: usize,
         _: &mut Spaces,
     ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
-        let is_open = self.open.strong_count() > 1;
-        if index != 0 || is_open {
-            return Err(DeviceError::no_queue(&self.info.name, index == 0));
+        let no_queue = |is_open| DeviceError::no_queue(&self.info.name, is_open);
+        let lane = self.lanes.get(index).ok_or_else(|| no_queue(false))?;
+        if self.open[index].strong_count() > 1 {
+            return Err(no_queue(true));
         }
-        let queue = XdpQueue::new(self.info.clone(), self.shared.clone())?;
-        self.open = Arc::downgrade(&self.shared);
+        let queue = XdpQueue::new(self.info.clone(), lane.clone())?;
+        self.open[index] = Arc::downgrade(lane);
         Ok(Box::new(queue))
     }
 
     fn dma(&self) -> Option<Arc<dyn Dma>> {
-        Some(self.shared.clone())
+        self.dma_of(0)
+    }
+
+    fn dma_of(&self, queue: usize) -> Option<Arc<dyn Dma>> {
+        let lane = self.lanes.get(queue)?.clone();
+        Some(lane)
     }
 
     fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {

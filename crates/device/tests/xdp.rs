@@ -12,7 +12,7 @@ use packet_socket::PacketSocket;
 use rustix::thread::CpuSet;
 use towpath_bpf::{Assembler, Link, Program, Reg, XdpMode};
 use towpath_device::capture::{self, CaptureDevice};
-use towpath_device::conformance::{self, FarEnd, Pair};
+use towpath_device::conformance::{self, DeviceFarEnd, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::xdp::{Mode, Options, XdpDevice, XdpError};
 use towpath_device::{Device, Filter, Meta};
@@ -21,13 +21,14 @@ use towpath_netlink::Netlink;
 /// `linux/bpf.h`.
 const XDP_PASS: i32 = 2;
 
-const TESTS: [(&str, fn()); 11] = [
+const TESTS: [(&str, fn()); 12] = [
     ("conformance_native", conformance_native),
     ("conformance_generic", conformance_generic),
     ("conformance_of_copies", conformance_of_copies),
     ("conformance_of_jumbo_frames_native", conformance_of_jumbo_frames_native),
     ("conformance_of_jumbo_frames_generic", conformance_of_jumbo_frames_generic),
     ("conformance_of_two_hardware_queues", conformance_of_two_hardware_queues),
+    ("lanes_divide_the_hardware_queues", lanes_divide_the_hardware_queues),
     ("conformance_with_faults_at_no_rate", conformance_with_faults_at_no_rate),
     ("conformance_while_captured", conformance_while_captured),
     ("says_what_it_is", says_what_it_is),
@@ -158,6 +159,38 @@ fn conformance_of_jumbo_frames_generic() {
 fn conformance_of_two_hardware_queues() {
     let queues = "numrxqueues 2 numtxqueues 2";
     conformance::run("two hardware queues", 5, || pair("two", queues, Mode::Native, true));
+}
+
+/// Each queue that is opened receives the packets of its own hardware queues. A packet socket sends
+/// through the queue of its processor's number.
+fn lanes_divide_the_hardware_queues() {
+    veth("lanes", "numrxqueues 4 numtxqueues 4");
+    let few = Options { lanes: 5, ..options("lanes", Mode::Native, true) };
+    let error = XdpDevice::open(&few).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, XdpError::TooFewQueues { queues: 4, lanes: 5, .. }), "{text}");
+    assert!(text.contains("--lanes"), "{text}");
+    let device = XdpDevice::open(&Options { lanes: 2, ..few }).unwrap();
+    assert_eq!(device.info().queues, 2);
+    let mut queues = DeviceFarEnd::of_all(Box::new(device));
+    let mut far = VethEnd(PacketSocket::open("lanesp").unwrap());
+    let all = processors();
+    for processor in all.iter().copied().filter(|one| *one < 4) {
+        stay_on(processor);
+        let frame = [processor as u8 + 1; 60];
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let theirs = loop {
+            assert!(Instant::now() < deadline, "no packet of processor {processor}");
+            far.send(&frame, Meta::FULL);
+            let came = |queue: &mut DeviceFarEnd| {
+                std::iter::from_fn(|| queue.receive()).any(|(packet, _)| packet == frame)
+            };
+            if let Some(index) = queues.iter_mut().position(came) {
+                break index;
+            }
+        };
+        assert_eq!(theirs, processor % 2, "of processor {processor}");
+    }
 }
 
 fn conformance_with_faults_at_no_rate() {

@@ -32,8 +32,8 @@ const PLACE_BYTES: u32 = 64 * 1024 + 64;
 /// A device as the other end, for devices that come in pairs.
 pub struct DeviceFarEnd {
     queue: Box<dyn DeviceQueue>,
-    /// The control part lives as long as the queue.
-    _device: Box<dyn Device>,
+    /// The control part lives as long as the first queue.
+    _device: Option<Box<dyn Device>>,
     can: Capabilities,
     spaces: Spaces,
     memory: SpaceId,
@@ -45,21 +45,43 @@ pub struct DeviceFarEnd {
 }
 
 impl DeviceFarEnd {
-    /// Starts the device.
+    /// Starts the device, which has one queue.
     ///
     /// # Panics
     /// When it does not start.
     #[must_use]
     pub fn new(mut device: Box<dyn Device>) -> DeviceFarEnd {
-        let mut spaces = Spaces::default();
         receive_everything(&mut *device);
+        let mut far = DeviceFarEnd::of_queue(&mut *device, 0);
+        far._device = Some(device);
+        far
+    }
+
+    /// Starts all queues of the device, which lives as long as the first of them.
+    ///
+    /// # Panics
+    /// When one does not start.
+    #[must_use]
+    pub fn of_all(mut device: Box<dyn Device>) -> Vec<DeviceFarEnd> {
+        receive_everything(&mut *device);
+        let queues = 0..device.info().queues;
+        let mut far: Vec<_> =
+            queues.map(|queue| DeviceFarEnd::of_queue(&mut *device, queue)).collect();
+        if let Some(first) = far.first_mut() {
+            first._device = Some(device);
+        }
+        far
+    }
+
+    fn of_queue(device: &mut dyn Device, index: usize) -> DeviceFarEnd {
+        let mut spaces = Spaces::default();
         let buffer_bytes = device.info().limits.rx_stride() as u32;
         let bytes = BUFFERS as usize * buffer_bytes as usize + (PLACES * PLACE_BYTES) as usize;
         let region = Region::private(bytes).expect("memory");
         let register = |dma| Registration::new(dma, region.mapping()).expect("registered");
-        let registration = device.dma().as_ref().map(register);
+        let registration = device.dma_of(index).as_ref().map(register);
         let memory = spaces.add(Space::writable(region).registered(registration));
-        let mut queue = device.open_queue(0, &mut spaces).expect("the far end starts");
+        let mut queue = device.open_queue(index, &mut spaces).expect("the far end starts");
         let buffers: Vec<u32> = (0..BUFFERS).map(|index| index * buffer_bytes).collect();
         queue.rx_fill(&spaces, memory, &buffers);
         queue.kick(&mut spaces, Kick::Rx).expect("the far end starts");
@@ -69,7 +91,7 @@ impl DeviceFarEnd {
         let received = VecDeque::new();
         DeviceFarEnd {
             queue,
-            _device: device,
+            _device: None,
             can,
             spaces,
             memory,

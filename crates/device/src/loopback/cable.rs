@@ -53,7 +53,7 @@ impl Events {
     }
 }
 
-/// What both ends and their cables share.
+/// What both ends of a queue and their cables share.
 pub(super) struct Shared {
     up: AtomicBool,
     stalled: [AtomicBool; 2],
@@ -98,7 +98,10 @@ impl Shared {
 /// A handle on one end's cable, usable from any thread.
 #[derive(Clone)]
 pub struct Cable {
+    /// What the first queue's ends share; the device's events and filters are here.
     pub(super) shared: Arc<Shared>,
+    /// What the ends of all queues share, the first queue among them.
+    pub(super) queues: Arc<[Arc<Shared>]>,
     pub(super) end: usize,
 }
 
@@ -112,10 +115,15 @@ impl Cable {
     /// Unplugs the cable, or plugs it in again. Both ends report the change. While the cable is
     /// unplugged no end sends, and none loses packets that it took.
     pub fn set_link(&self, up: bool) {
-        self.shared.up.store(up, Ordering::Relaxed);
-        for (events, bell) in self.shared.events.iter().zip(&self.shared.bells) {
+        for queue in &*self.queues {
+            queue.up.store(up, Ordering::Relaxed);
+        }
+        for events in &self.shared.events {
             events.put(Event::Link { up });
-            if up {
+        }
+        if up {
+            let bells = self.queues.iter().flat_map(|queue| &queue.bells);
+            for bell in bells {
                 bell.ring(WANTS_ROOM);
             }
         }
@@ -124,7 +132,9 @@ impl Cable {
     /// Stalls this end's device: until a reset it neither sends packets that it took nor completes
     /// any. Only an asynchronous device takes packets without sending them.
     pub fn stall(&self) {
-        self.shared.stalled[self.end].store(true, Ordering::Relaxed);
+        for queue in &*self.queues {
+            queue.stalled[self.end].store(true, Ordering::Relaxed);
+        }
     }
 
     /// Makes this end report an event.
@@ -146,9 +156,11 @@ impl Cable {
 
     /// Removes this end's device.
     pub fn remove(&self) {
-        let bell = &self.shared.bells[self.end];
-        bell.closed.store(true, Ordering::Release);
-        let _ = bell.notify_always();
+        for queue in &*self.queues {
+            let bell = &queue.bells[self.end];
+            bell.closed.store(true, Ordering::Release);
+            let _ = bell.notify_always();
+        }
         self.report(Event::Removed);
     }
 }

@@ -19,6 +19,9 @@ pub struct Config {
     /// The number of descriptors of each end's transmit ring: [`MAX_PARTS`] to 65536. A packet takes
     /// one descriptor per part, until `tx_complete` returns its completion.
     pub tx_descriptors: usize,
+    /// The number of queues of each end, 1 to 64. Each queue is connected with the queue of the same
+    /// number at the other end.
+    pub queues: usize,
     /// [`Limits::rx_ring`](crate::Limits::rx_ring): buffers that the receive ring asks for.
     pub rx_ring: usize,
     /// [`Limits::rx_alignment`](crate::Limits::rx_alignment): a power of two, at most 4096.
@@ -35,7 +38,7 @@ pub struct Config {
     /// `true` to pass large packets and partial checksums unchanged, with their metadata.
     pub offloads: bool,
     /// Bytes of memory that the first end can register; `None` for a device that reaches all
-    /// memory, as the second end does.
+    /// memory, as the second end does. Only with one queue.
     pub dma_bytes: Option<usize>,
     /// What each device does to a received packet.
     pub reception: Reception,
@@ -52,6 +55,7 @@ impl Default for Config {
             mtu: 1500,
             ring_packets: 256,
             tx_descriptors: 1024,
+            queues: 1,
             rx_ring: 0,
             rx_alignment: 64,
             address_bits: 64,
@@ -72,6 +76,8 @@ impl Config {
         let in_range = (68..=65535).contains(&self.mtu)
             && (1..=65536).contains(&self.ring_packets)
             && (MAX_PARTS..=65536).contains(&self.tx_descriptors)
+            && (1..=64).contains(&self.queues)
+            && (self.queues == 1 || self.dma_bytes.is_none())
             && self.rx_ring <= 65536
             && self.rx_alignment.is_power_of_two()
             && self.rx_alignment <= 4096;

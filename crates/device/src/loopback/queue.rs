@@ -31,7 +31,7 @@ struct Held {
     token: u64,
 }
 
-/// The one queue of an end.
+/// A queue of an end.
 pub(super) struct LoopbackQueue {
     pub(super) info: Info,
     longest: usize,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use towpath_memory::Region;
 
 use super::*;
+use crate::conformance::{DeviceFarEnd, FarEnd};
 use crate::{Armed, Completion, Kick, Meta, Packet, Part, Space, SpaceId};
 
 fn spaces(len: usize) -> (Spaces, SpaceId) {
@@ -17,7 +18,7 @@ fn spaces(len: usize) -> (Spaces, SpaceId) {
 fn queues(config: &Config) -> (LoopbackQueue, LoopbackQueue, u32) {
     let (mut a, mut b) = pair(config).unwrap();
     let bytes = a.info().limits.rx_stride() as u32;
-    (a.queue.take().unwrap(), b.queue.take().unwrap(), bytes)
+    (a.queues[0].take().unwrap(), b.queues[0].take().unwrap(), bytes)
 }
 
 #[test]
@@ -172,8 +173,8 @@ struct World {
 impl World {
     fn new(config: &Config) -> World {
         let (mut device, mut other) = pair(config).unwrap();
-        let mut a = device.queue.take().unwrap();
-        let mut b = other.queue.take().unwrap();
+        let mut a = device.queues[0].take().unwrap();
+        let mut b = other.queues[0].take().unwrap();
         a.open().unwrap();
         b.open().unwrap();
         let buffer = device.info().limits.rx_stride() as u32;
@@ -261,7 +262,7 @@ fn events_come_in_order_and_make_their_descriptor_readable() {
         assert_eq!(a.take_event(), Some(event));
     }
     assert!(!readable(&a) && a.take_event().is_none());
-    let mut queue = a.queue.take().unwrap();
+    let mut queue = a.queues[0].take().unwrap();
     cable.remove();
     assert_eq!(a.take_event(), Some(Event::Removed));
     let gone = queue.rx_poll(&mut Spaces::default(), &mut Vec::new(), 1);
@@ -337,4 +338,24 @@ fn a_kick_takes_its_time_if_there_is_something_new() {
         assert!(start.elapsed() >= kick_time);
         assert_eq!(world.received(), 4, "one kick for all");
     }
+}
+
+#[test]
+fn each_queue_is_a_pair_of_its_own() {
+    let (a, b) = pair(&Config { queues: 2, ..Config::default() }).unwrap();
+    assert_eq!((a.info().queues, b.info().queues), (2, 2));
+    let (cable, mut near) = (a.cable(), DeviceFarEnd::of_all(Box::new(a)));
+    let mut far = DeviceFarEnd::of_all(Box::new(b));
+    assert!(far[1].send(&[7; 60], Meta::FULL));
+    assert_eq!(near[0].receive(), None);
+    assert_eq!(near[1].receive().unwrap().0, [7; 60]);
+    cable.set_link(false);
+    far.iter_mut().for_each(|one| _ = one.send(&[7; 60], Meta::FULL));
+    assert_eq!(near.iter_mut().find_map(FarEnd::receive), None, "unplugged");
+    let (mut a, _b) = pair(&Config { queues: 2, ..Config::default() }).unwrap();
+    let mut open = |queue| a.open_queue(queue, &mut Spaces::default()).map(|_| ());
+    assert!(open(1).is_ok());
+    assert!(open(1).is_err() && open(2).is_err(), "once each, and no third one");
+    let one = Config { queues: 2, dma_bytes: Some(4096), ..Config::default() };
+    assert!(pair(&one).is_err(), "memory is registered with one queue");
 }

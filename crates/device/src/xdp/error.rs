@@ -77,6 +77,19 @@ pub enum XdpError {
         /// The interface.
         name: String,
     },
+    /// More queues to open than the interface has.
+    #[error(
+        "{name} has {queues} hardware queues, so at most {queues} engine threads can serve it, and \
+         {lanes} are asked for; lower --lanes, or give the interface more queues (ethtool -L)"
+    )]
+    TooFewQueues {
+        /// The interface.
+        name: String,
+        /// The interface's queues.
+        queues: u32,
+        /// The queues to open.
+        lanes: usize,
+    },
     /// The kernel cannot hand over packets in several buffers, and such packets will come.
     #[error(
         "{name}: {why}, and this kernel hands AF_XDP no packets in several buffers (Linux 6.6 \

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::thread::{CapabilitySet, capabilities};
 use towpath_bpf::{Link, XdpMode};
@@ -11,7 +12,7 @@ use super::attached_program::AttachedProgram;
 use super::error::{XdpError, refused};
 use super::options::{Mode, Notes, Options};
 use super::queue::PACKET_SOCKET_BUFFERS;
-use super::shared::{Properties, SPARE_RESETS, Shared};
+use super::shared::{Lane, Properties, SPARE_RESETS, Shared};
 use super::socket::{self, Binding, CopyMode, RING_ENTRIES};
 use crate::kernel_interface::ethtool::Ethtool;
 use crate::kernel_interface::host_traffic::{self, HostTraffic};
@@ -35,14 +36,15 @@ const PACKET_PARTS: usize = 8;
 /// queue then fits into 8 MiB, which is a process's usual limit of locked memory.
 const SMALL_RX_BUFFERS: usize = RING_ENTRIES as usize;
 const LARGE_RX_BUFFERS: usize = RING_ENTRIES as usize / 2;
-/// The most receive buffers of a device. More hardware queues share them.
+/// The most receive buffers of a queue to open. More hardware queues share them.
 const MAX_RX_BUFFERS: usize = 8192;
 
 /// What opening found and made.
 pub(super) struct Opened {
     pub(super) info: Info,
     pub(super) index: u32,
-    pub(super) shared: Shared,
+    pub(super) shared: Arc<Shared>,
+    pub(super) lanes: Vec<Arc<Lane>>,
     pub(super) promiscuous: Option<PacketSocket>,
     pub(super) notes: Notes,
 }
@@ -54,6 +56,10 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let mac = link.mac.ok_or_else(|| XdpError::NotEthernet { name: name.clone() })?;
     let ethtool = Ethtool::of(name).map_err(refused(name, "a socket for ethtool"))?;
     let queues = ethtool.queues();
+    let lanes = options.lanes.max(1);
+    if lanes > queues as usize {
+        return Err(XdpError::TooFewQueues { name: name.clone(), queues, lanes });
+    }
     let mtu = link.mtu as usize;
     let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
     let is_virtual = link.kind.is_some();
@@ -81,9 +87,10 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     // Packets of one flow must not overtake each other: only with copies does the kernel send each
     // packet within the call that passes it.
     let copies = is_generic || is_virtual || options.copying == CopyMode::Copy;
-    let large = copies
-        .then(|| PacketSender::open(link.index))
-        .transpose()
+    let large = |_| copies.then(|| PacketSender::open(link.index)).transpose();
+    let large = (0..lanes)
+        .map(large)
+        .collect::<io::Result<Vec<_>>>()
         .map_err(refused(name, "opening a packet socket for large packets"))?;
     let mut notes = notes(name, options, attached, &link.kind, &ethtool);
     let host_traffic =
@@ -92,6 +99,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let properties = Properties {
         binding,
         queues,
+        lanes: lanes as u32,
         frame_bytes,
         chunk_bytes: chunk_bytes as u32,
         may_be_partial,
@@ -101,15 +109,17 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     if host_traffic.is_some() {
         announce_host_traffic(&mut info, chunk_bytes);
     }
-    let shared = Shared::new(
+    let shared = Arc::new(Shared::new(
         name.clone(),
         properties,
         attached_program,
         packet_socket,
-        (large, host_traffic),
+        host_traffic,
         unbound,
-    );
-    Ok(Opened { info, index: link.index, shared, promiscuous, notes })
+    ));
+    let lane = |(number, large)| Arc::new(Lane::new(shared.clone(), number, large));
+    let lanes = (0..).zip(large).map(lane).collect();
+    Ok(Opened { info, index: link.index, shared, lanes, promiscuous, notes })
 }
 
 /// Describes a device that carries packets of the loopback interface, too. That interface leaves
@@ -152,7 +162,8 @@ impl Sockets {
     }
 }
 
-/// Describes the device. `rx_buffers`: receive buffers for each hardware queue.
+/// Describes the device. `rx_buffers`: receive buffers for each hardware queue. All queues to open
+/// have as many buffers as the one with the most hardware queues.
 fn info(
     link: &towpath_netlink::Link,
     mac: [u8; 6],
@@ -162,7 +173,8 @@ fn info(
 ) -> Info {
     let (spans, chunk_bytes) = (properties.binding.spans, properties.chunk_bytes as usize);
     let data_bytes = chunk_bytes - HEADROOM_BYTES;
-    let rx_ring = (properties.queues as usize * rx_buffers).min(MAX_RX_BUFFERS);
+    let theirs = properties.queues.div_ceil(properties.lanes) as usize;
+    let rx_ring = (theirs * rx_buffers).min(MAX_RX_BUFFERS);
     Info {
         name: link.name.clone(),
         mac,
@@ -173,7 +185,7 @@ fn info(
             tx_large_copied,
             ..Capabilities::default()
         },
-        queues: 1,
+        queues: properties.lanes as usize,
         limits: Limits {
             rx_alignment: chunk_bytes,
             rx_headroom_bytes: HEADROOM_BYTES,

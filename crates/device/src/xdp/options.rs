@@ -34,6 +34,9 @@ pub struct Options {
     pub owner: Option<u32>,
     /// `true` to take every packet from the kernel, which then receives none on this interface.
     pub exclusive: bool,
+    /// The number of queues to open, each for a thread of its own: at most as many as the interface
+    /// has. Queue i serves the interface's queues i, i + `lanes`, i + 2 `lanes`, ... 0 means 1.
+    pub lanes: usize,
 }
 
 /// What the operator should know, one line each.

@@ -1,7 +1,7 @@
 //! The data part: the hardware queues of one engine thread, as one device queue.
 //!
-//! All hardware queues share one memory (`XDP_SHARED_UMEM`), so a buffer may serve any of them. The
-//! driver sends through the first one, which keeps the order of all packets.
+//! These hardware queues share one memory (`XDP_SHARED_UMEM`), so a buffer may serve any of them. The
+//! driver sends through the first one, which keeps the order of all packets of this thread.
 
 mod receive;
 mod sleep;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::in_flight::InFlight;
-use super::shared::Shared;
+use super::shared::{Lane, Shared};
 use super::socket::{RING_ENTRIES, XdpSocket};
 use crate::kernel_interface::host_traffic;
 use crate::kernel_interface::packet_socket::PacketRing;
@@ -39,6 +39,7 @@ const MAX_CALLS_WITHOUT_PROGRESS: u32 = 2;
 pub(super) struct XdpQueue {
     info: Info,
     shared: Arc<Shared>,
+    lane: Arc<Lane>,
     sockets: Vec<XdpSocket>,
     packet_ring: Option<PacketRing>,
     /// The packets of this host's own sockets for shared addresses.
@@ -77,17 +78,16 @@ pub(super) struct XdpQueue {
 }
 
 impl XdpQueue {
-    pub(super) fn new(info: Info, shared: Arc<Shared>) -> Result<XdpQueue, DeviceError> {
+    pub(super) fn new(info: Info, lane: Arc<Lane>) -> Result<XdpQueue, DeviceError> {
         let failed = |what| {
             let name = info.name.clone();
             move |cause| DeviceError::Failed { name, what, cause }
         };
-        let sockets = shared.bind().map_err(failed("binding an AF_XDP socket"))?;
-        let packet_ring =
-            shared.packet_ring().map_err(failed("mapping the packet socket's ring"))?;
-        let host_ring = shared.host_ring().map_err(failed("mapping the loopback socket's ring"))?;
+        let sockets = lane.bind().map_err(failed("binding an AF_XDP socket"))?;
+        let packet_ring = lane.packet_ring().map_err(failed("mapping the packet socket's ring"))?;
+        let host_ring = lane.host_ring().map_err(failed("mapping the loopback socket's ring"))?;
         let host_bytes = if host_ring.is_some() { host_traffic::FRAME_BYTES } else { 0 };
-        let umem = shared.umem().ok_or_else(|| {
+        let umem = lane.umem().ok_or_else(|| {
             failed("opening a queue")(io::Error::other("the device has no memory yet"))
         })?;
         let chunks = umem.chunks();
@@ -118,7 +118,8 @@ impl XdpQueue {
             kernel_drops: 0,
             without_socket: 0,
             counters: Counters::default(),
-            shared,
+            shared: lane.shared.clone(),
+            lane,
         })
     }
 
@@ -165,9 +166,12 @@ impl XdpQueue {
         }
         self.counters.rx_dropped += total.saturating_sub(self.kernel_drops);
         self.kernel_drops = total;
-        let without_socket = self.shared.attached_program().without_socket();
-        self.counters.rx_dropped += without_socket.saturating_sub(self.without_socket);
-        self.without_socket = without_socket;
+        // The program counts for the whole interface.
+        if self.lane.number == 0 {
+            let without_socket = self.shared.attached_program().without_socket();
+            self.counters.rx_dropped += without_socket.saturating_sub(self.without_socket);
+            self.without_socket = without_socket;
+        }
         for ring in self.packet_ring.iter().chain(&self.host_ring) {
             self.counters.system_calls += 1;
             self.counters.rx_dropped += ring.take_drops();
@@ -342,7 +346,7 @@ impl DeviceQueue for XdpQueue {
         (self.unsent, self.down, self.waits_for_kernel) = (false, false, false);
         self.kernel_drops = 0;
         self.sockets = self
-            .shared
+            .lane
             .bind()
             .map_err(|cause| self.failure("binding an AF_XDP socket again", cause))?;
         // The engine may sleep on the epoll instance already, so that stays the same.

@@ -1,4 +1,4 @@
-//! What the control part and the queue share: sockets to bind, the memory, and the attached program.
+//! What the control part and the queues share: sockets to bind, memory, and the attached program.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,6 +23,8 @@ pub(super) struct Properties {
     pub(super) binding: Binding,
     /// The number of hardware queues.
     pub(super) queues: u32,
+    /// The number of queues to open, which divide the hardware queues among themselves.
+    pub(super) lanes: u32,
     /// The longest frame on the wire, in bytes.
     pub(super) frame_bytes: usize,
     pub(super) chunk_bytes: u32,
@@ -38,13 +40,20 @@ pub(super) struct Shared {
     pub(super) attached_program: Mutex<AttachedProgram>,
     /// The packet socket; `None` for a device that leaves the kernel no packet.
     packet_socket: Option<Arc<PacketSocket>>,
-    /// Sends large packets; `None` where a driver without copies sends the others later.
-    pub(super) large: Option<PacketSender>,
     /// Carries packets between applications and the kernel's sockets of this host, if they share
     /// addresses.
     pub(super) host_traffic: Option<HostTraffic>,
     /// Sockets that are not bound yet.
     unbound: Mutex<Vec<OwnedFd>>,
+}
+
+/// What belongs to one queue to open, and to the thread that drives it.
+pub(super) struct Lane {
+    pub(super) shared: Arc<Shared>,
+    /// The queue's number. Queue 0 also has the packet sockets' rings.
+    pub(super) number: u32,
+    /// Sends large packets; `None` where a driver without copies sends the others later.
+    pub(super) large: Option<PacketSender>,
     umem: Mutex<Option<Umem>>,
 }
 
@@ -58,7 +67,7 @@ impl Shared {
         properties: Properties,
         attached_program: AttachedProgram,
         packet_socket: Option<PacketSocket>,
-        (large, host_traffic): (Option<PacketSender>, Option<HostTraffic>),
+        host_traffic: Option<HostTraffic>,
         unbound: Vec<OwnedFd>,
     ) -> Shared {
         Shared {
@@ -66,10 +75,8 @@ impl Shared {
             properties,
             attached_program: Mutex::new(attached_program),
             packet_socket: packet_socket.map(Arc::new),
-            large,
             host_traffic,
             unbound: Mutex::new(unbound),
-            umem: Mutex::new(None),
         }
     }
 
@@ -88,10 +95,6 @@ impl Shared {
         let local = self.host_traffic.iter().flat_map(HostTraffic::objects);
         let all = program.objects().into_iter().chain(groups).chain(local);
         all.map(|(name, object)| Ok((name, object.try_clone_to_owned()?))).collect()
-    }
-
-    pub(super) fn umem(&self) -> Option<Umem> {
-        lock(&self.umem).clone()
     }
 
     /// Returns the longest frame on the wire, in bytes.
@@ -116,39 +119,54 @@ impl Shared {
         self.properties.binding.spans
     }
 
-    /// Maps the ring of the packets from this host's own sockets.
-    pub(super) fn host_ring(&self) -> io::Result<Option<PacketRing>> {
-        let socket = self.host_traffic.as_ref().map(|local| local.socket().clone());
-        socket.map(PacketRing::map).transpose()
-    }
-
-    pub(super) fn packet_ring(&self) -> io::Result<Option<PacketRing>> {
-        self.packet_socket.clone().map(PacketRing::map).transpose()
-    }
-
-    /// Binds one socket per hardware queue to the registered memory, and lets packets in.
-    pub(super) fn bind(&self) -> io::Result<Vec<XdpSocket>> {
-        let umem = self.umem().ok_or_else(|| io::Error::other("the device has no memory yet"))?;
-        let Properties { binding, queues, .. } = self.properties;
-        let first = XdpSocket::first(self.unbound()?, &umem, binding, 0);
-        let mut sockets = vec![first.map_err(|cause| locked(cause, umem.memory.len()))?];
-        for queue in 1..queues {
-            let first = sockets[0].fd.as_fd();
-            let another = XdpSocket::another(self.unbound()?, first, binding.index, queue)?;
-            sockets.push(another);
-        }
-        let attached_program = self.attached_program();
-        for (queue, socket) in (0..).zip(&sockets) {
-            attached_program.set_socket(queue, socket.fd.as_fd())?;
-        }
-        Ok(sockets)
-    }
-
     /// Returns a socket that is not bound. Those from the start are in the interface's network
     /// namespace; this thread, which may be in another one, creates more only after these.
     fn unbound(&self) -> io::Result<OwnedFd> {
         let kept = lock(&self.unbound).pop();
         kept.map_or_else(|| socket::create(&self.interface, self.properties.busy_poll), Ok)
+    }
+}
+
+impl Lane {
+    pub(super) fn new(shared: Arc<Shared>, number: u32, large: Option<PacketSender>) -> Lane {
+        Lane { shared, number, large, umem: Mutex::new(None) }
+    }
+
+    pub(super) fn umem(&self) -> Option<Umem> {
+        lock(&self.umem).clone()
+    }
+
+    /// Maps the ring of the packets from this host's own sockets, if this queue has it.
+    pub(super) fn host_ring(&self) -> io::Result<Option<PacketRing>> {
+        let local = self.shared.host_traffic.as_ref().filter(|_| self.number == 0);
+        local.map(|local| PacketRing::map(local.socket().clone())).transpose()
+    }
+
+    /// Maps the ring of packets to groups, if this queue has it.
+    pub(super) fn packet_ring(&self) -> io::Result<Option<PacketRing>> {
+        let socket = self.shared.packet_socket.clone().filter(|_| self.number == 0);
+        socket.map(PacketRing::map).transpose()
+    }
+
+    /// Binds one socket per hardware queue of this queue to the registered memory, and lets packets
+    /// in.
+    pub(super) fn bind(&self) -> io::Result<Vec<XdpSocket>> {
+        let umem = self.umem().ok_or_else(|| io::Error::other("the device has no memory yet"))?;
+        let shared = &self.shared;
+        let Properties { binding, queues, lanes, .. } = shared.properties;
+        let first = XdpSocket::first(shared.unbound()?, &umem, binding, self.number);
+        let mut sockets = vec![first.map_err(|cause| locked(cause, umem.memory.len()))?];
+        let theirs = (self.number..queues).step_by(lanes as usize);
+        for queue in theirs.clone().skip(1) {
+            let first = sockets[0].fd.as_fd();
+            let another = XdpSocket::another(shared.unbound()?, first, binding.index, queue)?;
+            sockets.push(another);
+        }
+        let attached_program = shared.attached_program();
+        for (queue, socket) in theirs.zip(&sockets) {
+            attached_program.set_socket(queue, socket.fd.as_fd())?;
+        }
+        Ok(sockets)
     }
 }
 
@@ -166,16 +184,16 @@ fn locked(cause: io::Error, bytes: usize) -> io::Error {
     ))
 }
 
-/// The memory of an AF_XDP device is registered once, with its sockets (`XDP_UMEM_REG`). It cannot
-/// grow, so the kernel reaches no memory of a session.
-impl Dma for Shared {
+/// The memory of a queue is registered once, with its sockets (`XDP_UMEM_REG`). It cannot grow, so the kernel reaches no memory of a session.
+impl Dma for Lane {
     fn register(&self, memory: &Arc<Mapping>) -> Result<u64, DmaError> {
         let mut umem = lock(&self.umem);
         if umem.is_some() {
             let cause = io::Error::from_raw_os_error(libc::ENOSPC);
             return Err(DmaError { bytes: memory.len(), cause });
         }
-        *umem = Some(Umem { memory: memory.clone(), chunk_bytes: self.properties.chunk_bytes });
+        *umem =
+            Some(Umem { memory: memory.clone(), chunk_bytes: self.shared.properties.chunk_bytes });
         // The kernel's addresses count from the memory's beginning.
         Ok(0)
     }

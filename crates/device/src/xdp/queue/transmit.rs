@@ -152,7 +152,7 @@ impl XdpQueue {
             self.waits_for_kernel = true;
             return Ok(None);
         }
-        let Some(sender) = &self.shared.large else { return Ok(Some(self.counters.dropped())) };
+        let Some(sender) = &self.lane.large else { return Ok(Some(self.counters.dropped())) };
         self.counters.system_calls += 1;
         self.down = false;
         match sender.send(spaces, packet) {
