@@ -9,6 +9,7 @@ pub mod build;
 mod bytes;
 pub mod checksum;
 mod extension;
+pub mod flow;
 mod fragment;
 pub mod headers;
 mod malformed;
