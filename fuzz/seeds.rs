@@ -199,6 +199,7 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         epoch: 7,
         session: 1,
         mtu: 1500,
+        lanes: 1,
         capabilities: CAN_CHECKSUM | CAN_SEGMENT,
         flags: TRUSTED | SHARED,
         mac: [2, 0, 0, 0, 0, 1],

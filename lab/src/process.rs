@@ -174,7 +174,7 @@ pub(crate) fn start_server(
         socket: Some(socket),
         settings: if serving.polls { EngineStrategy::Poll } else { EngineStrategy::Block }.into(),
         batch: serving.batch,
-        engine_cpu: serving.engine_cpu,
+        engine_cpus: serving.engine_cpu.into_iter().collect(),
         policy: Policy::granting(serving.users.clone(), Vec::new()),
         subnets: Subnets { ipv4: Some(subnet), ipv6: None },
         ..Config::default()

@@ -45,7 +45,7 @@ pub(crate) fn serve(socket: PathBuf, engine_cpu: usize) -> anyhow::Result<()> {
     let config = Config {
         socket: Some(socket),
         settings: EngineStrategy::Poll.into(),
-        engine_cpu: Some(engine_cpu),
+        engine_cpus: vec![engine_cpu],
         subnets: Subnets { ipv4: Some(Subnet::new("10.77.0.1".parse()?, 16)), ipv6: None },
         policy: Policy { sessions_per_user: 2000, ..Policy::default() },
         ..Config::default()

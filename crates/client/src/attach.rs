@@ -20,7 +20,8 @@ pub(crate) struct Attachment {
     pub(crate) granted: message::Attached,
     pub(crate) memories: Memories,
     pub(crate) doorbell: OwnedFd,
-    pub(crate) wake: OwnedFd,
+    /// For each lane, the eventfd that notifies its engine.
+    pub(crate) wakes: Vec<OwnedFd>,
 }
 
 /// The mapped memories of a session.
@@ -45,18 +46,24 @@ pub(crate) fn attach(
         Answer::Message(Message::Attached(granted), descriptors) => (granted, descriptors),
         other => return Err(other.into_attach_error()),
     };
-    let Ok([server, receive_pool, state, application, transmit_pool, doorbell, wake]) =
-        <[OwnedFd; 7]>::try_from(descriptors)
+    let mut descriptors = descriptors;
+    let lanes = usize::from(granted.lanes);
+    let wakes = descriptors.split_off(descriptors.len().min(6));
+    let Ok([server, receive_pool, state, application, transmit_pool, doorbell]) =
+        <[OwnedFd; 6]>::try_from(descriptors)
     else {
         return Err(AttachError::Protocol("the server's answer lacks descriptors".into()));
     };
+    if wakes.len() != lanes || shape.check_lanes(lanes).is_err() {
+        return Err(AttachError::Protocol("the server's answer has too few or many lanes".into()));
+    }
     let (server, state) = (Arc::new(map_readable(server)?), Arc::new(map_readable(state)?));
     let receive_pool = map_readable(receive_pool)?;
     let application = map_writable(application)?;
     let transmit_pool = map_writable(transmit_pool)?;
-    if server.len() < shape.server_words() * 8
-        || application.len() < shape.application_words() * 8
-        || state.len() < STATE_WORDS * 8
+    if server.len() < shape.server_words() * 8 * lanes
+        || application.len() < shape.application_words() * 8 * lanes
+        || state.len() < STATE_WORDS * 8 * lanes
     {
         return Err(AttachError::Protocol("the session's memory is too small".into()));
     }
@@ -65,7 +72,7 @@ pub(crate) fn attach(
         other => return Err(other.into_attach_error()),
     }
     let memories = Memories { server, receive_pool, state, application, transmit_pool };
-    Ok(Attachment { channel, shape, granted, memories, doorbell, wake })
+    Ok(Attachment { channel, shape, granted, memories, doorbell, wakes })
 }
 
 fn request(options: &Options) -> Attach {

@@ -44,6 +44,7 @@ mod control;
 mod error;
 mod fork;
 mod hold;
+mod lanes;
 mod options;
 mod pool;
 mod receive;

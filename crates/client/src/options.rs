@@ -161,6 +161,9 @@ pub struct Info {
     /// `true` if server and application run as one user. Server pages are then not protected from
     /// the application.
     pub trusted: bool,
+    /// The server's engine threads. Each has a part of the session's memory: with several, the
+    /// session has as many receive buffers more.
+    pub lanes: u32,
     /// The server's number, which differs from that of any other server.
     pub epoch: u64,
 }
@@ -234,7 +237,7 @@ pub(crate) fn read_info(attached: &Attached) -> Info {
     let gateway6 = Ipv6Addr::from(attached.ipv6_gateway);
     Info {
         device: message::shown_name(&attached.device),
-        mtu: attached.mtu as usize,
+        mtu: usize::from(attached.mtu),
         session: attached.session,
         mac: attached.mac,
         ipv4: given(attached.ipv4_prefix).then_some((ipv4, attached.ipv4_prefix)),
@@ -246,6 +249,7 @@ pub(crate) fn read_info(attached: &Attached) -> Info {
         shared: attached.flags & message::SHARED != 0,
         by_port: attached.flags & message::BY_PORT != 0,
         trusted: attached.flags & message::TRUSTED != 0,
+        lanes: u32::from(attached.lanes),
         epoch: attached.epoch,
     }
 }

@@ -5,16 +5,17 @@ use towpath_queue::Violation;
 use towpath_queue::descriptor::prefetch_distance;
 
 use crate::error::Lost;
+use crate::lanes::QueuePair;
 use crate::pool::Received;
 use crate::session::Session;
 
 impl Session {
     /// Provides empty buffers, up to the limit for one queue pair ([`crate::Options::provided`]).
-    pub(crate) fn provide(&mut self, queue_pair: u32) {
-        let set = &mut self.queue_pairs[queue_pair as usize];
+    pub(crate) fn provide(&mut self, unit: usize) {
+        let set = &mut self.queue_pairs[unit];
         let limit = self.provided;
         let most = limit.saturating_sub(set.receive.in_flight());
-        set.receive.provide_from(&mut self.receive_free, most);
+        set.receive.provide_from(&mut self.lanes[set.lane].receive_free, most);
     }
 
     /// Passes at most `budget` received packets of a queue pair to `each`, which reads them in
@@ -34,32 +35,72 @@ impl Session {
         mut each: impl FnMut(Received<'_>),
     ) -> Result<usize, Lost> {
         self.check()?;
+        let queue_pair = queue_pair as usize;
+        assert!(queue_pair < self.per_lane, "there is no queue pair {queue_pair}");
+        let got = if self.lanes.len() == 1 {
+            self.receive_unit(queue_pair, budget, &mut each)?
+        } else {
+            self.receive_lanes(queue_pair, budget, &mut each)?
+        };
+        if got == 0 && self.hung_up {
+            return Err(self.over());
+        }
+        Ok(got)
+    }
+
+    /// Receives from the queue pairs of all lanes that the application knows by this number. The next
+    /// call begins with the next lane.
+    fn receive_lanes(
+        &mut self,
+        queue_pair: usize,
+        budget: usize,
+        each: &mut impl FnMut(Received<'_>),
+    ) -> Result<usize, Lost> {
+        let lanes = self.lanes.len();
+        let first = self.next_lane;
+        self.next_lane = (first + 1) % lanes;
+        let mut got = 0;
+        for lane in (first..lanes).chain(0..first) {
+            got += self.receive_unit(lane * self.per_lane + queue_pair, budget - got, each)?;
+        }
+        Ok(got)
+    }
+
+    /// Receives from the queue pair of one lane.
+    #[inline]
+    fn receive_unit(
+        &mut self,
+        unit: usize,
+        budget: usize,
+        each: &mut impl FnMut(Received<'_>),
+    ) -> Result<usize, Lost> {
         let mut got = 0;
         while got < budget {
-            let (packets, slots) = match self.take(queue_pair, budget - got) {
+            let (packets, slots) = match self.take(unit, budget - got) {
                 Ok(taken) => taken,
                 Err(violation) => return Err(self.wrong(violation)),
             };
             if packets == 0 {
                 break;
             }
-            let taken = &self.taken[..slots];
+            let taken = &mut self.taken[..slots];
+            let QueuePair { lane, first_buffer, .. } = self.queue_pairs[unit];
             // The client provides no buffer before the last packet is read.
-            self.receive_free.release_all(taken.iter().map(|one| one.buffer));
+            self.lanes[lane].receive_free.release_all(taken.iter().map(|one| one.buffer));
+            if first_buffer > 0 {
+                taken.iter_mut().for_each(|one| one.buffer += first_buffer);
+            }
             if packets < slots {
                 each(Received::new(&self.receive_pool, taken));
             } else {
-                self.read_singles(queue_pair, slots, &mut each);
+                self.read_singles(unit, slots, each);
             }
             got += packets;
         }
-        if got == 0 && self.hung_up {
-            return Err(self.over());
-        }
         if got > 0 {
             self.statistics.received += got as u64;
-            self.provide(queue_pair);
-            self.queue_pairs[queue_pair as usize].receive.publish();
+            self.provide(unit);
+            self.queue_pairs[unit].receive.publish();
             // Applications often answer, so this prefetches the next free transmit buffer.
             if let Some(next) = self.transmit_free.next(0) {
                 self.transmit_pool.prefetch(next, self.length);
@@ -71,13 +112,13 @@ impl Session {
     /// Takes packets, and prefetches the first of them: either packets in one buffer each, or one in
     /// several. Returns the numbers of packets and of buffers, of which `taken` has the descriptors.
     #[inline]
-    fn take(&mut self, queue_pair: u32, most: usize) -> Result<(usize, usize), Violation> {
-        let set = &mut self.queue_pairs[queue_pair as usize];
+    fn take(&mut self, unit: usize, most: usize) -> Result<(usize, usize), Violation> {
+        let set = &mut self.queue_pairs[unit];
         if set.receive.waiting() == 0 {
             set.receive.observe()?;
             let first = prefetch_distance(self.length);
             for buffer in (0..first).map_while(|ahead| set.receive.waiting_buffer(ahead)) {
-                self.receive_pool.prefetch(buffer, self.length);
+                self.receive_pool.prefetch(set.first_buffer + buffer, self.length);
             }
         }
         let most = most.min(self.taken.len());
@@ -91,13 +132,8 @@ impl Session {
 
     /// Passes the packets in `taken`, of one buffer each, to `each`.
     #[inline]
-    fn read_singles(
-        &mut self,
-        queue_pair: u32,
-        packets: usize,
-        each: &mut impl FnMut(Received<'_>),
-    ) {
-        let receive = &self.queue_pairs[queue_pair as usize].receive;
+    fn read_singles(&mut self, unit: usize, packets: usize, each: &mut impl FnMut(Received<'_>)) {
+        let QueuePair { receive, first_buffer, .. } = &self.queue_pairs[unit];
         let taken = &self.taken[..packets];
         for (index, one) in taken.iter().enumerate() {
             // The next packet is usually as long as this one.
@@ -105,7 +141,9 @@ impl Session {
             let ahead = index + prefetch_distance(self.length) as usize;
             let buffer = match taken.get(ahead) {
                 Some(later) => Some(later.buffer),
-                None => receive.waiting_buffer((ahead - packets) as u32),
+                None => receive
+                    .waiting_buffer((ahead - packets) as u32)
+                    .map(|buffer| buffer + first_buffer),
             };
             if let Some(buffer) = buffer {
                 self.receive_pool.prefetch(buffer, self.length);

@@ -35,7 +35,8 @@ impl Session {
     /// session whose queue pair this session does not have.
     #[must_use]
     pub fn transmit_slots(&self, endpoint: Endpoint) -> u32 {
-        self.queue_pairs.get(endpoint.queue_pair as usize).map_or(0, |set| set.transmit.capacity())
+        let set = self.unit(endpoint.queue_pair, 0).map(|unit| &self.queue_pairs[unit]);
+        set.map_or(0, |set| set.transmit.capacity())
     }
 
     /// Takes a free transmit buffer, if the client knows of one.
@@ -85,10 +86,8 @@ impl Session {
         if !self.is_reserved(buffer) {
             return Err(SendError::NotReserved);
         }
-        let (queue_pair, queue_pairs) = (endpoint.queue_pair, self.queue_pairs.len() as u32);
-        if queue_pair >= queue_pairs {
-            return Err(SendError::NoQueuePair { queue_pair, queue_pairs });
-        }
+        let lane = self.lane_of(buffer.0, len);
+        let unit = self.unit(endpoint.queue_pair, lane)?;
         let descriptor = Descriptor {
             buffer: buffer.0,
             start: HEADROOM_BYTES,
@@ -96,19 +95,13 @@ impl Session {
             endpoint: endpoint.number,
             flags: 0,
         };
-        if self.queue_pairs[endpoint.queue_pair as usize].transmit.room() == 0 {
+        if self.queue_pairs[unit].transmit.room() == 0 {
             self.unsent(endpoint.queue_pair)?;
         }
-        let set = &mut self.queue_pairs[endpoint.queue_pair as usize];
-        if !set.transmit.push(&[descriptor]) {
+        if !self.push(unit, &[descriptor]) {
             return Err(SendError::Full);
         }
         self.reserved[buffer.0 as usize] = false;
-        if !set.dirty {
-            set.dirty = true;
-            self.dirty.push(endpoint.queue_pair);
-        }
-        self.statistics.sent += 1;
         Ok(())
     }
 

@@ -4,14 +4,16 @@
 use std::time::Duration;
 
 use towpath_packet::Meta;
+use towpath_packet::flow::FLOW_BYTES;
 use towpath_queue::descriptor::{
     Descriptor, EXPEDITED, EXPEDITED_BYTES, MAX_CHAIN, TOGETHER, prefetch_distance,
 };
 use towpath_queue::doorbell::{self, Due};
-use towpath_queue::events;
+use towpath_queue::{Violation, events};
 
 use crate::error::{Lost, SendError};
 use crate::hold::Taken;
+use crate::lanes::lane_of;
 use crate::options::Endpoint;
 use crate::session::Session;
 
@@ -116,7 +118,8 @@ impl Session {
             return Err(SendError::Revoked);
         }
         if meta.is_full()
-            && len.wrapping_sub(1) < self.transmit_pool.data_bytes()
+            // With several lanes, the packet itself tells which one it takes.
+            && len.wrapping_sub(1) < self.direct_bytes
             && let Some(set) = self.queue_pairs.get_mut(queue_pair as usize)
             && let Some(slot) = set.transmit.free_slot()
             && let Some(buffer) = self.transmit_free.take()
@@ -131,7 +134,7 @@ impl Session {
                 self.dirty.push(queue_pair);
                 // The flush of this batch will write these lines, which the engine's core has cached.
                 set.transmit.prefetch_publication();
-                self.marker.prefetch(queue_pair);
+                self.lanes[0].marker.prefetch(queue_pair);
             }
             self.statistics.sent += 1;
             return Ok(());
@@ -161,6 +164,59 @@ impl Session {
         })
     }
 
+    /// Returns the queue pair of a lane that the application knows by this number.
+    ///
+    /// # Errors
+    /// [`SendError::NoQueuePair`].
+    pub(crate) fn unit(&self, queue_pair: u32, lane: usize) -> Result<usize, SendError> {
+        let queue_pairs = self.per_lane as u32;
+        if queue_pair >= queue_pairs {
+            return Err(SendError::NoQueuePair { queue_pair, queue_pairs });
+        }
+        Ok(lane * self.per_lane + queue_pair as usize)
+    }
+
+    /// Returns `true` if the queue pairs of all lanes that the application knows by this number, and
+    /// the pool, have so many buffers of room, as far as the client knows.
+    fn fits(&self, queue_pair: usize, needed: usize) -> bool {
+        let mut sets = self.queue_pairs.iter().skip(queue_pair).step_by(self.per_lane);
+        self.transmit_free.len() >= needed && sets.all(|set| set.transmit.room() as usize >= needed)
+    }
+
+    /// Reclaims the completed buffers of the queue pairs of all lanes that the application knows by
+    /// this number.
+    fn reclaim(&mut self, queue_pair: usize) -> Result<(), Violation> {
+        let free = &mut self.transmit_free;
+        for set in self.queue_pairs.iter_mut().skip(queue_pair).step_by(self.per_lane) {
+            set.transmit.reclaim(|buffer| free.release(buffer))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the lane of the packet of `len` bytes that begins in a buffer.
+    pub(crate) fn lane_of(&mut self, buffer: u32, len: usize) -> usize {
+        let lanes = self.lanes.len();
+        if lanes == 1 {
+            return 0;
+        }
+        let len = len.min(self.transmit_pool.data_bytes()).min(FLOW_BYTES);
+        self.transmit_pool.bytes_mut(buffer, len).map_or(0, |beginning| lane_of(beginning, lanes))
+    }
+
+    /// Puts descriptors into a transmit queue.
+    pub(crate) fn push(&mut self, unit: usize, descriptors: &[Descriptor]) -> bool {
+        let set = &mut self.queue_pairs[unit];
+        if !set.transmit.push(descriptors) {
+            return false;
+        }
+        if !set.dirty {
+            set.dirty = true;
+            self.dirty.push(unit as u32);
+        }
+        self.statistics.sent += 1;
+        true
+    }
+
     /// Queues a packet on the endpoint that `fill` returns, and reclaims buffers for it.
     fn put_chosen(
         &mut self,
@@ -173,20 +229,17 @@ impl Session {
         let data_bytes = self.transmit_pool.data_bytes();
         let needed =
             if len <= data_bytes { usize::from(len > 0) } else { len.div_ceil(data_bytes) };
-        let queue_pairs = self.queue_pairs.len() as u32;
-        let Some(set) = self.queue_pairs.get_mut(queue_pair as usize) else {
-            return Err(SendError::NoQueuePair { queue_pair, queue_pairs });
-        };
-        if needed == 0 || needed > MAX_CHAIN.min(set.transmit.capacity() as usize) {
-            let max = MAX_CHAIN.min(set.transmit.capacity() as usize) * data_bytes;
-            return Err(SendError::Length { len, max });
+        let first = self.unit(queue_pair, 0)?;
+        let most = MAX_CHAIN.min(self.queue_pairs[first].transmit.capacity() as usize);
+        if needed == 0 || needed > most {
+            return Err(SendError::Length { len, max: most * data_bytes });
         }
-        if (set.transmit.room() as usize) < needed || self.transmit_free.len() < needed {
-            let free = &mut self.transmit_free;
-            if let Err(violation) = set.transmit.reclaim(|buffer| free.release(buffer)) {
+        // `fill` runs only if the packet finds room, whatever its lane.
+        if !self.fits(first, needed) {
+            if let Err(violation) = self.reclaim(first) {
                 return Err(self.wrong(violation).into());
             }
-            if (set.transmit.room() as usize) < needed || self.transmit_free.len() < needed {
+            if !self.fits(first, needed) {
                 return Err(SendError::Full);
             }
         }
@@ -204,13 +257,10 @@ impl Session {
         };
         descriptors[..count].iter_mut().for_each(|one| one.endpoint = endpoint);
         descriptors[count - 1].flags |= flags;
-        let pushed = set.transmit.push(&descriptors[..count]);
+        let lane = self.lane_of(buffers[0], len);
+        let unit = self.unit(queue_pair, lane)?;
+        let pushed = self.push(unit, &descriptors[..count]);
         debug_assert!(pushed, "there was room");
-        if !set.dirty {
-            set.dirty = true;
-            self.dirty.push(queue_pair);
-        }
-        self.statistics.sent += 1;
         Ok(())
     }
 
@@ -222,15 +272,13 @@ impl Session {
     /// `true` if [`Session::send_chosen`] would accept a packet of `len` bytes now.
     pub fn has_room_in(&mut self, queue_pair: u32, len: usize) -> bool {
         let needed = len.div_ceil(self.transmit_pool.data_bytes());
-        let fits = |session: &Session| {
-            let set = &session.queue_pairs[queue_pair as usize];
-            set.transmit.room() as usize >= needed && session.transmit_free.len() >= needed
-        };
-        let is_there = (queue_pair as usize) < self.queue_pairs.len();
+        let queue_pair = queue_pair as usize;
+        let is_there = queue_pair < self.per_lane;
         if self.check().is_err() || !is_there || needed == 0 || needed > MAX_CHAIN {
             return false;
         }
-        fits(self) || (self.unsent(queue_pair).is_ok() && fits(self))
+        self.fits(queue_pair, needed)
+            || (self.unsent(queue_pair as u32).is_ok() && self.fits(queue_pair, needed))
     }
 
     /// Queues a copy of a packet with full checksums on an endpoint.
@@ -276,15 +324,21 @@ impl Session {
         }
         let fenced = events::fence();
         for queue_pair in &self.dirty {
-            self.queue_pairs[*queue_pair as usize].dirty = false;
-            outcome = outcome.and(self.marker.mark(fenced, *queue_pair).map(|_| ()));
+            let set = &mut self.queue_pairs[*queue_pair as usize];
+            set.dirty = false;
+            let lane = &mut self.lanes[set.lane];
+            lane.unnotified = true;
+            outcome = outcome.and(lane.marker.mark(fenced, set.number).map(|_| ()));
         }
         self.dirty.clear();
         if let Err(violation) = outcome {
             return Err(self.wrong(violation));
         }
         self.statistics.batches += 1;
-        let new = self.marker.publish();
+        let mut new = false;
+        for lane in self.lanes.iter_mut().filter(|lane| lane.unnotified) {
+            new |= lane.marker.publish();
+        }
         self.notify_for(new);
         Ok(())
     }
@@ -362,15 +416,18 @@ impl Session {
     fn notify(&mut self) {
         let Taken { urgent, half, saves } = self.doorbell_hold.take(self.statistics.sent);
         let fenced = doorbell::fence();
-        let asleep = self.server_sleep_flag.must_notify(fenced, urgent);
-        // A server that has parked this session does not poll it at ticks.
-        let parked = self.parked_flag.must_notify(fenced, true);
-        if asleep == Due::Now || parked == Due::Now || !saves {
-            self.statistics.notifications += 1;
-            self.statistics.notifications_early += u64::from(half);
-            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-        } else {
-            self.statistics.notifications_suppressed += 1;
+        for lane in self.lanes.iter_mut().filter(|lane| lane.unnotified) {
+            lane.unnotified = false;
+            let asleep = lane.server_sleep_flag.must_notify(fenced, urgent);
+            // A server that has parked this session does not poll it at ticks.
+            let parked = lane.parked_flag.must_notify(fenced, true);
+            if asleep == Due::Now || parked == Due::Now || !saves {
+                self.statistics.notifications += 1;
+                self.statistics.notifications_early += u64::from(half);
+                let _ = rustix::io::write(&lane.wake, &1u64.to_ne_bytes());
+            } else {
+                self.statistics.notifications_suppressed += 1;
+            }
         }
     }
 
@@ -384,25 +441,33 @@ impl Session {
     /// When there is no such queue pair.
     pub fn want_room(&mut self, queue_pair: u32) -> Result<(), Lost> {
         self.check()?;
-        let set = &mut self.queue_pairs[queue_pair as usize];
+        let unit = self.fullest(queue_pair as usize);
+        let set = &mut self.queue_pairs[unit];
         let half = set.transmit.in_flight().div_ceil(2);
         set.transmit.want(half);
         set.wants = true;
         // One check after the request is written: later completions come with an event.
-        self.poll_for_room(queue_pair)
+        self.poll_for_room(unit)
+    }
+
+    /// Returns the fullest of the queue pairs of all lanes that the application knows by this number.
+    fn fullest(&self, queue_pair: usize) -> usize {
+        assert!(queue_pair < self.per_lane, "there is no queue pair {queue_pair}");
+        let units = (queue_pair..self.queue_pairs.len()).step_by(self.per_lane);
+        units.max_by_key(|unit| self.queue_pairs[*unit].transmit.in_flight()).unwrap_or(queue_pair)
     }
 
     /// Checks whether a queue pair has the room that the application requested.
-    pub(crate) fn poll_for_room(&mut self, queue_pair: u32) -> Result<(), Lost> {
-        self.unsent(queue_pair)?;
-        let set = &mut self.queue_pairs[queue_pair as usize];
+    pub(crate) fn poll_for_room(&mut self, unit: usize) -> Result<(), Lost> {
+        self.unsent(self.queue_pairs[unit].number)?;
+        let set = &mut self.queue_pairs[unit];
         if set.transmit.has_what_it_wanted() {
             // The client reports this room even if the application has not asked for the last
             // report.
             (set.wants, set.room, set.room_told) = (false, true, false);
             if !set.ready {
                 set.ready = true;
-                self.ready.push_back(queue_pair);
+                self.ready.push_back(unit as u32);
             }
         }
         Ok(())
@@ -418,12 +483,12 @@ impl Session {
     /// When there is no such queue pair.
     pub fn unsent(&mut self, queue_pair: u32) -> Result<u32, Lost> {
         self.check()?;
-        let set = &mut self.queue_pairs[queue_pair as usize];
-        let free = &mut self.transmit_free;
-        let outcome = set.transmit.reclaim(|buffer| free.release(buffer));
-        match outcome {
-            Ok(_) => Ok(set.transmit.in_flight()),
-            Err(violation) => Err(self.wrong(violation)),
+        let queue_pair = queue_pair as usize;
+        assert!(queue_pair < self.per_lane, "there is no queue pair {queue_pair}");
+        if let Err(violation) = self.reclaim(queue_pair) {
+            return Err(self.wrong(violation));
         }
+        let sets = self.queue_pairs.iter().skip(queue_pair).step_by(self.per_lane);
+        Ok(sets.map(|set| set.transmit.in_flight()).sum())
     }
 }

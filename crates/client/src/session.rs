@@ -10,45 +10,23 @@ use std::time::Duration;
 use towpath_memory::{own_words, peer_words};
 use towpath_protocol::channel::Channel;
 use towpath_protocol::counters;
-use towpath_protocol::layout::{
-    CLOSED_ADDRESS_GONE, CLOSED_BY_POLICY, CLOSED_WORD, ENDPOINT_COUNTERS, ENDPOINT_REVOKED_WORD,
-    PARKED_WORD, REVOKED_WORD, STATE_SLEEP_WORD, SessionShape,
-};
+use towpath_protocol::layout::{CLOSED_ADDRESS_GONE, CLOSED_BY_POLICY};
 use towpath_protocol::message::{self, Message};
 use towpath_protocol::settings::Setting;
 use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
-use towpath_queue::doorbell::{PeerSleepFlag, Sleeper};
-use towpath_queue::events::{Acknowledger, Marker};
-use towpath_queue::receive::{ReceiveConsumer, application_side};
-use towpath_queue::transmit::TransmitProducer;
-use towpath_queue::{OwnWords, PeerWords, Violation};
+use towpath_queue::{PoolShape, Violation};
 
 use crate::attach::{Attachment, attach};
 use crate::control::{Answer, Deadline, ask, connect};
 use crate::error::{AttachError, Lost, OpenError};
 use crate::fork::ForkGuard;
 use crate::hold::DoorbellHold;
+use crate::lanes::{Lane, QueuePair, lanes, no_counters};
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::pool::{ReceivePool, TransmitPool};
 use crate::rule::Rule;
 use crate::waiter::Waiter;
-
-pub(crate) struct QueuePair {
-    pub(crate) transmit: TransmitProducer,
-    pub(crate) receive: ReceiveConsumer,
-    /// `true` if the queue pair is in `ready`.
-    pub(crate) ready: bool,
-    /// `true` if the queue pair is in `dirty`.
-    pub(crate) dirty: bool,
-    /// `true` if the queue pair has the room that the application requested: news even when no
-    /// packet waits.
-    pub(crate) room: bool,
-    /// `true` if a wait has ended because of `room`.
-    pub(crate) room_told: bool,
-    /// `true` if the application waits for room: the client checks for it at the next event.
-    pub(crate) wants: bool,
-}
 
 /// An attachment to a driver server. The crate's documentation describes threads and `fork`.
 pub struct Session {
@@ -56,8 +34,16 @@ pub struct Session {
     /// How long the client waits for the answer to a request.
     answer_timeout: Duration,
     pub(crate) doorbell: OwnedFd,
-    pub(crate) wake: OwnedFd,
+    pub(crate) lanes: Box<[Lane]>,
+    /// The queue pairs of all lanes: first all of the first lane, and so on.
     pub(crate) queue_pairs: Vec<QueuePair>,
+    /// The number of queue pairs of each lane.
+    pub(crate) per_lane: usize,
+    /// The longest packet that [`Session::send`] writes without looking for its lane: a buffer's data
+    /// bytes, or 0 if there are several lanes.
+    pub(crate) direct_bytes: usize,
+    /// The lane that the next call to receive begins with.
+    pub(crate) next_lane: usize,
     pub(crate) transmit_pool: TransmitPool,
     pub(crate) receive_pool: ReceivePool,
     pub(crate) transmit_free: FreeBuffers,
@@ -65,20 +51,9 @@ pub struct Session {
     /// queue.
     pub(crate) reserved: Box<[bool]>,
     pub(crate) expedited_queue_pair: Option<u32>,
-    pub(crate) receive_free: FreeBuffers,
     pub(crate) provided: u32,
-    pub(crate) events: Acknowledger,
-    pub(crate) marker: Marker,
-    pub(crate) sleeper: Sleeper,
     pub(crate) waiter: Waiter,
     pub(crate) doorbell_hold: DoorbellHold,
-    /// Reads whether the engine sleeps.
-    pub(crate) server_sleep_flag: PeerSleepFlag,
-    /// Reads whether the engine has parked this session: awake or not, the engine polls the session
-    /// only after a notification.
-    pub(crate) parked_flag: PeerSleepFlag,
-    header: PeerWords,
-    counters: PeerWords,
     /// The number of endpoints that the server closed, as far as the client knows.
     revoked: u64,
     /// `true` if no wait has returned since that number rose.
@@ -129,40 +104,40 @@ impl Session {
         options: &Options,
         deadline: Deadline,
     ) -> Result<Session, AttachError> {
-        let Attachment { channel, shape, granted, memories, doorbell, wake } =
+        let Attachment { channel, shape, granted, memories, doorbell, wakes } =
             attach(socket, options, deadline)?;
-        let pages = shape.server_peer(&peer_words(&memories.server));
-        let own = shape.application_own(own_words(memories.application));
-        let state = peer_words(&memories.state);
+        let (server, state) = (peer_words(&memories.server), peer_words(&memories.state));
+        let own = own_words(memories.application);
         let small = || AttachError::Protocol("a buffer pool is too small".into());
+        let count = wakes.len() as u32;
+        let buffers = shape.receive_pool.buffers() * count;
+        let receive_pool =
+            PoolShape::new(buffers, shape.receive_pool.data_bytes()).ok_or_else(small)?;
+        let (lanes, queue_pairs) = lanes(&shape, wakes, own, &server, &state);
+        let units = queue_pairs.len();
         let mut session = Session {
             channel,
             answer_timeout: options.answer_timeout,
             doorbell,
-            wake,
-            queue_pairs: queue_pairs(&shape, own.queue_pairs, &pages.queue_pairs),
+            lanes: lanes.into_boxed_slice(),
+            queue_pairs,
+            per_lane: shape.queue_pairs as usize,
+            direct_bytes: if count > 1 { 0 } else { shape.transmit_pool.data_bytes() as usize },
+            next_lane: 0,
             transmit_pool: TransmitPool::new(memories.transmit_pool, shape.transmit_pool)
                 .ok_or_else(small)?,
-            receive_pool: ReceivePool::new(memories.receive_pool, shape.receive_pool)
+            receive_pool: ReceivePool::new(memories.receive_pool, receive_pool)
                 .ok_or_else(small)?,
             expedited_queue_pair: options.expedited_queue_pair,
             transmit_free: FreeBuffers::new(0, shape.transmit_pool.buffers()),
             reserved: vec![false; shape.transmit_pool.buffers() as usize].into_boxed_slice(),
-            receive_free: FreeBuffers::new(0, shape.receive_pool.buffers()),
             provided: options.provided.unwrap_or(u32::MAX).clamp(1, shape.queues.receive()),
-            events: Acknowledger::new(shape.events(), own.acknowledgements, &pages.events),
-            marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
-            sleeper: Sleeper::new(own.header),
             waiter: Waiter::new(options.wait_strategy),
             doorbell_hold: DoorbellHold::default(),
-            server_sleep_flag: PeerSleepFlag::new(state.part(STATE_SLEEP_WORD, 1)),
-            parked_flag: PeerSleepFlag::new(pages.header.part(PARKED_WORD, 1)),
-            header: pages.header,
-            counters: pages.counters,
             revoked: 0,
             revoked_untold: false,
-            ready: VecDeque::with_capacity(shape.queue_pairs as usize),
-            dirty: Vec::with_capacity(shape.queue_pairs as usize),
+            ready: VecDeque::with_capacity(units),
+            dirty: Vec::with_capacity(units),
             taken: [Descriptor::default(); MAX_CHAIN],
             length: 64,
             statistics: Statistics::default(),
@@ -172,9 +147,9 @@ impl Session {
             guard: ForkGuard::new()?,
             _one_thread: PhantomData,
         };
-        for queue_pair in 0..shape.queue_pairs {
-            session.provide(queue_pair);
-            session.queue_pairs[queue_pair as usize].receive.publish();
+        for unit in 0..units {
+            session.provide(unit);
+            session.queue_pairs[unit].receive.publish();
         }
         Ok(session)
     }
@@ -202,11 +177,13 @@ impl Session {
     /// for an endpoint of another session whose number this session cannot have.
     #[must_use]
     pub fn counters(&self, endpoint: Endpoint) -> Vec<(&'static str, u64)> {
-        let start = endpoint.number as usize * ENDPOINT_COUNTERS;
-        if !self.guard.is_parent() || start >= self.counters.len() {
-            return counters::Endpoint::ALL.iter().map(|(_, name)| (*name, 0)).collect();
+        if !self.guard.is_parent() {
+            return no_counters();
         }
-        counters::read(&self.counters, start, &counters::Endpoint::ALL)
+        let mut lanes = self.lanes.iter().map(|lane| lane.counters(endpoint.number));
+        let mut all = lanes.next().unwrap_or_else(no_counters);
+        lanes.for_each(|lane| counters::add_lane(&mut all, &lane));
+        all
     }
 
     /// Opens an endpoint.
@@ -244,15 +221,13 @@ impl Session {
 
     #[cold]
     fn has_revoked_word(&self, endpoint: Endpoint) -> bool {
-        let start = endpoint.number as usize * ENDPOINT_COUNTERS;
-        self.guard.is_parent()
-            && start < self.counters.len()
-            && self.counters.observe(start + ENDPOINT_REVOKED_WORD) == 1
+        self.guard.is_parent() && self.lanes.iter().all(|lane| lane.has_revoked(endpoint.number))
     }
 
     /// Checks whether the server has closed endpoints.
     pub(crate) fn update_revoked(&mut self) {
-        let revoked = self.header.observe(REVOKED_WORD);
+        // An endpoint is closed once every engine has closed it.
+        let revoked = self.lanes.iter().map(Lane::revoked).min().unwrap_or(0);
         self.revoked_untold |= std::mem::replace(&mut self.revoked, revoked) != revoked;
     }
 
@@ -308,8 +283,9 @@ impl Session {
         if let Some(lost) = self.lost {
             return lost;
         }
-        let word = self.header.observe(CLOSED_WORD);
-        let lost = match (word as u32, Violation::from_number(word as u32)) {
+        // One engine writes the violation; the others then end the session without a reason.
+        let word = self.lanes.iter().map(Lane::closed).find(|word| *word != 0).unwrap_or(0);
+        let lost = match (word, Violation::from_number(word)) {
             (_, Some(violation)) => Lost::Violated(violation),
             (CLOSED_BY_POLICY, _) => Lost::Revoked,
             (CLOSED_ADDRESS_GONE, _) => Lost::AddressGone,
@@ -338,21 +314,4 @@ impl Session {
     pub(crate) fn wrong(&mut self, violation: Violation) -> Lost {
         *self.lost.get_or_insert(Lost::ServerWrong(violation))
     }
-}
-
-/// Returns the application's side of the session's queue pairs.
-fn queue_pairs(shape: &SessionShape, own: Vec<OwnWords>, peers: &[PeerWords]) -> Vec<QueuePair> {
-    let side = |(own, peer)| {
-        let (transmit, receive) = application_side(&shape.queues, shape.receive_pool, own, peer);
-        QueuePair {
-            transmit,
-            receive,
-            ready: false,
-            dirty: false,
-            room: false,
-            room_told: false,
-            wants: false,
-        }
-    };
-    own.into_iter().zip(peers).map(side).collect()
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use towpath_queue::Violation;
 use towpath_waiting::Step;
 
 use crate::error::{Lost, OpenError, Refusal};
@@ -74,7 +75,7 @@ impl Session {
         // This keeps the counts of the old clock.
         self.statistics = self.statistics();
         self.waiter = Waiter::new(waiting);
-        self.sleeper.awake();
+        self.awake();
         Ok(())
     }
 
@@ -110,13 +111,16 @@ impl Session {
         self.flush()?;
         self.notify_deferred();
         let to_tick = Duration::from_nanos(until.saturating_sub(self.waiter.now()));
-        let must_check = self.sleeper.prepare_timer_driven();
-        let woken = if !must_check || self.events.is_idle().unwrap_or(false) {
+        let mut must_check = false;
+        for lane in &mut self.lanes {
+            must_check |= lane.sleeper.prepare_timer_driven();
+        }
+        let woken = if !must_check || self.is_idle().unwrap_or(false) {
             self.sleep(Some(left.map_or(to_tick, |left| left.min(to_tick))))
         } else {
             Ok(false)
         };
-        self.sleeper.awake_timer_driven();
+        self.lanes.iter_mut().for_each(|lane| lane.sleeper.awake_timer_driven());
         self.waiter.woke();
         woken.map(|_| ())
     }
@@ -142,13 +146,13 @@ impl Session {
             let set = &mut self.queue_pairs[queue_pair as usize];
             (set.room, set.room_told) = (false, false);
         }
-        Ok(first)
+        Ok(first.map(|unit| self.queue_pairs[unit as usize].number))
     }
 
     fn first_ready(&mut self) -> Result<Option<u32>, Lost> {
         while let Some(queue_pair) = self.ready.front().copied() {
             if self.queue_pairs[queue_pair as usize].wants {
-                self.poll_for_room(queue_pair)?;
+                self.poll_for_room(queue_pair as usize)?;
             }
             let set = &mut self.queue_pairs[queue_pair as usize];
             // This check follows the acknowledgement of the event: later packets are a new event.
@@ -178,22 +182,36 @@ impl Session {
         }
         self.flush()?;
         self.notify_deferred();
-        self.sleeper.prepare();
-        let idle = match self.events.is_idle() {
+        self.lanes.iter_mut().for_each(|lane| lane.sleeper.prepare());
+        let idle = match self.is_idle() {
             Ok(idle) => idle,
             Err(violation) => return Err(self.wrong(violation)),
         };
         if idle && self.ready.is_empty() || !self.has_news()? {
             return Ok(false);
         }
-        self.sleeper.awake();
+        self.awake();
         Ok(true)
+    }
+
+    /// Marks this side awake for all engines.
+    fn awake(&mut self) {
+        self.lanes.iter_mut().for_each(|lane| lane.sleeper.awake());
+    }
+
+    /// Returns `true` if no engine has an event for this side.
+    fn is_idle(&mut self) -> Result<bool, Violation> {
+        let mut idle = true;
+        for lane in &mut self.lanes {
+            idle &= lane.events.is_idle()?;
+        }
+        Ok(idle)
     }
 
     /// Ends an announced sleep, so that the server suppresses further notifications.
     pub fn disarm(&mut self) {
-        if self.is_parents() && self.sleeper.is_announced() {
-            self.sleeper.awake();
+        if self.is_parents() && self.lanes[0].sleeper.is_announced() {
+            self.awake();
         }
     }
 
@@ -202,21 +220,26 @@ impl Session {
         self.check()?;
         self.notify_if_due();
         let (sets, ready) = (&mut self.queue_pairs, &mut self.ready);
-        let budget = sets.len() as u32;
-        if let Ok(Some(expected)) = self.events.expected()
-            && let Some(set) = sets.get(expected as usize)
-        {
-            set.receive.prefetch_news();
-        }
-        let mut events = false;
-        let outcome = self.events.take(budget, |queue_pair| {
-            events = true;
-            let set = &mut sets[queue_pair as usize];
-            if !set.ready {
-                set.ready = true;
-                ready.push_back(queue_pair);
+        let budget = self.per_lane as u32;
+        let (mut events, mut first) = (false, 0);
+        let mut outcome = Ok(0);
+        for lane in &mut self.lanes {
+            if let Ok(Some(expected)) = lane.events.expected()
+                && let Some(set) = sets.get((first + expected) as usize)
+            {
+                set.receive.prefetch_news();
             }
-        });
+            let taken = lane.events.take(budget, |queue_pair| {
+                events = true;
+                let set = &mut sets[(first + queue_pair) as usize];
+                if !set.ready {
+                    set.ready = true;
+                    ready.push_back(first + queue_pair);
+                }
+            });
+            outcome = outcome.and(taken);
+            first += budget;
+        }
         if let Err(violation) = outcome {
             return Err(self.wrong(violation));
         }
@@ -254,7 +277,7 @@ impl Session {
         }
         self.take_notifications();
         if self.hung_up {
-            self.sleeper.awake();
+            self.awake();
             if self.has_news()? {
                 return Ok(true);
             }

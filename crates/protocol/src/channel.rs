@@ -1,4 +1,4 @@
-//! A socket that carries messages, each with up to seven descriptors.
+//! A socket that carries messages, each with a few descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -127,7 +127,7 @@ impl Channel {
         if received.bytes == 0 {
             return Ok(Incoming::End);
         }
-        // The space for seven descriptors, rounded up, has room for eight.
+        // The space for an odd number of descriptors, rounded up, has room for one more.
         if received.bytes > MAX_BYTES
             || descriptors.len() > MAX_DESCRIPTORS
             || received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
@@ -182,10 +182,10 @@ mod tests {
         assert!(matches!(b.receive(), Err(ChannelError::TooLong)));
         // More descriptors than any message has: the channel refuses them, and none of them leaks.
         let bytes = Message::Done.encode();
-        for count in [8, 9, 12] {
+        for count in [MAX_DESCRIPTORS + 1, MAX_DESCRIPTORS + 2, 20] {
             let (read, write) = rustix::pipe::pipe().unwrap();
             let many: Vec<_> = (0..count).map(|_| read.as_fd()).collect();
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(12))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(20))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
             let message = [IoSlice::new(&bytes)];

@@ -281,6 +281,15 @@ pub fn read<const N: usize, T: Copy>(
     all.iter().enumerate().map(|(place, (_, name))| (*name, words.fetch(start + place))).collect()
 }
 
+/// Adds another lane's counters, read by [`read`], to these. For the longest delay of a tick, the
+/// larger one counts.
+pub fn add_lane(all: &mut [(&'static str, u64)], lane: &[(&'static str, u64)]) {
+    let longest = Device::ALL[Device::TickLatestNs as usize].1;
+    for ((name, sum), (_, value)) in all.iter_mut().zip(lane) {
+        *sum = if *name == longest { (*sum).max(*value) } else { sum.wrapping_add(*value) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

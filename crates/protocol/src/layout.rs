@@ -4,16 +4,24 @@
 //! |---|---|---|
 //! | server pages | server | header line, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs |
 //! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue pairs |
-//! | state page | server | epoch, the engine's sleep flag, heartbeat, counters of the device |
+//! | state page | server | epoch, an engine thread's sleep flag, heartbeat, counters of the device |
 //! | ledger | server | buffers of the transmit pool, buffers of the receive pool, each queue pair's slots completed out of order |
 //!
 //! Both sides compute the offsets from one [`SessionShape`], agreed once in the attach messages.
+//!
+//! A server has one lane or several: engine threads, each with queues of the device. Each memory but
+//! the transmit pool then has as many parts of this layout, one behind the other: part i belongs to
+//! lane i, so each word still has one writer, and each receive buffer, too. All lanes send from one
+//! transmit pool, which they only read, and each has a ledger for it of its own.
 
 use towpath_queue::buffers::Ledger;
 use towpath_queue::events::EventShape;
 use towpath_queue::layout::{QueueShape, lines};
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords, PoolShape};
+
+/// The most lanes of a server.
+pub const MAX_LANES: usize = 8;
 
 /// Words of counters that each endpoint has.
 pub const ENDPOINT_COUNTERS: usize = LINE_WORDS;
@@ -46,7 +54,7 @@ pub const STATE_HEARTBEAT_WORD: usize = 1;
 pub const STATE_SLEEP_WORD: usize = LINE_WORDS;
 /// First word of the device's counters.
 pub const STATE_COUNTERS_WORD: usize = 2 * LINE_WORDS;
-/// Number of words of the state page.
+/// Number of words of a lane's part of the state page.
 pub const STATE_WORDS: usize = STATE_COUNTERS_WORD + DEVICE_COUNTERS;
 
 /// The most queue pairs of a session; the policy may set a lower limit. With 10 000 of them, the
@@ -92,6 +100,9 @@ pub enum ShapeError {
         "buffers of {0} and {1} bytes; 64 to 261888 are possible, and 16777216 buffers per pool"
     )]
     Buffers(u32, u32),
+    /// More lanes than a server has.
+    #[error("{0} lanes; 1 to {MAX_LANES} are possible")]
+    Lanes(usize),
     /// Too much memory.
     #[error("{0} bytes in one memory of the session; at most {MAX_MEMORY_BYTES} are possible")]
     Memory(usize),
@@ -149,6 +160,31 @@ impl SessionShape {
         Ok(shape)
     }
 
+    /// Checks that as many lanes can have a session of this shape.
+    ///
+    /// # Errors
+    /// [`ShapeError`] names the number that is out of its range.
+    pub fn check_lanes(&self, lanes: usize) -> Result<(), ShapeError> {
+        if lanes == 0 || lanes > MAX_LANES {
+            return Err(ShapeError::Lanes(lanes));
+        }
+        let parts = [
+            self.receive_pool.pool_bytes(),
+            self.server_words() * 8,
+            self.application_words() * 8,
+            self.ledger_words() * 8,
+        ];
+        let largest = parts.into_iter().max().unwrap_or(0) * lanes;
+        let (buffers, bytes) = (self.receive_pool.buffers(), self.receive_pool.data_bytes());
+        if largest > MAX_MEMORY_BYTES {
+            return Err(ShapeError::Memory(largest));
+        }
+        let all = buffers.checked_mul(lanes as u32);
+        all.and_then(|all| PoolShape::new(all, bytes))
+            .map(|_| ())
+            .ok_or(ShapeError::Buffers(self.transmit_pool.data_bytes(), bytes))
+    }
+
     /// Returns the event queues' shape, which is the same in both directions.
     #[must_use]
     pub fn events(&self) -> EventShape {
@@ -175,7 +211,7 @@ impl SessionShape {
     pub fn ledger_words(&self) -> usize {
         lines(Ledger::words_for(self.transmit_pool.buffers()))
             + lines(Ledger::words_for(self.receive_pool.buffers()))
-            + self.queue_pairs as usize * self.queues.ledger_words()
+            + lines(self.queue_pairs as usize * self.queues.ledger_words())
     }
 
     fn server_queues_start(&self) -> usize {

@@ -7,7 +7,7 @@
 //!
 //! | kind | from | body | answer |
 //! |---|---|---|---|
-//! | attach | application | [`Attach`] | attached with seven descriptors, or error |
+//! | attach | application | [`Attach`] | attached with six descriptors and one for each lane, or error |
 //! | attached | server | [`Attached`] | |
 //! | mapped | application | none | done: the session exists |
 //! | open | application | [`Open`] | opened, or error |
@@ -22,6 +22,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::VERSION;
+use crate::layout::MAX_LANES;
 
 /// "Towp", in each message.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"Towp");
@@ -30,9 +31,9 @@ pub const MAX_BYTES: usize = 32 << 10;
 /// The largest message that an application sends. The largest message of a fixed size, an error,
 /// has 256 bytes.
 pub const MAX_REQUEST_BYTES: usize = 512;
-/// The most descriptors with a message: the answer to attach carries this many, and no other
+/// The most descriptors with a message: the answer to attach carries up to this many, and no other
 /// message more.
-pub const MAX_DESCRIPTORS: usize = 7;
+pub const MAX_DESCRIPTORS: usize = 6 + MAX_LANES;
 
 /// The beginning of every message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -75,10 +76,10 @@ pub const ATTACH_OWN: u32 = 1;
 /// Asks for the addresses of the host, which the session shares with the kernel and other sessions.
 pub const ATTACH_SHARED: u32 = 2;
 
-/// The server's grant to a session. Seven descriptors come with it, in this order: server pages,
+/// The server's grant to a session. Descriptors come with it, in this order: server pages,
 /// receive pool, state page (these three read-only), application pages, transmit pool (both to be
 /// mapped writable now and sealed afterwards), the session's doorbell (a socket: readable after a
-/// notification, hung up at the session's end), and the eventfd that notifies the engine.
+/// notification, hung up at the session's end), and for each lane the eventfd that notifies its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Attached {
@@ -87,7 +88,9 @@ pub struct Attached {
     /// The session's number.
     pub session: u32,
     /// The device's MTU, in bytes.
-    pub mtu: u32,
+    pub mtu: u16,
+    /// The server's lanes, 1 to [`MAX_LANES`]: parts of the session's memory.
+    pub lanes: u16,
     /// Offloads that the application may leave to the device on transmit: [`CAN_CHECKSUM`],
     /// [`CAN_SEGMENT`].
     pub capabilities: u32,

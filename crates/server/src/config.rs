@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use rustix::thread::CpuSet;
 use towpath_device::DeviceError;
+use towpath_protocol::layout::MAX_LANES;
 use towpath_protocol::settings::{Setting, Values};
 
 use crate::addresses::{PoolError, Subnets};
@@ -37,8 +38,12 @@ pub struct Config {
     /// and eight times as many from all of them. One sender's bulk therefore does not delay the
     /// others. With round robin, the engine takes those of one queue pair before the next one's.
     pub transmit_budget: usize,
-    /// The processor that the engine's thread is bound to; a missing processor is an error.
-    pub engine_cpu: Option<usize>,
+    /// The number of engine threads, each with a queue of the device: 1 to 8, at most as many as
+    /// the device offers. The packets of a flow stay on one lane.
+    pub lanes: usize,
+    /// The processors that the engine threads are bound to, one for each lane; none to bind no
+    /// thread. A missing processor is an error.
+    pub engine_cpus: Vec<usize>,
 }
 
 impl Default for Config {
@@ -52,7 +57,8 @@ impl Default for Config {
             batch: 64,
             receive_budget: 1024,
             transmit_budget: 64,
-            engine_cpu: None,
+            lanes: 1,
+            engine_cpus: Vec::new(),
         }
     }
 }
@@ -112,6 +118,27 @@ pub enum StartError {
         /// The given `batch`.
         batch: usize,
     },
+    /// More lanes than the device has queues.
+    #[error(
+        "{name} offers {queues} queue(s), so {lanes} engine threads cannot share it; set lanes to \
+         at most {queues}"
+    )]
+    Lanes {
+        /// The device.
+        name: String,
+        /// The queues that the device offers.
+        queues: usize,
+        /// The given `lanes`.
+        lanes: usize,
+    },
+    /// The number of processors is not that of the engine threads.
+    #[error("{given} processors for {lanes} engine threads; name one for each, or none")]
+    Processors {
+        /// The number of given processors.
+        given: usize,
+        /// The number of engine threads.
+        lanes: usize,
+    },
     /// The engine cannot be bound to the processor.
     #[error("the engine cannot run on processor {cpu}; this server may use {usable}")]
     Processor {
@@ -141,6 +168,10 @@ impl Config {
             let (name, value, range) = ("transmit_budget", self.transmit_budget, "1 to 65536");
             return Err(StartError::Range { name, value, range });
         }
+        if !(1..=MAX_LANES).contains(&self.lanes) {
+            let (name, value, range) = ("lanes", self.lanes, "1 to 8");
+            return Err(StartError::Range { name, value, range });
+        }
         Ok(())
     }
 
@@ -160,16 +191,19 @@ impl Config {
     /// device.
     ///
     /// # Errors
-    /// [`StartError::Batch`], [`StartError::Processor`].
+    /// [`StartError::Batch`], [`StartError::Processor`], [`StartError::Processors`].
     pub fn check(&self) -> Result<(), StartError> {
         self.initial_settings()?;
-        let Some(cpu) = self.engine_cpu else { return Ok(()) };
-        let usable = rustix::thread::sched_getaffinity(None)
-            .is_ok_and(|set| cpu < CpuSet::MAX_CPU && set.is_set(cpu));
-        if usable {
-            Ok(())
-        } else {
-            Err(StartError::Processor { cpu, usable: usable_processors() })
+        let (given, lanes) = (self.engine_cpus.len(), self.lanes);
+        if given != 0 && given != lanes {
+            return Err(StartError::Processors { given, lanes });
+        }
+        let own = rustix::thread::sched_getaffinity(None);
+        let is_usable =
+            |cpu: usize| own.as_ref().is_ok_and(|set| cpu < CpuSet::MAX_CPU && set.is_set(cpu));
+        match self.engine_cpus.iter().find(|cpu| !is_usable(**cpu)) {
+            Some(cpu) => Err(StartError::Processor { cpu: *cpu, usable: usable_processors() }),
+            None => Ok(()),
         }
     }
 

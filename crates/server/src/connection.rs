@@ -14,7 +14,7 @@ use towpath_protocol::settings::Values;
 use crate::addresses::Lease;
 use crate::engine::commands::Listening;
 use crate::engine::demux::Rule;
-use crate::engine::session::Mappings;
+use crate::engine::session::{Mappings, Session};
 use crate::policy::{Account, Standing, Terms};
 use crate::prepare::Prepared;
 
@@ -72,6 +72,10 @@ pub(crate) struct Connection {
     pub(crate) shape: Option<SessionShape>,
     /// The session's memories, for reading counters and for unmapping.
     pub(crate) mappings: Option<Mappings>,
+    /// The parts of the session that engines have returned, until all have.
+    pub(crate) returned: Vec<Session>,
+    /// `true` if the engines have been told to end the session.
+    pub(crate) is_ending: bool,
     /// Descriptors that keep the pages of the session's memory in place while the engine uses them.
     pub(crate) pins: Vec<OwnedFd>,
     /// The session's notification counter.

@@ -11,7 +11,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
@@ -30,6 +30,7 @@ use crate::connection::{Connection, Progress, Refused};
 use crate::connections::Connections;
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::{Rule, Sets};
+use crate::engines::Engines;
 use crate::filters::Filters;
 use crate::host::Host;
 use crate::log::LogLimit;
@@ -104,18 +105,14 @@ pub(crate) struct Parts {
     pub(crate) batch: usize,
     /// Keeps everything that must outlive the server.
     pub(crate) store: Box<dyn Store>,
-    /// Commands to the engine.
-    pub(crate) commands: Sender<(u64, Command)>,
-    /// Replies and reports from the engine.
-    pub(crate) events: Receiver<EngineReport>,
+    /// The engines.
+    pub(crate) engines: Engines,
     /// Requests from the owner.
     pub(crate) requests: Receiver<Request>,
-    /// Wakes the engine.
-    pub(crate) engine_wake: Arc<OwnedFd>,
     /// Wakes this thread.
     pub(crate) wake: Arc<OwnedFd>,
-    /// The engine's epoll set, in which workers enter sessions.
-    pub(crate) engine_epoll: OwnedFd,
+    /// The engines' epoll sets, in which workers enter sessions.
+    pub(crate) engine_epolls: Vec<OwnedFd>,
     /// `true` if session memory is locked, because there is a swap device.
     pub(crate) locks_memory: bool,
     /// The descriptors that keep the state page in place.
@@ -143,8 +140,6 @@ pub(crate) struct Control {
     pub(crate) connections: Connections,
     pub(crate) next_token: u64,
     pub(crate) next_number: u32,
-    pub(crate) next_ticket: u64,
-    pub(crate) replies: HashMap<u64, Reply>,
     /// The owner of each flow rule.
     pub(crate) rules: HashMap<Rule, u32>,
     pub(crate) rule_sets: Sets,
@@ -166,7 +161,7 @@ impl Control {
     ///
     /// # Errors
     /// Fails if descriptors are not available.
-    pub(crate) fn new(parts: Parts, spawner: Spawner) -> io::Result<Control> {
+    pub(crate) fn new(mut parts: Parts, spawner: Spawner) -> io::Result<Control> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let data = epoll::EventData::new_u64;
         epoll::add(&*epoll, &*parts.wake, data(WAKE), epoll::EventFlags::IN)?;
@@ -184,11 +179,11 @@ impl Control {
             let flags = epoll::EventFlags::HUP | epoll::EventFlags::ONESHOT;
             epoll::add(&*epoll, keeper, data(KEEPER), flags)?;
         }
-        let engine_epoll = parts.engine_epoll.try_clone()?;
+        let engine_epolls = std::mem::take(&mut parts.engine_epolls);
         let sessions = parts.policy.connections as u32;
         Ok(Control {
             state: parts.state.read_only()?,
-            workers: Workers::new(spawner, engine_epoll, epoll.clone())?,
+            workers: Workers::new(spawner, engine_epolls, epoll.clone())?,
             epoll,
             slow: Slow::new(parts.locks_memory),
             says_it_cannot_lock: false,
@@ -203,8 +198,6 @@ impl Control {
             // No connection has token 0: a report's cursor starts there.
             next_token: 1,
             next_number: 1,
-            next_ticket: 0,
-            replies: HashMap::new(),
             rules: HashMap::new(),
             rule_sets: Sets::default(),
             filters: Filters::default(),
@@ -293,12 +286,7 @@ impl Control {
     }
 
     pub(crate) fn command(&mut self, command: Command, reply: Reply) {
-        self.next_ticket += 1;
-        self.replies.insert(self.next_ticket, reply);
-        // An engine that has ended has said so in its last report.
-        if self.parts.commands.send((self.next_ticket, command)).is_ok() {
-            let _ = rustix::io::write(&*self.parts.engine_wake, &1u64.to_ne_bytes());
-        }
+        self.parts.engines.command(command, reply);
     }
 
     /// Decides whether the engine itself notifies applications, after a connection gained or lost
@@ -414,6 +402,8 @@ impl Control {
             shape: None,
             mappings: None,
             counter: None,
+            returned: Vec::new(),
+            is_ending: false,
             pins: Vec::new(),
             endpoints: Vec::new(),
             free: (BinaryHeap::new(), 0),
@@ -465,29 +455,15 @@ impl Control {
     }
 
     fn engine_events(&mut self) {
-        loop {
-            let event = match self.parts.events.try_recv() {
-                Ok(event) => event,
-                Err(TryRecvError::Empty) => return,
-                Err(TryRecvError::Disconnected) => {
-                    // The engine ended without a report: it panicked, and the thread's joiner
-                    // receives the panic. A server without an engine serves no session, so it ends
-                    // too.
-                    let name = self.parts.info.name.clone();
-                    let cause = io::Error::other("the engine's thread ended early");
-                    let failed = DeviceError::Failed { name, what: "serving", cause };
-                    self.ended.get_or_insert(Err(failed));
-                    return;
-                }
-            };
-            match event {
+        while let Some(report) = self.parts.engines.next_report(&self.parts.info.name) {
+            match report {
                 EngineReport::Done { ticket } => {
-                    if let Some(reply) = self.replies.remove(&ticket) {
+                    if let Some(reply) = self.parts.engines.executed(ticket) {
                         self.reply(&reply);
                     }
                 }
                 EngineReport::Closed { session, doorbell } => {
-                    self.close_doorbell(session, doorbell)
+                    self.lane_closed(session, doorbell);
                 }
                 EngineReport::Removed(session) => self.session_ended(session),
                 EngineReport::NeighbourWanted(request) => self.queue_neighbour_request(request),
@@ -501,7 +477,11 @@ impl Control {
                 EngineReport::Recovered { resets } => {
                     info!(device = self.parts.info.name, resets, "the device works again");
                 }
-                EngineReport::Ended(outcome) => self.ended = Some(outcome),
+                EngineReport::Ended(outcome) => {
+                    self.ended = self.parts.engines.engine_ended(outcome);
+                    // The others end, too: every session needs all engines.
+                    self.stop();
+                }
             }
         }
     }

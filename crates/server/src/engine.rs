@@ -96,6 +96,8 @@ pub struct Budgets {
 /// The channels between an engine and its control thread.
 #[derive(Debug)]
 pub struct Link {
+    /// The number of the device's queue that the engine serves.
+    pub lane: usize,
     /// Commands, each with a ticket. The control thread writes `wake` after sending one.
     pub commands: Receiver<(u64, Command)>,
     /// Replies and reports. The engine writes `control_wake` after sending one.
@@ -140,7 +142,7 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Creates an engine that serves the first queue of `device`, with its state page.
+    /// Creates an engine that serves one queue of `device`, with its part of the state page.
     ///
     /// # Errors
     /// Fails if memory cannot be allocated or the queue does not open.
@@ -154,7 +156,7 @@ impl Engine {
         link: Link,
     ) -> Result<Engine, DeviceError> {
         let Budgets { batch, receive_budget, transmit_budget, iteration_budget } = budgets;
-        let (port, memory) = DevicePort::start(device, batch, values)?;
+        let (port, memory) = DevicePort::start(device, link.lane, batch, values)?;
         let (counters, flag) = DeviceCounters::new(state, epoch);
         let wait = EngineWait::new(&port, flag, link.wake, values)?;
         Ok(Engine {

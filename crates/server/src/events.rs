@@ -19,18 +19,22 @@ const NO_ROOM: &str = "the device has no room for another filter, and cannot rec
                        instead; close an endpoint or a session";
 
 impl Control {
-    /// Registers the memory from which a session sends. If the device refuses, the engine copies.
-    pub(crate) fn register(&mut self, session: &mut Session) {
+    /// Registers the memory from which a session sends, for all of its parts. If the device refuses,
+    /// the engines copy.
+    pub(crate) fn register(&mut self, sessions: &mut [Session]) {
         // A device that does not send in place never reads this memory.
         if !self.parts.info.can.tx_in_place {
             return;
         }
         let Some(dma) = self.parts.device.dma() else { return };
-        match Registration::new(&dma, &session.transmit_pool) {
-            Ok(registration) => session.registration = Some(registration),
+        let Some(first) = sessions.first() else { return };
+        match Registration::new(&dma, &first.transmit_pool) {
+            Ok(registration) => {
+                sessions.iter_mut().for_each(|one| one.registration = Some(registration.clone()));
+            }
             Err(error) => {
                 if self.log.allows(self.own_uid) {
-                    warn!(session = session.number, "{error}: the server copies what it sends");
+                    warn!(session = first.number, "{error}: the server copies what it sends");
                 }
             }
         }

@@ -26,6 +26,7 @@ mod connection;
 mod connections;
 mod control;
 mod engine;
+mod engines;
 mod events;
 mod filters;
 mod host;

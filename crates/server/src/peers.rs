@@ -1,6 +1,7 @@
 //! Reports of workers on connections, and the end of connections and sessions.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::event::epoll;
 use towpath_device::Filter;
@@ -154,11 +155,19 @@ impl Control {
                     let name = self.connections.get(token).map_or("", |one| &one.name);
                     info!(session = number, name, "detached");
                 }
-                return self.command(Command::RemoveSession { number, reason: 0 }, Reply::Nothing);
+                return self.end_session(token, 0);
             }
             Progress::Populating | Progress::Over => {}
         }
         self.drop_connection(token);
+    }
+
+    /// Has all engines end a session. The application reads the reason, 0 for none.
+    pub(crate) fn end_session(&mut self, token: u64, reason: u32) {
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        connection.is_ending = true;
+        let number = connection.number;
+        self.command(Command::RemoveSession { number, reason }, Reply::Nothing);
     }
 
     /// Forgets a connection of which nothing is left, neither in its worker nor in the engine.
@@ -217,10 +226,13 @@ impl Control {
             None => {}
             Some(Job::Populate { token, mut mapped }) => {
                 self.lock(&mapped.mappings);
-                self.register(&mut mapped.session);
+                self.register(&mut mapped.sessions);
                 let Some(connection) = self.connections.get_mut(token) else { return };
-                mapped.session.forbidden =
-                    connection.terms.forbidden_packets_per_second.map(Forbidden::new);
+                let lanes = mapped.sessions.len() as u32;
+                let most = connection.terms.forbidden_packets_per_second;
+                for session in &mut mapped.sessions {
+                    session.forbidden = most.map(|most| Forbidden::new(most.div_ceil(lanes)));
+                }
                 connection.progress = Progress::Lives;
                 let uid = connection.account.uid;
                 if self.log.allows(uid)
@@ -236,10 +248,12 @@ impl Control {
                     );
                 }
                 self.decide_who_notifies(token);
-                self.command(Command::AddSession(mapped.session), Reply::Done(token));
+                let parts =
+                    mapped.sessions.into_iter().map(Box::new).map(Command::AddSession).collect();
+                self.parts.engines.command_each(parts, Reply::Done(token));
             }
-            Some(Job::Release { token, mappings, session }) => {
-                self.released(token, session);
+            Some(Job::Release { token, mappings, sessions }) => {
+                self.released(token, sessions);
                 drop(mappings);
             }
         }
@@ -261,22 +275,44 @@ impl Control {
         }
     }
 
-    /// Unmaps a session, slice by slice, once the engine holds nothing of it any more.
+    /// Handles the end of a session in one engine: it ends in all of them. The worker of the
+    /// application's user closes the doorbell once no engine has it any more.
+    pub(crate) fn lane_closed(&mut self, number: u32, doorbell: Arc<OwnedFd>) {
+        let token = self.connections.token_of(number);
+        let connection = token.and_then(|token| self.connections.get(token));
+        if let (Some(token), Some(false)) = (token, connection.map(|one| one.is_ending)) {
+            self.end_session(token, 0);
+        }
+        if let Some(doorbell) = Arc::into_inner(doorbell) {
+            self.close_doorbell(number, doorbell);
+        }
+    }
+
+    /// Unmaps a session, slice by slice, once no engine holds anything of it any more.
     pub(crate) fn session_ended(&mut self, mut session: Box<Session>) {
         // Nothing is in flight any more, and the engine has dropped its clone.
         session.registration = None;
         let Some(token) = self.connections.token_of(session.number) else { return };
+        let lanes = self.parts.engines.lanes();
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.progress = Progress::Over;
+        connection.returned.push(*session);
+        if connection.returned.len() < lanes {
+            return;
+        }
         let Some(mappings) = connection.mappings.take() else { return };
-        let uid = connection.account.uid;
-        self.slow.push(uid, Job::Release { token, mappings, session: Some(session) });
+        let (uid, sessions) = (connection.account.uid, std::mem::take(&mut connection.returned));
+        self.slow.push(uid, Job::Release { token, mappings, sessions });
     }
 
     /// Disposes of a session whose memory is unmapped.
-    fn released(&mut self, token: u64, session: Option<Box<Session>>) {
-        let (mut left, doorbell) =
-            session.map_or((Vec::new(), None), |session| session.into_closed());
+    fn released(&mut self, token: u64, sessions: Vec<Session>) {
+        let (mut left, mut doorbell) = (Vec::with_capacity(sessions.len()), None);
+        for session in sessions {
+            let (wake, last) = session.into_closed();
+            left.push(wake);
+            doorbell = doorbell.or(last);
+        }
         if let (Some(number), Some(doorbell)) =
             (self.connections.get(token).map(|one| one.number), doorbell)
         {

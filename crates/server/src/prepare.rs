@@ -40,32 +40,32 @@ pub(crate) struct Prepared {
     files: Files,
     /// The server's end of the doorbell.
     doorbell: OwnedFd,
-    /// Readable when the application notifies the engine. The application does not have this
-    /// descriptor.
-    wake: OwnedFd,
+    /// For each lane, readable when the application notifies its engine. The application does not
+    /// have these descriptors.
+    wakes: Vec<OwnedFd>,
 }
 
-/// Returns the bytes that a session takes. These are all of its memories, and the server's own
-/// memory for as many endpoints and queue pairs as the session may have.
+/// Returns the bytes that a session takes on a server with so many lanes. These are all of its
+/// memories, and the server's own memory for as many endpoints and queue pairs as the session may
+/// have.
 #[must_use]
-pub(crate) fn session_bytes(shape: &SessionShape) -> usize {
-    (shape.server_words() + shape.application_words() + shape.ledger_words()) * 8
+pub(crate) fn session_bytes(shape: &SessionShape, lanes: usize) -> usize {
+    let lane = (shape.server_words() + shape.application_words() + shape.ledger_words()) * 8
         + shape.receive_pool.pool_bytes()
-        + shape.transmit_pool.pool_bytes()
         + shape.endpoints as usize * ENDPOINT_BYTES
-        + shape.queue_pairs as usize * QUEUE_PAIR_BYTES
+        + shape.queue_pairs as usize * QUEUE_PAIR_BYTES;
+    lane * lanes + shape.transmit_pool.pool_bytes()
 }
 
 impl Files {
-    fn new(shape: &SessionShape) -> io::Result<Files> {
-        let server = SharedFile::create("towpath-server-pages", shape.server_words() * 8)?;
-        let receive_pool =
-            SharedFile::create("towpath-receive-pool", shape.receive_pool.pool_bytes())?;
-        let application =
-            SharedFile::create("towpath-application-pages", shape.application_words() * 8)?;
+    fn new(shape: &SessionShape, lanes: usize) -> io::Result<Files> {
+        let for_lanes = |name, bytes| SharedFile::create(name, bytes * lanes);
+        let server = for_lanes("towpath-server-pages", shape.server_words() * 8)?;
+        let receive_pool = for_lanes("towpath-receive-pool", shape.receive_pool.pool_bytes())?;
+        let application = for_lanes("towpath-application-pages", shape.application_words() * 8)?;
         let transmit_pool =
             SharedFile::create("towpath-transmit-pool", shape.transmit_pool.pool_bytes())?;
-        let ledger = SharedFile::create("towpath-ledger", shape.ledger_words() * 8)?;
+        let ledger = for_lanes("towpath-ledger", shape.ledger_words() * 8)?;
         // The server's memories have all their seals from the start, so no process can seal them
         // against the server's own writing.
         server.seal_seals()?;
@@ -80,39 +80,37 @@ impl Files {
 }
 
 impl Prepared {
-    /// Makes the memory files and descriptors of a session, and stores those that must outlive the
+    /// Makes the memory files and descriptors of a session for so many lanes, and stores those that must outlive the
     /// server. Returns the descriptors for the application, in the order of the attached message.
     ///
     /// # Errors
     /// Fails if memory or descriptors are not available.
     pub(crate) fn new(
         number: u32,
-        shape: SessionShape,
+        (shape, lanes): (SessionShape, usize),
         state: &OwnedFd,
         store: &mut dyn Store,
     ) -> io::Result<(Prepared, Vec<OwnedFd>)> {
-        let files = Files::new(&shape)?;
+        let files = Files::new(&shape, lanes)?;
         let (doorbell, theirs) = towpath_protocol::doorbell::pair()?;
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        // The engine never touches the eventfd itself, to which the application may attach any
-        // number of waiters. The engine waits for an epoll instance of the server's own. The server
-        // enters the eventfd there now, while no other waiter is attached.
-        let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&wake, &event, epoll::EventData::new_u64(0), edge)?;
         for (memory, file) in MEMORIES.into_iter().zip(files.all()) {
             store.put(&stored_name(number, memory), file.as_fd())?;
         }
-        let handed = vec![
+        let mut handed = vec![
             files.server.read_only()?,
             files.receive_pool.read_only()?,
             state.try_clone()?,
             files.application.as_fd().try_clone_to_owned()?,
             files.transmit_pool.as_fd().try_clone_to_owned()?,
             theirs,
-            event,
         ];
-        Ok((Prepared { shape, files, doorbell, wake }, handed))
+        let mut wakes = Vec::with_capacity(lanes);
+        for _ in 0..lanes {
+            let (wake, event) = wake()?;
+            wakes.push(wake);
+            handed.push(event);
+        }
+        Ok((Prepared { shape, files, doorbell, wakes }, handed))
     }
 
     /// Returns the files that the worker needs to prepare the session's memory, in the worker's
@@ -122,7 +120,7 @@ impl Prepared {
     /// Fails if descriptors are not available.
     pub(crate) fn files_to_prepare(&self) -> io::Result<Vec<OwnedFd>> {
         let files = self.files.all().into_iter().map(AsFd::as_fd);
-        files.chain([self.wake.as_fd()]).map(|fd| fd.try_clone_to_owned()).collect()
+        files.chain(self.wakes.iter().map(AsFd::as_fd)).map(|fd| fd.try_clone_to_owned()).collect()
     }
 
     /// Returns a duplicate of the server's end of the doorbell.
@@ -133,8 +131,8 @@ impl Prepared {
         self.doorbell.try_clone()
     }
 
-    /// Maps all memory, once the worker has sealed and allocated it, and makes the engine's
-    /// session. The server's parts are not populated yet. The store keeps the memory files.
+    /// Maps all memory, once the worker has sealed and allocated it, and makes the
+    /// engines' sessions. The server's parts are not populated yet. The store keeps the memory files.
     ///
     /// # Errors
     /// Fails with the descriptors to dispose of if mapping fails.
@@ -147,11 +145,15 @@ impl Prepared {
             Ok(memories) => memories,
             Err(error) => return Err((error, self.into_descriptors())),
         };
-        let Prepared { shape, doorbell, wake, .. } = self;
+        let Prepared { shape, doorbell, wakes, .. } = self;
         let mappings = memories.mappings();
         let doorbell = Doorbell::new(doorbell, relay);
-        let session = Session::new(number, shape, memories, doorbell, wake);
-        Ok(Mapped { session: Box::new(session), mappings })
+        let mut memories = memories;
+        let session = |(lane, wake)| {
+            let memories = memories.split_off_lane(&shape, lane);
+            Session::of_lane(number, shape, memories, doorbell.clone(), wake)
+        };
+        Ok(Mapped { sessions: wakes.into_iter().enumerate().map(session).collect(), mappings })
     }
 
     fn memories(&self) -> io::Result<Memories> {
@@ -172,7 +174,8 @@ impl Prepared {
     /// Returns every descriptor that an application can reach.
     pub(crate) fn into_descriptors(self) -> Vec<OwnedFd> {
         let mut all = self.files.into_descriptors();
-        all.extend([self.doorbell, self.wake]);
+        all.push(self.doorbell);
+        all.extend(self.wakes);
         all
     }
 }
@@ -187,8 +190,22 @@ impl Files {
 /// A mapped session.
 #[derive(Debug)]
 pub(crate) struct Mapped {
-    pub(crate) session: Box<Session>,
+    /// The parts of the session, one for each lane.
+    pub(crate) sessions: Vec<Session>,
     pub(crate) mappings: Mappings,
+}
+
+/// Makes the descriptors by which an application notifies an engine. Returns the engine's and the
+/// application's.
+fn wake() -> io::Result<(OwnedFd, OwnedFd)> {
+    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    // The engine never touches the eventfd itself, to which the application may attach any number
+    // of waiters. The engine waits for an epoll instance of the server's own. The server enters the
+    // eventfd there now, while no other waiter is attached.
+    let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(&wake, &event, epoll::EventData::new_u64(0), edge)?;
+    Ok((wake, event))
 }
 
 /// Returns the name of a session's memory in the store.

@@ -6,15 +6,17 @@
 
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use towpath_memory::{Mapping, peer_words};
-use towpath_protocol::layout::{ENDPOINT_COUNTERS, STATE_COUNTERS_WORD};
+use towpath_protocol::layout::{ENDPOINT_COUNTERS, STATE_COUNTERS_WORD, STATE_WORDS};
 use towpath_protocol::message::{Cursor, MAX_PAGE_BYTES};
 
 use crate::connection::{Connection, Opened, Progress};
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
 use towpath_protocol::counters;
+use towpath_queue::PeerWords;
 
 /// The full report.
 #[derive(Debug, Serialize)]
@@ -47,8 +49,11 @@ pub(crate) struct Device {
     pub addresses: usize,
     /// Of these, those that sessions have.
     pub addresses_in_use: usize,
-    /// The device's counters.
+    /// The device's counters, those of all lanes together.
     pub counters: BTreeMap<&'static str, u64>,
+    /// The counters of each lane, if there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lanes: Vec<BTreeMap<&'static str, u64>>,
 }
 
 /// A session.
@@ -146,21 +151,52 @@ fn receives(opened: &Opened) -> String {
     text
 }
 
-/// Reads the device's counters out of the state page.
+/// Counters with their names.
+type Read = Vec<(&'static str, u64)>;
+
+/// Returns the sum of the lanes' counters.
+fn sum(lanes: impl Iterator<Item = Read>) -> Read {
+    let add = |mut all: Read, lane: Read| {
+        counters::add_lane(&mut all, &lane);
+        all
+    };
+    lanes.reduce(add).unwrap_or_default()
+}
+
+/// Reads each lane's counters out of the state page.
+fn read_lanes(state: &Arc<Mapping>, lanes: usize) -> impl Iterator<Item = Read> {
+    let words = peer_words(state);
+    (0..lanes).map(move |lane| {
+        let start = lane * STATE_WORDS + STATE_COUNTERS_WORD;
+        counters::read(&words, start, &counters::Device::ALL)
+    })
+}
+
+/// Reads the device's counters, those of all lanes together, out of the state page.
 #[must_use]
-pub(crate) fn device_counters(state: &std::sync::Arc<Mapping>) -> BTreeMap<&'static str, u64> {
-    counters::read(&peer_words(state), STATE_COUNTERS_WORD, &counters::Device::ALL)
-        .into_iter()
-        .collect()
+pub(crate) fn device_counters(state: &Arc<Mapping>, lanes: usize) -> BTreeMap<&'static str, u64> {
+    sum(read_lanes(state, lanes)).into_iter().collect()
+}
+
+/// Reads the counters of each lane out of the state page; none if there is only one.
+#[must_use]
+pub(crate) fn lane_counters(
+    state: &Arc<Mapping>,
+    lanes: usize,
+) -> Vec<BTreeMap<&'static str, u64>> {
+    let all = read_lanes(state, lanes).map(|lane| lane.into_iter().collect());
+    all.filter(|_| lanes > 1).collect()
 }
 
 /// Returns one page of a report on these connections, given by their tokens, from the cursor on.
+/// `lanes`: the number of parts of each session.
 /// Returns the start of the next page, and the page's JSON, which has at most [`MAX_PAGE_BYTES`].
 ///
 /// # Errors
 /// Fails with the serializer's error.
 pub(crate) fn page<'a>(
     device: Option<Device>,
+    lanes: usize,
     connections: impl Iterator<Item = (u64, &'a Connection)>,
     cursor: Cursor,
 ) -> Result<(Cursor, Vec<u8>), serde_json::Error> {
@@ -171,7 +207,7 @@ pub(crate) fn page<'a>(
         // one.
         let first = if token == cursor.connection { cursor.endpoint } else { 0 };
         let here = Cursor { connection: token, endpoint: first, reserved: 0 };
-        let Some((mut session, endpoints)) = session(connection, first) else { continue };
+        let Some((mut session, endpoints)) = session(connection, lanes, first) else { continue };
         bytes += serde_json::to_vec(&session)?.len() + 1;
         if bytes > MAX_PAGE_BYTES {
             return Ok((here, serde_json::to_vec(&report)?));
@@ -194,6 +230,7 @@ pub(crate) fn page<'a>(
 /// connection has no session.
 fn session(
     connection: &Connection,
+    lanes: usize,
     first: u32,
 ) -> Option<(Session, impl Iterator<Item = Endpoint> + '_)> {
     let (Progress::Lives, Some(lease), Some(shape), Some(mappings)) =
@@ -201,17 +238,21 @@ fn session(
     else {
         return None;
     };
-    let words = shape.server_peer(&peer_words(&mappings.server)).counters;
+    let (words, lane_words) = (peer_words(&mappings.server), shape.server_words());
+    let parts: Vec<PeerWords> = (0..lanes)
+        .map(|lane| shape.server_peer(&words.part(lane * lane_words, lane_words)).counters)
+        .collect();
     let from = connection.endpoints.iter().enumerate().skip(first as usize);
     let endpoints = from.filter_map(move |(number, opened)| {
         let opened = opened.as_ref()?;
         let start = number * ENDPOINT_COUNTERS;
+        let read = |words: &PeerWords| counters::read(words, start, &counters::Endpoint::ALL);
         Some(Endpoint {
             endpoint: number as u32,
             queue_pair: opened.queue_pair,
             receives: receives(opened),
             settings: opened.settings.changed().collect(),
-            counters: counters::read(&words, start, &counters::Endpoint::ALL).into_iter().collect(),
+            counters: sum(parts.iter().map(read)).into_iter().collect(),
         })
     });
     let session = Session {
@@ -224,7 +265,7 @@ fn session(
         ipv4: lease.ipv4.map(|(ip, prefix)| format!("{ip}/{prefix}")),
         ipv6: lease.ipv6.map(|(ip, prefix)| format!("{ip}/{prefix}")),
         queue_pairs: shape.queue_pairs,
-        bytes: crate::prepare::session_bytes(shape),
+        bytes: crate::prepare::session_bytes(shape, lanes),
         endpoints: Vec::new(),
     };
     Some((session, endpoints))

@@ -57,10 +57,14 @@ impl Control {
             return Err((Refusal::State, "attach: this connection has a session already".into()));
         }
         let (shape, wanted, name) = read_attach(attach)?;
+        let lanes = self.parts.engines.lanes();
+        shape
+            .check_lanes(lanes)
+            .map_err(|error| (Refusal::Limit, format!("attach: with {lanes} lanes: {error}")))?;
         let policy = &self.parts.policy;
         let terms = connection.terms.clone();
         let limits = policy.limits(&terms);
-        let bytes = bytes_within(&limits, &shape)?;
+        let bytes = bytes_within(&limits, &shape, lanes)?;
         let (uid, account) = (connection.peer.uid, connection.account);
         let shared = self.shares_host_addresses(attach.flags, wanted)?;
         // Sessions that share addresses use none up.
@@ -82,7 +86,7 @@ impl Control {
             return Err(refused);
         }
         let number = self.next_number;
-        let outcome = Prepared::new(number, shape, &self.state, self.parts.store.as_mut());
+        let outcome = Prepared::new(number, (shape, lanes), &self.state, self.parts.store.as_mut());
         let (prepared, handed) = match outcome {
             Ok(both) => both,
             Err(error) => {
@@ -327,6 +331,7 @@ impl Control {
         }
         let all = connection.standing == Standing::Administrator;
         let uid = connection.peer.uid;
+        let lanes = self.parts.engines.lanes();
         let device = (cursor == Cursor::default()).then(|| report::Device {
             name: self.parts.info.name.clone(),
             mac: report::mac_text(self.parts.info.mac),
@@ -337,11 +342,12 @@ impl Control {
             uptime_s: self.started.elapsed().as_secs(),
             addresses: if self.parts.gives_addresses { self.parts.pool.size() } else { 0 },
             addresses_in_use: self.parts.pool.given(),
-            counters: report::device_counters(&self.parts.state_mapping),
+            counters: report::device_counters(&self.parts.state_mapping, lanes),
+            lanes: report::lane_counters(&self.parts.state_mapping, lanes),
         });
         let shown =
             self.connections.from(cursor.connection).filter(|(_, one)| all || one.peer.uid == uid);
-        let (next, text) = report::page(device, shown, cursor)
+        let (next, text) = report::page(device, lanes, shown, cursor)
             .map_err(|error| (Refusal::Limit, format!("report: {error}")))?;
         self.answer(token, &Message::Reported(next, text));
         Ok(())
@@ -453,8 +459,8 @@ fn not_set(error: SettingError) -> Refused {
 }
 
 /// Returns the size of a session in bytes, if the policy allows such a session.
-fn bytes_within(limits: &Limits, shape: &SessionShape) -> Result<usize, Refused> {
-    let bytes = session_bytes(shape);
+fn bytes_within(limits: &Limits, shape: &SessionShape, lanes: usize) -> Result<usize, Refused> {
+    let bytes = session_bytes(shape, lanes);
     let most = limits.session_bytes;
     if bytes > most {
         let text = format!(
@@ -505,7 +511,8 @@ fn attached(
     Attached {
         epoch: parts.epoch,
         session,
-        mtu: parts.info.mtu as u32,
+        mtu: parts.info.mtu.min(usize::from(u16::MAX)) as u16,
+        lanes: parts.engines.lanes() as u16,
         capabilities: message::CAN_CHECKSUM | message::CAN_SEGMENT,
         flags: flag(trusted, message::TRUSTED)
             | flag(lease.shared, message::SHARED)

@@ -71,7 +71,7 @@ impl Control {
                 if self.log.allows(uid) {
                     info!(session = number, name, uid, "closed: {why}");
                 }
-                self.command(Command::RemoveSession { number, reason }, Reply::Nothing);
+                self.end_session(token, reason);
             }
             _ => {
                 self.tell_worker(token, Packet::new(command::CLOSE_CONNECTION, token, 0));

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use towpath_device::{Device, DeviceError};
+use towpath_device::{Device, DeviceError, Info};
 use towpath_memory::{HUGE_PAGE_BYTES, Mapping, Region, SharedFile};
 use towpath_protocol::layout::STATE_WORDS;
+use towpath_protocol::settings::Values;
 use towpath_protocol::store::Store;
 use towpath_queue::PeerWords;
 use tracing::info;
@@ -20,7 +21,8 @@ use crate::addresses::{Pool, Subnets};
 use crate::config::{Config, PolicyError, StartError, bind_to_processor};
 use crate::control::{Control, Parts, Request};
 use crate::engine::relays::Relays;
-use crate::engine::{Engine, Link};
+use crate::engine::{Budgets, Engine, Link};
+use crate::engines::{EngineEnd, Engines};
 use crate::host::Host;
 use crate::policy::{Policy, PolicyChange};
 use crate::socket::{Bound, bind};
@@ -40,7 +42,7 @@ pub struct Server {
     requests: Sender<Request>,
     wake: Arc<OwnedFd>,
     control: Option<ControlThread>,
-    engine: Option<JoinHandle<()>>,
+    engines: Vec<JoinHandle<()>>,
     over: OwnedFd,
     _bound: Option<Bound>,
 }
@@ -68,34 +70,35 @@ impl Server {
     ) -> Result<Server, StartError> {
         config.check_ranges()?;
         let settings = config.initial_settings()?;
-        let (relays, spawner) = start_spawner(&config.policy)?;
+        check_lanes(config, device.as_ref())?;
+        let (relays, spawner) = start_spawner(&config.policy, config.lanes)?;
         let bound = config.socket.as_deref().map(|path| bind(path, &config.policy)).transpose()?;
         let (listener, bound) = bound.map_or((None, None), |(a, b)| (Some(a), Some(b)));
-        let state = StatePage::create()?;
+        let state = StatePage::create(config.lanes)?;
         keep(store.as_mut(), &state, listener.as_ref(), device.as_ref())?;
-        let (engine_wake, control_wake) = (event()?, event()?);
-        let (commands, engine_commands) = channel();
-        let (engine_events, events) = channel();
+        let control_wake = event()?;
         let (requests, control_requests) = channel();
         let (epoch, seed) = epoch_and_seed()?;
         let info = device.info().clone();
         let mut pool = Pool::new(config.subnets, info.mac)?;
         pool.reserve(&config.policy.reservations).map_err(PolicyError::from)?;
         let host = open_host(config, device.as_ref())?;
-        let link = Link {
-            commands: engine_commands,
-            events: engine_events,
-            wake: engine_wake.clone(),
-            control_wake: control_wake.clone(),
-            relays,
-        };
         // The server measures before its threads could disturb the result.
         let _ = towpath_waiting::Costs::of_this_machine();
         let StatePage { file, region, mapping, pins } = state;
-        let budgets = config.budgets();
-        let engine = Engine::new(&mut *device, region, epoch, seed, &settings, budgets, link)?;
-        log_memory(&info.name, engine.packet_memory());
-        let engine_epoll = engine.epoll().try_clone().map_err(resources("an epoll"))?;
+        let maker = EngineMaker {
+            settings: &settings,
+            budgets: config.budgets(),
+            identity: (epoch, seed),
+            control_wake: &control_wake,
+        };
+        let (engines, ends) = maker.all(&mut *device, region, relays)?;
+        for engine in &engines {
+            log_memory(&info.name, engine.packet_memory());
+        }
+        let epoll = |engine: &Engine| engine.epoll().try_clone();
+        let engine_epolls = engines.iter().map(epoll).collect::<io::Result<_>>();
+        let engine_epolls = engine_epolls.map_err(resources("an epoll"))?;
         let parts = Parts {
             listener,
             device,
@@ -111,23 +114,21 @@ impl Server {
             settings,
             batch: config.batch,
             store,
-            commands,
-            events,
+            engines: Engines::new(ends),
             requests: control_requests,
-            engine_wake,
             wake: control_wake.clone(),
-            engine_epoll,
+            engine_epolls,
             locks_memory: has_swap(),
             _state_pins: pins,
         };
         let control = Control::new(parts, spawner).map_err(resources("the control thread"))?;
-        let engine = run_engine(engine, config.engine_cpu, control_wake.clone())?;
+        let engines = run_engines(engines, &config.engine_cpus, &control_wake)?;
         let (control, over) = run_control(control)?;
         Ok(Server {
             requests,
             wake: control_wake,
             control: Some(control),
-            engine: Some(engine),
+            engines,
             over,
             _bound: bound,
         })
@@ -188,7 +189,8 @@ impl Server {
             Some(Err(panic)) => std::panic::resume_unwind(panic),
             None => Ok(()),
         };
-        if let Some(Err(panic)) = self.engine.take().map(JoinHandle::join) {
+        let ends: Vec<_> = self.engines.drain(..).map(JoinHandle::join).collect();
+        if let Some(panic) = ends.into_iter().find_map(Result::err) {
             std::panic::resume_unwind(panic);
         }
         outcome
@@ -208,17 +210,72 @@ fn resources<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> StartError
     move |cause| StartError::Resources { what, cause: cause.into() }
 }
 
+/// Checks that the device has a queue for each engine thread, and that the processors fit them.
+fn check_lanes(config: &Config, device: &dyn Device) -> Result<(), StartError> {
+    let Info { name, queues, .. } = device.info();
+    let (name, queues, lanes) = (name.clone(), *queues, config.lanes);
+    if lanes > queues {
+        return Err(StartError::Lanes { name, queues, lanes });
+    }
+    match config.engine_cpus.len() {
+        given if given != 0 && given != lanes => Err(StartError::Processors { given, lanes }),
+        _ => Ok(()),
+    }
+}
+
 /// Makes the spawner of workers, before any object exists that an application could reach; and what
-/// the engine notifies workers by.
-fn start_spawner(policy: &Policy) -> Result<(Relays, Spawner), StartError> {
-    let (relays, counters) =
-        Relays::new(policy.connections).map_err(resources("notification counters"))?;
+/// the engines notify workers by.
+fn start_spawner(policy: &Policy, lanes: usize) -> Result<(Vec<Relays>, Spawner), StartError> {
+    let relays = (0..lanes).map(|_| Relays::new(policy.connections)).collect::<io::Result<_>>();
+    let relays: Vec<_> = relays.map_err(resources("notification counters"))?;
+    let (relays, counters) = relays.into_iter().unzip();
     let spawner =
         Spawner::start(tables(policy, counters)).map_err(resources("worker processes"))?;
     Ok((relays, spawner))
 }
 
-/// The state page, which the engine writes and every session maps.
+/// What all engines of a server are made with.
+struct EngineMaker<'a> {
+    settings: &'a Values,
+    budgets: Budgets,
+    /// The server's epoch, and the seed of hash functions.
+    identity: (u64, u64),
+    control_wake: &'a Arc<OwnedFd>,
+}
+
+impl EngineMaker<'_> {
+    /// Makes one engine for each of `relays`, each with its part of the state page. Also returns the
+    /// control thread's ends of their channels.
+    fn all(
+        &self,
+        device: &mut dyn Device,
+        mut state: Region,
+        relays: Vec<Relays>,
+    ) -> Result<(Vec<Engine>, Vec<EngineEnd>), StartError> {
+        let (mut engines, mut ends) = (Vec::new(), Vec::new());
+        let (epoch, seed) = self.identity;
+        for (lane, relays) in relays.into_iter().enumerate() {
+            let (commands, engine_commands) = channel();
+            let (events, reports) = channel();
+            let wake = event()?;
+            let link = Link {
+                lane,
+                commands: engine_commands,
+                events,
+                wake: wake.clone(),
+                control_wake: self.control_wake.clone(),
+                relays,
+            };
+            let state = state.split_off_front(STATE_WORDS * 8);
+            let (settings, budgets) = (self.settings, self.budgets);
+            engines.push(Engine::new(device, state, epoch, seed, settings, budgets, link)?);
+            ends.push(EngineEnd { commands, reports, wake, has_ended: false });
+        }
+        Ok((engines, ends))
+    }
+}
+
+/// The state page, which the engines write and every session maps.
 struct StatePage {
     file: SharedFile,
     region: Region,
@@ -228,9 +285,9 @@ struct StatePage {
 }
 
 impl StatePage {
-    fn create() -> Result<StatePage, StartError> {
-        let what = "the state page";
-        let file = SharedFile::create("towpath-state", STATE_WORDS * 8).map_err(resources(what))?;
+    fn create(lanes: usize) -> Result<StatePage, StartError> {
+        let (what, bytes) = ("the state page", lanes * STATE_WORDS * 8);
+        let file = SharedFile::create("towpath-state", bytes).map_err(resources(what))?;
         file.seal_seals().map_err(resources(what))?;
         let region = file.map_writable().map_err(resources(what))?;
         let mapping = region.mapping().clone();
@@ -302,6 +359,16 @@ fn epoch_and_seed() -> Result<(u64, u64), StartError> {
     Ok((number(epoch).max(1), number(seed)))
 }
 
+/// Starts the engines' threads, each bound to its processor if there are any.
+fn run_engines(
+    engines: Vec<Engine>,
+    cpus: &[usize],
+    control_wake: &Arc<OwnedFd>,
+) -> Result<Vec<JoinHandle<()>>, StartError> {
+    let run = |(lane, engine)| run_engine(engine, cpus.get(lane).copied(), control_wake.clone());
+    engines.into_iter().enumerate().map(run).collect()
+}
+
 /// Starts the engine's thread, bound to the processor `cpu`. The thread wakes the control thread
 /// when it ends.
 fn run_engine(
@@ -345,7 +412,7 @@ fn run_control(control: Control) -> Result<(ControlThread, OwnedFd), StartError>
 }
 
 /// Returns the tables that every worker begins with.
-fn tables(policy: &Policy, counters: PeerWords) -> Tables {
+fn tables(policy: &Policy, counters: Vec<PeerWords>) -> Tables {
     let connections = policy.connections.min(policy.connections_per_user());
     Tables {
         entries: Entries::with_room(connections),

@@ -17,7 +17,7 @@ pub(crate) enum Job {
     Populate { token: u64, mapped: Mapped },
     /// Unmaps a session that has ended, or that will not be served. Then these parts are disposed
     /// of.
-    Release { token: u64, mappings: Mappings, session: Option<Box<Session>> },
+    Release { token: u64, mappings: Mappings, sessions: Vec<Session> },
 }
 
 /// A job and its progress.
@@ -65,11 +65,11 @@ impl Slow {
             }
             let Job::Populate { mapped, .. } = &begun.job else { continue };
             let mappings = mapped.mappings.clone();
-            let release = Job::Release { token: ended, mappings, session: None };
+            let release = Job::Release { token: ended, mappings, sessions: Vec::new() };
             if let Job::Populate { mapped, .. } = std::mem::replace(&mut begun.job, release)
-                && let Job::Release { session, .. } = &mut begun.job
+                && let Job::Release { sessions, .. } = &mut begun.job
             {
-                *session = Some(mapped.session);
+                *sessions = mapped.sessions;
             }
             (begun.part, begun.at) = (0, 0);
             return true;

@@ -153,8 +153,14 @@ fn packets_are_handed_over_without_a_race() {
     let (commands, engine_commands) = channel();
     let (engine_events, _events) = channel();
     let (wake, control_wake, relays) = (event(), event(), Relays::none().unwrap());
-    let link =
-        Link { commands: engine_commands, events: engine_events, wake, control_wake, relays };
+    let link = Link {
+        lane: 0,
+        commands: engine_commands,
+        events: engine_events,
+        wake,
+        control_wake,
+        relays,
+    };
     let budgets =
         Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, iteration_budget: 512 };
     let values = Values::from(EngineStrategy::Poll);

@@ -35,7 +35,7 @@ fn an_engine_is_bound_to_a_processor_that_is_there_or_not_at_all() {
         let directory = std::env::temp_dir();
         let socket = directory.join(format!("towpath-starting-{}.sock", std::process::id()));
         let config =
-            Config { socket: Some(socket.clone()), engine_cpu: Some(cpu), ..Config::default() };
+            Config { socket: Some(socket.clone()), engine_cpus: vec![cpu], ..Config::default() };
         let said = refused(&config);
         assert!(said.starts_with(&format!("the engine cannot run on processor {cpu};")), "{said}");
         let named = said.rsplit_once(' ').unwrap().1;
@@ -43,7 +43,7 @@ fn an_engine_is_bound_to_a_processor_that_is_there_or_not_at_all() {
         assert!(named.ends_with(&last.to_string()), "{said}");
         assert!(!socket.exists(), "{socket:?} is left");
     }
-    let config = Config { engine_cpu: Some(last), ..Config::default() };
+    let config = Config { engine_cpus: vec![last], ..Config::default() };
     start(&config).unwrap().0.stop().unwrap();
 }
 

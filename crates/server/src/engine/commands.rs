@@ -75,6 +75,80 @@ pub enum Command {
     Stop,
 }
 
+impl Command {
+    /// Returns the same command for another lane; `None` for a session, of which each lane gets its
+    /// own part.
+    fn again(&self) -> Option<Command> {
+        Some(match self {
+            Command::AddSession(_) => return None,
+            Command::RemoveSession { number, reason } => {
+                Command::RemoveSession { number: *number, reason: *reason }
+            }
+            Command::AddEndpoint { session, number, endpoint, listening, group } => {
+                let (endpoint, listening) = (endpoint.clone(), *listening);
+                Command::AddEndpoint {
+                    session: *session,
+                    number: *number,
+                    endpoint,
+                    listening,
+                    group: *group,
+                }
+            }
+            Command::RemoveEndpoint { session, number } => {
+                Command::RemoveEndpoint { session: *session, number: *number }
+            }
+            Command::RevokeEndpoint { session, number } => {
+                Command::RevokeEndpoint { session: *session, number: *number }
+            }
+            Command::AnswerNeighbour { session, endpoint, packet, answered } => {
+                let (session, endpoint, answered) = (*session, *endpoint, *answered);
+                Command::AnswerNeighbour { session, endpoint, packet: packet.clone(), answered }
+            }
+            Command::LimitForbidden { session, most } => {
+                Command::LimitForbidden { session: *session, most: *most }
+            }
+            Command::Set { setting, session, endpoint, value } => {
+                let (setting, session) = (*setting, *session);
+                Command::Set { setting, session, endpoint: *endpoint, value: *value }
+            }
+            Command::Notify { directly } => Command::Notify { directly: *directly },
+            Command::Link { up } => Command::Link { up: *up },
+            Command::Mtu { bytes } => Command::Mtu { bytes: *bytes },
+            Command::Stop => Command::Stop,
+        })
+    }
+
+    /// Returns the command for each of so many lanes. Each lane gets an equal share of a rate, and the
+    /// first one all requests for link addresses, which applications send there.
+    pub(crate) fn for_lanes(mut self, lanes: usize) -> Vec<Command> {
+        if lanes > 1 {
+            match &mut self {
+                Command::Set {
+                    setting: Setting::RateBps | Setting::RatePps | Setting::Quota,
+                    value,
+                    ..
+                } => *value = value.div_ceil(lanes as u64),
+                Command::LimitForbidden { most: Some(most), .. } => {
+                    *most = most.div_ceil(lanes as u32);
+                }
+                _ => {}
+            }
+        }
+        let mut all = Vec::with_capacity(lanes);
+        for _ in 1..lanes {
+            let Some(mut again) = self.again() else { break };
+            if let Command::AddEndpoint { endpoint, .. } = &mut again
+                && let Some(left) = &mut endpoint.requests_left
+            {
+                *left = 0;
+            }
+            all.push(again);
+        }
+        all.insert(0, self);
+        all
+    }
+}
+
 /// The way in which an endpoint without a flow rule listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listening {
@@ -93,7 +167,7 @@ pub enum EngineReport {
     /// The session receives and sends nothing any more; the control thread has its doorbell closed.
     Closed {
         session: u32,
-        doorbell: OwnedFd,
+        doorbell: Arc<OwnedFd>,
     },
     /// No part of the session is in use any more.
     Removed(Box<Session>),

@@ -85,13 +85,14 @@ impl std::fmt::Debug for DevicePort {
 }
 
 impl DevicePort {
-    /// Makes the memory of a device and opens its first queue. The engine will take at most `batch`
+    /// Makes the memory of a queue of a device and opens the queue. The engine will take at most `batch`
     /// packets from it per poll iteration. Also returns the memory of the bounce buffers.
     ///
     /// # Errors
     /// Fails if memory cannot be allocated or the queue does not open.
     pub(crate) fn start(
         device: &mut dyn Device,
+        queue: usize,
         batch: usize,
         values: &Values,
     ) -> Result<(DevicePort, BounceMemory), DeviceError> {
@@ -102,7 +103,7 @@ impl DevicePort {
         // A batch of buffers may be with the engine while the ring holds as many as it needs.
         let pool_buffers = (batch * 2).clamp(64, 4096).max(limits.rx_ring + batch) as u32;
         let (mtu, can) = (info.mtu, info.can);
-        let dma = device.dma();
+        let dma = device.dma_of(queue);
         // The engine copies whole packets if the device cannot reach them, or needs help.
         let is_whole = !can.tx_in_place || dma.is_some();
         let slot_bytes = if !is_whole && can.tx_checksum && can.tx_segmentation {
@@ -136,7 +137,7 @@ impl DevicePort {
         let registration = dma.as_ref().map(register).transpose()?;
         let pool = Space::writable(region.split_off_front(pool_bytes));
         let space = spaces.add(pool.registered(registration));
-        let queue = device.open_queue(0, &mut spaces)?;
+        let queue = device.open_queue(queue, &mut spaces)?;
         let port = DevicePort {
             queue,
             name: info.name,
@@ -416,7 +417,7 @@ mod tests {
 
     fn port(config: &loopback::Config) -> (DevicePort, BounceMemory, DeviceFarEnd) {
         let (mut near, far) = loopback::pair(config).unwrap();
-        let (port, memory) = DevicePort::start(&mut near, 64, &Values::default()).unwrap();
+        let (port, memory) = DevicePort::start(&mut near, 0, 64, &Values::default()).unwrap();
         (port, memory, DeviceFarEnd::new(Box::new(far)))
     }
 
@@ -459,7 +460,7 @@ mod tests {
 
         let config = loopback::Config { address_bits: 20, ..loopback::Config::default() };
         let (mut near, _far) = loopback::pair(&config).unwrap();
-        let outcome = DevicePort::start(&mut near, 64, &Values::default());
+        let outcome = DevicePort::start(&mut near, 0, 64, &Values::default());
         assert!(matches!(outcome, Err(DeviceError::Failed { what: "memory for its packets", .. })));
     }
 

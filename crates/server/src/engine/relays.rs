@@ -15,7 +15,7 @@ use towpath_queue::{OwnWords, PeerWords};
 
 /// The means by which the worker of a session's user notifies the application in place of the
 /// engine.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Relay {
     /// The number of the notification counter.
     pub(crate) number: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Relay {
     pub(crate) trusted: bool,
 }
 
-/// Counters of notifications, and the workers to call.
+/// The counters of notifications of one lane, and the workers to call.
 #[derive(Debug)]
 pub struct Relays {
     counters: OwnWords,

@@ -14,7 +14,7 @@ use towpath_queue::doorbell::{PeerSleepFlag, Sleeper};
 use towpath_queue::events::{Acknowledger, Marker};
 use towpath_queue::receive::{ReceiveProducer, server_side};
 use towpath_queue::transmit::TransmitConsumer;
-use towpath_queue::{OwnWords, Violation};
+use towpath_queue::{OwnWords, PeerWords, Violation};
 
 use crate::engine::coalescing::{self, Coalescing, Values};
 use crate::engine::demux::Rule;
@@ -171,24 +171,24 @@ pub struct Session {
 /// The way in which the server notifies an application. An application can make a notification take
 /// arbitrarily long. Where others would wait for it, the worker of the application's user notifies;
 /// otherwise the engine does.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Doorbell {
-    /// The server's end of the doorbell; `None` once the session is over.
-    socket: Option<OwnedFd>,
+    /// The server's end of the doorbell, which all lanes share; `None` once the session is over.
+    socket: Option<Arc<OwnedFd>>,
     /// The worker's part; `None` where there is no worker.
     relay: Option<Relay>,
 }
 
 impl Doorbell {
     pub(crate) fn new(socket: OwnedFd, relay: Relay) -> Doorbell {
-        Doorbell { socket: Some(socket), relay: Some(relay) }
+        Doorbell { socket: Some(Arc::new(socket)), relay: Some(relay) }
     }
 
     /// Returns a doorbell that the engine itself always uses. The application must be trusted not
     /// to prolong a notification.
     #[must_use]
     pub fn direct(socket: OwnedFd) -> Doorbell {
-        Doorbell { socket: Some(socket), relay: None }
+        Doorbell { socket: Some(Arc::new(socket)), relay: None }
     }
 
     /// Returns the worker that can notify in place of the engine.
@@ -212,7 +212,7 @@ pub(crate) const ENDPOINT_BYTES: usize = 2560;
 /// Bytes of the server's own memory that a queue pair counts as.
 pub(crate) const QUEUE_PAIR_BYTES: usize = 1024;
 
-/// The mapped memories of a session.
+/// The mapped memories of a session: all parts, one for each lane.
 #[derive(Debug)]
 pub struct Memories {
     /// Server pages, writable.
@@ -236,7 +236,30 @@ pub struct Mappings {
     pub(crate) all: [Arc<Mapping>; 5],
 }
 
+/// A lane's part of a session's memories.
+#[derive(Debug)]
+pub(crate) struct LaneMemories {
+    server: Region,
+    application: PeerWords,
+    ledger: Region,
+    receive_pool: Region,
+    transmit_pool: Arc<Mapping>,
+}
+
 impl Memories {
+    /// Takes the next lane's part off the front of these memories, which hold as many as there are
+    /// lanes. `lane`: its number.
+    pub(crate) fn split_off_lane(&mut self, shape: &SessionShape, lane: usize) -> LaneMemories {
+        let words = shape.application_words();
+        LaneMemories {
+            server: self.server.split_off_front(shape.server_words() * 8),
+            application: peer_words(&self.application).part(lane * words, words),
+            ledger: self.ledger.split_off_front(shape.ledger_words() * 8),
+            receive_pool: self.receive_pool.split_off_front(shape.receive_pool.pool_bytes()),
+            transmit_pool: self.transmit_pool.clone(),
+        }
+    }
+
     /// Returns the mappings of these memories.
     #[must_use]
     pub fn mappings(&self) -> Mappings {
@@ -290,19 +313,32 @@ impl Session {
         self.endpoints.get_mut(endpoint as usize)?.as_mut()?.requests_left.as_mut()
     }
 
-    /// Creates a session over its memories, either new ones or those that a predecessor left.
+    /// Creates a session of a server with one lane over its memories, either new ones or those that
+    /// a predecessor left.
     #[must_use]
     pub fn new(
         number: u32,
         shape: SessionShape,
-        memories: Memories,
+        mut memories: Memories,
+        doorbell: Doorbell,
+        wake: OwnedFd,
+    ) -> Session {
+        let memories = memories.split_off_lane(&shape, 0);
+        Session::of_lane(number, shape, memories, doorbell, wake)
+    }
+
+    /// Creates a lane's part of a session.
+    pub(crate) fn of_lane(
+        number: u32,
+        shape: SessionShape,
+        memories: LaneMemories,
         doorbell: Doorbell,
         wake: OwnedFd,
     ) -> Session {
         let mut server = shape.server_own(own_words(memories.server));
         let header = server.header.split_off_front(PARKED_WORD);
         let parked = server.header.split_off_front(REVOKED_WORD - PARKED_WORD);
-        let application = shape.application_peer(&peer_words(&memories.application));
+        let application = shape.application_peer(&memories.application);
         let ledger = shape.ledger(own_words(memories.ledger));
         let queue_pairs = server
             .queue_pairs
@@ -372,19 +408,19 @@ impl Session {
     }
 
     /// Tells the application that the session is over, and the reason (0: none). Returns
-    /// the doorbell for the worker of the application's user to close. The close informs the
-    /// application.
+    /// the doorbell for the worker of the application's user to close, once all lanes have returned
+    /// it. The close informs the application.
     #[must_use]
-    pub fn close(&mut self, reason: u32) -> Option<OwnedFd> {
+    pub fn close(&mut self, reason: u32) -> Option<Arc<OwnedFd>> {
         self.closing = true;
         self.header.publish(CLOSED_WORD, 1 << 32 | u64::from(reason));
         self.doorbell.socket.take()
     }
 
     /// Returns the remaining descriptors of a session that is over, and the doorbell if it is still
-    /// open.
-    pub(crate) fn into_closed(self) -> (Vec<OwnedFd>, Option<OwnedFd>) {
-        (vec![self.wake], self.doorbell.socket)
+    /// open, and no other lane has it.
+    pub(crate) fn into_closed(self) -> (OwnedFd, Option<OwnedFd>) {
+        (self.wake, self.doorbell.socket.and_then(Arc::into_inner))
     }
 
     /// Changes the coalescing of an endpoint. For endpoints that share a queue pair, the engine

@@ -406,7 +406,7 @@ mod tests {
         fn new() -> World {
             let (mut near, far) = loopback::pair(&loopback::Config::default()).unwrap();
             let values = Values::default();
-            let (mut port, memory) = DevicePort::start(&mut near, 64, &values).unwrap();
+            let (mut port, memory) = DevicePort::start(&mut near, 0, 64, &values).unwrap();
             let mut tx = TxPath::new(memory, 64, 512, &values);
             let (mut session, application) = testing::session(1);
             let (mut sessions, mut memories) =

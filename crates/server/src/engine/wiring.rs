@@ -57,6 +57,7 @@ impl Wired {
         let (engine_reports, reports) = channel();
         let wake = Arc::new(event()?);
         let link = Link {
+            lane: 0,
             commands: engine_commands,
             events: engine_reports,
             wake: wake.clone(),

@@ -156,7 +156,8 @@ impl Control {
             let Some(lease) = connection.and_then(|one| one.lease) else { continue };
             let packet = answer(target, mac.unwrap_or_default(), &lease).map(Vec::into_boxed_slice);
             let command = Command::AnswerNeighbour { session, endpoint, packet, answered };
-            self.command(command, Reply::Nothing);
+            // Applications ask on the first lane.
+            self.parts.engines.command_each(vec![command], Reply::Nothing);
         }
     }
 

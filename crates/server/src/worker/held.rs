@@ -82,11 +82,12 @@ impl Entries {
     }
 }
 
-/// The doorbells that the engine does not use itself, and its counters for them.
+/// The doorbells that the engines do not use themselves, and their counters for them.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
-    /// One counter per session of the server; only the engine writes them.
-    counters: PeerWords,
+    /// For each engine, one counter per session of the server; only that engine writes them.
+    counters: Vec<PeerWords>,
+    /// The sum of each session's counters when the worker last notified its application.
     seen: Vec<u64>,
     sockets: Vec<Option<OwnedFd>>,
     /// The numbers of the existing doorbells.
@@ -95,8 +96,8 @@ pub(crate) struct Doorbells {
 
 impl Doorbells {
     /// Creates room for the doorbells of all counters.
-    pub(crate) fn new(counters: PeerWords) -> Doorbells {
-        let count = counters.len();
+    pub(crate) fn new(counters: Vec<PeerWords>) -> Doorbells {
+        let count = counters.first().map_or(0, PeerWords::len);
         Doorbells {
             counters,
             seen: vec![0; count],
@@ -131,7 +132,8 @@ impl Doorbells {
     pub(crate) fn notify(&mut self) {
         for number in &self.numbers {
             let index = *number as usize;
-            let count = self.counters.observe(index);
+            let counts = self.counters.iter().map(|engine| engine.observe(index));
+            let count = counts.fold(0, u64::wrapping_add);
             if count != self.seen[index]
                 && let Some(socket) = &self.sockets[index]
             {

@@ -54,8 +54,8 @@ pub(crate) struct Worker {
     channel: OwnedFd,
     /// The engine writes this eventfd when a doorbell's counter has changed.
     notified: OwnedFd,
-    /// The engine's epoll set, which reports applications' notifications to the engine.
-    engine: OwnedFd,
+    /// The engines' epoll sets, which report applications' notifications to their engines.
+    engines: Descriptors,
     epoll: OwnedFd,
     tables: Tables,
     handled: u64,
@@ -70,7 +70,7 @@ impl Worker {
     /// Fails if the kernel gives it no epoll descriptor.
     pub(crate) fn new(
         channel: OwnedFd,
-        engine: OwnedFd,
+        engines: Descriptors,
         notified: OwnedFd,
         tables: Tables,
     ) -> Result<Worker, Over> {
@@ -78,7 +78,7 @@ impl Worker {
         let data = epoll::EventData::new_u64;
         epoll::add(&epoll, &channel, data(CHANNEL), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &notified, data(ENGINE), epoll::EventFlags::IN)?;
-        Ok(Worker { channel, notified, engine, epoll, tables, handled: 0, told: 0 })
+        Ok(Worker { channel, notified, engines, epoll, tables, handled: 0, told: 0 })
     }
 
     /// Runs until the server closes the channel.
@@ -368,7 +368,7 @@ impl Worker {
 
     /// Seals the memory that the application writes against every further writer, and allocates the
     /// memory that the server writes. Keeps the kernel from merging its pages, and makes the
-    /// engine's epoll set report the application's notifications.
+    /// engines' epoll sets report the application's notifications.
     fn prepare_memory(&self, data: u64, descriptors: &Descriptors) -> Result<Descriptors, Errno> {
         let [
             Some(server),
@@ -376,8 +376,7 @@ impl Worker {
             Some(ledger),
             Some(application),
             Some(transmit),
-            Some(wake),
-            ..,
+            wakes @ ..,
         ] = descriptors
         else {
             return Err(Errno::INVAL);
@@ -391,7 +390,9 @@ impl Worker {
         }
         let pins = pin(&[server, receive, ledger, application, transmit].map(AsFd::as_fd))?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&self.engine, wake, epoll::EventData::new_u64(data), flags)?;
+        for (engine, wake) in self.engines.iter().flatten().zip(wakes.iter().flatten()) {
+            epoll::add(engine, wake, epoll::EventData::new_u64(data), flags)?;
+        }
         Ok(pins)
     }
 

@@ -42,8 +42,8 @@ impl Spawner {
         }
     }
 
-    /// Asks for a worker. The arguments are the worker's end of a channel, the engine's epoll set,
-    /// and the eventfd by which the engine calls the worker. If the spawner cannot make the worker,
+    /// Asks for a worker. The arguments are the worker's end of a channel, the engines' epoll sets,
+    /// and the eventfd by which the engines call the worker. If the spawner cannot make the worker,
     /// the channel ends.
     ///
     /// # Errors
@@ -51,11 +51,12 @@ impl Spawner {
     pub(crate) fn spawn(
         &self,
         channel: BorrowedFd<'_>,
-        engine: BorrowedFd<'_>,
+        engines: &[OwnedFd],
         notified: BorrowedFd<'_>,
     ) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Ok(()) };
-        let descriptors = [channel, engine, notified];
+        let mut descriptors = vec![channel, notified];
+        descriptors.extend(engines.iter().map(AsFd::as_fd));
         let head = Head::default();
         Ok(wire::send(socket.as_fd(), head, &[], &descriptors, SendFlags::DONTWAIT)?)
     }
@@ -113,12 +114,17 @@ fn spawn_workers(socket: OwnedFd, tables: Tables, mut buffer: Box<[u8; MAX_PACKE
                 exit();
             }
         }
-        let [Some(channel), Some(engine), Some(notified), ..] = descriptors else { continue };
+        let [channel, notified, engines @ ..] = &mut descriptors;
+        let (Some(channel), Some(notified)) = (channel.take(), notified.take()) else { continue };
+        let mut epolls = Descriptors::default();
+        for (epoll, engine) in epolls.iter_mut().zip(engines) {
+            *epoll = engine.take();
+        }
         // If no process is available, the spawner closes the channel here, which informs the
         // server.
         if matches!(fork(libc::SIGCHLD), Ok(0)) {
             drop(socket);
-            if let Ok(worker) = Worker::new(channel, engine, notified, tables) {
+            if let Ok(worker) = Worker::new(channel, epolls, notified, tables) {
                 name(c"towpath-worker");
                 worker.run(&mut buffer);
             }

@@ -18,7 +18,7 @@ use super::held::{Doorbells, Entries};
 use super::link::{Link, Packet, Report};
 use super::process::{Tables, Worker};
 use super::spawner::pair;
-use super::wire::{MAX_PACKET_BYTES, command, report};
+use super::wire::{Descriptors, MAX_PACKET_BYTES, command, report};
 
 /// Longer than any test takes.
 const LONG: u64 = 3_600_000_000_000;
@@ -38,12 +38,14 @@ impl World {
         let engine = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let notified = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let memory = Region::private(64).unwrap();
-        let doorbells = Doorbells::new(peer_words(memory.mapping()).part(0, 8));
+        let doorbells = Doorbells::new(vec![peer_words(memory.mapping()).part(0, 8)]);
         let tables = Tables { entries: Entries::with_room(3), doorbells, step_ns };
         let (epoll, event) = (engine.try_clone().unwrap(), notified.try_clone().unwrap());
         let worker = std::thread::spawn(move || {
             let mut buffer = Box::new([0; MAX_PACKET_BYTES]);
-            if let Ok(worker) = Worker::new(theirs, epoll, event, tables) {
+            let mut engines = Descriptors::default();
+            engines[0] = Some(epoll);
+            if let Ok(worker) = Worker::new(theirs, engines, event, tables) {
                 worker.run(&mut buffer);
             }
         });

@@ -10,11 +10,11 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use towpath_protocol::message::MAX_BYTES;
+use towpath_protocol::message::{self, MAX_BYTES};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The maximum number of descriptors in one packet: those of an attached message, and one more.
-pub(crate) const MAX_DESCRIPTORS: usize = 8;
+/// The maximum number of descriptors in one packet: those of an attached message, and two more.
+pub(crate) const MAX_DESCRIPTORS: usize = message::MAX_DESCRIPTORS + 2;
 /// The largest packet.
 pub(crate) const MAX_PACKET_BYTES: usize = size_of::<Head>() + MAX_BYTES;
 
@@ -43,8 +43,8 @@ pub(crate) mod command {
     /// Close the connection.
     pub(crate) const CLOSE_CONNECTION: u32 = 3;
     /// Seal and allocate a session's memory. With its five memory files, in the order of
-    /// [`crate::prepare::Files`], and the epoll descriptor that its application notifies. Value:
-    /// the data that the engine's epoll set reports then.
+    /// [`crate::prepare::Files`], and for each engine the epoll descriptor that the application
+    /// notifies. Value: the data that the engine's epoll set reports then.
     pub(crate) const PREPARE_MEMORY: u32 = 4;
     /// Notify through this doorbell when its notification counter changes. Value: the counter's
     /// number.

@@ -44,8 +44,8 @@ struct One {
 /// All workers.
 pub(crate) struct Workers {
     spawner: Spawner,
-    /// The engine's epoll set, into which workers enter sessions.
-    engine: OwnedFd,
+    /// The engines' epoll sets, into which workers enter sessions.
+    engines: Vec<OwnedFd>,
     /// The control thread's own epoll set.
     epoll: Arc<OwnedFd>,
     all: BTreeMap<u64, One>,
@@ -63,7 +63,7 @@ impl Workers {
     /// Fails if no thread is available.
     pub(crate) fn new(
         spawner: Spawner,
-        engine: OwnedFd,
+        engines: Vec<OwnedFd>,
         epoll: Arc<OwnedFd>,
     ) -> io::Result<Workers> {
         let (closer, closing) = channel::<Vec<OwnedFd>>();
@@ -71,7 +71,7 @@ impl Workers {
         std::thread::Builder::new().name("closer".into()).spawn(run)?;
         Ok(Workers {
             spawner,
-            engine,
+            engines,
             epoll,
             all: BTreeMap::new(),
             serving: HashMap::new(),
@@ -94,7 +94,7 @@ impl Workers {
         let notified = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let id = self.next;
         epoll::add(&self.epoll, &ours, epoll::EventData::new_u64(id), epoll::EventFlags::IN)?;
-        self.spawner.spawn(theirs.as_fd(), self.engine.as_fd(), notified.as_fd())?;
+        self.spawner.spawn(theirs.as_fd(), &self.engines, notified.as_fd())?;
         self.next += 1;
         let (link, uses) = (Link::new(ours, self.closer.clone()), 0);
         let one = One { link, owner, notified, uses, is_hung: false, watches_room: false };

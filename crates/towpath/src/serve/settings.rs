@@ -343,7 +343,7 @@ impl Settings {
                 .set(setting, value)
                 .map_err(|error| Failure::usage(error.to_string()))?;
         }
-        config.engine_cpu = self.engine_cpu.map(Number::get);
+        config.engine_cpus = self.engine_cpu.map(Number::get).into_iter().collect();
         Ok(config)
     }
 
@@ -400,7 +400,7 @@ transmit-budget = 11
         assert_eq!((&*grant.users, &*grant.groups), (&[0, 61002][..], &[61003][..]));
         assert_eq!((config.batch, config.receive_budget, config.transmit_budget), (19, 10, 11));
         assert!(config.subnets.ipv4.is_some() && config.subnets.ipv6.is_some());
-        assert_eq!((config.settings.get(Setting::Wait), config.engine_cpu), (0, Some(1)));
+        assert_eq!((config.settings.get(Setting::Wait), config.engine_cpus), (0, vec![1]));
         let set = [Setting::RxBatch, Setting::TickHz].map(|one| config.settings.get(one));
         assert_eq!(set, [17, 300]);
         assert_eq!((config.policy.sessions_per_user, config.policy.sessions_per_group), (5, 6));

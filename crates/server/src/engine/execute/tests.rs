@@ -61,10 +61,11 @@ impl World {
     fn attach(&self, queue_pairs: u32, endpoints: u32) {
         let shape = SessionShape::new(queue_pairs, endpoints, 8, 8, 128, 128).unwrap();
         let state = SharedFile::create("state", 1).unwrap().into();
-        let (prepared, _) = Prepared::new(1, shape, &state, &mut MemoryStore::default()).unwrap();
+        let (prepared, _) =
+            Prepared::new(1, (shape, 1), &state, &mut MemoryStore::default()).unwrap();
         let worker = self.wake.clone();
-        let mapped = prepared.map(1, Relay { number: 0, worker, trusted: true }).unwrap();
-        self.give(Command::AddSession(mapped.session));
+        let mut mapped = prepared.map(1, Relay { number: 0, worker, trusted: true }).unwrap();
+        self.give(Command::AddSession(Box::new(mapped.sessions.remove(0))));
         for number in 0..endpoints {
             let rule = rule(number as u16);
             let addresses = Addresses { ipv4: None, ipv6: [None; 2] };

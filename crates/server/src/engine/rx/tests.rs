@@ -37,7 +37,7 @@ impl World {
     fn on(config: &loopback::Config) -> World {
         let (mut near, far) = loopback::pair(config).unwrap();
         let values = Values::default();
-        let (port, _) = DevicePort::start(&mut near, BATCH, &values).unwrap();
+        let (port, _) = DevicePort::start(&mut near, 0, BATCH, &values).unwrap();
         let (mut session, application) = testing::session(1);
         session.put_in(0, Box::new(testing::endpoint(PORT)));
         let mut sessions = SessionTable::default();

@@ -118,7 +118,7 @@ impl World {
             SessionShape::new(1, endpoints, transmit.0, receive.0, transmit.1, receive.1).unwrap();
         let state = SharedFile::create("state", 4096).unwrap().into();
         let (prepared, mut handed) =
-            Prepared::new(number, shape, &state, &mut MemoryStore::default()).unwrap();
+            Prepared::new(number, (shape, 1), &state, &mut MemoryStore::default()).unwrap();
         let mut file = |key| SharedFile::adopt(handed.remove(key)).unwrap();
         let [pool, application, server] = [4, 3, 0].map(&mut file);
         let server = Arc::new(server.map_readable().unwrap());
@@ -163,7 +163,7 @@ impl World {
 
     fn map(&self, prepared: Prepared, number: u32) -> Box<Session> {
         let relay = Relay { number: 0, worker: self.wake.clone(), trusted: true };
-        prepared.map(number, relay).unwrap().session
+        Box::new(prepared.map(number, relay).unwrap().sessions.remove(0))
     }
 
     fn count(&self, app: &App, endpoint: u32, count: Count) -> u64 {
