@@ -20,6 +20,7 @@
 mod attached_program;
 mod error;
 mod in_flight;
+mod locked;
 mod offload;
 mod open;
 mod options;

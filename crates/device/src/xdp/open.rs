@@ -10,6 +10,7 @@ use towpath_netlink::Netlink;
 
 use super::attached_program::AttachedProgram;
 use super::error::{XdpError, refused};
+use super::locked;
 use super::options::{Mode, Notes, Options};
 use super::queue::PACKET_SOCKET_BUFFERS;
 use super::shared::{Lane, Properties, SPARE_RESETS, Shared};
@@ -76,10 +77,11 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let is_generic = attached == XdpMode::Generic;
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let may_be_partial = is_generic || is_virtual;
-    let (chunk_bytes, rx_buffers) = match spans {
+    let (chunk_bytes, most) = match spans {
         true => (LARGE_CHUNK_BYTES, LARGE_RX_BUFFERS),
         false => (SMALL_CHUNK_BYTES, SMALL_RX_BUFFERS),
     };
+    let rx_buffers = locked::receive_buffers(most, chunk_bytes, queues, lanes as u32);
     if options.copying == CopyMode::ZeroCopy && is_generic {
         return Err(XdpError::NoZeroCopy { name: name.clone() });
     }
@@ -93,6 +95,12 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         .collect::<io::Result<Vec<_>>>()
         .map_err(refused(name, "opening a packet socket for large packets"))?;
     let mut notes = notes(name, options, attached, &link.kind, &ethtool);
+    if rx_buffers < most {
+        notes.warnings.push(format!(
+            "{name} has {rx_buffers} receive buffers for each hardware queue, and not {most}, because of \
+             the limit of locked memory; raise it (ulimit -l, LimitMEMLOCK=)"
+        ));
+    }
     let host_traffic =
         HostTraffic::if_wanted(options.host, mac, options.owner, &mut notes.warnings);
     let binding = Binding { index: link.index, copying: copying(options, is_generic), spans };

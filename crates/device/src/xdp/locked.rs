@@ -1,0 +1,47 @@
+//! The limit of locked memory, which the kernel counts for all processes of a user.
+
+use rustix::process::{Resource, getrlimit};
+
+/// The memory of a thread beside its receive buffers, in bytes: for packets to send, and for a batch
+/// of received ones.
+const THREAD_BYTES: usize = 2560 << 10;
+/// The fewest receive buffers of a hardware queue.
+const MIN_RX_BUFFERS: usize = 64;
+
+/// Returns the number of bytes that this process may lock; `None` without a limit.
+fn limit() -> Option<usize> {
+    usize::try_from(getrlimit(Resource::Memlock).current?).ok()
+}
+
+/// Returns the receive buffers for each hardware queue: `most`, or fewer where those of all queues
+/// would exceed the limit of locked memory.
+pub(super) fn receive_buffers(most: usize, chunk_bytes: usize, queues: u32, lanes: u32) -> usize {
+    limit().map_or(most, |limit| within(limit, most, chunk_bytes, queues, lanes))
+}
+
+fn within(limit: usize, most: usize, chunk_bytes: usize, queues: u32, lanes: u32) -> usize {
+    let left = limit.saturating_sub(lanes as usize * THREAD_BYTES);
+    // Each thread has as many buffers as the one with the most queues.
+    let queues = queues.next_multiple_of(lanes) as usize;
+    let mut buffers = most;
+    while buffers > MIN_RX_BUFFERS && queues * buffers * chunk_bytes > left {
+        buffers /= 2;
+    }
+    buffers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_queues_fit_into_the_usual_limit() {
+        let usual = 8 << 20;
+        assert_eq!(within(usual, 2048, 2048, 1, 1), 2048);
+        assert_eq!(within(usual, 2048, 2048, 2, 1), 1024);
+        assert_eq!(within(usual, 2048, 2048, 4, 2), 256);
+        assert_eq!(within(usual, 1024, 4096, 4, 2), 128);
+        assert_eq!(within(1 << 30, 2048, 2048, 4, 2), 2048);
+        assert_eq!(within(0, 2048, 2048, 1, 1), MIN_RX_BUFFERS, "the kernel refuses this");
+    }
+}
