@@ -69,6 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let file = args.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
     let settings = args.settings.clone().over(file);
     // Checks all settings before the server makes any object.
+    settings.check_lanes()?;
     settings.config(PathBuf::new())?.check().map_err(|error| explain(&error))?;
     if args.print_config {
         return print(&settings.with_defaults().to_text()?);
@@ -86,6 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let default_socket = || towpath_client::default_socket(&served.interface);
     let socket = settings.socket.clone().unwrap_or_else(default_socket);
     let left = keeper::take_over_from_killed(&socket, settings.user.as_ref())?;
+    confine::raise_memory_limit();
     let Opened { mut device, subnets } = interface::open(served, &settings)?;
     let device_info = device.info().clone();
     let name = device_info.name;
@@ -168,13 +170,18 @@ fn explain(error: &StartError) -> Failure {
         StartError::InUse(_) | StartError::Socket { .. } => " with --socket",
         StartError::Batch { .. } => " with --batch",
         StartError::Processor { .. } => "; choose one of them with --engine-cpu",
+        StartError::Processors { .. } => " (--engine-cpu, --lanes)",
+        StartError::Lanes { .. } => " (--lanes)",
         StartError::Resources { cause, .. } => remedy(cause),
         StartError::Device(DeviceError::Failed { cause, .. }) => remedy(cause),
         _ => "",
     };
     let text = format!("{error}{remedy}");
     match error {
-        StartError::Batch { .. } | StartError::Processor { .. } => Failure::usage(text),
+        StartError::Batch { .. }
+        | StartError::Processor { .. }
+        | StartError::Processors { .. }
+        | StartError::Lanes { .. } => Failure::usage(text),
         _ => Failure::new(text),
     }
 }

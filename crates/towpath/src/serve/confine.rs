@@ -35,15 +35,18 @@ pub(super) fn confine_keeper(user: Option<&Identity>, shares_host: bool) -> Resu
 /// Files that the server makes afterwards, above all session memories, belong to that user.
 pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
     raise_descriptor_limit();
-    // Where there is a swap device, the server locks its sessions' memory, up to its limit.
+    drop_all_but(CapabilitySet::empty(), user)
+}
+
+/// Raises the limit of locked memory as far as possible. AF_XDP locks the device's memory. Where there
+/// is a swap device, the server also locks its sessions' memory. Call it before the change of user.
+pub(super) fn raise_memory_limit() {
     let most = rustix::process::getrlimit(Resource::Memlock).maximum;
     let no_limit = Rlimit { current: None, maximum: None };
     if rustix::process::setrlimit(Resource::Memlock, no_limit).is_err() {
         let limit = Rlimit { current: most, maximum: most };
         let _ = rustix::process::setrlimit(Resource::Memlock, limit);
     }
-
-    drop_all_but(CapabilitySet::empty(), user)
 }
 
 /// Raises the limit of descriptors. Each session takes a handful, and each port one. Call it before the

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use towpath_server::{Config, Policy, Setting};
 
 use super::values::{
-    Assignment, DeviceSpec, Driver, Fault, Group, Identity, Lease, Subnet, User, Wait, limit,
-    subnets,
+    Assignment, DeviceSpec, Driver, Fault, Group, Identity, Lease, Processors, Subnet, User, Wait,
+    limit, subnets,
 };
 use crate::failure::Failure;
 use crate::number::Number;
@@ -114,10 +114,17 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SETTING=VALUE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) set: Vec<Assignment>,
-    /// Processor that the engine's thread runs on, 0 to 1023; any processor by default
-    #[arg(long, value_name = "NUMBER")]
+    /// Engine threads, 1 to 8; 1 by default. Each serves some of the interface's hardware queues, and
+    /// the packets of a flow stay on one of them. More than one only for xdp, and at most as many as
+    /// the interface has queues
+    #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) engine_cpu: Option<Number<0, 1023>>,
+    pub(crate) lanes: Option<Number<1, 8>>,
+    /// Processors that the engine's threads run on, 0 to 1023, one for each lane; any processor by
+    /// default
+    #[arg(long, value_name = "NUMBER[,NUMBER]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) engine_cpu: Option<Processors>,
     /// Inject faults, to test applications: drop=0.01,dup=0.01,reorder=0.01,flip=0.001,delay=0.1,
     /// delay_us=500,stall=0.001,stall_us=500,seed=42. drop, dup, reorder, flip, delay and stall are
     /// probabilities per packet, 0 to 1; delay_us and stall_us are microseconds, up to 10000000.
@@ -239,6 +246,7 @@ impl Settings {
             policy: self.policy.or(file.policy),
             wait: self.wait.or(file.wait),
             set: list(self.set, file.set),
+            lanes: self.lanes.or(file.lanes),
             engine_cpu: self.engine_cpu.or(file.engine_cpu),
             fault: self.fault.or(file.fault),
             pcap: self.pcap.or(file.pcap),
@@ -277,6 +285,7 @@ impl Settings {
             endpoints_per_session: number(policy.endpoints_per_session as usize),
             host_ports_per_user: number(policy.host_ports_per_user),
             connections: number(policy.connections),
+            lanes: number(config.lanes),
             batch: number(config.batch),
             receive_budget: number(config.receive_budget as usize),
             transmit_budget: number(config.transmit_budget),
@@ -303,6 +312,33 @@ impl Settings {
         let device = self.device.as_ref().map_or("", |device| &device.interface);
         PolicyFile::read(path)?.apply(policy, device);
         Ok(())
+    }
+
+    /// Returns the number of engine threads.
+    pub(crate) fn lanes(&self) -> usize {
+        self.lanes.map_or(1, Number::get)
+    }
+
+    /// Checks that the device, and the wrappers around it, can have so many lanes.
+    ///
+    /// # Errors
+    /// Fails with the option to leave out.
+    pub(crate) fn check_lanes(&self) -> Result<(), Failure> {
+        let lanes = self.lanes();
+        let wrapper = [("--pcap", self.pcap.is_some()), ("--fault", self.fault.is_some())];
+        let driver = self.device.as_ref().map(|device| &device.driver);
+        let has_one_queue = matches!(driver, Some(Driver::Tap | Driver::Packet));
+        match wrapper.iter().find(|(_, given)| *given) {
+            _ if lanes == 1 => Ok(()),
+            Some((option, _)) => Err(Failure::usage(format!(
+                "{option} works with one engine thread; leave it out, or --lanes {lanes}"
+            ))),
+            None if has_one_queue => Err(Failure::usage(format!(
+                "--lanes {lanes}: TAP interfaces and packet sockets have one queue; leave it out, or \
+                 serve an interface with several by --device xdp:INTERFACE"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Returns the configuration to start the server with.
@@ -343,7 +379,8 @@ impl Settings {
                 .set(setting, value)
                 .map_err(|error| Failure::usage(error.to_string()))?;
         }
-        config.engine_cpus = self.engine_cpu.map(Number::get).into_iter().collect();
+        config.lanes = self.lanes();
+        config.engine_cpus = self.engine_cpu.as_ref().map_or(Vec::new(), |cpus| cpus.0.clone());
         Ok(config)
     }
 
@@ -371,7 +408,8 @@ allow-user = ["root", 61002]
 allow-group = [61003]
 wait = "poll"
 set = ["rx_batch=17", "tick_hz=300"]
-engine-cpu = 1
+lanes = 2
+engine-cpu = "1,3"
 fault = "drop=0.01,seed=42"
 pcap = "/var/tmp/seven.pcapng"
 log = "warn"
@@ -400,7 +438,7 @@ transmit-budget = 11
         assert_eq!((&*grant.users, &*grant.groups), (&[0, 61002][..], &[61003][..]));
         assert_eq!((config.batch, config.receive_budget, config.transmit_budget), (19, 10, 11));
         assert!(config.subnets.ipv4.is_some() && config.subnets.ipv6.is_some());
-        assert_eq!((config.settings.get(Setting::Wait), config.engine_cpus), (0, vec![1]));
+        assert_eq!((config.settings.get(Setting::Wait), config.engine_cpus), (0, vec![1, 3]));
         let set = [Setting::RxBatch, Setting::TickHz].map(|one| config.settings.get(one));
         assert_eq!(set, [17, 300]);
         assert_eq!((config.policy.sessions_per_user, config.policy.sessions_per_group), (5, 6));

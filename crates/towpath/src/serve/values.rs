@@ -302,6 +302,31 @@ impl fmt::Display for Wait {
 
 as_text!(Wait, "a wait strategy, such as \"poll\"");
 
+/// The processors of the engine threads, one for each lane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Processors(pub(crate) Vec<usize>);
+
+impl FromStr for Processors {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Processors, String> {
+        let number = |one: &str| one.parse().ok().filter(|number| *number < 1024);
+        let all: Option<Vec<usize>> = text.split(',').map(number).collect();
+        all.map(Processors).ok_or_else(|| {
+            format!("{text:?}: not processors from 0 to 1023, such as 3, or 2,3 for two lanes")
+        })
+    }
+}
+
+impl fmt::Display for Processors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        f.write_str(&all.join(","))
+    }
+}
+
+as_text!(Processors, "processors, such as 3 or \"2,3\"");
+
 /// A setting of the device with its initial value. Excludes `wait`, which has a key of its own: of
 /// two values, one would override the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

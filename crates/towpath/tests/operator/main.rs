@@ -6,6 +6,7 @@ mod capturing;
 mod completing;
 mod counters;
 mod keeping;
+mod lanes;
 mod manual;
 mod measuring;
 mod networks;

@@ -21,6 +21,8 @@ pub(super) struct Wanted {
     /// The user that rules of the host's firewall see as the owner of packets to the kernel's
     /// sockets.
     owner: Option<u32>,
+    /// The number of engine threads.
+    lanes: usize,
 }
 
 /// Attaches to an interface, by a function that opens the driver. Also returns the networks of the
@@ -35,6 +37,7 @@ pub(super) fn open(
         interface: name.to_owned(),
         host: settings.share_host,
         owner: settings.user.as_ref().map(|user| user.uid),
+        lanes: settings.lanes(),
     };
     Ok((attach(&wanted)?, subnets))
 }
@@ -101,8 +104,8 @@ impl Wanted {
 
     fn try_xdp(&self, options: &xdp::Options) -> Result<Box<dyn Device>, XdpError> {
         let interface = self.interface.clone();
-        let options =
-            xdp::Options { interface, host: self.host, owner: self.owner, ..options.clone() };
+        let (host, owner, lanes) = (self.host, self.owner, self.lanes);
+        let options = xdp::Options { interface, host, owner, lanes, ..options.clone() };
         let device = XdpDevice::open(&options)?;
         tell(device.notes(), device.warnings());
         Ok(Box::new(device))
@@ -269,6 +272,7 @@ fn explain_xdp(error: XdpError) -> Failure {
         XdpError::NoSockets { .. } => {
             Failure::unavailable(format!("{text}; --device packet:INTERFACE does without"))
         }
+        XdpError::TooFewQueues { .. } => Failure::usage(text),
         XdpError::OtherProgram { .. } => {
             Failure::new(format!("{text}; --device packet:INTERFACE works beside another program"))
         }
