@@ -88,7 +88,7 @@ pub struct Places {
     pub events: usize,
     /// The queue pairs.
     pub queue_pairs: Vec<QueuePairOffsets>,
-    /// All words.
+    /// All words, of all lanes.
     pub all: Range<usize>,
 }
 
@@ -106,10 +106,11 @@ pub struct QueuePairOffsets {
 }
 
 impl Places {
-    /// Returns the layout of a session's pages.
+    /// Returns the layout of a session's pages in the last of so many lanes.
     #[must_use]
-    pub fn of(shape: &SessionShape) -> Places {
-        let acknowledgements = LINE_WORDS;
+    pub fn of(shape: &SessionShape, lanes: usize) -> Places {
+        let start = (lanes - 1) * shape.application_words();
+        let acknowledgements = start + LINE_WORDS;
         let events = acknowledgements + shape.events().acknowledger_words();
         let first = events + shape.events().marker_words();
         let queue_pairs = (0..shape.queue_pairs as usize).map(|set| {
@@ -126,7 +127,7 @@ impl Places {
             acknowledgements,
             events,
             queue_pairs: queue_pairs.collect(),
-            all: 0..shape.application_words(),
+            all: 0..lanes * shape.application_words(),
         }
     }
 }

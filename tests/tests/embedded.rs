@@ -141,7 +141,7 @@ impl Hand {
         let reply = raw.ask(&Message::Mapped).unwrap();
         assert!(matches!(reply, Reply::Message(Message::Done, _)), "{reply:?}");
         let shape = SessionShape::new(1, 4, 8, 8, 2048, 2048).unwrap();
-        let places = Places::of(&shape);
+        let places = Places::of(&shape, 1);
         let taken = shape.server_peer(&peer_words(&Arc::new(server_pages))).acknowledgements;
         Hand { raw, attached, _files: files, pages, taken, heap, places, shape, wake, head: 0 }
     }

@@ -29,8 +29,8 @@ fn went_on(mut neighbour: Process, before: u64) {
     assert!(last.iter().any(|line| line.starts_with("exchanged ")), "{last:?}");
 }
 
-fn every_violation(mode: &str) {
-    let mut server = Served::start(&PEER, &[mode, "late=yes"]);
+fn every_violation(mode: &str, lanes: &str) {
+    let mut server = Served::start(&PEER, &[mode, "late=yes", lanes]);
     let mut neighbour = neighbour(&server);
     let before = server.settled();
     let count: u64 = neighbour.ask("count").parse().unwrap();
@@ -45,18 +45,37 @@ fn every_violation(mode: &str) {
 
 #[test]
 fn every_violation_ends_its_session_alone_asleep() {
-    every_violation("wait=block");
+    every_violation("wait=block", "lanes=1");
 }
 
 #[test]
 fn every_violation_ends_its_session_alone_polling() {
-    every_violation("wait=poll");
+    every_violation("wait=poll", "lanes=1");
+}
+
+#[test]
+fn every_violation_in_the_second_lane_ends_its_session_alone_asleep() {
+    every_violation("wait=block", "lanes=2");
+}
+
+#[test]
+fn every_violation_in_the_second_lane_ends_its_session_alone_polling() {
+    every_violation("wait=poll", "lanes=2");
 }
 
 #[test]
 fn arbitrary_writes_harm_no_other_session() {
+    arbitrary_writes("lanes=1");
+}
+
+#[test]
+fn arbitrary_writes_in_both_lanes_harm_no_other_session() {
+    arbitrary_writes("lanes=2");
+}
+
+fn arbitrary_writes(lanes: &str) {
     let seed = seed(0x7e57);
-    let mut server = Served::start(&PEER, &["late=yes"]);
+    let mut server = Served::start(&PEER, &["late=yes", lanes]);
     let mut neighbour = neighbour(&server);
     let before = server.settled();
     let count: u64 = neighbour.ask("count").parse().unwrap();

@@ -49,6 +49,7 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
     let logged = Logged::start();
     let mut policy = Policy::default();
     let (mut mode, mut echo, mut tap, mut waits) = (EngineStrategy::Block, true, None, false);
+    let mut lanes = 1;
     for option in options {
         let (name, value) = option.split_once('=').expect("name=value");
         match (name, value) {
@@ -58,6 +59,8 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
             ("far", "none") => echo = false,
             // The far end fetches packets late, so that some are in flight at any moment.
             ("late", "yes") => waits = true,
+            // Only the first queue's far end echoes.
+            ("lanes", count) => lanes = number(count) as usize,
             ("tap", name) => tap = Some(name.to_owned()),
             ("users", list) => {
                 let users = list.split(',').map(|uid| number(uid) as u32).collect();
@@ -82,7 +85,8 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
             (Box::new(TapDevice::open(&options).expect("a TAP")), None)
         }
         None => {
-            let config = loopback::Config { tx_asynchronous: waits, ..Default::default() };
+            let config =
+                loopback::Config { tx_asynchronous: waits, queues: lanes, ..Default::default() };
             let (near, far) = loopback::pair(&config).expect("a loopback");
             (Box::new(near), Some(far))
         }
@@ -97,6 +101,7 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
             ipv6: Some(Subnet::new("fd77::1".parse().expect("an address"), 64)),
         },
         settings: mode.into(),
+        lanes,
         ..Config::default()
     };
     let server = Server::start(&config, device, Box::new(store)).expect("the server starts");
