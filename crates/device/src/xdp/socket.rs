@@ -182,7 +182,7 @@ impl XdpSocket {
         sockopt::set_xdp_tx_ring_size(&fd, RING_ENTRIES)?;
         // Older kernels need a system call for each 32 packets.
         let _ = set(fd.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &(RING_ENTRIES as i32));
-        bind(fd.as_fd())?;
+        // Before Linux 6.4, the kernel maps no ring of a bound socket (`xsk_mmap` in net/xdp/xsk.c).
         let offsets = sockopt::xdp_mmap_offsets(&fd)?;
         let socket = fd.as_fd();
         let rx = Consumer::map(socket, XDP_PGOFF_RX_RING, offsets.rx, RING_ENTRIES)?;
@@ -190,6 +190,7 @@ impl XdpSocket {
         let fill = Producer::map(socket, XDP_UMEM_PGOFF_FILL_RING, offsets.fr, RING_ENTRIES)?;
         let completion =
             Consumer::map(socket, XDP_UMEM_PGOFF_COMPLETION_RING, offsets.cr, RING_ENTRIES)?;
+        bind(fd.as_fd())?;
         let options = sockopt::xdp_options(&fd)?;
         let zero_copy = options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
         Ok(XdpSocket { fd, rx, tx, fill, completion, zero_copy })
