@@ -161,8 +161,7 @@ fn conformance_of_two_hardware_queues() {
     conformance::run("two hardware queues", 5, || pair("two", queues, Mode::Native, true));
 }
 
-/// Each queue that is opened receives the packets of its own hardware queues. A packet socket sends
-/// through the queue of its processor's number.
+/// Each queue that is opened receives the packets of its own hardware queues.
 fn lanes_divide_the_hardware_queues() {
     veth("lanes", "numrxqueues 4 numtxqueues 4");
     let few = Options { lanes: 5, ..options("lanes", Mode::Native, true) };
@@ -173,7 +172,9 @@ fn lanes_divide_the_hardware_queues() {
     let device = XdpDevice::open(&Options { lanes: 2, ..few }).unwrap();
     assert_eq!(device.info().queues, 2);
     let mut queues = DeviceFarEnd::of_all(Box::new(device));
-    let mut far = VethEnd(PacketSocket::open("lanesp").unwrap());
+    let far = PacketSocket::open("lanesp").unwrap();
+    far.choose_queue_by_processor().unwrap();
+    let mut far = VethEnd(far);
     let all = processors();
     for processor in all.iter().copied().filter(|one| *one < 4) {
         stay_on(processor);
