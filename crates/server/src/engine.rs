@@ -180,9 +180,9 @@ impl Engine {
         })
     }
 
-    /// Returns the memory of the device's packets.
-    pub(crate) fn packet_memory(&self) -> &Mapping {
-        self.port.memory()
+    /// Returns the device's name, and the memory of its packets.
+    pub(crate) fn packet_memory(&self) -> (&str, &Mapping) {
+        (self.port.name(), self.port.memory())
     }
 
     /// Returns the epoll set in which the workers enter each session's `Session::wake`, with

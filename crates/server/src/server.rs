@@ -93,9 +93,6 @@ impl Server {
             control_wake: &control_wake,
         };
         let (engines, ends) = maker.all(&mut *device, region, relays)?;
-        for engine in &engines {
-            log_memory(&info.name, engine.packet_memory());
-        }
         let epoll = |engine: &Engine| engine.epoll().try_clone();
         let engine_epolls = engines.iter().map(epoll).collect::<io::Result<_>>();
         let engine_epolls = engine_epolls.map_err(resources("an epoll"))?;
@@ -332,7 +329,8 @@ fn keep(
 }
 
 /// Tells the operator which pages the memory of the device's packets has.
-fn log_memory(device: &str, memory: &Mapping) {
+fn log_memory(engine: &Engine) {
+    let (device, memory) = engine.packet_memory();
     let (kib, page_bytes) = (memory.len() >> 10, memory.page_bytes());
     if page_bytes == HUGE_PAGE_BYTES {
         let pages = memory.len().div_ceil(page_bytes);
@@ -376,6 +374,7 @@ fn run_engine(
     cpu: Option<usize>,
     control_wake: Arc<OwnedFd>,
 ) -> Result<JoinHandle<()>, StartError> {
+    log_memory(&engine);
     let (binds, binding) = channel();
     let wakes = WakesAtTheEnd(control_wake);
     let thread = std::thread::Builder::new()
