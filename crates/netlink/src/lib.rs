@@ -1,5 +1,6 @@
 //! The few rtnetlink messages that Towpath needs: links, addresses, routes and neighbours of one
-//! network namespace (Linux `rtnetlink(7)`, `linux/rtnetlink.h`, `linux/if_link.h`).
+//! network namespace (Linux `rtnetlink(7)`, `linux/rtnetlink.h`, `linux/if_link.h`); and one question
+//! of generic netlink.
 //!
 //! ```no_run
 //! use towpath_netlink::{Netlink, Veth};
@@ -24,6 +25,7 @@ mod host_watch;
 mod link;
 mod message;
 mod neighbour;
+mod netdev;
 mod prefix;
 mod route;
 mod socket;
@@ -34,6 +36,7 @@ pub use error::Error;
 pub use host_watch::{HostEvent, HostWatch};
 pub use link::{Link, Place, Veth};
 pub use neighbour::{Neighbour, Reachability};
+pub use netdev::XskFeatures;
 pub use prefix::Prefix;
 pub use route::{Route, RouteTo};
 pub use socket::{ANSWER_TIMEOUT, Netlink};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::error::Error;
 use crate::message::{
@@ -29,7 +29,7 @@ const DUMP_MAX_DATAGRAMS: usize = 4096;
 /// The maximum number of attempts at a dump that changes interrupt.
 const DUMP_MAX_TRIES: usize = 8;
 
-/// An rtnetlink socket of one network namespace.
+/// A netlink socket of one network namespace, mostly for rtnetlink.
 #[derive(Debug)]
 pub struct Netlink {
     socket: OwnedFd,
@@ -50,12 +50,18 @@ impl Netlink {
     /// # Errors
     /// [`Error::Socket`]: too many descriptors, or a seccomp filter without `AF_NETLINK`.
     pub fn open() -> Result<Netlink, Error> {
+        // NETLINK_ROUTE is protocol 0.
+        Netlink::of_protocol(None)
+    }
+
+    /// Opens a socket of another protocol than rtnetlink.
+    pub(crate) fn of_protocol(protocol: Option<Protocol>) -> Result<Netlink, Error> {
         let failed = |operation| move |errno| Error::Socket { operation, errno };
         let socket = rustix::net::socket_with(
             AddressFamily::NETLINK,
             SocketType::RAW,
             SocketFlags::CLOEXEC,
-            None, // NETLINK_ROUTE is protocol 0
+            protocol,
         )
         .map_err(failed("socket"))?;
         rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0)).map_err(failed("bind"))?;

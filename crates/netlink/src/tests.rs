@@ -12,6 +12,7 @@ use crate::message::{
     Acknowledgement, Attributes, Malformed, Message, Messages, NLM_F_ACK, NLMSG_ERROR, Request,
 };
 use crate::neighbour::read_neighbour;
+use crate::netdev::{read_family, read_features};
 use crate::route::{read_route, read_route_to};
 use crate::{Netlink, Prefix, Veth};
 
@@ -26,6 +27,8 @@ fn read_all(bytes: &[u8]) {
         let _ = read_route(message.body);
         let _ = read_route_to(message.body);
         let _ = read_neighbour(message.body);
+        let _ = read_family(message.body);
+        let _ = read_features(message.body);
     }
     // A message is at least a header, so that reading ends.
     assert!(seen <= bytes.len() / 16 + 1);
@@ -34,6 +37,8 @@ fn read_all(bytes: &[u8]) {
     let _ = read_route(bytes);
     let _ = read_route_to(bytes);
     let _ = read_neighbour(bytes);
+    let _ = read_family(bytes);
+    let _ = read_features(bytes);
 }
 
 /// Generates messages that are valid up to some point: random bytes alone seldom get past the
@@ -197,4 +202,24 @@ fn a_refusal_names_operation_subject_and_cause() {
          needs CAP_NET_ADMIN in this network namespace"
     );
     assert!(error.not_permitted() && !error.already_exists() && !error.not_found());
+}
+
+/// The kernel knows the question from Linux 6.8 on. The loopback interface has none of the features.
+#[test]
+fn the_kernel_is_asked_for_features_of_af_xdp() {
+    let features = Netlink::xsk_features(1).unwrap();
+    assert!(!features.tx_checksum);
+    // NETDEV_A_DEV_IFINDEX, and NETDEV_A_DEV_XSK_FEATURES: timestamps alone, and checksums as well.
+    for (bits, tx_checksum) in [(1_u64, false), (3, true)] {
+        let mut answer = Request::new(30, 0);
+        answer.fixed(&[1, 1, 0, 0]);
+        answer.attribute_u32(1, 7);
+        answer.attribute(6, &bits.to_ne_bytes());
+        let bytes = answer.finish(1);
+        let message = Messages::new(&bytes).next().unwrap().unwrap();
+        assert_eq!(read_features(message.body).unwrap().tx_checksum, tx_checksum);
+    }
+    let gone = Netlink::xsk_features(0x7fff_fff0);
+    println!("an interface that is gone: {gone:?}");
+    assert!(gone.is_err() || gone.is_ok_and(|features| !features.tx_checksum));
 }
