@@ -8,6 +8,7 @@ use crate::error::DeviceError;
 use crate::filter::{Filter, FilterError};
 use crate::queue::DeviceQueue;
 use crate::space::Spaces;
+use crate::tx_headroom::TxHeadroom;
 
 /// The identity and the properties of a device.
 #[derive(Clone, Debug)]
@@ -91,6 +92,9 @@ pub struct Limits {
     /// The maximum number of parts of a packet to send, 1 to [`MAX_PARTS`](crate::MAX_PARTS). The
     /// device drops and counts a packet with more.
     pub tx_packet_parts: usize,
+    /// Bytes in front of each packet to send that belong to the device. With such headroom, a packet
+    /// is one part, which does not cross a multiple of `rx_alignment` together with its headroom.
+    pub tx_headroom: TxHeadroom,
     /// The device reaches addresses of this many bits.
     pub address_bits: u32,
 }
@@ -108,6 +112,7 @@ impl Limits {
             rx_ring: 0,
             tx_ring: 0,
             tx_packet_parts: crate::MAX_PARTS,
+            tx_headroom: TxHeadroom::None,
             address_bits: 64,
         }
     }

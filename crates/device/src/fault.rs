@@ -28,7 +28,7 @@ use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
     Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
     ETHERNET_HEADER_BYTES, Info, Kick, LARGE_FRAME_BYTES, Outcome, POOL_HEADROOM_BYTES, Packet,
-    Received, Registration, Space, SpaceId, Spaces, VLAN_TAG_BYTES,
+    Received, Registration, Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES,
 };
 use in_flight::InFlight;
 use lane::{Lane, Place, Shared};
@@ -129,6 +129,11 @@ impl Wrap for Faulty {
         if frame_buffers > 1 && !inner_info.can.tx_in_place {
             // The wrapper keeps frames to send in such buffers.
             return Err(failed("buffers shorter than its frames")(ErrorKind::Unsupported.into()));
+        }
+        if info.limits.tx_headroom != TxHeadroom::None {
+            return Err(failed("faults beside checksums by the device (tx-checksum)")(
+                ErrorKind::Unsupported.into(),
+            ));
         }
         // The two directions have unrelated sequences from one seed.
         let mut rx = Lane::new(spec.rx, spec.seed, place_bytes, self.counters.rx.clone());

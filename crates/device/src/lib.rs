@@ -31,6 +31,7 @@ mod sleeper;
 pub mod slow;
 mod space;
 pub mod tap;
+mod tx_headroom;
 pub mod virtio;
 mod wire;
 pub mod wrapped;
@@ -44,6 +45,7 @@ pub use packet_memory::packet_memory;
 pub use queue::{Armed, Completion, Counters, DeviceQueue, Kick, Outcome, Packet, Part, Received};
 pub use space::{Space, SpaceError, SpaceId, Spaces};
 pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind, TagProtocol, VlanTag};
+pub use tx_headroom::{TX_METADATA_BYTES, TxHeadroom};
 pub use wire::Assembly;
 
 /// The maximum number of parts of a packet: as many buffers as a packet of an application may have,

@@ -10,6 +10,7 @@
 //! | `queue` | the data part: the rings of all hardware queues |
 //! | `socket`, `ring` | an AF_XDP socket, and the rings that it shares with the kernel |
 //! | `attached_program` | the program, and its link to the interface |
+//! | `tx_checksum` | whether the kernel and the interface complete checksums |
 //! | `offload` | partial checksums and merged packets, which AF_XDP does not announce |
 //!
 //! What it has in common with other drivers of such interfaces is in `kernel_interface`.
@@ -28,6 +29,7 @@ mod queue;
 mod ring;
 mod shared;
 mod socket;
+mod tx_checksum;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -44,7 +46,7 @@ use shared::{Lane, Shared};
 
 pub use error::XdpError;
 pub use options::{Mode, Options};
-pub use socket::CopyMode;
+pub use socket::{CopyMode, TxChecksum};
 
 /// Returns `true` for the name of a program of this driver.
 #[must_use]

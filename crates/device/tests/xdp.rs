@@ -14,14 +14,14 @@ use towpath_bpf::{Assembler, Link, Program, Reg, XdpMode};
 use towpath_device::capture::{self, CaptureDevice};
 use towpath_device::conformance::{self, DeviceFarEnd, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
-use towpath_device::xdp::{Mode, Options, XdpDevice, XdpError};
-use towpath_device::{Device, Filter, Meta};
+use towpath_device::xdp::{CopyMode, Mode, Options, TxChecksum, XdpDevice, XdpError};
+use towpath_device::{Device, Filter, Meta, TxHeadroom};
 use towpath_netlink::Netlink;
 
 /// `linux/bpf.h`.
 const XDP_PASS: i32 = 2;
 
-const TESTS: [(&str, fn()); 12] = [
+const TESTS: [(&str, fn()); 16] = [
     ("conformance_native", conformance_native),
     ("conformance_generic", conformance_generic),
     ("conformance_of_copies", conformance_of_copies),
@@ -31,6 +31,16 @@ const TESTS: [(&str, fn()); 12] = [
     ("lanes_divide_the_hardware_queues", lanes_divide_the_hardware_queues),
     ("conformance_with_faults_at_no_rate", conformance_with_faults_at_no_rate),
     ("conformance_while_captured", conformance_while_captured),
+    (
+        "conformance_with_checksums_by_the_interface_generic",
+        conformance_with_checksums_by_the_interface_generic,
+    ),
+    (
+        "conformance_with_checksums_by_the_interface_native",
+        conformance_with_checksums_by_the_interface_native,
+    ),
+    ("conformance_with_checksums_by_the_kernel", conformance_with_checksums_by_the_kernel),
+    ("checksums_that_nothing_completes", checksums_that_nothing_completes),
     ("says_what_it_is", says_what_it_is),
     ("asks_the_interface_for_packets", asks_the_interface_for_packets),
     ("open_errors", open_errors),
@@ -129,9 +139,59 @@ fn pair(name: &str, more: &str, mode: Mode, exclusive: bool) -> Pair {
     // The pair of the check before.
     let _ = std::process::Command::new("ip").args(["link", "delete", name]).output();
     veth(name, more);
-    let device = XdpDevice::open(&options(name, mode, exclusive)).unwrap();
-    let far = PacketSocket::open(&format!("{name}p")).unwrap();
+    attach_to(&options(name, mode, exclusive))
+}
+
+fn attach_to(options: &Options) -> Pair {
+    let device = XdpDevice::open(options).unwrap();
+    let far = PacketSocket::open(&format!("{}p", options.interface)).unwrap();
     Pair { device: Box::new(device), far: Box::new(VethEnd(far)) }
+}
+
+/// Makes a veth pair and attaches to one end, which completes checksums.
+fn summing_pair(name: &str, mode: Mode, tx_checksum: TxChecksum) -> Pair {
+    let _ = std::process::Command::new("ip").args(["link", "delete", name]).output();
+    veth(name, "");
+    attach_to(&Options { tx_checksum, ..options(name, mode, true) })
+}
+
+/// Returns `true` if the kernel takes metadata of sent packets. Says otherwise that a test is skipped.
+fn takes_metadata(test: &str) -> bool {
+    let name = &test[test.len() - 8..];
+    veth(name, "");
+    let asked = Options { tx_checksum: TxChecksum::Interface, ..options(name, Mode::Auto, true) };
+    let outcome = XdpDevice::open(&asked);
+    ip(&format!("link delete {name}"));
+    let Err(error) = outcome else { return true };
+    let text = error.to_string();
+    assert!(text.contains("this kernel takes no metadata"), "{text}");
+    println!("SKIP xdp::{test}: {text}");
+    assert!(!namespace::required(), "{text}");
+    false
+}
+
+fn conformance_with_checksums_by_the_interface_generic() {
+    if !takes_metadata("conformance_with_checksums_by_the_interface_generic") {
+        return;
+    }
+    let make = || summing_pair("sumsg", Mode::Generic, TxChecksum::Interface);
+    conformance::run("checksums by the interface, generic", 8, make);
+}
+
+fn conformance_with_checksums_by_the_interface_native() {
+    if !takes_metadata("conformance_with_checksums_by_the_interface_native") {
+        return;
+    }
+    let make = || summing_pair("sumsn", Mode::Native, TxChecksum::Interface);
+    conformance::run("checksums by the interface, native", 9, make);
+}
+
+fn conformance_with_checksums_by_the_kernel() {
+    if !takes_metadata("conformance_with_checksums_by_the_kernel") {
+        return;
+    }
+    let make = || summing_pair("sumsk", Mode::Generic, TxChecksum::Kernel);
+    conformance::run("checksums by the kernel", 10, make);
 }
 
 fn conformance_native() {
@@ -209,6 +269,34 @@ fn conformance_while_captured() {
         let device = CaptureDevice::new(pair.device, std::io::sink(), options).unwrap();
         Pair { device: Box::new(device), far: pair.far }
     });
+}
+
+fn checksums_that_nothing_completes() {
+    if !takes_metadata("checksums_that_nothing_completes") {
+        return;
+    }
+    let open = |name: &str, options: Options| {
+        let interface = name.to_owned();
+        XdpDevice::open(&Options { interface, ..options })
+    };
+    let asked = Options { tx_checksum: TxChecksum::Interface, ..Options::default() };
+    veth("sumsj", "mtu 9000");
+    let error = open("sumsj", asked.clone()).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, XdpError::NoTxChecksum { .. }), "{text}");
+    assert!(text.contains("sumsj") && text.contains("lower the MTU"), "{text}");
+    veth("sums", "");
+    for (options, headroom) in [
+        (Options::default(), TxHeadroom::None),
+        (asked.clone(), TxHeadroom::Xsk),
+        (Options { copying: CopyMode::Copy, ..asked }, TxHeadroom::Xsk),
+    ] {
+        let device = open("sums", options).unwrap();
+        let info = device.info();
+        assert_eq!(info.limits.tx_headroom, headroom);
+        assert_eq!(info.can.tx_checksum, headroom != TxHeadroom::None);
+        assert!(device.warnings().is_empty(), "copies were tested: {:?}", device.warnings());
+    }
 }
 
 fn says_what_it_is() {

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use towpath_device::{
     Armed, Assembly, Completion, Device, DeviceError, DeviceQueue, Filter, FilterError, Info, Kick,
-    Meta, Part, Received, Registration, Space, SpaceId, Spaces, VLAN_TAG_BYTES, packet_memory,
+    Meta, Part, Received, Registration, Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES,
+    packet_memory,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_queue::buffers::FreeBuffers;
@@ -143,6 +144,14 @@ impl Sizes {
             return Err(failed(info, "numbers of buffers", cause));
         }
         let limits = &info.limits;
+        if limits.tx_headroom != TxHeadroom::None {
+            let cause = io::Error::from(io::ErrorKind::Unsupported);
+            return Err(failed(
+                info,
+                "checksums by the device, which this driver does not leave to it",
+                cause,
+            ));
+        }
         let longest = info.mtu + AROUND_BYTES;
         let transmit_bytes = (LENGTH_BYTES + longest).next_multiple_of(128);
         // A device may send only from aligned buffers in one piece, as it receives into them.

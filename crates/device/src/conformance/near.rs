@@ -219,7 +219,7 @@ impl Near {
         let mut parts = Vec::new();
         for packet in packets {
             let len = packet.bytes.len() as u32;
-            let place = if len <= PLACE_BYTES {
+            let place = if len + self.headroom() <= PLACE_BYTES {
                 self.places.pop().expect("a free slot")
             } else {
                 assert!(
@@ -228,8 +228,13 @@ impl Near {
                 );
                 PLACES
             };
-            let start = self.memory_start + place * PLACE_BYTES;
+            let start = self.start(place);
             self.spaces.copy_in(self.memory, start, packet.bytes).expect("inside");
+            if self.headroom() > 0 {
+                let metadata = self.info.limits.tx_headroom.metadata(&packet.meta);
+                let at = start - metadata.len() as u32;
+                self.spaces.copy_in(self.memory, at, &metadata).expect("inside");
+            }
             let mut cuts = packet.cuts.to_vec();
             cuts.push(packet.bytes.len());
             let mut from = 0;
@@ -280,10 +285,18 @@ impl Near {
         }
     }
 
+    fn headroom(&self) -> u32 {
+        self.info.limits.tx_headroom.bytes() as u32
+    }
+
+    /// Returns the offset of the packet in a slot.
+    fn start(&self, place: u32) -> u32 {
+        self.memory_start + place * PLACE_BYTES + self.headroom()
+    }
+
     /// Returns a part of `len` bytes in the large slot, which the suite's other packets do not use.
     pub(super) fn part(&self, offset: u32, len: u32) -> Part {
-        let start = self.memory_start + PLACES * PLACE_BYTES;
-        Part { space: self.memory, offset: start + offset, len }
+        Part { space: self.memory, offset: self.start(PLACES) + offset, len }
     }
 
     /// Returns the end of the memory from which the suite sends packets.
@@ -319,7 +332,7 @@ impl Near {
                 panic!("{}: token {token} came back and was not with the device", self.what);
             };
             if place <= PLACES {
-                let start = self.memory_start + place * PLACE_BYTES;
+                let start = self.start(place);
                 let spoilt = vec![0xee; len as usize];
                 self.spaces.copy_in(self.memory, start, &spoilt).expect("inside");
             }

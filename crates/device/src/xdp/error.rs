@@ -103,6 +103,18 @@ pub enum XdpError {
         /// What the operator can do.
         remedy: String,
     },
+    /// Neither kernel nor interface complete checksums of sent packets as asked.
+    #[error(
+        "{name} completes no checksums of sent packets: {why}; {remedy}, or leave tx-checksum out"
+    )]
+    NoTxChecksum {
+        /// The interface.
+        name: String,
+        /// The obstacle.
+        why: &'static str,
+        /// What the operator can do.
+        remedy: &'static str,
+    },
     /// The kernel refused another operation.
     #[error("{name}: {what}: {cause}")]
     Refused {

@@ -14,14 +14,18 @@ use super::locked;
 use super::options::{Mode, Notes, Options};
 use super::queue::PACKET_SOCKET_BUFFERS;
 use super::shared::{Lane, Properties, SPARE_RESETS, Shared};
-use super::socket::{self, Binding, CopyMode, RING_ENTRIES};
+use super::socket::{self, Binding, CopyMode, RING_ENTRIES, TxChecksum};
+use super::tx_checksum::{self, Asked};
 use crate::kernel_interface::ethtool::Ethtool;
 use crate::kernel_interface::host_traffic::{self, HostTraffic};
 use crate::kernel_interface::other_server;
 use crate::kernel_interface::packet_sender::PacketSender;
 use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
 use crate::kernel_interface::warnings;
-use crate::{Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_FRAME_BYTES, Limits, VLAN_TAG_BYTES};
+use crate::{
+    Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_FRAME_BYTES, Limits, TxHeadroom,
+    VLAN_TAG_BYTES,
+};
 
 /// Bytes that the kernel keeps free at the beginning of each receive buffer
 /// (`XDP_PACKET_HEADROOM`, `linux/bpf.h`).
@@ -94,7 +98,10 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         .map(large)
         .collect::<io::Result<Vec<_>>>()
         .map_err(refused(name, "opening a packet socket for large packets"))?;
+    let asked = Asked { index: link.index, copies, room: chunk_bytes.saturating_sub(frame_bytes) };
+    let warning = tx_checksum::check(name, options.tx_checksum, asked)?;
     let mut notes = notes(name, options, attached, &link.kind, &ethtool);
+    notes.warnings.extend(warning);
     if rx_buffers < most {
         notes.warnings.push(format!(
             "{name} has {rx_buffers} receive buffers for each hardware queue, and not {most}, because of \
@@ -103,7 +110,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     }
     let host_traffic =
         HostTraffic::if_wanted(options.host, mac, options.owner, &mut notes.warnings);
-    let binding = Binding { index: link.index, copying: copying(options, is_generic), spans };
+    let binding = Binding { index: link.index, copying: copying(options, copies), spans };
     let properties = Properties {
         binding,
         queues,
@@ -111,6 +118,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         frame_bytes,
         chunk_bytes: chunk_bytes as u32,
         may_be_partial,
+        tx_checksum: options.tx_checksum,
         busy_poll: options.busy_poll,
     };
     let mut info = info(&link, mac, &properties, rx_buffers, copies);
@@ -181,6 +189,7 @@ fn info(
 ) -> Info {
     let (spans, chunk_bytes) = (properties.binding.spans, properties.chunk_bytes as usize);
     let data_bytes = chunk_bytes - HEADROOM_BYTES;
+    let tx_checksum = properties.tx_checksum != TxChecksum::Engine;
     let theirs = properties.queues.div_ceil(properties.lanes) as usize;
     let rx_ring = (theirs * rx_buffers).min(MAX_RX_BUFFERS);
     Info {
@@ -189,6 +198,7 @@ fn info(
         mtu: link.mtu as usize,
         can: Capabilities {
             rx_offload: properties.may_be_partial,
+            tx_checksum,
             tx_asynchronous: true,
             tx_large_copied,
             ..Capabilities::default()
@@ -200,16 +210,17 @@ fn info(
             rx_packet_buffers: if spans { LARGE_FRAME_BYTES.div_ceil(data_bytes) } else { 1 },
             rx_ring: rx_ring + PACKET_SOCKET_BUFFERS,
             tx_ring: RING_ENTRIES as usize,
-            tx_packet_parts: if spans { PACKET_PARTS } else { 1 },
+            tx_packet_parts: if spans && !tx_checksum { PACKET_PARTS } else { 1 },
+            tx_headroom: if tx_checksum { TxHeadroom::Xsk } else { TxHeadroom::None },
             ..Limits::new(chunk_bytes)
         },
         rx_queue_packets: RING_ENTRIES as usize,
     }
 }
 
-/// Generic mode always copies.
-fn copying(options: &Options, is_generic: bool) -> CopyMode {
-    if is_generic && options.copying == CopyMode::Auto { CopyMode::Copy } else { options.copying }
+/// Generic mode always copies, and so do virtual interfaces.
+fn copying(options: &Options, copies: bool) -> CopyMode {
+    if copies && options.copying == CopyMode::Auto { CopyMode::Copy } else { options.copying }
 }
 
 /// Attaches the program in the mode that was asked for, or the best one.

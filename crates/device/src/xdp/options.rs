@@ -1,6 +1,6 @@
 //! What an AF_XDP device is opened with, and what it tells the operator.
 
-use super::socket::CopyMode;
+use super::socket::{CopyMode, TxChecksum};
 
 /// How the kernel runs the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct Options {
     pub mode: Mode,
     /// Copy or zero-copy mode.
     pub copying: CopyMode,
+    /// Who completes checksums that applications leave partial.
+    pub tx_checksum: TxChecksum,
     /// `true` to poll the hardware from the engine's thread, by system calls, in place of interrupts
     /// (`SO_PREFER_BUSY_POLL`, Linux 5.11).
     pub busy_poll: bool,

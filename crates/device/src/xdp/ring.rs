@@ -50,7 +50,7 @@ pub(super) struct Descriptor {
     pub(super) address: u64,
     /// The number of bytes.
     pub(super) len: u32,
-    /// [`CONTINUES`], or 0.
+    /// [`CONTINUES`] and [`HAS_METADATA`], or 0.
     pub(super) options: u32,
 }
 
@@ -58,6 +58,9 @@ const _: () = assert!(size_of::<Descriptor>() == size_of::<XdpDesc>());
 
 /// The packet continues in the next descriptor (`XDP_PKT_CONTD`, Linux 6.6).
 pub(super) const CONTINUES: u32 = 1;
+
+/// The kernel reads metadata in front of the packet (`XDP_TX_METADATA`, Linux 6.8).
+pub(super) const HAS_METADATA: u32 = 2;
 
 impl<T: Entry> Ring<T> {
     /// Maps a ring of `size` entries that the socket has.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
-use super::socket::{self, Binding, Umem, XdpSocket};
+use super::socket::{self, Binding, TxChecksum, Umem, XdpSocket};
 use crate::dma::{Dma, DmaError};
 use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::packet_sender::PacketSender;
@@ -30,6 +30,7 @@ pub(super) struct Properties {
     pub(super) chunk_bytes: u32,
     /// `true` if packets may come with partial checksums, or merged.
     pub(super) may_be_partial: bool,
+    pub(super) tx_checksum: TxChecksum,
     pub(super) busy_poll: bool,
 }
 
@@ -192,8 +193,8 @@ impl Dma for Lane {
             let cause = io::Error::from_raw_os_error(libc::ENOSPC);
             return Err(DmaError { bytes: memory.len(), cause });
         }
-        *umem =
-            Some(Umem { memory: memory.clone(), chunk_bytes: self.shared.properties.chunk_bytes });
+        let Properties { chunk_bytes, tx_checksum, .. } = self.shared.properties;
+        *umem = Some(Umem { memory: memory.clone(), chunk_bytes, tx_checksum });
         // The kernel's addresses count from the memory's beginning.
         Ok(0)
     }

@@ -19,6 +19,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use towpath_memory::Mapping;
 
 use super::ring::{Consumer, Descriptor, Producer};
+use crate::TX_METADATA_BYTES;
 use crate::kernel_interface::socket_option::{enlarge_send_buffer, set};
 
 /// The number of descriptors in each ring of a socket.
@@ -50,6 +51,20 @@ pub enum CopyMode {
     ZeroCopy,
 }
 
+/// Who completes checksums that applications leave partial.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TxChecksum {
+    /// The engine, in software.
+    #[default]
+    Engine,
+    /// The interface, as for the kernel's own packets, or the kernel for one that cannot
+    /// (`XDP_TXMD_FLAGS_CHECKSUM`, Linux 6.8).
+    Interface,
+    /// The kernel, in software, for tests and against faults of an interface
+    /// (`XDP_UMEM_TX_SW_CSUM`).
+    Kernel,
+}
+
 /// How sockets bind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Binding {
@@ -59,11 +74,17 @@ pub(super) struct Binding {
     pub(super) spans: bool,
 }
 
+/// `XDP_UMEM_TX_SW_CSUM` (Linux 6.8) and `XDP_UMEM_TX_METADATA_LEN` (Linux 6.11), which rustix does
+/// not have.
+const XDP_UMEM_TX_SW_CSUM: u32 = 1 << 1;
+const XDP_UMEM_TX_METADATA_LEN: u32 = 1 << 2;
+
 /// The memory of all packets.
 #[derive(Clone)]
 pub(super) struct Umem {
     pub(super) memory: Arc<Mapping>,
     pub(super) chunk_bytes: u32,
+    pub(super) tx_checksum: TxChecksum,
 }
 
 impl Umem {
@@ -72,14 +93,23 @@ impl Umem {
         (self.memory.len() / self.chunk_bytes as usize) as u32
     }
 
-    fn register(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+    /// Registers the memory with a socket. Each packet to send then has metadata in front, unless the
+    /// engine completes all checksums.
+    pub(super) fn register(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let (flags, tx_metadata_len) = match self.tx_checksum {
+            TxChecksum::Engine => (0, 0),
+            TxChecksum::Interface => (XDP_UMEM_TX_METADATA_LEN, TX_METADATA_BYTES as u32),
+            TxChecksum::Kernel => {
+                (XDP_UMEM_TX_METADATA_LEN | XDP_UMEM_TX_SW_CSUM, TX_METADATA_BYTES as u32)
+            }
+        };
         let registration = XdpUmemReg {
             addr: self.memory.start().as_ptr() as u64,
             len: u64::from(self.chunks()) * u64::from(self.chunk_bytes),
             chunk_size: self.chunk_bytes,
             headroom: 0,
-            flags: XdpUmemRegFlags::empty(),
-            tx_metadata_len: 0,
+            flags: XdpUmemRegFlags::from_bits_retain(flags),
+            tx_metadata_len,
         };
         when_released(|| sockopt::set_xdp_umem_reg(socket, registration))
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use towpath_device::{
     Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, DmaError,
     ETHERNET_HEADER_BYTES, Kick, Meta, POOL_HEADROOM_BYTES, Packet, Received, Registration, Space,
-    SpaceId, Spaces, VLAN_TAG_BYTES, packet_memory,
+    SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES, packet_memory,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_protocol::settings::Values;
@@ -38,8 +38,10 @@ pub(crate) struct BounceMemory {
     pub(crate) space: SpaceId,
     /// The number of bounce buffers.
     pub(crate) slots: u32,
-    /// The size of each, in bytes.
+    /// The size of each, in bytes, with the headroom that is in front of each packet.
     pub(crate) slot_bytes: usize,
+    /// That headroom.
+    pub(crate) headroom: TxHeadroom,
 }
 
 /// Counts of the packets that the device took.
@@ -110,7 +112,7 @@ impl DevicePort {
             WHOLE_BYTES
         } else {
             (mtu + FRAME_BYTES).next_multiple_of(128).max(WHOLE_BYTES)
-        };
+        } + limits.tx_headroom.bytes();
         // No slot crosses the end of one of the device's buffers without need.
         let slot_bytes = if slot_bytes < limits.rx_alignment {
             slot_bytes.next_power_of_two()
@@ -158,7 +160,8 @@ impl DevicePort {
             counts: Counts::default(),
             returned: 0,
         };
-        Ok((port, BounceMemory { region, space, slots, slot_bytes }))
+        let headroom = limits.tx_headroom;
+        Ok((port, BounceMemory { region, space, slots, slot_bytes, headroom }))
     }
 
     /// Returns the interface's name.

@@ -41,9 +41,10 @@ pub(crate) struct Settings {
     /// Device to serve: tap:NAME, xdp:INTERFACE, packet:INTERFACE or auto:INTERFACE. tap: the
     /// server creates a missing TAP interface, and then removes it at the end. xdp: an interface of
     /// the kernel, which keeps all that no application owns. Options of xdp follow after commas:
-    /// mode=native, mode=generic, copy, zero-copy, busy-poll, exclusive. packet: as xdp, by packet
-    /// sockets; slower; Linux 6.6; for kernels without AF_XDP, or beside another XDP program. auto:
-    /// tap for a TAP interface; for any other interface xdp, or packet if xdp is impossible
+    /// mode=native, mode=generic, copy, zero-copy, tx-checksum, busy-poll, exclusive. packet: as
+    /// xdp, by packet sockets; slower; Linux 6.6; for kernels without AF_XDP, or beside another XDP
+    /// program. auto: tap for a TAP interface; for any other interface xdp, or packet if xdp is
+    /// impossible
     #[arg(long, value_name = "DRIVER:INTERFACE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceSpec>,

@@ -148,6 +148,12 @@ fn check_options(given: &[&str]) -> Result<(), String> {
     if has("zero-copy") && (has("copy") || has("mode=generic")) {
         return Err("zero-copy contradicts copy and mode=generic; leave one of them out".to_owned());
     }
+    if has("tx-checksum=kernel") && (has("zero-copy") || has("tx-checksum")) {
+        return Err(
+            "tx-checksum=kernel contradicts zero-copy and tx-checksum; leave one of them out"
+                .to_owned(),
+        );
+    }
     Ok(())
 }
 
@@ -159,12 +165,14 @@ fn set_option(options: &mut xdp::Options, text: &str) -> Result<(), String> {
         "mode=generic" => options.mode = xdp::Mode::Generic,
         "copy" => options.copying = xdp::CopyMode::Copy,
         "zero-copy" => options.copying = xdp::CopyMode::ZeroCopy,
+        "tx-checksum" => options.tx_checksum = xdp::TxChecksum::Interface,
+        "tx-checksum=kernel" => options.tx_checksum = xdp::TxChecksum::Kernel,
         "busy-poll" => options.busy_poll = true,
         "exclusive" => options.exclusive = true,
         _ => {
             return Err(format!(
                 "{text:?} is not an option of xdp: mode=native, mode=generic, copy, zero-copy, \
-                 busy-poll or exclusive"
+                 tx-checksum, tx-checksum=kernel, busy-poll or exclusive"
             ));
         }
     }
@@ -597,6 +605,8 @@ mod tests {
             "packet:eth0",
             "xdp:eth0",
             "xdp:eth0,mode=native,copy,busy-poll",
+            "xdp:eth0,zero-copy,tx-checksum",
+            "xdp:eth0,tx-checksum=kernel",
         ] {
             assert_eq!(good.parse::<DeviceSpec>().unwrap().to_string(), good);
         }
@@ -617,6 +627,9 @@ mod tests {
             ("xdp:a,copy,zero-copy", "contradicts"),
             ("xdp:a,mode=generic,zero-copy", "contradicts"),
             ("xdp:a,mode=generic,mode=native", "mode= once"),
+            ("xdp:a,tx-checksum=kernel,zero-copy", "contradicts zero-copy"),
+            ("xdp:a,tx-checksum,tx-checksum=kernel", "contradicts"),
+            ("xdp:a,tx-checksum=none", "tx-checksum=kernel"),
         ] {
             let error = bad.parse::<DeviceSpec>().unwrap_err();
             assert!(error.contains(part), "{bad}: {error}");

@@ -1,15 +1,17 @@
-//! Offloads of AF_XDP, in software: what the kernel leaves to the receiver.
+//! Offloads of AF_XDP: checksums that the kernel leaves to the receiver, and those of sent packets.
 
-use std::net::UdpSocket;
+use std::io::{Read, Write};
+use std::net::{TcpListener, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
 use towpath_client::{Options, Rule, Session};
+use towpath_net::{Driving, Network, SessionLink, TcpStream};
 use towpath_packet::Headers;
 use towpath_packet::checksum::{Verdict, verify};
 
 use crate::beside_the_kernel::{FAR, NEAR, may_attach, sockets, user};
-use crate::networks::wire;
+use crate::networks::{sh, wire};
 use crate::running::*;
 
 const LEASE: [&str; 2] = ["--lease", "192.0.2.64/28"];
@@ -71,6 +73,62 @@ fn a_partial_checksum_is_completed_generically() {
     towpath_testkit::isolated!(|| {
         if may_attach("offloads::a_partial_checksum_is_completed_generically") {
             a_partial_checksum_is_completed("generic");
+        }
+    });
+}
+
+/// Sends datagrams and a short TCP conversation of an application to a host at the other end of a
+/// veth. Returns how many checksums the engine completed.
+fn checksums_of_the_engine(option: &str) -> u64 {
+    let far = wire(&FAR, &NEAR);
+    let (directory, user) = (sockets(), user());
+    let device = format!("xdp:uplink,{option}");
+    let arguments = ["--device", &device, "--user", &user, LEASE[0], LEASE[1]];
+    let server = serve(&directory, "s.sock", &arguments);
+    let session = Session::attach(&server.socket, &SessionLink::options("test")).unwrap();
+    let network = Network::over(session, Driving::Thread).unwrap();
+    let receiver = far.run(|| UdpSocket::bind("192.0.2.200:7").unwrap()).unwrap();
+    receiver.set_read_timeout(Some(LIMIT)).unwrap();
+    let sender = towpath_net::UdpSocket::bind(&network, "0.0.0.0:0").unwrap();
+    let mut got = [0; 2000];
+    for len in [0, 1, 17, 18, 64, 1000, 1471, 1472] {
+        let payload: Vec<u8> = (0..len).map(|at| (at * 7) as u8).collect();
+        sender.send_to(&payload, "192.0.2.200:7").unwrap();
+        let (count, _) = receiver.recv_from(&mut got).unwrap();
+        assert!(got[..count] == payload, "{len} bytes");
+    }
+    let listener = far.run(|| TcpListener::bind("192.0.2.200:80").unwrap()).unwrap();
+    let mut stream = TcpStream::connect(&network, "192.0.2.200:80").unwrap();
+    let (mut accepted, _) = listener.accept().unwrap();
+    for round in 0..20_u8 {
+        stream.write_all(&[round; 100]).unwrap();
+        accepted.read_exact(&mut got[..100]).unwrap();
+        assert_eq!(got[..100], [round; 100]);
+    }
+    let counts = || server.report()["device"]["counters"].clone();
+    until("all packets are counted", || counts()["tx_packets"].as_u64().unwrap() >= 28);
+    assert_eq!(counts()["tx_dropped_driver"], 0);
+    let completed = counts()["tx_software_offloads"].as_u64().unwrap();
+    drop((network, server));
+    sh("ip link delete uplink");
+    completed
+}
+
+/// The far kernel verifies what the near one completes in software (`tx-checksum=kernel`). A checksum
+/// that the interface completes stays partial on a veth.
+#[test]
+fn the_interface_or_the_kernel_completes_checksums_of_sent_packets() {
+    towpath_testkit::isolated!(|| {
+        const TEST: &str =
+            "offloads::the_interface_or_the_kernel_completes_checksums_of_sent_packets";
+        if !may_attach(TEST) {
+            return;
+        }
+        assert!(checksums_of_the_engine("mode=generic") >= 28);
+        for mode in ["mode=generic", "mode=native"] {
+            for who in ["tx-checksum", "tx-checksum=kernel"] {
+                assert_eq!(checksums_of_the_engine(&format!("{mode},{who}")), 0, "{mode} {who}");
+            }
         }
     });
 }

@@ -8,9 +8,9 @@ use super::{MAX_CALLS_WITHOUT_PROGRESS, PACKET_DESCRIPTORS, XdpQueue, kick_tx};
 use crate::check::PacketLimits;
 use crate::kernel_interface::packet_sender::Sending;
 use crate::xdp::in_flight::Sent;
-use crate::xdp::ring::{CONTINUES, Descriptor};
+use crate::xdp::ring::{CONTINUES, Descriptor, HAS_METADATA};
 use crate::xdp::socket::RING_ENTRIES;
-use crate::{Completion, DeviceError, Outcome, Packet, Part, Spaces};
+use crate::{Completion, DeviceError, Outcome, Packet, Part, Spaces, TX_METADATA_BYTES};
 
 impl XdpQueue {
     /// Puts packets into the transmit ring, and sends large ones.
@@ -54,6 +54,9 @@ impl XdpQueue {
             }
             let len = limits.packet_len(packet.parts, packet.meta);
             let count = len.and_then(|_| self.descriptors(spaces, packet.parts, &mut descriptors));
+            if !packet.meta.is_full() {
+                descriptors[0].options |= HAS_METADATA;
+            }
             let Some((len, count)) = len.zip(count) else {
                 self.counters.dropped();
                 self.done.push_back(Completion::dropped(packet.token));
@@ -83,13 +86,17 @@ impl XdpQueue {
     ) -> Option<usize> {
         let most = if self.shared.spans() { PACKET_DESCRIPTORS } else { 1 };
         let chunk_bytes = u64::from(self.chunk_bytes);
+        let headroom = self.info.limits.tx_headroom.bytes().min(TX_METADATA_BYTES) as u64;
         let mut count = 0;
         for part in parts {
             let mut address = spaces.device_address(part.space, part.offset, part.len)?;
             let mut left = u64::from(part.len);
             while left > 0 {
                 let now = left.min(chunk_bytes - address % chunk_bytes);
-                if count == most || self.chunk(address) >= self.held.len() {
+                // The kernel refuses a descriptor without room for metadata in front, whether it
+                // has some or not.
+                let has_room = address % chunk_bytes >= headroom;
+                if count == most || !has_room || self.chunk(address) >= self.held.len() {
                     return None;
                 }
                 out[count] = Descriptor { address, len: now as u32, options: CONTINUES };

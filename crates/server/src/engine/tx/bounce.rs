@@ -3,7 +3,7 @@
 //! The engine fetches a packet's headers, or all of a small packet, from the application's memory
 //! into a slot. It checks the packet there, and sends it from there.
 
-use towpath_device::{MAX_PARTS, Meta, Part, SpaceId};
+use towpath_device::{MAX_PARTS, Meta, Part, SpaceId, TX_METADATA_BYTES, TxHeadroom};
 use towpath_memory::{Mapping, Region};
 use towpath_packet::checksum;
 use towpath_queue::PoolShape;
@@ -36,7 +36,10 @@ pub(crate) struct Slot {
 pub(crate) struct BounceBuffers {
     /// The slots' memory. The device reads it, too.
     memory: Region,
+    /// The distance of slots, and the room for a packet in each, behind its headroom.
     slot_bytes: usize,
+    room_bytes: usize,
+    headroom: TxHeadroom,
     /// The slots.
     pub slots: Vec<Slot>,
     free: towpath_queue::buffers::FreeBuffers,
@@ -47,7 +50,7 @@ impl BounceBuffers {
     /// Creates as many slots as the memory has room for.
     #[must_use]
     pub(crate) fn new(memory: BounceMemory) -> BounceBuffers {
-        let BounceMemory { region: memory, space, slots, slot_bytes } = memory;
+        let BounceMemory { region: memory, space, slots, slot_bytes, headroom } = memory;
         let slot = || Slot {
             len: 0,
             copies: 0,
@@ -58,6 +61,8 @@ impl BounceBuffers {
         BounceBuffers {
             memory,
             slot_bytes,
+            room_bytes: slot_bytes - headroom.bytes(),
+            headroom,
             slots: (0..slots).map(|_| slot()).collect(),
             free: towpath_queue::buffers::FreeBuffers::new(0, slots),
             space,
@@ -84,7 +89,7 @@ impl BounceBuffers {
 
     #[inline]
     fn start(&self, slot: u32) -> usize {
-        slot as usize * self.slot_bytes
+        slot as usize * self.slot_bytes + self.headroom.bytes()
     }
 
     /// Fills a slot with a packet's beginning, which the engine has fetched, and for which every
@@ -110,7 +115,7 @@ impl BounceBuffers {
         packet: &[Descriptor],
         len: usize,
     ) -> bool {
-        if len > self.slot_bytes {
+        if len > self.room_bytes {
             return false;
         }
         let entry = &mut self.slots[slot as usize];
@@ -156,7 +161,7 @@ impl BounceBuffers {
         let start = self.start(slot);
         let held = self.slots[slot as usize].len as usize;
         let len = held + rest.len();
-        if len > self.slot_bytes
+        if len > self.room_bytes
             || !Reader::new(rest).copy(len - held, &mut self.memory, start + held)
         {
             return false;
@@ -192,7 +197,7 @@ impl BounceBuffers {
     ) -> bool {
         let len = header.len() + payload;
         let start = self.start(slot);
-        if len > self.slot_bytes || !self.memory.copy_in(start, header) {
+        if len > self.room_bytes || !self.memory.copy_in(start, header) {
             return false;
         }
         let mut reader = Reader::new(source);
@@ -201,6 +206,16 @@ impl BounceBuffers {
         }
         self.slots[slot as usize].len = len as u32;
         self.complete(slot, complete)
+    }
+
+    /// Writes what the device reads in front of a packet with offload work.
+    #[inline]
+    pub(crate) fn prepare(&mut self, slot: u32, meta: &Meta) {
+        if self.headroom != TxHeadroom::None && !meta.is_full() {
+            let at = self.start(slot) - TX_METADATA_BYTES;
+            let written = self.memory.copy_in(at, &self.headroom.metadata(meta));
+            debug_assert!(written, "a slot's headroom is inside");
+        }
     }
 
     /// Returns the position of a slot's content in its data space, as a part to send.
@@ -247,7 +262,13 @@ mod tests {
         let buffers = region(&pool_bytes);
         let mut slots = Region::private(4096).unwrap();
         let _pool = slots.split_off_front(1024);
-        let memory = BounceMemory { region: slots, space: SpaceId(0), slots: 2, slot_bytes: 256 };
+        let memory = BounceMemory {
+            region: slots,
+            space: SpaceId(0),
+            slots: 2,
+            slot_bytes: 256,
+            headroom: TxHeadroom::None,
+        };
         let mut bounce = BounceBuffers::new(memory);
         let slot = bounce.take().unwrap();
         let words = buffers.mapping();
@@ -268,5 +289,38 @@ mod tests {
         assert_eq!(bounce.part(slot).offset, 1024 + slot * 256);
         bounce.release(slot);
         assert_eq!(bounce.free(), 2);
+    }
+
+    #[test]
+    fn a_slot_has_its_headroom_in_front_of_the_packet() {
+        let mut region = Region::private(4096).unwrap();
+        let whole = region.mapping().clone();
+        let _pool = region.split_off_front(1024);
+        let headroom = TxHeadroom::Xsk;
+        let memory =
+            BounceMemory { region, space: SpaceId(0), slots: 2, slot_bytes: 512, headroom };
+        let mut bounce = BounceBuffers::new(memory);
+        let _first = bounce.take().unwrap();
+        let slot = bounce.take().unwrap();
+        bounce.hold(slot, b"beginning");
+        let start = 1024 + slot * 512 + 64;
+        assert_eq!(bounce.part(slot).offset, start);
+        let in_front = || {
+            let mut bytes = [0; TX_METADATA_BYTES];
+            assert!(whole.copy_out(start as usize - TX_METADATA_BYTES, &mut bytes));
+            bytes
+        };
+        bounce.prepare(slot, &Meta::FULL);
+        assert_eq!(in_front(), [0; TX_METADATA_BYTES]);
+        let checksum = towpath_device::Checksum::Partial { start: 34, offset: 6 };
+        let meta = Meta { checksum, segmentation: None };
+        bounce.prepare(slot, &meta);
+        assert_eq!(in_front(), headroom.metadata(&meta));
+        assert_eq!(bounce.bytes(slot), b"beginning");
+        // A packet has the rest of the slot.
+        let source = Source { prefix: &[7; 448], memory: &whole, pieces: &[] };
+        assert!(bounce.build(slot, &[], source, 0, 448, None));
+        assert!(!bounce.build(slot, &[7], source, 0, 448, None));
+        assert_eq!(in_front(), headroom.metadata(&meta));
     }
 }

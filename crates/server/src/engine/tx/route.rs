@@ -356,6 +356,7 @@ impl TxPath {
         }
         entry.meta = meta;
         entry.in_flight_slot = in_flight_slot;
+        self.bounce.prepare(one.slot, &meta);
         self.handoff.hand_off(one.slot, one.expedited, &self.bounce, context.port)?;
         Ok(Sent::Later)
     }
