@@ -1,25 +1,30 @@
 //! The memory of a device's packets.
 
 use std::io;
+use std::os::fd::OwnedFd;
 
 use towpath_memory::{HUGE_PAGE_BYTES, Region};
 
 /// The name of the memory file, as `/proc/PID/maps` shows it.
 const NAME: &str = "towpath-packets";
 
-/// Allocates zeroed memory for a device's packets, for this process only: in huge pages if enough of
-/// them are free. Otherwise memory that the device reaches by itself is a memory file, and other
-/// memory has no file.
+/// Allocates zeroed memory for a device's packets, which this process alone writes: in huge pages if
+/// enough of them are free. Memory that the device reaches by itself is a memory file, whose
+/// descriptor a keeper can hold.
 ///
 /// # Errors
 /// `ENOMEM` when there is no memory; other errors of making and mapping a memory file.
-pub fn packet_memory(bytes: usize, device_reaches: bool) -> io::Result<Region> {
+pub fn packet_memory(bytes: usize, device_reaches: bool) -> io::Result<(Region, Option<OwnedFd>)> {
     if bytes >= HUGE_PAGE_BYTES
-        && let Ok(region) = Region::in_huge_pages(NAME, bytes)
+        && let Ok((region, file)) = Region::in_huge_pages(NAME, bytes)
     {
-        return Ok(region);
+        return Ok((region, device_reaches.then_some(file)));
     }
-    if device_reaches { Region::in_own_file(NAME, bytes) } else { Region::private(bytes) }
+    if !device_reaches {
+        return Ok((Region::private(bytes)?, None));
+    }
+    let (region, file) = Region::in_own_file(NAME, bytes)?;
+    Ok((region, Some(file)))
 }
 
 #[cfg(test)]
@@ -35,7 +40,8 @@ mod tests {
         for (bytes, device_reaches) in
             [(1, true), (PAGE_BYTES, false), (3 << 20, true), (3 << 20, false)]
         {
-            let mut region = packet_memory(bytes, device_reaches).unwrap();
+            let (mut region, file) = packet_memory(bytes, device_reaches).unwrap();
+            assert_eq!(file.is_some(), device_reaches);
             assert_eq!(region.len(), bytes.next_multiple_of(PAGE_BYTES), "not rounded up further");
             assert!(region.copy_in(bytes - 1, &[7]));
             assert_eq!(region.bytes(bytes - 1, 1), Some([7].as_slice()));

@@ -195,7 +195,7 @@ impl Driver {
         let failed = |cause: io::Error| failed(&info, "memory for its packets", cause);
         let Sizes { longest, transmit_bytes, receive_bytes, transmit, receive_start, bytes } =
             Sizes::new(&info, &config)?;
-        let mut memory = packet_memory(bytes, device.dma().is_some()).map_err(failed)?;
+        let (mut memory, _) = packet_memory(bytes, device.dma().is_some()).map_err(failed)?;
         let buffers = Buffers {
             memory: memory.mapping().clone(),
             left: config.left,

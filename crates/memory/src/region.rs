@@ -48,7 +48,7 @@ pub struct Region {
     len: usize,
     /// The region's offset in the mapping.
     offset: usize,
-    /// `true` if the memory belongs to this process alone.
+    /// `true` if this process alone can write the memory, by this mapping alone.
     private: bool,
     mapping: Arc<Mapping>,
     /// Makes the region not `Sync`, whatever the other fields are.
@@ -204,8 +204,9 @@ impl Region {
         if !self.private {
             return None;
         }
-        // SAFETY: private memory of this process is mapped once. The region alone writes this
-        // range, and only by `&mut self`, which the slice's borrow of the region excludes.
+        // SAFETY: private memory is mapped once for writing, and the seals of a private file refuse
+        // every other write. The region alone writes this range, and only by `&mut self`, which the
+        // slice's borrow of the region excludes.
         unsafe { self.bytes_of_file(offset, len) }
     }
 

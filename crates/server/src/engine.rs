@@ -50,7 +50,7 @@ pub(crate) mod watchdog;
 mod wiring;
 mod work;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
@@ -190,6 +190,11 @@ impl Engine {
     #[must_use]
     pub fn epoll(&self) -> &OwnedFd {
         self.wait.epoll()
+    }
+
+    /// Returns the file of the device's memory, if a keeper can hold it.
+    pub(crate) fn memory_file(&self) -> Option<BorrowedFd<'_>> {
+        self.port.memory_file()
     }
 
     /// Makes packets take the path for captures and promiscuous endpoints although there are none.

@@ -1,7 +1,7 @@
 //! A server: an engine and a control thread around a device.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -75,13 +75,12 @@ impl Server {
         let bound = config.socket.as_deref().map(|path| bind(path, &config.policy)).transpose()?;
         let (listener, bound) = bound.map_or((None, None), |(a, b)| (Some(a), Some(b)));
         let state = StatePage::create(config.lanes)?;
-        keep(store.as_mut(), &state, listener.as_ref(), device.as_ref())?;
+        keep(store.as_mut(), &state, listener.as_ref())?;
         let control_wake = event()?;
         let (requests, control_requests) = channel();
         let (epoch, seed) = epoch_and_seed()?;
         let info = device.info().clone();
-        let mut pool = Pool::new(config.subnets, info.mac)?;
-        pool.reserve(&config.policy.reservations).map_err(PolicyError::from)?;
+        let pool = address_pool(config, info.mac)?;
         let host = open_host(config, device.as_ref())?;
         // The server measures before its threads could disturb the result.
         let _ = towpath_waiting::Costs::of_this_machine();
@@ -93,6 +92,7 @@ impl Server {
             control_wake: &control_wake,
         };
         let (engines, ends) = maker.all(&mut *device, region, relays)?;
+        keep_device(store.as_mut(), device.as_ref(), engines.iter().map(Engine::memory_file))?;
         let epoll = |engine: &Engine| engine.epoll().try_clone();
         let engine_epolls = engines.iter().map(epoll).collect::<io::Result<_>>();
         let engine_epolls = engine_epolls.map_err(resources("an epoll"))?;
@@ -293,6 +293,13 @@ impl StatePage {
     }
 }
 
+/// Returns the addresses for sessions, those reserved by the policy among them.
+fn address_pool(config: &Config, mac: [u8; 6]) -> Result<Pool, StartError> {
+    let mut pool = Pool::new(config.subnets, mac)?;
+    pool.reserve(&config.policy.reservations).map_err(PolicyError::from)?;
+    Ok(pool)
+}
+
 /// Begins to follow the host, if applications share its addresses.
 fn open_host(config: &Config, device: &dyn Device) -> Result<Option<Host>, StartError> {
     let Some(access) = &config.host else { return Ok(None) };
@@ -310,20 +317,33 @@ fn discard(left: Vec<(String, OwnedFd)>) -> Result<(), StartError> {
     thread.spawn(move || drop(left)).map(|_| ()).map_err(resources("a thread"))
 }
 
-/// Puts all that must outlive the server into the store, in place of what an earlier server left.
+/// Puts the server's own objects that must outlive it into the store, in place of what an earlier server
+/// left.
 fn keep(
     store: &mut dyn Store,
     state: &StatePage,
     listener: Option<&OwnedFd>,
-    device: &dyn Device,
 ) -> Result<(), StartError> {
     discard(store.take_all())?;
     store.put("state", state.file.as_fd()).map_err(resources("keeping the state page"))?;
     if let Some(listener) = listener {
         store.put("listener", listener.as_fd()).map_err(resources("keeping the socket"))?;
     }
+    Ok(())
+}
+
+/// Puts the device's objects that must outlive the server into the store, and the file of its memory.
+fn keep_device<'a>(
+    store: &mut dyn Store,
+    device: &dyn Device,
+    memories: impl Iterator<Item = Option<BorrowedFd<'a>>>,
+) -> Result<(), StartError> {
+    let failed = resources("keeping the device");
     for (name, object) in device.objects() {
-        store.put(name, object).map_err(resources("keeping the device"))?;
+        store.put(name, object).map_err(&failed)?;
+    }
+    for file in memories.flatten() {
+        store.put("device-memory", file).map_err(&failed)?;
     }
     Ok(())
 }

@@ -91,7 +91,7 @@ impl Near {
         let memory_bytes = (PLACES * PLACE_BYTES + LARGE_BYTES) as usize;
         let dma = device.dma();
         let mut space = |bytes| {
-            let region = packet_memory(bytes, dma.is_some()).expect("memory");
+            let (region, _) = packet_memory(bytes, dma.is_some()).expect("memory");
             let register = |dma| Registration::new(dma, region.mapping());
             let registration = dma.as_ref().map(register).transpose();
             let is_registered = registration.as_ref().is_ok_and(Option::is_some);

@@ -5,7 +5,7 @@
 //! device that cannot send in place sends from this space alone.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use towpath_device::{
@@ -69,6 +69,8 @@ pub(crate) struct DevicePort {
     spaces: Spaces,
     /// The device's pool and the bounce buffers, for reading.
     memory: Arc<Mapping>,
+    /// The file of this memory, if the device reaches only registered memory.
+    file: Option<OwnedFd>,
     space: SpaceId,
     pool_buffers: u32,
     pool_buffer_bytes: u32,
@@ -131,7 +133,7 @@ impl DevicePort {
                 rustix::io::Errno::FBIG.raw_os_error(),
             )));
         }
-        let mut region = packet_memory(bytes, dma.is_some()).map_err(failed)?;
+        let (mut region, file) = packet_memory(bytes, dma.is_some()).map_err(failed)?;
         let memory = region.mapping().clone();
         let mut spaces = Spaces::default();
         let refused = |refused: DmaError| failed(io::Error::other(refused));
@@ -152,6 +154,7 @@ impl DevicePort {
             rx_packet_buffers: limits.rx_packet_buffers,
             spaces,
             memory,
+            file,
             space,
             pool_buffers,
             pool_buffer_bytes,
@@ -162,6 +165,11 @@ impl DevicePort {
         };
         let headroom = limits.tx_headroom;
         Ok((port, BounceMemory { region, space, slots, slot_bytes, headroom }))
+    }
+
+    /// Returns the file of the device's memory, if a keeper can hold it.
+    pub(crate) fn memory_file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
     }
 
     /// Returns the interface's name.
