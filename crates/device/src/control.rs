@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::dma::Dma;
 use crate::error::DeviceError;
 use crate::filter::{Filter, FilterError};
+use crate::keeper::Keeper;
 use crate::queue::DeviceQueue;
 use crate::space::Spaces;
 use crate::tx_headroom::TxHeadroom;
@@ -205,6 +206,10 @@ pub trait Device: Send {
     fn take_event(&mut self) -> Option<Event> {
         None
     }
+
+    /// Uses a keeper from now on: before the first queue is opened. A driver without sockets that need
+    /// a privilege after the start ignores it.
+    fn set_keeper(&mut self, _: Arc<dyn Keeper>) {}
 
     /// Returns the descriptors that must outlive this process so that the interface with its addresses
     /// and routes, or the attached programs, survive, with the names by which a successor finds them. None for a device

@@ -13,7 +13,7 @@
 //! | `queue` | the data part: the rings of the packet sockets |
 //!
 //! Programs, link, addresses and promiscuous mode vanish with the driver's descriptors: when the
-//! process ends, in whatever way, the interface is as it was before.
+//! process ends, in whatever way, and no keeper holds copies, the interface is as it was before.
 
 mod error;
 mod open;

@@ -7,6 +7,7 @@ use crate::control::{Device, Event, Info};
 use crate::dma::Dma;
 use crate::error::DeviceError;
 use crate::filter::{Filter, FilterError};
+use crate::keeper::Keeper;
 use crate::queue::DeviceQueue;
 use crate::space::Spaces;
 
@@ -109,6 +110,10 @@ impl<W: Wrap> Device for Wrapped<W> {
 
     fn take_event(&mut self) -> Option<Event> {
         self.inner.take_event()
+    }
+
+    fn set_keeper(&mut self, keeper: Arc<dyn Keeper>) {
+        self.inner.set_keeper(keeper);
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {

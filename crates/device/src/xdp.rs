@@ -16,7 +16,7 @@
 //! What it has in common with other drivers of such interfaces is in `kernel_interface`.
 //!
 //! Program, link, addresses and promiscuous mode vanish with the driver's descriptors: when the
-//! process ends, in whatever way, the interface is as it was before.
+//! process ends, in whatever way, and no keeper holds copies, the interface is as it was before.
 
 mod attached_program;
 mod error;
@@ -39,14 +39,14 @@ use crate::kernel_interface::flow_filter;
 use crate::kernel_interface::groups::{Groups, is_group};
 use crate::kernel_interface::link_events::LinkEvents;
 use crate::kernel_interface::packet_socket::PacketSocket;
-use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
+use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Keeper, Spaces};
 use options::Notes;
 use queue::XdpQueue;
 use shared::{Lane, Shared};
 
 pub use error::XdpError;
 pub use options::{Mode, Options};
-pub use socket::{CopyMode, TxChecksum};
+pub use socket::{CopyMode, TxChecksum, unbound_socket};
 
 /// Returns `true` for the name of a program of this driver.
 #[must_use]
@@ -195,6 +195,10 @@ impl Device for XdpDevice {
                 groups.change(filter, false)
             }
         };
+    }
+
+    fn set_keeper(&mut self, keeper: Arc<dyn Keeper>) {
+        self.shared.set_keeper(keeper);
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {

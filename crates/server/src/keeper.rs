@@ -3,10 +3,10 @@
 //! It has two tasks.
 //!
 //! **Privileged acts.** A server gives up its privileges before it serves. For each privileged act
-//! later, it sends a request of a fixed size to the keeper. For a server that shares the host's
-//! addresses, the keeper has two capabilities: to bind ports below 1024 (`CAP_NET_BIND_SERVICE`), and to
-//! have the kernel confirm a neighbour (`CAP_NET_ADMIN`). The keeper checks each request against the
-//! interface that it was started for.
+//! later, it sends a request of a fixed size to the keeper, which has the capabilities for it: to bind
+//! ports below 1024 (`CAP_NET_BIND_SERVICE`), to have the kernel confirm a neighbour (`CAP_NET_ADMIN`),
+//! and to make AF_XDP sockets (`CAP_NET_RAW`). The keeper checks each request against what it was
+//! started for: an interface, and the kinds of requests that a server of this kind needs.
 //!
 //! **A killed server.** The keeper has copies of the descriptors that must outlive the server: the
 //! attachments of the programs and what else keeps applications' flows from the kernel, the sockets that hold

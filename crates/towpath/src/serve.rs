@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let socket = settings.socket.clone().unwrap_or_else(default_socket);
     let left = keeper::take_over_from_killed(&socket, settings.user.as_ref())?;
     confine::raise_memory_limit();
-    let Opened { mut device, subnets } = interface::open(served, &settings)?;
+    let Opened { mut device, subnets, xdp_sockets } = interface::open(served, &settings)?;
     let device_info = device.info().clone();
     let name = device_info.name;
     let mut config = settings.config(socket.clone())?;
@@ -106,7 +106,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     // The keeper needs privileges that the next step gives up. It ends after the server, with this
     // value.
-    let keeper = Keeper::start(&settings, &served.interface, &socket)?;
+    let keeper = Keeper::start(&settings, &served.interface, &socket, xdp_sockets)?;
+    if let Some(keeper) = &keeper {
+        keeper.serve(device.as_mut());
+    }
     let access = |keeper: &Keeper| keeper.host_access(&settings, &served.interface);
     config.host = keeper.as_ref().and_then(access);
     confine::confine(settings.user.as_ref())?;

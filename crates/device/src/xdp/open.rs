@@ -13,7 +13,7 @@ use super::error::{XdpError, refused};
 use super::locked;
 use super::options::{Mode, Notes, Options};
 use super::queue::PACKET_SOCKET_BUFFERS;
-use super::shared::{Lane, Properties, SPARE_RESETS, Shared};
+use super::shared::{Lane, Properties, Shared};
 use super::socket::{self, Binding, CopyMode, RING_ENTRIES, TxChecksum};
 use super::tx_checksum::{self, Asked};
 use crate::kernel_interface::ethtool::Ethtool;
@@ -162,8 +162,8 @@ impl Sockets {
         frame_bytes: usize,
     ) -> Result<Sockets, XdpError> {
         let name = &options.interface;
-        let unbound = (0..queues as usize * (1 + SPARE_RESETS))
-            .map(|_| socket::create(name, options.busy_poll))
+        let unbound = (0..queues)
+            .map(|_| socket::unbound_socket(name, options.busy_poll))
             .collect::<io::Result<Vec<_>>>()
             .map_err(refused(name, "creating an AF_XDP socket"))?;
         let failed = refused(name, "opening a packet socket");

@@ -2,20 +2,17 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
 use super::socket::{self, Binding, TxChecksum, Umem, XdpSocket};
+use crate::Keeper;
 use crate::dma::{Dma, DmaError};
 use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::packet_sender::PacketSender;
 use crate::kernel_interface::packet_socket::{PacketRing, PacketSocket};
-
-/// The number of resets for which the device keeps unbound sockets: a server without CAP_NET_RAW
-/// cannot create more.
-pub(super) const SPARE_RESETS: usize = 4;
 
 /// The properties of a device that hold for as long as it is open.
 #[derive(Clone, Copy, Debug)]
@@ -44,8 +41,10 @@ pub(super) struct Shared {
     /// Carries packets between applications and the kernel's sockets of this host, if they share
     /// addresses.
     pub(super) host_traffic: Option<HostTraffic>,
-    /// Sockets that are not bound yet.
+    /// Sockets that are not bound yet, for the first binding.
     unbound: Mutex<Vec<OwnedFd>>,
+    /// Makes the sockets after that, and holds bound ones.
+    keeper: OnceLock<Arc<dyn Keeper>>,
 }
 
 /// What belongs to one queue to open, and to the thread that drives it.
@@ -78,6 +77,7 @@ impl Shared {
             packet_socket: packet_socket.map(Arc::new),
             host_traffic,
             unbound: Mutex::new(unbound),
+            keeper: OnceLock::new(),
         }
     }
 
@@ -96,6 +96,10 @@ impl Shared {
         let local = self.host_traffic.iter().flat_map(HostTraffic::objects);
         let all = program.objects().into_iter().chain(groups).chain(local);
         all.map(|(name, object)| Ok((name, object.try_clone_to_owned()?))).collect()
+    }
+
+    pub(super) fn set_keeper(&self, keeper: Arc<dyn Keeper>) {
+        let _ = self.keeper.set(keeper);
     }
 
     /// Returns the longest frame on the wire, in bytes.
@@ -121,10 +125,14 @@ impl Shared {
     }
 
     /// Returns a socket that is not bound. Those from the start are in the interface's network
-    /// namespace; this thread, which may be in another one, creates more only after these.
+    /// namespace, and so is the keeper. Without a keeper, this thread makes more.
     fn unbound(&self) -> io::Result<OwnedFd> {
         let kept = lock(&self.unbound).pop();
-        kept.map_or_else(|| socket::create(&self.interface, self.properties.busy_poll), Ok)
+        let another = || match self.keeper.get() {
+            Some(keeper) => keeper.xdp_socket(),
+            None => socket::unbound_socket(&self.interface, self.properties.busy_poll),
+        };
+        kept.map_or_else(another, Ok)
     }
 }
 
@@ -150,14 +158,18 @@ impl Lane {
     }
 
     /// Binds one socket per hardware queue of this queue to the registered memory, and lets packets
-    /// in.
+    /// in. A copy of an earlier socket would still occupy its hardware queue, so the keeper closes
+    /// those first.
     pub(super) fn bind(&self) -> io::Result<Vec<XdpSocket>> {
         let umem = self.umem().ok_or_else(|| io::Error::other("the device has no memory yet"))?;
         let shared = &self.shared;
         let Properties { binding, queues, lanes, .. } = shared.properties;
+        let theirs = (self.number..queues).step_by(lanes as usize);
+        let names: Vec<_> = theirs.clone().map(|queue| format!("device-socket-{queue}")).collect();
+        let keeper = shared.keeper.get();
+        keeper.map_or(Ok(()), |keeper| keeper.release_sockets(&names))?;
         let first = XdpSocket::first(shared.unbound()?, &umem, binding, self.number);
         let mut sockets = vec![first.map_err(|cause| locked(cause, umem.memory.len()))?];
-        let theirs = (self.number..queues).step_by(lanes as usize);
         for queue in theirs.clone().skip(1) {
             let first = sockets[0].fd.as_fd();
             let another = XdpSocket::another(shared.unbound()?, first, binding.index, queue)?;
@@ -166,6 +178,9 @@ impl Lane {
         let attached_program = shared.attached_program();
         for (queue, socket) in theirs.zip(&sockets) {
             attached_program.set_socket(queue, socket.fd.as_fd())?;
+        }
+        for (name, socket) in names.iter().zip(&sockets) {
+            keeper.map_or(Ok(()), |keeper| keeper.hold_socket(name, socket.fd.as_fd()))?;
         }
         Ok(sockets)
     }

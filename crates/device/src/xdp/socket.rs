@@ -125,9 +125,13 @@ pub(super) struct XdpSocket {
     pub(super) zero_copy: bool,
 }
 
-/// Creates a socket that is not bound yet, with the options that need a capability. It can be bound
-/// to this interface only, on kernels that heed that (Linux 6.6).
-pub(super) fn create(interface: &str, busy_poll: bool) -> io::Result<OwnedFd> {
+/// Creates a socket that is not bound yet, with the options that need a capability: CAP_NET_RAW for the
+/// socket, and CAP_NET_ADMIN for busy polling and for a large send buffer. It can be bound to this
+/// interface only, on kernels that heed that (Linux 6.6).
+///
+/// # Errors
+/// Fails with the error of a system call.
+pub fn unbound_socket(interface: &str, busy_poll: bool) -> io::Result<OwnedFd> {
     let fd =
         rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     // SAFETY: the pointer and the length are those of a live string.

@@ -61,7 +61,7 @@ pub(super) fn check(
 
 /// Registers a page with a socket that is closed again.
 fn kernel_takes_metadata(name: &str, tx_checksum: TxChecksum) -> io::Result<bool> {
-    let socket = socket::create(name, false)?;
+    let socket = socket::unbound_socket(name, false)?;
     let memory = Region::private(PAGE_BYTES)?.mapping().clone();
     let umem = Umem { memory, chunk_bytes: PAGE_BYTES as u32, tx_checksum };
     match umem.register(socket.as_fd()) {

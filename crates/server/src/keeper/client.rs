@@ -1,22 +1,25 @@
 //! The server's side: requests to the keeper.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use towpath_device::Keeper;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::holder::PortProtocol;
+use super::notify;
 use super::options::ANSWER_TIMEOUT;
 use super::wire::{
     Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP, Received, Request,
-    receive, send,
+    XDP_SOCKET, is_gone, receive, send,
 };
 
 /// The descriptors that the keeper holds for this server, and the most that it can hold.
@@ -55,6 +58,8 @@ pub struct KeeperAccess {
     pub(super) socket: Arc<OwnedFd>,
     pub(super) room: Arc<Room>,
     requests: Arc<Mutex<Requests>>,
+    /// The names of the device's sockets that the keeper holds.
+    sockets: Arc<Mutex<HashSet<String>>>,
 }
 
 impl KeeperAccess {
@@ -71,7 +76,8 @@ impl KeeperAccess {
         let mut requests = Requests { socket: socket.clone(), number: 0, late: HashMap::new() };
         let limit = requests.ask(&Request::bare(LIMIT), None)?.0.value as usize;
         let room = Arc::new(Room { used: AtomicUsize::new(0), limit });
-        Ok(KeeperAccess { socket, room, requests: Arc::new(Mutex::new(requests)) })
+        let (requests, sockets) = (Arc::new(Mutex::new(requests)), Arc::default());
+        Ok(KeeperAccess { socket, room, requests, sockets })
     }
 
     /// Tells the keeper that no server will use it any more. Without this, the keeper takes the
@@ -131,8 +137,54 @@ impl KeeperAccess {
         self.requests().ask(&Request::new(PROBE, address, 0), None).map(|_| ())
     }
 
+    /// Has the keeper hold a copy of a descriptor. A keeper that has ended is no error.
+    pub(super) fn send_copy(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        if !self.room.take() {
+            return Err(io::Error::new(
+                io::ErrorKind::QuotaExceeded,
+                format!(
+                    "the server's keeper holds {} descriptors, the most that its limit allows; raise \
+                     the limit (ulimit -n, LimitNOFILE=), or end some applications",
+                    self.room.limit()
+                ),
+            ));
+        }
+        let text = notify::store(name);
+        match send(&self.socket, text.as_bytes(), &[descriptor], SendFlags::empty()) {
+            Err(errno) if !is_gone(errno) => {
+                self.room.give_back(1);
+                Err(refused(errno))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the keeper has handled every message of this thread before, or has ended.
+    ///
+    /// # Errors
+    /// Fails if the keeper does not answer for 5 s.
+    pub(super) fn barrier(&self) -> io::Result<()> {
+        let (reader, writer) = io::pipe()?;
+        let text = notify::BARRIER.as_bytes();
+        match send(&self.socket, text, &[writer.as_fd()], SendFlags::empty()) {
+            Err(errno) if is_gone(errno) => return Ok(()),
+            Err(errno) => return Err(refused(errno)),
+            Ok(()) => drop(writer),
+        }
+        let limit = Timespec { tv_sec: ANSWER_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+        let mut heard = [PollFd::new(&reader, PollFlags::IN)];
+        match poll(&mut heard, Some(&limit))? {
+            0 => Err(refused(Errno::AGAIN)),
+            _ => Ok(()),
+        }
+    }
+
     fn requests(&self) -> MutexGuard<'_, Requests> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sockets(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -142,6 +194,56 @@ fn release(protocol: PortProtocol, local: SocketAddr) -> Request {
         PortProtocol::Udp => RELEASE_UDP,
     };
     Request::new(kind, local.ip(), local.port())
+}
+
+/// Returns the error of a message that the keeper did not take.
+fn refused(errno: Errno) -> io::Error {
+    match errno {
+        Errno::AGAIN => {
+            let text = "the server's keeper does not answer for 5 s; restart the server";
+            io::Error::new(io::ErrorKind::TimedOut, text)
+        }
+        errno => errno.into(),
+    }
+}
+
+impl Keeper for KeeperAccess {
+    fn xdp_socket(&self) -> io::Result<OwnedFd> {
+        let made = self.requests().ask(&Request::bare(XDP_SOCKET), None);
+        let (_, socket) = made.map_err(|errno| match errno {
+            errno if is_gone(errno) => {
+                io::Error::other("the keeper, which makes AF_XDP sockets, has ended")
+            }
+            errno => refused(errno),
+        })?;
+        socket.ok_or_else(|| Errno::MFILE.into())
+    }
+
+    fn hold_socket(&self, name: &str, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.send_copy(name, socket)?;
+        self.sockets().insert(name.to_owned());
+        Ok(())
+    }
+
+    fn release_sockets(&self, names: &[String]) -> io::Result<()> {
+        let mut sockets = self.sockets();
+        let held: Vec<_> = names.iter().filter(|name| sockets.remove(*name)).collect();
+        drop(sockets);
+        if held.is_empty() {
+            return Ok(());
+        }
+        for name in held {
+            let text = notify::remove(name);
+            let sent = send(&self.socket, text.as_bytes(), &[], SendFlags::empty());
+            if let Err(errno) = sent
+                && !is_gone(errno)
+            {
+                return Err(refused(errno));
+            }
+            self.room.give_back(1);
+        }
+        self.barrier()
+    }
 }
 
 /// Requests, one at a time.

@@ -31,6 +31,9 @@ pub struct KeeperOptions {
     /// `true` if the server may have the keeper bind ports of the interface's addresses, and have the
     /// kernel confirm neighbours there.
     pub shares_host: bool,
+    /// Whether the server may have the keeper make AF_XDP sockets for the interface, and if so, whether
+    /// they poll the hardware (`busy-poll`).
+    pub xdp_sockets: Option<bool>,
     /// The time for which flows stay closed to the kernel after a server that was killed.
     pub hold: Duration,
     /// The path of the socket at which the next server takes over.

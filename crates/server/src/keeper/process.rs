@@ -2,13 +2,14 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use towpath_device::xdp::unbound_socket;
 use towpath_netlink::Netlink;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -19,15 +20,18 @@ use super::options::{ANSWER_TIMEOUT, KeeperOptions, PAUSE};
 use super::take_over::{BUSY, Listener};
 use super::wire::{
     Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP, Received, Request,
-    is_gone, receive, send,
+    XDP_SOCKET, is_gone, receive, send,
 };
 use crate::log::LogLimit;
 
-/// The result of a request: a number, and the name of a port that the keeper holds now.
+/// The result of a request.
 #[derive(Default)]
 struct Done {
     value: u32,
+    /// A port that the keeper holds from now on, and its name; the server gets a copy.
     port: Option<(String, OwnedFd)>,
+    /// A socket for the server alone.
+    socket: Option<OwnedFd>,
 }
 
 /// The interface whose addresses the server shares.
@@ -40,6 +44,8 @@ struct Host {
 struct Keeper {
     socket: OwnedFd,
     host: Option<Host>,
+    interface: String,
+    xdp_sockets: Option<bool>,
     held: Held,
     limit: usize,
     log: LogLimit,
@@ -49,7 +55,8 @@ struct Keeper {
 
 /// Serves a server's requests over `socket` until the server closes its end. If the server did not say
 /// that it ends, holds its ports and descriptors for `options.hold`. Runs in a process of its own. With
-/// `options.shares_host`, the process needs `CAP_NET_BIND_SERVICE` and `CAP_NET_ADMIN`. `stop`: a
+/// `options.shares_host`, the process needs `CAP_NET_BIND_SERVICE` and `CAP_NET_ADMIN`; with
+/// `options.xdp_sockets`, `CAP_NET_RAW` and `CAP_NET_ADMIN`. `stop`: a
 /// descriptor that is readable when the keeper must end its hold. If the keeper cannot start, the server
 /// gets the reason: there is no such interface, or the path cannot be used.
 ///
@@ -129,8 +136,17 @@ impl Keeper {
         let limit = held::limit();
         let held = Held::new(limit)?;
         let listener = Listener::bind(&options.path)?;
-        let log = LogLimit::default();
-        Ok((listener, Keeper { socket, host, held, limit, log, is_told_to_end: false }))
+        let keeper = Keeper {
+            socket,
+            host,
+            interface: options.interface.clone(),
+            xdp_sockets: options.xdp_sockets,
+            held,
+            limit,
+            log: LogLimit::default(),
+            is_told_to_end: false,
+        };
+        Ok((listener, keeper))
     }
 
     /// Waits for a message, or for another server that wants to take over, and handles it. Returns
@@ -210,11 +226,12 @@ impl Keeper {
             Ok(done) => (0, done),
             Err(errno) => (errno.raw_os_error(), Done::default()),
         };
-        let Done { value, port } = done;
+        let Done { value, port, socket } = done;
         let mut sent = {
             let held =
                 port.and_then(|(name, socket)| Some((name.clone(), self.held.put(name, socket)?)));
-            let descriptors: Vec<_> = held.iter().map(|(_, socket)| *socket).collect();
+            let held_one = held.iter().map(|(_, socket)| *socket);
+            let descriptors: Vec<_> = held_one.chain(socket.iter().map(AsFd::as_fd)).collect();
             let answer = Answer { number, errno, value };
             let sent = send(&self.socket, answer.as_bytes(), &descriptors, SendFlags::empty());
             (sent, held.map(|(name, _)| name))
@@ -242,7 +259,16 @@ impl Keeper {
             PROBE => {
                 self.host.as_mut().ok_or(Errno::OPNOTSUPP)?.probe(request).map(|()| Done::default())
             }
-            LIMIT => Ok(Done { value: u32::try_from(self.limit).unwrap_or(u32::MAX), port: None }),
+            LIMIT => {
+                let value = u32::try_from(self.limit).unwrap_or(u32::MAX);
+                Ok(Done { value, ..Done::default() })
+            }
+            XDP_SOCKET => {
+                let busy_poll = self.xdp_sockets.ok_or(Errno::OPNOTSUPP)?;
+                let made = unbound_socket(&self.interface, busy_poll);
+                let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                Ok(Done { socket: Some(made.map_err(failed)?), ..Done::default() })
+            }
             END => {
                 self.is_told_to_end = true;
                 Ok(Done::default())
@@ -263,7 +289,7 @@ impl Keeper {
         let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
         let (socket, port) = hold(protocol, local).map_err(failed)?;
         let name = port_name(protocol, SocketAddr::new(local.ip(), port));
-        Ok(Done { value: u32::from(port), port: Some((name, socket)) })
+        Ok(Done { value: u32::from(port), port: Some((name, socket)), socket: None })
     }
 
     fn release(&mut self, protocol: PortProtocol, request: &Request) -> Result<Done, Errno> {

@@ -34,27 +34,6 @@ impl KeeperStore {
         KeeperStore { keeper: keeper.clone(), kept: BTreeMap::new(), unsent: VecDeque::new(), left }
     }
 
-    /// Waits until the keeper has handled every message before.
-    ///
-    /// # Errors
-    /// Fails if the keeper has ended or does not answer for 5 s.
-    #[cfg(test)]
-    pub(super) fn barrier(&mut self) -> io::Result<()> {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        self.send_removals(SendFlags::empty())?;
-        let (reader, writer) = io::pipe()?;
-        let text = notify::BARRIER.as_bytes();
-        send(&self.keeper.socket, text, &[writer.as_fd()], SendFlags::empty())?;
-        drop(writer);
-        let limit = super::options::ANSWER_TIMEOUT.as_secs() as i64;
-        let limit = Timespec { tv_sec: limit, tv_nsec: 0 };
-        let mut heard = [PollFd::new(&reader, PollFlags::IN)];
-        match poll(&mut heard, Some(&limit))? {
-            0 => Err(io::ErrorKind::TimedOut.into()),
-            _ => Ok(()),
-        }
-    }
-
     /// Sends the removals that wait. With `DONTWAIT`, stops where the connection has no room.
     fn send_removals(&mut self, flags: SendFlags) -> Result<(), Errno> {
         while let Some((name, count)) = self.unsent.front() {
@@ -69,21 +48,17 @@ impl KeeperStore {
         Ok(())
     }
 
+    /// Waits until the keeper has handled every message before.
+    #[cfg(test)]
+    pub(super) fn barrier(&mut self) -> io::Result<()> {
+        self.send_removals(SendFlags::empty())?;
+        self.keeper.barrier()
+    }
+
     fn send_copy(&mut self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         // In order: a removal may be for the same name.
         let removals = self.send_removals(SendFlags::empty());
-        let text = notify::store(name);
-        let sent = removals.and_then(|()| {
-            send(&self.keeper.socket, text.as_bytes(), &[descriptor], SendFlags::empty())
-        });
-        match sent {
-            Err(Errno::AGAIN) => {
-                let text = "the server's keeper does not take it within 5 s; restart the server";
-                Err(io::Error::new(io::ErrorKind::TimedOut, text))
-            }
-            Err(errno) if !is_gone(errno) => Err(errno.into()),
-            _ => Ok(()),
-        }
+        removals.map_err(io::Error::from).and_then(|()| self.keeper.send_copy(name, descriptor))
     }
 }
 
@@ -96,20 +71,7 @@ impl Store for KeeperStore {
         let copy = descriptor.try_clone_to_owned()?;
         // Room that is given back by removals counts.
         let _ = self.send_removals(SendFlags::DONTWAIT);
-        if !self.keeper.room.take() {
-            return Err(io::Error::new(
-                io::ErrorKind::QuotaExceeded,
-                format!(
-                    "the server's keeper holds {} descriptors, the most that its limit allows; raise \
-                     the limit (ulimit -n, LimitNOFILE=), or end some applications",
-                    self.keeper.room.limit()
-                ),
-            ));
-        }
-        if let Err(error) = self.send_copy(name, copy.as_fd()) {
-            self.keeper.room.give_back(1);
-            return Err(error);
-        }
+        self.send_copy(name, copy.as_fd())?;
         self.kept.entry(name.to_owned()).or_default().push(copy);
         Ok(())
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
+use towpath_device::Keeper;
 use towpath_protocol::store::Store;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -36,7 +37,8 @@ impl Started {
         let (ours, theirs) = keeper_connection().unwrap();
         let (stopped, stop) = std::io::pipe().unwrap();
         let path = keeper_path(&directory.join("s"));
-        let options = KeeperOptions { interface: "lo".into(), shares_host, hold, path };
+        let options =
+            KeeperOptions { interface: "lo".into(), shares_host, xdp_sockets: None, hold, path };
         let thread = std::thread::spawn(move || run_keeper(theirs, &options, stopped.as_fd()));
         let client = Some(KeeperAccess::new(ours).unwrap());
         Started { client, thread: Some(thread), directory, stop: stop.into() }
@@ -268,7 +270,27 @@ fn a_keeper_of_a_server_with_addresses_of_its_own_binds_nothing() {
         assert_eq!(refused, Errno::OPNOTSUPP);
     }
     assert_eq!(client.probe(local("127.0.0.1:0").ip()).unwrap_err(), Errno::OPNOTSUPP);
+    let refused = client.xdp_socket().unwrap_err();
+    assert_eq!(Errno::from_io_error(&refused), Some(Errno::OPNOTSUPP));
     assert_eq!(client.room.used(), 0);
+    client.end().unwrap();
+}
+
+#[test]
+fn a_released_socket_is_closed_when_the_call_returns() {
+    let kept = Started::start("released", LONG);
+    let client = kept.client();
+    for _ in 0..100 {
+        let (reader, writer) = std::io::pipe().unwrap();
+        client.hold_socket("device-socket-0", writer.as_fd()).unwrap();
+        drop(writer);
+        assert_eq!(client.room.used(), 1);
+        client.release_sockets(&["device-socket-0".into(), "device-socket-1".into()]).unwrap();
+        rustix::io::ioctl_fionbio(&reader, true).unwrap();
+        assert_eq!(io::Read::read(&mut &reader, &mut [0; 1]).unwrap(), 0);
+        assert_eq!(client.room.used(), 0);
+    }
+    client.release_sockets(&["device-socket-0".into()]).unwrap();
     client.end().unwrap();
 }
 

@@ -21,6 +21,8 @@ pub(super) const RELEASE_UDP: u32 = 4;
 pub(super) const PROBE: u32 = 5;
 /// Tell how many descriptors the keeper holds at most.
 pub(super) const LIMIT: u32 = 6;
+/// Make an AF_XDP socket for the interface.
+pub(super) const XDP_SOCKET: u32 = 8;
 /// The server is about to end: hold nothing.
 pub(super) const END: u32 = 7;
 

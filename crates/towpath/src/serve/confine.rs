@@ -22,11 +22,25 @@ const LAST_CAPABILITY: u32 = 63;
 /// 1024, and to confirm neighbours.
 const SHARES_HOST: CapabilitySet = CapabilitySet::NET_BIND_SERVICE.union(CapabilitySet::NET_ADMIN);
 
+/// The capabilities of the keeper of a server with AF_XDP: to make a socket, and to let the socket have
+/// a large send buffer and poll the hardware.
+const XDP_SOCKETS: CapabilitySet = CapabilitySet::NET_RAW.union(CapabilitySet::NET_ADMIN);
+
 /// Becomes `user`, if given, and drops every right that the keeper does not need.
-pub(super) fn confine_keeper(user: Option<&Identity>, shares_host: bool) -> Result<(), Failure> {
+pub(super) fn confine_keeper(
+    user: Option<&Identity>,
+    shares_host: bool,
+    makes_xdp_sockets: bool,
+) -> Result<(), Failure> {
     raise_descriptor_limit();
     set_keep_capabilities(true).map_err(|errno| failed("PR_SET_KEEPCAPS", errno))?;
-    let kept = if shares_host { SHARES_HOST } else { CapabilitySet::empty() };
+    let mut kept = CapabilitySet::empty();
+    if shares_host {
+        kept.insert(SHARES_HOST);
+    }
+    if makes_xdp_sockets {
+        kept.insert(XDP_SOCKETS);
+    }
     drop_all_but(kept, user)
 }
 

@@ -19,7 +19,7 @@ use towpath_server::Subnets;
 use super::settings::Settings;
 use super::values::{DeviceSpec, Driver};
 use crate::failure::Failure;
-use host::Wanted;
+use host::{Attached, Wanted};
 
 /// The driver of a TAP interface, as rtnetlink names it.
 const TAP_KIND: &str = "tun";
@@ -29,19 +29,21 @@ pub(super) struct Opened {
     pub(super) device: Box<dyn Device>,
     /// The networks of the applications, if the interface determines them.
     pub(super) subnets: Option<Subnets>,
+    /// `Some` for a device whose keeper makes AF_XDP sockets: whether these poll the hardware.
+    pub(super) xdp_sockets: Option<bool>,
 }
 
 /// Opens the device.
 pub(super) fn open(served: &DeviceSpec, settings: &Settings) -> Result<Opened, Failure> {
     let name = &served.interface;
-    let (device, subnets) = match &served.driver {
+    let (Attached { device, xdp_sockets }, subnets) = match &served.driver {
         Driver::Tap => return open_tap(name, settings),
         Driver::Auto if is_tap(name)? => return open_tap(name, settings),
         Driver::Xdp(options) => host::open(name, settings, |wanted| wanted.xdp(options))?,
         Driver::Packet => host::open(name, settings, Wanted::packet)?,
         Driver::Auto => host::open(name, settings, Wanted::best)?,
     };
-    Ok(Opened { device, subnets })
+    Ok(Opened { device, subnets, xdp_sockets })
 }
 
 /// Returns `true` for a TAP interface, by its name.
@@ -61,5 +63,5 @@ fn open_tap(name: &str, settings: &Settings) -> Result<Opened, Failure> {
         )));
     }
     let device = tap::open(name, settings)?;
-    Ok(Opened { device: Box::new(device), subnets: None })
+    Ok(Opened { xdp_sockets: None, device: Box::new(device), subnets: None })
 }

@@ -6,8 +6,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
+use towpath_device::Device;
 use towpath_protocol::store::{MemoryStore, Store};
 use towpath_server::{
     HostAccess, KeeperAccess, KeeperOptions, KeeperStore, TakeOver, keeper_connection, keeper_path,
@@ -30,6 +32,12 @@ pub(crate) struct Args {
     /// Bind ports of the interface's addresses, and have its neighbours confirmed
     #[arg(long)]
     share_host: bool,
+    /// Make AF_XDP sockets for the interface
+    #[arg(long)]
+    xdp_sockets: bool,
+    /// Have these sockets poll the hardware
+    #[arg(long)]
+    busy_poll: bool,
     /// Socket at which the next server takes over
     #[arg(long)]
     path: PathBuf,
@@ -52,10 +60,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let _ = rustix::thread::set_name(c"towpath-keeper");
     start_log(Level::Info);
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3);
-    confine_keeper(args.user.as_ref(), args.share_host)?;
+    confine_keeper(args.user.as_ref(), args.share_host, args.xdp_sockets)?;
     let options = KeeperOptions {
         interface: args.interface.to_string(),
         shares_host: args.share_host,
+        xdp_sockets: args.xdp_sockets.then_some(args.busy_poll),
         hold: Duration::from_secs(args.hold.get() as u64),
         path: args.path.clone(),
     };
@@ -104,14 +113,16 @@ pub(super) struct Keeper {
 
 impl Keeper {
     /// Starts the process, with the privileges that this one still has, if the server needs one: to
-    /// bind ports, or to hold anything.
+    /// bind ports, to make AF_XDP sockets, or to hold anything. `xdp_sockets`: as in
+    /// [`Opened`](super::interface::Opened).
     pub(super) fn start(
         settings: &Settings,
         interface: &str,
         socket: &Path,
+        xdp_sockets: Option<bool>,
     ) -> Result<Option<Keeper>, Failure> {
         let hold_s = settings.hold.map_or(HOLD_S, |hold| hold.get() as u64);
-        if hold_s == 0 && !settings.share_host {
+        if hold_s == 0 && !settings.share_host && xdp_sockets.is_none() {
             return Ok(None);
         }
         let failed = |error: io::Error| {
@@ -124,6 +135,9 @@ impl Keeper {
         command.arg(keeper_path(socket));
         if settings.share_host {
             command.arg("--share-host");
+        }
+        if let Some(busy_poll) = xdp_sockets {
+            command.arg("--xdp-sockets").args(busy_poll.then_some("--busy-poll"));
         }
         if let Some(user) = &settings.user {
             command.args(["--user", &user.to_string()]);
@@ -143,6 +157,13 @@ impl Keeper {
         };
         keeper.access = Some(KeeperAccess::new(ours).map_err(refused)?);
         Ok(Some(keeper))
+    }
+
+    /// Lets a device use the keeper.
+    pub(super) fn serve(&self, device: &mut dyn Device) {
+        if let Some(access) = &self.access {
+            device.set_keeper(Arc::new(access.clone()));
+        }
     }
 
     /// Returns the access to the addresses of the interface, if the server shares them.

@@ -66,8 +66,8 @@ pub(crate) struct Settings {
     pub(crate) lease: Vec<Lease>,
     /// Let applications use TCP and UDP ports of the interface's own addresses, beside the kernel
     /// and each other; with xdp, packet, and auto unless it chooses a TAP. The keeper, a process
-    /// beside the server, then has two capabilities: it binds the ports, has neighbours confirmed,
-    /// and holds the ports if the server is killed
+    /// beside the server, binds the ports, has neighbours confirmed, and holds the ports if the
+    /// server is killed
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) share_host: bool,

@@ -10,6 +10,7 @@ use crate::beside_the_kernel::{FAR, NEAR, device, is_bare, may_attach, sockets, 
 use crate::networks::{sh, wire};
 use crate::running::*;
 use crate::serving::{link_exists, round_trip};
+use crate::sharing::{ECHO, Shared};
 
 /// Returns the keeper of a server.
 pub(crate) fn keeper_of(server: &Running) -> Pid {
@@ -143,6 +144,10 @@ fn a_killed_servers_program_is_held_for_a_time() {
             let mut server = serve_for("60");
             let _session = idle(&server);
             let keeper = keeper_of(&server);
+            let held = descriptors(keeper).unwrap();
+            let memory = held.keys().any(|kind| kind.contains("towpath-packets"));
+            assert_eq!(memory, mode == "generic", "the memory of AF_XDP's packets: {held:?}");
+            assert!(held.keys().any(|kind| kind.contains("bpf-map")), "{held:?}");
             server.kill();
             assert!(!is_bare() && lives(keeper));
             let mut server = serve_for("1");
@@ -160,6 +165,106 @@ fn a_killed_servers_program_is_held_for_a_time() {
             server.kill();
             until_bare();
             sh("ip link delete uplink");
+        }
+    });
+}
+
+/// The keeper makes the sockets that a server needs when it resets its device, and closes its copies of
+/// the old ones first: these would keep the hardware queue busy.
+#[test]
+fn a_device_is_reset_as_often_as_it_stalls() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("keeping::a_device_is_reset_as_often_as_it_stalls") {
+            return;
+        }
+        let stalls = ["--fault", "tx.stall=0.2,tx.stall_us=10000000", "--set", "watchdog_ms=20"];
+        let mut shared = Shared::start("generic", &stalls);
+        shared.echo(ECHO);
+        let keeper = keeper_of(&shared.server);
+        let held = descriptors(keeper).unwrap();
+        let asking =
+            shared.far.run(|| std::net::UdpSocket::bind("192.0.2.200:0").unwrap()).unwrap();
+        until("ten resets", || {
+            shared.answers(&asking);
+            shared.server.log().matches("the device works again").count() >= 10
+        });
+        until("an answer", || shared.answers(&asking));
+        assert_eq!(descriptors(keeper).unwrap(), held);
+        assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0));
+        until_bare();
+    });
+}
+
+/// The capabilities that docs/trust.md names, with their numbers (linux/capability.h).
+const CAPABILITIES: [(&str, u32); 3] =
+    [("CAP_NET_BIND_SERVICE", 10), ("CAP_NET_ADMIN", 12), ("CAP_NET_RAW", 13)];
+
+/// Returns the rows of the table in docs/trust.md for processes that a server keeps: the process, the
+/// devices, and the capabilities as a mask.
+fn table_of_rights() -> Vec<(String, String, u64)> {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/trust.md");
+    let page = fs::read_to_string(page).unwrap();
+    let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let rows = page.lines().map(cells).filter(|cells| cells.len() == 6);
+    let kept = rows.filter(|cells| ["server, after the start", "keeper"].contains(&&*cells[1]));
+    kept.map(|cells| {
+        let named = cells[3].split(", ").filter(|name| *name != "none").map(|name| {
+            let known = CAPABILITIES.iter().find(|(one, _)| *one == name);
+            1u64 << known.unwrap_or_else(|| panic!("{name} is no capability of a keeper")).1
+        });
+        (cells[1].clone(), cells[2].clone(), named.fold(0, |all, one| all | one))
+    })
+    .collect()
+}
+
+/// Checks that a process has exactly these capabilities, and that no program which it starts has any.
+fn check_rights(process: u32, expected: u64) {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    for (set, expected) in
+        [("CapPrm", expected), ("CapEff", expected), ("CapInh", 0), ("CapBnd", 0), ("CapAmb", 0)]
+    {
+        assert!(status.contains(&format!("{set}:\t{expected:016x}\n")), "{expected:x}: {status}");
+    }
+    assert!(status.contains("NoNewPrivs:\t1\n"), "{status}");
+}
+
+/// Server and keeper have the rights that docs/trust.md says, and no other ones.
+#[test]
+fn rights_are_those_of_the_table() {
+    towpath_testkit::isolated!(|| {
+        const TEST: &str = "keeping::rights_are_those_of_the_table";
+        if !may_attach(TEST) || !tun(TEST) {
+            return;
+        }
+        let _far = wire(&FAR, &NEAR);
+        let rows = table_of_rights();
+        let right = |process: &str, device: &str| {
+            let mut row = rows.iter().filter(|row| row.0 == process && row.1 == device);
+            let found = row.next().unwrap_or_else(|| panic!("no row of {process} for {device}"));
+            assert!(row.next().is_none(), "two rows of {process} for {device}");
+            found.2
+        };
+        let lease = ["--lease", "192.0.2.64/28"];
+        let tap: &[&str] = &["--device", "tap:opA", "--address", "10.77.0.1/24"];
+        let xdp: &[&str] = &["--device", "xdp:uplink,mode=generic"];
+        let packet: &[&str] = &["--device", "packet:uplink"];
+        let devices = [
+            ("`tap`", [tap, &[]].concat()),
+            ("`packet`", [packet, &lease].concat()),
+            ("`packet` with `--share-host`", [packet, &["--share-host"]].concat()),
+            ("`xdp`", [xdp, &lease].concat()),
+            ("`xdp` with `--share-host`", [xdp, &["--share-host"]].concat()),
+        ];
+        // Each row of a keeper has its test.
+        let keepers = rows.iter().filter(|row| row.0 == "keeper").count();
+        assert_eq!(keepers, devices.len(), "{rows:?}");
+        let (directory, user) = (sockets(), user());
+        for (device, arguments) in devices {
+            let arguments = [&arguments[..], &["--user", &user]].concat();
+            let mut server = serve(&directory, "s.sock", &arguments);
+            check_rights(server.child.id(), right("server, after the start", "all"));
+            check_rights(keeper_of(&server).as_raw_nonzero().get() as u32, right("keeper", device));
+            assert_eq!(server.stop(Signal::TERM).code(), Some(0));
         }
     });
 }

@@ -25,13 +25,20 @@ pub(super) struct Wanted {
     lanes: usize,
 }
 
+/// A device on an interface, and what its keeper makes for it.
+pub(super) struct Attached {
+    pub(super) device: Box<dyn Device>,
+    /// `Some` for AF_XDP: whether its sockets poll the hardware.
+    pub(super) xdp_sockets: Option<bool>,
+}
+
 /// Attaches to an interface, by a function that opens the driver. Also returns the networks of the
 /// applications, if the interface determines them.
 pub(super) fn open(
     name: &str,
     settings: &Settings,
-    attach: impl FnOnce(&Wanted) -> Result<Box<dyn Device>, Failure>,
-) -> Result<(Box<dyn Device>, Option<Subnets>), Failure> {
+    attach: impl FnOnce(&Wanted) -> Result<Attached, Failure>,
+) -> Result<(Attached, Option<Subnets>), Failure> {
     let subnets = check(name, settings)?;
     let wanted = Wanted {
         interface: name.to_owned(),
@@ -91,7 +98,7 @@ fn check(name: &str, settings: &Settings) -> Result<Option<Subnets>, Failure> {
 
 impl Wanted {
     /// Opens AF_XDP.
-    pub(super) fn xdp(&self, options: &xdp::Options) -> Result<Box<dyn Device>, Failure> {
+    pub(super) fn xdp(&self, options: &xdp::Options) -> Result<Attached, Failure> {
         if options.exclusive && self.host {
             return Err(Failure::usage(format!(
                 "exclusive and --share-host exclude each other: the kernel answers for the addresses \
@@ -102,17 +109,17 @@ impl Wanted {
         self.try_xdp(options).map_err(explain_xdp)
     }
 
-    fn try_xdp(&self, options: &xdp::Options) -> Result<Box<dyn Device>, XdpError> {
+    fn try_xdp(&self, options: &xdp::Options) -> Result<Attached, XdpError> {
         let interface = self.interface.clone();
         let (host, owner, lanes) = (self.host, self.owner, self.lanes);
         let options = xdp::Options { interface, host, owner, lanes, ..options.clone() };
         let device = XdpDevice::open(&options)?;
         tell(device.notes(), device.warnings());
-        Ok(Box::new(device))
+        Ok(Attached { device: Box::new(device), xdp_sockets: Some(options.busy_poll) })
     }
 
     /// Opens packet sockets.
-    pub(super) fn packet(&self) -> Result<Box<dyn Device>, Failure> {
+    pub(super) fn packet(&self) -> Result<Attached, Failure> {
         let options = packet::Options {
             interface: self.interface.clone(),
             host: self.host,
@@ -120,11 +127,11 @@ impl Wanted {
         };
         let device = PacketDevice::open(&options).map_err(explain_packet)?;
         tell(device.notes(), device.warnings());
-        Ok(Box::new(device))
+        Ok(Attached { device: Box::new(device), xdp_sockets: None })
     }
 
     /// Opens AF_XDP, or packet sockets if the kernel has no AF_XDP for this interface.
-    pub(super) fn best(&self) -> Result<Box<dyn Device>, Failure> {
+    pub(super) fn best(&self) -> Result<Attached, Failure> {
         match self.try_xdp(&xdp::Options::default()) {
             Ok(device) => Ok(device),
             Err(error) if suggests_packet(&error) => {
