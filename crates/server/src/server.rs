@@ -25,7 +25,7 @@ use crate::engine::{Budgets, Engine, Link};
 use crate::engines::{EngineEnd, Engines};
 use crate::host::Host;
 use crate::policy::{Policy, PolicyChange};
-use crate::socket::{Bound, bind};
+use crate::socket::{Bound, STORED_NAME, bind};
 use crate::worker::held::{Doorbells, Entries};
 use crate::worker::pin::pin;
 use crate::worker::process::Tables;
@@ -72,8 +72,7 @@ impl Server {
         let settings = config.initial_settings()?;
         check_lanes(config, device.as_ref())?;
         let (relays, spawner) = start_spawner(&config.policy, config.lanes)?;
-        let bound = config.socket.as_deref().map(|path| bind(path, &config.policy)).transpose()?;
-        let (listener, bound) = bound.map_or((None, None), |(a, b)| (Some(a), Some(b)));
+        let (listener, bound) = listen(config, store.take_all())?;
         let state = StatePage::create(config.lanes)?;
         keep(store.as_mut(), &state, listener.as_ref())?;
         let control_wake = event()?;
@@ -317,17 +316,27 @@ fn discard(left: Vec<(String, OwnedFd)>) -> Result<(), StartError> {
     thread.spawn(move || drop(left)).map(|_| ()).map_err(resources("a thread"))
 }
 
-/// Puts the server's own objects that must outlive it into the store, in place of what an earlier server
+/// Listens for applications, if they may connect from outside, and closes what else an earlier server
 /// left.
+fn listen(
+    config: &Config,
+    mut left: Vec<(String, OwnedFd)>,
+) -> Result<(Option<OwnedFd>, Option<Bound>), StartError> {
+    let path = config.socket.as_deref();
+    let bound = path.map(|path| bind(path, &config.policy, &mut left)).transpose()?;
+    discard(left)?;
+    Ok(bound.map_or((None, None), |(listener, bound)| (Some(listener), Some(bound))))
+}
+
+/// Puts the server's own objects that must outlive it into the store.
 fn keep(
     store: &mut dyn Store,
     state: &StatePage,
     listener: Option<&OwnedFd>,
 ) -> Result<(), StartError> {
-    discard(store.take_all())?;
     store.put("state", state.file.as_fd()).map_err(resources("keeping the state page"))?;
     if let Some(listener) = listener {
-        store.put("listener", listener.as_fd()).map_err(resources("keeping the socket"))?;
+        store.put(STORED_NAME, listener.as_fd()).map_err(resources("keeping the socket"))?;
     }
     Ok(())
 }

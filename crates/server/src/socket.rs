@@ -2,7 +2,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode as FileMode, OFlags};
@@ -26,8 +27,16 @@ impl Drop for Bound {
     }
 }
 
-/// Binds the socket, after checking that no living server holds it.
-pub(crate) fn bind(path: &Path, policy: &Policy) -> Result<(OwnedFd, Bound), StartError> {
+/// The name of the listening socket in the store.
+pub(crate) const STORED_NAME: &str = "listener";
+
+/// Binds the socket, after checking that no living server holds it. If the listening socket of an
+/// earlier server is in `left`, takes that one: applications may be waiting there already.
+pub(crate) fn bind(
+    path: &Path,
+    policy: &Policy,
+    left: &mut Vec<(String, OwnedFd)>,
+) -> Result<(OwnedFd, Bound), StartError> {
     let failed = |cause: io::Error| StartError::Socket { path: path.to_owned(), cause };
     let mut lock_path = path.as_os_str().to_owned();
     lock_path.push(".lock");
@@ -45,9 +54,14 @@ pub(crate) fn bind(path: &Path, policy: &Policy) -> Result<(OwnedFd, Bound), Sta
         },
     )?;
     let bound = Bound { path: path.to_owned(), lock_path, _lock: lock };
+    let usable =
+        |(name, socket): &(String, OwnedFd)| name == STORED_NAME && listens_at(socket, path);
+    if let Some(place) = left.iter().position(usable) {
+        set_mode(path, policy).map_err(failed)?;
+        return Ok((left.swap_remove(place).1, bound));
+    }
     match std::fs::symlink_metadata(path) {
         Ok(found) => {
-            use std::os::unix::fs::FileTypeExt;
             if !found.file_type().is_socket() {
                 let cause =
                     io::Error::new(io::ErrorKind::AlreadyExists, "exists, and is no socket");
@@ -71,10 +85,28 @@ pub(crate) fn bind(path: &Path, policy: &Policy) -> Result<(OwnedFd, Bound), Sta
     let _ = towpath_protocol::peer::refuse_descriptors(&socket);
     let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
     rustix::net::bind(&socket, &address).map_err(|error| failed(error.into()))?;
-    // The server decides by the kernel's peer credentials. The file's mode only rejects users
-    // without any right early.
-    let mode = if policy.admits_others() { 0o666 } else { 0o600 };
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
+    set_mode(path, policy).map_err(failed)?;
     rustix::net::listen(&socket, 128).map_err(|error| failed(error.into()))?;
     Ok((socket, bound))
+}
+
+/// The server decides by the kernel's peer credentials. The file's mode only rejects users without any
+/// right early.
+fn set_mode(path: &Path, policy: &Policy) -> io::Result<()> {
+    let mode = if policy.admits_others() { 0o666 } else { 0o600 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}
+
+/// Returns `true` if an earlier server's socket is bound to this path, and the path is a socket of this
+/// user.
+fn listens_at(socket: &OwnedFd, path: &Path) -> bool {
+    let bound = rustix::net::getsockname(socket).ok();
+    let bound = bound.and_then(|address| SocketAddrUnix::try_from(address).ok());
+    let is_there = bound.is_some_and(|bound| {
+        bound.path_bytes().is_some_and(|bytes| bytes == path.as_os_str().as_bytes())
+    });
+    is_there
+        && std::fs::symlink_metadata(path).is_ok_and(|found| {
+            found.file_type().is_socket() && found.uid() == rustix::process::geteuid().as_raw()
+        })
 }

@@ -62,8 +62,14 @@ fn a_killed_servers_interface_is_held_for_the_next_one() {
         drop(session);
         assert!(link_exists("opA") && lives(keeper));
         assert!(exists(directory.join("s.sock.keeper")));
+        // An application that attaches meanwhile waits for the next server.
+        let socket = server.socket.clone();
+        let attaching = std::thread::spawn(move || Session::attach(socket, &Options::default()));
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert!(!attaching.is_finished());
         let mut server = serve(&directory, "s.sock", &arguments);
         assert!(server.log().contains("took over from a server that was killed"));
+        attaching.join().unwrap().unwrap();
         until("the first keeper has ended", || !lives(keeper));
         round_trip(&server, 7);
 

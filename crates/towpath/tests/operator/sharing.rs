@@ -11,7 +11,7 @@ use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSock
 use towpath_testkit::{End, Namespace, connect};
 
 use crate::beside_the_kernel::{
-    FAR, KernelTraffic, NEAR, device, may_attach, sockets, until_bare, user,
+    FAR, KernelTraffic, NEAR, device, is_bare, may_attach, sockets, until_bare, user,
 };
 use crate::keeping::keeper_of;
 use crate::networks::{both_ways, sh, wire};
@@ -191,6 +191,36 @@ fn a_killed_server_leaves_no_port_behind() {
             // A zombie has no parent here that waits for it.
             std::fs::read_to_string(&keeper).map_or(true, |status| status.contains("State:\tZ"))
         });
+    });
+}
+
+/// Without server and keeper, the kernel removes everything that they attached, in whatever order they
+/// end.
+#[test]
+fn killing_server_and_keeper_leaves_nothing() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("sharing::killing_server_and_keeper_leaves_nothing") {
+            return;
+        }
+        for (mode, keeper_first) in
+            [("native", false), ("generic", true), ("generic", false), ("packet", false)]
+        {
+            let mut shared = Shared::start(mode, &["--hold", "60"]);
+            let _listener = TcpListener::bind(&shared.network, "192.0.2.1:80").unwrap();
+            let keeper = keeper_of(&shared.server);
+            let kill = || rustix::process::kill_process(keeper, Signal::KILL).unwrap();
+            if keeper_first {
+                kill();
+            }
+            shared.server.kill();
+            if !keeper_first {
+                assert!(!is_bare() && !kernel_binds(80));
+                kill();
+            }
+            until_bare();
+            until("the kernel has the port", || kernel_binds(80));
+            remove_wire();
+        }
     });
 }
 
