@@ -41,6 +41,9 @@ const PACKET_PARTS: usize = 8;
 /// queue then fits into 8 MiB, which is a process's usual limit of locked memory.
 const SMALL_RX_BUFFERS: usize = RING_ENTRIES as usize;
 const LARGE_RX_BUFFERS: usize = RING_ENTRIES as usize / 2;
+/// The size of a receive buffer with the number of them for each hardware queue.
+const SMALL_BUFFERS: (usize, usize) = (SMALL_CHUNK_BYTES, SMALL_RX_BUFFERS);
+const LARGE_BUFFERS: (usize, usize) = (LARGE_CHUNK_BYTES, LARGE_RX_BUFFERS);
 /// The most receive buffers of a queue to open. More hardware queues share them.
 const MAX_RX_BUFFERS: usize = 8192;
 
@@ -61,10 +64,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let mac = link.mac.ok_or_else(|| XdpError::NotEthernet { name: name.clone() })?;
     let ethtool = Ethtool::of(name).map_err(refused(name, "a socket for ethtool"))?;
     let queues = ethtool.queues();
-    let lanes = options.lanes.max(1);
-    if lanes > queues as usize {
-        return Err(XdpError::TooFewQueues { name: name.clone(), queues, lanes });
-    }
+    let lanes = lanes(options, queues)?;
     let mtu = link.mtu as usize;
     let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
     let is_virtual = link.kind.is_some();
@@ -81,10 +81,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let is_generic = attached == XdpMode::Generic;
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let may_be_partial = is_generic || is_virtual;
-    let (chunk_bytes, most) = match spans {
-        true => (LARGE_CHUNK_BYTES, LARGE_RX_BUFFERS),
-        false => (SMALL_CHUNK_BYTES, SMALL_RX_BUFFERS),
-    };
+    let (chunk_bytes, most) = if spans { LARGE_BUFFERS } else { SMALL_BUFFERS };
     let rx_buffers = locked::receive_buffers(most, chunk_bytes, queues, lanes as u32);
     if options.copying == CopyMode::ZeroCopy && is_generic {
         return Err(XdpError::NoZeroCopy { name: name.clone() });
@@ -93,21 +90,12 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     // Packets of one flow must not overtake each other: only with copies does the kernel send each
     // packet within the call that passes it.
     let copies = is_generic || is_virtual || options.copying == CopyMode::Copy;
-    let large = |_| copies.then(|| PacketSender::open(link.index)).transpose();
-    let large = (0..lanes)
-        .map(large)
-        .collect::<io::Result<Vec<_>>>()
-        .map_err(refused(name, "opening a packet socket for large packets"))?;
+    let large = senders(name, link.index, if copies { lanes } else { 0 })?;
     let asked = Asked { index: link.index, copies, room: chunk_bytes.saturating_sub(frame_bytes) };
     let warning = tx_checksum::check(name, options.tx_checksum, asked)?;
     let mut notes = notes(name, options, attached, &link.kind, &ethtool);
     notes.warnings.extend(warning);
-    if rx_buffers < most {
-        notes.warnings.push(format!(
-            "{name} has {rx_buffers} receive buffers for each hardware queue, and not {most}, because of \
-             the limit of locked memory; raise it (ulimit -l, LimitMEMLOCK=)"
-        ));
-    }
+    notes.warnings.extend(few_buffers(name, rx_buffers, most));
     let host_traffic =
         HostTraffic::if_wanted(options.host, mac, options.owner, &mut notes.warnings);
     let binding = Binding { index: link.index, copying: copying(options, copies), spans };
@@ -133,9 +121,35 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         host_traffic,
         unbound,
     ));
-    let lane = |(number, large)| Arc::new(Lane::new(shared.clone(), number, large));
-    let lanes = (0..).zip(large).map(lane).collect();
+    let mut large = large.into_iter();
+    let lane = |number| Arc::new(Lane::new(shared.clone(), number, large.next()));
+    let lanes = (0..lanes as u32).map(lane).collect();
     Ok(Opened { info, index: link.index, shared, lanes, promiscuous, notes })
+}
+
+/// Returns the number of queues to open.
+fn lanes(options: &Options, queues: u32) -> Result<usize, XdpError> {
+    let (name, lanes) = (&options.interface, options.lanes.max(1));
+    if lanes > queues as usize {
+        return Err(XdpError::TooFewQueues { name: name.clone(), queues, lanes });
+    }
+    Ok(lanes)
+}
+
+/// Opens a socket for large packets for each of some lanes.
+fn senders(name: &str, index: u32, lanes: usize) -> Result<Vec<PacketSender>, XdpError> {
+    let all = (0..lanes).map(|_| PacketSender::open(index)).collect::<io::Result<_>>();
+    all.map_err(refused(name, "opening a packet socket for large packets"))
+}
+
+/// Returns a warning of fewer receive buffers than a device should have.
+fn few_buffers(name: &str, rx_buffers: usize, most: usize) -> Option<String> {
+    (rx_buffers < most).then(|| {
+        format!(
+            "{name} has {rx_buffers} receive buffers for each hardware queue, and not {most}, because of \
+             the limit of locked memory; raise it (ulimit -l, LimitMEMLOCK=)"
+        )
+    })
 }
 
 /// Describes a device that carries packets of the loopback interface, too. That interface leaves
