@@ -18,7 +18,7 @@ use towpath_packet::build::Flow;
 use towpath_packet::headers::Network;
 use towpath_packet::transport::Transport;
 use towpath_protocol::channel::{Channel, Incoming};
-use towpath_protocol::layout::SessionShape;
+use towpath_protocol::layout::{MAX_LANES, SessionShape};
 use towpath_protocol::message::{self, Attach, Message};
 use towpath_protocol::store::MemoryStore;
 use towpath_queue::Violation;
@@ -308,6 +308,40 @@ fn sessions_and_settings_are_one() {
     comes("its address", || in_use(&world) == Some(1));
     world.server.stop().unwrap();
     assert!(matches!(a.wait(Some(PATIENCE)), Err(Lost::ServerGone)));
+}
+
+/// The answer to attach then carries the most descriptors.
+#[test]
+fn a_server_has_up_to_eight_lanes() {
+    let device = loopback::Config { queues: MAX_LANES, ..loopback::Config::default() };
+    let (near, _far) = loopback::pair(&device).unwrap();
+    let config = Config { lanes: MAX_LANES, ..config(EngineStrategy::Block) };
+    let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+    for _ in 0..3 {
+        let attach = |name: &str| {
+            let options = Options { name: name.into(), ..Options::default() };
+            let mut session = Session::attach_over(server.connect().unwrap(), &options).unwrap();
+            let endpoint = session.open(&Rule::new()).unwrap();
+            (session, endpoint)
+        };
+        let ((mut a, from_a), (mut b, _)) = (attach("a"), attach("b"));
+        assert_eq!(a.info().lanes as usize, MAX_LANES);
+        let (to_b, mut at_b) = (address(&b), Order::default());
+        for port in 0..FLOWS {
+            let packet = flow(&a, to_b, port).udp(&0u32.to_le_bytes());
+            send(&mut a, from_a, &packet);
+        }
+        a.flush().unwrap();
+        while at_b.packets() < u32::from(FLOWS) {
+            assert!(b.wait(Some(PATIENCE)).unwrap());
+            receive(&mut b, &mut at_b);
+        }
+    }
+    comes("the sessions' end", || {
+        let report = report_over(server.connect().unwrap()).unwrap();
+        report["device"]["addresses_in_use"] == 0
+    });
+    server.stop().unwrap();
 }
 
 #[test]

@@ -30,7 +30,7 @@ use crate::connection::{Connection, Progress, Refused};
 use crate::connections::Connections;
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::{Rule, Sets};
-use crate::engines::Engines;
+use crate::engines::{Engines, Reply};
 use crate::filters::Filters;
 use crate::host::Host;
 use crate::log::LogLimit;
@@ -61,18 +61,6 @@ pub(crate) enum Request {
     Policy(Box<Policy>, Sender<Result<PolicyChange, PolicyError>>),
     /// Ends the server.
     Stop,
-}
-
-/// The reply to a connection once the engine has executed a command.
-#[derive(Debug)]
-pub(crate) enum Reply {
-    Done(u64),
-    /// The engine has removed an endpoint: for a connection that asked, and with the rule whose port is
-    /// free now.
-    Closed(Option<u64>, Option<Rule>),
-    /// The endpoint's number, and its port if it has one.
-    Opened(u64, u32, u16),
-    Nothing,
 }
 
 /// The parts from which a control thread is made.

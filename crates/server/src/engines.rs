@@ -12,8 +12,20 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
 use towpath_device::DeviceError;
 
-use crate::control::Reply;
 use crate::engine::commands::{Command, EngineReport};
+use crate::engine::demux::Rule;
+
+/// The reply to a connection once all engines have executed a command.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Done(u64),
+    /// The engines have removed an endpoint: for a connection that asked, and with the rule whose port is
+    /// free now.
+    Closed(Option<u64>, Option<Rule>),
+    /// The endpoint's number, and its port if it has one.
+    Opened(u64, u32, u16),
+    Nothing,
+}
 
 /// The control thread's end of the channels to one engine.
 pub(crate) struct EngineEnd {

@@ -8,9 +8,10 @@ use towpath_protocol::message::Refusal;
 use tracing::{info, warn};
 
 use crate::connection::Refused;
-use crate::control::{Control, Reply};
+use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engine::session::Session;
+use crate::engines::Reply;
 
 /// Events that the control thread takes per wake-up.
 const EVENTS: usize = 16;

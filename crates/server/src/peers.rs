@@ -11,11 +11,12 @@ use tracing::{info, warn};
 
 use crate::addresses::Holder;
 use crate::connection::{Progress, Refused};
-use crate::control::{Control, Reply};
+use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engine::forbidden::Forbidden;
 use crate::engine::relays::Relay;
 use crate::engine::session::{Mappings, Session};
+use crate::engines::Reply;
 use crate::prepare::remove_stored;
 use crate::slow::Job;
 use crate::worker::link::{Packet, Report};

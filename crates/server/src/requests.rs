@@ -11,7 +11,7 @@ use tracing::{debug, info};
 
 use crate::addresses::{Holder, Lease, PoolError};
 use crate::connection::{Opened, Progress, Refused, read_attach};
-use crate::control::{Control, Parts, Reply};
+use crate::control::{Control, Parts};
 use crate::engine::coalescing;
 use crate::engine::commands::Command;
 use crate::engine::demux::{Rule, SETS_PER_MAC};
@@ -19,6 +19,7 @@ use crate::engine::last_sent::LastSent;
 use crate::engine::neighbours::MAX_REQUESTS;
 use crate::engine::session::Endpoint;
 use crate::engine::wake_data;
+use crate::engines::Reply;
 use crate::filters;
 use crate::host::port_protocol;
 use crate::open::read_open;

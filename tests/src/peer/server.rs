@@ -116,6 +116,8 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
                         std::thread::sleep(Duration::from_micros(100));
                     }
                 }
+                // The other queues' far ends live until all engines have ended.
+                far
             }));
         }
         other => kept = other,
@@ -131,7 +133,7 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
     }
     server.stop().expect("the server ends well");
     if let Some(echoing) = echoing {
-        echoing.join().expect("the far end ends well");
+        drop(echoing.join().expect("the far end ends well"));
     }
     drop(kept);
     println!("stopped");

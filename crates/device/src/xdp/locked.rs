@@ -19,6 +19,17 @@ pub(super) fn receive_buffers(most: usize, chunk_bytes: usize, queues: u32, lane
     limit().map_or(most, |limit| within(limit, most, chunk_bytes, queues, lanes))
 }
 
+/// Returns what an operator should know if the device has fewer receive buffers than it would have
+/// without the limit.
+pub(super) fn warning(name: &str, buffers: usize, most: usize) -> Option<String> {
+    (buffers < most).then(|| {
+        format!(
+            "{name} has {buffers} receive buffers for each hardware queue, and not {most}, because of \
+             the limit of locked memory; raise it (ulimit -l, LimitMEMLOCK=)"
+        )
+    })
+}
+
 fn within(limit: usize, most: usize, chunk_bytes: usize, queues: u32, lanes: u32) -> usize {
     let left = limit.saturating_sub(lanes as usize * THREAD_BYTES);
     // Each thread has as many buffers as the one with the most queues.

@@ -82,7 +82,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let may_be_partial = is_generic || is_virtual;
     let (chunk_bytes, most) = if spans { LARGE_BUFFERS } else { SMALL_BUFFERS };
-    let rx_buffers = locked::receive_buffers(most, chunk_bytes, queues, lanes as u32);
+    let rx_buffers = locked::receive_buffers(most, chunk_bytes, queues, lanes);
     if options.copying == CopyMode::ZeroCopy && is_generic {
         return Err(XdpError::NoZeroCopy { name: name.clone() });
     }
@@ -90,19 +90,20 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     // Packets of one flow must not overtake each other: only with copies does the kernel send each
     // packet within the call that passes it.
     let copies = is_generic || is_virtual || options.copying == CopyMode::Copy;
-    let large = senders(name, link.index, if copies { lanes } else { 0 })?;
+    let large = large_senders(link.index, if copies { lanes } else { 0 })
+        .map_err(refused(name, "opening a packet socket for large packets"))?;
     let asked = Asked { index: link.index, copies, room: chunk_bytes.saturating_sub(frame_bytes) };
     let warning = tx_checksum::check(name, options.tx_checksum, asked)?;
     let mut notes = notes(name, options, attached, &link.kind, &ethtool);
     notes.warnings.extend(warning);
-    notes.warnings.extend(few_buffers(name, rx_buffers, most));
+    notes.warnings.extend(locked::warning(name, rx_buffers, most));
     let host_traffic =
         HostTraffic::if_wanted(options.host, mac, options.owner, &mut notes.warnings);
     let binding = Binding { index: link.index, copying: copying(options, copies), spans };
     let properties = Properties {
         binding,
         queues,
-        lanes: lanes as u32,
+        lanes,
         frame_bytes,
         chunk_bytes: chunk_bytes as u32,
         may_be_partial,
@@ -123,33 +124,20 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     ));
     let mut large = large.into_iter();
     let lane = |number| Arc::new(Lane::new(shared.clone(), number, large.next()));
-    let lanes = (0..lanes as u32).map(lane).collect();
+    let lanes = (0..lanes).map(lane).collect();
     Ok(Opened { info, index: link.index, shared, lanes, promiscuous, notes })
 }
 
-/// Returns the number of queues to open.
-fn lanes(options: &Options, queues: u32) -> Result<usize, XdpError> {
-    let (name, lanes) = (&options.interface, options.lanes.max(1));
-    if lanes > queues as usize {
-        return Err(XdpError::TooFewQueues { name: name.clone(), queues, lanes });
-    }
-    Ok(lanes)
+/// Returns the number of queues to open, if the interface has as many.
+fn lanes(options: &Options, queues: u32) -> Result<u32, XdpError> {
+    let (name, lanes) = (options.interface.clone(), options.lanes.max(1));
+    let fitting = u32::try_from(lanes).ok().filter(|lanes| *lanes <= queues);
+    fitting.ok_or(XdpError::TooFewQueues { name, queues, lanes })
 }
 
-/// Opens a socket for large packets for each of some lanes.
-fn senders(name: &str, index: u32, lanes: usize) -> Result<Vec<PacketSender>, XdpError> {
-    let all = (0..lanes).map(|_| PacketSender::open(index)).collect::<io::Result<_>>();
-    all.map_err(refused(name, "opening a packet socket for large packets"))
-}
-
-/// Returns a warning of fewer receive buffers than a device should have.
-fn few_buffers(name: &str, rx_buffers: usize, most: usize) -> Option<String> {
-    (rx_buffers < most).then(|| {
-        format!(
-            "{name} has {rx_buffers} receive buffers for each hardware queue, and not {most}, because of \
-             the limit of locked memory; raise it (ulimit -l, LimitMEMLOCK=)"
-        )
-    })
+/// Opens sockets for large packets.
+fn large_senders(index: u32, count: u32) -> io::Result<Vec<PacketSender>> {
+    (0..count).map(|_| PacketSender::open(index)).collect()
 }
 
 /// Describes a device that carries packets of the loopback interface, too. That interface leaves

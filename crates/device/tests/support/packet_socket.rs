@@ -54,17 +54,6 @@ impl PacketSocket {
         }
         Ok(PacketSocket { fd, buffer: vec![0; 128 * 1024] })
     }
-
-    /// Sends each packet through the queue of its processor's number from now on
-    /// (`packet_pick_tx_queue` in net/packet/af_packet.c), and drops packets that need segmentation.
-    #[allow(dead_code)]
-    pub(crate) fn choose_queue_by_processor(&self) -> io::Result<()> {
-        let (fd, value) = (self.fd.as_raw_fd(), 1i32);
-        let (level, name) = (libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS);
-        // SAFETY: the pointer and length are those of a live integer.
-        let result = unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), 4) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-    }
 }
 
 impl FarEnd for PacketSocket {

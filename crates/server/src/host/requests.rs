@@ -13,9 +13,10 @@ use super::Host;
 use super::neighbours::{Asker, Delivery};
 use crate::addresses::Lease;
 use crate::connection::Progress;
-use crate::control::{Control, Reply};
+use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engine::neighbours::NeighbourRequest;
+use crate::engines::Reply;
 use crate::policy::Account;
 
 /// Requests and earlier answers that the control thread looks at per wake-up. Each takes some system
