@@ -55,6 +55,7 @@ mod headlines;
 mod isolation;
 mod karlsruhe;
 mod kernel_wire;
+mod lanes;
 mod latency;
 pub mod limits;
 pub mod machine;
@@ -152,6 +153,8 @@ pub enum Experiment {
     Sharing,
     /// Round trips over AF_XDP on veth.
     Xdp,
+    /// Several engine threads for one interface.
+    Lanes,
     /// Tracey and Banerji: the double round trip of a small frame, with each technique on and off.
     NotreDame,
     /// Riddoch and Pope: message sizes, idle endpoints, load.
@@ -172,7 +175,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 22] = [
+    pub const ALL: [Experiment; 23] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -187,6 +190,7 @@ impl Experiment {
         Experiment::Coexistence,
         Experiment::Sharing,
         Experiment::Xdp,
+        Experiment::Lanes,
         Experiment::NotreDame,
         Experiment::Cambridge,
         Experiment::Karlsruhe,
@@ -215,6 +219,7 @@ impl Experiment {
             Experiment::Coexistence => "coexistence",
             Experiment::Sharing => "sharing",
             Experiment::Xdp => "xdp",
+            Experiment::Lanes => "lanes",
             Experiment::NotreDame => "notre-dame",
             Experiment::Cambridge => "cambridge",
             Experiment::Karlsruhe => "karlsruhe",
@@ -256,6 +261,7 @@ impl Experiment {
                 "a host's address, shared: TCP, a web server, and the kernel's own"
             }
             Experiment::Xdp => "round trips over AF_XDP on veth: bare, embedded, server, and UDP",
+            Experiment::Lanes => "processor time per packet with two engine threads, and with one",
             Experiment::NotreDame => "Tracey and Banerji: round trips, each technique on and off",
             Experiment::Cambridge => "Riddoch and Pope: message sizes, idle endpoints, load",
             Experiment::Karlsruhe => "Hennrich: the cost of frames, wake-ups and polls",
@@ -278,6 +284,7 @@ impl Experiment {
                 | Experiment::Coexistence
                 | Experiment::Sharing
                 | Experiment::Xdp
+                | Experiment::Lanes
                 | Experiment::NotreDame
                 | Experiment::Cambridge
                 | Experiment::Karlsruhe
@@ -323,6 +330,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Coexistence => coexistence::measure(settings)?,
         Experiment::Sharing => sharing::measure(settings)?,
         Experiment::Xdp => xdp::measure(settings)?,
+        Experiment::Lanes => lanes::measure(settings)?,
         Experiment::NotreDame => notre_dame::measure(settings)?,
         Experiment::Cambridge => cambridge::measure(settings)?,
         Experiment::Karlsruhe => karlsruhe::measure(settings)?,

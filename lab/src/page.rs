@@ -77,6 +77,9 @@ const FREEBSD: &str = "\
 const WAITING: &str = "\
     How much processor time does a packet cost where the engine chooses its own wait strategy, \
     beside the kernel's sockets, and how near is that to the best fixed choice?";
+const LANES: &str = "\
+    How much processor time does a packet take with two engine threads on an interface with four \
+    hardware queues, beside one engine thread, and does any flow lose its order?";
 const WATCHDOG: &str = "\
     How much does the watchdog cost a packet: by a deadline for each packet sent, or by a check \
     now and then?";
@@ -102,6 +105,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Coexistence => COEXISTENCE,
         Experiment::Sharing => SHARING,
         Experiment::Xdp => XDP,
+        Experiment::Lanes => LANES,
         Experiment::NotreDame => NOTRE_DAME,
         Experiment::Cambridge => CAMBRIDGE,
         Experiment::Karlsruhe => KARLSRUHE,

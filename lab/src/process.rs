@@ -99,6 +99,8 @@ pub(crate) struct Serving {
     /// Packets that the engine takes from the device in one poll iteration.
     pub(crate) batch: usize,
     pub(crate) engine_cpu: Option<usize>,
+    /// Engine threads.
+    pub(crate) lanes: usize,
     /// Users that may attach, beside the server's own and root.
     #[serde(default)]
     pub(crate) users: Vec<u32>,
@@ -108,7 +110,7 @@ impl Serving {
     /// Returns a TAP with offloads on, and an engine that sleeps when idle: the server's defaults.
     pub(crate) fn tap(name: &str) -> Serving {
         let wire = Wire::Tap { name: name.to_owned(), offloads: true };
-        Serving { wire, polls: false, batch: 64, engine_cpu: None, users: Vec::new() }
+        Serving { wire, polls: false, batch: 64, engine_cpu: None, lanes: 1, users: Vec::new() }
     }
 
     /// Returns an in-memory device.
@@ -166,7 +168,8 @@ pub(crate) fn start_server(
             subnet =
                 Subnet { gateway: None, leases: Some((*lease, *lease)), ..Subnet::new(*own, 24) };
             let mode = mode.of_device();
-            let options = xdp::Options { interface: name.clone(), mode, ..Default::default() };
+            let (interface, lanes) = (name.clone(), serving.lanes);
+            let options = xdp::Options { interface, mode, lanes, ..Default::default() };
             Box::new(XdpDevice::open(&options)?)
         }
     };
@@ -175,6 +178,7 @@ pub(crate) fn start_server(
         settings: if serving.polls { EngineStrategy::Poll } else { EngineStrategy::Block }.into(),
         batch: serving.batch,
         engine_cpus: serving.engine_cpu.into_iter().collect(),
+        lanes: serving.lanes,
         policy: Policy::granting(serving.users.clone(), Vec::new()),
         subnets: Subnets { ipv4: Some(subnet), ipv6: None },
         ..Config::default()

@@ -197,6 +197,20 @@ fn sharing() {
 }
 
 #[test]
+fn lanes() {
+    whole(
+        "lanes",
+        "lanes",
+        &[
+            "native, timer-driven: processor time per packet, two lanes to one",
+            "generic, block: datagrams that overtook one of their flow",
+            "generic, timer-driven: packets of the lane with fewer",
+        ],
+        &[],
+    );
+}
+
+#[test]
 fn xdp() {
     whole(
         "xdp",
