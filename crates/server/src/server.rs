@@ -92,9 +92,7 @@ impl Server {
         };
         let (engines, ends) = maker.all(&mut *device, region, relays)?;
         keep_device(store.as_mut(), device.as_ref(), engines.iter().map(Engine::memory_file))?;
-        let epoll = |engine: &Engine| engine.epoll().try_clone();
-        let engine_epolls = engines.iter().map(epoll).collect::<io::Result<_>>();
-        let engine_epolls = engine_epolls.map_err(resources("an epoll"))?;
+        let engine_epolls = epolls(&engines)?;
         let parts = Parts {
             listener,
             device,
@@ -373,6 +371,12 @@ fn event() -> Result<Arc<OwnedFd>, StartError> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map(Arc::new)
         .map_err(resources("an eventfd"))
+}
+
+/// Returns copies of the engines' epoll sets.
+fn epolls(engines: &[Engine]) -> Result<Vec<OwnedFd>, StartError> {
+    let copies = engines.iter().map(|engine| engine.epoll().try_clone());
+    copies.collect::<Result<_, _>>().map_err(resources("an epoll"))
 }
 
 /// Returns two random numbers: the identity of this server's run, which is not 0, and the seed of

@@ -74,12 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.print_config {
         return print(&settings.with_defaults().to_text()?);
     }
-    let Some(served) = &settings.device else {
-        return Err(Failure::usage(
-            "no device to serve; give --device tap:NAME, xdp:INTERFACE, packet:INTERFACE or \
-             auto:INTERFACE, or device = \"tap:NAME\" in a file",
-        ));
-    };
+    let served = settings.device.as_ref().ok_or_else(no_device)?;
     start_log(settings.log.unwrap_or(Level::Info));
     let signals = Signals::block()
         .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;
@@ -134,6 +129,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let outcome = server.stop();
     info!(device = name, "ended");
     outcome.map_err(|error| ended(&error))
+}
+
+fn no_device() -> Failure {
+    Failure::usage(
+        "no device to serve; give --device tap:NAME, xdp:INTERFACE, packet:INTERFACE or \
+         auto:INTERFACE, or device = \"tap:NAME\" in a file",
+    )
 }
 
 /// Reads the policy file again. With an error in it, the old policy stays in force.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use towpath_device::{
     Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, DmaError,
-    ETHERNET_HEADER_BYTES, Kick, Meta, POOL_HEADROOM_BYTES, Packet, Received, Registration, Space,
-    SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES, packet_memory,
+    ETHERNET_HEADER_BYTES, Info, Kick, Meta, POOL_HEADROOM_BYTES, Packet, Received, Registration,
+    Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES, packet_memory,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_protocol::settings::Values;
@@ -88,6 +88,24 @@ impl std::fmt::Debug for DevicePort {
     }
 }
 
+/// Returns the size of a bounce buffer, in bytes. `registers`: the device reaches only registered memory.
+fn slot_bytes(info: &Info, registers: bool) -> usize {
+    let (limits, can) = (info.limits, info.can);
+    // The engine copies whole packets if the device cannot reach them, or needs help.
+    let is_whole = !can.tx_in_place || registers;
+    let slot_bytes = if !is_whole && can.tx_checksum && can.tx_segmentation {
+        WHOLE_BYTES
+    } else {
+        (info.mtu + FRAME_BYTES).next_multiple_of(128).max(WHOLE_BYTES)
+    } + limits.tx_headroom.bytes();
+    // No slot crosses the end of one of the device's buffers without need.
+    if slot_bytes < limits.rx_alignment {
+        slot_bytes.next_power_of_two()
+    } else {
+        slot_bytes.next_multiple_of(limits.rx_alignment)
+    }
+}
+
 impl DevicePort {
     /// Makes the memory of a queue of a device and opens the queue. The engine will take at most `batch`
     /// packets from it per poll iteration. Also returns the memory of the bounce buffers.
@@ -108,19 +126,7 @@ impl DevicePort {
         let pool_buffers = (batch * 2).clamp(64, 4096).max(limits.rx_ring + batch) as u32;
         let (mtu, can) = (info.mtu, info.can);
         let dma = device.dma_of(queue);
-        // The engine copies whole packets if the device cannot reach them, or needs help.
-        let is_whole = !can.tx_in_place || dma.is_some();
-        let slot_bytes = if !is_whole && can.tx_checksum && can.tx_segmentation {
-            WHOLE_BYTES
-        } else {
-            (mtu + FRAME_BYTES).next_multiple_of(128).max(WHOLE_BYTES)
-        } + limits.tx_headroom.bytes();
-        // No slot crosses the end of one of the device's buffers without need.
-        let slot_bytes = if slot_bytes < limits.rx_alignment {
-            slot_bytes.next_power_of_two()
-        } else {
-            slot_bytes.next_multiple_of(limits.rx_alignment)
-        };
+        let slot_bytes = slot_bytes(&info, dma.is_some());
         let slots = BOUNCE_SLOTS;
         let pool_bytes = pool_buffers as usize * pool_buffer_bytes as usize;
         let bytes = pool_bytes + slots as usize * slot_bytes;

@@ -120,13 +120,14 @@ impl KeeperAccess {
         Ok((socket, port))
     }
 
-    /// Has the keeper release a port.
+    /// Has the keeper release a port, before any later request. Does not wait for the keeper.
     ///
     /// # Errors
-    /// As [`KeeperAccess::hold`].
+    /// `EAGAIN` if the keeper takes no message for 5 s, `EPIPE` or `ECONNRESET` if it has ended.
     pub(crate) fn release(&self, protocol: PortProtocol, local: SocketAddr) -> Result<(), Errno> {
         self.room.give_back(1);
-        self.requests().ask(&release(protocol, local), None).map(|_| ())
+        let request = release(protocol, local);
+        send(&self.socket, request.as_bytes(), &[], SendFlags::empty())
     }
 
     /// Has the kernel confirm a neighbour of the interface.
@@ -279,8 +280,7 @@ impl Requests {
                     errno => Err(Errno::from_raw_os_error(errno)),
                 };
             }
-            // A late answer. The keeper answers in order, so the release of a port that it held then is
-            // one more late answer, for the next request.
+            // A late answer, perhaps with a port that this server does not need any more.
             if let Some((protocol, ip)) = self.late.remove(&answer.number)
                 && answer.errno == 0
             {
