@@ -5,6 +5,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use towpath_client::{Options, Rule, Session};
 use towpath_net::{Driving, Network, SessionLink, TcpStream};
 use towpath_packet::Headers;
@@ -84,7 +85,7 @@ fn checksums_of_the_engine(option: &str) -> u64 {
     let (directory, user) = (sockets(), user());
     let device = format!("xdp:uplink,{option}");
     let arguments = ["--device", &device, "--user", &user, LEASE[0], LEASE[1]];
-    let server = serve(&directory, "s.sock", &arguments);
+    let mut server = serve(&directory, "s.sock", &arguments);
     let session = Session::attach(&server.socket, &SessionLink::options("test")).unwrap();
     let network = Network::over(session, Driving::Thread).unwrap();
     let receiver = far.run(|| UdpSocket::bind("192.0.2.200:7").unwrap()).unwrap();
@@ -109,7 +110,9 @@ fn checksums_of_the_engine(option: &str) -> u64 {
     until("all packets are counted", || counts()["tx_packets"].as_u64().unwrap() >= 28);
     assert_eq!(counts()["tx_dropped_driver"], 0);
     let completed = counts()["tx_software_offloads"].as_u64().unwrap();
-    drop((network, server));
+    drop(network);
+    // A killed server's keeper would hold its locked memory for a while.
+    assert_eq!(server.stop(Signal::TERM).code(), Some(0));
     sh("ip link delete uplink");
     completed
 }
