@@ -176,11 +176,14 @@ impl Session {
         Ok(lane * self.per_lane + queue_pair as usize)
     }
 
-    /// Returns `true` if the queue pairs of all lanes that the application knows by this number, and
-    /// the pool, have so many buffers of room, as far as the client knows.
+    /// Returns `true` if the queue pairs of all lanes that the application knows by this number have
+    /// so many buffers of room together, as far as the client knows. Together they take at most as
+    /// many buffers as one of them has slots, which is the queue pair's share of the pool.
     fn fits(&self, queue_pair: usize, needed: usize) -> bool {
-        let mut sets = self.queue_pairs.iter().skip(queue_pair).step_by(self.per_lane);
-        self.transmit_free.len() >= needed && sets.all(|set| set.transmit.room() as usize >= needed)
+        let sets = self.queue_pairs.iter().skip(queue_pair).step_by(self.per_lane);
+        let slots = sets.clone().map(|set| set.transmit.capacity()).min().unwrap_or(0);
+        let used: u32 = sets.map(|set| set.transmit.capacity() - set.transmit.room()).sum();
+        self.transmit_free.len() >= needed && used as usize + needed <= slots as usize
     }
 
     /// Reclaims the completed buffers of the queue pairs of all lanes that the application knows by

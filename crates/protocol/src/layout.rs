@@ -76,7 +76,7 @@ pub struct SessionShape {
     pub endpoints: u32,
     /// Slots of each queue pair.
     pub queues: QueueShape,
-    /// The transmit pool: as many buffers as all transmit queues have slots.
+    /// The transmit pool: as many buffers as all transmit queues of one lane have slots.
     pub transmit_pool: PoolShape,
     /// The receive pool: as many buffers as all receive queues have slots.
     pub receive_pool: PoolShape,

@@ -39,6 +39,15 @@ pub(crate) struct EngineEnd {
     pub(crate) has_ended: bool,
 }
 
+impl Drop for EngineEnd {
+    /// Ends an engine that still runs, such as when a further one could not start.
+    fn drop(&mut self) {
+        if self.commands.send((0, Command::Stop)).is_ok() {
+            let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        }
+    }
+}
+
 /// All engines of a server.
 pub(crate) struct Engines {
     ends: Vec<EngineEnd>,

@@ -262,7 +262,7 @@ impl Host {
             let local = SocketAddr::new(ip, port);
             // Without the keeper, the port is free as soon as this socket is closed.
             if self.ports.remove(&(protocol, local)).is_some() {
-                let _ = self.keeper.release(protocol, local);
+                self.keeper.release(protocol, local);
             }
         }
     }

@@ -229,10 +229,9 @@ impl Control {
                 self.lock(&mapped.mappings);
                 self.register(&mut mapped.sessions);
                 let Some(connection) = self.connections.get_mut(token) else { return };
-                let lanes = mapped.sessions.len() as u32;
                 let most = connection.terms.forbidden_packets_per_second;
                 for session in &mut mapped.sessions {
-                    session.forbidden = most.map(|most| Forbidden::new(most.div_ceil(lanes)));
+                    session.forbidden = most.map(Forbidden::new);
                 }
                 connection.progress = Progress::Lives;
                 let uid = connection.account.uid;

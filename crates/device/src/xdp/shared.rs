@@ -179,6 +179,8 @@ impl Lane {
         for (queue, socket) in theirs.zip(&sockets) {
             attached_program.set_socket(queue, socket.fd.as_fd())?;
         }
+        // Other threads need the program while the keeper is slow.
+        drop(attached_program);
         for (name, socket) in names.iter().zip(&sockets) {
             keeper.map_or(Ok(()), |keeper| keeper.hold_socket(name, socket.fd.as_fd()))?;
         }

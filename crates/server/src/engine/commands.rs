@@ -121,18 +121,13 @@ impl Command {
     /// Returns the command for each of so many lanes. Each lane gets an equal share of a rate, and the
     /// first one all requests for link addresses, which applications send there.
     pub(crate) fn for_lanes(mut self, lanes: usize) -> Vec<Command> {
-        if lanes > 1 {
-            match &mut self {
-                Command::Set {
-                    setting: Setting::RateBps | Setting::RatePps | Setting::Quota,
-                    value,
-                    ..
-                } => *value = value.div_ceil(lanes as u64),
-                Command::LimitForbidden { most: Some(most), .. } => {
-                    *most = most.div_ceil(lanes as u32);
-                }
-                _ => {}
-            }
+        if let Command::Set {
+            setting: Setting::RateBps | Setting::RatePps | Setting::Quota,
+            value,
+            ..
+        } = &mut self
+        {
+            *value = value.div_ceil(lanes as u64);
         }
         let mut all = Vec::with_capacity(lanes);
         for _ in 1..lanes {

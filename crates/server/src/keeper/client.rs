@@ -1,6 +1,6 @@
 //! The server's side: requests to the keeper.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -73,7 +73,12 @@ impl KeeperAccess {
             set_socket_timeout(&socket, direction, Some(ANSWER_TIMEOUT))?;
         }
         let socket = Arc::new(socket);
-        let mut requests = Requests { socket: socket.clone(), number: 0, late: HashMap::new() };
+        let mut requests = Requests {
+            socket: socket.clone(),
+            number: 0,
+            late: HashMap::new(),
+            unsent: VecDeque::new(),
+        };
         let limit = requests.ask(&Request::bare(LIMIT), None)?.0.value as usize;
         let room = Arc::new(Room { used: AtomicUsize::new(0), limit });
         let (requests, sockets) = (Arc::new(Mutex::new(requests)), Arc::default());
@@ -87,7 +92,7 @@ impl KeeperAccess {
     /// # Errors
     /// Fails if the keeper has ended.
     pub fn end(&self) -> io::Result<()> {
-        self.requests().ask(&Request::bare(END), None)?;
+        self.ask(&Request::bare(END), None)?;
         Ok(())
     }
 
@@ -109,25 +114,36 @@ impl KeeperAccess {
             PortProtocol::Udp => HOLD_UDP,
         };
         let request = Request::new(kind, local.ip(), local.port());
-        let asked = self.requests().ask(&request, Some((protocol, local.ip())));
+        let asked = self.ask(&request, Some((protocol, local.ip())));
         let (answer, socket) = asked.inspect_err(|_| self.room.give_back(1))?;
         let port = answer.value as u16;
         let Some(socket) = socket else {
             // The kernel had no descriptor for it.
-            let _ = self.release(protocol, SocketAddr::new(local.ip(), port));
+            self.release(protocol, SocketAddr::new(local.ip(), port));
             return Err(Errno::MFILE);
         };
         Ok((socket, port))
     }
 
     /// Has the keeper release a port, before any later request. Does not wait for the keeper.
-    ///
-    /// # Errors
-    /// `EAGAIN` if the keeper takes no message for 5 s, `EPIPE` or `ECONNRESET` if it has ended.
-    pub(crate) fn release(&self, protocol: PortProtocol, local: SocketAddr) -> Result<(), Errno> {
-        self.room.give_back(1);
-        let request = release(protocol, local);
-        send(&self.socket, request.as_bytes(), &[], SendFlags::empty())
+    pub(crate) fn release(&self, protocol: PortProtocol, local: SocketAddr) {
+        let mut requests = self.requests();
+        requests.unsent.push_back(release(protocol, local));
+        // What finds no room goes before the next request.
+        let (sent, _) = requests.flush(SendFlags::DONTWAIT);
+        self.room.give_back(sent);
+    }
+
+    /// Sends a request after all releases of ports, and waits for the answer.
+    fn ask(
+        &self,
+        request: &Request,
+        port: Option<(PortProtocol, IpAddr)>,
+    ) -> Result<(Answer, Option<OwnedFd>), Errno> {
+        let mut requests = self.requests();
+        let (sent, outcome) = requests.flush(SendFlags::empty());
+        self.room.give_back(sent);
+        outcome.and_then(|()| requests.ask(request, port))
     }
 
     /// Has the kernel confirm a neighbour of the interface.
@@ -135,7 +151,7 @@ impl KeeperAccess {
     /// # Errors
     /// As [`KeeperAccess::hold`].
     pub(crate) fn probe(&self, address: IpAddr) -> Result<(), Errno> {
-        self.requests().ask(&Request::new(PROBE, address, 0), None).map(|_| ())
+        self.ask(&Request::new(PROBE, address, 0), None).map(|_| ())
     }
 
     /// Has the keeper hold a copy of a descriptor. A keeper that has ended is no error.
@@ -210,7 +226,7 @@ fn refused(errno: Errno) -> io::Error {
 
 impl Keeper for KeeperAccess {
     fn xdp_socket(&self) -> io::Result<OwnedFd> {
-        let made = self.requests().ask(&Request::bare(XDP_SOCKET), None);
+        let made = self.ask(&Request::bare(XDP_SOCKET), None);
         let (_, socket) = made.map_err(|errno| match errno {
             errno if is_gone(errno) => {
                 io::Error::other("the keeper, which makes AF_XDP sockets, has ended")
@@ -221,8 +237,15 @@ impl Keeper for KeeperAccess {
     }
 
     fn hold_socket(&self, name: &str, socket: BorrowedFd<'_>) -> io::Result<()> {
-        self.send_copy(name, socket)?;
-        self.sockets().insert(name.to_owned());
+        match self.send_copy(name, socket) {
+            Ok(()) => {
+                self.sockets().insert(name.to_owned());
+            }
+            // The device works without. Other objects may have taken the room during a reset.
+            Err(error) => tracing::warn!(
+                "the keeper does not hold {name}, which so does not outlive this server: {error}"
+            ),
+        }
         Ok(())
     }
 
@@ -255,9 +278,24 @@ struct Requests {
     number: u32,
     /// Requests for ports that the keeper did not answer in time. It may have held the ports.
     late: HashMap<u32, (PortProtocol, IpAddr)>,
+    /// Releases of ports that are not sent yet.
+    unsent: VecDeque<Request>,
 }
 
 impl Requests {
+    /// Sends the releases of ports. Returns how many were sent, and the error that stopped it.
+    fn flush(&mut self, flags: SendFlags) -> (usize, Result<(), Errno>) {
+        let mut sent = 0;
+        while let Some(request) = self.unsent.front() {
+            if let Err(errno) = send(&self.socket, request.as_bytes(), &[], flags) {
+                return (sent, Err(errno));
+            }
+            self.unsent.pop_front();
+            sent += 1;
+        }
+        (sent, Ok(()))
+    }
+
     /// Sends a request and waits for the answer. `port`: for a request that holds a port, its protocol
     /// and its address.
     fn ask(

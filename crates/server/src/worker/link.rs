@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::wire::{self, Descriptors, Head, MAX_PACKET_BYTES, report};
+use super::wire::{self, Descriptors, Head, MAX_DESCRIPTORS, MAX_PACKET_BYTES, command, report};
 
 /// The time after which a worker with pending commands that executes none of them counts as hung.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -34,6 +34,19 @@ impl Packet {
     pub(crate) fn with(mut self, descriptors: Vec<OwnedFd>) -> Packet {
         self.descriptors = descriptors;
         self
+    }
+
+    /// Splits a command to close more descriptors than one packet carries. The first packet has the
+    /// connection.
+    pub(crate) fn split(mut self) -> Vec<Packet> {
+        let mut packets = Vec::with_capacity(1);
+        while self.head.kind == command::DISPOSE && self.descriptors.len() > MAX_DESCRIPTORS {
+            let rest = self.descriptors.split_off(MAX_DESCRIPTORS);
+            let rest = Packet::new(command::DISPOSE, 0, self.head.value).with(rest);
+            packets.push(std::mem::replace(&mut self, rest));
+        }
+        packets.push(self);
+        packets
     }
 
     /// Adds a control message.
@@ -101,6 +114,7 @@ impl Link {
 
     /// Sends a packet, at once or when there is room.
     pub(crate) fn push(&mut self, packet: Packet) {
+        debug_assert!(packet.descriptors.len() <= MAX_DESCRIPTORS, "the kernel would refuse it");
         if self.is_idle() {
             self.since = Instant::now();
         }
@@ -196,5 +210,29 @@ impl PartialEq for Report {
             ) => token == their_token && outcome.as_ref().err() == theirs.as_ref().err(),
             _ => format!("{self:?}") == format!("{other:?}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_packet_has_more_descriptors_than_the_kernel_takes() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let descriptors = |count| (0..count).map(|_| reader.try_clone().unwrap().into()).collect();
+        let dispose = |count| {
+            Packet::new(command::DISPOSE, 7, command::WIPE).with(descriptors(count)).split()
+        };
+        let shape = |packets: Vec<Packet>| -> Vec<(u64, u64, usize)> {
+            let one =
+                |packet: &Packet| (packet.head.token, packet.head.value, packet.descriptors.len());
+            packets.iter().map(one).collect()
+        };
+        let most = MAX_DESCRIPTORS;
+        assert_eq!(shape(dispose(0)), [(7, command::WIPE, 0)]);
+        assert_eq!(shape(dispose(most)), [(7, command::WIPE, most)]);
+        let both = [(7, command::WIPE, most), (0, command::WIPE, 3)];
+        assert_eq!(shape(dispose(most + 3)), both);
     }
 }

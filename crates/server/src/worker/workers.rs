@@ -153,7 +153,9 @@ impl Workers {
 
     fn push(&mut self, id: u64, packet: Packet) {
         let Some(one) = self.all.get_mut(&id) else { return };
-        one.link.push(packet);
+        for packet in packet.split() {
+            one.link.push(packet);
+        }
         self.watch_room(id);
         self.rest(id);
     }
