@@ -156,13 +156,15 @@ fn take_modules(unpacked: &Path, stage: &Path, version: &str) -> anyhow::Result<
     // /lib is a link to usr/lib.
     let to = stage.join("usr/lib/modules").join(version);
     let needs = fs::read_to_string(from.join("modules.dep"))?;
+    let builtin = fs::read_to_string(from.join("modules.builtin"))?;
     for module in MODULES {
-        let line = needs.lines().find(|line| {
-            let path = line.split(':').next().unwrap_or_default();
-            let file = path.rsplit('/').next().unwrap_or_default();
-            file.split(".ko").next().unwrap_or_default().replace('-', "_")
-                == module.replace('-', "_")
-        });
+        // Whether a driver is a module differs from kernel to kernel.
+        if builtin.lines().any(|path| is_module(path, module)) {
+            continue;
+        }
+        let line = needs
+            .lines()
+            .find(|line| is_module(line.split(':').next().unwrap_or_default(), module));
         let line = line.with_context(|| format!("Linux {version} has no module {module}"))?;
         for path in line.split([':', ' ']).filter(|path| !path.is_empty()) {
             let copy = to.join(path);
@@ -177,6 +179,12 @@ fn take_modules(unpacked: &Path, stage: &Path, version: &str) -> anyhow::Result<
     std::os::unix::fs::symlink("usr/lib", stage.join("lib"))?;
     run(Command::new("/sbin/depmod").arg("-b").arg(stage).arg(version))?;
     Ok(fs::remove_file(stage.join("lib"))?)
+}
+
+/// Returns `true` if a file is that of a module, by its name.
+fn is_module(path: &str, module: &str) -> bool {
+    let file = path.rsplit('/').next().unwrap_or_default();
+    file.split(".ko").next().unwrap_or_default().replace('-', "_") == module.replace('-', "_")
 }
 
 /// Fetches the package of a kernel, by lists of packages that are not the host's.
@@ -282,5 +290,13 @@ mod tests {
         assert!(error.contains("libarchive-tools"), "{error}");
         let error = run(&mut Command::new("false")).unwrap_err().to_string();
         assert!(error.contains("false: exit status: 1"), "{error}");
+    }
+
+    #[test]
+    fn modules_are_known_by_their_files() {
+        assert!(is_module("kernel/drivers/virtio/virtio_pci.ko.xz", "virtio_pci"));
+        assert!(is_module("kernel/net/8021q/8021q.ko", "8021q"));
+        assert!(is_module("kernel/drivers/net/virtio-net.ko", "virtio_net"));
+        assert!(!is_module("kernel/drivers/virtio/virtio_pci_modern_dev.ko", "virtio_pci"));
     }
 }
