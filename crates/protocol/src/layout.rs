@@ -78,7 +78,7 @@ pub struct SessionShape {
     pub queues: QueueShape,
     /// The transmit pool: as many buffers as all transmit queues of one lane have slots.
     pub transmit_pool: PoolShape,
-    /// The receive pool: as many buffers as all receive queues have slots.
+    /// The receive pool: as many buffers as all receive queues of one lane have slots.
     pub receive_pool: PoolShape,
     events: EventShape,
 }

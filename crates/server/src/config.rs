@@ -39,7 +39,8 @@ pub struct Config {
     /// others. With round robin, the engine takes those of one queue pair before the next one's.
     pub transmit_budget: usize,
     /// The number of engine threads, each with a queue of the device: 1 to 8, at most as many as
-    /// the device offers. The packets of a flow stay on one lane.
+    /// the device offers. The packets of one direction of a flow stay
+    /// on one lane.
     pub lanes: usize,
     /// The processors that the engine threads are bound to, one for each lane; none to bind no
     /// thread. A missing processor is an error.

@@ -1,4 +1,4 @@
-//! A server: an engine and a control thread around a device.
+//! A server: engines and a control thread around a device.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -202,7 +202,8 @@ fn locked(cause: io::Error, bytes: usize) -> io::Error {
     ))
 }
 
-/// The memory of a queue is registered once, with its sockets (`XDP_UMEM_REG`). It cannot grow, so the kernel reaches no memory of a session.
+/// The memory of a queue is registered once, with its sockets (`XDP_UMEM_REG`), and cannot grow. So
+/// the kernel reaches no memory of a session.
 impl Dma for Lane {
     fn register(&self, memory: &Arc<Mapping>) -> Result<u64, DmaError> {
         let mut umem = lock(&self.umem);

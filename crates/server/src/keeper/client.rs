@@ -129,7 +129,7 @@ impl KeeperAccess {
     pub(crate) fn release(&self, protocol: PortProtocol, local: SocketAddr) {
         let mut requests = self.requests();
         requests.unsent.push_back(release(protocol, local));
-        // What finds no room goes before the next request.
+        // Releases that find no room go before the next request.
         let (sent, _) = requests.flush(SendFlags::DONTWAIT);
         self.room.give_back(sent);
     }
@@ -217,7 +217,7 @@ fn release(protocol: PortProtocol, local: SocketAddr) -> Request {
 fn refused(errno: Errno) -> io::Error {
     match errno {
         Errno::AGAIN => {
-            let text = "the server's keeper does not answer for 5 s; restart the server";
+            let text = "the server's keeper has not answered for 5 s; restart the server";
             io::Error::new(io::ErrorKind::TimedOut, text)
         }
         errno => errno.into(),
@@ -243,7 +243,7 @@ impl Keeper for KeeperAccess {
             }
             // The device works without. Other objects may have taken the room during a reset.
             Err(error) => tracing::warn!(
-                "the keeper does not hold {name}, which so does not outlive this server: {error}"
+                "the keeper holds no copy of {name}, which therefore ends with this server: {error}"
             ),
         }
         Ok(())

@@ -81,7 +81,7 @@ impl Store for KeeperStore {
         if !removed.is_empty() {
             self.unsent.push_back((name.to_owned(), removed.len()));
         }
-        // What does not go now goes with the next call.
+        // The next call sends the removals that remain.
         let _ = self.send_removals(SendFlags::DONTWAIT);
         removed
     }

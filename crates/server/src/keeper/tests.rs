@@ -255,7 +255,7 @@ fn nothing_is_granted_that_the_keeper_could_not_hold() {
     assert!(refused.to_string().contains(&format!("holds {limit} descriptors")), "{refused}");
     let refused = client.hold(PortProtocol::Tcp, local("127.0.0.1:0")).unwrap_err();
     assert_eq!(refused, Errno::MFILE);
-    // What ends makes room.
+    // A removal makes room.
     assert_eq!(store.remove("session-1").len(), 1);
     client.hold(PortProtocol::Tcp, local("127.0.0.1:0")).unwrap();
     client.end().unwrap();

@@ -44,7 +44,7 @@ fn use_of_huge_pages(free: u64) -> &'static str {
          (sysctl vm.nr_hugepages)"
     } else {
         "a server whose memory for packets fits into those of 2 MiB takes as many as it needs: with \
-         --device xdp, 4 for the first hardware queue and 2 for each further one"
+         --device xdp, for each lane 4 for its first hardware queue and 2 for each further one"
     }
 }
 

@@ -116,7 +116,7 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) set: Vec<Assignment>,
     /// Engine threads, 1 to 8; 1 by default. Each serves some of the interface's hardware queues, and
-    /// the packets of a flow stay on one of them. More than one only for xdp, and at most as many as
+    /// each direction of a flow stays on one of them. More than one only for xdp, and at most as many as
     /// the interface has queues
     #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]
