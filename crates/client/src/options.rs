@@ -161,8 +161,8 @@ pub struct Info {
     /// `true` if server and application run as one user. Server pages are then not protected from
     /// the application.
     pub trusted: bool,
-    /// The server's engine threads. Each has a part of the session's memory: with several, the
-    /// session has as many receive buffers more.
+    /// The server's engine threads. Each has a part of the session's memory, with all receive
+    /// buffers that the session asked for.
     pub lanes: u32,
     /// The server's number, which differs from that of any other server.
     pub epoch: u64,
