@@ -124,6 +124,7 @@ fn attached(attach: &Attach) {
                     assert_eq!((all, endpoints_fit), (attach.endpoints, false));
                 }
                 ShapeError::Memory(bytes) => assert!(bytes > MAX_MEMORY_BYTES),
+                ShapeError::Lanes(lanes) => panic!("a message names no lanes, and has {lanes}"),
                 ShapeError::Queues(..) | ShapeError::Buffers(..) => {}
             }
             assert!(!error.to_string().is_empty());
