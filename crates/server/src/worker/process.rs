@@ -227,6 +227,12 @@ impl Worker {
     /// Closes a connection, and the parts of its session that were kept until then.
     fn close(&mut self, index: usize) -> Option<u64> {
         let entry = self.tables.entries.remove(index)?;
+        // While the server's closing thread has copies of these descriptors, epoll would go on to
+        // report them: as events of the next connection with this index.
+        let _ = epoll::delete(&self.epoll, &entry.socket);
+        if let Some(process) = &entry.process {
+            let _ = epoll::delete(&self.epoll, process);
+        }
         if let Some(files) = &entry.disposed {
             wipe(files);
         }

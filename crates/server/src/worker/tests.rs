@@ -137,6 +137,25 @@ fn is_closed(read: &mut std::fs::File) -> bool {
     read.read(&mut [0]).unwrap() == 0
 }
 
+/// The control thread's copy of a process's descriptor may be open for longer than the worker's.
+#[test]
+fn the_end_of_a_process_ends_no_later_connection() {
+    let mut world = World::new(LONG);
+    // A pipe without a writer is readable, as the descriptor of a process that has ended.
+    let (process, alive) = pipe();
+    let copy = process.try_clone().unwrap();
+    let (_ours, theirs) = pair().unwrap();
+    world.tell(command::ADOPT, 7, 0, vec![theirs, process.into()]);
+    world.settle();
+    drop(alive);
+    assert_eq!(world.hear(), Report::Ended { token: 7 });
+    let next = world.connect(8, 0);
+    world.settle();
+    say(&next, b"hello");
+    assert_eq!(world.hear(), heard(8, b"hello"));
+    drop(copy);
+}
+
 #[test]
 fn a_connection_has_one_unanswered_request_at_a_time() {
     let mut world = World::new(LONG);
