@@ -33,7 +33,6 @@
 //! | `techniques` | techniques that can be switched on and off |
 //! | `child`, `process` | the other processes of an experiment |
 //! | `trip` | the packet and the applications of round trips |
-//! | `softirq` | the time that the kernel spends on packets |
 
 #![forbid(unsafe_code)]
 
@@ -77,7 +76,6 @@ pub mod report;
 pub mod results;
 mod scale;
 mod sharing;
-mod softirq;
 pub mod statistics;
 #[cfg(test)]
 mod structure;

@@ -32,6 +32,7 @@ mod error;
 mod namespace;
 pub mod probe;
 mod refusal;
+mod softirq;
 mod tun;
 mod users;
 
@@ -42,5 +43,6 @@ pub use enter::{Entered, check_namespaces, enter, explain, isolate};
 pub use error::{EXIT_UNAVAILABLE, Error, Unavailable};
 pub use namespace::{End, Namespace, connect};
 pub use rustix::thread::CapabilitySet;
+pub use softirq::softirq_time;
 pub use tun::check_tun;
 pub use users::{Executable, User, Users};

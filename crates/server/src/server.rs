@@ -363,7 +363,10 @@ fn log_memory(engine: &Engine) {
         let pages = memory.len().div_ceil(page_bytes);
         info!(device, "{kib} KiB for packets, in {pages} huge pages of 2 MiB");
     } else {
-        info!(device, "{kib} KiB for packets, in ordinary pages: too few huge pages are free");
+        info!(
+            device,
+            "{kib} KiB for packets, in ordinary pages (too few of 2 MiB are free, or the memory is small)"
+        );
     }
 }
 

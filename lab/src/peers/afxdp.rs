@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use towpath_client::{Options, Rule, Session, WaitStrategy};
-use towpath_testkit::{End, Namespace, connect, process_cpu_time, this_thread_cpu_time};
+use towpath_testkit::{
+    End, Namespace, connect, process_cpu_time, softirq_time, this_thread_cpu_time,
+};
 
 use super::program::{Files, Program, Project};
 use super::testpmd::{Memory, arguments, received, stats};
 use super::{Bench, rounds};
 use crate::process::{Process, Serving, Wire, XdpMode};
 use crate::report::Row;
-use crate::softirq::softirq_time;
 use crate::statistics::{Measured, Summary, in_turn, ratios};
 use crate::trip::{PATIENCE, in_thread};
 

@@ -220,7 +220,7 @@ impl Exchange<'_> {
 fn cpu_time(server: Option<u32>) -> io::Result<Duration> {
     let own = clock_gettime(ClockId::ProcessCPUTime);
     let own = Duration::new(own.tv_sec as u64, own.tv_nsec as u32);
-    let softirqs = ticks_of(&fs::read_to_string("/proc/stat")?, softirq_ticks)?;
+    let softirqs = towpath_sandbox::softirq_time()?;
     let server = server
         .map(|pid| ticks_of(&fs::read_to_string(format!("/proc/{pid}/stat"))?, process_ticks));
     Ok(own + softirqs + server.transpose()?.unwrap_or_default())
@@ -229,12 +229,6 @@ fn cpu_time(server: Option<u32>) -> io::Result<Duration> {
 fn ticks_of(text: &str, read: impl Fn(&str) -> Option<u64>) -> io::Result<Duration> {
     let ticks = read(text).ok_or_else(|| io::Error::other("/proc has an unknown format"))?;
     Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
-}
-
-/// Returns the ticks in softirqs of all processors (proc_stat(5)).
-fn softirq_ticks(text: &str) -> Option<u64> {
-    let all = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    all.split_whitespace().nth(6)?.parse().ok()
 }
 
 /// Returns the ticks of a process in user mode and in the kernel (proc_pid_stat(5)). Its name, in
@@ -252,11 +246,6 @@ mod tests {
 
     #[test]
     fn ticks_are_read() {
-        assert_eq!(
-            softirq_ticks("cpu  85 0 18 32 3 7 233 61 0 0\ncpu0 1 2 3 4 5 6 9\n"),
-            Some(233)
-        );
-        assert_eq!(softirq_ticks("cpu 1 2\n"), None);
         let text = "7 (a) b c) S 1 7 7 0 -1 4 0 0 0 0 30 12 0 0 20 0 1 0";
         assert_eq!(process_ticks(text), Some(42));
         assert_eq!(process_ticks("7 (x"), None);

@@ -1,17 +1,17 @@
 //! The time that the kernel spends on packets in softirqs, whichever thread they interrupt.
+#![forbid(unsafe_code)]
 
-use std::fs;
 use std::time::Duration;
-
-use anyhow::Context;
+use std::{fs, io};
 
 /// Returns the time in softirqs of all cores so far, as the kernel samples it: by ticks.
 ///
 /// # Errors
 /// If `/proc` is not readable.
-pub(crate) fn softirq_time() -> anyhow::Result<Duration> {
-    let text = fs::read_to_string("/proc/stat").context("/proc/stat")?;
-    let ticks = softirq_ticks(&text).context("/proc/stat without the time of softirqs")?;
+pub fn softirq_time() -> io::Result<Duration> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let missing = || io::Error::other("/proc/stat lacks the time of softirqs");
+    let ticks = softirq_ticks(&text).ok_or_else(missing)?;
     Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
 }
 
