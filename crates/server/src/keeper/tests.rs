@@ -22,7 +22,7 @@ struct Started {
     client: Option<KeeperAccess>,
     thread: Option<JoinHandle<io::Result<()>>>,
     directory: PathBuf,
-    stop: OwnedFd,
+    stop: Option<OwnedFd>,
 }
 
 impl Started {
@@ -41,7 +41,7 @@ impl Started {
             KeeperOptions { interface: "lo".into(), shares_host, xdp_sockets: None, hold, path };
         let thread = std::thread::spawn(move || run_keeper(theirs, &options, stopped.as_fd()));
         let client = Some(KeeperAccess::new(ours).unwrap());
-        Started { client, thread: Some(thread), directory, stop: stop.into() }
+        Started { client, thread: Some(thread), directory, stop: Some(stop.into()) }
     }
 
     fn client(&self) -> &KeeperAccess {
@@ -85,6 +85,12 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
+        self.client = None;
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // The test has failed already if this keeper has.
+            let _ = thread.join();
+        }
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
@@ -313,7 +319,7 @@ fn the_time_expires_or_the_process_is_stopped() {
         kept.client = None;
         if hold == LONG {
             assert!(!is_free(held));
-            rustix::io::write(&kept.stop, &[1]).unwrap();
+            rustix::io::write(kept.stop.as_ref().unwrap(), &[1]).unwrap();
         }
         kept.join();
         assert!(is_free(held));
