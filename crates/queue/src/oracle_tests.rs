@@ -278,6 +278,119 @@ fn indices_wrap() {
     }
 }
 
+#[derive(Clone, Debug)]
+enum AnyOrder {
+    Provide(usize),
+    Lend,
+    PushLent(usize),
+    TakeBack(usize),
+    Push,
+    Publish,
+    Take,
+}
+
+fn any_order() -> impl Strategy<Value = AnyOrder> {
+    prop_oneof![
+        (1..9usize).prop_map(AnyOrder::Provide),
+        Just(AnyOrder::Lend),
+        (0..16usize).prop_map(AnyOrder::PushLent),
+        (0..16usize).prop_map(AnyOrder::TakeBack),
+        Just(AnyOrder::Push),
+        Just(AnyOrder::Publish),
+        Just(AnyOrder::Take),
+    ]
+}
+
+proptest! {
+    /// The server fills lent buffers in any order, and others between them. The application gets the
+    /// packets in the order in which the server pushed them, and each buffer once.
+    #[test]
+    fn lent_buffers_return_in_any_order(
+        steps in proptest::collection::vec(any_order(), 1..400)
+    ) {
+        let pair = Pair::new(16, 16);
+        let (_, mut consumer) = pair.application();
+        consumer.allow_any_order();
+        let mut server = pair.server();
+        let mut free = FreeBuffers::new(0, 16);
+        let (mut lent, mut pushed): (Vec<u32>, VecDeque<u32>) = Default::default();
+        let mut published = 0;
+        for step in steps {
+            match step {
+                AnyOrder::Provide(most) => {
+                    consumer.provide_from(&mut free, most as u32);
+                    consumer.publish();
+                    server.receive.observe(&mut server.receive_ledger).unwrap();
+                }
+                AnyOrder::Lend => {
+                    let was = server.receive.available();
+                    let buffer = server.receive.lend();
+                    prop_assert_eq!(buffer.is_some(), was > 0);
+                    lent.extend(buffer);
+                }
+                AnyOrder::PushLent(which) => if !lent.is_empty() {
+                    let buffer = lent.swap_remove(which % lent.len());
+                    server.receive.push_lent(descriptor(buffer, 60));
+                    pushed.push_back(buffer);
+                },
+                AnyOrder::TakeBack(which) => if !lent.is_empty() {
+                    server.receive.take_back(lent.swap_remove(which % lent.len()));
+                },
+                AnyOrder::Push => if server.receive.available() > 0 {
+                    let buffer = server.receive.buffer(0);
+                    server.receive.push(descriptor(buffer, 60));
+                    pushed.push_back(buffer);
+                },
+                AnyOrder::Publish => {
+                    server.receive.publish(&mut server.receive_ledger);
+                    published = pushed.len();
+                }
+                AnyOrder::Take => {
+                    let mut packet = [Descriptor::default(); MAX_CHAIN];
+                    consumer.observe().unwrap();
+                    let count = consumer.take(&mut packet).unwrap();
+                    prop_assert_eq!(count, usize::from(published > 0));
+                    if count > 0 {
+                        prop_assert_eq!(Some(packet[0].buffer), pushed.pop_front());
+                        published -= 1;
+                        free.release(packet[0].buffer);
+                    }
+                }
+            }
+            prop_assert_eq!(server.receive.lent() as usize, lent.len());
+            let mut all: Vec<u32> = lent.iter().chain(&pushed).copied().collect();
+            all.extend((0..server.receive.available()).map(|ahead| server.receive.buffer(ahead)));
+            all.extend(free.as_slice());
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..16).collect::<Vec<u32>>());
+        }
+    }
+}
+
+#[test]
+fn an_application_takes_no_buffer_that_it_did_not_provide() {
+    let pair = Pair::new(8, 8);
+    let (_, mut consumer) = pair.application();
+    consumer.allow_any_order();
+    let mut server = pair.server();
+    for buffer in 0..4 {
+        assert!(consumer.provide(buffer));
+    }
+    consumer.publish();
+    server.receive.observe(&mut server.receive_ledger).unwrap();
+    let buffer = server.receive.lend().unwrap();
+    server.receive.push_lent(descriptor(buffer, 60));
+    server.receive.publish(&mut server.receive_ledger);
+    // A faulty server names the buffer once more.
+    server.receive.lend().unwrap();
+    server.receive_ledger.take(buffer).unwrap();
+    server.receive.push_lent(descriptor(buffer, 60));
+    server.receive.publish(&mut server.receive_ledger);
+    let mut packet = [Descriptor::default(); MAX_CHAIN];
+    assert_eq!((consumer.observe(), consumer.take(&mut packet)), (Ok(2), Ok(1)));
+    assert_eq!(consumer.take(&mut packet), Err(Violation::Ownership));
+}
+
 #[test]
 fn a_buffer_returned_twice_is_detected() {
     let mut free = FreeBuffers::new(0, 2);

@@ -4,6 +4,12 @@
 //! for each into the slot of the same number. One index says both "received up to here" and
 //! "provided buffers used up to here". With two indices, a server that dies between the two stores
 //! would lose or duplicate a buffer.
+//!
+//! An application with a hardware queue of its own lets the server fill provided buffers in any
+//! order. The server lends most of them to the device, which writes packets into them; other packets
+//! for the same queue are copied into the rest meanwhile.
+
+use alloc::boxed::Box;
 
 use crate::Violation;
 use crate::buffers::{FreeBuffers, Ledger, Slots};
@@ -32,11 +38,24 @@ pub struct ReceiveConsumer {
     descriptors: PeerWords,
     taken: u32,
     slots: Slots,
+    /// The provided buffers that the server may fill in any order; `None` if it fills them in the
+    /// order in which they were provided.
+    any_order: Option<Outstanding>,
     pool: PoolShape,
     capacity: u32,
 }
 
 impl ReceiveConsumer {
+    /// Lets the server fill provided buffers in any order from now on, before it has filled one. A
+    /// device that writes into the buffers of a queue of the session's own needs this.
+    pub fn allow_any_order(&mut self) {
+        let mut outstanding = Outstanding::new(self.pool.buffers());
+        for ahead in 0..self.in_flight() {
+            outstanding.add(self.slots.get(self.taken.wrapping_add(ahead)));
+        }
+        self.any_order = Some(outstanding);
+    }
+
     /// Returns how many buffers the application can provide now.
     #[inline]
     #[must_use]
@@ -64,6 +83,9 @@ impl ReceiveConsumer {
             .prefetch_slots((index & (self.capacity - 1)) as usize, self.capacity as usize);
         self.provided.store((index & (self.capacity - 1)) as usize, u64::from(buffer));
         self.slots.set(index, buffer);
+        if let Some(outstanding) = &mut self.any_order {
+            outstanding.add(buffer);
+        }
         self.head.advance(1);
         true
     }
@@ -90,6 +112,9 @@ impl ReceiveConsumer {
                 crate::stop_tests::before_store();
                 word.store(u64::from(buffer), Ordering::Relaxed);
                 *slot = buffer;
+                if let Some(outstanding) = &mut self.any_order {
+                    outstanding.add(buffer);
+                }
             }
             self.head.advance(slots.len() as u32);
             done += slots.len() as u32;
@@ -157,7 +182,9 @@ impl ReceiveConsumer {
             let words = words.each_ref().map(|word| word.load(Ordering::Relaxed));
             match Descriptor::check(words, &self.pool, MORE | META | OUTGOING) {
                 Ok(descriptor) if descriptor.goes_on() => break,
-                Ok(descriptor) if descriptor.buffer == *slot => *place = descriptor,
+                Ok(descriptor) if is_theirs(&mut self.any_order, descriptor.buffer, *slot) => {
+                    *place = descriptor;
+                }
                 Ok(_) => failed = Some(Violation::Ownership),
                 Err(violation) => failed = Some(violation),
             }
@@ -202,7 +229,8 @@ impl ReceiveConsumer {
             let slot = (index & (self.capacity - 1)) as usize * 2;
             let words = self.descriptors.fetch_pair(slot);
             let descriptor = Descriptor::check(words, &self.pool, MORE | META | OUTGOING)?;
-            if descriptor.buffer != self.slots.get(index) {
+            let slot = self.slots.get(index);
+            if !is_theirs(&mut self.any_order, descriptor.buffer, slot) {
                 return Err(Violation::Ownership);
             }
             packet[count] = descriptor;
@@ -216,7 +244,47 @@ impl ReceiveConsumer {
     }
 }
 
+/// Returns `true` if the server may name a buffer in a slot for which the application provided
+/// `slot`. The buffer is the application's from then on.
+#[inline(always)]
+fn is_theirs(any_order: &mut Option<Outstanding>, buffer: u32, slot: u32) -> bool {
+    match any_order {
+        None => buffer == slot,
+        Some(outstanding) => outstanding.remove(buffer),
+    }
+}
+
+/// The buffers that the application provided and has not taken back.
+#[derive(Debug)]
+struct Outstanding {
+    bits: Box<[u64]>,
+}
+
+impl Outstanding {
+    fn new(buffers: u32) -> Outstanding {
+        Outstanding { bits: alloc::vec![0; buffers.div_ceil(64) as usize].into_boxed_slice() }
+    }
+
+    fn add(&mut self, buffer: u32) {
+        if let Some(word) = self.bits.get_mut(buffer as usize / 64) {
+            *word |= 1 << (buffer % 64);
+        }
+    }
+
+    /// Removes a buffer. Returns `true` if it was there.
+    fn remove(&mut self, buffer: u32) -> bool {
+        let Some(word) = self.bits.get_mut(buffer as usize / 64) else { return false };
+        let bit = 1 << (buffer % 64);
+        let was_there = *word & bit != 0;
+        *word &= !bit;
+        was_there
+    }
+}
+
 /// The server's side. The peer is not trusted.
+///
+/// The slots from the commit index on hold the buffers to fill. The last `lent` of the slots up to
+/// the head hold none: their buffers are with the device.
 #[derive(Debug)]
 pub struct ReceiveProducer {
     head: Observed,
@@ -227,6 +295,8 @@ pub struct ReceiveProducer {
     capacity: u32,
     /// The maximum number of buffers that the server saw provided at once.
     most: u32,
+    /// The number of buffers that the server lent to a device.
+    lent: u32,
 }
 
 impl ReceiveProducer {
@@ -253,22 +323,84 @@ impl ReceiveProducer {
             let slots = self.slots.run_mut(index, new - done);
             let slot = (index & (self.capacity - 1)) as usize;
             let words = self.provided.run(slot, slots.len());
-            done += take_provided(words, slots, ledger).map_err(|(taken, violation)| {
+            let (taken, failed) = match take_provided(words, slots, ledger) {
+                Ok(taken) => (taken, None),
+                Err((taken, violation)) => (taken, Some(violation)),
+            };
+            done += taken;
+            if let Some(violation) = failed {
                 // The server can fill only buffers that it checked and took, also if the caller
                 // does not end the session at once.
-                self.head.forget_beyond(index.wrapping_add(taken));
-                violation
-            })?;
+                self.head.forget_beyond(before.wrapping_add(done));
+                self.close_gap(before, done);
+                return Err(violation);
+            }
         }
-        self.most = self.most.max(self.available());
+        self.close_gap(before, new);
+        self.most = self.most.max(self.unfilled());
         Ok(self.available())
+    }
+
+    /// Moves `new` buffers, which came at index `before`, in front of the slots of lent buffers.
+    #[inline]
+    fn close_gap(&mut self, before: u32, new: u32) {
+        if self.lent == 0 {
+            return;
+        }
+        for index in (0..new).map(|done| before.wrapping_add(done)) {
+            let buffer = self.slots.get(index);
+            self.slots.set(index.wrapping_sub(self.lent), buffer);
+        }
+    }
+
+    /// Returns how many provided buffers are not filled, as last observed: those that the server can
+    /// fill, and lent ones.
+    #[inline]
+    fn unfilled(&self) -> u32 {
+        self.head.seen().wrapping_sub(self.commit.now())
     }
 
     /// Returns how many buffers the server can fill, as last observed.
     #[inline]
     #[must_use]
     pub fn available(&self) -> u32 {
-        self.head.seen().wrapping_sub(self.commit.now())
+        self.unfilled() - self.lent
+    }
+
+    /// Returns how many buffers the server has lent to a device.
+    #[inline]
+    #[must_use]
+    pub fn lent(&self) -> u32 {
+        self.lent
+    }
+
+    /// Lends a buffer to a device that writes packets into it. The application must allow any order
+    /// ([`ReceiveConsumer::allow_any_order`]). Returns `None` if none is available.
+    pub fn lend(&mut self) -> Option<u32> {
+        let ahead = self.available().checked_sub(1)?;
+        let buffer = self.buffer(ahead);
+        self.lent += 1;
+        Some(buffer)
+    }
+
+    /// Takes back a lent buffer that the device did not fill, or whose packet goes nowhere.
+    ///
+    /// # Panics
+    /// When no buffer is lent: a mistake of the caller, which no peer can cause.
+    pub fn take_back(&mut self, buffer: u32) {
+        assert!(self.lent > 0, "no buffer is lent");
+        self.slots.set(self.head.seen().wrapping_sub(self.lent), buffer);
+        self.lent -= 1;
+    }
+
+    /// Pushes a lent buffer, which the device filled, as [`ReceiveProducer::push`] does.
+    pub fn push_lent(&mut self, descriptor: Descriptor) {
+        // The buffer that stood in the next slot takes the place of this one.
+        let next = self.commit.now();
+        let stood_there = self.slots.get(next);
+        self.take_back(stood_there);
+        self.slots.set(next, descriptor.buffer);
+        self.push(descriptor);
     }
 
     /// `true` if more than half of the buffers that the application provides are filled, as last
@@ -277,7 +409,7 @@ impl ReceiveProducer {
     #[inline]
     #[must_use]
     pub fn is_half_used(&self) -> bool {
-        self.available() < self.most.div_ceil(2)
+        self.unfilled() < self.most.div_ceil(2)
     }
 
     /// Returns the buffer to fill after `ahead` others. `ahead` is below
@@ -411,6 +543,7 @@ pub fn application_side(
         descriptors: peer.descriptors,
         taken,
         slots: Slots::new(shape.receive()),
+        any_order: None,
         pool: receive_pool,
         capacity: shape.receive(),
     };
@@ -441,6 +574,7 @@ pub fn server_side(
         slots: Slots::new(shape.receive()),
         capacity: shape.receive(),
         most: 0,
+        lent: 0,
     };
     let transmit = TransmitConsumer::new(
         shape,
