@@ -18,9 +18,9 @@ mod own_file;
 mod region;
 mod words;
 
-pub use mapping::Mapping;
+pub use mapping::{FilePart, Mapping};
 pub use own_file::HUGE_PAGE_BYTES;
-pub use region::Region;
+pub use region::{PrivateFile, Region};
 pub use words::{own_words, peer_words};
 
 use std::io;

@@ -5,16 +5,27 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use towpath_queue::copy::copy;
 
-use crate::PAGE_BYTES;
+use crate::{PAGE_BYTES, SharedFile};
 
 /// The unit in which processors move memory between their caches, in bytes.
 pub(crate) const CACHE_LINE_BYTES: usize = 64;
+
+/// A part of a memory file: whole pages.
+#[derive(Clone, Copy, Debug)]
+pub struct FilePart<'a> {
+    /// The file.
+    pub file: &'a SharedFile,
+    /// The offset of the first byte, in bytes.
+    pub offset: usize,
+    /// The number of bytes.
+    pub len: usize,
+}
 
 /// Mapped memory that another side may write meanwhile: a peer, or the owner of a
 /// [`Region`](crate::Region) of it. The addresses stay valid for as long as this value lives.
@@ -72,6 +83,49 @@ impl Mapping {
             )?
         };
         Self::owned(start, len, page_bytes, writable, false)
+    }
+
+    /// Maps parts of files next to each other, for a device that reaches one range of addresses. The
+    /// pages are writable, because the kernel pins a device's memory for writing. No safe code writes
+    /// them: there is no [`Region`](crate::Region) of this mapping.
+    ///
+    /// # Errors
+    /// `EINVAL` when a part does not consist of whole pages, or is not inside its file; the error of
+    /// `mmap`, which is `EPERM` for a file that is sealed against writable mappings.
+    pub fn joined(parts: &[FilePart<'_>]) -> io::Result<Mapping> {
+        let is_whole = |bytes: usize| bytes.is_multiple_of(PAGE_BYTES);
+        let good = |part: &FilePart<'_>| {
+            let end = part.offset.checked_add(part.len);
+            part.len > 0
+                && is_whole(part.offset)
+                && is_whole(part.len)
+                && end.is_some_and(|end| end <= part.file.len())
+        };
+        if parts.is_empty() || !parts.iter().all(good) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let len = parts.iter().map(|part| part.len).sum();
+        let protection = ProtFlags::empty();
+        // SAFETY: the kernel chooses a free address range, so the call replaces no other mapping.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE)?
+        };
+        // From here on, the value unmaps the range.
+        let whole = Self::owned(start, len, PAGE_BYTES, true, false)?;
+        let mut at = 0;
+        for part in parts {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::SHARED | MapFlags::FIXED;
+            let to = whole.range(at, part.len).ok_or(io::ErrorKind::InvalidInput)?;
+            let (file, offset) = (part.file.as_fd(), part.offset as u64);
+            // SAFETY: the range lies inside of `whole`, which nothing else uses yet, so the call
+            // replaces only reserved addresses.
+            unsafe {
+                rustix::mm::mmap(to.as_ptr().cast(), part.len, protection, flags, file, offset)?
+            };
+            at += part.len;
+        }
+        Ok(whole)
     }
 
     /// Maps memory without a file: for this process only, or also for processes forked from it.

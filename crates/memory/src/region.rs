@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use towpath_queue::copy::copy;
 
-use crate::Mapping;
 #[cfg(target_arch = "x86_64")]
 use crate::mapping::CACHE_LINE_BYTES;
+use crate::{FilePart, Mapping, SharedFile};
 
 /// The right to write a range of a mapping. No two regions of one mapping overlap, a region cannot
 /// be cloned, and only `&mut self` writes it. So a range has one writer at a time in this process.
@@ -55,6 +55,20 @@ pub struct Region {
     _one_thread: PhantomData<*mut u8>,
 }
 
+/// The file of a private region, which leads to no other writer.
+#[derive(Debug)]
+pub struct PrivateFile {
+    file: SharedFile,
+}
+
+impl PrivateFile {
+    /// Returns a part of the file, to be mapped for a device.
+    #[must_use]
+    pub fn part(&self, offset: usize, len: usize) -> FilePart<'_> {
+        FilePart { file: &self.file, offset, len }
+    }
+}
+
 // SAFETY: a region is an address range of the process, not of a thread; only its owner writes it.
 unsafe impl Send for Region {}
 
@@ -77,6 +91,18 @@ impl Region {
     /// The error of `mmap`: `ENOMEM`.
     pub fn private(len: usize) -> io::Result<Region> {
         Ok(Region::alone(Mapping::anonymous(len, true)?))
+    }
+
+    /// Maps zeroed memory for this process only, as [`Region::private`] does, in a file that can be
+    /// mapped once more for a device ([`Mapping::joined`]). The caller hands the file to no other
+    /// process, and maps it in no other way.
+    ///
+    /// # Errors
+    /// The errors of [`SharedFile::create`](crate::SharedFile::create) and `mmap`.
+    pub fn private_file(name: &str, len: usize) -> io::Result<(Region, PrivateFile)> {
+        let file = SharedFile::create(name, len)?;
+        let region = Region { private: true, ..file.map_writable()? };
+        Ok((region, PrivateFile { file }))
     }
 
     /// Maps zeroed memory for this process and for processes forked from it, rounded up to pages.
@@ -204,9 +230,10 @@ impl Region {
         if !self.private {
             return None;
         }
-        // SAFETY: private memory is mapped once for writing, and the seals of a private file refuse
-        // every other write. The region alone writes this range, and only by `&mut self`, which the
-        // slice's borrow of the region excludes.
+        // SAFETY: private memory is mapped once for writing, and at most once more for a device, whose
+        // driver lets it read there only; the seals of a private file refuse every other write. The
+        // region alone writes this range, and only by `&mut self`, which the slice's borrow of the
+        // region excludes.
         unsafe { self.bytes_of_file(offset, len) }
     }
 
@@ -266,7 +293,7 @@ impl Region {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SharedFile;
+    use crate::PAGE_BYTES;
 
     #[test]
     fn copies_stay_inside() {
@@ -284,6 +311,31 @@ mod tests {
         assert!(b.bytes(4091, 6).is_none());
         let file = SharedFile::create("test", 1).unwrap().map_writable().unwrap();
         assert!(file.bytes(0, 1).is_none(), "another mapping of a file may be written");
+    }
+
+    #[test]
+    fn files_are_joined_in_one_range_that_no_seal_ends() {
+        let files = [1, 2].map(|pages| SharedFile::create("test", pages * PAGE_BYTES).unwrap());
+        let (mut own, private) = Region::private_file("test", 3 * PAGE_BYTES).unwrap();
+        let part = |file, len| FilePart { file, offset: 0, len };
+        let own_part = private.part(PAGE_BYTES, 2 * PAGE_BYTES);
+        let parts = [part(&files[0], PAGE_BYTES), part(&files[1], 2 * PAGE_BYTES), own_part];
+        let joined = Mapping::joined(&parts).unwrap();
+        assert_eq!(joined.len(), 5 * PAGE_BYTES);
+        let mut peer = files[1].map_writable().unwrap();
+        files[1].seal_future_write().unwrap();
+        assert!(Mapping::joined(&parts).is_err(), "no new writable mapping");
+        assert!(peer.copy_in(PAGE_BYTES, b"peer") && own.copy_in(PAGE_BYTES, b"head"));
+        let mut seen = [0; 4];
+        assert!(joined.copy_out(2 * PAGE_BYTES, &mut seen));
+        assert_eq!(&seen, b"peer");
+        assert!(joined.copy_out(3 * PAGE_BYTES, &mut seen));
+        assert_eq!(&seen, b"head");
+        assert_eq!(own.bytes(PAGE_BYTES, 4), Some(b"head".as_slice()));
+        for wrong in [part(&files[0], 2 * PAGE_BYTES), part(&files[0], 8), part(&files[0], 0)] {
+            assert!(Mapping::joined(&[wrong]).is_err());
+        }
+        assert!(Mapping::joined(&[]).is_err());
     }
 
     #[test]
