@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use crate::dma::Dma;
 use crate::error::DeviceError;
-use crate::filter::{Filter, FilterError};
+use crate::filter::{Filter, FilterError, FlowRule};
+use crate::hardware_queue::HardwareQueue;
 use crate::keeper::Keeper;
+use crate::own_queue::{OpenedOwnQueue, OwnMemory, OwnQueueError, OwnQueueLimits};
 use crate::queue::DeviceQueue;
 use crate::space::Spaces;
 use crate::tx_headroom::TxHeadroom;
@@ -169,6 +171,48 @@ pub trait Device: Send {
     /// default that of [`Device::dma`].
     fn dma_of(&self, _queue: usize) -> Option<Arc<dyn Dma>> {
         self.dma()
+    }
+
+    /// Returns what the device can give a session to itself.
+    ///
+    /// # Errors
+    /// [`OwnQueueError`]; by default that the driver has no such queues.
+    fn own_queue_limits(&self) -> Result<OwnQueueLimits, OwnQueueError> {
+        Err(OwnQueueError::Unsupported { name: self.info().name.clone() })
+    }
+
+    /// Opens a hardware queue for one session, over that session's memory. [`DeviceQueue::cede`]
+    /// returned it before, and the caller has dropped that. From now on, it receives the packets of
+    /// the flows that [`Device::own_flow`] gave its owner; the device drops and counts those of other
+    /// flows, and the kernel receives its own. To drop the queue takes as long
+    /// as an RCU grace period.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn open_own_queue(
+        &mut self,
+        _hardware: u32,
+        _memory: &OwnMemory,
+    ) -> Result<OpenedOwnQueue, DeviceError> {
+        Err(DeviceError::no_queue(&self.info().name, false))
+    }
+
+    /// Makes a ceded hardware queue, whose owner's queue was dropped or did not open, ready for
+    /// [`DeviceQueue::restore`].
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn take_back_queue(&mut self, _hardware: u32) -> Result<HardwareQueue, DeviceError> {
+        Err(DeviceError::no_queue(&self.info().name, false))
+    }
+
+    /// Gives a flow, of which the device has a filter, to the owner of a hardware queue, until that
+    /// filter is removed.
+    ///
+    /// # Errors
+    /// When the device does not filter by flows, or the kernel refuses.
+    fn own_flow(&mut self, _: &FlowRule, _hardware: u32) -> Result<(), FilterError> {
+        Err(FilterError::Unsupported)
     }
 
     /// Adds a filter: the device receives matching packets that arrive after this call returns. A

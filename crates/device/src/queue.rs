@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use towpath_packet::{Meta, VlanTag};
 
 use crate::error::DeviceError;
+use crate::hardware_queue::HardwareQueue;
 use crate::space::{SpaceId, Spaces};
 
 /// A part of a packet to be sent: bytes in a data space.
@@ -175,6 +176,17 @@ impl Counters {
 /// One hardware queue of a device. One thread at a time calls it. Dropping a queue stops it: from
 /// then on, the device accesses no memory for it.
 pub trait DeviceQueue: Send {
+    /// Stops serving a hardware queue, which a session is to have to itself, and returns it for the
+    /// control part to close. The kernel may write to its receive buffers until then, so they stay
+    /// with it. Returns `None`, as by default, if this queue does not serve it or cannot do without.
+    fn cede(&mut self, _hardware: u32) -> Option<HardwareQueue> {
+        None
+    }
+
+    /// Serves a hardware queue again that was ceded, and closed since. Appends the receive buffers
+    /// that it had to `buffers`.
+    fn restore(&mut self, _queue: HardwareQueue, _buffers: &mut Vec<u32>) {}
+
     /// Provides the device with empty buffers: offsets in `space` at which a buffer of
     /// [`Limits::rx_buffer_bytes`](crate::Limits::rx_buffer_bytes) starts. The device takes as many
     /// as it has room for, from the front, and stops at the first one that is not writable or not

@@ -8,6 +8,7 @@ use crate::dma::Dma;
 use crate::error::DeviceError;
 use crate::filter::{Filter, FilterError};
 use crate::keeper::Keeper;
+use crate::own_queue::{OwnQueueError, OwnQueueLimits};
 use crate::queue::DeviceQueue;
 use crate::space::Spaces;
 
@@ -94,6 +95,11 @@ impl<W: Wrap> Device for Wrapped<W> {
 
     fn dma_of(&self, queue: usize) -> Option<Arc<dyn Dma>> {
         self.inner.dma_of(queue)
+    }
+
+    /// The packets of such queues would not pass the wrapper.
+    fn own_queue_limits(&self) -> Result<OwnQueueLimits, OwnQueueError> {
+        Err(OwnQueueError::Wrapped { name: self.info.name.clone() })
     }
 
     fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {

@@ -9,6 +9,7 @@
 //! | [`XdpDevice`] | the control part: program, sockets, filters, events |
 //! | `queue` | the data part: the rings of all hardware queues |
 //! | `socket`, `ring` | an AF_XDP socket, and the rings that it shares with the kernel |
+//! | `own` | hardware queues that sessions have to themselves |
 //! | `attached_program` | the program, and its link to the interface |
 //! | `tx_checksum` | whether the kernel and the interface complete checksums |
 //! | `offload` | partial checksums and merged packets, which AF_XDP does not announce |
@@ -25,6 +26,7 @@ mod locked;
 mod offload;
 mod open;
 mod options;
+mod own;
 mod queue;
 mod ring;
 mod shared;
@@ -39,7 +41,10 @@ use crate::kernel_interface::flow_filter;
 use crate::kernel_interface::groups::{Groups, is_group};
 use crate::kernel_interface::link_events::LinkEvents;
 use crate::kernel_interface::packet_socket::PacketSocket;
-use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Keeper, Spaces};
+use crate::{
+    Device, DeviceError, DeviceQueue, Event, Filter, FilterError, FlowRule, HardwareQueue, Info,
+    Keeper, OpenedOwnQueue, OwnMemory, OwnQueueError, OwnQueueLimits, Spaces,
+};
 use options::Notes;
 use queue::XdpQueue;
 use shared::{Lane, Shared};
@@ -120,6 +125,15 @@ impl XdpDevice {
     }
 }
 
+impl XdpDevice {
+    /// Returns the queue that serves a hardware queue.
+    fn lane_of(&self, hardware: u32) -> Result<&Arc<Lane>, DeviceError> {
+        let mut lanes = self.lanes.iter();
+        let lane = lanes.find(|lane| lane.serves(hardware));
+        lane.ok_or_else(|| DeviceError::no_queue(&self.info.name, false))
+    }
+}
+
 impl Device for XdpDevice {
     fn info(&self) -> &Info {
         &self.info
@@ -143,6 +157,26 @@ impl Device for XdpDevice {
 
     fn dma(&self) -> Option<Arc<dyn Dma>> {
         self.dma_of(0)
+    }
+
+    fn own_queue_limits(&self) -> Result<OwnQueueLimits, OwnQueueError> {
+        own::limits(&self.info, &self.shared, self.groups.is_none())
+    }
+
+    fn open_own_queue(
+        &mut self,
+        hardware: u32,
+        memory: &OwnMemory,
+    ) -> Result<OpenedOwnQueue, DeviceError> {
+        own::open(&self.info, self.lane_of(hardware)?, hardware, memory)
+    }
+
+    fn take_back_queue(&mut self, hardware: u32) -> Result<HardwareQueue, DeviceError> {
+        own::take_back(&self.info, self.lane_of(hardware)?, hardware)
+    }
+
+    fn own_flow(&mut self, rule: &FlowRule, hardware: u32) -> Result<(), FilterError> {
+        self.shared.attached_program().own_flow(rule, hardware)
     }
 
     fn dma_of(&self, queue: usize) -> Option<Arc<dyn Dma>> {

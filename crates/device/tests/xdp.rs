@@ -2,12 +2,15 @@
 
 #[path = "support/namespace.rs"]
 mod namespace;
+#[path = "support/own_queue.rs"]
+mod own_queue;
 #[path = "support/packet_socket.rs"]
 mod packet_socket;
 
 use std::time::{Duration, Instant};
 
 use namespace::ip;
+use own_queue::{Main, Own};
 use packet_socket::PacketSocket;
 use rustix::thread::CpuSet;
 use towpath_bpf::{Assembler, Link, Program, Reg, XdpMode};
@@ -15,14 +18,14 @@ use towpath_device::capture::{self, CaptureDevice};
 use towpath_device::conformance::{self, DeviceFarEnd, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::xdp::{CopyMode, Mode, Options, TxChecksum, XdpDevice, XdpError};
-use towpath_device::{Device, Filter, Meta, TxHeadroom};
+use towpath_device::{Completion, Device, Filter, FlowRule, Meta, TxHeadroom};
 use towpath_netlink::Netlink;
 use towpath_packet::build::Flow;
 
 /// `linux/bpf.h`.
 const XDP_PASS: i32 = 2;
 
-const TESTS: [(&str, fn()); 16] = [
+const TESTS: [(&str, fn()); 18] = [
     ("conformance_native", conformance_native),
     ("conformance_generic", conformance_generic),
     ("conformance_of_copies", conformance_of_copies),
@@ -30,6 +33,8 @@ const TESTS: [(&str, fn()); 16] = [
     ("conformance_of_jumbo_frames_generic", conformance_of_jumbo_frames_generic),
     ("conformance_of_two_hardware_queues", conformance_of_two_hardware_queues),
     ("lanes_divide_the_hardware_queues", lanes_divide_the_hardware_queues),
+    ("a_session_has_a_hardware_queue_native", a_session_has_a_hardware_queue_native),
+    ("devices_without_queues_to_give_say_why", devices_without_queues_to_give_say_why),
     ("conformance_with_faults_at_no_rate", conformance_with_faults_at_no_rate),
     ("conformance_while_captured", conformance_while_captured),
     (
@@ -252,6 +257,140 @@ fn lanes_divide_the_hardware_queues() {
         flows[usize::from(came[0] == 0)] += 1;
     }
     assert!(flows.iter().all(|count| *count > 0), "{flows:?}");
+}
+
+/// The packets of a session's flows on its hardware queue land in its memory, and no others. It sends
+/// from its own memory, behind a header in the server's. Its end gives the hardware queue back.
+fn a_session_has_a_hardware_queue_native() {
+    // The thread may leave the processor that it stays on.
+    let may_use = |processor| {
+        let mut set = CpuSet::new();
+        set.set(processor);
+        rustix::thread::sched_setaffinity(None, &set).is_ok()
+    };
+    if !may_use(1) || !may_use(0) {
+        println!(
+            "SKIP a_session_has_a_hardware_queue_native: needs processors 0 and 1; allow both"
+        );
+        return;
+    }
+    veth("own", "numrxqueues 2 numtxqueues 2");
+    let mut device = XdpDevice::open(&options("own", Mode::Native, false)).unwrap();
+    let limits = device.own_queue_limits().unwrap();
+    assert_eq!(limits.queues, 1..2);
+    assert!(limits.buffer_bytes.contains(&2176) && !limits.buffer_bytes.contains(&1920));
+    let mut main = Main::open(&mut device);
+    let mac = [2, 0, 0, 0, 0, 7];
+    let rule = |ethertype| FlowRule { ethertype: Some(ethertype), ..FlowRule::default() };
+    let (theirs, others) = (0x88b5, 0x88b6);
+    device.add_filter(&Filter::Address(mac)).unwrap();
+    for ethertype in [theirs, others] {
+        device.add_filter(&Filter::Flow(rule(ethertype))).unwrap();
+    }
+    let mut far = PacketSocket::open("ownp").unwrap();
+    far.send_by_processor();
+    let frame = |ethertype: u16, byte: u8, len: usize| {
+        let head = [&mac[..], &[2, 0, 0, 0, 0, 9], &ethertype.to_be_bytes()].concat();
+        [head, vec![byte; len]].concat()
+    };
+    let mut send = |queue, frame: &[u8]| {
+        stay_on(queue);
+        assert!(far.send(frame, Meta::FULL));
+    };
+    // The server serves both queues, and cannot do without the first one.
+    for queue in [0, 1] {
+        send(queue, &frame(theirs, 1, 60));
+    }
+    wait_for("both arrive", 2, || main.receive());
+    assert!(main.queue.cede(0).is_none());
+    drop(main.queue.cede(1).unwrap());
+    let mut own = Own::open(&mut device, 1);
+    device.own_flow(&rule(theirs), 1).unwrap();
+
+    // More packets than there are buffers, each in the buffer that the device got first.
+    for number in 0..20u8 {
+        let sent = frame(theirs, number, 46 + 60 * usize::from(number));
+        send(1, &sent);
+        let got = wait_for("one arrives", 1, || own.receive());
+        assert_eq!(got, [(u32::from(number) % 7, sent)]);
+        own.fill(&[u32::from(number) % 7]);
+    }
+    send(1, &frame(others, 0xcc, 60));
+    send(0, &frame(others, 1, 60));
+    send(0, &frame(theirs, 2, 60));
+    let arrived = wait_for("packets on the server's queue arrive", 2, || main.receive());
+    assert_eq!(arrived, [frame(others, 1, 60), frame(theirs, 2, 60)]);
+    assert!(own.receive().is_empty());
+    let mut memory = vec![0; own.receive.len()];
+    assert!(own.receive.copy_out(0, &mut memory));
+    assert!(!memory.contains(&0xcc), "another's packet is in the session's memory");
+
+    let (header, payload) = (frame(theirs, 5, 40), [6; 1400]);
+    own.send(&header, &payload, 77);
+    own.sent(77);
+    let sent = [&header[..], &payload].concat();
+    while far.receive().expect("the packet was sent").0 != sent {}
+
+    // A reset returns buffers and packets, and the queue goes on.
+    own.send(&header, &payload, 78);
+    let mut buffers = Vec::new();
+    own.queue.reset(&mut buffers).unwrap();
+    buffers.sort_unstable();
+    assert_eq!(buffers, (0..7).map(|index| index * 2176).collect::<Vec<_>>());
+    own.completes(Completion::returned(78));
+    own.fill(&[3]);
+    let mut send = |queue, frame: &[u8]| {
+        stay_on(queue);
+        assert!(far.send(frame, Meta::FULL));
+    };
+    send(1, &frame(theirs, 9, 60));
+    assert_eq!(wait_for("one arrives", 1, || own.receive()), [(3, frame(theirs, 9, 60))]);
+
+    drop(own);
+    let queue = device.take_back_queue(1).unwrap();
+    let mut buffers = Vec::new();
+    main.queue.restore(queue, &mut buffers);
+    assert!(!buffers.is_empty());
+    main.fill(&buffers);
+    for ethertype in [theirs, others] {
+        send(1, &frame(ethertype, 3, 60));
+        let arrived = wait_for("the server has the queue again", 1, || main.receive());
+        assert_eq!(arrived, [frame(ethertype, 3, 60)]);
+    }
+}
+
+/// Polls until so many have come.
+fn wait_for<T>(what: &str, count: usize, mut poll: impl FnMut() -> Vec<T>) -> Vec<T> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let mut all = Vec::new();
+    while all.len() < count {
+        assert!(Instant::now() < deadline, "{what}: {} came", all.len());
+        all.extend(poll());
+    }
+    all
+}
+
+fn devices_without_queues_to_give_say_why() {
+    veth("few", "numrxqueues 2 numtxqueues 2");
+    let why = |options: &Options| {
+        XdpDevice::open(options).unwrap().own_queue_limits().unwrap_err().to_string()
+    };
+    let exclusive = options("few", Mode::Generic, true);
+    assert!(why(&exclusive).contains("leave the option exclusive out"));
+    let lanes = Options { lanes: 2, ..options("few", Mode::Generic, false) };
+    assert!(why(&lanes).contains("without --lanes"), "{}", why(&lanes));
+    let tx_checksum = TxChecksum::Kernel;
+    let checksums = Options { tx_checksum, ..options("few", Mode::Generic, false) };
+    match XdpDevice::open(&checksums) {
+        Ok(device) => {
+            let why = device.own_queue_limits().unwrap_err().to_string();
+            assert!(why.contains("leave tx-checksum out"), "{why}");
+        }
+        Err(error) => println!("SKIP tx-checksum: {error}"),
+    }
+    veth("single", "");
+    let one = options("single", Mode::Generic, false);
+    assert!(why(&one).contains("keeps the first 1 of the 1"), "{}", why(&one));
 }
 
 fn conformance_with_faults_at_no_rate() {

@@ -12,6 +12,10 @@ const GET_FLAGS: u32 = 0x0000_0025;
 const RX_VLAN: u32 = 1 << 8;
 /// `ETHTOOL_GCHANNELS`: its hardware queues.
 const GET_CHANNELS: u32 = 0x0000_003c;
+/// `ETHTOOL_GRXFHINDIR`: the table by which it spreads packets among its hardware queues (RSS).
+const GET_RSS_TABLE: u32 = 0x0000_0038;
+/// The most entries of that table of which the kernel is asked.
+const RSS_ENTRIES: usize = 4096;
 /// `ETHTOOL_GDRVINFO`: its driver.
 const GET_DRIVER: u32 = 0x0000_0003;
 
@@ -35,6 +39,14 @@ struct Channels {
     transmit: u32,
     other: u32,
     combined: u32,
+}
+
+/// `struct ethtool_rxfh_indir`.
+#[repr(C)]
+struct RssTable {
+    command: u32,
+    size: u32,
+    queues: [u32; RSS_ENTRIES],
 }
 
 /// `struct ethtool_drvinfo`.
@@ -85,6 +97,18 @@ impl Ethtool {
             Ok(()) => (channels.receive + channels.combined).max(1),
             Err(_) => 1,
         }
+    }
+
+    /// Returns the hardware queues among which the interface spreads packets, as its table has them;
+    /// `None` for an interface that does not say.
+    pub(crate) fn rss_table(&self) -> Option<Vec<u32>> {
+        let mut table = RssTable { command: GET_RSS_TABLE, size: 0, queues: [0; RSS_ENTRIES] };
+        // Without room, the kernel tells the size.
+        self.ask(&mut table).ok()?;
+        let size = table.size as usize;
+        let fits = (1..=RSS_ENTRIES).contains(&size);
+        fits.then(|| self.ask(&mut table).ok()).flatten()?;
+        Some(table.queues[..size].to_vec())
     }
 
     /// Returns `true` if the interface merges received packets (GRO), or does not say.

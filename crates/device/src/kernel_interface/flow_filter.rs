@@ -17,8 +17,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use towpath_bpf::{AssembleError, Error, Instruction, Map, MapKind, Program};
 
-use crate::{Filter, FilterError};
-use attach_point::{AttachPoint, SCRATCH_BYTES};
+use crate::{Filter, FilterError, FlowRule};
+use attach_point::{AttachPoint, OF_OTHER_OWNER, SCRATCH_BYTES, WITHOUT_SOCKET};
 use key::{Fields, KEY_BYTES, Key};
 use program::{MASK_BYTES, MASKS, MASKS_BYTES, MapFds};
 
@@ -36,6 +36,8 @@ const DROP: (i32, i32) = (2, -1);
 /// MB.
 const MACS: u32 = 4096;
 const FLOWS: u32 = 65_536;
+/// The owner of a flow, or of a hardware queue, that belongs to no one session.
+const NO_OWNER: [u8; 4] = [0; 4];
 /// A MAC address in its map: six bytes and two zeros.
 const MAC_KEY_BYTES: usize = 8;
 
@@ -44,6 +46,8 @@ pub(crate) struct FlowFilter {
     program: Program,
     spans: bool,
     sockets: Map,
+    /// The owner of each hardware queue; 0 for none.
+    owners: Map,
     counters: Map,
     /// `None` for a program that takes every packet.
     flows: Option<Flows>,
@@ -133,20 +137,21 @@ impl FlowFilter {
     /// Loads a filter that passes every packet, for so many hardware queues.
     pub(crate) fn new(queues: u32) -> Result<FlowFilter, Error> {
         let (sockets, counters) = (sockets(queues)?, counters()?);
+        let owners = owners(queues)?;
         let flows = Flows::new()?;
         let (program, spans) = load(PROGRAM_FLOWS, |spans| {
-            let attach_point =
-                AttachPoint::Xdp { sockets: fd(&sockets), counters: fd(&counters), spans };
+            let (sockets, owners, counters) = (fd(&sockets), fd(&owners), fd(&counters));
+            let attach_point = AttachPoint::Xdp { sockets, owners, counters, spans };
             program::assemble(flows.maps.fds(), attach_point)
         })?;
-        Ok(FlowFilter { program, spans, sockets, counters, flows: Some(flows) })
+        Ok(FlowFilter { program, spans, sockets, owners, counters, flows: Some(flows) })
     }
 
     /// Loads a program that takes every packet.
     pub(crate) fn of_all(queues: u32) -> Result<FlowFilter, Error> {
-        let (sockets, counters) = (sockets(queues)?, counters()?);
+        let (sockets, owners, counters) = (sockets(queues)?, owners(queues)?, counters()?);
         let (program, spans) = load(PROGRAM_ALL, |_| attach_point::assemble_all(fd(&sockets)))?;
-        Ok(FlowFilter { program, spans, sockets, counters, flows: None })
+        Ok(FlowFilter { program, spans, sockets, owners, counters, flows: None })
     }
 
     /// Returns `true` if the program takes packets in several buffers.
@@ -163,14 +168,38 @@ impl FlowFilter {
         self.sockets.set_fd(queue, socket)
     }
 
-    /// Returns the number of packets that belonged to an application and found no socket.
+    /// Gives a hardware queue an owner, or takes it away. The queue of an owner receives the packets
+    /// of the owner's flows alone.
+    pub(crate) fn set_owner(&self, queue: u32, owned: bool) -> Result<(), Error> {
+        let owner = if owned { owner_of(queue) } else { NO_OWNER };
+        self.owners.update(&queue.to_ne_bytes(), &owner)
+    }
+
+    /// Makes a flow, which was added before, the owner's of a hardware queue.
+    pub(crate) fn own_flow(&self, rule: &FlowRule, queue: u32) -> Result<(), FilterError> {
+        let flows = self.flows.as_ref().ok_or(FilterError::Unsupported)?;
+        let (fields, mask) = key::of_rule(rule);
+        let number = flows.tables.number_of(&mask).ok_or(FilterError::Full)?;
+        let key = key::key(&fields, number as u32);
+        flows.maps.flows.update(&key, &owner_of(queue)).map_err(refused)
+    }
+
+    /// Returns the number of packets that belonged to an application and found no socket, or another
+    /// session's.
     pub(crate) fn without_socket(&self) -> u64 {
-        self.counters.sum(0).unwrap_or(0)
+        [WITHOUT_SOCKET, OF_OTHER_OWNER]
+            .into_iter()
+            .map(|counter| self.counters.sum(counter).unwrap_or(0))
+            .sum()
     }
 
     /// Returns the maps, with the names under which a keeper holds them.
     pub(crate) fn maps(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        let own = [("device-map-sockets", &self.sockets), ("device-map-counters", &self.counters)];
+        let own = [
+            ("device-map-sockets", &self.sockets),
+            ("device-map-owners", &self.owners),
+            ("device-map-counters", &self.counters),
+        ];
         let own = own.map(|(name, map)| (name, map.as_fd())).into_iter();
         own.chain(self.flows.iter().flat_map(Flows::maps)).collect()
     }
@@ -258,7 +287,7 @@ impl Flows {
                     return Ok(());
                 }
                 let is_new = self.tables.masks[number].is_none();
-                maps.flows.update(&key, &[0; 4]).map_err(refused)?;
+                maps.flows.update(&key, &NO_OWNER).map_err(refused)?;
                 self.tables.add(key, number, mask);
                 // The program may run during the change of a mask, so it sees a new one only when
                 // it is complete.
@@ -311,7 +340,16 @@ fn fd(map: &Map) -> i32 {
 }
 
 fn counters() -> Result<Map, Error> {
-    Map::create(MapKind::PerCpuArray, "towpath_counts", 4, 8, 1)
+    Map::create(MapKind::PerCpuArray, "towpath_counts", 4, 8, OF_OTHER_OWNER + 1)
+}
+
+fn owners(queues: u32) -> Result<Map, Error> {
+    Map::create(MapKind::Array, "towpath_owners", 4, NO_OWNER.len(), queues)
+}
+
+/// Returns the owner of a hardware queue, as the maps hold it.
+fn owner_of(queue: u32) -> [u8; 4] {
+    (queue + 1).to_ne_bytes()
 }
 
 fn sockets(queues: u32) -> Result<Map, Error> {

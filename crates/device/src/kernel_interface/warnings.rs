@@ -31,3 +31,23 @@ pub(crate) fn of_one_address(name: &str, ethtool: &Ethtool) -> Option<String> {
         )
     })
 }
+
+/// Returns warnings about the hardware queues that sessions may have to themselves.
+pub(crate) fn of_own_queues(name: &str, ethtool: &Ethtool, own_queues: &[u32]) -> Vec<String> {
+    let table = ethtool.rss_table();
+    let text = |queue: &u32| match &table {
+        None => Some(format!(
+            "{name} does not say how it spreads packets among its hardware queues: while a session \
+             has hardware queue {queue} to itself, packets of other applications that arrive there \
+             are dropped and counted"
+        )),
+        Some(table) if table.contains(queue) => Some(format!(
+            "{name} spreads packets to hardware queue {queue}, too: while a session has it to itself, \
+             packets of other applications that arrive there are dropped and counted; ethtool -X \
+             {name} weight ... keeps them away, and ethtool -N {name} flow-type ... action {queue} \
+             sends the session's there"
+        )),
+        Some(_) => None,
+    };
+    own_queues.iter().filter_map(text).collect()
+}

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use towpath_bpf::{Error, Link, Program};
 
 use crate::kernel_interface::flow_filter::FlowFilter;
-use crate::{Filter, FilterError};
+use crate::{Filter, FilterError, FlowRule};
 
 /// The Linux version from which AF_XDP sockets take packets in several buffers (`XDP_USE_SG`).
 const SPANNING_SINCE: (u32, u32) = (6, 6);
@@ -47,6 +47,16 @@ impl AttachedProgram {
     /// Gives the packets of a hardware queue to a socket.
     pub(super) fn set_socket(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         Ok(self.filter.set_socket(queue, socket)?)
+    }
+
+    /// Gives a hardware queue an owner, whose flows alone it then receives, or takes it away.
+    pub(super) fn set_owner(&self, queue: u32, owned: bool) -> io::Result<()> {
+        Ok(self.filter.set_owner(queue, owned)?)
+    }
+
+    /// Makes a flow the owner's of a hardware queue.
+    pub(super) fn own_flow(&self, rule: &FlowRule, queue: u32) -> Result<(), FilterError> {
+        self.filter.own_flow(rule, queue)
     }
 
     /// Returns the number of packets that belonged to an application and found no socket.

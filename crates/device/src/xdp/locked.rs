@@ -14,9 +14,16 @@ fn limit() -> Option<usize> {
 }
 
 /// Returns the receive buffers for each hardware queue: `most`, or fewer where those of all queues
-/// would exceed the limit of locked memory.
-pub(super) fn receive_buffers(most: usize, chunk_bytes: usize, queues: u32, lanes: u32) -> usize {
-    limit().map_or(most, |limit| within(limit, most, chunk_bytes, queues, lanes))
+/// would exceed the limit of locked memory; or half of it, if sessions are to have queues of their
+/// own, whose memory counts, too.
+pub(super) fn receive_buffers(
+    most: usize,
+    chunk_bytes: usize,
+    (queues, lanes): (u32, u32),
+    has_own_queues: bool,
+) -> usize {
+    let limit = limit().map(|limit| if has_own_queues { limit / 2 } else { limit });
+    limit.map_or(most, |limit| within(limit, most, chunk_bytes, queues, lanes))
 }
 
 /// Returns what an operator should know if the device has fewer receive buffers than it would have

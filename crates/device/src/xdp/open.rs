@@ -29,14 +29,14 @@ use crate::{
 
 /// Bytes that the kernel keeps free at the beginning of each receive buffer
 /// (`XDP_PACKET_HEADROOM`, `linux/bpf.h`).
-const HEADROOM_BYTES: usize = 256;
+pub(super) const HEADROOM_BYTES: usize = 256;
 /// The sizes of a receive buffer, in bytes: for packets that fit into one, and for others. The
 /// kernel allows 2048 to a page.
 const SMALL_CHUNK_BYTES: usize = 2048;
 const LARGE_CHUNK_BYTES: usize = 4096;
 /// The most parts of a packet to send. A part that crosses a chunk's end takes two descriptors, and
 /// a packet at most 17.
-const PACKET_PARTS: usize = 8;
+pub(super) const PACKET_PARTS: usize = 8;
 /// Receive buffers for each hardware queue, by their size: all memory of an interface with one
 /// queue then fits into 8 MiB, which is a process's usual limit of locked memory.
 const SMALL_RX_BUFFERS: usize = RING_ENTRIES as usize;
@@ -82,15 +82,14 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let may_be_partial = is_generic || is_virtual;
     let (chunk_bytes, most) = if spans { LARGE_BUFFERS } else { SMALL_BUFFERS };
-    let rx_buffers = locked::receive_buffers(most, chunk_bytes, queues, lanes);
+    let has_own_queues = !options.own_queues.is_empty();
+    let rx_buffers = locked::receive_buffers(most, chunk_bytes, (queues, lanes), has_own_queues);
     if options.copying == CopyMode::ZeroCopy && is_generic {
         return Err(XdpError::NoZeroCopy { name: name.clone() });
     }
 
-    // Packets of one flow must not overtake each other: only with copies does the kernel send each
-    // packet within the call that passes it.
     let copies = is_generic || is_virtual || options.copying == CopyMode::Copy;
-    let large = large_senders(link.index, if copies { lanes } else { 0 })
+    let large = large_senders(copies, link.index, lanes)
         .map_err(refused(name, "opening a packet socket for large packets"))?;
     let asked = Asked { index: link.index, copies, room: chunk_bytes.saturating_sub(frame_bytes) };
     let warning = tx_checksum::check(name, options.tx_checksum, asked)?;
@@ -135,9 +134,10 @@ fn lanes(options: &Options, queues: u32) -> Result<u32, XdpError> {
     fitting.ok_or(XdpError::TooFewQueues { name, queues, lanes })
 }
 
-/// Opens sockets for large packets.
-fn large_senders(index: u32, count: u32) -> io::Result<Vec<PacketSender>> {
-    (0..count).map(|_| PacketSender::open(index)).collect()
+/// Opens a socket for large packets for each queue to open. Packets of one flow must not overtake
+/// each other: only with copies does the kernel send each packet within the call that passes it.
+fn large_senders(copies: bool, index: u32, lanes: u32) -> io::Result<Vec<PacketSender>> {
+    (0..if copies { lanes } else { 0 }).map(|_| PacketSender::open(index)).collect()
 }
 
 /// Describes a device that carries packets of the loopback interface, too. That interface leaves
@@ -209,7 +209,7 @@ fn info(
         limits: Limits {
             rx_alignment: chunk_bytes,
             rx_headroom_bytes: HEADROOM_BYTES,
-            rx_packet_buffers: if spans { LARGE_FRAME_BYTES.div_ceil(data_bytes) } else { 1 },
+            rx_packet_buffers: rx_packet_buffers(spans, data_bytes),
             rx_ring: rx_ring + PACKET_SOCKET_BUFFERS,
             tx_ring: RING_ENTRIES as usize,
             tx_packet_parts: if spans && !tx_checksum { PACKET_PARTS } else { 1 },
@@ -218,6 +218,11 @@ fn info(
         },
         rx_queue_packets: RING_ENTRIES as usize,
     }
+}
+
+/// Returns the maximum number of buffers of a received packet, each for so many bytes.
+pub(super) fn rx_packet_buffers(spans: bool, data_bytes: usize) -> usize {
+    if spans { LARGE_FRAME_BYTES.div_ceil(data_bytes) } else { 1 }
 }
 
 /// Generic mode always copies, and so do virtual interfaces.
@@ -354,6 +359,8 @@ fn notes(
         notes.push(format!("the kernel receives nothing on {name} while the server runs"));
     }
     let hidden_tags = warnings::of_hidden_tags(name, ethtool, kind.is_some());
-    let warnings = hidden_tags.into_iter().chain(warnings::of_one_address(name, ethtool)).collect();
+    let mut warnings: Vec<_> =
+        hidden_tags.into_iter().chain(warnings::of_one_address(name, ethtool)).collect();
+    warnings.extend(warnings::of_own_queues(name, ethtool, &options.own_queues));
     Notes { notes, warnings }
 }

@@ -3,6 +3,8 @@
 //! These hardware queues share one memory (`XDP_SHARED_UMEM`), so a buffer may serve any of them. The
 //! driver sends through the first one, which keeps the order of all packets of this thread.
 
+mod chunks;
+mod own;
 mod receive;
 mod sleep;
 mod transmit;
@@ -21,9 +23,10 @@ use super::socket::{RING_ENTRIES, XdpSocket};
 use crate::kernel_interface::host_traffic;
 use crate::kernel_interface::packet_socket::PacketRing;
 use crate::{
-    Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, Packet, Received, SpaceId,
-    Spaces,
+    Armed, Completion, Counters, DeviceError, DeviceQueue, HardwareQueue, Info, Kick, Packet,
+    Received, SpaceId, Spaces,
 };
+use chunks::{Chunks, Holder};
 use sleep::Sleep;
 
 /// Buffers that the driver keeps for packets to groups.
@@ -33,6 +36,8 @@ const PACKET_DESCRIPTORS: usize = 17;
 /// Sleeps, and polls, between two reads of the kernel's counts of dropped packets.
 const SLEEPS_PER_READ: u32 = 64;
 const POLLS_PER_READ: u32 = 1 << 16;
+/// Packets in flight are found by their addresses, in units of 2 KiB.
+const IN_FLIGHT_SHIFT: u32 = 11;
 /// System calls without progress after which the driver lets the engine go on.
 const MAX_CALLS_WITHOUT_PROGRESS: u32 = 2;
 
@@ -48,9 +53,13 @@ pub(super) struct XdpQueue {
     host_packet: Vec<u8>,
     /// Buffers for the packets of both rings.
     packet_socket_buffers: VecDeque<u32>,
-    chunk_bytes: u32,
-    /// `true` for each chunk that is a receive buffer with the device.
-    held: Vec<bool>,
+    /// The receive buffers.
+    chunks: Chunks,
+    /// The most receive buffers of one of several hardware queues: no other one can get them, even
+    /// if it is served only later.
+    most_held: u32,
+    /// The hardware queues that sessions have to themselves.
+    ceded: Vec<u32>,
     /// The space of the receive buffers, once the engine provided some.
     pool: Option<SpaceId>,
     in_flight: InFlight,
@@ -70,8 +79,6 @@ pub(super) struct XdpQueue {
     waits_for_kernel: bool,
     sleeps: u32,
     polls: u32,
-    /// The kernel's counts of dropped packets, as last seen.
-    kernel_drops: u64,
     /// The program's count of packets that found no socket, as last seen.
     without_socket: u64,
     counters: Counters,
@@ -83,18 +90,21 @@ impl XdpQueue {
             let name = info.name.clone();
             move |cause| DeviceError::Failed { name, what, cause }
         };
-        let sockets = lane.bind().map_err(failed("binding an AF_XDP socket"))?;
+        let sockets = lane.bind(&[]).map_err(failed("binding an AF_XDP socket"))?;
         let packet_ring = lane.packet_ring().map_err(failed("mapping the packet socket's ring"))?;
         let host_ring = lane.host_ring().map_err(failed("mapping the loopback socket's ring"))?;
         let host_bytes = if host_ring.is_some() { host_traffic::FRAME_BYTES } else { 0 };
         let umem = lane.umem().ok_or_else(|| {
             failed("opening a queue")(io::Error::other("the device has no memory yet"))
         })?;
-        let chunks = umem.chunks();
         let zero_copy = sockets.iter().any(|socket| socket.zero_copy);
         let rings = packet_ring.iter().chain(&host_ring).map(PacketRing::socket);
         let sleep = Sleep::new(rings).map_err(failed("making a descriptor to sleep on"))?;
-        let shift = umem.chunk_bytes.trailing_zeros();
+        let most_held = match lane.hardware_queues() {
+            1 => u32::MAX,
+            several => info.limits.rx_ring.div_ceil(several) as u32,
+        };
+        let in_flight_chunks = (umem.memory.len() >> IN_FLIGHT_SHIFT) as u32 + 1;
         Ok(XdpQueue {
             info,
             sockets,
@@ -102,10 +112,11 @@ impl XdpQueue {
             host_ring,
             host_packet: Vec::with_capacity(host_bytes),
             packet_socket_buffers: VecDeque::with_capacity(PACKET_SOCKET_BUFFERS),
-            chunk_bytes: umem.chunk_bytes,
-            held: vec![false; chunks as usize],
+            chunks: Chunks::new(&umem),
+            most_held,
+            ceded: Vec::new(),
             pool: None,
-            in_flight: InFlight::new(RING_ENTRIES, chunks, shift),
+            in_flight: InFlight::new(RING_ENTRIES, in_flight_chunks, IN_FLIGHT_SHIFT),
             done: VecDeque::with_capacity(RING_ENTRIES as usize),
             sleep,
             zero_copy,
@@ -115,7 +126,6 @@ impl XdpQueue {
             waits_for_kernel: false,
             sleeps: 0,
             polls: 0,
-            kernel_drops: 0,
             without_socket: 0,
             counters: Counters::default(),
             shared: lane.shared.clone(),
@@ -131,10 +141,6 @@ impl XdpQueue {
             Some(libc::ENXIO | libc::ENODEV) => DeviceError::Gone { name, cause },
             _ => DeviceError::Failed { name, what, cause },
         }
-    }
-
-    fn chunk(&self, address: u64) -> usize {
-        (address / u64::from(self.chunk_bytes)) as usize
     }
 
     /// Returns `true` if there is something to do right now.
@@ -157,17 +163,16 @@ impl XdpQueue {
 
     /// Adds to the counters what the kernel dropped since the last look.
     fn count_kernel_drops(&mut self) {
-        let mut total = 0;
-        for socket in &self.sockets {
+        for socket in &mut self.sockets {
             self.counters.system_calls += 1;
             if let Ok(counts) = sockopt::xdp_statistics(&socket.fd) {
-                total += counts.rx_dropped + counts.rx_ring_full.unwrap_or(0);
+                let total = counts.rx_dropped + counts.rx_ring_full.unwrap_or(0);
+                self.counters.rx_dropped += total.saturating_sub(socket.kernel_drops);
+                socket.kernel_drops = total;
             }
         }
-        self.counters.rx_dropped += total.saturating_sub(self.kernel_drops);
-        self.kernel_drops = total;
         // The program counts for the whole interface.
-        if self.lane.number == 0 {
+        if self.lane.is_first {
             let without_socket = self.shared.attached_program().without_socket();
             self.counters.rx_dropped += without_socket.saturating_sub(self.without_socket);
             self.without_socket = without_socket;
@@ -205,31 +210,27 @@ impl DeviceQueue for XdpQueue {
         let mut taken = 0;
         for buffer in buffers {
             let address = spaces.device_address(space, *buffer, len);
-            let chunk = (buffer / self.chunk_bytes) as usize;
+            // Only the kernel writes the buffers of a session here, and so no region is there.
             let good = address == Some(u64::from(*buffer))
                 && self.info.limits.is_aligned(*buffer)
-                && spaces.is_writable(space, *buffer, len)
-                && self.held.get(chunk).is_some_and(|held| !held);
-            if !good {
-                break;
-            }
-            if self.packet_ring.is_some()
+                && (self.lane.own.is_some() || spaces.is_writable(space, *buffer, len));
+            let Some(chunk) = self.chunks.of_engine(*buffer).filter(|_| good) else { break };
+            let holder = if self.packet_ring.is_some()
                 && self.packet_socket_buffers.len() < PACKET_SOCKET_BUFFERS
             {
                 self.packet_socket_buffers.push_back(*buffer);
+                Holder::Rings
             } else {
-                let fills = self.sockets.iter_mut().map(|socket| &mut socket.fill);
-                let Some((room, fill)) =
-                    fills.map(|fill| (fill.room(RING_ENTRIES), fill)).max_by_key(|(room, _)| *room)
-                else {
-                    break;
-                };
-                if room == 0 {
-                    break;
-                }
-                fill.push(u64::from(*buffer));
-            }
-            self.held[chunk] = true;
+                let most = self.most_held;
+                let able = self.sockets.iter_mut().filter_map(|socket| {
+                    (socket.held < most && socket.fill.room(1) > 0).then_some(socket)
+                });
+                let Some(socket) = able.min_by_key(|socket| socket.held) else { break };
+                socket.fill.push(u64::from(*buffer));
+                socket.held += 1;
+                Holder::Socket(socket.hardware)
+            };
+            self.chunks.set(chunk, holder);
             self.pool = Some(space);
             taken += 1;
         }
@@ -336,22 +337,30 @@ impl DeviceQueue for XdpQueue {
         // From the last close on, the kernel writes to no memory for these sockets. It may still
         // read packets that it had passed to a driver without copying them (IFF_TX_SKB_NO_LINEAR).
         self.sockets.clear();
-        for (chunk, held) in self.held.iter_mut().enumerate() {
-            if std::mem::take(held) {
-                buffers.push(chunk as u32 * self.chunk_bytes);
-            }
-        }
+        // The buffers of ceded hardware queues come back with these.
+        let ceded = &self.ceded;
+        self.chunks.take_all(
+            buffers,
+            |holder| !matches!(holder, Holder::Socket(hardware) if ceded.contains(&hardware)),
+        );
         self.packet_socket_buffers.clear();
         self.done.extend(self.in_flight.take_all().into_iter().map(Completion::returned));
         (self.unsent, self.down, self.waits_for_kernel) = (false, false, false);
-        self.kernel_drops = 0;
         self.sockets = self
             .lane
-            .bind()
+            .bind(&self.ceded)
             .map_err(|cause| self.failure("binding an AF_XDP socket again", cause))?;
         // The engine may sleep on the epoll instance already, so that stays the same.
         let watched = self.sleep.watch(&self.sockets, &mut self.counters);
         watched.map_err(|cause| self.failure("epoll", cause))
+    }
+
+    fn cede(&mut self, hardware: u32) -> Option<HardwareQueue> {
+        self.give_up(hardware)
+    }
+
+    fn restore(&mut self, queue: HardwareQueue, buffers: &mut Vec<u32>) {
+        self.serve_again(queue, buffers);
     }
 
     fn counters(&self) -> Counters {

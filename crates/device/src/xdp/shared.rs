@@ -2,12 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
-use super::socket::{self, Binding, TxChecksum, Umem, XdpSocket};
+use super::socket::{self, Binding, CopyMode, TxChecksum, Umem, XdpSocket};
 use crate::Keeper;
 use crate::dma::{Dma, DmaError};
 use crate::kernel_interface::host_traffic::HostTraffic;
@@ -45,16 +46,33 @@ pub(super) struct Shared {
     unbound: Mutex<Vec<OwnedFd>>,
     /// Makes the sockets after that, and holds bound ones.
     keeper: OnceLock<Arc<dyn Keeper>>,
+    /// `true` once a socket works without copies.
+    zero_copy: AtomicBool,
 }
 
 /// What belongs to one queue to open, and to the thread that drives it.
 pub(super) struct Lane {
     pub(super) shared: Arc<Shared>,
-    /// The queue's number. Queue 0 also has the packet sockets' rings.
-    pub(super) number: u32,
+    /// The hardware queues. The first one sends.
+    hardware: Vec<u32>,
+    /// `true` for the device's first queue, which also has the packet sockets' rings.
+    pub(super) is_first: bool,
+    /// The receive buffers of the session whose queue this is; `None` for a queue of the server's.
+    pub(super) own: Option<OwnBuffers>,
+    pub(super) binding: Binding,
     /// Sends large packets; `None` where a driver without copies sends the others later.
-    pub(super) large: Option<PacketSender>,
+    pub(super) large: Option<Arc<PacketSender>>,
     umem: Mutex<Option<Umem>>,
+    /// The socket whose memory the others share, while it is bound.
+    first_socket: Mutex<Weak<OwnedFd>>,
+}
+
+/// The receive buffers of a session.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnBuffers {
+    /// The distance from one to the next, in bytes.
+    pub(super) bytes: u32,
+    pub(super) count: u32,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -78,6 +96,7 @@ impl Shared {
             host_traffic,
             unbound: Mutex::new(unbound),
             keeper: OnceLock::new(),
+            zero_copy: AtomicBool::new(false),
         }
     }
 
@@ -118,10 +137,30 @@ impl Shared {
         self.properties.busy_poll
     }
 
-    /// Returns `true` if a packet may take several descriptors.
-    #[inline]
-    pub(super) fn spans(&self) -> bool {
-        self.properties.binding.spans
+    /// Returns `true` if a socket works without copies.
+    pub(super) fn is_zero_copy(&self) -> bool {
+        self.zero_copy.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    /// Returns `true` if a session may have a hardware queue to itself: a keeper makes sockets for it;
+    /// or some are left for it and for the way back, and for a reset of all queues.
+    pub(super) fn has_sockets_for_session(&self) -> bool {
+        if self.keeper.get().is_some() {
+            return true;
+        }
+        let needed = 2 + self.properties.queues as usize;
+        let mut unbound = lock(&self.unbound);
+        while unbound.len() < needed {
+            let Ok(one) = socket::unbound_socket(&self.interface, self.properties.busy_poll) else {
+                return false;
+            };
+            unbound.push(one);
+        }
+        true
     }
 
     /// Returns a socket that is not bound. Those from the start are in the interface's network
@@ -137,8 +176,37 @@ impl Shared {
 }
 
 impl Lane {
+    /// Creates queue `number` of those to open.
     pub(super) fn new(shared: Arc<Shared>, number: u32, large: Option<PacketSender>) -> Lane {
-        Lane { shared, number, large, umem: Mutex::new(None) }
+        let Properties { binding, queues, lanes, .. } = shared.properties;
+        Lane {
+            hardware: (number..queues).step_by(lanes as usize).collect(),
+            is_first: number == 0,
+            own: None,
+            binding,
+            large: large.map(Arc::new),
+            umem: Mutex::new(None),
+            first_socket: Mutex::default(),
+            shared,
+        }
+    }
+
+    /// Creates a session's own queue. The kernel copies there, and packets span several buffers if it
+    /// can do that. Large packets take the way of those of `among`, which serves the hardware queue
+    /// otherwise.
+    pub(super) fn own(among: &Lane, hardware: u32, own: OwnBuffers) -> Lane {
+        let shared = among.shared.clone();
+        let spans = shared.attached_program().spans();
+        Lane {
+            hardware: vec![hardware],
+            is_first: false,
+            own: Some(own),
+            binding: Binding { copying: CopyMode::Copy, spans, ..among.binding },
+            large: among.large.clone(),
+            umem: Mutex::new(None),
+            first_socket: Mutex::default(),
+            shared,
+        }
     }
 
     pub(super) fn umem(&self) -> Option<Umem> {
@@ -147,45 +215,86 @@ impl Lane {
 
     /// Maps the ring of the packets from this host's own sockets, if this queue has it.
     pub(super) fn host_ring(&self) -> io::Result<Option<PacketRing>> {
-        let local = self.shared.host_traffic.as_ref().filter(|_| self.number == 0);
+        let local = self.shared.host_traffic.as_ref().filter(|_| self.is_first);
         local.map(|local| PacketRing::map(local.socket().clone())).transpose()
     }
 
     /// Maps the ring of packets to groups, if this queue has it.
     pub(super) fn packet_ring(&self) -> io::Result<Option<PacketRing>> {
-        let socket = self.shared.packet_socket.clone().filter(|_| self.number == 0);
+        let socket = self.shared.packet_socket.clone().filter(|_| self.is_first);
         socket.map(PacketRing::map).transpose()
     }
 
-    /// Binds one socket per hardware queue of this queue to the registered memory, and lets packets
-    /// in. A copy of an earlier socket would still occupy its hardware queue, so the keeper closes
-    /// those first.
-    pub(super) fn bind(&self) -> io::Result<Vec<XdpSocket>> {
+    /// Binds one socket per hardware queue of this queue to the registered memory, except for those
+    /// that are ceded, and lets packets in. A copy of an earlier socket would still occupy its
+    /// hardware queue, so the keeper closes those first.
+    pub(super) fn bind(&self, ceded: &[u32]) -> io::Result<Vec<XdpSocket>> {
         let umem = self.umem().ok_or_else(|| io::Error::other("the device has no memory yet"))?;
         let shared = &self.shared;
-        let Properties { binding, queues, lanes, .. } = shared.properties;
-        let theirs = (self.number..queues).step_by(lanes as usize);
-        let names: Vec<_> = theirs.clone().map(|queue| format!("device-socket-{queue}")).collect();
+        let theirs = self.hardware.iter().copied().filter(|hardware| !ceded.contains(hardware));
+        let names: Vec<_> = theirs.clone().map(socket_name).collect();
         let keeper = shared.keeper.get();
         keeper.map_or(Ok(()), |keeper| keeper.release_sockets(&names))?;
-        let first = XdpSocket::first(shared.unbound()?, &umem, binding, self.number);
-        let mut sockets = vec![first.map_err(|cause| locked(cause, umem.memory.len()))?];
-        for queue in theirs.clone().skip(1) {
-            let first = sockets[0].fd.as_fd();
-            let another = XdpSocket::another(shared.unbound()?, first, binding.index, queue)?;
-            sockets.push(another);
+        let mut rest = theirs;
+        let number = rest.next().ok_or(io::ErrorKind::InvalidInput)?;
+        let first = XdpSocket::first(shared.unbound()?, &umem, self.binding, number);
+        let first = first.map_err(|cause| locked(cause, umem.memory.len()))?;
+        *lock(&self.first_socket) = Arc::downgrade(&first.fd);
+        shared.zero_copy.fetch_or(first.zero_copy, Ordering::Relaxed);
+        let mut sockets = vec![first];
+        for number in rest {
+            sockets.push(self.bind_another(number)?);
         }
         let attached_program = shared.attached_program();
-        for (queue, socket) in theirs.zip(&sockets) {
-            attached_program.set_socket(queue, socket.fd.as_fd())?;
+        for socket in &sockets {
+            attached_program.set_socket(socket.hardware, socket.fd.as_fd())?;
         }
         // Other threads need the program while the keeper is slow.
         drop(attached_program);
-        for (name, socket) in names.iter().zip(&sockets) {
-            keeper.map_or(Ok(()), |keeper| keeper.hold_socket(name, socket.fd.as_fd()))?;
+        for socket in &sockets {
+            self.hold(socket)?;
         }
         Ok(sockets)
     }
+
+    /// Lets the keeper hold a copy of a bound socket of the server's. That of a session's own queue
+    /// ends with this process: its memory is the session's, and no later server may occupy it.
+    fn hold(&self, socket: &XdpSocket) -> io::Result<()> {
+        let Some(keeper) = self.shared.keeper.get().filter(|_| self.own.is_none()) else {
+            return Ok(());
+        };
+        keeper.hold_socket(&socket_name(socket.hardware), socket.fd.as_fd())
+    }
+
+    fn bind_another(&self, hardware: u32) -> io::Result<XdpSocket> {
+        let first = lock(&self.first_socket).upgrade();
+        let first = first.ok_or_else(|| io::Error::other("the server's queue is not open"))?;
+        let unbound = self.shared.unbound()?;
+        XdpSocket::another(unbound, first.as_fd(), self.binding.index, hardware)
+    }
+
+    /// Binds a socket to a hardware queue that was ceded, and lets packets in.
+    pub(super) fn bind_again(&self, hardware: u32) -> io::Result<XdpSocket> {
+        let socket = self.bind_another(hardware)?;
+        self.shared.attached_program().set_socket(hardware, socket.fd.as_fd())?;
+        self.hold(&socket)?;
+        Ok(socket)
+    }
+
+    /// Returns the number of hardware queues.
+    pub(super) fn hardware_queues(&self) -> usize {
+        self.hardware.len()
+    }
+
+    /// Returns `true` if this queue serves a hardware queue when no session has it.
+    pub(super) fn serves(&self, hardware: u32) -> bool {
+        self.hardware.contains(&hardware)
+    }
+}
+
+/// Returns the name under which a keeper holds the socket of a hardware queue.
+fn socket_name(hardware: u32) -> String {
+    format!("device-socket-{hardware}")
 }
 
 /// Names the limit that memory of so many bytes exceeds.
@@ -202,8 +311,8 @@ fn locked(cause: io::Error, bytes: usize) -> io::Error {
     ))
 }
 
-/// The memory of a queue is registered once, with its sockets (`XDP_UMEM_REG`), and cannot grow. So
-/// the kernel reaches no memory of a session.
+/// The memory of a queue is registered once, with its sockets (`XDP_UMEM_REG`). It cannot grow, so
+/// through the server's queues the kernel reaches no memory of a session.
 impl Dma for Lane {
     fn register(&self, memory: &Arc<Mapping>) -> Result<u64, DmaError> {
         let mut umem = lock(&self.umem);
@@ -212,7 +321,11 @@ impl Dma for Lane {
             return Err(DmaError { bytes: memory.len(), cause });
         }
         let Properties { chunk_bytes, tx_checksum, .. } = self.shared.properties;
-        *umem = Some(Umem { memory: memory.clone(), chunk_bytes, tx_checksum });
+        let (chunk_bytes, tx_checksum, own_buffers) = match self.own {
+            Some(own) => (own.bytes, TxChecksum::Engine, Some(own.count)),
+            None => (chunk_bytes, tx_checksum, None),
+        };
+        *umem = Some(Umem { memory: memory.clone(), chunk_bytes, tx_checksum, own_buffers });
         // The kernel's addresses count from the memory's beginning.
         Ok(0)
     }

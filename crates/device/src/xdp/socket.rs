@@ -83,14 +83,27 @@ const XDP_UMEM_TX_METADATA_LEN: u32 = 1 << 2;
 #[derive(Clone)]
 pub(super) struct Umem {
     pub(super) memory: Arc<Mapping>,
+    /// The distance of receive buffers, in bytes.
     pub(super) chunk_bytes: u32,
     pub(super) tx_checksum: TxChecksum,
+    /// The number of receive buffers of a session, which are at the front. Nothing in such memory is
+    /// aligned (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`, Linux 5.4). `None` for the server's own memory, all
+    /// of which consists of chunks.
+    pub(super) own_buffers: Option<u32>,
 }
 
 impl Umem {
-    /// Returns the number of whole chunks.
-    pub(super) fn chunks(&self) -> u32 {
-        (self.memory.len() / self.chunk_bytes as usize) as u32
+    /// Returns the number of chunks that may be receive buffers.
+    pub(super) fn buffers(&self) -> u32 {
+        self.own_buffers.unwrap_or((self.memory.len() / self.chunk_bytes as usize) as u32)
+    }
+
+    /// Returns the bytes that are registered.
+    pub(super) fn bytes(&self) -> u64 {
+        match self.own_buffers {
+            None => u64::from(self.buffers()) * u64::from(self.chunk_bytes),
+            Some(_) => self.memory.len() as u64,
+        }
     }
 
     /// Registers the memory with a socket. Each packet to send then has metadata in front, unless the
@@ -103,12 +116,16 @@ impl Umem {
                 (XDP_UMEM_TX_METADATA_LEN | XDP_UMEM_TX_SW_CSUM, TX_METADATA_BYTES as u32)
             }
         };
+        let unaligned = match self.own_buffers {
+            None => XdpUmemRegFlags::empty(),
+            Some(_) => XdpUmemRegFlags::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
+        };
         let registration = XdpUmemReg {
             addr: self.memory.start().as_ptr() as u64,
-            len: u64::from(self.chunks()) * u64::from(self.chunk_bytes),
+            len: self.bytes(),
             chunk_size: self.chunk_bytes,
             headroom: 0,
-            flags: XdpUmemRegFlags::from_bits_retain(flags),
+            flags: XdpUmemRegFlags::from_bits_retain(flags) | unaligned,
             tx_metadata_len,
         };
         when_released(|| sockopt::set_xdp_umem_reg(socket, registration))
@@ -117,12 +134,18 @@ impl Umem {
 
 /// A bound socket with its rings.
 pub(super) struct XdpSocket {
-    pub(super) fd: OwnedFd,
+    /// The number of the hardware queue.
+    pub(super) hardware: u32,
+    pub(super) fd: Arc<OwnedFd>,
     pub(super) rx: Consumer<Descriptor>,
     pub(super) tx: Producer<Descriptor>,
     pub(super) fill: Producer<u64>,
     pub(super) completion: Consumer<u64>,
     pub(super) zero_copy: bool,
+    /// The kernel's count of dropped packets, as last seen.
+    pub(super) kernel_drops: u64,
+    /// The receive buffers that it has.
+    pub(super) held: u32,
 }
 
 /// Creates a socket that is not bound yet, with the options that need a capability: CAP_NET_RAW for the
@@ -167,7 +190,7 @@ impl XdpSocket {
         queue: u32,
     ) -> io::Result<XdpSocket> {
         umem.register(fd.as_fd())?;
-        XdpSocket::with_rings(fd, |fd| {
+        XdpSocket::with_rings(fd, queue, |fd| {
             let spans = if binding.spans {
                 SocketAddrXdpFlags::XDP_USE_SG
             } else {
@@ -199,7 +222,7 @@ impl XdpSocket {
         index: u32,
         queue: u32,
     ) -> io::Result<XdpSocket> {
-        XdpSocket::with_rings(fd, |fd| {
+        XdpSocket::with_rings(fd, queue, |fd| {
             let addr = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, index, queue);
             let address = SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: first };
             when_released(|| rustix::net::bind(fd, &address))
@@ -208,6 +231,7 @@ impl XdpSocket {
 
     fn with_rings(
         fd: OwnedFd,
+        hardware: u32,
         bind: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
     ) -> io::Result<XdpSocket> {
         sockopt::set_xdp_umem_fill_ring_size(&fd, RING_ENTRIES)?;
@@ -227,7 +251,9 @@ impl XdpSocket {
         bind(fd.as_fd())?;
         let options = sockopt::xdp_options(&fd)?;
         let zero_copy = options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
-        Ok(XdpSocket { fd, rx, tx, fill, completion, zero_copy })
+        let fd = Arc::new(fd);
+        let (kernel_drops, held) = (0, 0);
+        Ok(XdpSocket { hardware, fd, rx, tx, fill, completion, zero_copy, kernel_drops, held })
     }
 }
 

@@ -63,7 +63,7 @@ pub(super) fn check(
 fn kernel_takes_metadata(name: &str, tx_checksum: TxChecksum) -> io::Result<bool> {
     let socket = socket::unbound_socket(name, false)?;
     let memory = Region::private(PAGE_BYTES)?.mapping().clone();
-    let umem = Umem { memory, chunk_bytes: PAGE_BYTES as u32, tx_checksum };
+    let umem = Umem { memory, chunk_bytes: PAGE_BYTES as u32, tx_checksum, own_buffers: None };
     match umem.register(socket.as_fd()) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
         outcome => outcome.map(|()| true),

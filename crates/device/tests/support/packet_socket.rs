@@ -54,6 +54,19 @@ impl PacketSocket {
         }
         Ok(PacketSocket { fd, buffer: vec![0; 128 * 1024] })
     }
+
+    /// Sends through the queue of the processor's number from now on. Otherwise the hash of a packet's
+    /// flow chooses it.
+    #[allow(dead_code, reason = "only the tests of AF_XDP have several queues")]
+    pub(crate) fn send_by_processor(&self) {
+        let yes = 1i32;
+        let (level, name) = (libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS);
+        // SAFETY: the pointer and length are those of a live integer.
+        let result = unsafe {
+            libc::setsockopt(self.fd.as_raw_fd(), level, name, (&raw const yes).cast(), 4)
+        };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    }
 }
 
 impl FarEnd for PacketSocket {

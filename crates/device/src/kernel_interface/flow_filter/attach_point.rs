@@ -6,7 +6,7 @@
 
 use towpath_bpf::{AssembleError, Assembler, Instruction, Label, Op, Reg, Size};
 
-use super::stack::{QUEUE, ZERO_INDEX, lookup};
+use super::stack::{FLOW_OWNER, MATCHED, QUEUE, ZERO_INDEX, lookup};
 
 /// The bytes of a packet's beginning that the program reads behind the driver: as many as the
 /// headers' parser.
@@ -38,13 +38,19 @@ const DROP: i32 = 1;
 const PASS: i32 = 2;
 const REDIRECT: i32 = 4;
 
+/// The counters: packets of owned flows for which there is no socket, and those that arrived on the
+/// hardware queue of another session.
+pub(super) const WITHOUT_SOCKET: u32 = 0;
+pub(super) const OF_OTHER_OWNER: u32 = 1;
+
 /// Where the program runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AttachPoint {
     /// In the driver, or as if there.
     Xdp {
-        /// The descriptors of the maps of sockets and of counters.
+        /// The descriptors of the maps of sockets, of their owners, and of counters.
         sockets: i32,
+        owners: i32,
         counters: i32,
         /// `true` if the program takes packets in several buffers.
         spans: bool,
@@ -87,13 +93,41 @@ impl AttachPoint {
         }
     }
 
+    /// Handles a rule that matches, which R0 points to. On a hardware queue that has an owner, every
+    /// matching rule must be the owner's; goes to `next` to see the others. Otherwise the first one
+    /// decides.
+    pub(super) fn found(self, asm: &mut Assembler, labels: Found) {
+        let AttachPoint::Xdp { owners, .. } = self else { return asm.jump(labels.matched) };
+        asm.load(Size::Word, Reg::R1, Reg::R0, 0);
+        asm.store(Size::Word, Reg::R10, FLOW_OWNER, Reg::R1);
+        lookup(asm, owners, QUEUE);
+        asm.jump_if(Op::Equal, Reg::R0, 0, labels.matched);
+        asm.load(Size::Word, Reg::R1, Reg::R0, 0);
+        asm.jump_if(Op::Equal, Reg::R1, 0, labels.matched);
+        asm.load(Size::Word, Reg::R2, Reg::R10, FLOW_OWNER);
+        asm.jump_if_reg(Op::NotEqual, Reg::R1, Reg::R2, labels.foreign);
+        asm.store_number(Size::Word, Reg::R10, MATCHED, 1);
+        asm.jump(labels.next);
+    }
+
+    /// Goes to `matched` if a rule of the hardware queue's owner matched.
+    pub(super) fn if_found(self, asm: &mut Assembler, matched: Label) {
+        if let AttachPoint::Xdp { .. } = self {
+            asm.load(Size::Word, Reg::R1, Reg::R10, MATCHED);
+            asm.jump_if(Op::NotEqual, Reg::R1, 0, matched);
+        }
+    }
+
     /// Gives the verdicts.
-    pub(super) fn end(self, asm: &mut Assembler, pass: Label, matched: Label) {
+    pub(super) fn end(self, asm: &mut Assembler, pass: Label, matched: Label, foreign: Label) {
         match self {
             AttachPoint::Xdp { sockets, counters, .. } => {
                 asm.place(pass);
                 asm.set(Reg::R0, PASS);
                 asm.exit();
+                asm.place(foreign);
+                asm.store_number(Size::Word, Reg::R10, FLOW_OWNER, OF_OTHER_OWNER as i32);
+                drop_counted(asm, counters, FLOW_OWNER);
                 asm.place(matched);
                 redirect(asm, sockets, counters);
             }
@@ -109,6 +143,17 @@ impl AttachPoint {
     }
 }
 
+/// Where the program goes on after a rule that matches.
+#[derive(Clone, Copy)]
+pub(super) struct Found {
+    /// The packet is the application's.
+    pub(super) matched: Label,
+    /// The packet is not for the owner of its hardware queue.
+    pub(super) foreign: Label,
+    /// Another rule may match, too.
+    pub(super) next: Label,
+}
+
 fn begin_xdp(asm: &mut Assembler, spans: bool) {
     if spans {
         asm.call(XDP_GET_BUFF_LEN);
@@ -122,6 +167,7 @@ fn begin_xdp(asm: &mut Assembler, spans: bool) {
     }
     asm.load(Size::Word, Reg::R1, Reg::R6, RX_QUEUE);
     asm.store(Size::Word, Reg::R10, QUEUE, Reg::R1);
+    asm.store_number(Size::Word, Reg::R10, MATCHED, 0);
 }
 
 /// Copies the packet's beginning, with its VLAN tag. R0: the masks, R6: the context.
@@ -180,7 +226,7 @@ fn at_most(asm: &mut Assembler, number: Reg, most: i32) {
 
 /// Gives a packet to the socket of its hardware queue; without one, drops and counts the packet.
 fn redirect(asm: &mut Assembler, sockets: i32, counters: i32) {
-    let (no_socket, dropped) = (asm.label(), asm.label());
+    let no_socket = asm.label();
     asm.load(Size::Word, Reg::R2, Reg::R10, QUEUE);
     asm.load_map(Reg::R1, sockets);
     asm.set(Reg::R3, DROP);
@@ -188,7 +234,13 @@ fn redirect(asm: &mut Assembler, sockets: i32, counters: i32) {
     asm.jump_if(Op::NotEqual, Reg::R0, REDIRECT, no_socket);
     asm.exit();
     asm.place(no_socket);
-    lookup(asm, counters, ZERO_INDEX);
+    drop_counted(asm, counters, ZERO_INDEX);
+}
+
+/// Drops a packet, and counts it under the index on the stack.
+fn drop_counted(asm: &mut Assembler, counters: i32, index: i16) {
+    let dropped = asm.label();
+    lookup(asm, counters, index);
     asm.jump_if(Op::Equal, Reg::R0, 0, dropped);
     asm.set(Reg::R1, 1);
     asm.add_to_memory(Reg::R0, 0, Reg::R1);

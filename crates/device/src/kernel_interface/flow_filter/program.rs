@@ -7,6 +7,8 @@
 //! 2. The fields of the packet, or of the packet that an ICMP error quotes, match a rule: to the
 //!    socket of the hardware queue that received it. Without a socket, dropped and counted: the
 //!    kernel must not answer for a flow that is an application's.
+//!    A hardware queue may have an owner. Then every rule that matches must be the owner's;
+//!    otherwise the program drops and counts the packet.
 //! 3. All others: pass.
 //!
 //! Behind the driver, a program says only whether case 2 holds.
@@ -17,7 +19,7 @@
 
 use towpath_bpf::{AssembleError, Assembler, Instruction, Label, Op, Reg, Size};
 
-use super::attach_point::AttachPoint;
+use super::attach_point::{AttachPoint, Found};
 use super::key::{
     ETHERTYPE, FIELDS_BYTES, HAS, HAS_IP, HAS_IPV6, HAS_PORTS, LOCAL_IP, LOCAL_PORT, MAC, PROTOCOL,
     REMOTE_IP, REMOTE_PORT, VLAN,
@@ -52,6 +54,7 @@ pub(crate) fn assemble(
     let labels = Labels {
         pass: asm.label(),
         matched: asm.label(),
+        foreign: asm.label(),
         search: asm.label(),
         ipv6: asm.label(),
         ports: asm.label(),
@@ -63,7 +66,7 @@ pub(crate) fn assemble(
     program.ipv6();
     program.ports();
     program.search();
-    attach_point.end(&mut program.asm, labels.pass, labels.matched);
+    attach_point.end(&mut program.asm, labels.pass, labels.matched, labels.foreign);
     program.asm.finish()
 }
 
@@ -71,6 +74,8 @@ pub(crate) fn assemble(
 struct Labels {
     pass: Label,
     matched: Label,
+    /// The hardware queue belongs to another session than the packet's flow.
+    foreign: Label,
     /// All fields that the packet has are known.
     search: Label,
     ipv6: Label,
@@ -386,14 +391,17 @@ impl Program {
     fn search(&mut self) {
         let Labels { pass, matched, search, .. } = self.labels;
         self.asm.place(search);
-        self.search_for(PACKET, matched);
+        self.search_for(PACKET);
+        self.attach_point.if_found(&mut self.asm, matched);
         self.asm.load(Size::Word, Reg::R1, Reg::R10, HAS_QUOTED);
         self.asm.jump_if(Op::Equal, Reg::R1, 0, pass);
-        self.search_for(QUOTED, matched);
+        self.search_for(QUOTED);
+        self.attach_point.if_found(&mut self.asm, matched);
     }
 
     /// Looks fields up with each mask. R7: the mask's number, R9: the mask.
-    fn search_for(&mut self, fields: i16, matched: Label) {
+    fn search_for(&mut self, fields: i16) {
+        let Labels { matched, foreign, .. } = self.labels;
         let asm = &mut self.asm;
         let (again, next, end) = (asm.label(), asm.label(), asm.label());
         asm.load(Size::Word, Reg::R8, Reg::R6, 0);
@@ -414,7 +422,8 @@ impl Program {
         asm.store(Size::Word, Reg::R10, number, Reg::R7);
         asm.store_number(Size::Word, Reg::R10, number + 4, 0);
         lookup(asm, self.maps.flows, LOOKUP_KEY);
-        asm.jump_if(Op::NotEqual, Reg::R0, 0, matched);
+        asm.jump_if(Op::Equal, Reg::R0, 0, next);
+        self.attach_point.found(asm, Found { matched, foreign, next });
         asm.place(next);
         asm.op(Op::Add, Reg::R9, MASK_BYTES as i32);
         asm.op(Op::Add, Reg::R7, 1);

@@ -20,6 +20,10 @@ pub(super) const IS_FRAGMENT: i16 = QUOTED - 12;
 /// The offset of an IPv6 extension header. Not 8-byte aligned: at an aligned slot the verifier tracks
 /// each value, and checks the rest of the program once per value.
 pub(super) const EXTENSION_OFFSET: i16 = QUOTED - 14;
+/// 1 if a rule of the hardware queue's owner matches. Not 8-byte aligned, for the same reason.
+pub(super) const MATCHED: i16 = QUOTED - 20;
+/// The owner of the flow of a rule that matches, or an index into a map.
+pub(super) const FLOW_OWNER: i16 = QUOTED - 28;
 /// An index into a map of one entry.
 pub(super) const ZERO_INDEX: i16 = QUOTED - 24;
 

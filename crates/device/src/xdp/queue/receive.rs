@@ -45,17 +45,16 @@ impl XdpQueue {
         spaces: &Spaces,
         out: &mut Vec<Received>,
     ) {
-        let (from, chunk_bytes) = (out.len(), self.chunk_bytes);
+        let from = out.len();
         let (mut len, mut good) = (0, true);
         for ahead in 0..descriptors {
             let one = self.sockets[index].rx.peek(ahead);
-            let chunk = self.chunk(one.address);
-            // The kernel returns only buffers that it got, so this is a fault of a driver.
-            if !self.held.get(chunk).is_some_and(|held| *held) {
+            // The kernel returns only buffers that it got; all else is a fault of a driver.
+            let Some((chunk, offset)) = self.chunks.received(one.address) else {
                 good = false;
                 continue;
-            }
-            let (buffer, offset) = (chunk as u32 * chunk_bytes, one.address as u32);
+            };
+            let buffer = self.chunks.offset(chunk);
             let mut part = Received::whole(pool, buffer, offset, one.len, Meta::FULL);
             part.continues = ahead + 1 < descriptors;
             len += one.len as usize;
@@ -67,8 +66,9 @@ impl XdpQueue {
         if let Some(meta) = meta {
             out[from].meta = meta;
             for part in &out[from..] {
-                self.held[(part.buffer / chunk_bytes) as usize] = false;
+                self.chunks.take(part.buffer);
             }
+            self.sockets[index].held -= descriptors;
             self.counters.rx_packets += 1;
             self.counters.rx_bytes += len as u64;
             return;
@@ -127,7 +127,7 @@ impl XdpQueue {
             self.counters.rx_packets += 1;
             self.counters.rx_bytes += len as u64;
             for part in &out[from..] {
-                self.held[(part.buffer / self.chunk_bytes) as usize] = false;
+                self.chunks.take(part.buffer);
             }
         }
         count

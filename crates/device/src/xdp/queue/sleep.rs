@@ -88,13 +88,29 @@ impl Sleep {
         sockets: &[XdpSocket],
         counters: &mut Counters,
     ) -> io::Result<()> {
-        let both = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-        for socket in sockets {
-            counters.system_calls += 1;
-            epoll::add(&self.epoll, &socket.fd, epoll::EventData::new_u64(0), both)?;
-        }
+        sockets.iter().try_for_each(|socket| self.add(socket, counters))?;
         self.watches = true;
         Ok(())
+    }
+
+    /// Adds one more socket, if the others are there.
+    pub(super) fn watch_more(&self, socket: &XdpSocket, counters: &mut Counters) -> io::Result<()> {
+        if self.watches { self.add(socket, counters) } else { Ok(()) }
+    }
+
+    /// Removes a socket that another thread will close.
+    pub(super) fn unwatch(&self, socket: &XdpSocket, counters: &mut Counters) {
+        if self.watches {
+            counters.system_calls += 1;
+            // The socket is there, so the kernel does not refuse this.
+            let _ = epoll::delete(&self.epoll, &socket.fd);
+        }
+    }
+
+    fn add(&self, socket: &XdpSocket, counters: &mut Counters) -> io::Result<()> {
+        let both = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        counters.system_calls += 1;
+        Ok(epoll::add(&self.epoll, &socket.fd, epoll::EventData::new_u64(0), both)?)
     }
 
     /// Wakes the engine after a while.

@@ -84,19 +84,18 @@ impl XdpQueue {
         parts: &[Part],
         out: &mut [Descriptor; PACKET_DESCRIPTORS],
     ) -> Option<usize> {
-        let most = if self.shared.spans() { PACKET_DESCRIPTORS } else { 1 };
-        let chunk_bytes = u64::from(self.chunk_bytes);
+        let most = if self.lane.binding.spans { PACKET_DESCRIPTORS } else { 1 };
         let headroom = self.info.limits.tx_headroom.bytes().min(TX_METADATA_BYTES) as u64;
         let mut count = 0;
         for part in parts {
             let mut address = spaces.device_address(part.space, part.offset, part.len)?;
             let mut left = u64::from(part.len);
             while left > 0 {
-                let now = left.min(chunk_bytes - address % chunk_bytes);
+                let now = left.min(self.chunks.room_at(address));
                 // The kernel refuses a descriptor without room for metadata in front, whether it
                 // has some or not.
-                let has_room = address % chunk_bytes >= headroom;
-                if count == most || !has_room || self.chunk(address) >= self.held.len() {
+                let has_room = self.chunks.has_in_front(address, headroom);
+                if count == most || !has_room || !self.chunks.has(address) {
                     return None;
                 }
                 out[count] = Descriptor { address, len: now as u32, options: CONTINUES };

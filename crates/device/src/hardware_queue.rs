@@ -1,0 +1,17 @@
+//! A hardware queue that changes hands.
+
+use std::any::Any;
+
+/// A hardware queue on its way from the queue that served it to the control part, or back.
+pub struct HardwareQueue {
+    /// The number of the hardware queue.
+    pub number: u32,
+    /// What the driver has for it. To drop it takes as long as an RCU grace period.
+    pub(crate) state: Box<dyn Any + Send>,
+}
+
+impl std::fmt::Debug for HardwareQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HardwareQueue").field("number", &self.number).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,102 @@
+//! Hardware queues that sessions have to themselves.
+
+use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
+
+use towpath_memory::Mapping;
+
+use crate::dma::Registration;
+use crate::queue::DeviceQueue;
+
+/// What a device can give a session to itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnQueueLimits {
+    /// The hardware queues, by number.
+    pub queues: Range<u32>,
+    /// The distance of the session's receive buffers, in bytes.
+    pub buffer_bytes: RangeInclusive<u32>,
+}
+
+/// The reason why a device gives no session a hardware queue, with the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum OwnQueueError {
+    /// The driver has no such queues.
+    #[error("{name} gives sessions no queues of their own; serve it as xdp:{name}")]
+    Unsupported {
+        /// The interface.
+        name: String,
+    },
+    /// A wrapper around the driver, for faults or captures, has no such queues.
+    #[error("{name} gives sessions no queues of their own with --fault or --pcap; leave these out")]
+    Wrapped {
+        /// The interface.
+        name: String,
+    },
+    /// The kernel receives nothing, and so the flow filter is not there.
+    #[error("{name} is served exclusively; leave the option exclusive out")]
+    Exclusive {
+        /// The interface.
+        name: String,
+    },
+    /// Several engine threads serve the hardware queues.
+    #[error(
+        "{name} gives sessions queues of their own with one engine thread only; start the server \
+         without --lanes"
+    )]
+    Lanes {
+        /// The interface.
+        name: String,
+    },
+    /// Sent packets have metadata in front, which those of such a queue have not.
+    #[error("{name} gives sessions no queues of their own with tx-checksum; leave tx-checksum out")]
+    TxChecksum {
+        /// The interface.
+        name: String,
+    },
+    /// The server needs all hardware queues.
+    #[error(
+        "the server keeps the first {kept} of the {queues} hardware queues of {name}; ethtool -L \
+         {name} combined N makes more"
+    )]
+    TooFewQueues {
+        /// The interface.
+        name: String,
+        /// Its hardware queues.
+        queues: u32,
+        /// The first of them, which are the server's.
+        kept: u32,
+    },
+    /// The sockets of a server without CAP_NET_RAW are used up.
+    #[error(
+        "the server of {name} gave up CAP_NET_RAW, and has no sockets left for queues of a session's \
+         own; restart it"
+    )]
+    NoSockets {
+        /// The interface.
+        name: String,
+    },
+    /// The hardware writes into memory by itself.
+    #[error(
+        "{name} works without copies (zero-copy); queues of a session's own are not tested there, \
+         and refused; serve it as xdp:{name},copy"
+    )]
+    ZeroCopy {
+        /// The interface.
+        name: String,
+    },
+}
+
+/// The memory of a queue of a session's own: the session's receive buffers at the front, and behind
+/// them what the session and the server send from.
+#[derive(Clone, Debug)]
+pub struct OwnMemory {
+    /// The memory, writable for the kernel.
+    pub mapping: Arc<Mapping>,
+    /// The distance of receive buffers, in bytes.
+    pub buffer_bytes: u32,
+    /// The number of receive buffers.
+    pub buffers: u32,
+}
+
+/// A session's own queue, the registration of its memory, and the most parts of a packet to send.
+pub type OpenedOwnQueue = (Box<dyn DeviceQueue>, Registration, usize);

@@ -1,0 +1,113 @@
+//! Hardware queues that sessions have to themselves. Such a queue has one socket, and its memory is
+//! that of the session: so the kernel copies packets to where the application reads them.
+//!
+//! The kernel allows one memory per hardware queue. So the server's socket is closed before the
+//! session's is bound, and the other way round.
+
+use std::sync::Arc;
+
+use super::open::{HEADROOM_BYTES, PACKET_PARTS, rx_packet_buffers};
+use super::queue::XdpQueue;
+use super::shared::{Lane, OwnBuffers, Shared};
+use super::socket::TxChecksum;
+use crate::dma::{Dma, Registration};
+use crate::{
+    DeviceError, HardwareQueue, Info, Limits, OpenedOwnQueue, OwnMemory, OwnQueueError,
+    OwnQueueLimits,
+};
+
+/// The sizes of a receive buffer that the kernel allows (`XDP_UMEM_MIN_CHUNK_SIZE` to a page).
+const LEAST_BUFFER_BYTES: usize = 2048;
+const MOST_BUFFER_BYTES: usize = 4096;
+/// Receive buffers begin at multiples of this many bytes.
+const ALIGNMENT_BYTES: usize = 128;
+
+/// Returns what the device can give a session to itself.
+pub(super) fn limits(
+    info: &Info,
+    shared: &Shared,
+    is_exclusive: bool,
+) -> Result<OwnQueueLimits, OwnQueueError> {
+    let properties = shared.properties();
+    let (name, queues, kept) = (info.name.clone(), properties.queues, properties.lanes);
+    if is_exclusive {
+        return Err(OwnQueueError::Exclusive { name });
+    }
+    if kept > 1 {
+        return Err(OwnQueueError::Lanes { name });
+    }
+    if properties.tx_checksum != TxChecksum::Engine {
+        return Err(OwnQueueError::TxChecksum { name });
+    }
+    if shared.is_zero_copy() {
+        return Err(OwnQueueError::ZeroCopy { name });
+    }
+    if queues <= kept {
+        return Err(OwnQueueError::TooFewQueues { name, queues, kept });
+    }
+    if !shared.has_sockets_for_session() {
+        return Err(OwnQueueError::NoSockets { name });
+    }
+    let needed =
+        (HEADROOM_BYTES + properties.frame_bytes).clamp(LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES);
+    let buffer_bytes = needed.next_multiple_of(ALIGNMENT_BYTES) as u32..=MOST_BUFFER_BYTES as u32;
+    Ok(OwnQueueLimits { queues: kept..queues, buffer_bytes })
+}
+
+/// Opens a hardware queue for one session. `among`: the queue that served it.
+pub(super) fn open(
+    info: &Info,
+    among: &Arc<Lane>,
+    hardware: u32,
+    memory: &OwnMemory,
+) -> Result<OpenedOwnQueue, DeviceError> {
+    let own = OwnBuffers { bytes: memory.buffer_bytes, count: memory.buffers };
+    let lane = Arc::new(Lane::own(among, hardware, own));
+    let failed = |what| {
+        let name = info.name.clone();
+        move |cause| DeviceError::Failed { name, what, cause }
+    };
+    let dma: Arc<dyn Dma> = lane.clone();
+    let registered = Registration::new(&dma, &memory.mapping);
+    let registration = registered
+        .map_err(|error| failed("registering a session's memory")(std::io::Error::other(error)))?;
+    // From now on, packets of other flows do not reach the socket that is to come.
+    among
+        .shared
+        .attached_program()
+        .set_owner(hardware, true)
+        .map_err(failed("giving a hardware queue an owner"))?;
+    let info = own_info(info, &lane, own);
+    let parts = info.limits.tx_packet_parts;
+    let queue = XdpQueue::new(info, lane)?;
+    Ok((Box::new(queue), registration, parts))
+}
+
+/// Binds the server's socket to a hardware queue again.
+pub(super) fn take_back(
+    info: &Info,
+    lane: &Lane,
+    hardware: u32,
+) -> Result<HardwareQueue, DeviceError> {
+    let failed = |cause| {
+        let what = "serving a hardware queue again";
+        DeviceError::Failed { name: info.name.clone(), what, cause }
+    };
+    lane.shared.attached_program().set_owner(hardware, false).map_err(failed)?;
+    let socket = lane.bind_again(hardware).map_err(failed)?;
+    Ok(HardwareQueue { number: hardware, state: Box::new(socket) })
+}
+
+fn own_info(info: &Info, lane: &Lane, own: OwnBuffers) -> Info {
+    let bytes = own.bytes as usize;
+    let spans = lane.binding.spans;
+    let limits = Limits {
+        rx_buffer_bytes: bytes,
+        rx_alignment: ALIGNMENT_BYTES,
+        rx_packet_buffers: rx_packet_buffers(spans, bytes - HEADROOM_BYTES),
+        rx_ring: own.count as usize,
+        tx_packet_parts: if spans { PACKET_PARTS } else { 1 },
+        ..info.limits
+    };
+    Info { limits, queues: 1, ..info.clone() }
+}
