@@ -221,7 +221,7 @@ fn each_field_of_attach_has_its_range() {
         Attach { receive_buffer_bytes: many, ..good },
         Attach { queue_pairs: 16_384, transmit_slots: 1 << 20, ..good },
         Attach { transmit_slots: 1 << 20, transmit_buffer_bytes: 1 << 17, ..good },
-        Attach { flags: 4, ..good },
+        Attach { flags: 8, ..good },
     ];
     let raw = connect(&server);
     for attach in malformed {
@@ -236,6 +236,7 @@ fn each_field_of_attach_has_its_range() {
         (Attach { ipv4: [10, 77, 0, 255], ..good }, Refusal::NotFound, "10.77.0.255"),
         (Attach { ipv4: [10, 77, 1, 5], ..good }, Refusal::NotFound, "10.77.1.5"),
         (Attach { ipv4: [255; 4], ..good }, Refusal::NotFound, "255.255.255.255"),
+        (Attach { flags: message::ATTACH_OWN_QUEUE, ..good }, Refusal::NotFound, "of their own"),
     ] {
         let (said, text) = refused(raw.ask(&Message::Attach(attach)).unwrap());
         assert_eq!(said, refusal, "{text}");

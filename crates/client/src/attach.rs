@@ -85,7 +85,8 @@ fn request(options: &Options) -> Attach {
         receive_buffer_bytes: options.receive_buffer_bytes,
         name: message::fixed_name(&options.name),
         ipv4: options.ipv4.map_or([0; 4], |ip| ip.octets()),
-        flags: options.addresses.to_flags(),
+        flags: options.addresses.to_flags()
+            | if options.own_queue { message::ATTACH_OWN_QUEUE } else { 0 },
     }
 }
 

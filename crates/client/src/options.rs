@@ -31,6 +31,11 @@ pub struct Options {
     pub ipv4: Option<Ipv4Addr>,
     /// The requested kind of addresses.
     pub addresses: Addresses,
+    /// `true` to ask for a hardware queue of the session's own, from which packets come without a copy
+    /// by the server. The server's policy must grant one, and attaching fails without
+    /// ([`crate::AttachError`] says why). The first queue pair receives them, so other queue pairs gain
+    /// nothing. The session does the work of [`Info::can_checksum`] and [`Info::can_segment`] itself.
+    pub own_queue: bool,
     /// The strategy of [`crate::Session::wait`].
     pub wait_strategy: WaitStrategy,
     /// The queue pair for the expedited packets of all endpoints
@@ -121,6 +126,7 @@ impl Default for Options {
             provided: None,
             ipv4: None,
             addresses: Addresses::default(),
+            own_queue: false,
             wait_strategy: WaitStrategy::default(),
             expedited_queue_pair: None,
             answer_timeout: crate::control::ANSWER_TIMEOUT,
@@ -164,6 +170,8 @@ pub struct Info {
     /// The server's engine threads. Each has a part of the session's memory, with all receive
     /// buffers that the session asked for.
     pub lanes: u32,
+    /// `true` if the session has a hardware queue of its own.
+    pub own_queue: bool,
     /// The server's number, which differs from that of any other server.
     pub epoch: u64,
 }
@@ -250,6 +258,7 @@ pub(crate) fn read_info(attached: &Attached) -> Info {
         by_port: attached.flags & message::BY_PORT != 0,
         trusted: attached.flags & message::TRUSTED != 0,
         lanes: u32::from(attached.lanes),
+        own_queue: attached.flags & message::OWN_QUEUE != 0,
         epoch: attached.epoch,
     }
 }

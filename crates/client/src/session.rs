@@ -113,7 +113,12 @@ impl Session {
         let buffers = shape.receive_pool.buffers() * count;
         let receive_pool =
             PoolShape::new(buffers, shape.receive_pool.data_bytes()).ok_or_else(small)?;
-        let (lanes, queue_pairs) = lanes(&shape, wakes, own, &server, &state);
+        let (lanes, mut queue_pairs) = lanes(&shape, wakes, own, &server, &state);
+        if granted.flags & message::OWN_QUEUE != 0
+            && let Some(first) = queue_pairs.first_mut()
+        {
+            first.receive.allow_any_order();
+        }
         let units = queue_pairs.len();
         let mut session = Session {
             channel,

@@ -32,6 +32,15 @@ pub enum OwnQueueError {
         /// The interface.
         name: String,
     },
+    /// The device was opened without them, so its memory is not prepared.
+    #[error(
+        "{name} was opened without queues of a session's own; name some in a grant of the policy \
+         (own-queues), and restart the server"
+    )]
+    NotPrepared {
+        /// The interface.
+        name: String,
+    },
     /// The kernel receives nothing, and so the flow filter is not there.
     #[error("{name} is served exclusively; leave the option exclusive out")]
     Exclusive {

@@ -18,7 +18,7 @@ use towpath_device::capture::{self, CaptureDevice};
 use towpath_device::conformance::{self, DeviceFarEnd, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::xdp::{CopyMode, Mode, Options, TxChecksum, XdpDevice, XdpError};
-use towpath_device::{Completion, Device, Filter, FlowRule, Meta, TxHeadroom};
+use towpath_device::{Completion, Device, Filter, FlowRule, Meta, OwnQueueError, TxHeadroom};
 use towpath_netlink::Netlink;
 use towpath_packet::build::Flow;
 
@@ -275,7 +275,12 @@ fn a_session_has_a_hardware_queue_native() {
         return;
     }
     veth("own", "numrxqueues 2 numtxqueues 2");
-    let mut device = XdpDevice::open(&options("own", Mode::Native, false)).unwrap();
+    let unprepared = XdpDevice::open(&options("own", Mode::Native, false)).unwrap();
+    let refused = unprepared.own_queue_limits().unwrap_err();
+    assert!(matches!(refused, OwnQueueError::NotPrepared { .. }), "{refused}");
+    drop(unprepared);
+    let options = Options { own_queues: vec![1], ..options("own", Mode::Native, false) };
+    let mut device = XdpDevice::open(&options).unwrap();
     let limits = device.own_queue_limits().unwrap();
     assert_eq!(limits.queues, 1..2);
     assert!(limits.buffer_bytes.contains(&2176) && !limits.buffer_bytes.contains(&1920));

@@ -19,7 +19,8 @@ pub enum Endpoint {
     RxPackets,
     /// Bytes of the packets delivered to the application.
     RxBytes,
-    /// Copies made on receive, one per packet.
+    /// Copies made on receive: one per packet, and none for a packet that the device put into the
+    /// session's own buffer.
     RxCopies,
     /// Packets sent: to the device, or to another endpoint.
     TxPackets,
@@ -97,7 +98,7 @@ pub enum Device {
     /// Packets that the driver dropped on receive, such as those longer than a buffer, or with
     /// impossible metadata; with AF_XDP and packet sockets also those for which the kernel had no
     /// room in the driver's rings; with AF_XDP also those that matched a rule on a hardware queue
-    /// without a socket.
+    /// without a socket, or on the hardware queue of another session.
     RxDriver,
     /// Packets that the driver dropped on transmit, such as those that the kernel refused, or that
     /// the interface's queue (qdisc) dropped.

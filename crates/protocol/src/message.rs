@@ -67,7 +67,7 @@ pub struct Attach {
     pub name: [u8; 32],
     /// The IPv4 address that the application asks for, or zeros for any.
     pub ipv4: [u8; 4],
-    /// [`ATTACH_OWN`], [`ATTACH_SHARED`], or 0 for either.
+    /// [`ATTACH_OWN`], [`ATTACH_SHARED`], or 0 for either; and [`ATTACH_OWN_QUEUE`].
     pub flags: u32,
 }
 
@@ -75,6 +75,11 @@ pub struct Attach {
 pub const ATTACH_OWN: u32 = 1;
 /// Asks for the addresses of the host, which the session shares with the kernel and other sessions.
 pub const ATTACH_SHARED: u32 = 2;
+
+/// Asks for a hardware queue of the session's own.
+pub const ATTACH_OWN_QUEUE: u32 = 4;
+/// All `ATTACH_…` bits.
+pub const ATTACH_ALL: u32 = 7;
 
 /// The server's grant to a session. Descriptors come with it, in this order: server pages,
 /// receive pool, state page (these three read-only), application pages, transmit pool (both to be
@@ -94,7 +99,7 @@ pub struct Attached {
     /// Offloads that the application may leave to the device on transmit: [`CAN_CHECKSUM`],
     /// [`CAN_SEGMENT`].
     pub capabilities: u32,
-    /// [`TRUSTED`], [`SHARED`], [`BY_PORT`].
+    /// [`TRUSTED`], [`SHARED`], [`BY_PORT`], [`OWN_QUEUE`].
     pub flags: u32,
     /// The MAC address that the server gives the session.
     pub mac: [u8; 6],
@@ -128,6 +133,10 @@ pub const SHARED: u32 = 2;
 /// No endpoint can receive all packets: the addresses are shared, or the grant limits ports or
 /// ethertypes.
 pub const BY_PORT: u32 = 4;
+
+/// The session has a hardware queue of its own. The server fills the receive buffers of its first
+/// queue pair in any order, and data may start anywhere behind a buffer's headroom.
+pub const OWN_QUEUE: u32 = 8;
 
 /// Asks for an endpoint.
 #[derive(

@@ -68,6 +68,8 @@ pub(crate) struct Connection {
     pub(crate) name: String,
     /// The session's addresses.
     pub(crate) lease: Option<Lease>,
+    /// The hardware queue that the session has to itself, or is about to have.
+    pub(crate) own_queue: Option<u32>,
     /// The sizes of the session's parts.
     pub(crate) shape: Option<SessionShape>,
     /// The session's memories, for reading counters and for unmapping.
@@ -120,6 +122,40 @@ impl Opened {
 }
 
 impl Connection {
+    /// Makes a connection without a session.
+    pub(crate) fn new(
+        worker: u64,
+        peer: Peer,
+        standing: Standing,
+        terms: Arc<Terms>,
+        account: Account,
+        trusted: bool,
+    ) -> Connection {
+        Connection {
+            worker,
+            peer,
+            standing,
+            terms,
+            trusted,
+            progress: Progress::New,
+            gone: false,
+            account,
+            bytes: 0,
+            number: 0,
+            name: String::new(),
+            lease: None,
+            own_queue: None,
+            shape: None,
+            mappings: None,
+            counter: None,
+            returned: Vec::new(),
+            is_ending: false,
+            pins: Vec::new(),
+            endpoints: Vec::new(),
+            free: (BinaryHeap::new(), 0),
+        }
+    }
+
     /// Returns the number for a new endpoint: the lowest that is free.
     #[must_use]
     pub(crate) fn free_endpoint(&self) -> Option<u32> {
@@ -188,7 +224,7 @@ pub(crate) fn read_attach(
     attach: &Attach,
 ) -> Result<(SessionShape, Option<Ipv4Addr>, String), Refused> {
     let malformed = |text: String| (Refusal::Malformed, text);
-    if attach.flags & !(message::ATTACH_OWN | message::ATTACH_SHARED) != 0 {
+    if attach.flags & !message::ATTACH_ALL != 0 {
         return Err(malformed(format!("attach: unknown flags {:#x}", attach.flags)));
     }
     let shape = SessionShape::new(

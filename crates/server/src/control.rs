@@ -7,7 +7,7 @@
 //! control thread has answered the last one, so a flooding user delays no other. A connection ends
 //! when it sends an invalid message, does not read its answers, or does not finish attaching.
 
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -26,14 +26,16 @@ use tracing::{error, info, warn};
 
 use crate::addresses::Pool;
 use crate::config::PolicyError;
-use crate::connection::{Connection, Progress, Refused};
+use crate::connection::{Connection, Refused};
 use crate::connections::Connections;
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::{Rule, Sets};
+use crate::engine::own::HeaderMemory;
 use crate::engines::{Engines, Reply};
 use crate::filters::Filters;
 use crate::host::Host;
 use crate::log::LogLimit;
+use crate::own_queues::OwnQueues;
 use crate::policy::{Account, Admission, Policy, PolicyChange, Standing};
 use crate::slow::Slow;
 use crate::worker::link::Packet;
@@ -101,6 +103,8 @@ pub(crate) struct Parts {
     pub(crate) wake: Arc<OwnedFd>,
     /// The engines' epoll sets, in which workers enter sessions.
     pub(crate) engine_epolls: Vec<OwnedFd>,
+    /// The bounce buffers, for the own queues of sessions.
+    pub(crate) headers: Option<HeaderMemory>,
     /// `true` if session memory is locked, because there is a swap device.
     pub(crate) locks_memory: bool,
     /// The descriptors that keep the state page in place.
@@ -132,6 +136,7 @@ pub(crate) struct Control {
     pub(crate) rules: HashMap<Rule, u32>,
     pub(crate) rule_sets: Sets,
     pub(crate) filters: Filters,
+    pub(crate) own_queues: OwnQueues,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
     /// The error that stops the control thread, if it stops without a request.
@@ -189,6 +194,7 @@ impl Control {
             rules: HashMap::new(),
             rule_sets: Sets::default(),
             filters: Filters::default(),
+            own_queues: OwnQueues::new(parts.headers.take()),
             ended: None,
             stopping: false,
             failed: None,
@@ -237,6 +243,7 @@ impl Control {
             self.engine_events();
             self.go_on_slowly();
             self.go_on_with_host();
+            self.take_back_late_queues();
             self.give_up_workers();
             self.end_failed_connections();
         }
@@ -304,7 +311,8 @@ impl Control {
         let workers = self.workers.next_deadline().map(|deadline| {
             deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1)
         });
-        host.into_iter().chain(workers).min()
+        let queues = self.own_queues.next_deadline();
+        host.into_iter().chain(workers).chain(queues).min()
     }
 
     fn accept(&mut self) {
@@ -346,12 +354,12 @@ impl Control {
                     if self.log.allows(peer.uid) {
                         info!(uid = peer.uid, pid = peer.pid, "refused: {text}");
                     }
-                    let text = format!("{}: {text}", self.parts.info.name);
-                    return self.turn_away(socket, Owner::Refused, (refusal, text));
+                    let line = (refusal, format!("{}: {text}", self.parts.info.name));
+                    return self.turn_away(socket, Owner::Refused, line);
                 }
             };
-        let is_limited = standing != Standing::Administrator;
-        let account = Account { uid: peer.uid, group, is_limited };
+        let account =
+            Account { uid: peer.uid, group, is_limited: standing != Standing::Administrator };
         let owner = Owner::User(peer.uid);
         if !self.connections.has_room(policy, account) {
             let text = "your user, its group or this server has as many control connections as \
@@ -374,28 +382,7 @@ impl Control {
         let descriptors = [Some(socket), peer.process.take()].into_iter().flatten().collect();
         let adopt = Packet::new(command::ADOPT, token, command::TIMED).with(descriptors);
         let trusted = peer.uid == self.own_uid || peer.uid == 0;
-        let connection = Connection {
-            worker,
-            peer,
-            standing,
-            terms,
-            trusted,
-            progress: Progress::New,
-            gone: false,
-            account,
-            bytes: 0,
-            number: 0,
-            name: String::new(),
-            lease: None,
-            shape: None,
-            mappings: None,
-            counter: None,
-            returned: Vec::new(),
-            is_ending: false,
-            pins: Vec::new(),
-            endpoints: Vec::new(),
-            free: (BinaryHeap::new(), 0),
-        };
+        let connection = Connection::new(worker, peer, standing, terms, account, trusted);
         self.connections.insert(token, connection);
         self.workers.count(worker, true);
         self.workers.tell(worker, owner, adopt);
@@ -465,6 +452,7 @@ impl Control {
                 EngineReport::Recovered { resets } => {
                     info!(device = self.parts.info.name, resets, "the device works again");
                 }
+                EngineReport::Ceded { hardware, queue } => self.ceded(hardware, queue),
                 EngineReport::Ended(outcome) => {
                     self.ended = self.parts.engines.engine_ended(outcome);
                     // The others end, too: every session needs all engines.

@@ -33,6 +33,7 @@ pub(crate) mod last_sent;
 mod memories;
 pub(crate) mod neighbours;
 mod notifier;
+pub(crate) mod own;
 mod port;
 pub(crate) mod relays;
 mod rx;
@@ -67,9 +68,11 @@ use demux::{Direction, FlowCache, FlowTable};
 use device_counters::DeviceCounters;
 use memories::TransmitMemories;
 use notifier::Notifier;
+use own::HeaderMemory;
 use port::DevicePort;
 use relays::Relays;
 use rx::RxPath;
+use rx::own::OwnRx;
 use sessions::SessionTable;
 use source::SoftwareOffloads;
 use tx::{MAX_EXPEDITED, TxContext, TxPath};
@@ -117,6 +120,7 @@ pub struct Engine {
     memories: TransmitMemories,
     flows: FlowTable,
     rx: RxPath,
+    own_rx: OwnRx,
     tx: TxPath,
     notifier: Notifier,
     wait: EngineWait,
@@ -133,6 +137,8 @@ pub struct Engine {
     /// The packets of the last poll iteration.
     found: Found,
     stop: bool,
+    /// For the control thread.
+    headers: Option<HeaderMemory>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -156,7 +162,8 @@ impl Engine {
         link: Link,
     ) -> Result<Engine, DeviceError> {
         let Budgets { batch, receive_budget, transmit_budget, iteration_budget } = budgets;
-        let (port, memory) = DevicePort::start(device, link.lane, batch, values)?;
+        let (port, mut memory) = DevicePort::start(device, link.lane, batch, values)?;
+        let headers = memory.headers.take();
         let (counters, flag) = DeviceCounters::new(state, epoch);
         let wait = EngineWait::new(&port, flag, link.wake, values)?;
         Ok(Engine {
@@ -164,6 +171,7 @@ impl Engine {
             memories: TransmitMemories::default(),
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
             rx: RxPath::new(&port, batch, values),
+            own_rx: OwnRx::new(batch),
             tx: TxPath::new(memory, transmit_budget, iteration_budget, values),
             notifier: Notifier::new(values, link.relays, iteration_budget + MAX_EXPEDITED),
             wait,
@@ -177,12 +185,19 @@ impl Engine {
             closing: ClosingSessions::default(),
             found: Found::default(),
             stop: false,
+            headers,
         })
     }
 
     /// Returns the device's name, and the memory of its packets.
     pub(crate) fn packet_memory(&self) -> (&str, &Mapping) {
         (self.port.name(), self.port.memory())
+    }
+
+    /// Takes the bounce buffers as a part of the memory of sessions' own queues; `None` for a device
+    /// without such queues.
+    pub(crate) fn take_headers(&mut self) -> Option<HeaderMemory> {
+        self.headers.take()
     }
 
     /// Returns the epoll set in which the workers enter each session's `Session::wake`, with
@@ -272,7 +287,12 @@ impl Engine {
             self.receive_budget,
             self.iteration,
         );
-        self.rx.poll(&mut self.port, &mut self.flows, &mut delivery, &mut self.counters)
+        let (port, flows, counters) = (&mut self.port, &mut self.flows, &mut self.counters);
+        let received = self.rx.poll(port, flows, &mut delivery, counters)?;
+        if port.own().0.is_empty() {
+            return Ok(received);
+        }
+        Ok(received + self.own_rx.poll(port, flows, &mut delivery, counters)?)
     }
 
     /// Takes packets from the sessions, and delivers them or hands them to the device.
@@ -331,8 +351,9 @@ impl Engine {
     #[cold]
     fn reset_device(&mut self) -> Result<usize, DeviceError> {
         let (mut buffers, mut completions) = (Vec::new(), Vec::new());
-        self.port.reset(&mut buffers, &mut completions)?;
+        let own = self.port.reset(&mut buffers, &mut completions)?;
         self.rx.take_back(&self.port, &buffers);
+        rx::own::take_back(own, &mut self.sessions);
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
         let kept = self.tx.land_all(&completions, sessions, notifier, &mut self.counters);
         self.publish_counts();
@@ -402,7 +423,8 @@ impl Engine {
     /// Returns what the poll iteration left behind.
     fn leftovers(&self) -> Leftovers {
         let watchdog = self.port.next_due(self.sessions.has_ending());
-        let due = [self.notifier.next_due(), self.tx.next_due(), watchdog];
+        let own = self.own_rx.next_due();
+        let due = [self.notifier.next_due(), self.tx.next_due(), watchdog, own];
         Leftovers {
             commands: self.has_commands_left(),
             received: self.rx.has_left(),

@@ -107,7 +107,7 @@ pub(crate) fn of_endpoint(opened: &Opened) -> Vec<Filter> {
 }
 
 /// Converts a flow rule to the device's type.
-fn flow(rule: &Rule) -> FlowRule {
+pub(crate) fn flow(rule: &Rule) -> FlowRule {
     let Rule { mac, vlan, ethertype, ip, protocol, port, remote_ip, remote_port } = *rule;
     let vlan = match vlan {
         Vlan::Any => FlowVlan::Any,

@@ -20,6 +20,7 @@
 #![deny(unsafe_code)]
 
 mod addresses;
+mod ceding;
 mod clock;
 mod config;
 mod connection;
@@ -33,6 +34,7 @@ mod host;
 mod keeper;
 mod log;
 mod open;
+mod own_queues;
 mod peers;
 mod policy;
 mod prepare;

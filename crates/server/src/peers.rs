@@ -17,7 +17,7 @@ use crate::engine::forbidden::Forbidden;
 use crate::engine::relays::Relay;
 use crate::engine::session::{Mappings, Session};
 use crate::engines::Reply;
-use crate::prepare::remove_stored;
+use crate::prepare::{Mapped, remove_stored};
 use crate::slow::Job;
 use crate::worker::link::{Packet, Report};
 use crate::worker::wire::{command, report};
@@ -228,35 +228,41 @@ impl Control {
             Some(Job::Populate { token, mut mapped }) => {
                 self.lock(&mapped.mappings);
                 self.register(&mut mapped.sessions);
-                let Some(connection) = self.connections.get_mut(token) else { return };
-                let most = connection.terms.forbidden_packets_per_second;
-                for session in &mut mapped.sessions {
-                    session.forbidden = most.map(Forbidden::new);
+                if let Some(mapped) = self.ask_for_queue(token, mapped) {
+                    self.begin_session(token, mapped);
                 }
-                connection.progress = Progress::Lives;
-                let uid = connection.account.uid;
-                if self.log.allows(uid)
-                    && let Some(connection) = self.connections.get(token)
-                {
-                    info!(
-                        session = connection.number,
-                        name = connection.name,
-                        uid,
-                        pid = connection.peer.pid,
-                        trusted = connection.trusted,
-                        "attached"
-                    );
-                }
-                self.decide_who_notifies(token);
-                let parts =
-                    mapped.sessions.into_iter().map(Box::new).map(Command::AddSession).collect();
-                self.parts.engines.command_each(parts, Reply::Done(token));
             }
             Some(Job::Release { token, mappings, sessions }) => {
                 self.released(token, sessions);
                 drop(mappings);
             }
         }
+    }
+
+    /// Hands a session over to the engine.
+    pub(crate) fn begin_session(&mut self, token: u64, mut mapped: Mapped) {
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        let most = connection.terms.forbidden_packets_per_second;
+        for session in &mut mapped.sessions {
+            session.forbidden = most.map(Forbidden::new);
+        }
+        connection.progress = Progress::Lives;
+        let uid = connection.account.uid;
+        if self.log.allows(uid)
+            && let Some(connection) = self.connections.get(token)
+        {
+            info!(
+                session = connection.number,
+                name = connection.name,
+                uid,
+                pid = connection.peer.pid,
+                trusted = connection.trusted,
+                "attached"
+            );
+        }
+        self.decide_who_notifies(token);
+        let parts = mapped.sessions.into_iter().map(Box::new).map(Command::AddSession).collect();
+        self.parts.engines.command_each(parts, Reply::Done(token));
     }
 
     /// Locks the memory if there is a swap device, so that the engine need not wait for it.
@@ -292,6 +298,7 @@ impl Control {
     pub(crate) fn session_ended(&mut self, mut session: Box<Session>) {
         // Nothing is in flight any more, and the engine has dropped its clone.
         session.registration = None;
+        self.close_own_queue(&mut session);
         let Some(token) = self.connections.token_of(session.number) else { return };
         let lanes = self.parts.engines.lanes();
         let Some(connection) = self.connections.get_mut(token) else { return };
@@ -355,6 +362,9 @@ impl Control {
         let Some(connection) = self.connections.get_mut(token) else { return Vec::new() };
         let endpoints = std::mem::take(&mut connection.endpoints);
         let lease = connection.lease.take();
+        if let Some(hardware) = connection.own_queue.take() {
+            self.own_queues.release(hardware);
+        }
         let holder = Holder { uid: connection.peer.uid, name: connection.name.clone() };
         self.free_counters.extend(connection.counter.take());
         for (opened, endpoint) in endpoints.iter().zip(0..) {

@@ -138,6 +138,13 @@ pub struct Admission {
 }
 
 impl Policy {
+    /// Returns the hardware queues that some grant gives, in order.
+    #[must_use]
+    pub fn own_queues(&self) -> Vec<u32> {
+        let all = self.grants.iter().flat_map(|grant| grant.terms.own_queues.iter().copied());
+        all.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
+    }
+
     /// Returns the default policy with a grant of the default terms to users and groups.
     #[must_use]
     pub fn granting(users: Vec<u32>, groups: Vec<u32>) -> Policy {

@@ -11,10 +11,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use towpath_memory::SharedFile;
+use towpath_memory::{FilePart, Mapping, SharedFile};
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::store::Store;
 
+use crate::engine::own::{HeaderMemory, Offsets};
 use crate::engine::relays::Relay;
 use crate::engine::session::{
     Doorbell, ENDPOINT_BYTES, Mappings, Memories, QUEUE_PAIR_BYTES, Session,
@@ -38,12 +39,17 @@ const MEMORIES: [&str; 5] = ["server", "receive-pool", "ledger", "application", 
 pub(crate) struct Prepared {
     shape: SessionShape,
     files: Files,
+    /// The memory of the session's own hardware queue.
+    joined: Option<Joined>,
     /// The server's end of the doorbell.
     doorbell: OwnedFd,
     /// For each lane, readable when the application notifies its engine. The application does not
     /// have these descriptors.
     wakes: Vec<OwnedFd>,
 }
+
+/// The memory of a session's own hardware queue, and what lies where in it.
+pub(crate) type Joined = (Arc<Mapping>, Offsets);
 
 /// Returns the bytes that a session takes on a server with so many lanes. These are all of its
 /// memories, and the server's own memory for as many endpoints and queue pairs as the session may
@@ -110,7 +116,25 @@ impl Prepared {
             wakes.push(wake);
             handed.push(event);
         }
-        Ok((Prepared { shape, files, doorbell, wakes }, handed))
+        Ok((Prepared { shape, files, joined: None, doorbell, wakes }, handed))
+    }
+
+    /// Maps the buffers of the session, and the bounce buffers behind them, for a hardware queue of the
+    /// session's own. The kernel pins such memory for writing, so this comes before the worker seals
+    /// the transmit pool against further writers. The server itself writes nothing there.
+    ///
+    /// # Errors
+    /// Fails if there is no memory.
+    pub(crate) fn join(&mut self, headers: &HeaderMemory) -> io::Result<()> {
+        let (receive, transmit) = (&self.files.receive_pool, &self.files.transmit_pool);
+        let whole = |file| FilePart { file, offset: 0, len: SharedFile::len(file) };
+        let mapping = Mapping::joined(&[whole(receive), whole(transmit), headers.part()])?;
+        mapping.keep_from_children()?;
+        let end = receive.len() + transmit.len();
+        u32::try_from(mapping.len()).map_err(|_| rustix::io::Errno::FBIG)?;
+        let offsets = Offsets { transmit: receive.len() as u32, headers: end as u32 };
+        self.joined = Some((Arc::new(mapping), offsets));
+        Ok(())
     }
 
     /// Returns the files that the worker needs to prepare the session's memory, in the worker's
@@ -145,7 +169,7 @@ impl Prepared {
             Ok(memories) => memories,
             Err(error) => return Err((error, self.into_descriptors())),
         };
-        let Prepared { shape, doorbell, wakes, .. } = self;
+        let Prepared { shape, joined, doorbell, wakes, .. } = self;
         let mappings = memories.mappings();
         let doorbell = Doorbell::new(doorbell, relay);
         let mut memories = memories;
@@ -153,7 +177,8 @@ impl Prepared {
             let memories = memories.split_off_lane(&shape, lane);
             Session::of_lane(number, shape, memories, doorbell.clone(), wake)
         };
-        Ok(Mapped { sessions: wakes.into_iter().enumerate().map(session).collect(), mappings })
+        let sessions = wakes.into_iter().enumerate().map(session).collect();
+        Ok(Mapped { sessions, mappings, joined })
     }
 
     fn memories(&self) -> io::Result<Memories> {
@@ -193,6 +218,8 @@ pub(crate) struct Mapped {
     /// The parts of the session, one for each lane.
     pub(crate) sessions: Vec<Session>,
     pub(crate) mappings: Mappings,
+    /// The memory of the session's own hardware queue.
+    pub(crate) joined: Option<Joined>,
 }
 
 /// Makes the descriptors by which an application notifies an engine. Returns the engine's and the

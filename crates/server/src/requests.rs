@@ -66,8 +66,10 @@ impl Control {
         let terms = connection.terms.clone();
         let limits = policy.limits(&terms);
         let bytes = bytes_within(&limits, &shape, lanes)?;
-        let (uid, account) = (connection.peer.uid, connection.account);
+        let (uid, account, standing) =
+            (connection.peer.uid, connection.account, connection.standing);
         let shared = self.shares_host_addresses(attach.flags, wanted)?;
+        let hardware = self.choose_own_queue(attach.flags, standing, &terms, &shape)?;
         // Sessions that share addresses use none up.
         let addresses = if shared { usize::MAX } else { self.parts.pool.size() };
         if let Some(text) = self.connections.is_full((policy, &limits), account, bytes, addresses) {
@@ -87,7 +89,12 @@ impl Control {
             return Err(refused);
         }
         let number = self.next_number;
-        let outcome = Prepared::new(number, (shape, lanes), &self.state, self.parts.store.as_mut());
+        let headers = self.own_queues.headers().filter(|_| hardware.is_some());
+        let outcome = Prepared::new(number, (shape, lanes), &self.state, self.parts.store.as_mut())
+            .and_then(|(mut prepared, handed)| {
+                headers.map_or(Ok(()), |headers| prepared.join(headers))?;
+                Ok((prepared, handed))
+            });
         let (prepared, handed) = match outcome {
             Ok(both) => both,
             Err(error) => {
@@ -101,7 +108,12 @@ impl Control {
         self.connections.give_number(token, number, bytes);
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         let by_port = lease.shared || !connection.terms.allow_every_flow();
-        let attached = attached(&self.parts, number, (connection.trusted, by_port), &lease);
+        let is = (connection.trusted, by_port, hardware.is_some());
+        let attached = attached(&self.parts, number, is, &lease);
+        connection.own_queue = hardware;
+        if let Some(hardware) = hardware {
+            self.own_queues.reserve(hardware);
+        }
         connection.name = name;
         connection.lease = Some(lease);
         connection.shape = Some(shape);
@@ -202,10 +214,7 @@ impl Control {
         let Some(lease) = connection.lease else { return Ok(()) };
         self.choose_port(token, &mut opened)?;
         // The device receives the endpoint's packets before its application may expect them.
-        if let Err(refused) = self.claim("open", &filters::of_endpoint(&opened)) {
-            self.release_port(&opened);
-            return Err(refused);
-        }
+        self.claim_endpoint(token, &opened)?;
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         let rights = match opened.sends {
             false => Rights::nothing(),
@@ -238,6 +247,24 @@ impl Control {
         let reply = Reply::Opened(token, number, port);
         self.add_endpoint(command, &terms.settings, (session, number), reply);
         Ok(())
+    }
+
+    /// Tells the device what an endpoint receives. The flow of a session with a hardware queue of its
+    /// own is that queue's; packets that arrive elsewhere come as always.
+    fn claim_endpoint(&mut self, token: u64, opened: &Opened) -> Result<(), Refused> {
+        let filters = filters::of_endpoint(opened);
+        if let Err(refused) = self.claim("open", &filters) {
+            self.release_port(opened);
+            return Err(refused);
+        }
+        let hardware = self.connections.get(token).and_then(|connection| connection.own_queue);
+        let Some(hardware) = hardware.filter(|_| opened.has_rule()) else { return Ok(()) };
+        let outcome = self.parts.device.own_flow(&filters::flow(&opened.rule), hardware);
+        outcome.map_err(|error| {
+            self.release(&filters);
+            self.release_port(opened);
+            (Refusal::Limit, format!("open: {error}"))
+        })
     }
 
     /// Takes the port of a rule for an endpoint. Holds a port of the host's address in the kernel.
@@ -505,7 +532,7 @@ fn refusal_of(error: &PoolError) -> Refusal {
 fn attached(
     parts: &Parts,
     session: u32,
-    (trusted, by_port): (bool, bool),
+    (trusted, by_port, has_queue): (bool, bool, bool),
     lease: &Lease,
 ) -> Attached {
     let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
@@ -514,10 +541,12 @@ fn attached(
         session,
         mtu: parts.info.mtu.min(usize::from(u16::MAX)) as u16,
         lanes: parts.engines.lanes() as u16,
-        capabilities: message::CAN_CHECKSUM | message::CAN_SEGMENT,
+        // For packets that its own queue sends in place, the session does the work itself.
+        capabilities: flag(!has_queue, message::CAN_CHECKSUM | message::CAN_SEGMENT),
         flags: flag(trusted, message::TRUSTED)
             | flag(lease.shared, message::SHARED)
-            | flag(by_port, message::BY_PORT),
+            | flag(by_port, message::BY_PORT)
+            | flag(has_queue, message::OWN_QUEUE),
         mac: lease.mac,
         ipv4_prefix: lease.ipv4.map_or(0, |(_, prefix)| prefix),
         ipv6_prefix: lease.ipv6.map_or(0, |(_, prefix)| prefix),

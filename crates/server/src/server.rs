@@ -90,7 +90,7 @@ impl Server {
             identity: (epoch, seed),
             control_wake: &control_wake,
         };
-        let (engines, ends) = maker.all(&mut *device, region, relays)?;
+        let (mut engines, ends) = maker.all(&mut *device, region, relays)?;
         keep_device(store.as_mut(), device.as_ref(), engines.iter().map(Engine::memory_file))?;
         let engine_epolls = epolls(&engines)?;
         let parts = Parts {
@@ -112,6 +112,7 @@ impl Server {
             requests: control_requests,
             wake: control_wake.clone(),
             engine_epolls,
+            headers: engines.first_mut().and_then(Engine::take_headers),
             locks_memory: has_swap(),
             _state_pins: pins,
         };

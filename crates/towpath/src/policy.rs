@@ -30,6 +30,7 @@ A policy file grants rights to users and groups; what no grant names is denied:
   ethertypes = [\"ipv4\", \"arp\", 0x88b5]    # all by default
   capture = false                         # a copy of every packet
   promiscuous = false                     # every packet, and any MAC address
+  own-queues = [3]                        # hardware queues that a session may have to itself
   sessions-per-user = 4                   # limits below the server's
   endpoints-per-session = 64
   host-ports-per-user = 100

@@ -83,10 +83,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let socket = settings.socket.clone().unwrap_or_else(default_socket);
     let left = keeper::take_over_from_killed(&socket, settings.user.as_ref())?;
     confine::raise_memory_limit();
-    let Opened { mut device, subnets, xdp_sockets } = interface::open(served, &settings)?;
+    let mut config = settings.config(socket.clone())?;
+    let own_queues = config.policy.own_queues();
+    let Opened { mut device, subnets, xdp_sockets } =
+        interface::open(served, &settings, own_queues)?;
     let device_info = device.info().clone();
     let name = device_info.name;
-    let mut config = settings.config(socket.clone())?;
     config.subnets = subnets.unwrap_or(config.subnets);
     warn_without_grants(&config.policy, &name);
     directory::prepare(&socket, settings.user.as_ref())?;

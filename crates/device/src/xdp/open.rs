@@ -82,8 +82,8 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let may_be_partial = is_generic || is_virtual;
     let (chunk_bytes, most) = if spans { LARGE_BUFFERS } else { SMALL_BUFFERS };
-    let has_own_queues = !options.own_queues.is_empty();
-    let rx_buffers = locked::receive_buffers(most, chunk_bytes, (queues, lanes), has_own_queues);
+    let gives_queues = !options.own_queues.is_empty();
+    let rx_buffers = locked::receive_buffers(most, chunk_bytes, (queues, lanes), gives_queues);
     if options.copying == CopyMode::ZeroCopy && is_generic {
         return Err(XdpError::NoZeroCopy { name: name.clone() });
     }
@@ -108,6 +108,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         may_be_partial,
         tx_checksum: options.tx_checksum,
         busy_poll: options.busy_poll,
+        gives_queues,
     };
     let mut info = info(&link, mac, &properties, rx_buffers, copies);
     if host_traffic.is_some() {

@@ -39,8 +39,9 @@ pub struct Options {
     /// The number of queues to open, each for a thread of its own: at most as many as the interface
     /// has. Queue i serves the interface's queues i, i + `lanes`, i + 2 `lanes`, ... 0 means 1.
     pub lanes: usize,
-    /// The hardware queues that sessions may have to themselves. The device keeps sockets for these, as
-    /// a server without CAP_NET_RAW creates none later.
+    /// The hardware queues that sessions may have to themselves. If there are any, the device keeps
+    /// sockets for these, as a server without CAP_NET_RAW creates none later, and its memory is mapped
+    /// once more for each session that has one.
     pub own_queues: Vec<u32>,
 }
 

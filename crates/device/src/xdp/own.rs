@@ -45,6 +45,9 @@ pub(super) fn limits(
     if queues <= kept {
         return Err(OwnQueueError::TooFewQueues { name, queues, kept });
     }
+    if !properties.gives_queues {
+        return Err(OwnQueueError::NotPrepared { name });
+    }
     if !shared.has_sockets_for_session() {
         return Err(OwnQueueError::NoSockets { name });
     }

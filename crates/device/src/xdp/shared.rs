@@ -30,6 +30,8 @@ pub(super) struct Properties {
     pub(super) may_be_partial: bool,
     pub(super) tx_checksum: TxChecksum,
     pub(super) busy_poll: bool,
+    /// `true` if sessions may have hardware queues to themselves.
+    pub(super) gives_queues: bool,
 }
 
 /// The shared part of a device.

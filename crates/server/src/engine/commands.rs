@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
-use towpath_device::DeviceError;
+use towpath_device::{DeviceError, HardwareQueue};
 use towpath_protocol::settings::Setting;
 use towpath_queue::Violation;
 
@@ -72,15 +72,23 @@ pub enum Command {
     Mtu {
         bytes: usize,
     },
+    /// Stops serving a hardware queue, which a session is to have to itself.
+    CedeQueue {
+        hardware: u32,
+    },
+    /// Serves a hardware queue again.
+    RestoreQueue(HardwareQueue),
     Stop,
 }
 
 impl Command {
     /// Returns the same command for another lane; `None` for a session, of which each lane gets its
-    /// own part.
+    /// own part, and for a hardware queue, which only the first lane cedes.
     fn again(&self) -> Option<Command> {
         Some(match self {
-            Command::AddSession(_) => return None,
+            Command::AddSession(_) | Command::CedeQueue { .. } | Command::RestoreQueue(_) => {
+                return None;
+            }
             Command::RemoveSession { number, reason } => {
                 Command::RemoveSession { number: *number, reason: *reason }
             }
@@ -181,6 +189,12 @@ pub enum EngineReport {
     /// The device works again, after `resets` resets.
     Recovered {
         resets: u64,
+    },
+    /// The engine serves a hardware queue no more, and returns it to be closed; `None` if it cannot
+    /// do without.
+    Ceded {
+        hardware: u32,
+        queue: Option<HardwareQueue>,
     },
     /// The engine ended, by command or because the device failed.
     Ended(Result<(), DeviceError>),

@@ -182,6 +182,51 @@ fn deliver_chain(
     Delivered::Yes
 }
 
+/// Gives the application a buffer of its own, which the device filled with a packet. No copy is
+/// made. `complete`: the place of a checksum to complete there.
+pub(crate) fn deliver_in_place(
+    session: &mut Session,
+    descriptor: Descriptor,
+    meta: Meta,
+    complete: Option<(u16, u16)>,
+) -> Delivered {
+    let pool = session.shape.receive_pool;
+    let (buffer, len) = (descriptor.buffer, descriptor.len as usize);
+    let start = descriptor.start as usize;
+    if len == 0 || start < HEADROOM_BYTES as usize || start + len > pool.frame_bytes() as usize {
+        return Delivered::Unusable;
+    }
+    let (memory, offset) = (&mut session.receive_pool, pool.buffer_offset(buffer));
+    if let Some((sum_start, sum_offset)) = complete {
+        // SAFETY: as in `complete_checksum`. The kernel, which wrote the packet, has returned the
+        // buffer.
+        let Some(bytes) = (unsafe { memory.bytes_of_file(offset + start, len) }) else {
+            return Delivered::Unusable;
+        };
+        let completed = checksum::completed(&[bytes], sum_start, sum_offset);
+        let written =
+            completed.is_ok_and(|(field, value)| memory.copy_in(offset + start + field, &value));
+        if !written {
+            return Delivered::Unusable;
+        }
+    }
+    let has_meta = meta != Meta::FULL;
+    if has_meta {
+        let words = meta.to_words();
+        if !memory.copy_in(offset, &words[0].to_ne_bytes())
+            || !memory.copy_in(offset + 8, &words[1].to_ne_bytes())
+        {
+            return Delivered::Unusable;
+        }
+    }
+    let flags = if has_meta { META } else { 0 };
+    session.queue_pairs[0].receive.push_lent(Descriptor { flags, ..descriptor });
+    let word = session_word(descriptor.endpoint, Count::RxPackets);
+    // Packets, bytes and copies.
+    session.counters.add_all(word, [1, len as u64, 0]);
+    Delivered::Yes
+}
+
 /// Returns the index of an endpoint's counter among its session's.
 #[inline]
 pub(crate) fn session_word(endpoint: u32, count: Count) -> usize {

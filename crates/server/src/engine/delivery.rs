@@ -10,7 +10,9 @@ use towpath_protocol::counters::{self, Endpoint as EndpointCount};
 use towpath_queue::OwnWords;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, OUTGOING, prefetch_distance};
 
-use crate::engine::copy::{Delivered, count_delivered, deliver, observe, session_word};
+use crate::engine::copy::{
+    Delivered, count_delivered, deliver, deliver_in_place, observe, session_word,
+};
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
 use crate::engine::session::{Endpoint, Session};
@@ -85,6 +87,38 @@ impl<'a> Delivery<'a> {
         work
     }
 
+    /// Gives the application a buffer of its own in which the device put a packet.
+    pub(crate) fn deliver_in_place(
+        &mut self,
+        destination: Destination,
+        placed: Placed,
+        meta: Meta,
+    ) -> InPlace {
+        let (key, number) = (destination.session, destination.endpoint);
+        let Some(session) = self.sessions.get_mut(key) else { return InPlace::Dropped };
+        let endpoint = session.endpoints.get(number as usize).and_then(Option::as_ref);
+        let Some(endpoint) = endpoint else { return InPlace::Dropped };
+        if endpoint.queue_pair != 0 || meta.segmentation.is_some() && !endpoint.offload {
+            return InPlace::NeedsCopy;
+        }
+        let budget = Budget { packets: self.receive_budget, iteration: self.iteration };
+        let Some((mut to, offload)) = admit(session, number, budget) else {
+            return InPlace::Dropped;
+        };
+        let (meta, complete) = if offload { (meta, None) } else { (Meta::FULL, partial(&meta)) };
+        let descriptor = Descriptor {
+            buffer: placed.buffer / to.session.shape.receive_pool.frame_bytes(),
+            start: placed.offset - placed.buffer,
+            len: placed.len,
+            endpoint: number,
+            flags: 0,
+        };
+        let outcome = deliver_in_place(to.session, descriptor, meta, complete);
+        to.count(outcome);
+        self.notifier.touch(to.session, key, to.queue_pair);
+        if outcome == Delivered::Yes { InPlace::Given } else { InPlace::Dropped }
+    }
+
     /// Returns a session as the receiver of several packets.
     #[inline]
     pub(crate) fn receiver(&mut self, key: u32) -> Option<Receiver<'_>> {
@@ -92,6 +126,26 @@ impl<'a> Delivery<'a> {
         let budget = Budget { packets: self.receive_budget, iteration: self.iteration };
         Some(Receiver { key, session, notifier: self.notifier, budget })
     }
+}
+
+/// A packet that the device put into a receive buffer of a session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placed {
+    /// The offsets of the packet and of its buffer in the session's receive pool.
+    pub(crate) offset: u32,
+    pub(crate) buffer: u32,
+    pub(crate) len: u32,
+}
+
+/// What became of such a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InPlace {
+    /// The application has the buffer.
+    Given,
+    /// The packet is dropped and counted.
+    Dropped,
+    /// The packet cannot stay where it is.
+    NeedsCopy,
 }
 
 /// The packets that an endpoint may receive in a poll iteration.

@@ -12,6 +12,7 @@ use crate::engine::delivery::{Delivery, Packet};
 use crate::engine::demux::{Destination, FlowCache, FlowTable};
 use crate::engine::forbidden::Forbidden;
 use crate::engine::neighbours::MAX_REQUESTS;
+use crate::engine::own::Own;
 use crate::engine::session::{Endpoint, Session};
 use crate::engine::source::Source;
 
@@ -97,6 +98,15 @@ impl Engine {
                 self.tx.set_link(up);
             }
             Command::Mtu { bytes } => self.port.set_mtu(bytes),
+            Command::CedeQueue { hardware } => {
+                let queue = self.port.cede(hardware);
+                self.commands.tell(EngineReport::Ceded { hardware, queue });
+            }
+            Command::RestoreQueue(queue) => {
+                let mut buffers = Vec::new();
+                self.port.restore(queue, &mut buffers);
+                self.rx.take_back(&self.port, &buffers);
+            }
             Command::Stop => self.stop = true,
         }
     }
@@ -154,7 +164,12 @@ impl Engine {
     fn add_session(&mut self, mut session: Box<Session>) {
         let key = self.sessions.reserve();
         self.notifier.reserve(self.sessions.keys());
-        self.port.add_space(&mut session);
+        self.port.add_space(key, &mut session);
+        if let Some(own) = session.own.place()
+            && let Some(fd) = self.port.own_sleep_fd(own.number)
+        {
+            self.wait.watch_own(fd);
+        }
         self.memories.insert(key, &session.transmit_pool);
         self.tx.add(key, &mut session);
         self.sessions.insert(key, session);
@@ -308,9 +323,17 @@ impl Engine {
 
     /// Removes a session of which nothing is left, and hands it back.
     fn remove_ended(&mut self, key: u32) {
-        let Some(session) = self.sessions.take_ended(key) else { return };
+        let Some(mut session) = self.sessions.take_ended(key) else { return };
         debug_assert!(!self.notifier.knows(key), "another session may get the key now");
         self.wait.forget(&session.wake);
+        if let Some(own) = session.own.place() {
+            if let Some(fd) = self.port.own_sleep_fd(own.number) {
+                self.wait.forget_own(fd);
+            }
+            let queue = self.port.remove_own(own.number);
+            session.own = queue.map_or(Own::None, |queue| Own::Queue(Box::new(queue)));
+            self.own_rx.forget(own.number);
+        }
         self.port.remove_space(session.transmit_space);
         self.memories.remove(key);
         self.commands.tell(EngineReport::Removed(session));

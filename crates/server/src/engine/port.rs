@@ -4,6 +4,8 @@
 //! the bounce buffers, which the device only reads. Pool and bounce buffers share one data space, because a
 //! device that cannot send in place sends from this space alone.
 
+mod own;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -13,10 +15,11 @@ use towpath_device::{
     ETHERNET_HEADER_BYTES, Info, Kick, Meta, POOL_HEADROOM_BYTES, Packet, Received, Registration,
     Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES, packet_memory,
 };
-use towpath_memory::{Mapping, Region};
+use towpath_memory::{Mapping, PAGE_BYTES, Region};
 use towpath_protocol::settings::Values;
 
 use crate::clock::clock_ns;
+use crate::engine::own::{HeaderMemory, Own, OwnQueues, Returned};
 use crate::engine::session::Session;
 use crate::engine::source::WHOLE_BYTES;
 use crate::engine::watchdog::{self, Verdict, Watchdog};
@@ -42,6 +45,8 @@ pub(crate) struct BounceMemory {
     pub(crate) slot_bytes: usize,
     /// That headroom.
     pub(crate) headroom: TxHeadroom,
+    /// The same memory, for the queues of sessions' own; `None` for a device without such queues.
+    pub(crate) headers: Option<HeaderMemory>,
 }
 
 /// Counts of the packets that the device took.
@@ -80,6 +85,8 @@ pub(crate) struct DevicePort {
     counts: Counts,
     /// Packets that the device completed or returned, of those that `counts` has.
     returned: u64,
+    /// The queues of sessions' own.
+    own: OwnQueues,
 }
 
 impl std::fmt::Debug for DevicePort {
@@ -128,7 +135,12 @@ impl DevicePort {
         let dma = device.dma_of(queue);
         let slot_bytes = slot_bytes(&info, dma.is_some());
         let slots = BOUNCE_SLOTS;
-        let pool_bytes = pool_buffers as usize * pool_buffer_bytes as usize;
+        let mut pool_bytes = pool_buffers as usize * pool_buffer_bytes as usize;
+        let gives_queues = device.own_queue_limits().is_ok();
+        if gives_queues {
+            // The bounce buffers are mapped once more.
+            pool_bytes = pool_bytes.next_multiple_of(PAGE_BYTES);
+        }
         let bytes = pool_bytes + slots as usize * slot_bytes;
         let failed = |cause| {
             let name = info.name.clone();
@@ -139,7 +151,8 @@ impl DevicePort {
                 rustix::io::Errno::FBIG.raw_os_error(),
             )));
         }
-        let (mut region, file) = packet_memory(bytes, dma.is_some()).map_err(failed)?;
+        let (mut region, file, headers) =
+            device_memory(bytes, pool_bytes, dma.is_some(), gives_queues).map_err(failed)?;
         let memory = region.mapping().clone();
         let mut spaces = Spaces::default();
         let refused = |refused: DmaError| failed(io::Error::other(refused));
@@ -168,9 +181,10 @@ impl DevicePort {
             watchdog: Watchdog::of(values),
             counts: Counts::default(),
             returned: 0,
+            own: OwnQueues::default(),
         };
         let headroom = limits.tx_headroom;
-        Ok((port, BounceMemory { region, space, slots, slot_bytes, headroom }))
+        Ok((port, BounceMemory { region, space, slots, slot_bytes, headroom, headers }))
     }
 
     /// Returns the file of the device's memory, if a keeper can hold it.
@@ -259,11 +273,25 @@ impl DevicePort {
 
     /// Adds the memory from which a session sends. The device sends from it in place unless it
     /// cannot, or refused to register the memory.
-    pub(crate) fn add_space(&mut self, session: &mut Session) {
+    /// A session with a queue of its own brings all of its memory along.
+    pub(crate) fn add_space(&mut self, key: u32, session: &mut Session) {
+        if let Some(own) = session.own.take_queue() {
+            let place = self.own.add(key, *own, &mut self.spaces);
+            session.transmit_space = place.space;
+            session.in_place = place.parts > 1;
+            session.own = Own::Served(place);
+            return;
+        }
         let space = Space::new(session.transmit_pool.clone());
         session.transmit_space = self.spaces.add(space.registered(session.registration.clone()));
         let reaches = !self.registers || session.registration.is_some();
         session.in_place = self.can.tx_in_place && reaches;
+    }
+
+    /// Returns the data space of the device's own memory.
+    #[cfg(test)]
+    pub(crate) fn bounce_space(&self) -> SpaceId {
+        self.space
     }
 
     /// Removes a memory of which no packet is in flight.
@@ -285,6 +313,9 @@ impl DevicePort {
     /// Fails if the device as a whole fails.
     #[inline]
     pub(crate) fn kick(&mut self, ring: Kick) -> Result<(), DeviceError> {
+        if ring == Kick::Tx && !self.own.is_empty() {
+            self.own.kick(&mut self.spaces)?;
+        }
         if !std::mem::take(&mut self.unkicked[ring as usize]) {
             return Ok(());
         }
@@ -311,14 +342,22 @@ impl DevicePort {
     /// Fails if the device as a whole fails.
     #[inline]
     pub(crate) fn submit(&mut self, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
+        if !self.own.is_empty() {
+            return self.submit_in_runs(packets);
+        }
         let taken = self.queue.tx_submit(&mut self.spaces, packets)?;
-        self.counts.taken += taken as u64;
         self.unkicked[Kick::Tx as usize] |= taken > 0;
+        self.count_taken(packets, taken);
+        Ok(taken)
+    }
+
+    #[inline]
+    fn count_taken(&mut self, packets: &[Packet<'_>], taken: usize) {
+        self.counts.taken += taken as u64;
         for packet in &packets[..taken] {
             let bytes: u64 = packet.parts.iter().map(|part| u64::from(part.len)).sum();
             self.counts.taken_bytes += bytes;
         }
-        Ok(taken)
     }
 
     /// Appends the completions of packets to `out`. Returns their number.
@@ -326,7 +365,10 @@ impl DevicePort {
     /// # Errors
     /// Fails if the device as a whole fails.
     pub(crate) fn complete(&mut self, out: &mut Vec<Completion>) -> Result<usize, DeviceError> {
-        let count = self.queue.tx_complete(out, BOUNCE_SLOTS as usize)?;
+        let mut count = self.queue.tx_complete(out, BOUNCE_SLOTS as usize)?;
+        if !self.own.is_empty() {
+            count += self.own.complete(out)?;
+        }
         self.returned += count as u64;
         Ok(count)
     }
@@ -337,9 +379,10 @@ impl DevicePort {
         self.counts.taken - self.returned
     }
 
-    /// Returns the descriptor that becomes readable when the device has work.
-    pub(crate) fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.queue.sleep_fd()
+    /// Returns the descriptors that become readable when the device has work.
+    pub(crate) fn sleep_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let own = (0..self.own.end()).filter_map(|number| self.own.sleep_fd(number));
+        self.queue.sleep_fd().into_iter().chain(own)
     }
 
     /// Asks the device to end the engine's sleep. `waiting`: packets wait for room, too.
@@ -347,7 +390,8 @@ impl DevicePort {
     /// # Errors
     /// Fails if the device as a whole fails.
     pub(crate) fn arm(&mut self, waiting: bool) -> Result<Armed, DeviceError> {
-        self.queue.arm(waiting)
+        let own = if self.own.is_empty() { Armed::Sleep } else { self.own.arm()? };
+        Ok(if self.queue.arm(waiting)? == Armed::Work { Armed::Work } else { own })
     }
 
     /// Checks after each poll iteration whether the device completes packets. While the link is
@@ -361,7 +405,8 @@ impl DevicePort {
     }
 
     /// Resets a stalled device. Appends the receive buffers that the device had to `buffers`, and
-    /// the completions of all packets in flight to `out`.
+    /// the completions of all packets in flight to `out`. Returns the receive buffers of sessions'
+    /// own queues.
     ///
     /// # Errors
     /// Fails if the device does not work afterwards, or returns another number of packets than it
@@ -370,10 +415,11 @@ impl DevicePort {
         &mut self,
         buffers: &mut Vec<u32>,
         out: &mut Vec<Completion>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Returned, DeviceError> {
         let name = self.name().to_string();
         let stalled = |cause| DeviceError::Stalled { name: name.clone(), cause: Box::new(cause) };
         self.queue.reset(buffers).map_err(stalled)?;
+        let own = self.own.reset();
         self.unkicked = [false; 2];
         let kept = self.in_flight();
         let returned = self.complete(out).map_err(stalled)?;
@@ -383,7 +429,7 @@ impl DevicePort {
             return Err(stalled(DeviceError::Failed { name: name.clone(), what, cause }));
         }
         self.watchdog.restart(self.returned);
-        Ok(())
+        Ok(own)
     }
 
     /// Applies changed settings of the watchdog.
@@ -404,7 +450,9 @@ impl DevicePort {
 
     /// Returns the driver's counters.
     pub(crate) fn driver_counters(&self) -> Counters {
-        self.queue.counters()
+        let mut counters = self.queue.counters();
+        self.own.count(&mut counters);
+        counters
     }
 
     /// Returns the counts of packets that the device took.
@@ -421,6 +469,25 @@ impl DevicePort {
     pub(crate) fn failed(&self, what: &'static str, cause: impl Into<io::Error>) -> DeviceError {
         DeviceError::Failed { name: self.name().to_string(), what, cause: cause.into() }
     }
+}
+
+/// Makes the memory of a device, and its file if a keeper can hold that. If it gives sessions queues,
+/// the bounce buffers, which begin at `pool_bytes`, are mapped once more for each of these; the file
+/// stays in this process then, because it is not sealed against writers.
+fn device_memory(
+    bytes: usize,
+    pool_bytes: usize,
+    device_reaches: bool,
+    gives_queues: bool,
+) -> io::Result<(Region, Option<OwnedFd>, Option<HeaderMemory>)> {
+    if !gives_queues {
+        let (region, file) = packet_memory(bytes, device_reaches)?;
+        return Ok((region, file, None));
+    }
+    let (region, file) = Region::private_file("towpath-packets", bytes)?;
+    region.mapping().keep_from_children()?;
+    let len = region.len() - pool_bytes;
+    Ok((region, None, Some(HeaderMemory::new(file, pool_bytes, len))))
 }
 
 const _: () = assert!(POOL_HEADROOM_BYTES.is_multiple_of(64));

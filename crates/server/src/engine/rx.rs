@@ -1,6 +1,7 @@
 //! The receive path, from the device to the applications.
 
 mod located;
+pub(crate) mod own;
 
 use towpath_device::{Checksum, DeviceError, MAX_PARTS, Meta, Received};
 use towpath_packet::headers::{Headers, Malformed, PREFIX_BYTES};

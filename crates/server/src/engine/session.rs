@@ -20,6 +20,7 @@ use crate::engine::coalescing::{self, Coalescing, Values};
 use crate::engine::demux::Rule;
 use crate::engine::forbidden::Forbidden;
 use crate::engine::last_sent::LastSent;
+use crate::engine::own::Own;
 use crate::engine::relays::Relay;
 use crate::engine::schedule::arrivals::Arrivals;
 use crate::engine::schedule::shape::{Class, Shape};
@@ -112,6 +113,8 @@ pub struct Session {
     pub transmit_pool: Arc<Mapping>,
     /// The transmit buffer pool as a data space; the engine assigns it.
     pub transmit_space: SpaceId,
+    /// A hardware queue of the session's own.
+    pub own: Own,
     /// The registration of the transmit buffer pool with a device that needs it.
     pub registration: Option<Registration>,
     /// `true` if the device sends directly from the transmit buffer pool; the engine assigns it.
@@ -369,6 +372,7 @@ impl Session {
             receive_pool: memories.receive_pool,
             transmit_pool: memories.transmit_pool,
             transmit_space: SpaceId(u32::MAX),
+            own: Own::None,
             registration: None,
             in_place: false,
             marker: Marker::new(shape.events(), server.events, &application.acknowledgements),

@@ -414,7 +414,7 @@ mod tests {
             let mut flows = FlowTable::new(1, FlowCache::default());
             let key = sessions.reserve();
             session.put_in(0, Box::new(testing::endpoint(PORT)));
-            port.add_space(&mut session);
+            port.add_space(key, &mut session);
             memories.insert(key, &session.transmit_pool);
             tx.add(key, &mut session);
             sessions.insert(key, session);

@@ -2,7 +2,7 @@
 //! until the processor time that it has used is paid for.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -133,7 +133,7 @@ impl EngineWait {
             epoll::add(&epoll, fd.as_fd(), data, epoll::EventFlags::IN).map_err(failed)
         };
         watch(&wake, COMMANDS)?;
-        if let Some(fd) = port.sleep_fd() {
+        for fd in port.sleep_fds() {
             watch(&fd, DEVICE)?;
         }
         let most_waiting = port.most_waiting();
@@ -155,6 +155,18 @@ impl EngineWait {
     /// Returns the epoll set.
     pub(crate) fn epoll(&self) -> &OwnedFd {
         &self.epoll
+    }
+
+    /// Adds the descriptor of a session's own queue. The kernel refuses only for lack of memory; then
+    /// the engine polls that queue when others wake it.
+    pub(crate) fn watch_own(&self, fd: BorrowedFd<'_>) {
+        let flags = device_events(self.device_watched);
+        let _ = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(DEVICE), flags);
+    }
+
+    /// Removes the descriptor of a session's own queue.
+    pub(crate) fn forget_own(&self, fd: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, fd);
     }
 
     /// Removes a session's descriptor. The call uses only the server's own objects, so no
@@ -422,10 +434,11 @@ impl EngineWait {
         if self.device_watched == watched {
             return Ok(());
         }
-        let Some(fd) = port.sleep_fd() else { return Ok(()) };
-        let flags = if watched { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(DEVICE), flags)
-            .map_err(|cause| port.failed("waiting", cause))?;
+        let flags = device_events(watched);
+        for fd in port.sleep_fds() {
+            epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(DEVICE), flags)
+                .map_err(|cause| port.failed("waiting", cause))?;
+        }
         self.device_watched = watched;
         Ok(())
     }
@@ -460,6 +473,11 @@ impl EngineWait {
             );
         }
     }
+}
+
+/// Returns the events of the device's descriptors that end a sleep.
+fn device_events(watched: bool) -> epoll::EventFlags {
+    if watched { epoll::EventFlags::IN } else { epoll::EventFlags::empty() }
 }
 
 /// Sets the timer slack: the kernel may delay this thread's timers by it, to end several sleeps at

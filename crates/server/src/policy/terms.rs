@@ -31,6 +31,8 @@ pub struct Terms {
     /// `true` if endpoints may be promiscuous, and receive for any MAC address. With limited ports
     /// or ethertypes, a promiscuous endpoint sends nothing.
     pub promiscuous: bool,
+    /// The hardware queues, by number, that a session may have to itself.
+    pub own_queues: Vec<u32>,
     /// Concurrent sessions of one user. This and the other limits lower those of the
     /// [`Policy`](super::Policy), and cannot raise them.
     pub sessions_per_user: Option<usize>,

@@ -42,6 +42,7 @@ pub(crate) struct Grant {
     ethertypes: Option<Vec<Ethertype>>,
     capture: bool,
     promiscuous: bool,
+    own_queues: Vec<Number<0, 65_535>>,
     sessions_per_user: Option<Number<1, 16_384>>,
     endpoints_per_session: Option<Number<1, 16_384>>,
     host_ports_per_user: Option<Number<1, 65_536>>,
@@ -225,6 +226,7 @@ impl Grant {
             ethertypes: self.ethertypes.as_ref().map(|all| all.iter().map(|one| one.0).collect()),
             capture: self.capture,
             promiscuous: self.promiscuous,
+            own_queues: self.own_queues.iter().map(|queue| queue.get() as u32).collect(),
             sessions_per_user: self.sessions_per_user.map(Number::get),
             endpoints_per_session: self
                 .endpoints_per_session
@@ -275,6 +277,10 @@ impl Grant {
             ("ethertypes", or_all(self.ethertypes.as_ref())),
             ("capture", yes(self.capture)),
             ("promiscuous", yes(self.promiscuous)),
+            ("own-queues", {
+                let queues: Vec<_> = self.own_queues.iter().map(|queue| queue.get()).collect();
+                list(&queues)
+            }),
             ("sessions-per-user", limit(self.sessions_per_user, "", servers)),
             ("endpoints-per-session", limit(self.endpoints_per_session, "", servers)),
             ("host-ports-per-user", limit(self.host_ports_per_user, "", servers)),
@@ -347,6 +353,7 @@ ports = ["tcp:80", "udp:5000-5999"]
 ethertypes = ["ipv4", 0x88b5, "arp"]
 capture = true
 promiscuous = true
+own-queues = [3, 5]
 sessions-per-user = 4
 endpoints-per-session = 64
 bytes-per-user = 67108864
@@ -380,6 +387,7 @@ devices = ["eth0"]
         assert_eq!(terms.ports, Some(vec![range(6, 80, 80), range(17, 5000, 5999)]));
         assert_eq!(terms.ethertypes, Some(vec![0x800, 0x88b5, 0x806]));
         assert!(terms.capture && terms.promiscuous);
+        assert_eq!(terms.own_queues, [3, 5]);
         assert_eq!((terms.sessions_per_user, terms.endpoints_per_session), (Some(4), Some(64)));
         assert_eq!((terms.bytes_per_user, terms.session_bytes), (Some(64 << 20), Some(16 << 20)));
         assert_eq!(terms.settings, [(Setting::Weight, 4), (Setting::RateBps, 100_000_000)]);
@@ -392,7 +400,9 @@ devices = ["eth0"]
         // Every value is shown.
         let shown: Vec<String> = file.grants[0].lines().into_iter().map(|(_, text)| text).collect();
         let shown = shown.join("\n");
-        for part in ["192.0.2.72-192.0.2.79", "udp:5000-5999", "0x88b5", "yes", "64", "weight=4"] {
+        for part in
+            ["192.0.2.72-192.0.2.79", "udp:5000-5999", "0x88b5", "yes", "3, 5", "64", "weight=4"]
+        {
             assert!(shown.contains(part), "{shown}");
         }
     }
@@ -414,6 +424,7 @@ devices = ["eth0"]
             (grant("ports = [\"tcp:90-80\"]"), 3, "tcp:80"),
             (grant("ethertypes = [0x100]"), 3, "0x0600"),
             (grant("sessions-per-user = 0"), 3, "1 to 16384"),
+            (grant("own-queues = [70000]"), 3, "0 to 65535"),
             (grant("settings = [\"rx_batch=1\"]"), 3, "device"),
             (grant("settings = [\"weight=0\"]"), 3, "weight"),
             (two("users = [7]", "users = [8, 7]"), 4, "user 7 has another grant"),

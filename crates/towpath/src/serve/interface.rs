@@ -33,15 +33,21 @@ pub(super) struct Opened {
     pub(super) xdp_sockets: Option<bool>,
 }
 
-/// Opens the device.
-pub(super) fn open(served: &DeviceSpec, settings: &Settings) -> Result<Opened, Failure> {
+/// Opens the device. `own_queues`: the hardware queues that sessions may have to themselves.
+pub(super) fn open(
+    served: &DeviceSpec,
+    settings: &Settings,
+    own_queues: Vec<u32>,
+) -> Result<Opened, Failure> {
     let name = &served.interface;
     let (Attached { device, xdp_sockets }, subnets) = match &served.driver {
         Driver::Tap => return open_tap(name, settings),
         Driver::Auto if is_tap(name)? => return open_tap(name, settings),
-        Driver::Xdp(options) => host::open(name, settings, |wanted| wanted.xdp(options))?,
-        Driver::Packet => host::open(name, settings, Wanted::packet)?,
-        Driver::Auto => host::open(name, settings, Wanted::best)?,
+        Driver::Xdp(options) => {
+            host::open(name, settings, own_queues, |wanted| wanted.xdp(options))?
+        }
+        Driver::Packet => host::open(name, settings, own_queues, Wanted::packet)?,
+        Driver::Auto => host::open(name, settings, own_queues, Wanted::best)?,
     };
     Ok(Opened { device, subnets, xdp_sockets })
 }

@@ -11,6 +11,7 @@ mod manual;
 mod measuring;
 mod networks;
 mod offloads;
+mod own_queues;
 mod policies;
 mod refusals;
 mod running;

@@ -617,6 +617,9 @@ fn masks_are_shared_and_freed() {
     assert_eq!(tables.number_of(&another), Some(number));
 }
 
+/// A packet, and what the program has to decide.
+type Case = (Vec<u8>, Verdict);
+
 /// Changes one instruction at a time. The comparison must find nearly all of these errors; those
 /// that it cannot find change nothing that a program's result shows.
 #[test]
@@ -625,7 +628,7 @@ fn errors_in_the_program_are_found() {
     let (sets, stride, percent) = if wished().is_some() { (400, 1, 20) } else { (30, STRIDE, 50) };
     let program = program::assemble(FDS, XDP).unwrap();
     let mut random = Random::new(14);
-    let mut cases: Vec<(Maps, Vec<(Vec<u8>, Verdict)>)> = Vec::new();
+    let mut cases: Vec<(Maps, Vec<Case>)> = Vec::new();
     for set in 0..sets {
         let frames = |random: &mut Random| -> Vec<_> {
             (0..INPUTS_PER_SET).map(|_| inputs::frame(random)).collect()

@@ -9,6 +9,7 @@ use towpath_packet::checksum;
 use towpath_queue::PoolShape;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 
+use crate::engine::own::OwnPlace;
 use crate::engine::port::BounceMemory;
 use crate::engine::source::{Reader, Source};
 
@@ -50,7 +51,7 @@ impl BounceBuffers {
     /// Creates as many slots as the memory has room for.
     #[must_use]
     pub(crate) fn new(memory: BounceMemory) -> BounceBuffers {
-        let BounceMemory { region: memory, space, slots, slot_bytes, headroom } = memory;
+        let BounceMemory { region: memory, space, slots, slot_bytes, headroom, .. } = memory;
         let slot = || Slot {
             len: 0,
             copies: 0,
@@ -218,10 +219,14 @@ impl BounceBuffers {
         }
     }
 
-    /// Returns the position of a slot's content in its data space, as a part to send.
+    /// Returns the position of a slot's content in its data space, as a part to send; or in that of
+    /// the sender's own queue.
     #[inline]
     #[must_use]
-    pub(crate) fn part(&self, slot: u32) -> Part {
+    pub(crate) fn part(&self, slot: u32, own: Option<OwnPlace>) -> Part {
+        if let Some(own) = own {
+            return own.header(self.start(slot) as u32, self.slots[slot as usize].len);
+        }
         Part {
             space: self.space,
             offset: (self.memory.offset() + self.start(slot)) as u32,
@@ -268,6 +273,7 @@ mod tests {
             slots: 2,
             slot_bytes: 256,
             headroom: TxHeadroom::None,
+            headers: None,
         };
         let mut bounce = BounceBuffers::new(memory);
         let slot = bounce.take().unwrap();
@@ -286,7 +292,7 @@ mod tests {
         assert!(!bounce.build(slot, b"head", source, 8, 3, None));
         assert!(bounce.build(slot, &[0, 1, 0, 2, 0, 0], source, 8, 0, Some((0, 4))));
         assert_eq!(bounce.bytes(slot), [0, 1, 0, 2, 0xff, 0xfc], "its checksum is full");
-        assert_eq!(bounce.part(slot).offset, 1024 + slot * 256);
+        assert_eq!(bounce.part(slot, None).offset, 1024 + slot * 256);
         bounce.release(slot);
         assert_eq!(bounce.free(), 2);
     }
@@ -297,14 +303,20 @@ mod tests {
         let whole = region.mapping().clone();
         let _pool = region.split_off_front(1024);
         let headroom = TxHeadroom::Xsk;
-        let memory =
-            BounceMemory { region, space: SpaceId(0), slots: 2, slot_bytes: 512, headroom };
+        let memory = BounceMemory {
+            region,
+            space: SpaceId(0),
+            slots: 2,
+            slot_bytes: 512,
+            headroom,
+            headers: None,
+        };
         let mut bounce = BounceBuffers::new(memory);
         let _first = bounce.take().unwrap();
         let slot = bounce.take().unwrap();
         bounce.hold(slot, b"beginning");
         let start = 1024 + slot * 512 + 64;
-        assert_eq!(bounce.part(slot).offset, start);
+        assert_eq!(bounce.part(slot, None).offset, start);
         let in_front = || {
             let mut bytes = [0; TX_METADATA_BYTES];
             assert!(whole.copy_out(start as usize - TX_METADATA_BYTES, &mut bytes));

@@ -13,6 +13,7 @@ use towpath_protocol::counters::Device as Count;
 use crate::engine::device_counters::DeviceCounters;
 use crate::engine::notifier::Notifier;
 use crate::engine::port::DevicePort;
+use crate::engine::session::Session;
 use crate::engine::sessions::SessionTable;
 use crate::engine::tx::TxPath;
 
@@ -152,9 +153,10 @@ impl TxPath {
         for slot in gone {
             self.land(slot, sessions, notifier);
         }
-        // What the device still has are the engine's own copies, unless it sends in place: the
-        // session need not wait for a device that may be stalled, or whose link is down.
-        if let Some(session) = sessions.get_mut(key).filter(|session| !session.in_place) {
+        // What the device still has are the engine's own copies, unless it sends in place, or by a
+        // queue that ends with the session. Otherwise the session need not wait for a device that may be stalled, or whose link is down.
+        let waits = |session: &Session| session.in_place || session.own.place().is_some();
+        if let Some(session) = sessions.get_mut(key).filter(|session| !waits(session)) {
             session.in_flight = 0;
             self.in_flight.disown(key);
         }

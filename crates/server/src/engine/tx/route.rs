@@ -338,21 +338,23 @@ impl TxPath {
         context: &mut TxContext<'_>,
     ) -> Result<Sent, DeviceError> {
         let Some(session) = context.delivery.session(one.key) else { return Ok(Sent::Now) };
-        let in_place = session.in_place || context.port.copies(&meta);
-        let space = session.transmit_space;
+        let (space, own) = (session.transmit_space, session.own.place());
+        let base = own.map_or(0, |own| own.offsets.transmit);
+        let fits = own.is_none_or(|own| self.pieces.len() < own.parts);
+        let in_place = session.in_place && fits || context.port.copies(&meta);
         if !in_place && !self.append_rest(one, None, context) {
             return Ok(one.refuse(EndpointCount::TxTooLong, context));
         }
         let Some(in_flight_slot) = self.begin_in_flight(one, 1, context) else {
             return Ok(Sent::NoRoom);
         };
-        let part = self.bounce.part(one.slot);
+        let part = self.bounce.part(one.slot, own);
         let entry = &mut self.bounce.slots[one.slot as usize];
         entry.parts.clear();
         entry.parts.push(part);
         if in_place {
             let rest = self.pieces.iter();
-            entry.parts.extend(rest.map(|p| Part { space, offset: p.offset, len: p.len }));
+            entry.parts.extend(rest.map(|p| Part { space, offset: base + p.offset, len: p.len }));
         }
         entry.meta = meta;
         entry.in_flight_slot = in_flight_slot;
@@ -411,6 +413,7 @@ impl TxPath {
         let source =
             Source { prefix: &beginning[..held], memory: memory.mapping(), pieces: &pieces };
         let mut header = [0; MAX_HEADER_BYTES];
+        let own = context.delivery.session(one.key).and_then(|session| session.own.place());
         let mut own_slot = Some(one.slot);
         let mut outcome = Ok(Sent::Later);
         while let Some(segment) = segmenter.next(&mut header) {
@@ -422,7 +425,7 @@ impl TxPath {
             let (header, complete) = (&header[..header_bytes], partial(&meta));
             let built =
                 self.bounce.build(slot, header, source, payload.start, payload.len(), complete);
-            let part = self.bounce.part(slot);
+            let part = self.bounce.part(slot, own);
             let entry = &mut self.bounce.slots[slot as usize];
             entry.parts.clear();
             entry.parts.push(part);

@@ -23,6 +23,8 @@ pub(super) struct Wanted {
     owner: Option<u32>,
     /// The number of engine threads.
     lanes: usize,
+    /// The hardware queues that sessions may have to themselves.
+    own_queues: Vec<u32>,
 }
 
 /// A device on an interface, and what its keeper makes for it.
@@ -37,6 +39,7 @@ pub(super) struct Attached {
 pub(super) fn open(
     name: &str,
     settings: &Settings,
+    own_queues: Vec<u32>,
     attach: impl FnOnce(&Wanted) -> Result<Attached, Failure>,
 ) -> Result<(Attached, Option<Subnets>), Failure> {
     let subnets = check(name, settings)?;
@@ -45,6 +48,7 @@ pub(super) fn open(
         host: settings.share_host,
         owner: settings.user.as_ref().map(|user| user.uid),
         lanes: settings.lanes(),
+        own_queues,
     };
     Ok((attach(&wanted)?, subnets))
 }
@@ -111,8 +115,14 @@ impl Wanted {
 
     fn try_xdp(&self, options: &xdp::Options) -> Result<Attached, XdpError> {
         let interface = self.interface.clone();
-        let (host, owner, lanes) = (self.host, self.owner, self.lanes);
-        let options = xdp::Options { interface, host, owner, lanes, ..options.clone() };
+        let options = xdp::Options {
+            interface,
+            host: self.host,
+            owner: self.owner,
+            lanes: self.lanes,
+            own_queues: self.own_queues.clone(),
+            ..options.clone()
+        };
         let device = XdpDevice::open(&options)?;
         tell(device.notes(), device.warnings());
         Ok(Attached { device: Box::new(device), xdp_sockets: Some(options.busy_poll) })

@@ -32,7 +32,7 @@ impl World {
         let nothing = Source { prefix: &[], memory: port.memory(), pieces: &[] };
         for slot in 0..SLOTS {
             assert!(bounce.build(slot, &[slot as u8; SLOT_BYTES], nothing, 0, 0, None));
-            let part = bounce.part(slot);
+            let part = bounce.part(slot, None);
             bounce.slots[slot as usize].parts.push(part);
         }
         let handoff = Handoff::new(mode, LinkDown::Drop, expedited_share);

@@ -1,0 +1,332 @@
+//! Hardware queues that sessions have to themselves.
+//!
+//! The device writes received packets of such a session into the session's receive buffers, and reads
+//! packets to send in the session's transmit buffers, behind headers in the bounce buffers. One
+//! mapping holds all three for the device. The application has none of the bounce buffers.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use towpath_device::{
+    Armed, Completion, Counters, DeviceError, DeviceQueue, Kick, Packet, Part, Received,
+    Registration, Space, SpaceId, Spaces,
+};
+use towpath_memory::{Mapping, PrivateFile};
+
+/// The bounce buffers as a part of the memory of each session's queue.
+#[derive(Debug)]
+pub(crate) struct HeaderMemory {
+    file: PrivateFile,
+    offset: usize,
+    len: usize,
+}
+
+impl HeaderMemory {
+    pub(crate) fn new(file: PrivateFile, offset: usize, len: usize) -> HeaderMemory {
+        HeaderMemory { file, offset, len }
+    }
+
+    /// Returns the part of the file, to be mapped for a device.
+    pub(crate) fn part(&self) -> towpath_memory::FilePart<'_> {
+        self.file.part(self.offset, self.len)
+    }
+}
+
+/// A queue that a session brings along.
+pub struct OwnQueue {
+    /// The hardware queue.
+    pub hardware: u32,
+    /// The queue of the device.
+    pub queue: Box<dyn DeviceQueue>,
+    /// The registration of its memory.
+    pub registration: Registration,
+    /// Its memory.
+    pub memory: Arc<Mapping>,
+    /// The offsets of the session's transmit buffers and of the bounce buffers in it.
+    pub offsets: Offsets,
+    /// The most parts of a packet that the device sends in place.
+    pub parts: usize,
+}
+
+impl std::fmt::Debug for OwnQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OwnQueue").field("hardware", &self.hardware).finish_non_exhaustive()
+    }
+}
+
+/// Offsets in the memory of a session's own queue. The receive buffers begin at 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offsets {
+    /// The session's transmit buffers.
+    pub transmit: u32,
+    /// The bounce buffers.
+    pub headers: u32,
+}
+
+/// A session's own queue, as far as its packets are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnPlace {
+    /// The queue's index among those of the port.
+    pub(crate) number: usize,
+    /// The data space of its memory.
+    pub(crate) space: SpaceId,
+    pub(crate) offsets: Offsets,
+    /// The most parts of a packet that the device sends in place.
+    pub(crate) parts: usize,
+}
+
+impl OwnPlace {
+    /// Returns bytes of a bounce buffer as a part to send.
+    #[inline]
+    pub(crate) fn header(&self, offset: u32, len: u32) -> Part {
+        Part { space: self.space, offset: self.offsets.headers + offset, len }
+    }
+}
+
+/// A session's hardware queue of its own, if it has one.
+#[derive(Debug, Default)]
+pub enum Own {
+    /// It has none.
+    #[default]
+    None,
+    /// The session brings the queue along, or takes it away.
+    Queue(Box<OwnQueue>),
+    /// The engine serves the queue.
+    Served(OwnPlace),
+}
+
+impl Own {
+    /// Returns what the engine needs to know of a queue that it serves.
+    #[inline]
+    pub(crate) fn place(&self) -> Option<OwnPlace> {
+        match self {
+            Own::Served(place) => Some(*place),
+            Own::None | Own::Queue(_) => None,
+        }
+    }
+
+    /// Takes the queue that the session brings along, or takes away.
+    pub(crate) fn take_queue(&mut self) -> Option<Box<OwnQueue>> {
+        match std::mem::take(self) {
+            Own::Queue(queue) => Some(queue),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
+/// A session's own queue under service.
+struct Served {
+    key: u32,
+    own: OwnQueue,
+    space: SpaceId,
+    /// `true` for packets that the device was not told of.
+    unkicked: bool,
+    /// `true` once a reset failed. The session receives nothing there and sends nothing any more.
+    is_broken: bool,
+}
+
+/// The sessions' own queues, by number.
+#[derive(Default)]
+pub(crate) struct OwnQueues {
+    served: Vec<Option<Served>>,
+    /// Packets that a queue had no room for. They end here: no other session waits for them.
+    done: Vec<Completion>,
+    /// The counters of queues that ended, and of `done`.
+    ended: Counters,
+}
+
+/// Buffers that the reset of a queue returned: the key of its session, and their offsets.
+pub(crate) type Returned = Vec<(u32, Vec<u32>)>;
+
+impl OwnQueues {
+    /// Adds a session's queue.
+    pub(crate) fn add(&mut self, key: u32, own: OwnQueue, spaces: &mut Spaces) -> OwnPlace {
+        let space = Space::new(own.memory.clone()).registered(Some(own.registration.clone()));
+        let space = spaces.add(space);
+        let (offsets, parts) = (own.offsets, own.parts);
+        let number = self.served.iter().position(Option::is_none).unwrap_or(self.served.len());
+        if number == self.served.len() {
+            self.served.push(None);
+        }
+        self.served[number] = Some(Served { key, own, space, unkicked: false, is_broken: false });
+        OwnPlace { number, space, offsets, parts }
+    }
+
+    /// Removes a queue of which no packet is in flight.
+    pub(crate) fn remove(&mut self, number: usize) -> Option<OwnQueue> {
+        let served = self.served.get_mut(number)?.take()?;
+        add_counters(&mut self.ended, &served.own.queue.counters());
+        while self.served.pop_if(|last| last.is_none()).is_some() {}
+        Some(served.own)
+    }
+
+    /// Returns `true` if there are none.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.served.is_empty()
+    }
+
+    /// Returns the number above those of all queues.
+    #[inline]
+    pub(crate) fn end(&self) -> usize {
+        self.served.len()
+    }
+
+    /// Returns the key of a queue's session, and its memory.
+    pub(crate) fn get(&self, number: usize) -> Option<(u32, &Arc<Mapping>)> {
+        let served = self.served.get(number)?.as_ref()?;
+        Some((served.key, &served.own.memory))
+    }
+
+    /// Returns the number of the queue whose memory is a data space.
+    #[inline]
+    pub(crate) fn of_space(&self, space: SpaceId) -> Option<usize> {
+        self.served.iter().position(|one| one.as_ref().is_some_and(|one| one.space == space))
+    }
+
+    /// Gives a queue receive buffers, by their offsets. Returns how many it took.
+    pub(crate) fn fill(&mut self, number: usize, spaces: &mut Spaces, offsets: &[u32]) -> usize {
+        let Some(served) = self.working(number) else { return 0 };
+        let taken = served.own.queue.rx_fill(spaces, served.space, offsets);
+        if taken > 0 {
+            // The kernel drops what it cannot place, and asks for nothing.
+            let _ = served.own.queue.kick(spaces, Kick::Rx);
+        }
+        taken
+    }
+
+    /// Appends received packets of a queue to `out`.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn poll(
+        &mut self,
+        number: usize,
+        spaces: &mut Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> Result<usize, DeviceError> {
+        let Some(served) = self.working(number) else { return Ok(0) };
+        served.own.queue.rx_poll(spaces, out, budget)
+    }
+
+    /// Gives packets to a queue, and drops those that it has no room for. So a session whose queue
+    /// is stuck delays no other one.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn submit(
+        &mut self,
+        number: usize,
+        spaces: &mut Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<(), DeviceError> {
+        let mut taken = 0;
+        let served = self.served.get_mut(number).and_then(Option::as_mut);
+        if let Some(served) = served.filter(|served| !served.is_broken) {
+            let queue = &mut served.own.queue;
+            taken = queue.tx_submit(spaces, packets)?;
+            if taken < packets.len() {
+                // The kernel takes what is in the ring, and most likely sends it at once.
+                queue.kick(spaces, Kick::Tx)?;
+                queue.tx_complete(&mut self.done, usize::MAX)?;
+                taken += queue.tx_submit(spaces, &packets[taken..])?;
+            }
+            served.unkicked |= taken > 0;
+        }
+        for packet in &packets[taken..] {
+            self.ended.tx_dropped += 1;
+            self.done.push(Completion::dropped(packet.token));
+        }
+        Ok(())
+    }
+
+    /// Tells the device of packets that it does not know of.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn kick(&mut self, spaces: &mut Spaces) -> Result<(), DeviceError> {
+        for served in self.served.iter_mut().flatten() {
+            if std::mem::take(&mut served.unkicked) {
+                served.own.queue.kick(spaces, Kick::Tx)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the completions of packets to `out`. Returns their number.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn complete(&mut self, out: &mut Vec<Completion>) -> Result<usize, DeviceError> {
+        let before = out.len();
+        out.append(&mut self.done);
+        for served in self.served.iter_mut().flatten() {
+            served.own.queue.tx_complete(out, usize::MAX)?;
+        }
+        Ok(out.len() - before)
+    }
+
+    /// Returns the descriptor that becomes readable when a queue has work.
+    pub(crate) fn sleep_fd(&self, number: usize) -> Option<BorrowedFd<'_>> {
+        self.served.get(number)?.as_ref()?.own.queue.sleep_fd()
+    }
+
+    /// Asks all queues to end the engine's sleep.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn arm(&mut self) -> Result<Armed, DeviceError> {
+        let mut armed = Armed::Sleep;
+        for served in self.served.iter_mut().flatten().filter(|served| !served.is_broken) {
+            if served.own.queue.arm(false)? == Armed::Work {
+                armed = Armed::Work;
+            }
+        }
+        Ok(armed)
+    }
+
+    /// Resets all queues. Returns the receive buffers that they had. A queue that does not work
+    /// afterwards is its session's loss alone.
+    pub(crate) fn reset(&mut self) -> Returned {
+        let mut returned = Vec::new();
+        for served in self.served.iter_mut().flatten().filter(|served| !served.is_broken) {
+            let mut buffers = Vec::new();
+            if let Err(error) = served.own.queue.reset(&mut buffers) {
+                served.is_broken = true;
+                let hardware = served.own.hardware;
+                tracing::warn!(hardware, "a session's hardware queue works no more: {error}");
+            }
+            served.unkicked = false;
+            returned.push((served.key, buffers));
+        }
+        returned
+    }
+
+    /// Returns a queue that works.
+    fn working(&mut self, number: usize) -> Option<&mut Served> {
+        self.served.get_mut(number)?.as_mut().filter(|served| !served.is_broken)
+    }
+
+    /// Adds the drivers' counters to `counters`.
+    pub(crate) fn count(&self, counters: &mut Counters) {
+        add_counters(counters, &self.ended);
+        for served in self.served.iter().flatten() {
+            add_counters(counters, &served.own.queue.counters());
+        }
+    }
+}
+
+fn add_counters(to: &mut Counters, one: &Counters) {
+    to.rx_packets += one.rx_packets;
+    to.rx_bytes += one.rx_bytes;
+    to.rx_dropped += one.rx_dropped;
+    to.tx_packets += one.tx_packets;
+    to.tx_bytes += one.tx_bytes;
+    to.tx_dropped += one.tx_dropped;
+    to.system_calls += one.system_calls;
+    to.resets += one.resets;
+}

@@ -1,0 +1,245 @@
+//! The receive path of sessions' own queues. The device put each packet into a buffer of the session,
+//! so the engine copies none: it reads the headers, finds the endpoint, and gives the buffer to the
+//! application.
+//!
+//! The engine lends the device most of the buffers that the session's first queue pair provides, and
+//! keeps the others for packets that come another way. It copies a packet that is not plain: of
+//! several buffers, to be segmented, for another queue pair, or for captures.
+
+use towpath_device::{DeviceError, Received};
+use towpath_packet::headers::PREFIX_BYTES;
+use towpath_protocol::counters::Device as Count;
+
+use crate::clock::clock_ns;
+use crate::engine::copy::observe;
+use crate::engine::delivery::{Delivery, InPlace, Packet, Placed};
+use crate::engine::demux::{Direction, FlowTable};
+use crate::engine::device_counters::DeviceCounters;
+use crate::engine::own::Returned;
+use crate::engine::port::DevicePort;
+use crate::engine::session::Session;
+use crate::engine::sessions::SessionTable;
+
+use super::located::locate;
+use super::{FRONT_BYTES, Piece, read_headers};
+
+/// The part of a queue pair's buffers that the engine keeps for packets that it copies: a quarter.
+const KEPT: u32 = 4;
+/// The least and the longest time after which the engine looks for buffers of a session whose queue
+/// has few. The application does not tell the engine that it provided some.
+const LEAST_PAUSE_NS: u64 = 1_000_000;
+const LONGEST_PAUSE_NS: u64 = 64_000_000;
+
+/// The buffers of one queue.
+#[derive(Clone, Copy, Debug, Default)]
+struct Supply {
+    /// The most buffers that the device had.
+    most: u32,
+    /// The pause before the engine looks again; 0 for a queue with enough buffers.
+    pause_ns: u64,
+}
+
+/// The receive path of the own queues.
+#[derive(Debug)]
+pub(crate) struct OwnRx {
+    /// The buffers of a batch.
+    received: Vec<Received>,
+    pieces: Vec<Piece>,
+    batch: usize,
+    /// By the queues' numbers.
+    supplies: Vec<Supply>,
+}
+
+impl OwnRx {
+    /// Creates the path. The engine takes at most `batch` packets from each queue per poll iteration.
+    pub(crate) fn new(batch: usize) -> OwnRx {
+        OwnRx { received: Vec::new(), pieces: Vec::new(), batch, supplies: Vec::new() }
+    }
+
+    /// Forgets a queue.
+    pub(crate) fn forget(&mut self, number: usize) {
+        if let Some(supply) = self.supplies.get_mut(number) {
+            *supply = Supply::default();
+        }
+    }
+
+    /// Returns the time at which the engine looks for buffers again, in nanoseconds.
+    pub(crate) fn next_due(&self) -> Option<u64> {
+        let pauses = self.supplies.iter().map(|supply| supply.pause_ns).filter(|pause| *pause > 0);
+        pauses.min().map(|pause| clock_ns() + pause)
+    }
+
+    /// Takes a batch from each queue. Returns the number of packets.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn poll(
+        &mut self,
+        port: &mut DevicePort,
+        flows: &mut FlowTable,
+        delivery: &mut Delivery<'_>,
+        counters: &mut DeviceCounters,
+    ) -> Result<usize, DeviceError> {
+        let end = port.own().0.end();
+        self.supplies.resize(end.max(self.supplies.len()), Supply::default());
+        let mut packets = 0;
+        for number in 0..end {
+            let Some((key, _)) = port.own().0.get(number) else { continue };
+            self.supply(number, key, port, delivery);
+            let (own, spaces) = port.own();
+            self.received.clear();
+            packets += own.poll(number, spaces, &mut self.received, self.batch)?;
+            if !self.received.is_empty() {
+                let (own, _) = port.own();
+                let Some((key, memory)) = own.get(number) else { continue };
+                let mut bytes = 0;
+                for packet in Received::packets(&self.received) {
+                    let pieces = &mut self.pieces;
+                    deliver(packet, (key, memory), flows, delivery, counters, pieces);
+                    bytes += packet.iter().map(|one| u64::from(one.len)).sum::<u64>();
+                }
+                counters.add(Count::RxBytes, bytes);
+            }
+        }
+        counters.add(Count::RxPackets, packets as u64);
+        Ok(packets)
+    }
+
+    /// Lends a queue buffers of its session, unless it has most of them already.
+    fn supply(
+        &mut self,
+        number: usize,
+        key: u32,
+        port: &mut DevicePort,
+        delivery: &mut Delivery<'_>,
+    ) {
+        let supply = &mut self.supplies[number];
+        let (sessions, notifier) = delivery.parts();
+        let living = |session: &&mut Session| !session.closing && session.violation.is_none();
+        let Some(session) = sessions.get_mut(key).filter(living) else {
+            supply.pause_ns = 0;
+            return;
+        };
+        let pool = session.shape.receive_pool;
+        let set = &mut session.queue_pairs[0];
+        if supply.most > 0 && set.receive.lent() > supply.most - supply.most / 8 {
+            return;
+        }
+        if !observe(set, &mut session.receive_ledger, &mut session.violation, 0) {
+            // The notifier condemns a session whose application violated the protocol.
+            notifier.touch(session, key, 0);
+            return;
+        }
+        let mut offsets = [0; 64];
+        loop {
+            let receive = &mut set.receive;
+            let keeps = (receive.available() + receive.lent()) / KEPT;
+            let most = receive.available().saturating_sub(keeps).min(offsets.len() as u32);
+            let mut count = 0;
+            while count < most as usize
+                && let Some(buffer) = receive.lend()
+            {
+                offsets[count] = buffer * pool.frame_bytes();
+                count += 1;
+            }
+            let (own, spaces) = port.own();
+            let taken = own.fill(number, spaces, &offsets[..count]);
+            for offset in &offsets[taken..count] {
+                receive.take_back(offset / pool.frame_bytes());
+            }
+            if taken < offsets.len() {
+                break;
+            }
+        }
+        let lent = set.receive.lent();
+        supply.most = supply.most.max(lent);
+        supply.pause_ns = if lent > supply.most / 4 {
+            0
+        } else {
+            (supply.pause_ns * 2).clamp(LEAST_PAUSE_NS, LONGEST_PAUSE_NS)
+        };
+    }
+}
+
+/// Gives sessions the buffers back that a reset of their queues returned.
+pub(crate) fn take_back(returned: Returned, sessions: &mut SessionTable) {
+    for (key, offsets) in returned {
+        let Some(session) = sessions.get_mut(key) else { continue };
+        let frame_bytes = session.shape.receive_pool.frame_bytes();
+        for offset in offsets {
+            session.queue_pairs[0].receive.take_back(offset / frame_bytes);
+        }
+    }
+}
+
+/// Handles a packet that the device put into buffers of session `key`, whose memory is `memory`.
+fn deliver(
+    buffers: &[Received],
+    (key, memory): (u32, &towpath_memory::Mapping),
+    flows: &mut FlowTable,
+    delivery: &mut Delivery<'_>,
+    counters: &mut DeviceCounters,
+    pieces: &mut Vec<Piece>,
+) {
+    let given = hand_over(buffers, (key, memory), flows, delivery, counters, pieces);
+    let Some(session) = delivery.session(key).filter(|_| !given) else { return };
+    let frame_bytes = session.shape.receive_pool.frame_bytes();
+    for one in buffers {
+        session.queue_pairs[0].receive.take_back(one.buffer / frame_bytes);
+    }
+}
+
+/// Returns `true` if the application has the packet's buffer now.
+fn hand_over(
+    buffers: &[Received],
+    (key, memory): (u32, &towpath_memory::Mapping),
+    flows: &mut FlowTable,
+    delivery: &mut Delivery<'_>,
+    counters: &mut DeviceCounters,
+    pieces: &mut Vec<Piece>,
+) -> bool {
+    let mut front = [0; FRONT_BYTES];
+    let (source, meta) = match locate(buffers, memory, pieces, &mut front) {
+        Ok(located) => located,
+        Err(reason) => {
+            counters.add(reason, 1);
+            return false;
+        }
+    };
+    let read = |to: &mut [u8]| source.copy_beginning(to);
+    let mut prefix = [0; PREFIX_BYTES];
+    let Some((read, Some(headers))) = read_headers(source.len(), read, &mut prefix) else {
+        counters.add(Count::RxMalformed, 1);
+        return false;
+    };
+    let packet = Packet { source, beginning: &prefix[..read], meta };
+    for destination in flows.captures().iter().chain(flows.promiscuous()) {
+        delivery.deliver(*destination, &packet, 0);
+    }
+    let mut found = flows.lookup(Direction::Received, &headers);
+    if found.is_none()
+        && let Some(quoted) = headers.as_quoted_flow(packet.beginning)
+    {
+        found = flows.lookup(Direction::Received, &quoted);
+    }
+    // The flow filter lets no other session's packets in. An endpoint may have closed since.
+    let Some(destination) = found.filter(|found| found.session == key) else {
+        counters.add(Count::RxNoMatch, 1);
+        return false;
+    };
+    if let [one] = buffers
+        && one.is_whole()
+    {
+        let placed = Placed { offset: one.offset, buffer: one.buffer, len: one.len };
+        match delivery.deliver_in_place(destination, placed, meta) {
+            InPlace::Given => return true,
+            InPlace::Dropped => return false,
+            InPlace::NeedsCopy => {}
+        }
+    }
+    delivery.deliver(destination, &packet, 0);
+    false
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! The hardware queues that sessions have to themselves, as the control thread knows them.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use towpath_queue::PoolShape;
+
+use crate::engine::own::HeaderMemory;
+use crate::prepare::Mapped;
+
+/// The pause before the control thread asks the kernel for a hardware queue again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The hardware queues that sessions have, or are about to have.
+#[derive(Debug)]
+pub(crate) struct OwnQueues {
+    /// The bounce buffers, from which the device sends; `None` for a device without such queues.
+    headers: Option<HeaderMemory>,
+    /// The hardware queues, by number.
+    taken: HashSet<u32>,
+    /// Sessions that wait until the engine serves their hardware queue no more, by connection.
+    waiting: HashMap<u32, (u64, Mapped)>,
+    /// Hardware queues that the kernel did not give back yet, and the time of the next attempt.
+    late: Vec<u32>,
+    next_attempt: Option<Instant>,
+}
+
+impl OwnQueues {
+    pub(crate) fn new(headers: Option<HeaderMemory>) -> OwnQueues {
+        OwnQueues {
+            headers,
+            taken: HashSet::new(),
+            waiting: HashMap::new(),
+            late: Vec::new(),
+            next_attempt: None,
+        }
+    }
+
+    /// Returns the bounce buffers.
+    pub(crate) fn headers(&self) -> Option<&HeaderMemory> {
+        self.headers.as_ref()
+    }
+
+    /// Records that a session is to have a hardware queue.
+    pub(crate) fn reserve(&mut self, hardware: u32) {
+        self.taken.insert(hardware);
+    }
+
+    /// Records that no session has a hardware queue.
+    pub(crate) fn release(&mut self, hardware: u32) {
+        self.taken.remove(&hardware);
+    }
+
+    /// Returns `true` if no session has a hardware queue.
+    pub(crate) fn is_free(&self, hardware: u32) -> bool {
+        !self.taken.contains(&hardware)
+    }
+
+    /// Records that the kernel does not give a hardware queue back yet.
+    pub(crate) fn try_later(&mut self, hardware: u32) {
+        self.late.push(hardware);
+        self.next_attempt = Some(Instant::now() + PAUSE);
+    }
+
+    /// Returns the time until the next attempt.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        Some(self.next_attempt?.saturating_duration_since(Instant::now()))
+    }
+
+    /// Takes the hardware queues to try again now.
+    pub(crate) fn take_late(&mut self) -> Vec<u32> {
+        if self.next_attempt.is_none_or(|attempt| attempt > Instant::now()) {
+            return Vec::new();
+        }
+        self.next_attempt = None;
+        std::mem::take(&mut self.late)
+    }
+
+    /// Keeps a session that waits for its hardware queue. The server asks for that queue when the
+    /// session ends.
+    pub(crate) fn wait(&mut self, hardware: u32, token: u64, mapped: Mapped) {
+        self.late.retain(|late| *late != hardware);
+        self.waiting.insert(hardware, (token, mapped));
+    }
+
+    /// Takes the session that waits for a hardware queue, and its connection.
+    pub(crate) fn take_waiting(&mut self, hardware: u32) -> Option<(u64, Mapped)> {
+        self.waiting.remove(&hardware)
+    }
+}
+
+/// Returns the least and the most data bytes of receive buffers whose distance is in a range.
+pub(crate) fn data_bytes(buffer_bytes: std::ops::RangeInclusive<u32>) -> (u32, u32) {
+    let fits = |data: &u32| {
+        let shape = PoolShape::new(1, *data);
+        shape.is_some_and(|shape| buffer_bytes.contains(&shape.frame_bytes()))
+    };
+    let most = *buffer_bytes.end();
+    let least = (1..=most).find(fits).unwrap_or(0);
+    (least, (least..=most).rev().find(fits).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_queue_is_asked_for_once_after_a_pause() {
+        let mut queues = OwnQueues::new(None);
+        assert_eq!((queues.next_deadline(), queues.take_late()), (None, vec![]));
+        queues.try_later(3);
+        assert!(queues.next_deadline().unwrap() <= PAUSE && queues.take_late().is_empty());
+        queues.next_attempt = Some(Instant::now());
+        assert_eq!((queues.take_late(), queues.next_deadline()), (vec![3], None));
+        assert!(queues.take_late().is_empty());
+    }
+
+    #[test]
+    fn the_data_bytes_of_buffers_that_fit() {
+        let (least, most) = data_bytes(2048..=4096);
+        let distance = |data| PoolShape::new(1, data).unwrap().frame_bytes();
+        assert!(distance(least) >= 2048 && distance(least - 1) < 2048);
+        assert!(distance(most) <= 4096 && distance(most + 1) > 4096);
+        assert!((least..=most).contains(&2048), "the default of applications");
+    }
+}

@@ -1,0 +1,399 @@
+//! Sessions with a hardware queue of their own, on a wire with two queues. The far host's kernel
+//! chooses the queue of a flow by its hash, so a test tries source ports until it knows one for each
+//! queue.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{IpAddr, UdpSocket};
+use std::ops::RangeInclusive;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use towpath_client::{AttachError, Options, Rule, Session};
+use towpath_net::{Driving, Network, SessionLink};
+use towpath_packet::build::Flow;
+use towpath_testkit::{Namespace, PacketSocket, Unavailable, User, skip};
+
+use crate::beside_the_kernel::{may_attach, sockets, until_bare, user};
+use crate::networks::{both_ways, sh};
+use crate::policies::attach_by;
+use crate::running::*;
+
+const POLICY: &str = "[[grant]]\nusers = [61002]\nown-queues = [1]\n[[grant]]\nusers = [61003]\n";
+const NEAR: &str = "192.0.2.1";
+const FAR: &str = "192.0.2.200";
+const CANARY: &[u8; 16] = b"a canary's song!";
+const UDP: u8 = 17;
+/// The port of each session, and the ports of the far host: enough that both queues get some.
+const PORT: u16 = 5000;
+const SOURCES: RangeInclusive<u16> = 1..=40;
+/// A UDP packet's headers, in bytes.
+const HEADERS: usize = 42;
+
+/// Returns options for a session whose memory, with that of the server, fits into the usual limit of
+/// locked memory.
+fn options() -> Options {
+    Options {
+        receive_slots: 256,
+        transmit_slots: 256,
+        transmit_buffer_bytes: 2048,
+        ..SessionLink::options("test")
+    }
+}
+
+/// A far host, and a server at the near end of a wire with two queues.
+struct World {
+    far: Namespace,
+    socket: PacketSocket,
+    far_mac: [u8; 6],
+    users: [User; 2],
+    server: Running,
+    directory: Directory,
+    arguments: Vec<String>,
+}
+
+impl World {
+    /// `more`: how applications get addresses.
+    fn start(test: &str, mode: &str, more: &[&str]) -> Option<World> {
+        if !may_attach(test) {
+            return None;
+        }
+        if users().is_none() {
+            let cause = "applications cannot be started as other users".to_owned();
+            skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
+            return None;
+        }
+        let far = Namespace::create().unwrap();
+        let here = rustix::thread::gettid().as_raw_nonzero();
+        // In generic mode, a packet of the sender's queue n > 0 arrives on queue n - 1, and in native
+        // mode on queue n.
+        let senders = if mode == "generic" { 3 } else { 2 };
+        far.run(|| {
+            sh(&format!(
+                "ip link add far numrxqueues 2 numtxqueues {senders} type veth \
+                 peer name uplink netns {here} numrxqueues 2 numtxqueues 2
+                 ip address add {FAR}/24 dev far
+                 ip address add 2001:db8::200/64 dev far nodad
+                 ip link set far up"
+            ));
+        })
+        .unwrap();
+        sh(&format!(
+            "ip address add {NEAR}/24 dev uplink
+                     ip address add 2001:db8::1/64 dev uplink nodad
+                     ip link set uplink up"
+        ));
+        let (socket, far_mac) = far
+            .run(|| {
+                let mut kernel = towpath_netlink::Netlink::open().unwrap();
+                let mac = kernel.link("far").unwrap().mac.unwrap();
+                (PacketSocket::open("far", 0x0800).unwrap(), mac)
+            })
+            .unwrap();
+        let (directory, user) = (sockets(), user());
+        let file = directory.text("policy.toml");
+        std::fs::write(&file, POLICY).unwrap();
+        let device = format!("xdp:uplink,mode={mode}");
+        let arguments: Vec<String> =
+            ["--device", &device, "--user", &user, "--policy", &file].map(str::to_owned).into();
+        let more: Vec<String> = more.iter().copied().map(str::to_owned).collect();
+        let arguments = [arguments, more].concat();
+        let server = World::serve(&directory, &arguments);
+        let users = users().unwrap().applications;
+        Some(World { far, socket, far_mac, users, server, directory, arguments })
+    }
+
+    fn serve(directory: &Directory, arguments: &[String]) -> Running {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        serve(directory, "s.sock", &arguments)
+    }
+
+    fn attach(&self, user: usize, own_queue: bool) -> Result<Session, AttachError> {
+        let options = Options { own_queue, ..options() };
+        attach_by(&self.users[user], &self.server.socket, &options)
+    }
+
+    fn refusal(&self, user: usize, options: &Options) -> String {
+        match attach_by(&self.users[user], &self.server.socket, options) {
+            Err(AttachError::Refused { text, .. }) => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Returns the flow of datagrams from a port of the far host to a session's port.
+    fn flow(&self, session: &Session, from_port: u16) -> Flow {
+        let info = session.info();
+        let to: IpAddr = info.ipv4.unwrap().0.into();
+        let from: IpAddr = FAR.parse().unwrap();
+        Flow::v4().macs(self.far_mac, info.mac).addresses(from, to).ports(from_port, PORT)
+    }
+
+    /// Sends a frame from the far host.
+    fn send(&self, frame: &[u8]) {
+        assert!(self.socket.send(frame).unwrap());
+    }
+
+    fn dropped(&self) -> u64 {
+        self.server.report()["device"]["counters"]["rx_dropped_driver"].as_u64().unwrap()
+    }
+}
+
+fn counter(session: &Session, endpoint: towpath_client::Endpoint, name: &str) -> u64 {
+    session.counters(endpoint).iter().find(|(one, _)| *one == name).unwrap().1
+}
+
+/// Waits for a packet.
+fn receive(session: &mut Session) -> Vec<u8> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(packet) = session.receive_one(0).unwrap() {
+            return packet;
+        }
+        assert!(Instant::now() < deadline, "no packet");
+        session.wait(Some(Duration::from_millis(100))).unwrap();
+    }
+}
+
+fn payload(number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 + number * 13) as u8).collect()
+}
+
+/// The memories that this process shares with servers: their ranges of addresses.
+fn shared_memories() -> Vec<(u64, u64)> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let ours = maps.lines().filter(|line| line.contains("/memfd:towpath-"));
+    let range = |line: &str| {
+        let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let number = |text| u64::from_str_radix(text, 16).unwrap();
+        (number(from), number(to))
+    };
+    ours.map(range).collect()
+}
+
+/// Returns the number of places in memories that hold the canary.
+fn canaries(memories: &[(u64, u64)]) -> usize {
+    let memory = File::open("/proc/self/mem").unwrap();
+    let within = |&(from, to): &(u64, u64)| {
+        let mut bytes = vec![0; (to - from) as usize];
+        memory.read_exact_at(&mut bytes, from).unwrap();
+        bytes.windows(CANARY.len()).filter(|window| window == CANARY).count()
+    };
+    memories.iter().map(within).sum()
+}
+
+/// Datagrams on the session's own queue are not copied; on another queue they are. Either way they
+/// arrive, and the session answers.
+fn exchange(world: &World, session: &mut Session) {
+    let endpoint = session.open(&Rule::new().protocol(UDP).port(PORT)).unwrap();
+    let mut numbers = 0..;
+    let mut pass = |session: &mut Session, port: u16, len: usize| {
+        let copies = counter(session, endpoint, "rx_copies");
+        let frame = world.flow(session, port).udp(&payload(numbers.next().unwrap(), len));
+        world.send(&frame);
+        assert_eq!(receive(session), frame);
+        counter(session, endpoint, "rx_copies") - copies
+    };
+    let (own, other): (Vec<u16>, Vec<u16>) =
+        SOURCES.partition(|port| pass(session, *port, 100) == 0);
+    assert!(!own.is_empty() && !other.is_empty(), "{own:?} {other:?}");
+    // More packets than the session has buffers.
+    for len in (18..1472).step_by(4) {
+        assert_eq!(pass(session, own[0], len), 0, "the engine copies none");
+    }
+    for len in [18, 600, 1472] {
+        assert_eq!(pass(session, other[0], len), 1);
+        assert_eq!(pass(session, own[0], len), 0);
+    }
+    let answers = world.flow(session, own[0]).reversed();
+    for len in [18, 214, 215, 600, 1472] {
+        let frame = answers.udp(&payload(numbers.next().unwrap(), len));
+        session.send_bytes(endpoint, &frame).unwrap();
+        session.flush().unwrap();
+        until("the far host gets the answer", || {
+            let mut got = vec![0; 2048];
+            let got = world.socket.receive(&mut got).unwrap().map(|len| got[..len].to_vec());
+            got.is_some_and(|got| got == frame)
+        });
+    }
+}
+
+/// A neighbour's and the kernel's packets, on both queues. None leads to the session's memory.
+/// Returns the neighbour with a datagram that comes on the session's queue.
+fn neighbours(world: &World, own: &[(u64, u64)]) -> (Session, Vec<u8>) {
+    let mut neighbour = world.attach(1, false).unwrap();
+    neighbour.open(&Rule::new().protocol(UDP).port(PORT)).unwrap();
+    let frame = |port| world.flow(&neighbour, port).udp(CANARY);
+    let frames: Vec<Vec<u8>> = SOURCES.map(frame).collect();
+    assert_eq!(frames[0][HEADERS..HEADERS + CANARY.len()], *CANARY);
+    let before = world.dropped();
+    frames.iter().for_each(|frame| world.send(frame));
+    let first = receive(&mut neighbour);
+    // Packets of one queue arrive in order: behind this one, nothing of the first round comes.
+    world.send(&first);
+    let mut arrived = vec![first.clone()];
+    while arrived.len() == 1 || arrived.last() != Some(&first) {
+        arrived.push(receive(&mut neighbour));
+    }
+    let missing: Vec<&Vec<u8>> = frames.iter().filter(|one| !arrived.contains(one)).collect();
+    assert!(!missing.is_empty() && arrived.len() > 2, "{} of {SOURCES:?}", missing.len());
+    // The driver reads the program's counts now and then.
+    until("the neighbour's packets on the session's queue are counted", || {
+        world.send(&first);
+        receive(&mut neighbour);
+        world.dropped() == before + missing.len() as u64
+    });
+    let kernel = UdpSocket::bind((NEAR, 7777)).unwrap();
+    kernel.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut link = towpath_netlink::Netlink::open().unwrap();
+    let mac = link.link("uplink").unwrap().mac.unwrap();
+    let (from, to): (IpAddr, IpAddr) = (FAR.parse().unwrap(), NEAR.parse().unwrap());
+    let to_kernel = Flow::v4().macs(world.far_mac, mac).addresses(from, to);
+    for port in SOURCES {
+        world.send(&to_kernel.ports(port, 7777).udp(CANARY));
+        let mut got = [0; 64];
+        let len = kernel.recv(&mut got).unwrap();
+        assert_eq!(&got[..len], CANARY);
+    }
+    assert_eq!(canaries(own), 0, "a neighbour's data is in the session's memory");
+    assert!(canaries(&shared_memories()) > 0, "the neighbour has it");
+    let missing = missing[0].clone();
+    (neighbour, missing)
+}
+
+fn check(test: &str, mode: &str) {
+    let leases = ["--lease", "192.0.2.64/28", "--lease", "2001:db8::40/124"];
+    let Some(mut world) = World::start(test, mode, &leases) else { return };
+    assert!(world.server.log().contains("hardware queue 1"), "{}", world.server.log());
+    let wants = Options { own_queue: true, ..options() };
+    let said = world.refusal(1, &wants);
+    assert!(said.contains("own-queues"), "{said}");
+    let small = Options { receive_buffer_bytes: 1024, ..wants.clone() };
+    let said = world.refusal(0, &small);
+    assert!(said.contains("receive_buffer_bytes from "), "{said}");
+
+    let mut session = world.attach(0, true).unwrap();
+    assert!(session.info().own_queue);
+    let own = shared_memories();
+    let said = world.refusal(0, &wants);
+    assert!(said.contains("other sessions have"), "{said}");
+    exchange(&world, &mut session);
+    let (mut neighbour, frame) = neighbours(&world, &own);
+
+    // Sessions come and go while packets arrive.
+    let theirs = world.flow(&session, 1).udp(b"in between");
+    drop(session);
+    for _ in 0..8 {
+        until("the queue is free", || {
+            world.send(&theirs);
+            world.send(&frame);
+            world.attach(0, true).is_ok()
+        });
+    }
+
+    // The end of a session gives the queue back.
+    until("the neighbour gets packets on both queues", || {
+        world.send(&frame);
+        neighbour.wait(Some(Duration::from_millis(50))).unwrap();
+        neighbour.receive_one(0).unwrap().is_some()
+    });
+    drop(neighbour);
+
+    let mut session = None;
+    until("the queue is free", || {
+        session = world.attach(0, true).ok();
+        session.is_some()
+    });
+    let session = session.unwrap();
+    let (ipv4, ipv6) = (session.info().ipv4.unwrap().0, session.info().ipv6.unwrap().0);
+    let network = Network::over(session, Driving::Thread).unwrap();
+    connect_until_in_place(&world, || {
+        both_ways(&network, ipv4.into(), &world.far, FAR.parse().unwrap());
+        both_ways(&network, ipv6.into(), &world.far, "2001:db8::200".parse().unwrap());
+    });
+
+    // The server's end, in either way, leaves nothing, and the next one gives the queue again.
+    assert_eq!(world.server.stop(Signal::TERM).code(), Some(0));
+    until_bare();
+    drop(network);
+    world.server = World::serve(&world.directory, &world.arguments);
+    let session = world.attach(0, true).unwrap();
+    world.server.kill();
+    until_bare();
+    drop(session);
+    world.server = World::serve(&world.directory, &world.arguments);
+    assert!(world.attach(0, true).unwrap().info().own_queue);
+}
+
+/// Exchanges data by TCP until some came through the session's queue: the far host's kernel spreads
+/// connections by chance.
+fn connect_until_in_place(world: &World, exchange: impl Fn()) {
+    let in_place = || {
+        let report = world.server.report();
+        let endpoints = report["sessions"][0]["endpoints"].as_array().unwrap();
+        let count = |name: &str| -> u64 {
+            endpoints.iter().map(|one| one["counters"][name].as_u64().unwrap()).sum()
+        };
+        (count("rx_packets"), count("rx_copies"))
+    };
+    let mut in_place_before = 0;
+    for round in 0.. {
+        assert!(round < 20, "no connection came through the session's queue");
+        exchange();
+        // The endpoints of ended connections are not in the report.
+        let (packets, copies) = in_place();
+        in_place_before = in_place_before.max(packets - copies);
+        if round > 0 && in_place_before > 100 {
+            return;
+        }
+    }
+}
+
+/// An administrator's session that shares the host's addresses.
+fn check_sharing() {
+    let test = "own_queues::with_the_hosts_addresses";
+    let Some(mut world) = World::start(test, "native", &["--share-host"]) else { return };
+    let wants = Options { own_queue: true, ..options() };
+    let session = Session::attach(&world.server.socket, &wants).unwrap();
+    assert!(session.info().own_queue && session.info().shared);
+    let network = Network::over(session, Driving::Thread).unwrap();
+    // A listener whose endpoint stays.
+    let listener = towpath_net::TcpListener::bind(&network, (NEAR, 9000)).unwrap();
+    let echoing = std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let mut got = vec![0; 1 << 20];
+            let _ = stream.read_exact(&mut got).and_then(|()| stream.write_all(&got));
+        }
+    });
+    connect_until_in_place(&world, || {
+        both_ways(&network, NEAR.parse().unwrap(), &world.far, FAR.parse().unwrap());
+        let connect = || std::net::TcpStream::connect((NEAR, 9000)).unwrap();
+        let mut stream = world.far.run(connect).unwrap();
+        let mut writer = stream.try_clone().unwrap();
+        let writing = std::thread::spawn(move || writer.write_all(&vec![7; 1 << 20]).unwrap());
+        let mut got = vec![0; 1 << 20];
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.read_exact(&mut got).unwrap();
+        assert!(got.iter().all(|byte| *byte == 7));
+        writing.join().unwrap();
+    });
+    assert_eq!(world.server.stop(Signal::TERM).code(), Some(0));
+    until_bare();
+    // The listener ends with the session.
+    echoing.join().unwrap();
+}
+
+#[test]
+fn with_the_hosts_addresses() {
+    towpath_testkit::isolated!(check_sharing);
+}
+
+#[test]
+fn natively() {
+    towpath_testkit::isolated!(|| check("own_queues::natively", "native"));
+}
+
+#[test]
+fn generically() {
+    towpath_testkit::isolated!(|| check("own_queues::generically", "generic"));
+}
