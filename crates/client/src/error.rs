@@ -29,6 +29,12 @@ pub enum Lost {
          shared; attach again when the interface has one"
     )]
     AddressGone,
+    /// The session had a hardware queue to itself, and that works no more.
+    #[error(
+        "the driver server closed the session, because its hardware queue sent nothing any more, \
+         not even after a reset; attach again, without Options::own_queue if it happens again"
+    )]
+    QueueBroke,
     /// The server wrote an impossible value, so the client no longer relies on the session's
     /// memory.
     #[error("the driver server broke the protocol: {0}")]

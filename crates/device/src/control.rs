@@ -6,9 +6,8 @@ use std::sync::Arc;
 use crate::dma::Dma;
 use crate::error::DeviceError;
 use crate::filter::{Filter, FilterError, FlowRule};
-use crate::hardware_queue::HardwareQueue;
 use crate::keeper::Keeper;
-use crate::own_queue::{OpenedOwnQueue, OwnMemory, OwnQueueError, OwnQueueLimits};
+use crate::own_queue::{OwnQueueError, OwnQueueLimits, OwnQueues};
 use crate::queue::DeviceQueue;
 use crate::space::Spaces;
 use crate::tx_headroom::TxHeadroom;
@@ -181,29 +180,10 @@ pub trait Device: Send {
         Err(OwnQueueError::Unsupported { name: self.info().name.clone() })
     }
 
-    /// Opens a hardware queue for one session, over that session's memory. [`DeviceQueue::cede`]
-    /// returned it before, and the caller has dropped that. From now on, it receives the packets of
-    /// the flows that [`Device::own_flow`] gave its owner; the device drops and counts those of other
-    /// flows, and the kernel receives its own. To drop the queue takes as long
-    /// as an RCU grace period.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    fn open_own_queue(
-        &mut self,
-        _hardware: u32,
-        _memory: &OwnMemory,
-    ) -> Result<OpenedOwnQueue, DeviceError> {
-        Err(DeviceError::no_queue(&self.info().name, false))
-    }
-
-    /// Makes a ceded hardware queue, whose owner's queue was dropped or did not open, ready for
-    /// [`DeviceQueue::restore`].
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    fn take_back_queue(&mut self, _hardware: u32) -> Result<HardwareQueue, DeviceError> {
-        Err(DeviceError::no_queue(&self.info().name, false))
+    /// Returns what opens hardware queues for sessions, in a thread that may wait; `None` if the
+    /// device gives none.
+    fn own_queues(&self) -> Option<Box<dyn OwnQueues>> {
+        None
     }
 
     /// Gives a flow, of which the device has a filter, to the owner of a hardware queue, until that

@@ -46,7 +46,7 @@ pub use error::DeviceError;
 pub use filter::{Filter, FilterError, FlowRule, FlowVlan};
 pub use hardware_queue::HardwareQueue;
 pub use keeper::Keeper;
-pub use own_queue::{OpenedOwnQueue, OwnMemory, OwnQueueError, OwnQueueLimits};
+pub use own_queue::{OpenedOwnQueue, OwnMemory, OwnQueueError, OwnQueueLimits, OwnQueues};
 pub use packet_memory::packet_memory;
 pub use queue::{Armed, Completion, Counters, DeviceQueue, Kick, Outcome, Packet, Part, Received};
 pub use space::{Space, SpaceError, SpaceId, Spaces};

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use towpath_memory::Mapping;
 
+use crate::HardwareQueue;
 use crate::dma::Registration;
+use crate::error::DeviceError;
 use crate::queue::DeviceQueue;
 
 /// What a device can give a session to itself.
@@ -105,6 +107,27 @@ pub struct OwnMemory {
     pub buffer_bytes: u32,
     /// The number of receive buffers.
     pub buffers: u32,
+}
+
+/// Opens hardware queues for sessions, and takes them back. Each call waits for the kernel: for an
+/// RCU grace period, and to pin memory.
+pub trait OwnQueues: Send {
+    /// Opens a hardware queue for one session, over that session's memory.
+    /// [`DeviceQueue::cede`](crate::DeviceQueue::cede) returned it. From now on, it receives the
+    /// packets of the flows that [`Device::own_flow`](crate::Device::own_flow) gave its owner; the
+    /// device drops and counts those of other flows, and the kernel receives its own.
+    ///
+    /// # Errors
+    /// When the kernel refuses. Then [`OwnQueues::take_back`] follows.
+    fn open(&self, ceded: HardwareQueue, memory: &OwnMemory)
+    -> Result<OpenedOwnQueue, DeviceError>;
+
+    /// Makes a ceded hardware queue, whose owner's queue was dropped or did not open, ready for
+    /// [`DeviceQueue::restore`](crate::DeviceQueue::restore).
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn take_back(&self, hardware: u32) -> Result<HardwareQueue, DeviceError>;
 }
 
 /// A session's own queue, the registration of its memory, and the most parts of a packet to send.

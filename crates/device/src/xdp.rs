@@ -42,8 +42,8 @@ use crate::kernel_interface::groups::{Groups, is_group};
 use crate::kernel_interface::link_events::LinkEvents;
 use crate::kernel_interface::packet_socket::PacketSocket;
 use crate::{
-    Device, DeviceError, DeviceQueue, Event, Filter, FilterError, FlowRule, HardwareQueue, Info,
-    Keeper, OpenedOwnQueue, OwnMemory, OwnQueueError, OwnQueueLimits, Spaces,
+    Device, DeviceError, DeviceQueue, Event, Filter, FilterError, FlowRule, Info, Keeper,
+    OwnQueueError, OwnQueueLimits, OwnQueues, Spaces,
 };
 use options::Notes;
 use queue::XdpQueue;
@@ -125,15 +125,6 @@ impl XdpDevice {
     }
 }
 
-impl XdpDevice {
-    /// Returns the queue that serves a hardware queue.
-    fn lane_of(&self, hardware: u32) -> Result<&Arc<Lane>, DeviceError> {
-        let mut lanes = self.lanes.iter();
-        let lane = lanes.find(|lane| lane.serves(hardware));
-        lane.ok_or_else(|| DeviceError::no_queue(&self.info.name, false))
-    }
-}
-
 impl Device for XdpDevice {
     fn info(&self) -> &Info {
         &self.info
@@ -163,16 +154,11 @@ impl Device for XdpDevice {
         own::limits(&self.info, &self.shared, self.groups.is_none())
     }
 
-    fn open_own_queue(
-        &mut self,
-        hardware: u32,
-        memory: &OwnMemory,
-    ) -> Result<OpenedOwnQueue, DeviceError> {
-        own::open(&self.info, self.lane_of(hardware)?, hardware, memory)
-    }
-
-    fn take_back_queue(&mut self, hardware: u32) -> Result<HardwareQueue, DeviceError> {
-        own::take_back(&self.info, self.lane_of(hardware)?, hardware)
+    fn own_queues(&self) -> Option<Box<dyn OwnQueues>> {
+        // One engine thread serves all other hardware queues.
+        let [lane] = &self.lanes[..] else { return None };
+        self.own_queue_limits().ok()?;
+        Some(Box::new(own::Opener::new(self.info.clone(), lane)))
     }
 
     fn own_flow(&mut self, rule: &FlowRule, hardware: u32) -> Result<(), FilterError> {

@@ -308,8 +308,7 @@ fn a_session_has_a_hardware_queue_native() {
     }
     wait_for("both arrive", 2, || main.receive());
     assert!(main.queue.cede(0).is_none());
-    drop(main.queue.cede(1).unwrap());
-    let mut own = Own::open(&mut device, 1);
+    let mut own = Own::open(&device, main.queue.cede(1).unwrap());
     device.own_flow(&rule(theirs), 1).unwrap();
 
     // More packets than there are buffers, each in the buffer that the device got first.
@@ -352,7 +351,7 @@ fn a_session_has_a_hardware_queue_native() {
     assert_eq!(wait_for("one arrives", 1, || own.receive()), [(3, frame(theirs, 9, 60))]);
 
     drop(own);
-    let queue = device.take_back_queue(1).unwrap();
+    let queue = device.own_queues().unwrap().take_back(1).unwrap();
     let mut buffers = Vec::new();
     main.queue.restore(queue, &mut buffers);
     assert!(!buffers.is_empty());

@@ -4,11 +4,13 @@
 //! |---|---|---|
 //! | attach | control thread | chooses the hardware queue, joins the memories of the session |
 //! | cede | engine | stops serving the hardware queue |
-//! | open | control thread | closes the server's socket, opens the session's |
-//! | end | engine, control thread | the engine returns the queue with the session; the control thread closes it, and has the engine serve the hardware queue again |
+//! | open | thread `own-queues` | closes the server's socket, opens the session's |
+//! | end | engine | returns the queue with the session |
+//! | close | thread `own-queues` | closes the queue, and binds the server's socket |
+//! | restore | engine | serves the hardware queue again |
 
-use towpath_device::{HardwareQueue, OwnMemory};
-use towpath_protocol::layout::SessionShape;
+use towpath_device::{DeviceError, HardwareQueue, OpenedOwnQueue, OwnMemory};
+use towpath_protocol::layout::{CLOSED_QUEUE_BROKE, SessionShape};
 use towpath_protocol::message::{ATTACH_OWN_QUEUE, Refusal};
 use tracing::{info, warn};
 
@@ -18,9 +20,10 @@ use crate::engine::commands::Command;
 use crate::engine::own::{Own, OwnQueue};
 use crate::engine::session::Session;
 use crate::engines::Reply;
-use crate::own_queues::data_bytes;
+use crate::own_queues::{MAX_BYTES, data_bytes};
 use crate::policy::{Standing, Terms};
 use crate::prepare::Mapped;
+use crate::queue_opener::{Done, Step, Task, Then};
 use crate::slow::Job;
 
 impl Control {
@@ -60,6 +63,17 @@ impl Control {
             );
             return Err((Refusal::Limit, text));
         }
+        let (receive, transmit) =
+            (shape.receive_pool.pool_bytes(), shape.transmit_pool.pool_bytes());
+        if receive + transmit > MAX_BYTES {
+            let text = format!(
+                "attach: {} KiB of receive and transmit buffers are more than the {} KiB that a \
+                 session with a hardware queue may have; ask for fewer or smaller ones",
+                (receive + transmit) >> 10,
+                MAX_BYTES >> 10
+            );
+            return Err((Refusal::Limit, text));
+        }
         let mut there = granted.iter().filter(|queue| limits.queues.contains(queue)).peekable();
         if there.peek().is_none() {
             let text = format!(
@@ -91,76 +105,107 @@ impl Control {
 
     /// Opens the hardware queue of a session, which the engine has ceded.
     pub(crate) fn ceded(&mut self, hardware: u32, queue: Option<HardwareQueue>) {
-        let was_ceded = queue.is_some();
-        // The kernel allows one memory per hardware queue.
-        drop(queue);
-        let Some((token, mut mapped)) = self.own_queues.take_waiting(hardware) else { return };
-        let is_gone = self.connections.get(token).is_none_or(|connection| connection.gone);
-        let text = if is_gone {
-            None
-        } else if !was_ceded {
-            Some(format!("the server cannot do without hardware queue {hardware}"))
-        } else {
-            match self.open_queue(hardware, &mut mapped) {
-                Ok(()) => {
-                    let session = mapped.sessions.first().map_or(0, |one| one.number);
-                    self.begin_session(token, mapped);
-                    let uid = self.connections.get(token).map_or(0, |one| one.account.uid);
-                    if self.log.allows(uid) {
-                        info!(session, hardware, "has a hardware queue");
-                    }
-                    return;
-                }
-                Err(text) => Some(text),
-            }
+        let Some((token, mapped)) = self.own_queues.take_waiting(hardware) else { return };
+        let Some(queue) = queue else {
+            let why = format!("the server cannot do without hardware queue {hardware}");
+            return self.do_not_begin(token, mapped, Some(why));
         };
-        if was_ceded {
-            self.take_back_queue(hardware);
+        let memory = memory_of(&mapped).filter(|_| !self.is_gone(token));
+        let (step, then) = match memory {
+            Some(memory) => (Step::Open(queue, memory), Then::Begin { token, mapped }),
+            None => (Step::Close(Box::new(queue)), Then::Refuse { token, mapped, why: None }),
+        };
+        self.own_queues.push(Task { hardware, step, then });
+    }
+
+    /// Goes on after what the other thread has done.
+    pub(crate) fn go_on_with_queues(&mut self) {
+        while let Some(Done { hardware, opened, back, then }) = self.own_queues.next_done() {
+            if let Some(back) = back {
+                self.serve_again(hardware, back);
+            }
+            match then {
+                Then::Begin { token, mapped } => match opened {
+                    Some(Ok(opened)) => self.begin_with_queue(token, hardware, mapped, opened),
+                    Some(Err(error)) => self.do_not_begin(token, mapped, Some(error.to_string())),
+                    None => self.do_not_begin(token, mapped, None),
+                },
+                Then::Refuse { token, mapped, why } => self.do_not_begin(token, mapped, why),
+                Then::End(session) => self.session_ended(session),
+                Then::Nothing => self.own_queues.tried(hardware),
+            }
         }
+        for hardware in self.own_queues.take_late() {
+            self.own_queues.push(Task { hardware, step: Step::TakeBack, then: Then::Nothing });
+        }
+    }
+
+    fn is_gone(&self, token: u64) -> bool {
+        self.connections.get(token).is_none_or(|connection| connection.gone)
+    }
+
+    /// Begins a session whose hardware queue is open, unless its application has gone.
+    fn begin_with_queue(
+        &mut self,
+        token: u64,
+        hardware: u32,
+        mut mapped: Mapped,
+        (queue, registration, parts): OpenedOwnQueue,
+    ) {
+        // The device has no such queues with several engines.
+        let (Some((memory, offsets)), [session]) = (mapped.joined.take(), &mut mapped.sessions[..])
+        else {
+            return self.do_not_begin(token, mapped, None);
+        };
+        let own = OwnQueue { hardware, queue, registration, memory, offsets, parts };
+        let (number, own) = (session.number, Box::new(own));
+        if self.connections.get(token).is_none_or(|connection| connection.gone) {
+            let then = Then::Refuse { token, mapped, why: None };
+            return self.own_queues.push(Task { hardware, step: Step::Close(own), then });
+        }
+        session.own = Own::Queue(own);
+        self.begin_session(token, mapped);
+        let uid = self.connections.get(token).map_or(0, |one| one.account.uid);
+        if self.log.allows(uid) {
+            info!(session = number, hardware, "has a hardware queue");
+        }
+    }
+
+    /// Releases the memory of a session that does not begin.
+    fn do_not_begin(&mut self, token: u64, mapped: Mapped, why: Option<String>) {
         if let Some(connection) = self.connections.get_mut(token) {
             connection.progress = Progress::Over;
             let uid = connection.account.uid;
             let Mapped { sessions, mappings, .. } = mapped;
             self.slow.push(uid, Job::Release { token, mappings, sessions });
         }
-        if let Some(text) = text {
-            self.refuse(
-                token,
-                &(Refusal::Limit, format!("mapped: {text}; attach without an own queue")),
-            );
+        if let Some(why) = why {
+            let text = format!("mapped: {why}; attach without an own queue");
+            self.refuse(token, &(Refusal::Limit, text));
         }
     }
 
-    fn open_queue(&mut self, hardware: u32, mapped: &mut Mapped) -> Result<(), String> {
-        let Some((mapping, offsets)) = mapped.joined.take() else {
-            return Err("its memory is not joined".to_owned());
-        };
-        // The device has no such queues with several engines.
-        let [session] = &mut mapped.sessions[..] else {
-            return Err("the server has several engines".to_owned());
-        };
-        let pool = session.shape.receive_pool;
-        let (buffer_bytes, buffers) = (pool.frame_bytes(), pool.buffers());
-        let memory = OwnMemory { mapping: mapping.clone(), buffer_bytes, buffers };
-        let opened = self.parts.device.open_own_queue(hardware, &memory);
-        let (queue, registration, parts) = opened.map_err(|error| error.to_string())?;
-        let memory = mapping;
-        let own = OwnQueue { hardware, queue, registration, memory, offsets, parts };
-        session.own = Own::Queue(Box::new(own));
-        Ok(())
-    }
-
-    /// Closes the hardware queue of a session that has ended, and has the engine serve it again.
-    pub(crate) fn close_own_queue(&mut self, session: &mut Session) {
-        let Some(own) = session.own.take_queue() else { return };
+    /// Has the hardware queue of a session closed that has ended. Returns the session if it has none.
+    pub(crate) fn close_own_queue(&mut self, mut session: Box<Session>) -> Option<Box<Session>> {
+        let Some(own) = session.own.take_queue() else { return Some(session) };
+        // The kernel writes to the session's memory until the queue is closed.
         let hardware = own.hardware;
-        // The kernel writes to the session's memory until then.
-        drop(own);
-        self.take_back_queue(hardware);
+        let (step, then) = (Step::Close(own), Then::End(session));
+        self.own_queues.push(Task { hardware, step, then });
+        None
     }
 
-    fn take_back_queue(&mut self, hardware: u32) {
-        match self.parts.device.take_back_queue(hardware) {
+    /// Ends a session whose hardware queue works no more.
+    pub(crate) fn own_queue_broke(&mut self, number: u32) {
+        if let Some(token) = self.connections.token_of(number)
+            && self.connections.get(token).is_some_and(|one| !one.is_ending)
+        {
+            self.close_session(token, CLOSED_QUEUE_BROKE, "its hardware queue works no more");
+        }
+    }
+
+    fn serve_again(&mut self, hardware: u32, back: Result<HardwareQueue, DeviceError>) {
+        match back {
             Ok(queue) => self.parts.engines.command(Command::RestoreQueue(queue), Reply::Nothing),
             Err(error) => {
                 if self.log.allows(self.own_uid) {
@@ -174,11 +219,12 @@ impl Control {
             }
         }
     }
+}
 
-    /// Asks once more for hardware queues that the kernel did not give back.
-    pub(crate) fn take_back_late_queues(&mut self) {
-        for hardware in self.own_queues.take_late() {
-            self.take_back_queue(hardware);
-        }
-    }
+/// Returns the memory of a session's own queue, for the device.
+fn memory_of(mapped: &Mapped) -> Option<OwnMemory> {
+    let (mapping, _) = mapped.joined.as_ref()?;
+    let pool = mapped.sessions.first()?.shape.receive_pool;
+    let (buffer_bytes, buffers) = (pool.frame_bytes(), pool.buffers());
+    Some(OwnMemory { mapping: mapping.clone(), buffer_bytes, buffers })
 }

@@ -37,6 +37,7 @@ use crate::host::Host;
 use crate::log::LogLimit;
 use crate::own_queues::OwnQueues;
 use crate::policy::{Account, Admission, Policy, PolicyChange, Standing};
+use crate::queue_opener::QueueOpener;
 use crate::slow::Slow;
 use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;
@@ -172,6 +173,9 @@ impl Control {
             let flags = epoll::EventFlags::HUP | epoll::EventFlags::ONESHOT;
             epoll::add(&*epoll, keeper, data(KEEPER), flags)?;
         }
+        let opener = parts.device.own_queues();
+        let opener = opener.map(|queues| QueueOpener::start(queues, parts.wake.clone()));
+        let opener = opener.transpose()?;
         let engine_epolls = std::mem::take(&mut parts.engine_epolls);
         let sessions = parts.policy.connections as u32;
         Ok(Control {
@@ -194,7 +198,7 @@ impl Control {
             rules: HashMap::new(),
             rule_sets: Sets::default(),
             filters: Filters::default(),
-            own_queues: OwnQueues::new(parts.headers.take()),
+            own_queues: OwnQueues::new(parts.headers.take(), opener),
             ended: None,
             stopping: false,
             failed: None,
@@ -243,7 +247,7 @@ impl Control {
             self.engine_events();
             self.go_on_slowly();
             self.go_on_with_host();
-            self.take_back_late_queues();
+            self.go_on_with_queues();
             self.give_up_workers();
             self.end_failed_connections();
         }
@@ -453,6 +457,7 @@ impl Control {
                     info!(device = self.parts.info.name, resets, "the device works again");
                 }
                 EngineReport::Ceded { hardware, queue } => self.ceded(hardware, queue),
+                EngineReport::OwnQueueBroke { session } => self.own_queue_broke(session),
                 EngineReport::Ended(outcome) => {
                     self.ended = self.parts.engines.engine_ended(outcome);
                     // The others end, too: every session needs all engines.

@@ -68,7 +68,7 @@ use demux::{Direction, FlowCache, FlowTable};
 use device_counters::DeviceCounters;
 use memories::TransmitMemories;
 use notifier::Notifier;
-use own::HeaderMemory;
+use own::{Checked, HeaderMemory};
 use port::DevicePort;
 use relays::Relays;
 use rx::RxPath;
@@ -171,7 +171,7 @@ impl Engine {
             memories: TransmitMemories::default(),
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
             rx: RxPath::new(&port, batch, values),
-            own_rx: OwnRx::new(batch),
+            own_rx: OwnRx::new(batch, values),
             tx: TxPath::new(memory, transmit_budget, iteration_budget, values),
             notifier: Notifier::new(values, link.relays, iteration_budget + MAX_EXPEDITED),
             wait,
@@ -331,6 +331,9 @@ impl Engine {
     /// work done.
     #[inline]
     fn look_after_device(&mut self) -> Result<usize, DeviceError> {
+        if !self.port.own().0.is_empty() {
+            self.look_after_own_queues();
+        }
         match self.port.check(self.sessions.has_ending()) {
             Verdict::Fine => Ok(0),
             Verdict::Stalled { new } => {
@@ -347,13 +350,28 @@ impl Engine {
         }
     }
 
+    /// Checks whether sessions' own queues complete packets.
+    fn look_after_own_queues(&mut self) {
+        let Checked { returned, broken } = self.port.check_own(self.sessions.has_ending());
+        rx::own::take_back(returned, &mut self.sessions);
+        for key in broken {
+            let Some(session) = self.sessions.get(key) else { continue };
+            if let Some(own) = session.own.place()
+                && let Some(fd) = self.port.own_sleep_fd(own.number)
+            {
+                // Nothing takes its events any more.
+                self.wait.forget_own(fd);
+            }
+            self.commands.tell(EngineReport::OwnQueueBroke { session: session.number });
+        }
+    }
+
     /// Resets the device, and sends the packets that it kept once more.
     #[cold]
     fn reset_device(&mut self) -> Result<usize, DeviceError> {
         let (mut buffers, mut completions) = (Vec::new(), Vec::new());
-        let own = self.port.reset(&mut buffers, &mut completions)?;
+        self.port.reset(&mut buffers, &mut completions)?;
         self.rx.take_back(&self.port, &buffers);
-        rx::own::take_back(own, &mut self.sessions);
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
         let kept = self.tx.land_all(&completions, sessions, notifier, &mut self.counters);
         self.publish_counts();
@@ -415,6 +433,8 @@ impl Engine {
     fn is_drained(&self) -> bool {
         !self.rx.was_full()
             && !self.rx.has_left()
+            && !self.own_rx.was_full()
+            && !self.own_rx.has_left()
             && !self.sessions.has_left()
             && !self.has_commands_left()
             && !self.tx.can_transmit(&self.port)
@@ -427,7 +447,7 @@ impl Engine {
         let due = [self.notifier.next_due(), self.tx.next_due(), watchdog, own];
         Leftovers {
             commands: self.has_commands_left(),
-            received: self.rx.has_left(),
+            received: self.rx.has_left() || self.own_rx.has_left(),
             to_send: self.tx.can_transmit(&self.port),
             tick: self.tx.waits_for_tick(),
             for_room: self.tx.waits_for_room(),

@@ -38,6 +38,7 @@ mod own_queues;
 mod peers;
 mod policy;
 mod prepare;
+mod queue_opener;
 mod report;
 mod requests;
 mod revocation;

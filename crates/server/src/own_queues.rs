@@ -7,17 +7,25 @@ use towpath_queue::PoolShape;
 
 use crate::engine::own::HeaderMemory;
 use crate::prepare::Mapped;
+use crate::queue_opener::{Done, QueueOpener, Task};
 
 /// The pause before the control thread asks the kernel for a hardware queue again.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// The most bytes of a session's receive and transmit buffers. The kernel pins all of them at once.
+pub(crate) const MAX_BYTES: usize = 32 << 20;
 
 /// The hardware queues that sessions have, or are about to have.
 #[derive(Debug)]
 pub(crate) struct OwnQueues {
     /// The bounce buffers, from which the device sends; `None` for a device without such queues.
     headers: Option<HeaderMemory>,
-    /// The hardware queues, by number.
+    /// The thread that opens and closes them; `None` for a device without such queues.
+    opener: Option<QueueOpener>,
+    /// The hardware queues that sessions have, by number.
     taken: HashSet<u32>,
+    /// Those without a session that the thread tries to take back.
+    tried: HashSet<u32>,
     /// Sessions that wait until the engine serves their hardware queue no more, by connection.
     waiting: HashMap<u32, (u64, Mapped)>,
     /// Hardware queues that the kernel did not give back yet, and the time of the next attempt.
@@ -26,10 +34,12 @@ pub(crate) struct OwnQueues {
 }
 
 impl OwnQueues {
-    pub(crate) fn new(headers: Option<HeaderMemory>) -> OwnQueues {
+    pub(crate) fn new(headers: Option<HeaderMemory>, opener: Option<QueueOpener>) -> OwnQueues {
         OwnQueues {
             headers,
+            opener,
             taken: HashSet::new(),
+            tried: HashSet::new(),
             waiting: HashMap::new(),
             late: Vec::new(),
             next_attempt: None,
@@ -46,14 +56,26 @@ impl OwnQueues {
         self.taken.insert(hardware);
     }
 
-    /// Records that no session has a hardware queue.
+    /// Records that no session has a hardware queue, and that it is not open.
     pub(crate) fn release(&mut self, hardware: u32) {
         self.taken.remove(&hardware);
     }
 
-    /// Returns `true` if no session has a hardware queue.
+    /// Returns `true` if a session may have a hardware queue.
     pub(crate) fn is_free(&self, hardware: u32) -> bool {
-        !self.taken.contains(&hardware)
+        !self.taken.contains(&hardware) && !self.tried.contains(&hardware)
+    }
+
+    /// Gives the thread a task.
+    pub(crate) fn push(&self, task: Task) {
+        if let Some(opener) = &self.opener {
+            opener.push(task);
+        }
+    }
+
+    /// Returns what the thread has done.
+    pub(crate) fn next_done(&self) -> Option<Done> {
+        self.opener.as_ref()?.next_done()
     }
 
     /// Records that the kernel does not give a hardware queue back yet.
@@ -62,18 +84,27 @@ impl OwnQueues {
         self.next_attempt = Some(Instant::now() + PAUSE);
     }
 
+    /// Records that the thread has tried to take a hardware queue back.
+    pub(crate) fn tried(&mut self, hardware: u32) {
+        self.tried.remove(&hardware);
+    }
+
     /// Returns the time until the next attempt.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         Some(self.next_attempt?.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes the hardware queues to try again now.
+    /// Takes the hardware queues to try again now. Those that a session is to have wait for it.
     pub(crate) fn take_late(&mut self) -> Vec<u32> {
         if self.next_attempt.is_none_or(|attempt| attempt > Instant::now()) {
             return Vec::new();
         }
-        self.next_attempt = None;
-        std::mem::take(&mut self.late)
+        let (wait, now): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.late).into_iter().partition(|late| self.taken.contains(late));
+        self.next_attempt = (!wait.is_empty()).then(|| Instant::now() + PAUSE);
+        self.late = wait;
+        self.tried.extend(&now);
+        now
     }
 
     /// Keeps a session that waits for its hardware queue. The server asks for that queue when the
@@ -106,13 +137,23 @@ mod tests {
 
     #[test]
     fn a_late_queue_is_asked_for_once_after_a_pause() {
-        let mut queues = OwnQueues::new(None);
+        let mut queues = OwnQueues::new(None, None);
         assert_eq!((queues.next_deadline(), queues.take_late()), (None, vec![]));
         queues.try_later(3);
         assert!(queues.next_deadline().unwrap() <= PAUSE && queues.take_late().is_empty());
         queues.next_attempt = Some(Instant::now());
         assert_eq!((queues.take_late(), queues.next_deadline()), (vec![3], None));
-        assert!(queues.take_late().is_empty());
+        assert!(queues.take_late().is_empty() && !queues.is_free(3));
+        queues.tried(3);
+        assert!(queues.is_free(3));
+        // A session that is to have it may yet give up.
+        queues.reserve(3);
+        queues.try_later(3);
+        queues.next_attempt = Some(Instant::now());
+        assert!(queues.take_late().is_empty() && queues.next_deadline().is_some());
+        queues.release(3);
+        queues.next_attempt = Some(Instant::now());
+        assert_eq!(queues.take_late(), [3]);
     }
 
     #[test]

@@ -298,7 +298,7 @@ impl Control {
     pub(crate) fn session_ended(&mut self, mut session: Box<Session>) {
         // Nothing is in flight any more, and the engine has dropped its clone.
         session.registration = None;
-        self.close_own_queue(&mut session);
+        let Some(session) = self.close_own_queue(session) else { return };
         let Some(token) = self.connections.token_of(session.number) else { return };
         let lanes = self.parts.engines.lanes();
         let Some(connection) = self.connections.get_mut(token) else { return };

@@ -92,11 +92,18 @@ impl Ethtool {
 
     /// Returns the number of hardware queues that receive; 1 for an interface that does not say.
     pub(crate) fn queues(&self) -> u32 {
+        self.channels().map_or(1, |channels| (channels.receive + channels.combined).max(1))
+    }
+
+    /// Returns the number of hardware queues that send; 1 for an interface that does not say.
+    pub(crate) fn sending_queues(&self) -> u32 {
+        self.channels().map_or(1, |channels| (channels.transmit + channels.combined).max(1))
+    }
+
+    fn channels(&self) -> Option<Channels> {
         let mut channels = Channels { command: GET_CHANNELS, ..Channels::default() };
-        match self.ask(&mut channels) {
-            Ok(()) => (channels.receive + channels.combined).max(1),
-            Err(_) => 1,
-        }
+        self.ask(&mut channels).ok()?;
+        Some(channels)
     }
 
     /// Returns the hardware queues among which the interface spreads packets, as its table has them;

@@ -102,6 +102,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let properties = Properties {
         binding,
         queues,
+        sending_queues: ethtool.sending_queues(),
         lanes,
         frame_bytes,
         chunk_bytes: chunk_bytes as u32,

@@ -4,7 +4,8 @@
 //! The kernel allows one memory per hardware queue. So the server's socket is closed before the
 //! session's is bound, and the other way round.
 
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, Weak};
 
 use super::open::{HEADROOM_BYTES, PACKET_PARTS, rx_packet_buffers};
 use super::queue::XdpQueue;
@@ -13,7 +14,7 @@ use super::socket::TxChecksum;
 use crate::dma::{Dma, Registration};
 use crate::{
     DeviceError, HardwareQueue, Info, Limits, OpenedOwnQueue, OwnMemory, OwnQueueError,
-    OwnQueueLimits,
+    OwnQueueLimits, OwnQueues,
 };
 
 /// The sizes of a receive buffer that the kernel allows (`XDP_UMEM_MIN_CHUNK_SIZE` to a page).
@@ -29,7 +30,9 @@ pub(super) fn limits(
     is_exclusive: bool,
 ) -> Result<OwnQueueLimits, OwnQueueError> {
     let properties = shared.properties();
-    let (name, queues, kept) = (info.name.clone(), properties.queues, properties.lanes);
+    // The session sends there, too.
+    let queues = properties.queues.min(properties.sending_queues);
+    let (name, kept) = (info.name.clone(), properties.lanes);
     if is_exclusive {
         return Err(OwnQueueError::Exclusive { name });
     }
@@ -57,48 +60,63 @@ pub(super) fn limits(
     Ok(OwnQueueLimits { queues: kept..queues, buffer_bytes })
 }
 
-/// Opens a hardware queue for one session. `among`: the queue that served it.
-pub(super) fn open(
-    info: &Info,
-    among: &Arc<Lane>,
-    hardware: u32,
-    memory: &OwnMemory,
-) -> Result<OpenedOwnQueue, DeviceError> {
-    let own = OwnBuffers { bytes: memory.buffer_bytes, count: memory.buffers };
-    let lane = Arc::new(Lane::own(among, hardware, own));
-    let failed = |what| {
-        let name = info.name.clone();
-        move |cause| DeviceError::Failed { name, what, cause }
-    };
-    let dma: Arc<dyn Dma> = lane.clone();
-    let registered = Registration::new(&dma, &memory.mapping);
-    let registration = registered
-        .map_err(|error| failed("registering a session's memory")(std::io::Error::other(error)))?;
-    // From now on, packets of other flows do not reach the socket that is to come.
-    among
-        .shared
-        .attached_program()
-        .set_owner(hardware, true)
-        .map_err(failed("giving a hardware queue an owner"))?;
-    let info = own_info(info, &lane, own);
-    let parts = info.limits.tx_packet_parts;
-    let queue = XdpQueue::new(info, lane)?;
-    Ok((Box::new(queue), registration, parts))
+/// Opens hardware queues among those of one lane.
+pub(super) struct Opener {
+    info: Info,
+    among: Weak<Lane>,
 }
 
-/// Binds the server's socket to a hardware queue again.
-pub(super) fn take_back(
-    info: &Info,
-    lane: &Lane,
-    hardware: u32,
-) -> Result<HardwareQueue, DeviceError> {
-    let failed = |cause| {
+impl Opener {
+    pub(super) fn new(info: Info, among: &Arc<Lane>) -> Opener {
+        Opener { info, among: Arc::downgrade(among) }
+    }
+
+    fn among(&self) -> Result<Arc<Lane>, DeviceError> {
+        self.among.upgrade().ok_or_else(|| DeviceError::no_queue(&self.info.name, false))
+    }
+
+    fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> DeviceError {
+        let name = self.info.name.clone();
+        move |cause| DeviceError::Failed { name, what, cause }
+    }
+}
+
+impl OwnQueues for Opener {
+    fn open(
+        &self,
+        ceded: HardwareQueue,
+        memory: &OwnMemory,
+    ) -> Result<OpenedOwnQueue, DeviceError> {
+        let (among, hardware) = (self.among()?, ceded.number);
+        let own = OwnBuffers { bytes: memory.buffer_bytes, count: memory.buffers };
+        let lane = Arc::new(Lane::own(&among, hardware, own));
+        // From now on, packets of other flows do not reach the socket that is to come. The close of
+        // the ceded one waits for the decisions before.
+        among
+            .shared
+            .attached_program()
+            .set_owner(hardware, true)
+            .map_err(self.failed("giving a hardware queue an owner"))?;
+        // The kernel allows one memory per hardware queue.
+        drop(ceded);
+        let dma: Arc<dyn Dma> = lane.clone();
+        let registration = Registration::new(&dma, &memory.mapping).map_err(|error| {
+            self.failed("registering a session's memory")(io::Error::other(error))
+        })?;
+        let info = own_info(&self.info, &lane, own);
+        let parts = info.limits.tx_packet_parts;
+        let queue = XdpQueue::new(info, lane)?;
+        Ok((Box::new(queue), registration, parts))
+    }
+
+    fn take_back(&self, hardware: u32) -> Result<HardwareQueue, DeviceError> {
+        let among = self.among()?;
         let what = "serving a hardware queue again";
-        DeviceError::Failed { name: info.name.clone(), what, cause }
-    };
-    lane.shared.attached_program().set_owner(hardware, false).map_err(failed)?;
-    let socket = lane.bind_again(hardware).map_err(failed)?;
-    Ok(HardwareQueue { number: hardware, state: Box::new(socket) })
+        let owned = among.shared.attached_program().set_owner(hardware, false);
+        owned.map_err(self.failed(what))?;
+        let socket = among.bind_again(hardware).map_err(self.failed(what))?;
+        Ok(HardwareQueue { number: hardware, state: Box::new(socket) })
+    }
 }
 
 fn own_info(info: &Info, lane: &Lane, own: OwnBuffers) -> Info {

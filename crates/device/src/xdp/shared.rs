@@ -21,6 +21,8 @@ pub(super) struct Properties {
     pub(super) binding: Binding,
     /// The number of hardware queues.
     pub(super) queues: u32,
+    /// The number of hardware queues that send.
+    pub(super) sending_queues: u32,
     /// The number of queues to open, which divide the hardware queues among themselves.
     pub(super) lanes: u32,
     /// The longest frame on the wire, in bytes.
@@ -275,8 +277,12 @@ impl Lane {
         XdpSocket::another(unbound, first.as_fd(), self.binding.index, hardware)
     }
 
-    /// Binds a socket to a hardware queue that was ceded, and lets packets in.
+    /// Binds a socket to a hardware queue that was ceded, and lets packets in. The keeper may hold a
+    /// copy of the ceded socket still, if no session's was bound in between.
     pub(super) fn bind_again(&self, hardware: u32) -> io::Result<XdpSocket> {
+        if let Some(keeper) = self.shared.keeper.get() {
+            keeper.release_sockets(&[socket_name(hardware)])?;
+        }
         let socket = self.bind_another(hardware)?;
         self.shared.attached_program().set_socket(hardware, socket.fd.as_fd())?;
         self.hold(&socket)?;
@@ -286,11 +292,6 @@ impl Lane {
     /// Returns the number of hardware queues.
     pub(super) fn hardware_queues(&self) -> usize {
         self.hardware.len()
-    }
-
-    /// Returns `true` if this queue serves a hardware queue when no session has it.
-    pub(super) fn serves(&self, hardware: u32) -> bool {
-        self.hardware.contains(&hardware)
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use towpath_device::xdp::XdpDevice;
 use towpath_device::{
-    Completion, Device, DeviceQueue, Kick, Meta, Outcome, OwnMemory, Packet, Part, Received,
-    Registration, Space, SpaceId, Spaces,
+    Completion, Device, DeviceQueue, HardwareQueue, Kick, Meta, Outcome, OwnMemory, Packet, Part,
+    Received, Registration, Space, SpaceId, Spaces,
 };
 use towpath_memory::{FilePart, Mapping, Region, SharedFile};
 
@@ -71,7 +71,7 @@ impl Main {
 }
 
 impl Own {
-    pub(crate) fn open(device: &mut XdpDevice, hardware: u32) -> Own {
+    pub(crate) fn open(device: &XdpDevice, ceded: HardwareQueue) -> Own {
         let bytes = (BUFFERS * BUFFER_BYTES) as usize;
         let receive = SharedFile::create("receive", bytes).unwrap();
         let transmit = SharedFile::create("transmit", 3 * 4096).unwrap();
@@ -87,7 +87,8 @@ impl Own {
         transmit.seal_future_write().unwrap();
         let (buffer_bytes, buffers) = (BUFFER_BYTES, BUFFERS);
         let memory = OwnMemory { mapping: mapping.clone(), buffer_bytes, buffers };
-        let (queue, registration, parts) = device.open_own_queue(hardware, &memory).unwrap();
+        let (queue, registration, parts) =
+            device.own_queues().unwrap().open(ceded, &memory).unwrap();
         assert!(parts > 1, "the kernel sends several parts");
         let mut spaces = Spaces::default();
         let space = spaces.add(Space::new(mapping).registered(Some(registration)));

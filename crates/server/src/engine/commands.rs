@@ -196,6 +196,10 @@ pub enum EngineReport {
         hardware: u32,
         queue: Option<HardwareQueue>,
     },
+    /// A session's own queue works no more, and the session has to end.
+    OwnQueueBroke {
+        session: u32,
+    },
     /// The engine ended, by command or because the device failed.
     Ended(Result<(), DeviceError>),
 }

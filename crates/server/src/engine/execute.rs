@@ -115,7 +115,10 @@ impl Engine {
     fn set(&mut self, setting: Setting, value: u64) {
         match setting {
             Setting::Watchdog | Setting::WatchdogMs => self.port.set_watchdog(&self.values),
-            Setting::RxBatch => self.rx.set_batch(value as usize),
+            Setting::RxBatch => {
+                self.rx.set_batch(value as usize);
+                self.own_rx.set_batch(value as usize);
+            }
             Setting::FlowCache => self.flows.set_cache(FlowCache::of(value)),
             Setting::Scheduler | Setting::Handoff | Setting::Expedited | Setting::LinkDown => {
                 self.tx.set(setting, value);

@@ -13,6 +13,9 @@ use towpath_device::{
 };
 use towpath_memory::{Mapping, PrivateFile};
 
+use crate::clock::clock_ns;
+use crate::engine::watchdog::{Verdict, Watchdog};
+
 /// The bounce buffers as a part of the memory of each session's queue.
 #[derive(Debug)]
 pub(crate) struct HeaderMemory {
@@ -117,6 +120,10 @@ impl Own {
     }
 }
 
+/// The most packets in flight on one queue: an eighth of the bounce buffers, so that a stuck one
+/// leaves room for other sessions' packets.
+pub(crate) const MAX_IN_FLIGHT: usize = 128;
+
 /// A session's own queue under service.
 struct Served {
     key: u32,
@@ -124,8 +131,36 @@ struct Served {
     space: SpaceId,
     /// `true` for packets that the device was not told of.
     unkicked: bool,
-    /// `true` once a reset failed. The session receives nothing there and sends nothing any more.
+    /// Packets that the queue has, and those that it ever completed.
+    in_flight: usize,
+    completed: u64,
+    watchdog: Watchdog,
+    /// `true` once a reset failed, or did not help. The session receives nothing there and sends
+    /// nothing any more, and has to end.
     is_broken: bool,
+}
+
+impl Served {
+    /// Gives the queue packets, as long as it has room. Returns how many.
+    fn submit(
+        &mut self,
+        spaces: &mut Spaces,
+        packets: &[Packet<'_>],
+    ) -> Result<usize, DeviceError> {
+        let room = packets.len().min(MAX_IN_FLIGHT - self.in_flight.min(MAX_IN_FLIGHT));
+        let taken = self.own.queue.tx_submit(spaces, &packets[..room])?;
+        self.in_flight += taken;
+        self.unkicked |= taken > 0;
+        Ok(taken)
+    }
+
+    /// Appends completions to `out`.
+    fn complete(&mut self, out: &mut Vec<Completion>) -> Result<(), DeviceError> {
+        let count = self.own.queue.tx_complete(out, usize::MAX)?;
+        self.in_flight = self.in_flight.saturating_sub(count);
+        self.completed += count as u64;
+        Ok(())
+    }
 }
 
 /// The sessions' own queues, by number.
@@ -134,6 +169,10 @@ pub(crate) struct OwnQueues {
     served: Vec<Option<Served>>,
     /// Packets that a queue had no room for. They end here: no other session waits for them.
     done: Vec<Completion>,
+    /// Packets that the port gave, and whose completion it has not got.
+    out: u64,
+    /// Completions that the port got.
+    landed: u64,
     /// The counters of queues that ended, and of `done`.
     ended: Counters,
 }
@@ -141,9 +180,23 @@ pub(crate) struct OwnQueues {
 /// Buffers that the reset of a queue returned: the key of its session, and their offsets.
 pub(crate) type Returned = Vec<(u32, Vec<u32>)>;
 
+/// The result of a check of all queues.
+#[derive(Debug, Default)]
+pub(crate) struct Checked {
+    pub(crate) returned: Returned,
+    /// The keys of sessions whose queues work no more.
+    pub(crate) broken: Vec<u32>,
+}
+
 impl OwnQueues {
-    /// Adds a session's queue.
-    pub(crate) fn add(&mut self, key: u32, own: OwnQueue, spaces: &mut Spaces) -> OwnPlace {
+    /// Adds a session's queue, with a watchdog of its own.
+    pub(crate) fn add(
+        &mut self,
+        key: u32,
+        own: OwnQueue,
+        watchdog: Watchdog,
+        spaces: &mut Spaces,
+    ) -> OwnPlace {
         let space = Space::new(own.memory.clone()).registered(Some(own.registration.clone()));
         let space = spaces.add(space);
         let (offsets, parts) = (own.offsets, own.parts);
@@ -151,7 +204,16 @@ impl OwnQueues {
         if number == self.served.len() {
             self.served.push(None);
         }
-        self.served[number] = Some(Served { key, own, space, unkicked: false, is_broken: false });
+        self.served[number] = Some(Served {
+            key,
+            own,
+            space,
+            unkicked: false,
+            in_flight: 0,
+            completed: 0,
+            watchdog,
+            is_broken: false,
+        });
         OwnPlace { number, space, offsets, parts }
     }
 
@@ -225,17 +287,16 @@ impl OwnQueues {
         packets: &[Packet<'_>],
     ) -> Result<(), DeviceError> {
         let mut taken = 0;
+        self.out += packets.len() as u64;
         let served = self.served.get_mut(number).and_then(Option::as_mut);
         if let Some(served) = served.filter(|served| !served.is_broken) {
-            let queue = &mut served.own.queue;
-            taken = queue.tx_submit(spaces, packets)?;
+            taken = served.submit(spaces, packets)?;
             if taken < packets.len() {
                 // The kernel takes what is in the ring, and most likely sends it at once.
-                queue.kick(spaces, Kick::Tx)?;
-                queue.tx_complete(&mut self.done, usize::MAX)?;
-                taken += queue.tx_submit(spaces, &packets[taken..])?;
+                served.own.queue.kick(spaces, Kick::Tx)?;
+                served.complete(&mut self.done)?;
+                taken += served.submit(spaces, &packets[taken..])?;
             }
-            served.unkicked |= taken > 0;
         }
         for packet in &packets[taken..] {
             self.ended.tx_dropped += 1;
@@ -265,9 +326,66 @@ impl OwnQueues {
         let before = out.len();
         out.append(&mut self.done);
         for served in self.served.iter_mut().flatten() {
-            served.own.queue.tx_complete(out, usize::MAX)?;
+            served.complete(out)?;
         }
-        Ok(out.len() - before)
+        let count = out.len() - before;
+        self.landed += count as u64;
+        self.out = self.out.saturating_sub(count as u64);
+        Ok(count)
+    }
+
+    /// Returns the number of packets without a completion, and that of completions.
+    #[inline]
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.out, self.landed)
+    }
+
+    /// Checks whether the queues complete packets, and resets those that have stalled. A stalled queue
+    /// is its session's loss alone: at the second stall in turn, it is broken.
+    pub(crate) fn check(&mut self) -> Checked {
+        let mut checked = Checked::default();
+        for served in self.served.iter_mut().flatten().filter(|served| !served.is_broken) {
+            let (out, completed) = (served.in_flight as u64, served.completed);
+            let Verdict::Stalled { new } =
+                served.watchdog.after_iteration(out, completed, clock_ns)
+            else {
+                continue;
+            };
+            let hardware = served.own.hardware;
+            let mut buffers = Vec::new();
+            let outcome = served.own.queue.reset(&mut buffers);
+            served.unkicked = false;
+            let _ = served.complete(&mut self.done);
+            served.watchdog.restart(served.completed);
+            checked.returned.push((served.key, buffers));
+            match outcome {
+                Ok(()) if new => tracing::warn!(hardware, "a session's hardware queue stalled"),
+                outcome => {
+                    let why =
+                        outcome.err().map_or("a reset did not help".into(), |e| e.to_string());
+                    tracing::warn!(hardware, "a session's hardware queue works no more: {why}");
+                    served.is_broken = true;
+                    checked.broken.push(served.key);
+                }
+            }
+        }
+        checked
+    }
+
+    /// Returns the time of the watchdogs' next check, in nanoseconds.
+    pub(crate) fn next_due(&self) -> Option<u64> {
+        let working = self.served.iter().flatten().filter(|served| !served.is_broken);
+        working.filter_map(|served| served.watchdog.next_due(served.in_flight as u64)).min()
+    }
+
+    /// Records a sleep of the engine, after which the watchdogs read the clock.
+    pub(crate) fn slept(&mut self) {
+        self.served.iter_mut().flatten().for_each(|served| served.watchdog.slept());
+    }
+
+    /// Applies changed settings of the watchdogs.
+    pub(crate) fn set_watchdog(&mut self, to: impl Fn() -> Watchdog) {
+        self.served.iter_mut().flatten().for_each(|served| served.watchdog.change(to()));
     }
 
     /// Returns the descriptor that becomes readable when a queue has work.
@@ -287,23 +405,6 @@ impl OwnQueues {
             }
         }
         Ok(armed)
-    }
-
-    /// Resets all queues. Returns the receive buffers that they had. A queue that does not work
-    /// afterwards is its session's loss alone.
-    pub(crate) fn reset(&mut self) -> Returned {
-        let mut returned = Vec::new();
-        for served in self.served.iter_mut().flatten().filter(|served| !served.is_broken) {
-            let mut buffers = Vec::new();
-            if let Err(error) = served.own.queue.reset(&mut buffers) {
-                served.is_broken = true;
-                let hardware = served.own.hardware;
-                tracing::warn!(hardware, "a session's hardware queue works no more: {error}");
-            }
-            served.unkicked = false;
-            returned.push((served.key, buffers));
-        }
-        returned
     }
 
     /// Returns a queue that works.

@@ -19,7 +19,7 @@ use towpath_memory::{Mapping, PAGE_BYTES, Region};
 use towpath_protocol::settings::Values;
 
 use crate::clock::clock_ns;
-use crate::engine::own::{HeaderMemory, Own, OwnQueues, Returned};
+use crate::engine::own::{Checked, HeaderMemory, MAX_IN_FLIGHT, Own, OwnQueues};
 use crate::engine::session::Session;
 use crate::engine::source::WHOLE_BYTES;
 use crate::engine::watchdog::{self, Verdict, Watchdog};
@@ -276,7 +276,7 @@ impl DevicePort {
     /// A session with a queue of its own brings all of its memory along.
     pub(crate) fn add_space(&mut self, key: u32, session: &mut Session) {
         if let Some(own) = session.own.take_queue() {
-            let place = self.own.add(key, *own, &mut self.spaces);
+            let place = self.own.add(key, *own, self.watchdog.fresh(), &mut self.spaces);
             session.transmit_space = place.space;
             session.in_place = place.parts > 1;
             session.own = Own::Served(place);
@@ -379,10 +379,14 @@ impl DevicePort {
         self.counts.taken - self.returned
     }
 
-    /// Returns the descriptors that become readable when the device has work.
-    pub(crate) fn sleep_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let own = (0..self.own.end()).filter_map(|number| self.own.sleep_fd(number));
-        self.queue.sleep_fd().into_iter().chain(own)
+    /// Returns the descriptor that becomes readable when the device has work.
+    pub(crate) fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.sleep_fd()
+    }
+
+    /// Returns the descriptors that become readable when sessions' own queues have work.
+    pub(crate) fn own_sleep_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        (0..self.own.end()).filter_map(|number| self.own.sleep_fd(number))
     }
 
     /// Asks the device to end the engine's sleep. `waiting`: packets wait for room, too.
@@ -401,12 +405,25 @@ impl DevicePort {
         if !self.link_up && !sessions_end {
             return Verdict::Fine;
         }
-        self.watchdog.after_iteration(self.in_flight(), self.returned, clock_ns)
+        let (out, returned) = self.of_device();
+        self.watchdog.after_iteration(out, returned, clock_ns)
+    }
+
+    /// Checks the queues of sessions' own.
+    pub(crate) fn check_own(&mut self, sessions_end: bool) -> Checked {
+        if !self.link_up && !sessions_end { Checked::default() } else { self.own.check() }
+    }
+
+    /// Returns the number of packets in flight, and of those ever returned, without those of sessions'
+    /// own queues.
+    #[inline]
+    fn of_device(&self) -> (u64, u64) {
+        let (own_out, own_landed) = self.own.counts();
+        (self.in_flight() - own_out, self.returned - own_landed)
     }
 
     /// Resets a stalled device. Appends the receive buffers that the device had to `buffers`, and
-    /// the completions of all packets in flight to `out`. Returns the receive buffers of sessions'
-    /// own queues.
+    /// the completions of all packets in flight to `out`. The queues of sessions' own are others'.
     ///
     /// # Errors
     /// Fails if the device does not work afterwards, or returns another number of packets than it
@@ -415,37 +432,41 @@ impl DevicePort {
         &mut self,
         buffers: &mut Vec<u32>,
         out: &mut Vec<Completion>,
-    ) -> Result<Returned, DeviceError> {
+    ) -> Result<(), DeviceError> {
         let name = self.name().to_string();
         let stalled = |cause| DeviceError::Stalled { name: name.clone(), cause: Box::new(cause) };
         self.queue.reset(buffers).map_err(stalled)?;
-        let own = self.own.reset();
         self.unkicked = [false; 2];
-        let kept = self.in_flight();
-        let returned = self.complete(out).map_err(stalled)?;
+        let (kept, _) = self.of_device();
+        let returned = self.queue.tx_complete(out, BOUNCE_SLOTS as usize).map_err(stalled)?;
+        self.returned += returned as u64;
         if returned as u64 != kept {
             let cause = io::Error::other(format!("{returned} of {kept} packets came back"));
             let what = "a reset that keeps packets";
             return Err(stalled(DeviceError::Failed { name: name.clone(), what, cause }));
         }
-        self.watchdog.restart(self.returned);
-        Ok(own)
+        self.watchdog.restart(self.of_device().1);
+        Ok(())
     }
 
     /// Applies changed settings of the watchdog.
     pub(crate) fn set_watchdog(&mut self, values: &Values) {
         self.watchdog.change(Watchdog::of(values));
+        self.own.set_watchdog(|| Watchdog::of(values));
     }
 
     /// Records a sleep of the engine, after which the watchdog reads the clock.
     pub(crate) fn slept(&mut self) {
         self.watchdog.slept();
+        self.own.slept();
     }
 
     /// Returns the time of the watchdog's next check, in nanoseconds; `sessions_end` as for
     /// [`DevicePort::check`].
     pub(crate) fn next_due(&self, sessions_end: bool) -> Option<u64> {
-        self.watchdog.next_due(self.in_flight()).filter(|_| self.link_up || sessions_end)
+        let device = self.watchdog.next_due(self.of_device().0);
+        let all = device.into_iter().chain(self.own.next_due()).min();
+        all.filter(|_| self.link_up || sessions_end)
     }
 
     /// Returns the driver's counters.
@@ -490,6 +511,7 @@ fn device_memory(
     Ok((region, None, Some(HeaderMemory::new(file, pool_bytes, len))))
 }
 
+const _: () = assert!(MAX_IN_FLIGHT * 8 <= BOUNCE_SLOTS as usize);
 const _: () = assert!(POOL_HEADROOM_BYTES.is_multiple_of(64));
 
 #[cfg(test)]

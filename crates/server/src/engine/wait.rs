@@ -133,7 +133,7 @@ impl EngineWait {
             epoll::add(&epoll, fd.as_fd(), data, epoll::EventFlags::IN).map_err(failed)
         };
         watch(&wake, COMMANDS)?;
-        for fd in port.sleep_fds() {
+        if let Some(fd) = port.sleep_fd() {
             watch(&fd, DEVICE)?;
         }
         let most_waiting = port.most_waiting();
@@ -434,10 +434,14 @@ impl EngineWait {
         if self.device_watched == watched {
             return Ok(());
         }
-        let flags = device_events(watched);
-        for fd in port.sleep_fds() {
-            epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(DEVICE), flags)
+        let (flags, data) = (device_events(watched), epoll::EventData::new_u64(DEVICE));
+        if let Some(fd) = port.sleep_fd() {
+            epoll::modify(&self.epoll, fd, data, flags)
                 .map_err(|cause| port.failed("waiting", cause))?;
+        }
+        for fd in port.own_sleep_fds() {
+            // One that the kernel refused to add, or that works no more, is not there.
+            let _ = epoll::modify(&self.epoll, fd, data, flags);
         }
         self.device_watched = watched;
         Ok(())

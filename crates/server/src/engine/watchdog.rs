@@ -99,6 +99,12 @@ impl Watchdog {
         Watchdog::new(arming, values.get(Setting::WatchdogMs) * 1_000_000)
     }
 
+    /// Creates a watchdog with the same arming and window.
+    #[must_use]
+    pub(crate) fn fresh(&self) -> Watchdog {
+        Watchdog::new(self.arming, self.window)
+    }
+
     /// Changes the arming and the window. The watchdog then also watches packets already in flight.
     pub fn change(&mut self, to: Watchdog) {
         // A stall continues: only a completion ends it.

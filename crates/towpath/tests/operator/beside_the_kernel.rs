@@ -25,8 +25,12 @@ const LEASES: [&str; 4] = ["--lease", "192.0.2.64/28", "--lease", "2001:db8::40/
 /// Returns a user for the servers of this process. The kernel counts locked memory by user, and one
 /// server may need all that a user may lock.
 pub(crate) fn user() -> String {
-    let id = 70_000 + std::process::id() % 100_000;
-    format!("{id}:{id}")
+    format!("{0}:{0}", user_id())
+}
+
+/// Returns the number of that user, and of its group.
+pub(crate) fn user_id() -> u32 {
+    70_000 + std::process::id() % 100_000
 }
 
 /// Makes a directory for the sockets of these servers.

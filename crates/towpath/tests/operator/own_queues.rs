@@ -9,15 +9,18 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use towpath_client::{AttachError, Options, Rule, Session};
 use towpath_net::{Driving, Network, SessionLink};
 use towpath_packet::build::Flow;
+use towpath_protocol::channel::{Channel, Incoming};
+use towpath_protocol::message::{self, Attach, Message};
 use towpath_testkit::{Namespace, PacketSocket, Unavailable, User, skip};
 
-use crate::beside_the_kernel::{may_attach, sockets, until_bare, user};
+use crate::beside_the_kernel::{may_attach, sockets, until_bare, user, user_id};
 use crate::networks::{both_ways, sh};
-use crate::policies::attach_by;
+use crate::policies::{as_user, attach_by};
 use crate::running::*;
 
 const POLICY: &str = "[[grant]]\nusers = [61002]\nown-queues = [1]\n[[grant]]\nusers = [61003]\n";
@@ -261,6 +264,56 @@ fn neighbours(world: &World, own: &[(u64, u64)]) -> (Session, Vec<u8>) {
     (neighbour, missing)
 }
 
+/// Applications that leave between their request and the opening of their queue, each at another
+/// moment of that time.
+fn leave_while_opening(world: &World) {
+    let connect = || {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let socket = socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let address = SocketAddrUnix::new(&world.server.socket).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        Channel::new(socket)
+    };
+    for pause in 0..30 {
+        let leave = || {
+            let channel = connect();
+            let attach = Attach {
+                queue_pairs: 1,
+                endpoints: 1,
+                transmit_slots: 8,
+                receive_slots: 8,
+                transmit_buffer_bytes: 2048,
+                receive_buffer_bytes: 2048,
+                name: message::fixed_name("leaver"),
+                ipv4: [0; 4],
+                flags: message::ATTACH_OWN_QUEUE,
+            };
+            channel.send(&Message::Attach(attach), &[]).unwrap();
+            let answer = channel.receive().unwrap();
+            if matches!(answer, Incoming::Message(Message::Attached(_), _)) {
+                channel.send(&Message::Mapped, &[]).unwrap();
+                std::thread::sleep(Duration::from_micros(100 * pause));
+                return true;
+            }
+            false
+        };
+        until("the queue is free", || as_user((world.users[0].uid, world.users[0].gid), leave));
+    }
+}
+
+/// Calls a function while the kernel locks no further memory for the server.
+fn without_memory_to_lock(world: &World, call: impl FnOnce()) {
+    let server = Pid::from_raw(world.server.child.id() as i32);
+    // A process may change the limits of another one of its user.
+    let user = (user_id(), user_id());
+    let limit = |to: Rlimit| as_user(user, || prlimit(server, Resource::Memlock, to)).unwrap();
+    // The server has this process's upper limit, or none.
+    let maximum = getrlimit(Resource::Memlock).maximum;
+    let before = limit(Rlimit { current: Some(4096), maximum });
+    call();
+    limit(before);
+}
+
 fn check(test: &str, mode: &str) {
     let leases = ["--lease", "192.0.2.64/28", "--lease", "2001:db8::40/124"];
     let Some(mut world) = World::start(test, mode, &leases) else { return };
@@ -291,12 +344,27 @@ fn check(test: &str, mode: &str) {
         });
     }
 
-    // The end of a session gives the queue back.
-    until("the neighbour gets packets on both queues", || {
-        world.send(&frame);
-        neighbour.wait(Some(Duration::from_millis(50))).unwrap();
-        neighbour.receive_one(0).unwrap().is_some()
+    let arrives = |neighbour: &mut Session| {
+        while neighbour.receive_one(0).unwrap().is_some() {}
+        until("the neighbour gets packets on both queues", || {
+            world.send(&frame);
+            neighbour.wait(Some(Duration::from_millis(50))).unwrap();
+            neighbour.receive_one(0).unwrap().is_some()
+        });
+    };
+    // The end of a session gives the queue back, and so does one that does not begin.
+    arrives(&mut neighbour);
+    leave_while_opening(&world);
+    arrives(&mut neighbour);
+    without_memory_to_lock(&world, || {
+        let mut said = String::new();
+        until("the queue is free", || {
+            said = world.refusal(0, &wants);
+            !said.contains("other sessions have")
+        });
+        assert!(said.contains("limit of locked memory"), "{said}");
     });
+    arrives(&mut neighbour);
     drop(neighbour);
 
     let mut session = None;

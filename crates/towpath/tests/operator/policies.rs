@@ -13,22 +13,25 @@ use crate::running::*;
 
 const PROTOCOL_TCP: u8 = 6;
 
-/// Attaches as another user, from a thread of which only the user changes.
+/// Calls a function as another user and group, in a thread of which only these change.
+pub(crate) fn as_user<T: Send>((uid, gid): (u32, u32), call: impl FnOnce() -> T + Send) -> T {
+    let by_user = move || {
+        let (uid, gid) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(gid));
+        rustix::thread::set_thread_groups(&[]).unwrap();
+        rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
+        rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+        call()
+    };
+    std::thread::scope(|scope| scope.spawn(by_user).join().unwrap())
+}
+
+/// Attaches as another user.
 pub(crate) fn attach_by(
     user: &User,
     socket: &str,
     options: &Options,
 ) -> Result<Session, AttachError> {
-    let (uid, gid) = (user.uid, user.gid);
-    let (socket, options) = (socket.to_owned(), options.clone());
-    let attaching = std::thread::spawn(move || {
-        let (uid, gid) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(gid));
-        rustix::thread::set_thread_groups(&[]).unwrap();
-        rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
-        rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-        Session::attach(socket, &options)
-    });
-    attaching.join().unwrap()
+    as_user((user.uid, user.gid), || Session::attach(socket, options))
 }
 
 fn refused(error: AttachError) -> String {

@@ -9,6 +9,7 @@
 use towpath_device::{DeviceError, Received};
 use towpath_packet::headers::PREFIX_BYTES;
 use towpath_protocol::counters::Device as Count;
+use towpath_protocol::settings::{Setting, Values};
 
 use crate::clock::clock_ns;
 use crate::engine::copy::observe;
@@ -19,6 +20,7 @@ use crate::engine::own::Returned;
 use crate::engine::port::DevicePort;
 use crate::engine::session::Session;
 use crate::engine::sessions::SessionTable;
+use crate::engine::work::{ITERATION_BYTES, Work};
 
 use super::located::locate;
 use super::{FRONT_BYTES, Piece, read_headers};
@@ -42,22 +44,62 @@ struct Supply {
 /// The receive path of the own queues.
 #[derive(Debug)]
 pub(crate) struct OwnRx {
-    /// The buffers of a batch.
+    /// The buffers of a batch, and the number of those whose packets are done. The rest waits for the
+    /// next poll iteration.
     received: Vec<Received>,
+    done: usize,
     pieces: Vec<Piece>,
+    /// Packets that the engine takes from each queue per poll iteration, and the upper limit.
     batch: usize,
+    most: usize,
+    /// The limit of a poll iteration, as a number of bytes.
+    limit: u64,
+    /// The queue of that batch, or the first one of the next poll iteration.
+    next: usize,
+    /// `true` if a queue may have more packets than the last poll iteration took.
+    was_full: bool,
     /// By the queues' numbers.
     supplies: Vec<Supply>,
 }
 
 impl OwnRx {
-    /// Creates the path. The engine takes at most `batch` packets from each queue per poll iteration.
-    pub(crate) fn new(batch: usize) -> OwnRx {
-        OwnRx { received: Vec::new(), pieces: Vec::new(), batch, supplies: Vec::new() }
+    /// Creates the path. The engine takes at most `most` packets from each queue per poll iteration.
+    pub(crate) fn new(most: usize, values: &Values) -> OwnRx {
+        OwnRx {
+            received: Vec::new(),
+            done: 0,
+            pieces: Vec::new(),
+            batch: most.min(values.get(Setting::RxBatch) as usize),
+            most,
+            limit: ITERATION_BYTES,
+            next: 0,
+            was_full: false,
+            supplies: Vec::new(),
+        }
     }
 
-    /// Forgets a queue.
+    /// Changes the number of packets per queue and poll iteration.
+    pub(crate) fn set_batch(&mut self, packets: usize) {
+        self.batch = packets.min(self.most);
+    }
+
+    /// Returns `true` if packets of a batch wait for the next poll iteration, because this one used
+    /// up its budget.
+    pub(crate) fn has_left(&self) -> bool {
+        self.done < self.received.len()
+    }
+
+    /// Returns `true` if a queue may have more packets than the last poll iteration took.
+    pub(crate) fn was_full(&self) -> bool {
+        self.was_full
+    }
+
+    /// Forgets a queue, with the packets of it that wait.
     pub(crate) fn forget(&mut self, number: usize) {
+        if self.next == number {
+            self.received.clear();
+            self.done = 0;
+        }
         if let Some(supply) = self.supplies.get_mut(number) {
             *supply = Supply::default();
         }
@@ -69,7 +111,8 @@ impl OwnRx {
         pauses.min().map(|pause| clock_ns() + pause)
     }
 
-    /// Takes a batch from each queue. Returns the number of packets.
+    /// Takes a batch from each queue, in turn, until the poll iteration reaches its limit
+    /// ([`ITERATION_BYTES`]). Returns the number of packets.
     ///
     /// # Errors
     /// Fails if the device as a whole fails.
@@ -82,24 +125,42 @@ impl OwnRx {
     ) -> Result<usize, DeviceError> {
         let end = port.own().0.end();
         self.supplies.resize(end.max(self.supplies.len()), Supply::default());
-        let mut packets = 0;
-        for number in 0..end {
+        self.was_full = false;
+        let first = if self.next < end { self.next } else { 0 };
+        let (mut packets, mut cost) = (0, 0);
+        for number in (first..end).chain(0..first) {
             let Some((key, _)) = port.own().0.get(number) else { continue };
-            self.supply(number, key, port, delivery);
-            let (own, spaces) = port.own();
-            self.received.clear();
-            packets += own.poll(number, spaces, &mut self.received, self.batch)?;
-            if !self.received.is_empty() {
-                let (own, _) = port.own();
-                let Some((key, memory)) = own.get(number) else { continue };
-                let mut bytes = 0;
-                for packet in Received::packets(&self.received) {
-                    let pieces = &mut self.pieces;
-                    deliver(packet, (key, memory), flows, delivery, counters, pieces);
-                    bytes += packet.iter().map(|one| u64::from(one.len)).sum::<u64>();
-                }
-                counters.add(Count::RxBytes, bytes);
+            if !self.has_left() {
+                self.supply(number, key, port, delivery);
+                let (own, spaces) = port.own();
+                self.received.clear();
+                self.done = 0;
+                let count = own.poll(number, spaces, &mut self.received, self.batch)?;
+                self.was_full |= count >= self.batch;
             }
+            self.next = number;
+            let (own, _) = port.own();
+            let Some((key, memory)) = own.get(number) else { continue };
+            let mut bytes = 0;
+            for packet in Received::packets(&self.received[self.done..]) {
+                let pieces = &mut self.pieces;
+                let work = deliver(packet, (key, memory), flows, delivery, counters, pieces);
+                let len: usize = packet.iter().map(|one| one.len as usize).sum();
+                self.done += packet.len();
+                packets += 1;
+                bytes += len as u64;
+                cost += len as u64 + work.beyond_one(len).cost();
+                if cost >= self.limit {
+                    break;
+                }
+            }
+            counters.add(Count::RxBytes, bytes);
+            if cost >= self.limit {
+                break;
+            }
+        }
+        if !self.has_left() {
+            self.next = first + 1;
         }
         counters.add(Count::RxPackets, packets as u64);
         Ok(packets)
@@ -180,16 +241,17 @@ fn deliver(
     delivery: &mut Delivery<'_>,
     counters: &mut DeviceCounters,
     pieces: &mut Vec<Piece>,
-) {
-    let given = hand_over(buffers, (key, memory), flows, delivery, counters, pieces);
-    let Some(session) = delivery.session(key).filter(|_| !given) else { return };
+) -> Work {
+    let (given, work) = hand_over(buffers, (key, memory), flows, delivery, counters, pieces);
+    let Some(session) = delivery.session(key).filter(|_| !given) else { return work };
     let frame_bytes = session.shape.receive_pool.frame_bytes();
     for one in buffers {
         session.queue_pairs[0].receive.take_back(one.buffer / frame_bytes);
     }
+    work
 }
 
-/// Returns `true` if the application has the packet's buffer now.
+/// Returns `true` if the application has the packet's buffer now, and the copies that the engine made.
 fn hand_over(
     buffers: &[Received],
     (key, memory): (u32, &towpath_memory::Mapping),
@@ -197,24 +259,32 @@ fn hand_over(
     delivery: &mut Delivery<'_>,
     counters: &mut DeviceCounters,
     pieces: &mut Vec<Piece>,
-) -> bool {
+) -> (bool, Work) {
+    let mut work = Work::default();
     let mut front = [0; FRONT_BYTES];
     let (source, meta) = match locate(buffers, memory, pieces, &mut front) {
         Ok(located) => located,
         Err(reason) => {
             counters.add(reason, 1);
-            return false;
+            return (false, work);
         }
     };
     let read = |to: &mut [u8]| source.copy_beginning(to);
     let mut prefix = [0; PREFIX_BYTES];
-    let Some((read, Some(headers))) = read_headers(source.len(), read, &mut prefix) else {
+    let Some((read, headers)) = read_headers(source.len(), read, &mut prefix) else {
         counters.add(Count::RxMalformed, 1);
-        return false;
+        return (false, work);
     };
     let packet = Packet { source, beginning: &prefix[..read], meta };
-    for destination in flows.captures().iter().chain(flows.promiscuous()) {
-        delivery.deliver(*destination, &packet, 0);
+    for destination in flows.captures() {
+        work += delivery.deliver(*destination, &packet, 0);
+    }
+    let Some(headers) = headers else {
+        counters.add(Count::RxMalformed, 1);
+        return (false, work);
+    };
+    for destination in flows.promiscuous() {
+        work += delivery.deliver(*destination, &packet, 0);
     }
     let mut found = flows.lookup(Direction::Received, &headers);
     if found.is_none()
@@ -225,20 +295,20 @@ fn hand_over(
     // The flow filter lets no other session's packets in. An endpoint may have closed since.
     let Some(destination) = found.filter(|found| found.session == key) else {
         counters.add(Count::RxNoMatch, 1);
-        return false;
+        return (false, work);
     };
     if let [one] = buffers
         && one.is_whole()
     {
         let placed = Placed { offset: one.offset, buffer: one.buffer, len: one.len };
         match delivery.deliver_in_place(destination, placed, meta) {
-            InPlace::Given => return true,
-            InPlace::Dropped => return false,
+            InPlace::Given => return (true, work),
+            InPlace::Dropped => return (false, work),
             InPlace::NeedsCopy => {}
         }
     }
-    delivery.deliver(destination, &packet, 0);
-    false
+    work += delivery.deliver(destination, &packet, 0);
+    (false, work)
 }
 
 #[cfg(test)]

@@ -11,13 +11,12 @@ use towpath_device::{
 use towpath_memory::{Mapping, Region};
 use towpath_protocol::counters::Endpoint as EndpointCount;
 use towpath_protocol::layout::STATE_WORDS;
-use towpath_protocol::settings::Values;
 
 use super::*;
 use crate::engine::copy::session_word;
 use crate::engine::demux::{Destination, FlowCache};
 use crate::engine::notifier::Notifier;
-use crate::engine::own::{Offsets, Own, OwnQueue};
+use crate::engine::own::{Checked, Offsets, Own, OwnQueue};
 use crate::engine::relays::Relays;
 use crate::engine::source::SoftwareOffloads;
 use crate::engine::testing::{self, Application, PORT, inward};
@@ -36,6 +35,8 @@ struct Seen {
     completed: Vec<Completion>,
     /// `true` for a device that no reset repairs.
     breaks: bool,
+    /// `true` for a device that sends nothing.
+    is_stuck: bool,
 }
 
 struct Fake(Arc<Mutex<Seen>>);
@@ -71,10 +72,10 @@ impl DeviceQueue for Fake {
         Ok(taken)
     }
 
-    /// Sends everything.
+    /// Sends everything, unless it is stuck.
     fn kick(&mut self, _: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
         let mut seen = self.0.lock().unwrap();
-        if ring == Kick::Tx {
+        if ring == Kick::Tx && !seen.is_stuck {
             let sent: Vec<u64> = seen.ring.drain(..).map(|(token, _)| token).collect();
             seen.completed.extend(sent.into_iter().map(Completion::sent));
         }
@@ -165,7 +166,7 @@ impl World {
         notifier.reserve(sessions.keys());
         let state = Region::private(STATE_WORDS * 8).unwrap();
         let counters = DeviceCounters::new(state, 1).0;
-        let rx = OwnRx::new(4);
+        let rx = OwnRx::new(4, &values);
         World { port, flows, sessions, notifier, counters, rx, application, seen, _far: far }
     }
 
@@ -317,42 +318,133 @@ fn a_session_that_ends_lends_nothing() {
     assert_eq!((world.lent(), world.rx.next_due()), (0, None));
 }
 
-#[test]
-fn a_reset_gives_the_buffers_back() {
+/// Has the watchdogs check until one acts.
+fn until_stalled(world: &mut World) -> Checked {
+    loop {
+        world.port.slept();
+        let checked = world.port.check_own(true);
+        if !checked.returned.is_empty() {
+            return checked;
+        }
+    }
+}
+
+fn with_short_watchdog() -> World {
     let mut world = World::new();
+    let mut values = Values::default();
+    values.set(Setting::WatchdogMs, 1).unwrap();
+    world.port.set_watchdog(&values);
     world.poll();
-    let (mut buffers, mut completions) = (Vec::new(), Vec::new());
-    let own = world.port.reset(&mut buffers, &mut completions).unwrap();
-    take_back(own, &mut world.sessions);
+    world
+}
+
+/// A stall of a session's queue resets that queue alone, and gives the buffers back.
+#[test]
+fn a_stalled_queue_is_reset_alone() {
+    let mut world = with_short_watchdog();
+    let own = world.session().own.place().unwrap();
+    let (theirs, main) = ([own.header(0, 60)], world.port.bounce_space());
+    let mains = [Part { space: main, offset: 0, len: 60 }];
+    let packet = |parts, token| towpath_device::Packet { parts, meta: Meta::FULL, token };
+    world.seen.lock().unwrap().room = 4;
+    let batch = [packet(&theirs[..], 1), packet(&mains[..], 2)];
+    assert_eq!(world.port.submit(&batch).unwrap(), 2);
+    let checked = until_stalled(&mut world);
+    assert!(checked.broken.is_empty());
+    take_back(checked.returned, &mut world.sessions);
     world.check();
+    let mut completions = Vec::new();
+    world.port.complete(&mut completions).unwrap();
+    completions.sort_unstable_by_key(|one| one.token);
+    assert_eq!(completions, [Completion::returned(1), Completion::sent(2)]);
+    assert_eq!((world.port.in_flight(), world.port.driver_counters().resets), (0, 0));
     world.poll();
     assert_eq!(world.lent(), 12);
     world.check();
+    // The queue works: a later stall is a new one.
+    assert_eq!(world.port.submit(&[packet(&theirs[..], 1)]).unwrap(), 1);
+    world.port.kick(Kick::Tx).unwrap();
+    world.port.complete(&mut completions).unwrap();
+    world.port.slept();
+    assert!(world.port.check_own(true).returned.is_empty());
+    assert_eq!(world.port.submit(&[packet(&theirs[..], 3)]).unwrap(), 1);
+    assert!(until_stalled(&mut world).broken.is_empty());
 }
 
 /// A queue that a reset does not repair takes nothing any more, and the others go on.
 #[test]
 fn a_broken_queue_is_its_sessions_loss() {
+    for breaks in [false, true] {
+        let mut world = with_short_watchdog();
+        let own = world.session().own.place().unwrap();
+        let theirs = [own.header(0, 60)];
+        let packet = |token| towpath_device::Packet { parts: &theirs, meta: Meta::FULL, token };
+        world.seen.lock().unwrap().room = 4;
+        world.seen.lock().unwrap().breaks = breaks;
+        let mut completions = Vec::new();
+        // The device fails at the reset, or keeps what it gets after it, too.
+        for round in 1.. {
+            assert_eq!(world.port.submit(&[packet(round)]).unwrap(), 1);
+            let checked = until_stalled(&mut world);
+            take_back(checked.returned, &mut world.sessions);
+            completions.clear();
+            world.port.complete(&mut completions).unwrap();
+            assert_eq!(completions, [Completion::returned(round)]);
+            assert_eq!(world.lent(), 0);
+            if !checked.broken.is_empty() {
+                assert_eq!((checked.broken, round), (vec![0], if breaks { 1 } else { 2 }));
+                break;
+            }
+        }
+        completions.clear();
+        assert_eq!(world.port.submit(&[packet(9)]).unwrap(), 1);
+        world.port.kick(Kick::Tx).unwrap();
+        assert_eq!(world.port.complete(&mut completions).unwrap(), 1);
+        assert_eq!((&completions[..], world.port.in_flight()), (&[Completion::dropped(9)][..], 0));
+        assert_eq!(world.poll(), 0);
+        assert_eq!(world.lent(), 0, "it takes no buffers");
+        world.port.slept();
+        assert!(world.port.check_own(true).returned.is_empty());
+    }
+}
+
+/// A queue that sends nothing holds an eighth of the bounce buffers at most.
+#[test]
+fn a_stuck_queue_leaves_bounce_buffers_to_others() {
     let mut world = World::new();
-    world.poll();
     let own = world.session().own.place().unwrap();
     let theirs = [own.header(0, 60)];
     let packet = |token| towpath_device::Packet { parts: &theirs, meta: Meta::FULL, token };
-    world.seen.lock().unwrap().room = 4;
-    assert_eq!(world.port.submit(&[packet(1)]).unwrap(), 1);
-    world.seen.lock().unwrap().breaks = true;
-    let (mut buffers, mut completions) = (Vec::new(), Vec::new());
-    let returned = world.port.reset(&mut buffers, &mut completions).unwrap();
-    assert_eq!(completions, [Completion::returned(1)]);
-    take_back(returned, &mut world.sessions);
-    assert_eq!(world.lent(), 0);
-    completions.clear();
-    assert_eq!(world.port.submit(&[packet(2)]).unwrap(), 1);
-    world.port.kick(Kick::Tx).unwrap();
-    assert_eq!(world.port.complete(&mut completions).unwrap(), 1);
-    assert_eq!((&completions[..], world.port.in_flight()), (&[Completion::dropped(2)][..], 0));
-    assert_eq!(world.poll(), 0);
-    assert_eq!(world.lent(), 0, "it takes no buffers");
+    {
+        let mut seen = world.seen.lock().unwrap();
+        (seen.room, seen.is_stuck) = (1000, true);
+    }
+    let packets: Vec<_> = (0..200).map(packet).collect();
+    assert_eq!(world.port.submit(&packets).unwrap(), 200);
+    let mut completions = Vec::new();
+    world.port.complete(&mut completions).unwrap();
+    let dropped: Vec<_> = (128..200).map(Completion::dropped).collect();
+    assert_eq!((completions, world.port.in_flight()), (dropped, 128));
+}
+
+/// Copies of a packet count against the limit of a poll iteration, and no packet is lost by it.
+#[test]
+fn what_goes_beyond_an_iteration_waits_for_the_next() {
+    let mut world = World::new();
+    world.poll();
+    let destination = Destination { session: 0, endpoint: 0 };
+    world.flows.add_capture(destination);
+    world.rx.limit = 300;
+    for byte in 0..3 {
+        world.arrive(&inward(PORT).udp(&[byte; 300]), Meta::FULL);
+    }
+    assert!(!world.rx.has_left());
+    for round in 0..3 {
+        assert_eq!(world.poll(), 1);
+        assert_eq!(world.rx.has_left(), round < 2);
+        world.application.packets();
+    }
+    assert_eq!(world.counters.get(Count::RxPackets), 3);
 }
 
 /// Each packet goes to the queue of its first part. An own queue without room delays no other one.
