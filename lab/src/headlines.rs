@@ -21,7 +21,7 @@ const fn headline(compared: &'static str, reference: &'static str, better: Bette
     Headline { compared, reference, better }
 }
 
-const HEADLINES: [Headline; 36] = [
+const HEADLINES: [Headline; 54] = [
     headline(
         "descriptor queue, checked, to a bare queue: packets/s, 64 B",
         "queue; queue to bare queue; packet_bytes=64",
@@ -131,6 +131,88 @@ const HEADLINES: [Headline; 36] = [
         "HTTP files of 1 KiB over TAP to the kernel over veth, one core: files/s",
         "freebsd; files over HTTP, one core, Towpath to the kernel; unit=ratio of files/s",
         Higher,
+    ),
+    headline(
+        "round trip over AF_XDP, native, spinning, `embedded` to a bare socket: p50",
+        "xdp; spin, native: embedded to bare AF_XDP, p50; packet_bytes=64",
+        Lower,
+    ),
+    headline(
+        "the same, a server and an application",
+        "xdp; spin, native: server to bare AF_XDP, p50; packet_bytes=64",
+        Lower,
+    ),
+    headline(
+        "round trip over AF_XDP, native, asleep on one core, server and application to kernel UDP: p50",
+        "xdp; sleep, all on one core, native: server to kernel UDP, p50; packet_bytes=64",
+        Lower,
+    ),
+    headline(
+        "round trip over AF_XDP, generic, spinning, `embedded` to a bare socket: p50",
+        "xdp; spin, generic: embedded to bare AF_XDP, p50; packet_bytes=64",
+        Lower,
+    ),
+    headline(
+        "the same, a server and an application",
+        "xdp; spin, generic: server to bare AF_XDP, p50; packet_bytes=64",
+        Lower,
+    ),
+    headline(
+        "round trip over AF_XDP, generic, asleep on one core, server and application to kernel UDP: p50",
+        "xdp; sleep, all on one core, generic: server to kernel UDP, p50; packet_bytes=64",
+        Lower,
+    ),
+    headline(
+        "TCP on a shared address, native, application to the kernel beside the filter, receiving: throughput",
+        "sharing; native: application receives, to the kernel",
+        Higher,
+    ),
+    headline("the same, sending", "sharing; native: application sends, to the kernel", Higher),
+    headline(
+        "the kernel receiving beside an idle filter, native, to a pair without: throughput",
+        "sharing; native: kernel receives, to the untouched pair",
+        Higher,
+    ),
+    headline(
+        "HTTP files of 1 KiB on a shared address, native, persistent connections, to the kernel: files/s",
+        "sharing; native: web, persistent connections, application to the kernel; file_bytes=1024",
+        Higher,
+    ),
+    headline(
+        "the same, a connection per file",
+        "sharing; native: web, fresh connections, application to the kernel; file_bytes=1024",
+        Higher,
+    ),
+    headline(
+        "TCP on a shared address, generic, application to the kernel beside the filter, receiving: throughput",
+        "sharing; generic: application receives, to the kernel",
+        Higher,
+    ),
+    headline("the same, sending", "sharing; generic: application sends, to the kernel", Higher),
+    headline(
+        "the kernel receiving beside an idle filter, generic, to a pair without: throughput",
+        "sharing; generic: kernel receives, to the untouched pair",
+        Higher,
+    ),
+    headline(
+        "HTTP files of 1 KiB on a shared address, generic, persistent connections, to the kernel: files/s",
+        "sharing; generic: web, persistent connections, application to the kernel; file_bytes=1024",
+        Higher,
+    ),
+    headline(
+        "the same, a connection per file",
+        "sharing; generic: web, fresh connections, application to the kernel; file_bytes=1024",
+        Higher,
+    ),
+    headline(
+        "two engine threads to one, native, at ticks: processor time per packet",
+        "lanes; native, timer-driven: processor time per packet, two lanes to one",
+        Lower,
+    ),
+    headline(
+        "two engine threads to one, generic, at ticks: processor time per packet",
+        "lanes; generic, timer-driven: processor time per packet, two lanes to one",
+        Lower,
     ),
     headline(
         "TCP, kernel to application over TAP, to kernel to kernel over veth: throughput",
