@@ -63,11 +63,13 @@ application() {
     systemd-run --quiet --unit="$name" --uid="$user" --property=KillSignal=SIGKILL "$@"
 }
 
-# Checks that the journal of a unit has a line. journalctl writes to a file: it would fail if grep
-# ended before it.
+# Checks that the journal of a unit has a line, not older than the time in /run/since if that is
+# there. journalctl writes to a file: it would fail if grep ended before it.
 logged() {
+    local since=0
+    [ ! -e /run/since ] || since=$(cat /run/since)
     journalctl --sync
-    journalctl --unit="$1" --no-pager --output=cat >/run/journal
+    journalctl --unit="$1" --since="@$since" --no-pager --output=cat >/run/journal
     grep -q -- "$2" /run/journal || { tail -n 5 /run/journal; echo "not logged: $2"; return 1; }
 }
 
