@@ -5,6 +5,8 @@
 serve() {
     local device=$1
     shift
+    # Those of a check that failed.
+    systemctl stop server web 2>/dev/null || true
     systemctl reset-failed server 2>/dev/null || true
     # All servers have this name: their checks look at the journal from here on.
     date +%s.%N >/run/since
@@ -105,6 +107,13 @@ refuses_a_port_of_a_bond() {
     grep 'virtio0 is a port of bond0' /run/said
 }
 
+refuses_native_mode() {
+    fails towpath serve --device xdp:bond0,mode=native --share-host --user towpath \
+        --allow-user alice >/run/said 2>&1
+    cat /run/said
+    grep 'bond0 is a bond' /run/said
+}
+
 serves_a_bond() {
     serve "$1"
     fetch 198.51.100.1
@@ -121,5 +130,6 @@ check 'with visible tags, the traffic of the VLAN goes on' tags_visible
 check 'the server serves a VLAN interface' serves_a_vlan_interface
 check 'a bond of the kernel' makes_a_bond
 check 'the server refuses a port of a bond' refuses_a_port_of_a_bond
+check 'the server refuses a bond in native mode' refuses_native_mode
 check 'the server serves a bond, in generic mode' serves_a_bond bond0,mode=generic
 check 'the server serves a bond, by default' serves_a_bond bond0

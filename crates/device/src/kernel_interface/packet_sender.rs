@@ -27,6 +27,13 @@ pub(crate) enum Sending {
     },
 }
 
+/// Returns `true` if the kernel segments packets that such a socket sends on an interface of this kind.
+/// It does not on a VLAN's whose tags the kernel inserts itself: `packet_snd` (net/packet/af_packet.c)
+/// looks for the IP header behind as many bytes as a tagged packet has in front (`hard_header_len`).
+pub(crate) fn segments(kind: Option<&str>) -> bool {
+    kind != Some("vlan")
+}
+
 /// A socket that sends packets, large ones included, and receives nothing.
 pub(crate) struct PacketSender(OwnedFd);
 
@@ -73,12 +80,13 @@ impl PacketSender {
             return Ok(if written.is_some() { Sending::Sent(len) } else { Sending::Dropped });
         };
         match error.raw_os_error() {
-            // The socket's buffer is full, or the kernel has no memory.
-            Some(libc::EAGAIN | libc::EINTR | libc::ENOMEM) => Ok(Sending::Later { down: false }),
+            // The socket's buffer is full.
+            Some(libc::EAGAIN | libc::EINTR) => Ok(Sending::Later { down: false }),
             Some(libc::ENETDOWN) => Ok(Sending::Later { down: true }),
             Some(libc::ENXIO | libc::ENODEV) => Err(error),
             // ENOBUFS: the interface's queue (qdisc) or a filter behind it dropped the packet. To
             // send it again would hold up all packets of the device for as long as they do.
+            // ENOMEM: the kernel could not segment it, or complete its checksum (`validate_xmit_skb`).
             // EINVAL, EMSGSIZE: the kernel refuses the headers or the length.
             _ => Ok(Sending::Dropped),
         }

@@ -12,7 +12,7 @@ use crate::kernel_interface::ethtool::Ethtool;
 use crate::kernel_interface::flow_filter::PacketFilter;
 use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::other_server;
-use crate::kernel_interface::packet_sender::PacketSender;
+use crate::kernel_interface::packet_sender::{self, PacketSender};
 use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
 use crate::kernel_interface::warnings;
 use crate::{Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_FRAME_BYTES, Limits, VLAN_TAG_BYTES};
@@ -101,7 +101,7 @@ fn info(link: &towpath_netlink::Link, mac: [u8; 6], longest: usize, tx_to_host: 
         can: Capabilities {
             tx_in_place: true,
             tx_checksum: true,
-            tx_segmentation: true,
+            tx_segmentation: packet_sender::segments(link.kind.as_deref()),
             tx_large_copied: false,
             tx_to_host,
             rx_offload: true,

@@ -68,6 +68,15 @@ pub enum XdpError {
         /// The kernel's error.
         cause: io::Error,
     },
+    /// Native mode was asked for on a bond.
+    #[error(
+        "{name} is a bond: in native mode, packets come by the queues of its ports, and no AF_XDP \
+         socket of {name} gets them; use mode=generic"
+    )]
+    NativeBond {
+        /// The interface.
+        name: String,
+    },
     /// Zero-copy was asked for, and the kernel runs the program.
     #[error(
         "{name}: zero-copy needs native mode, and the program is attached in generic mode; add \

@@ -19,7 +19,7 @@ use super::tx_checksum::{self, Asked};
 use crate::kernel_interface::ethtool::Ethtool;
 use crate::kernel_interface::host_traffic::{self, HostTraffic};
 use crate::kernel_interface::other_server;
-use crate::kernel_interface::packet_sender::PacketSender;
+use crate::kernel_interface::packet_sender::{self, PacketSender};
 use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
 use crate::kernel_interface::warnings;
 use crate::{
@@ -77,7 +77,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         Sockets::open(options, link.index, queues, frame_bytes)?;
     let mut attached_program = AttachedProgram::new(queues, options.exclusive)
         .map_err(|error| from_bpf(name, "loading the XDP program", error))?;
-    let attached = attach(name, link.index, options.mode, is_virtual, &mut attached_program)?;
+    let attached = attach(&link, options.mode, &mut attached_program)?;
     let is_generic = attached == XdpMode::Generic;
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let may_be_partial = is_generic || is_virtual;
@@ -89,7 +89,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     }
 
     let copies = is_generic || is_virtual || options.copying == CopyMode::Copy;
-    let large = large_senders(copies, link.index, lanes)
+    let large = large_senders(&link, copies, lanes)
         .map_err(refused(name, "opening a packet socket for large packets"))?;
     let asked = Asked { index: link.index, copies, room: chunk_bytes.saturating_sub(frame_bytes) };
     let warning = tx_checksum::check(name, options.tx_checksum, asked)?;
@@ -111,7 +111,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         busy_poll: options.busy_poll,
         gives_queues,
     };
-    let mut info = info(&link, mac, &properties, rx_buffers, copies);
+    let mut info = info(&link, mac, &properties, rx_buffers, !large.is_empty());
     if host_traffic.is_some() {
         announce_host_traffic(&mut info, chunk_bytes);
     }
@@ -136,10 +136,16 @@ fn lanes(options: &Options, queues: u32) -> Result<u32, XdpError> {
     fitting.ok_or(XdpError::TooFewQueues { name, queues, lanes })
 }
 
-/// Opens a socket for large packets for each queue to open. Packets of one flow must not overtake
-/// each other: only with copies does the kernel send each packet within the call that passes it.
-fn large_senders(copies: bool, index: u32, lanes: u32) -> io::Result<Vec<PacketSender>> {
-    (0..if copies { lanes } else { 0 }).map(|_| PacketSender::open(index)).collect()
+/// Opens a socket for large packets for each queue to open, if the kernel can send such. Packets of
+/// one flow must not overtake each other: only with copies does the kernel send each packet within
+/// the call that passes it.
+fn large_senders(
+    link: &towpath_netlink::Link,
+    copies: bool,
+    lanes: u32,
+) -> io::Result<Vec<PacketSender>> {
+    let wanted = copies && packet_sender::segments(link.kind.as_deref());
+    (0..if wanted { lanes } else { 0 }).map(|_| PacketSender::open(link.index)).collect()
 }
 
 /// Describes a device that carries packets of the loopback interface, too. That interface leaves
@@ -234,13 +240,17 @@ fn copying(options: &Options, copies: bool) -> CopyMode {
 
 /// Attaches the program in the mode that was asked for, or the best one.
 fn attach(
-    name: &str,
-    index: u32,
+    link: &towpath_netlink::Link,
     mode: Mode,
-    is_virtual: bool,
     attached_program: &mut AttachedProgram,
 ) -> Result<XdpMode, XdpError> {
+    let (name, index, is_virtual) = (&link.name, link.index, link.kind.is_some());
+    // Natively, the ports of a bond run its program, and packets belong to the ports' queues, where
+    // no socket of the bond gets them (`xsk_rcv_check`, net/xdp/xsk.c).
+    let is_bond = link.kind.as_deref() == Some("bond");
     let modes: &[XdpMode] = match mode {
+        Mode::Native if is_bond => return Err(XdpError::NativeBond { name: name.clone() }),
+        Mode::Auto if is_bond => &[XdpMode::Generic],
         Mode::Native => &[XdpMode::Native],
         Mode::Generic => &[XdpMode::Generic],
         // Natively, a veth's other end sends no large packets any more; generically, without
@@ -270,7 +280,7 @@ fn attach(
             Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSPC | libc::ERANGE)
         )
     {
-        return Err(XdpError::NoNative { name: name.to_owned(), cause });
+        return Err(XdpError::NoNative { name: name.clone(), cause });
     }
     Err(refused(name, "attaching the XDP program")(cause))
 }
