@@ -23,51 +23,60 @@ pub struct OwnQueueLimits {
 #[derive(Debug, thiserror::Error)]
 pub enum OwnQueueError {
     /// The driver has no such queues.
-    #[error("{name} gives sessions no queues of their own; serve it as xdp:{name}")]
+    #[error("{name} gives sessions no own queues; ask the administrator to serve it as xdp:{name}")]
     Unsupported {
         /// The interface.
         name: String,
     },
     /// A wrapper around the driver, for faults or captures, has no such queues.
-    #[error("{name} gives sessions no queues of their own with --fault or --pcap; leave these out")]
+    #[error(
+        "{name} gives sessions no own queues with --fault or --pcap; ask the administrator to start the \
+         server without"
+    )]
     Wrapped {
         /// The interface.
         name: String,
     },
     /// The device was opened without them, so its memory is not prepared.
     #[error(
-        "{name} was opened without queues of a session's own; name some in a grant of the policy \
-         (own-queues), and restart the server"
+        "the server of {name} was started without own queues; ask the administrator to name some in a \
+         grant (own-queues) and to restart the server"
     )]
     NotPrepared {
         /// The interface.
         name: String,
     },
     /// The kernel receives nothing, and so the flow filter is not there.
-    #[error("{name} is served exclusively; leave the option exclusive out")]
+    #[error(
+        "{name} gives sessions no own queues with the option exclusive; ask the administrator to serve \
+         it without"
+    )]
     Exclusive {
         /// The interface.
         name: String,
     },
     /// Several engine threads serve the hardware queues.
     #[error(
-        "{name} gives sessions queues of their own with one engine thread only; start the server \
-         without --lanes"
+        "{name} gives sessions own queues with one engine thread only; ask the administrator to start \
+         the server without --lanes"
     )]
     Lanes {
         /// The interface.
         name: String,
     },
     /// Sent packets have metadata in front, which those of such a queue have not.
-    #[error("{name} gives sessions no queues of their own with tx-checksum; leave tx-checksum out")]
+    #[error(
+        "{name} gives sessions no own queues with the option tx-checksum; ask the administrator to serve \
+         it without"
+    )]
     TxChecksum {
         /// The interface.
         name: String,
     },
     /// The server needs all hardware queues.
     #[error(
-        "the server keeps the first {kept} of the {queues} hardware queues of {name}; ethtool -L \
-         {name} combined N makes more"
+        "the server keeps the first {kept} of the {queues} hardware queues of {name}; ask the \
+         administrator for more (ethtool -L {name} combined N) and to restart the server"
     )]
     TooFewQueues {
         /// The interface.
@@ -79,8 +88,8 @@ pub enum OwnQueueError {
     },
     /// The sockets of a server without CAP_NET_RAW are used up.
     #[error(
-        "the server of {name} gave up CAP_NET_RAW, and has no sockets left for queues of a session's \
-         own; restart it"
+        "the server of {name} gave up CAP_NET_RAW, and has no sockets left for own queues; ask the \
+         administrator to restart it"
     )]
     NoSockets {
         /// The interface.
@@ -88,8 +97,8 @@ pub enum OwnQueueError {
     },
     /// The hardware writes into memory by itself.
     #[error(
-        "{name} works without copies (zero-copy); queues of a session's own are not tested there, \
-         and refused; serve it as xdp:{name},copy"
+        "{name} works without copies (zero-copy), for which own queues are not tested; ask the \
+         administrator to serve it as xdp:{name},copy"
     )]
     ZeroCopy {
         /// The interface.

@@ -107,7 +107,7 @@ impl Control {
     pub(crate) fn ceded(&mut self, hardware: u32, queue: Option<HardwareQueue>) {
         let Some((token, mapped)) = self.own_queues.take_waiting(hardware) else { return };
         let Some(queue) = queue else {
-            let why = format!("the server cannot do without hardware queue {hardware}");
+            let why = format!("the server needs hardware queue {hardware} itself");
             return self.do_not_begin(token, mapped, Some(why));
         };
         let memory = memory_of(&mapped).filter(|_| !self.is_gone(token));
@@ -167,7 +167,7 @@ impl Control {
         self.begin_session(token, mapped);
         let uid = self.connections.get(token).map_or(0, |one| one.account.uid);
         if self.log.allows(uid) {
-            info!(session = number, hardware, "has a hardware queue");
+            info!(session = number, hardware, "the session has a hardware queue to itself");
         }
     }
 
@@ -200,7 +200,7 @@ impl Control {
         if let Some(token) = self.connections.token_of(number)
             && self.connections.get(token).is_some_and(|one| !one.is_ending)
         {
-            self.close_session(token, CLOSED_QUEUE_BROKE, "its hardware queue works no more");
+            self.close_session(token, CLOSED_QUEUE_BROKE, "its hardware queue stopped working");
         }
     }
 

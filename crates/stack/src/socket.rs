@@ -82,7 +82,10 @@ pub enum SocketError {
     #[error("the datagram is too long")]
     MessageTooLong,
     /// The port belongs to this host no more.
-    #[error("the port was taken away from this application")]
+    #[error(
+        "the server's policy does not grant this port any more; ask the administrator for a grant, and \
+         bind again"
+    )]
     Revoked,
     /// A limit of this stack is reached.
     #[error("a limit of this host is reached")]

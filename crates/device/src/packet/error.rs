@@ -30,7 +30,8 @@ pub enum PacketError {
     },
     /// The kernel has no hook for a program that keeps packets from its network stack.
     #[error(
-        "{name}: this kernel has no ingress hook for programs ({cause}): Linux 6.6 has it (TCX)"
+        "{name}: this kernel has no ingress hook for programs (TCX: {cause}); use Linux 6.6 or later, \
+         or --device xdp:{name}"
     )]
     NoHook {
         /// The interface.

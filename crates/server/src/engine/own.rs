@@ -363,7 +363,7 @@ impl OwnQueues {
                 outcome => {
                     let why =
                         outcome.err().map_or("a reset did not help".into(), |e| e.to_string());
-                    tracing::warn!(hardware, "a session's hardware queue works no more: {why}");
+                    tracing::warn!(hardware, "a session's hardware queue stopped working: {why}");
                     served.is_broken = true;
                     checked.broken.push(served.key);
                 }

@@ -229,7 +229,8 @@ impl Keeper for KeeperAccess {
         let made = self.ask(&Request::bare(XDP_SOCKET), None);
         let (_, socket) = made.map_err(|errno| match errno {
             errno if is_gone(errno) => {
-                io::Error::other("the keeper, which makes AF_XDP sockets, has ended")
+                let text = "the keeper, which makes AF_XDP sockets, has ended; restart the server";
+                io::Error::other(text)
             }
             errno => refused(errno),
         })?;

@@ -34,7 +34,7 @@ pub struct KeeperOptions {
     /// Whether the server may have the keeper make AF_XDP sockets for the interface, and if so, whether
     /// they poll the hardware (`busy-poll`).
     pub xdp_sockets: Option<bool>,
-    /// The time for which flows stay closed to the kernel after a server that was killed.
+    /// The time for which the keeper holds flows and ports after the server was killed.
     pub hold: Duration,
     /// The path of the socket at which the next server takes over.
     pub path: PathBuf,

@@ -199,21 +199,24 @@ impl Keeper {
                     if self.held.has_room() {
                         self.held.put(name.to_owned(), descriptor);
                     } else {
-                        self.refuse(vec![descriptor], "no room for a descriptor");
+                        self.refuse(vec![descriptor], "no room for another descriptor");
                     }
                 }
             }
             (Some(Notification::Remove(name)), 0) => self.held.remove(name),
             // The server waits for the close.
             (Some(Notification::Barrier), 1) => drop(descriptors),
-            _ => self.refuse(descriptors, "a message that is none of the store's"),
+            _ => self.refuse(descriptors, "the descriptor store has no such message"),
         }
     }
 
     fn refuse(&mut self, descriptors: Vec<OwnedFd>, what: &str) {
         self.held.close(descriptors);
         if self.log.allows(0) {
-            tracing::error!("from the server: {what}; its descriptors are closed");
+            tracing::error!(
+                "the keeper refused a message of the server: {what}; it closed the descriptors of the \
+                 message"
+            );
         }
     }
 

@@ -65,7 +65,10 @@ impl KeeperStore {
 impl Store for KeeperStore {
     fn put(&mut self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         if !notify::is_name(name) {
-            let text = format!("the store takes no such name: {name:?}");
+            let text = format!(
+                "{name:?} is no name for a stored descriptor; use 1 to 255 printable ASCII characters \
+                 without a colon"
+            );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let copy = descriptor.try_clone_to_owned()?;
