@@ -75,7 +75,7 @@ enum Subcommand {
     /// Check a policy file, and explain what it grants
     #[command(after_help = policy::EXAMPLES)]
     Policy(policy::Args),
-    /// Detach a server's XDP program from an interface, when the server hangs or is stopped
+    /// Detach a server's programs from an interface, when the server hangs or is stopped
     #[command(after_help = detach::EXAMPLES)]
     Detach(detach::Args),
     /// Compare the ways to serve an interface, by traffic on the interface itself

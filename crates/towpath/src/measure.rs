@@ -1,7 +1,7 @@
 //! `towpath measure`: compares the ways to serve an interface, on the interface itself.
 //!
 //! Each way in turn carries datagrams to a peer that sends them back. The kernel's own sockets are
-//! the base line of each round, so that other load on the machine touches all ways alike.
+//! the baseline of each round, so that other load on the machine touches all ways alike.
 #![forbid(unsafe_code)]
 
 mod exchange;
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// Bytes of a datagram, 16 to 1472
     #[arg(long, value_name = "BYTES", default_value = "64")]
     bytes: Number<16, 1472>,
-    /// Datagrams on their way at a time, 1 to 1024
+    /// Datagrams in flight at a time, 1 to 1024
     #[arg(long, value_name = "DATAGRAMS", default_value = "32")]
     window: Number<1, 1024>,
     /// Milliseconds of traffic per way and round, 10 to 60000
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if !args.disturb {
         return Err(Failure::usage(format!(
             "measuring attaches to {name} several times, which may disturb its other traffic; give \
-             --disturb if that may be"
+             --disturb to allow that"
         )));
     }
     check_peer(&name, args.peer)?;
@@ -120,7 +120,7 @@ fn check_peer(name: &str, peer: SocketAddr) -> Result<(), Failure> {
     let way = netlink.route_to(peer.ip(), None).map_err(failed)?;
     if way.is_none_or(|way| way.link != index) {
         return Err(Failure::new(format!(
-            "the kernel's way to {} does not lead over {name}; choose a peer on the network of {name}",
+            "the kernel's route to {} does not use {name}; choose a peer on the network of {name}",
             peer.ip()
         )));
     }
@@ -130,7 +130,7 @@ fn check_peer(name: &str, peer: SocketAddr) -> Result<(), Failure> {
 /// Measures the kernel's sockets.
 fn kernel(peer: SocketAddr, amounts: Amounts) -> Result<Measured, Failure> {
     let failed = |error: std::io::Error| {
-        Failure::new(format!("a socket of the kernel to {peer}: {}", says(&error)))
+        Failure::new(format!("opening a UDP socket to {peer}: {}", says(&error)))
     };
     let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = std::net::UdpSocket::bind(any).map_err(failed)?;

@@ -17,7 +17,7 @@ const GREETINGS: u32 = 5;
 const GREETING: Duration = Duration::from_secs(1);
 /// The longest round trip distinguished, in nanoseconds.
 const LONGEST_NS: u64 = 10_000_000_000;
-/// The part of the time in which one datagram at a time is on its way.
+/// The part of the time in which one datagram at a time is in flight.
 const ONE_AT_A_TIME: u32 = 4;
 
 /// The amounts of each measurement.
@@ -25,7 +25,7 @@ const ONE_AT_A_TIME: u32 = 4;
 pub(super) struct Amounts {
     /// Bytes of a datagram.
     pub(super) bytes: usize,
-    /// Datagrams on their way at a time.
+    /// Datagrams in flight at a time.
     pub(super) window: u64,
     /// The time of the traffic.
     pub(super) time: Duration,
@@ -111,7 +111,11 @@ pub(super) fn exchange(
     let elapsed = start.elapsed();
     let cpu = cpu_time(server).map_err(failed)?.saturating_sub(before);
     if back == 0 || trips.is_empty() {
-        return Err("no datagram came back; the peer, or the network, is overloaded".to_owned());
+        return Err(
+            "no datagram came back; lower --window, or check the load of the peer and of the \
+                    network"
+                .to_owned(),
+        );
     }
     Ok(Measured {
         per_second: back as f64 / elapsed.as_secs_f64(),
@@ -192,8 +196,7 @@ impl Exchange<'_> {
         Ok((trips, lost))
     }
 
-    /// Keeps a window of datagrams on their way. Returns the number that came back, and that of those
-    /// lost.
+    /// Keeps a window of datagrams in flight. Returns the number that came back, and that of those lost.
     fn windowed(&mut self, amounts: Amounts) -> Result<(u64, u64), String> {
         let first = self.next;
         let (mut back, mut lost, mut under_way) = (0, 0, 0u64);

@@ -123,7 +123,7 @@ impl Outcomes {
             "TO KERNEL",
             "ROUND TRIP (US)",
             "TO KERNEL",
-            "CPU (US)",
+            "CPU/DATAGRAM (US)",
             "LOST",
         ]);
         let ratio = |spread: Spread| {
@@ -145,7 +145,7 @@ impl Outcomes {
         let mut text = table.to_text();
         let Amounts { bytes, window, time } = self.amounts;
         text += &format!(
-            "{bytes} bytes, {window} datagrams on their way, {} ms per round; medians (lowest to \
+            "{bytes} bytes, {window} datagrams in flight, {} ms per round; medians (lowest to \
              highest)\n",
             time.as_millis()
         );

@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Socket at which the next server takes over
     #[arg(long)]
     path: PathBuf,
-    /// Seconds for which the process holds flows after a server that was killed
+    /// Seconds for which the keeper holds flows and ports after the server was killed
     #[arg(long)]
     hold: Number<0, 3600>,
     /// User that the process changes to

@@ -89,7 +89,7 @@ fn a_peer_that_cannot_answer_is_named() {
         let said = measure(&["absent", "--peer", "192.0.2.200:7"]);
         assert!(said.contains("no interface absent"), "{said}");
         let said = measure(&["uplink", "--peer", "198.51.100.1:7"]);
-        assert!(said.contains("does not lead over uplink"), "{said}");
+        assert!(said.contains("does not use uplink"), "{said}");
         let said = measure(&["uplink", "--peer", "192.0.2.200:7"]);
         assert!(said.contains("refuses datagrams; start a service there"), "{said}");
         drop(far);
