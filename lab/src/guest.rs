@@ -74,7 +74,10 @@ pub fn run(repository: &Path, options: &Options) -> anyhow::Result<bool> {
             failed += usize::from(!outcome.passed());
         }
     }
-    ensure!(runs > 0, "no script runs on this kernel");
+    ensure!(
+        runs > 0,
+        "none of the selected scripts names this kernel in its line `# guest:`; leave --kernel out"
+    );
     println!("{runs} guests ran, {failed} failed");
     Ok(failed == 0)
 }
@@ -88,7 +91,10 @@ fn files(programs: &Path, target: &Path) -> anyhow::Result<Vec<PathBuf>> {
     found.retain(|path| path.extension().is_some_and(|extension| extension == "deb"));
     let [package] = found.as_slice() else {
         let count = found.len();
-        bail!("{count} packages in {}; packaging/build makes one", packages.display());
+        bail!(
+            "{} has {count} packages, not one; remove them and run packaging/build",
+            packages.display()
+        );
     };
     files.push(package.clone());
     if let Some(missing) = files.iter().find(|path| !path.exists()) {

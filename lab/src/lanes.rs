@@ -33,7 +33,7 @@ const FAR: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 const APPLICATION: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 3);
 const PORT: u16 = 7;
 
-/// Flows, and the datagrams of each that are on their way.
+/// Flows, and the datagrams of each that are in flight.
 const FLOWS: usize = 32;
 const WINDOW: u32 = 16;
 /// After this time without an answer, a datagram counts as lost.
@@ -66,7 +66,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let window = Duration::from_millis(if settings.quick { 400 } else { 1000 });
     let mut outcome = Outcome {
         how: format!(
-            "{FLOWS} flows of UDP datagrams from kernel sockets, {WINDOW} of each on their way, over a \
+            "{FLOWS} flows of UDP datagrams from kernel sockets, {WINDOW} of each in flight, over a \
              veth pair with {QUEUES} hardware queues to an application, which sends each one back; \
              server in a process of its own, engines with wait=timer-driven (tick_hz={TICK_HZ}) and \
              wait=block, the application blocks, nothing pinned; processor time of the whole server, \
@@ -279,7 +279,7 @@ impl Flow {
         u64::from(self.sent.min(self.waits_from).saturating_sub(self.answered))
     }
 
-    /// Gives up the datagrams that are on their way.
+    /// Gives up the datagrams in flight.
     fn give_up(&mut self) {
         self.waits_from = self.sent;
     }

@@ -27,7 +27,8 @@ impl Kernel {
 
     pub(super) fn from_name(name: &str) -> anyhow::Result<Kernel> {
         let mut all = [Kernel::Stable, Kernel::Backports].into_iter();
-        all.find(|kernel| kernel.name() == name).with_context(|| format!("no kernel {name}"))
+        all.find(|kernel| kernel.name() == name)
+            .with_context(|| format!("no kernel {name}; use stable or backports"))
     }
 }
 

@@ -58,10 +58,15 @@ impl Script {
                         names.split(',').map(Kernel::from_name).collect::<anyhow::Result<_>>()?;
                 }
                 Some(("limit", seconds)) => self.limit = Duration::from_secs(seconds.parse()?),
-                _ => bail!("`{word}` in the line `# guest:`"),
+                _ => bail!(
+                    "unknown word `{word}` in the line `# guest:`; use kernel=NAMES or limit=SECONDS"
+                ),
             }
         }
-        ensure!(!self.kernels.is_empty() && !self.limit.is_zero(), "no kernel, or no limit");
+        ensure!(
+            !self.kernels.is_empty() && !self.limit.is_zero(),
+            "the line `# guest:` needs kernel=NAMES and limit=SECONDS"
+        );
         Ok(())
     }
 }
