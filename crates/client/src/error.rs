@@ -29,7 +29,7 @@ pub enum Lost {
          shared; attach again when the interface has one"
     )]
     AddressGone,
-    /// The session had a hardware queue to itself, and that works no more.
+    /// The session had a hardware queue to itself, and that stopped working.
     #[error(
         "the driver server closed the session, because its hardware queue sent nothing any more, \
          not even after a reset; attach again, without Options::own_queue if it happens again"

@@ -32,9 +32,10 @@ pub struct Options {
     /// The requested kind of addresses.
     pub addresses: Addresses,
     /// `true` to ask for a hardware queue of the session's own, from which packets come without a copy
-    /// by the server. The server's policy must grant one, and attaching fails without
-    /// ([`crate::AttachError`] says why). The first queue pair receives them, so other queue pairs gain
-    /// nothing. The session does the work of [`Info::can_checksum`] and [`Info::can_segment`] itself.
+    /// by the server. Attaching fails if the policy grants none or none is free;
+    /// [`crate::AttachError`] says why. The kernel puts only packets for the first queue pair into
+    /// place; the server copies those for other queue pairs. The session itself completes checksums
+    /// ([`Info::can_checksum`]) and segments large packets ([`Info::can_segment`]).
     pub own_queue: bool,
     /// The strategy of [`crate::Session::wait`].
     pub wait_strategy: WaitStrategy,

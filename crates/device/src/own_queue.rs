@@ -15,7 +15,8 @@ use crate::queue::DeviceQueue;
 pub struct OwnQueueLimits {
     /// The hardware queues, by number.
     pub queues: Range<u32>,
-    /// The distance of the session's receive buffers, in bytes.
+    /// The distance from the start of one of the session's receive buffers to the start of the next, in
+    /// bytes.
     pub buffer_bytes: RangeInclusive<u32>,
 }
 
@@ -112,7 +113,7 @@ pub enum OwnQueueError {
 pub struct OwnMemory {
     /// The memory, writable for the kernel.
     pub mapping: Arc<Mapping>,
-    /// The distance of receive buffers, in bytes.
+    /// The distance from the start of one receive buffer to the start of the next, in bytes.
     pub buffer_bytes: u32,
     /// The number of receive buffers.
     pub buffers: u32,

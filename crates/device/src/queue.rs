@@ -173,8 +173,8 @@ impl Counters {
     }
 }
 
-/// One hardware queue of a device. One thread at a time calls it. Dropping a queue stops it: from
-/// then on, the device accesses no memory for it.
+/// One queue of a device, for one engine thread. It may serve several hardware queues. One thread at a
+/// time calls it. Dropping a queue stops it: from then on, the device accesses no memory for it.
 pub trait DeviceQueue: Send {
     /// Stops serving a hardware queue, which a session is to have to itself, and returns it for the
     /// control part to close. The kernel may write to its receive buffers until then, so they stay

@@ -64,14 +64,14 @@ pub struct XdpDevice {
     info: Info,
     index: u32,
     shared: Arc<Shared>,
-    /// The queues to open.
+    /// The state of each device queue.
     lanes: Vec<Arc<Lane>>,
     /// Each open queue's hold on its part of `lanes`, while it is open.
     open: Vec<Weak<Lane>>,
     /// `None` for a device that leaves the kernel no packet.
     groups: Option<Groups>,
     link_events: LinkEvents,
-    /// What a process that outlives this one holds.
+    /// Copies of the descriptors that must outlive this process, with their names.
     objects: Vec<(&'static str, OwnedFd)>,
     /// How the interface is served, for the operator.
     notes: Notes,

@@ -1,6 +1,6 @@
-//! Hardware queues for sessions: who gets one, and the exchange with the engine and the device.
+//! Hardware queues for sessions: which session gets one, and the exchange with the engine and the device.
 //!
-//! | step | who | does |
+//! | step | thread | action |
 //! |---|---|---|
 //! | attach | control thread | chooses the hardware queue, joins the memories of the session |
 //! | cede | engine | stops serving the hardware queue |
@@ -195,7 +195,7 @@ impl Control {
         None
     }
 
-    /// Ends a session whose hardware queue works no more.
+    /// Ends a session whose hardware queue stopped working.
     pub(crate) fn own_queue_broke(&mut self, number: u32) {
         if let Some(token) = self.connections.token_of(number)
             && self.connections.get(token).is_some_and(|one| !one.is_ending)

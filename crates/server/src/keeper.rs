@@ -9,12 +9,12 @@
 //! started for: an interface, and the kinds of requests that a server of this kind needs.
 //!
 //! **A killed server.** The keeper has copies of the descriptors that must outlive the server: the
-//! attachments of the programs and what else keeps applications' flows from the kernel, the sockets that hold
-//! ports, the listening socket, and the memories of sessions. The server stores them under names, by the
-//! messages of systemd's descriptor store (`notify`). If the server ends without a word, the keeper holds
-//! them for a while. The kernel then answers no packet of these flows: a reset would tell the peers at
-//! once that the connection is gone. The next server takes over and gets everything, by the same
-//! messages; or the time expires. Then the keeper closes everything.
+//! programs' links, maps and sockets, which keep applications' flows from the kernel; the port holders;
+//! the listening socket; the memories of sessions. The server stores them under names, by the messages
+//! of systemd's descriptor store (`notify`). If the server ends without the request `END`, the keeper
+//! holds them for the time of `--hold`. Meanwhile the kernel answers no packet of these flows; a TCP
+//! reset would end the connections. The next server gets everything by the same messages. If no server
+//! takes over in time, the keeper closes everything.
 //!
 //! | module | holds |
 //! |---|---|

@@ -1,6 +1,6 @@
 //! The thread that opens and closes the hardware queues of sessions. Each step waits for the kernel:
-//! for the end of earlier sockets, or to pin memory. So a session that comes or goes delays others
-//! with such queues, and neither the control thread nor the engine.
+//! for the end of earlier sockets, or to pin memory. So a session that attaches or ends delays only
+//! other sessions with own queues, and not the control thread or the engine.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use towpath_device::{DeviceError, HardwareQueue, OpenedOwnQueue, OwnMemory, OwnQ
 use crate::engine::session::Session;
 use crate::prepare::Mapped;
 
-/// What the thread does with a hardware queue.
+/// A step of the thread with one hardware queue.
 pub(crate) enum Step {
     /// Opens it for a session. If that fails, takes it back.
     Open(HardwareQueue, OwnMemory),
@@ -23,7 +23,7 @@ pub(crate) enum Step {
     TakeBack,
 }
 
-/// What the control thread does afterwards.
+/// The control thread's next step.
 #[derive(Debug)]
 pub(crate) enum Then {
     /// The session of a connection begins.
@@ -43,7 +43,7 @@ pub(crate) struct Task {
     pub(crate) then: Then,
 }
 
-/// What the thread has done.
+/// The result of a task.
 pub(crate) struct Done {
     pub(crate) hardware: u32,
     /// The result of [`Step::Open`].
@@ -53,7 +53,7 @@ pub(crate) struct Done {
     pub(crate) then: Then,
 }
 
-/// The thread.
+/// The control thread's end of the thread `own-queues`.
 #[derive(Debug)]
 pub(crate) struct QueueOpener {
     tasks: Option<Sender<Task>>,

@@ -184,8 +184,8 @@ impl FlowFilter {
         flows.maps.flows.update(&key, &owner_of(queue)).map_err(refused)
     }
 
-    /// Returns the number of packets that belonged to an application and found no socket, or another
-    /// session's.
+    /// Returns the number of packets that belonged to an application and found no socket, or the
+    /// hardware queue of another session.
     pub(crate) fn without_socket(&self) -> u64 {
         [WITHOUT_SOCKET, OF_OTHER_OWNER]
             .into_iter()

@@ -11,7 +11,7 @@ use crate::{Filter, FilterError, FlowRule};
 /// The Linux version from which AF_XDP sockets take packets in several buffers (`XDP_USE_SG`).
 const SPANNING_SINCE: (u32, u32) = (6, 6);
 
-/// The program, its maps, and its link to the interface, which goes when this value is dropped.
+/// The program, its maps, and its link to the interface. Dropping this value closes the link.
 pub(super) struct AttachedProgram {
     filter: FlowFilter,
     link: Option<Link>,
@@ -33,7 +33,7 @@ impl AttachedProgram {
         self.filter.program()
     }
 
-    /// Keeps the program on its interface.
+    /// Keeps the link, so that the program stays attached.
     pub(super) fn keep(&mut self, link: Link) {
         self.link = Some(link);
     }
@@ -49,17 +49,18 @@ impl AttachedProgram {
         Ok(self.filter.set_socket(queue, socket)?)
     }
 
-    /// Gives a hardware queue an owner, whose flows alone it then receives, or takes it away.
+    /// Reserves a hardware queue for the flows of its owner, or ends that if `owned` is `false`.
     pub(super) fn set_owner(&self, queue: u32, owned: bool) -> io::Result<()> {
         Ok(self.filter.set_owner(queue, owned)?)
     }
 
-    /// Makes a flow the owner's of a hardware queue.
+    /// Adds a flow to those that a hardware queue's owner receives.
     pub(super) fn own_flow(&self, rule: &FlowRule, queue: u32) -> Result<(), FilterError> {
         self.filter.own_flow(rule, queue)
     }
 
-    /// Returns the number of packets that belonged to an application and found no socket.
+    /// Returns the number of packets that belonged to an application and found no socket, or the
+    /// hardware queue of another session.
     pub(super) fn without_socket(&self) -> u64 {
         self.filter.without_socket()
     }

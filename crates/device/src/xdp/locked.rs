@@ -13,9 +13,9 @@ fn limit() -> Option<usize> {
     usize::try_from(getrlimit(Resource::Memlock).current?).ok()
 }
 
-/// Returns the receive buffers for each hardware queue: `most`, or fewer where those of all queues
-/// would exceed the limit of locked memory; or half of it, if sessions are to have queues of their
-/// own, whose memory counts, too.
+/// Returns the number of receive buffers for each hardware queue: `most`, or fewer so that the memory
+/// fits into the limit of locked memory. If sessions may have own queues, the memory must fit into
+/// half of the limit, because the memory of sessions' own queues counts, too.
 pub(super) fn receive_buffers(
     most: usize,
     chunk_bytes: usize,

@@ -5,7 +5,8 @@ use super::socket::{CopyMode, TxChecksum};
 /// How the kernel runs the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Native for physical interfaces, else generic; generic first for virtual interfaces.
+    /// Physical interfaces: native, or generic if the driver refuses. Virtual interfaces: generic, or
+    /// native if that fails; native first before Linux 6.6.
     #[default]
     Auto,
     /// In the interface's driver, before the kernel makes a packet of its own (`XDP_FLAGS_DRV_MODE`).
@@ -23,7 +24,7 @@ pub struct Options {
     pub mode: Mode,
     /// Copy or zero-copy mode.
     pub copying: CopyMode,
-    /// Who completes checksums that applications leave partial.
+    /// The component that completes checksums that applications leave partial.
     pub tx_checksum: TxChecksum,
     /// `true` to poll the hardware from the engine's thread, by system calls, in place of interrupts
     /// (`SO_PREFER_BUSY_POLL`, Linux 5.11).
@@ -39,9 +40,9 @@ pub struct Options {
     /// The number of queues to open, each for a thread of its own: at most as many as the interface
     /// has. Queue i serves the interface's queues i, i + `lanes`, i + 2 `lanes`, ... 0 means 1.
     pub lanes: usize,
-    /// The hardware queues that sessions may have to themselves. If there are any, the device keeps
-    /// sockets for these, as a server without CAP_NET_RAW creates none later, and its memory is mapped
-    /// once more for each session that has one.
+    /// The hardware queues that sessions may have to themselves. If there are any, the device takes at
+    /// most half of the limit of locked memory, because the memory of sessions' own queues counts, too.
+    /// The keeper makes the sockets for them, or this process with CAP_NET_RAW if there is no keeper.
     pub own_queues: Vec<u32>,
 }
 

@@ -29,7 +29,8 @@ use crate::{
 use chunks::{Chunks, Holder};
 use sleep::Sleep;
 
-/// Buffers that the driver keeps for packets to groups.
+/// Buffers that the driver keeps for both rings of packet sockets: packets to groups, and packets from
+/// this host's own sockets.
 pub(super) const PACKET_SOCKET_BUFFERS: usize = 64;
 /// The maximum number of descriptors of a packet to send (`MAX_SKB_FRAGS`, by default 17).
 const PACKET_DESCRIPTORS: usize = 17;

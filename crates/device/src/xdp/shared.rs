@@ -195,9 +195,9 @@ impl Lane {
         }
     }
 
-    /// Creates a session's own queue. The kernel copies there, and packets span several buffers if it
-    /// can do that. Large packets take the way of those of `among`, which serves the hardware queue
-    /// otherwise.
+    /// Creates the state of a session's own queue, in copy mode. Packets may span several buffers if
+    /// the kernel supports that. Large packets leave through the packet socket of `among`, which
+    /// otherwise serves the hardware queue.
     pub(super) fn own(among: &Lane, hardware: u32, own: OwnBuffers) -> Lane {
         let shared = among.shared.clone();
         let spans = shared.attached_program().spans();

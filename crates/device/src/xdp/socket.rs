@@ -51,7 +51,7 @@ pub enum CopyMode {
     ZeroCopy,
 }
 
-/// Who completes checksums that applications leave partial.
+/// The component that completes checksums that applications leave partial.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TxChecksum {
     /// The engine, in software.
@@ -83,7 +83,7 @@ const XDP_UMEM_TX_METADATA_LEN: u32 = 1 << 2;
 #[derive(Clone)]
 pub(super) struct Umem {
     pub(super) memory: Arc<Mapping>,
-    /// The distance of receive buffers, in bytes.
+    /// The distance from the start of one receive buffer to the start of the next, in bytes.
     pub(super) chunk_bytes: u32,
     pub(super) tx_checksum: TxChecksum,
     /// The number of receive buffers of a session, which are at the front. Nothing in such memory is

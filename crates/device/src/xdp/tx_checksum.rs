@@ -14,7 +14,7 @@ use super::error::{XdpError, refused};
 use super::socket::{self, TxChecksum, Umem};
 use crate::TxHeadroom;
 
-/// What the answer depends on.
+/// The properties that [`check`] needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     /// The interface.
@@ -59,7 +59,7 @@ pub(super) fn check(
     )))
 }
 
-/// Registers a page with a socket that is closed again.
+/// Returns `true` if the kernel accepts metadata. Registers a page with a temporary socket to find out.
 fn kernel_takes_metadata(name: &str, tx_checksum: TxChecksum) -> io::Result<bool> {
     let socket = socket::unbound_socket(name, false)?;
     let memory = Region::private(PAGE_BYTES)?.mapping().clone();

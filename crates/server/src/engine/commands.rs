@@ -196,7 +196,7 @@ pub enum EngineReport {
         hardware: u32,
         queue: Option<HardwareQueue>,
     },
-    /// A session's own queue works no more, and the session has to end.
+    /// A session's own queue stopped working, and the session has to end.
     OwnQueueBroke {
         session: u32,
     },

@@ -35,7 +35,7 @@ impl HeaderMemory {
     }
 }
 
-/// A queue that a session brings along.
+/// A session's own queue, while no engine serves it.
 pub struct OwnQueue {
     /// The hardware queue.
     pub hardware: u32,
@@ -66,7 +66,7 @@ pub struct Offsets {
     pub headers: u32,
 }
 
-/// A session's own queue, as far as its packets are concerned.
+/// The data that the engine needs per packet of a session's own queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnPlace {
     /// The queue's index among those of the port.
@@ -92,14 +92,14 @@ pub enum Own {
     /// It has none.
     #[default]
     None,
-    /// The session brings the queue along, or takes it away.
+    /// The queue is in the session: before the engine serves it, or after.
     Queue(Box<OwnQueue>),
     /// The engine serves the queue.
     Served(OwnPlace),
 }
 
 impl Own {
-    /// Returns what the engine needs to know of a queue that it serves.
+    /// Returns the queue's data, if the engine serves it.
     #[inline]
     pub(crate) fn place(&self) -> Option<OwnPlace> {
         match self {
@@ -108,7 +108,7 @@ impl Own {
         }
     }
 
-    /// Takes the queue that the session brings along, or takes away.
+    /// Takes the queue that is in the session.
     pub(crate) fn take_queue(&mut self) -> Option<Box<OwnQueue>> {
         match std::mem::take(self) {
             Own::Queue(queue) => Some(queue),
@@ -120,8 +120,8 @@ impl Own {
     }
 }
 
-/// The most packets in flight on one queue: an eighth of the bounce buffers, so that a stuck one
-/// leaves room for other sessions' packets.
+/// The most packets in flight on one queue: an eighth of the bounce buffers, so that a queue that
+/// stalls leaves bounce buffers for other sessions.
 pub(crate) const MAX_IN_FLIGHT: usize = 128;
 
 /// A session's own queue under service.
@@ -169,9 +169,9 @@ pub(crate) struct OwnQueues {
     served: Vec<Option<Served>>,
     /// Packets that a queue had no room for. They end here: no other session waits for them.
     done: Vec<Completion>,
-    /// Packets that the port gave, and whose completion it has not got.
+    /// Packets that the port submitted and whose completion it has not received.
     out: u64,
-    /// Completions that the port got.
+    /// Completions that the port received.
     landed: u64,
     /// The counters of queues that ended, and of `done`.
     ended: Counters,
@@ -184,7 +184,7 @@ pub(crate) type Returned = Vec<(u32, Vec<u32>)>;
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
     pub(crate) returned: Returned,
-    /// The keys of sessions whose queues work no more.
+    /// The keys of sessions whose queues stopped working.
     pub(crate) broken: Vec<u32>,
 }
 
@@ -231,7 +231,7 @@ impl OwnQueues {
         self.served.is_empty()
     }
 
-    /// Returns the number above those of all queues.
+    /// Returns one more than the highest number of a queue.
     #[inline]
     pub(crate) fn end(&self) -> usize {
         self.served.len()
@@ -340,8 +340,9 @@ impl OwnQueues {
         (self.out, self.landed)
     }
 
-    /// Checks whether the queues complete packets, and resets those that have stalled. A stalled queue
-    /// is its session's loss alone: at the second stall in turn, it is broken.
+    /// Checks whether the queues complete packets, and resets those that have stalled. A queue is
+    /// broken if the reset fails, or if it stalls again before it completes a packet. Then its session
+    /// ends, and no other session is affected.
     pub(crate) fn check(&mut self) -> Checked {
         let mut checked = Checked::default();
         for served in self.served.iter_mut().flatten().filter(|served| !served.is_broken) {

@@ -440,7 +440,7 @@ impl EngineWait {
                 .map_err(|cause| port.failed("waiting", cause))?;
         }
         for fd in port.own_sleep_fds() {
-            // One that the kernel refused to add, or that works no more, is not there.
+            // One that the kernel refused to add, or that stopped working, is not there.
             let _ = epoll::modify(&self.epoll, fd, data, flags);
         }
         self.device_watched = watched;

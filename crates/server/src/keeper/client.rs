@@ -45,7 +45,7 @@ impl Room {
         self.limit
     }
 
-    /// Returns the number of descriptors that have room.
+    /// Returns the number of descriptors that the keeper holds for this server.
     #[cfg(test)]
     pub(super) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)

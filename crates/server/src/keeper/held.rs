@@ -79,8 +79,8 @@ impl Held {
         self.all.iter().flat_map(each).map(|(name, one): (&String, _)| (name.as_str(), one.as_fd()))
     }
 
-    /// Closes everything. Without the objects that no application can reach, the kernel has all flows
-    /// and ports again when this returns.
+    /// Closes everything. Closes device objects and ports before it returns, so that the kernel has all
+    /// flows and ports again. The closer thread closes the other objects.
     pub(super) fn give_up(mut self) {
         for (name, all) in std::mem::take(&mut self.all) {
             if !UNREACHED.iter().any(|start| name.starts_with(start)) {

@@ -3,8 +3,8 @@
 //! application.
 //!
 //! The engine lends the device most of the buffers that the session's first queue pair provides, and
-//! keeps the others for packets that come another way. It copies a packet that is not plain: of
-//! several buffers, to be segmented, for another queue pair, or for captures.
+//! keeps the others for packets that come another way. It copies a packet that spans several buffers,
+//! that it must segment, that is for another queue pair, or that a capture receives.
 
 use towpath_device::{DeviceError, Received};
 use towpath_packet::headers::PREFIX_BYTES;
@@ -25,7 +25,7 @@ use crate::engine::work::{ITERATION_BYTES, Work};
 use super::located::locate;
 use super::{FRONT_BYTES, Piece, read_headers};
 
-/// The part of a queue pair's buffers that the engine keeps for packets that it copies: a quarter.
+/// The engine keeps one in so many of a queue pair's buffers for packets that it copies.
 const KEPT: u32 = 4;
 /// The least and the longest time after which the engine looks for buffers of a session whose queue
 /// has few. The application does not tell the engine that it provided some.
@@ -182,18 +182,18 @@ impl OwnRx {
             return;
         };
         let pool = session.shape.receive_pool;
-        let set = &mut session.queue_pairs[0];
-        if supply.most > 0 && set.receive.lent() > supply.most - supply.most / 8 {
+        let pair = &mut session.queue_pairs[0];
+        if supply.most > 0 && pair.receive.lent() > supply.most - supply.most / 8 {
             return;
         }
-        if !observe(set, &mut session.receive_ledger, &mut session.violation, 0) {
+        if !observe(pair, &mut session.receive_ledger, &mut session.violation, 0) {
             // The notifier condemns a session whose application violated the protocol.
             notifier.touch(session, key, 0);
             return;
         }
         let mut offsets = [0; 64];
         loop {
-            let receive = &mut set.receive;
+            let receive = &mut pair.receive;
             let keeps = (receive.available() + receive.lent()) / KEPT;
             let most = receive.available().saturating_sub(keeps).min(offsets.len() as u32);
             let mut count = 0;
@@ -212,7 +212,7 @@ impl OwnRx {
                 break;
             }
         }
-        let lent = set.receive.lent();
+        let lent = pair.receive.lent();
         supply.most = supply.most.max(lent);
         supply.pause_ns = if lent > supply.most / 4 {
             0
