@@ -11,11 +11,11 @@ const USAGE: u8 = 2;
 
 /// Runs an example that takes `N` arguments, and returns its exit status.
 ///
-/// `usage` is the name of the example and of its arguments, such as `"echo SOCKET"`. A last argument
-/// in brackets may be left out; it is then empty. The first line
-/// of `about` is the example's purpose. `--help` prints both with status 0. Another number of
-/// arguments, or an unknown option, prints one line on standard error and returns status 2. An
-/// error of `run` prints one line of text and returns status 1.
+/// `usage` is the name of the example and of its arguments, such as `"echo SOCKET"`. A last
+/// argument in brackets may be left out; it is then empty. The first line of `about` is the
+/// example's purpose. `--help` prints both with status 0. Another number of arguments, or an
+/// unknown option, prints one line on standard error and returns status 2. An error of `run` prints
+/// one line of text and returns status 1.
 ///
 /// ```no_run
 /// use std::process::ExitCode;

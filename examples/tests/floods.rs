@@ -8,7 +8,8 @@ use towpath_testkit::isolated;
 
 /// Runs each command against the web example and checks that the example still answers.
 ///
-/// The commands use raw sockets, which the kernel allows to root of the machine or of the namespace.
+/// The commands use raw sockets, which the kernel allows to root of the machine or of the
+/// namespace.
 fn scan(commands: &[&str]) {
     let served = Served::start(1500, plain);
     let (directory, big) = content();

@@ -1,8 +1,8 @@
-//! An interface that the kernel and a server share: what the filter costs the kernel's own TCP, what
-//! is left for it while applications send and receive, and how theirs compares.
+//! An interface that the kernel and a server share: what the filter costs the kernel's own TCP,
+//! what is left for it while applications send and receive, and how theirs compares.
 //!
-//! The interface is one end of a veth pair; the kernel's sockets at the other end, in a namespace of
-//! its own, talk to the kernel's sockets and to an application at this end. The server runs in a
+//! The interface is one end of a veth pair; the kernel's sockets at the other end, in a namespace
+//! of its own, talk to the kernel's sockets and to an application at this end. The server runs in a
 //! process of its own.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -35,8 +35,8 @@ const SEGMENTED_NEAR: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 const SEGMENTED_FAR: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 /// The addresses for applications.
 const LEASES: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(192, 0, 2, 64), Ipv4Addr::new(192, 0, 2, 79));
-/// The lower limits: of the kernel's stream while an application's runs, and of an application's TCP
-/// to the kernel's. The kernel sends large packets, too, for the comparison.
+/// The lower limits: of the kernel's stream while an application's runs, and of an application's
+/// TCP to the kernel's. The kernel sends large packets, too, for the comparison.
 const BESIDE_AT_LEAST: f64 = 0.4;
 const RECEIVING_AT_LEAST: f64 = 0.9;
 const SENDING_AT_LEAST: f64 = 1.0;
@@ -90,8 +90,8 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         &End { namespace: &there, name: "tpbench2", addresses: &[address(FAR)?] },
         None,
     )?;
-    // AF_XDP takes no packets for the kernel to segment. So the kernel sends such ones, too, over a pair
-    // of their own.
+    // AF_XDP takes no packets for the kernel to segment. So the kernel sends such ones, too, over a
+    // pair of their own.
     connect(
         &End { namespace: &here, name: SEGMENTED, addresses: &[address(SEGMENTED_NEAR)?] },
         &End { namespace: &there, name: "tpbench4", addresses: &[address(SEGMENTED_FAR)?] },

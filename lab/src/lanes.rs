@@ -1,13 +1,13 @@
 //! Several engine threads: the server's processor time per packet with two lanes, beside that with
 //! one, on an interface with four hardware queues.
 //!
-//! The interface is one end of a veth pair. At the other end, in a namespace of its own, the kernel's
-//! UDP sockets send the numbered datagrams of many flows to an application at this end, which sends
-//! each one back. The server runs in a process of its own.
+//! The interface is one end of a veth pair. At the other end, in a namespace of its own, the
+//! kernel's UDP sockets send the numbered datagrams of many flows to an application at this end,
+//! which sends each one back. The server runs in a process of its own.
 //!
-//! A sleep costs as much as several packets, and two engines that block sleep more often than one, each
-//! after fewer packets. So the limit holds for engines that take packets at ticks, which shows what the
-//! lanes themselves cost. Engines that block are measured, too.
+//! A sleep costs as much as several packets, and two engines that block sleep more often than one,
+//! each after fewer packets. So the limit holds for engines that take packets at ticks, which shows
+//! what the lanes themselves cost. Engines that block are measured, too.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -149,8 +149,8 @@ fn wire() -> anyhow::Result<Namespace> {
     Ok(there)
 }
 
-/// Runs a server with so many lanes for a window. Returns its processor time per packet, and adds the
-/// run to `runs`.
+/// Runs a server with so many lanes for a window. Returns its processor time per packet, and adds
+/// the run to `runs`.
 fn run(
     (mode, wait): (XdpMode, &str),
     lanes: usize,

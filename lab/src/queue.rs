@@ -1,10 +1,9 @@
 //! One queue against a bare queue: the cost of two sides that do not trust each other.
 //!
 //! Both carry 16-byte descriptors in batches of 64 from one pinned thread to another; the producer
-//! writes every byte of a packet and the consumer reads it, and both prefetch the packets ahead. The
-//! queue's two sides have separate
-//! mappings of the same memory files, as two processes have; its consumer fetches, checks and
-//! accounts for each buffer as the server does.
+//! writes every byte of a packet and the consumer reads it, and both prefetch the packets ahead.
+//! The queue's two sides have separate mappings of the same memory files, as two processes have;
+//! its consumer fetches, checks and accounts for each buffer as the server does.
 
 use std::sync::Arc;
 use std::time::Duration;

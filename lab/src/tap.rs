@@ -1,8 +1,8 @@
 //! Measures whether io_uring makes the reads and writes of a TAP cheaper.
 //!
-//! The TAP driver makes one system call per packet. With io_uring, one call submits a batch of reads
-//! or writes and returns when all are done; the kernel executes each as it would execute the call.
-//! The experiment makes the same reads and writes both ways, on one thread, without a server.
+//! The TAP driver makes one system call per packet. With io_uring, one call submits a batch of
+//! reads or writes and returns when all are done; the kernel executes each as it would execute the
+//! call. The experiment makes the same reads and writes both ways, on one thread, without a server.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;

@@ -27,8 +27,8 @@ fn wired(mode: EngineStrategy, tx_asynchronous: bool) -> (World, Cable) {
     (World { server, far: DeviceFarEnd::new(Box::new(far)) }, cable)
 }
 
-/// While the link is down, the backlog fills, further packets to the device are dropped and counted,
-/// and local delivery goes on. The packets of the backlog leave once the link is up.
+/// While the link is down, the backlog fills, further packets to the device are dropped and
+/// counted, and local delivery goes on. The packets of the backlog leave once the link is up.
 #[test]
 fn packets_are_dropped_while_the_link_is_down_and_local_delivery_goes_on() {
     for mode in [EngineStrategy::Block, EngineStrategy::Poll] {

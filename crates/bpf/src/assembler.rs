@@ -150,8 +150,8 @@ impl Assembler {
         self.op_reg(Op::Move, to, from);
     }
 
-    /// Converts the low 16, 32 or 64 bits of a register between big endian and the host's order; the
-    /// others become 0.
+    /// Converts the low 16, 32 or 64 bits of a register between big endian and the host's order;
+    /// the others become 0.
     pub fn big_endian(&mut self, reg: Reg, bits: i32) {
         self.emit(0xdc, reg, 0, 0, bits);
     }

@@ -63,8 +63,8 @@ impl Error {
 }
 
 impl From<Error> for io::Error {
-    /// Keeps the kernel's error number, except for [`Error::Rejected`], whose text has the verifier's
-    /// log.
+    /// Keeps the kernel's error number, except for [`Error::Rejected`], whose text has the
+    /// verifier's log.
     fn from(error: Error) -> io::Error {
         match error {
             Error::NotPermitted { cause, .. } | Error::Refused { cause, .. } => cause,

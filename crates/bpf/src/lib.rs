@@ -1,5 +1,5 @@
-//! The few commands of bpf(2) that a driver needs (`include/uapi/linux/bpf.h`): to assemble and load
-//! a program, to fill its maps, and to attach it to an interface.
+//! The few commands of bpf(2) that a driver needs (`include/uapi/linux/bpf.h`): to assemble and
+//! load a program, to fill its maps, and to attach it to an interface.
 //!
 //! No compiler is involved. [`Assembler`] makes the instructions, and the kernel's verifier checks
 //! them.

@@ -142,8 +142,8 @@ impl Map {
     /// Sets the value of a key.
     ///
     /// # Errors
-    /// [`Error::Refused`] with E2BIG (hash table) if the map is full; [`Error::Mismatch`] for another
-    /// size.
+    /// [`Error::Refused`] with E2BIG (hash table) if the map is full; [`Error::Mismatch`] for
+    /// another size.
     pub fn update(&self, key: &[u8], value: &[u8]) -> Result<(), Error> {
         // The kernel only reads the value.
         let value = std::ptr::from_ref(value).cast_mut();

@@ -18,8 +18,8 @@ const HAS_FRAGS: u32 = 1 << 5;
 /// The size of the verifier's log, in bytes, and of the part of it that an error shows.
 const LOG_BYTES: usize = 64 << 10;
 const SHOWN_LOG_BYTES: usize = 2048;
-/// The licence of the programs. Without one that is compatible with the GPL, the kernel refuses some
-/// helpers.
+/// The licence of the programs. Without one that is compatible with the GPL, the kernel refuses
+/// some helpers.
 const LICENCE: &std::ffi::CStr = c"Dual MIT/GPL";
 
 /// A loaded program.
@@ -127,8 +127,8 @@ impl Program {
     /// Loads an XDP program. `frags`: it takes packets in several buffers.
     ///
     /// # Errors
-    /// [`Error::NotPermitted`] without CAP_BPF and CAP_NET_ADMIN; [`Error::Rejected`] with the end of
-    /// the verifier's log.
+    /// [`Error::NotPermitted`] without CAP_BPF and CAP_NET_ADMIN; [`Error::Rejected`] with the end
+    /// of the verifier's log.
     pub fn load_xdp(
         program_name: &str,
         instructions: &[Instruction],
@@ -138,8 +138,8 @@ impl Program {
         Program::load(TYPE_XDP, ATTACH_XDP, flags, program_name, instructions)
     }
 
-    /// Loads a program that decides for each packet which a socket might receive, how many of its bytes
-    /// the socket gets (socket(7), `SO_ATTACH_BPF`).
+    /// Loads a program that decides for each packet which a socket might receive, how many of its
+    /// bytes the socket gets (socket(7), `SO_ATTACH_BPF`).
     ///
     /// # Errors
     /// As [`Program::load_xdp`].

@@ -27,8 +27,8 @@ pub(crate) enum Command {
 ///
 /// # Safety
 /// The type is `repr(C)`, consists of integers without padding, and has the layout of the command's
-/// part of `union bpf_attr`. Each member that the kernel takes for a pointer is 0, or the address of
-/// as much live memory as the members beside it say.
+/// part of `union bpf_attr`. Each member that the kernel takes for a pointer is 0, or the address
+/// of as much live memory as the members beside it say.
 pub(crate) unsafe trait Attribute {}
 
 /// Calls bpf(2). Returns the result, which is not negative.

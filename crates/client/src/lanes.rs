@@ -1,9 +1,9 @@
 //! The lanes of a session: one part of its memory for each engine thread of the server.
 //!
-//! Each lane has event queues, sleep flags, queue pairs and receive buffers of its own, so that each
-//! shared word has one writer. The transmit pool is one: a packet leaves on the lane that follows from
-//! its flow, and any lane can send from any buffer. An application sees none of this. It names queue
-//! pairs by the numbers that it asked for, and receives from all lanes.
+//! Each lane has event queues, sleep flags, queue pairs and receive buffers of its own, so that
+//! each shared word has one writer. The transmit pool is one: a packet leaves on the lane that
+//! follows from its flow, and any lane can send from any buffer. An application sees none of this.
+//! It names queue pairs by the numbers that it asked for, and receives from all lanes.
 
 use std::os::fd::OwnedFd;
 

@@ -31,8 +31,8 @@ pub struct Options {
     pub ipv4: Option<Ipv4Addr>,
     /// The requested kind of addresses.
     pub addresses: Addresses,
-    /// `true` to ask for a hardware queue of the session's own, from which packets come without a copy
-    /// by the server. Attaching fails if the policy grants none or none is free;
+    /// `true` to ask for a hardware queue of the session's own, from which packets come without a
+    /// copy by the server. Attaching fails if the policy grants none or none is free;
     /// [`crate::AttachError`] says why. The kernel puts only packets for the first queue pair into
     /// place; the server copies those for other queue pairs. The session itself completes checksums
     /// ([`Info::can_checksum`]) and segments large packets ([`Info::can_segment`]).

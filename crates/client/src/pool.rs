@@ -212,8 +212,8 @@ impl TransmitPool {
         descriptor
     }
 
-    /// Lets `fill` write a packet of `len` bytes into `buffers`, and returns their descriptors, still
-    /// without an endpoint. The buffers are distinct, and the caller owns them.
+    /// Lets `fill` write a packet of `len` bytes into `buffers`, and returns their descriptors,
+    /// still without an endpoint. The buffers are distinct, and the caller owns them.
     pub(crate) fn write(
         &mut self,
         buffers: &[u32],

@@ -48,8 +48,8 @@ impl Session {
         Ok(got)
     }
 
-    /// Receives from the queue pairs of all lanes that the application knows by this number. The next
-    /// call begins with the next lane.
+    /// Receives from the queue pairs of all lanes that the application knows by this number. The
+    /// next call begins with the next lane.
     fn receive_lanes(
         &mut self,
         queue_pair: usize,
@@ -109,8 +109,9 @@ impl Session {
         Ok(got)
     }
 
-    /// Takes packets, and prefetches the first of them: either packets in one buffer each, or one in
-    /// several. Returns the numbers of packets and of buffers, of which `taken` has the descriptors.
+    /// Takes packets, and prefetches the first of them: either packets in one buffer each, or one
+    /// in several. Returns the numbers of packets and of buffers, of which `taken` has the
+    /// descriptors.
     #[inline]
     fn take(&mut self, unit: usize, most: usize) -> Result<(usize, usize), Violation> {
         let set = &mut self.queue_pairs[unit];

@@ -56,10 +56,10 @@ impl Rule {
     /// Asks the server for link addresses, in a session that shares the host's addresses
     /// ([`Info::shared`](crate::Info::shared)). The session sends ARP requests and neighbour
     /// solicitations on the endpoint, for any destination. The server answers each with the link
-    /// address of the next hop by the host's routes. The answer is zero if no route over the interface
-    /// leads there, or if the next hop does not answer. The server answers again by itself when the
-    /// route or the link address changes. A session has at most one such endpoint, and 64 requests
-    /// that wait.
+    /// address of the next hop by the host's routes. The answer is zero if no route over the
+    /// interface leads there, or if the next hop does not answer. The server answers again by
+    /// itself when the route or the link address changes. A session has at most one such endpoint,
+    /// and 64 requests that wait.
     #[must_use]
     pub fn neighbours() -> Rule {
         Rule { flags: message::OPEN_NEIGHBOURS, ..Rule::default() }
@@ -110,8 +110,8 @@ impl Rule {
     }
 
     /// Matches packets to this port. The rule's protocol applies; without one, the rule matches
-    /// TCP, UDP and SCTP. With the protocol TCP or UDP, port 0 asks the server to choose a free port,
-    /// which [`Endpoint::port`](crate::Endpoint::port) returns.
+    /// TCP, UDP and SCTP. With the protocol TCP or UDP, port 0 asks the server to choose a free
+    /// port, which [`Endpoint::port`](crate::Endpoint::port) returns.
     #[must_use]
     pub fn port(self, port: u16) -> Rule {
         Rule { port: Some(port), ..self }

@@ -82,9 +82,10 @@ impl Session {
         })
     }
 
-    /// Queues a packet of `len` bytes whose endpoint follows from its bytes. `fill` writes the packet,
-    /// as in [`Session::send`], and returns its endpoint, one of the queue pair `queue_pair`. With
-    /// `None`, or an endpoint of another queue pair, the session drops the packet.
+    /// Queues a packet of `len` bytes whose endpoint follows from its bytes. `fill` writes the
+    /// packet, as in [`Session::send`], and returns its endpoint, one of the queue pair
+    /// `queue_pair`. With `None`, or an endpoint of another queue pair, the session drops the
+    /// packet.
     ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
@@ -132,7 +133,8 @@ impl Session {
             if !set.dirty {
                 set.dirty = true;
                 self.dirty.push(queue_pair);
-                // The flush of this batch will write these lines, which the engine's core has cached.
+                // The flush of this batch will write these lines, which the engine's core has
+                // cached.
                 set.transmit.prefetch_publication();
                 self.lanes[0].marker.prefetch(queue_pair);
             }
@@ -176,9 +178,9 @@ impl Session {
         Ok(lane * self.per_lane + queue_pair as usize)
     }
 
-    /// Returns `true` if the queue pairs of all lanes that the application knows by this number have
-    /// so many buffers of room together, as far as the client knows. Together they take at most as
-    /// many buffers as one of them has slots, which is the queue pair's share of the pool.
+    /// Returns `true` if the queue pairs of all lanes that the application knows by this number
+    /// have so many buffers of room together, as far as the client knows. Together they take at
+    /// most as many buffers as one of them has slots, which is the queue pair's share of the pool.
     fn fits(&self, queue_pair: usize, needed: usize) -> bool {
         let sets = self.queue_pairs.iter().skip(queue_pair).step_by(self.per_lane);
         let slots = sets.clone().map(|set| set.transmit.capacity()).min().unwrap_or(0);
@@ -453,7 +455,8 @@ impl Session {
         self.poll_for_room(unit)
     }
 
-    /// Returns the fullest of the queue pairs of all lanes that the application knows by this number.
+    /// Returns the fullest of the queue pairs of all lanes that the application knows by this
+    /// number.
     fn fullest(&self, queue_pair: usize) -> usize {
         assert!(queue_pair < self.per_lane, "there is no queue pair {queue_pair}");
         let units = (queue_pair..self.queue_pairs.len()).step_by(self.per_lane);

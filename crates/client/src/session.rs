@@ -39,8 +39,8 @@ pub struct Session {
     pub(crate) queue_pairs: Vec<QueuePair>,
     /// The number of queue pairs of each lane.
     pub(crate) per_lane: usize,
-    /// The longest packet that [`Session::send`] writes without looking for its lane: a buffer's data
-    /// bytes, or 0 if there are several lanes.
+    /// The longest packet that [`Session::send`] writes without looking for its lane: a buffer's
+    /// data bytes, or 0 if there are several lanes.
     pub(crate) direct_bytes: usize,
     /// The lane that the next call to receive begins with.
     pub(crate) next_lane: usize,

@@ -94,8 +94,9 @@ pub struct Limits {
     /// The maximum number of parts of a packet to send, 1 to [`MAX_PARTS`](crate::MAX_PARTS). The
     /// device drops and counts a packet with more.
     pub tx_packet_parts: usize,
-    /// Bytes in front of each packet to send that belong to the device. With such headroom, a packet
-    /// is one part, which does not cross a multiple of `rx_alignment` together with its headroom.
+    /// Bytes in front of each packet to send that belong to the device. With such headroom, a
+    /// packet is one part, which does not cross a multiple of `rx_alignment` together with its
+    /// headroom.
     pub tx_headroom: TxHeadroom,
     /// The device reaches addresses of this many bits.
     pub address_bits: u32,
@@ -204,13 +205,14 @@ pub trait Device: Send {
     /// The device receives a packet that passes both. A device that filters takes
     /// [`Filter::Everything`], with which it receives every packet. Without filters, such a device
     /// receives nothing; one that filters only by flows still receives packets to groups. A
-    /// [reset](DeviceQueue::reset) keeps the filters. The caller adds no filter that the device has.
+    /// [reset](DeviceQueue::reset) keeps the filters. The caller adds no filter that the device
+    /// has.
     ///
     /// # Errors
     /// - [`FilterError::Unsupported`], as by default: the device does not filter by this kind, and
     ///   receives packets with any value of it.
-    /// - [`FilterError::Full`]: the device has no room for the filter, and receives matching packets
-    ///   if the caller adds [`Filter::Everything`].
+    /// - [`FilterError::Full`]: the device has no room for the filter, and receives matching
+    ///   packets if the caller adds [`Filter::Everything`].
     /// - [`FilterError::Failed`]: the device did not add the filter, and nothing replaces it.
     fn add_filter(&mut self, _: &Filter) -> Result<(), FilterError> {
         Err(FilterError::Unsupported)
@@ -220,8 +222,8 @@ pub trait Device: Send {
     /// arrived before this call.
     fn remove_filter(&mut self, _: &Filter) {}
 
-    /// Returns the descriptor that is readable while [`Device::take_event`] has an event; `None` for
-    /// a device that reports none.
+    /// Returns the descriptor that is readable while [`Device::take_event`] has an event; `None`
+    /// for a device that reports none.
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -231,13 +233,13 @@ pub trait Device: Send {
         None
     }
 
-    /// Uses a keeper from now on: before the first queue is opened. A driver without sockets that need
-    /// a privilege after the start ignores it.
+    /// Uses a keeper from now on: before the first queue is opened. A driver without sockets that
+    /// need a privilege after the start ignores it.
     fn set_keeper(&mut self, _: Arc<dyn Keeper>) {}
 
-    /// Returns the descriptors that must outlive this process so that the interface with its addresses
-    /// and routes, or the attached programs, survive, with the names by which a successor finds them. None for a device
-    /// that ends with its process.
+    /// Returns the descriptors that must outlive this process so that the interface with its
+    /// addresses and routes, or the attached programs, survive, with the names by which a successor
+    /// finds them. None for a device that ends with its process.
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
         Vec::new()
     }

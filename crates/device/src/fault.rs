@@ -208,8 +208,8 @@ struct FaultQueue {
     pool_slots: usize,
     in_flight: InFlight,
     done: VecDeque<Completion>,
-    /// Completions of packets that the wrapper took during a stall of sending and has not sent since, as
-    /// a stalled card keeps them.
+    /// Completions of packets that the wrapper took during a stall of sending and has not sent
+    /// since, as a stalled card keeps them.
     kept: VecDeque<Completion>,
     /// The slots that the last packet needed.
     wanted_places: usize,

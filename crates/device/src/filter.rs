@@ -58,8 +58,8 @@ pub enum FilterError {
     /// The device does not filter by this kind: it receives packets with any value of it.
     #[error("the device does not filter by this kind")]
     Unsupported,
-    /// The device has no room for another filter of this kind. With [`Filter::Everything`] it receives
-    /// the packets.
+    /// The device has no room for another filter of this kind. With [`Filter::Everything`] it
+    /// receives the packets.
     #[error("the device has no room for another filter")]
     Full,
     /// The device did not add the filter, and [`Filter::Everything`] does not replace it.

@@ -14,8 +14,8 @@ pub(crate) fn padding(len: usize) -> &'static [u8] {
     &PADDING[..SHORTEST_FRAME_BYTES.saturating_sub(len)]
 }
 
-/// Writes a header, a packet's parts and padding as one packet. `None` if a part lies outside of its
-/// space, or there are more than [`MAX_PARTS`].
+/// Writes a header, a packet's parts and padding as one packet. `None` if a part lies outside of
+/// its space, or there are more than [`MAX_PARTS`].
 pub(crate) fn write(
     fd: BorrowedFd<'_>,
     header: &[u8],

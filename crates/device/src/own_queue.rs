@@ -15,8 +15,8 @@ use crate::queue::DeviceQueue;
 pub struct OwnQueueLimits {
     /// The hardware queues, by number.
     pub queues: Range<u32>,
-    /// The distance from the start of one of the session's receive buffers to the start of the next, in
-    /// bytes.
+    /// The distance from the start of one of the session's receive buffers to the start of the
+    /// next, in bytes.
     pub buffer_bytes: RangeInclusive<u32>,
 }
 

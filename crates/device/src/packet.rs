@@ -1,10 +1,12 @@
-//! Packet sockets: a kernel's interface, beside the kernel's own sockets, without AF_XDP (packet(7)).
+//! Packet sockets: a kernel's interface, beside the kernel's own sockets, without AF_XDP
+//! (packet(7)).
 //!
-//! The kernel makes a packet of its own first, and then two programs look its flow up in the maps that
-//! the driver changes. As a socket's filter, the program gives a copy of an owned flow's packet to the
-//! driver. At the interface's ingress hook (TCX, Linux 6.6), it drops that packet before the kernel's
-//! network stack handles it. The hook takes programs of several owners, so this driver also works beside another
-//! XDP program. Each packet to send costs a system call; large packets go in one piece.
+//! The kernel makes a packet of its own first, and then two programs look its flow up in the maps
+//! that the driver changes. As a socket's filter, the program gives a copy of an owned flow's
+//! packet to the driver. At the interface's ingress hook (TCX, Linux 6.6), it drops that packet
+//! before the kernel's network stack handles it. The hook takes programs of several owners, so this
+//! driver also works beside another XDP program. Each packet to send costs a system call; large
+//! packets go in one piece.
 //!
 //! | part | is |
 //! |---|---|

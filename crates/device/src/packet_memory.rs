@@ -8,8 +8,8 @@ use towpath_memory::{HUGE_PAGE_BYTES, Region};
 /// The name of the memory file, as `/proc/PID/maps` shows it.
 const NAME: &str = "towpath-packets";
 
-/// Allocates zeroed memory for a device's packets, which this process alone writes: in huge pages if
-/// enough of them are free. Memory that the device reaches by itself is a memory file, whose
+/// Allocates zeroed memory for a device's packets, which this process alone writes: in huge pages
+/// if enough of them are free. Memory that the device reaches by itself is a memory file, whose
 /// descriptor a keeper can hold.
 ///
 /// # Errors

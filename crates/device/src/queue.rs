@@ -50,8 +50,8 @@ pub struct Received {
     /// The VLAN tag that the device removed from the packet's bytes. `None` if the device removed
     /// none.
     pub tag: Option<VlanTag>,
-    /// The hash that the device computed over the packet's flow. `None` if the device computed none;
-    /// the hash serves receive-side scaling.
+    /// The hash that the device computed over the packet's flow. `None` if the device computed
+    /// none; the hash serves receive-side scaling.
     pub hash: Option<u32>,
 }
 
@@ -173,12 +173,14 @@ impl Counters {
     }
 }
 
-/// One queue of a device, for one engine thread. It may serve several hardware queues. One thread at a
-/// time calls it. Dropping a queue stops it: from then on, the device accesses no memory for it.
+/// One queue of a device, for one engine thread. It may serve several hardware queues. One thread
+/// at a time calls it. Dropping a queue stops it: from then on, the device accesses no memory for
+/// it.
 pub trait DeviceQueue: Send {
     /// Stops serving a hardware queue, which a session is to have to itself, and returns it for the
     /// control part to close. The kernel may write to its receive buffers until then, so they stay
-    /// with it. Returns `None`, as by default, if this queue does not serve it or cannot do without.
+    /// with it. Returns `None`, as by default, if this queue does not serve it or cannot do
+    /// without.
     fn cede(&mut self, _hardware: u32) -> Option<HardwareQueue> {
         None
     }
@@ -190,14 +192,15 @@ pub trait DeviceQueue: Send {
     /// Provides the device with empty buffers: offsets in `space` at which a buffer of
     /// [`Limits::rx_buffer_bytes`](crate::Limits::rx_buffer_bytes) starts. The device takes as many
     /// as it has room for, from the front, and stops at the first one that is not writable or not
-    /// aligned. Returns how many it took. The device may fill them at once, and must after [`Kick::Rx`].
+    /// aligned. Returns how many it took. The device may fill them at once, and must after
+    /// [`Kick::Rx`].
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize;
 
     /// Appends the filled buffers of at most `budget` packets to `out`, oldest packet first, each
-    /// packet with all of its buffers in order. Returns the number of packets. A packet takes at most
-    /// [`Limits::rx_packet_buffers`](crate::Limits::rx_packet_buffers) buffers; the device drops and
-    /// counts a longer one. A driver that fetches packets from the sender's memory late does so here
-    /// too.
+    /// packet with all of its buffers in order. Returns the number of packets. A packet takes at
+    /// most [`Limits::rx_packet_buffers`](crate::Limits::rx_packet_buffers) buffers; the device
+    /// drops and counts a longer one. A driver that fetches packets from the sender's memory late
+    /// does so here too.
     ///
     /// # Errors
     /// When the device as a whole fails.
@@ -216,8 +219,8 @@ pub trait DeviceQueue: Send {
     ///
     /// The device also takes a packet that it cannot send (a part outside of its space, too long,
     /// metadata that does not fit, refused by the kernel). The device drops and counts such a
-    /// packet, and completes it with [`Outcome::Dropped`]. The device pads frames that are too short for the wire with
-    /// zeros.
+    /// packet, and completes it with [`Outcome::Dropped`]. The device pads frames that are too
+    /// short for the wire with zeros.
     ///
     /// # Errors
     /// When the device as a whole fails and this call took no packet.

@@ -94,8 +94,8 @@ impl Spaces {
         space.mapping.range(offset as usize, len as usize).ok_or(outside)
     }
 
-    /// Returns the address at which the device finds `len` bytes; `None` if they are not all inside a
-    /// registered space.
+    /// Returns the address at which the device finds `len` bytes; `None` if they are not all inside
+    /// a registered space.
     #[inline]
     #[must_use]
     pub fn device_address(&self, id: SpaceId, offset: u32, len: u32) -> Option<u64> {

@@ -170,8 +170,8 @@ impl Device for TapDevice {
         self.watch.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns a change of the link. The link is up while the interface is set up and has a carrier,
-    /// which a program may take away (`TUNSETCARRIER`).
+    /// Returns a change of the link. The link is up while the interface is set up and has a
+    /// carrier, which a program may take away (`TUNSETCARRIER`).
     fn take_event(&mut self) -> Option<Event> {
         let up = match self.watch.as_mut()?.latest()? {
             Watched::Here(link) => link.up && link.carrier,

@@ -9,7 +9,8 @@ pub enum TxHeadroom {
     /// There are none, as for most devices.
     #[default]
     None,
-    /// `struct xsk_tx_metadata` of AF_XDP (`linux/if_xdp.h`; Documentation/networking/xsk-tx-metadata.rst).
+    /// `struct xsk_tx_metadata` of AF_XDP (`linux/if_xdp.h`;
+    /// Documentation/networking/xsk-tx-metadata.rst).
     Xsk,
 }
 
@@ -30,8 +31,8 @@ impl TxHeadroom {
         }
     }
 
-    /// Returns the last bytes of the headroom of a packet with such metadata. A device with headroom
-    /// reads them only for a packet with a partial checksum.
+    /// Returns the last bytes of the headroom of a packet with such metadata. A device with
+    /// headroom reads them only for a packet with a partial checksum.
     #[must_use]
     pub fn metadata(self, meta: &Meta) -> [u8; TX_METADATA_BYTES] {
         let mut bytes = [0; TX_METADATA_BYTES];

@@ -1,8 +1,10 @@
-//! AF_XDP: a kernel's interface, beside the kernel's own sockets (Documentation/networking/af_xdp.rst).
+//! AF_XDP: a kernel's interface, beside the kernel's own sockets
+//! (Documentation/networking/af_xdp.rst).
 //!
 //! A small program in the kernel looks at each received packet, before the kernel's network stack
-//! does. It gives the packets of the flows that applications own to the driver's sockets, and passes
-//! all others on to the kernel. The flows are in maps, which the driver changes while packets arrive.
+//! does. It gives the packets of the flows that applications own to the driver's sockets, and
+//! passes all others on to the kernel. The flows are in maps, which the driver changes while
+//! packets arrive.
 //!
 //! | part | is |
 //! |---|---|

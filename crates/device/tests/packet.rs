@@ -76,8 +76,8 @@ fn veth(name: &str, more: &str) {
     ip(&format!("link set {name}p up"));
 }
 
-/// Makes a veth pair and attaches to one end. The far end sends metadata, which a veth carries to the
-/// packet socket.
+/// Makes a veth pair and attaches to one end. The far end sends metadata, which a veth carries to
+/// the packet socket.
 fn pair(name: &str, more: &str) -> Pair {
     // The pair of the check before.
     let _ = std::process::Command::new("ip").args(["link", "delete", name]).output();

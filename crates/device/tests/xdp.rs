@@ -161,7 +161,8 @@ fn summing_pair(name: &str, mode: Mode, tx_checksum: TxChecksum) -> Pair {
     attach_to(&Options { tx_checksum, ..options(name, mode, true) })
 }
 
-/// Returns `true` if the kernel takes metadata of sent packets. Says otherwise that a test is skipped.
+/// Returns `true` if the kernel takes metadata of sent packets. Says otherwise that a test is
+/// skipped.
 fn takes_metadata(test: &str) -> bool {
     let name = &test[test.len() - 8..];
     veth(name, "");
@@ -227,8 +228,8 @@ fn conformance_of_two_hardware_queues() {
     conformance::run("two hardware queues", 5, || pair("two", queues, Mode::Native, true));
 }
 
-/// Each queue that is opened receives the packets of its own hardware queues, and so all packets of a
-/// flow: the other end chooses the hardware queue by a hash.
+/// Each queue that is opened receives the packets of its own hardware queues, and so all packets of
+/// a flow: the other end chooses the hardware queue by a hash.
 fn lanes_divide_the_hardware_queues() {
     veth("lanes", "numrxqueues 4 numtxqueues 4");
     let few = Options { lanes: 5, ..options("lanes", Mode::Native, true) };
@@ -259,8 +260,9 @@ fn lanes_divide_the_hardware_queues() {
     assert!(flows.iter().all(|count| *count > 0), "{flows:?}");
 }
 
-/// The packets of a session's flows on its hardware queue land in its memory, and no others. It sends
-/// from its own memory, behind a header in the server's. Its end gives the hardware queue back.
+/// The packets of a session's flows on its hardware queue land in its memory, and no others. It
+/// sends from its own memory, behind a header in the server's. Its end gives the hardware queue
+/// back.
 fn a_session_has_a_hardware_queue_native() {
     // The thread may leave the processor that it stays on.
     let may_use = |processor| {

@@ -85,13 +85,13 @@ impl Mapping {
         Self::owned(start, len, page_bytes, writable, false)
     }
 
-    /// Maps parts of files next to each other, for a device that reaches one range of addresses. The
-    /// pages are writable, because the kernel pins a device's memory for writing. No safe code writes
-    /// them: there is no [`Region`](crate::Region) of this mapping.
+    /// Maps parts of files next to each other, for a device that reaches one range of addresses.
+    /// The pages are writable, because the kernel pins a device's memory for writing. No safe code
+    /// writes them: there is no [`Region`](crate::Region) of this mapping.
     ///
     /// # Errors
-    /// `EINVAL` when a part does not consist of whole pages, or is not inside its file; the error of
-    /// `mmap`, which is `EPERM` for a file that is sealed against writable mappings.
+    /// `EINVAL` when a part does not consist of whole pages, or is not inside its file; the error
+    /// of `mmap`, which is `EPERM` for a file that is sealed against writable mappings.
     pub fn joined(parts: &[FilePart<'_>]) -> io::Result<Mapping> {
         let is_whole = |bytes: usize| bytes.is_multiple_of(PAGE_BYTES);
         let good = |part: &FilePart<'_>| {

@@ -14,9 +14,10 @@ use crate::{Mapping, PAGE_BYTES, Region, sealed_file};
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 impl Region {
-    /// Maps zeroed memory for this process only, of `len` bytes rounded up to pages, in a memory file.
-    /// Another process can hold the returned descriptor of it. No process can write the memory by
-    /// that descriptor, or map it for writing. Processes forked from this one do not have the memory.
+    /// Maps zeroed memory for this process only, of `len` bytes rounded up to pages, in a memory
+    /// file. Another process can hold the returned descriptor of it. No process can write the
+    /// memory by that descriptor, or map it for writing. Processes forked from this one do not have
+    /// the memory.
     ///
     /// # Errors
     /// The error of making, mapping or sealing the file; `ENOMEM` when there is no memory.
@@ -25,12 +26,12 @@ impl Region {
         own(sealed_file(name, len, MemfdFlags::empty())?, len, PAGE_BYTES)
     }
 
-    /// Maps memory as [`Region::in_own_file`] does, in huge pages. All of them are allocated at once,
-    /// so no later access fails or waits for one.
+    /// Maps memory as [`Region::in_own_file`] does, in huge pages. All of them are allocated at
+    /// once, so no later access fails or waits for one.
     ///
     /// # Errors
-    /// `ENOSPC` or `ENOMEM` when too few huge pages are free; the error of making or mapping the file,
-    /// such as that of a kernel without huge pages of this size.
+    /// `ENOSPC` or `ENOMEM` when too few huge pages are free; the error of making or mapping the
+    /// file, such as that of a kernel without huge pages of this size.
     pub fn in_huge_pages(name: &str, len: usize) -> io::Result<(Region, OwnedFd)> {
         let len = len.max(1).next_multiple_of(PAGE_BYTES);
         let mapped_bytes = len.next_multiple_of(HUGE_PAGE_BYTES);
@@ -38,8 +39,8 @@ impl Region {
         let file = sealed_file(name, mapped_bytes, flags)?;
         // The mapping reserves all pages, or none.
         let (region, file) = own(file, len, HUGE_PAGE_BYTES)?;
-        // Without this, an access could still be a bus error: a control group, or the nodes that this
-        // process may allocate from, refuse a page only then.
+        // Without this, an access could still be a bus error: a control group, or the nodes that
+        // this process may allocate from, refuse a page only then.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, mapped_bytes as u64)?;
         Ok((region, file))
     }
@@ -98,8 +99,8 @@ mod tests {
         has_one_writer(file);
     }
 
-    /// With two huge pages, which an administrator reserves (`sysctl vm.nr_hugepages=2`), the memory
-    /// has them; without, the refusal is the test.
+    /// With two huge pages, which an administrator reserves (`sysctl vm.nr_hugepages=2`), the
+    /// memory has them; without, the refusal is the test.
     #[test]
     fn huge_pages_are_private_memory_or_refused() {
         let len = HUGE_PAGE_BYTES + 1;

@@ -230,10 +230,10 @@ impl Region {
         if !self.private {
             return None;
         }
-        // SAFETY: private memory is mapped once for writing, and at most once more for a device, whose
-        // driver lets it read there only; the seals of a private file refuse every other write. The
-        // region alone writes this range, and only by `&mut self`, which the slice's borrow of the
-        // region excludes.
+        // SAFETY: private memory is mapped once for writing, and at most once more for a device,
+        // whose driver lets it read there only; the seals of a private file refuse every other
+        // write. The region alone writes this range, and only by `&mut self`, which the slice's
+        // borrow of the region excludes.
         unsafe { self.bytes_of_file(offset, len) }
     }
 

@@ -129,8 +129,8 @@ impl Shared {
         result
     }
 
-    /// Opens a local port, if the link demands it, and calls `f` with the stack and the address. Closes
-    /// the port again if `f` fails. Then sends the frames that result.
+    /// Opens a local port, if the link demands it, and calls `f` with the stack and the address.
+    /// Closes the port again if `f` fails. Then sends the frames that result.
     pub(crate) fn with_port<R>(
         &self,
         protocol: PortProtocol,
@@ -360,8 +360,8 @@ impl Shared {
         slept
     }
 
-    /// Ends the driving of the library's thread, which has just released the link. Frames of a thread
-    /// that found the link taken are still to be sent.
+    /// Ends the driving of the library's thread, which has just released the link. Frames of a
+    /// thread that found the link taken are still to be sent.
     fn leave_to_others(&self) -> Result<(), LinkError> {
         // Pairs with the fence in `kick`.
         fence(Ordering::SeqCst);

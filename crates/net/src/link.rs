@@ -123,9 +123,9 @@ pub trait Link: Send {
         false
     }
 
-    /// Opens a local port for a socket, or with port 0 one that the link chooses. Returns the socket's
-    /// address with the port, and `true` if the port was not open before. A TCP port that is open
-    /// already stays so; a UDP port counts its sockets.
+    /// Opens a local port for a socket, or with port 0 one that the link chooses. Returns the
+    /// socket's address with the port, and `true` if the port was not open before. A TCP port that
+    /// is open already stays so; a UDP port counts its sockets.
     ///
     /// # Errors
     /// If the port is in use elsewhere, is not allowed, or the link is dead.
@@ -138,8 +138,8 @@ pub trait Link: Send {
         Ok((local, false))
     }
 
-    /// Returns the next open port, with its protocol and `true` for IPv4, that the link has taken away
-    /// since the last call. The network fails the sockets of the port, and closes it.
+    /// Returns the next open port, with its protocol and `true` for IPv4, that the link has taken
+    /// away since the last call. The network fails the sockets of the port, and closes it.
     fn next_revoked_port(&mut self) -> Option<(PortProtocol, bool, u16)> {
         None
     }

@@ -38,7 +38,8 @@ struct Owner {
 
 impl Network {
     /// Starts a host on `link`. The link's Ethernet address, MTU and offload replace those in
-    /// `config`, and the link decides on reports of unused ports; a random seed replaces a seed of 0.
+    /// `config`, and the link decides on reports of unused ports; a random seed replaces a seed
+    /// of 0.
     ///
     /// # Errors
     /// If the configuration contradicts itself, or the system has no descriptor or thread left.

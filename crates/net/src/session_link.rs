@@ -23,8 +23,8 @@ const LARGEST_BYTES: usize = 65_535;
 /// The queue pair of all endpoints.
 const QUEUE_PAIR: u32 = 0;
 
-/// The endpoints that a session asks for. With an endpoint for each port, this limits the open ports.
-/// Each counts about 2.7 KB towards `session-bytes`.
+/// The endpoints that a session asks for. With an endpoint for each port, this limits the open
+/// ports. Each counts about 2.7 KB towards `session-bytes`.
 const ENDPOINTS: u32 = 1024;
 
 /// The most neighbour entries of a host that shares addresses: it has one for each destination.
@@ -80,8 +80,8 @@ impl SessionLink {
 
     /// Creates a link over a session. Opens an endpoint for all packets to the session's address,
     /// broadcast and multicast, which accepts large packets and partial checksums. A session that
-    /// shares the host's addresses, or whose ports are limited, gets an endpoint for each port that a
-    /// socket uses.
+    /// shares the host's addresses, or whose ports are limited, gets an endpoint for each port that
+    /// a socket uses.
     ///
     /// # Errors
     /// [`OpenError`].

@@ -27,8 +27,8 @@ pub(crate) struct Standby {
     pub(crate) blocked: usize,
     /// The times that threads of the application drove.
     pub(crate) turns: u64,
-    /// `true` once a socket was registered with a poller: its events need the library's thread, also
-    /// while a thread that blocks elsewhere computes.
+    /// `true` once a socket was registered with a poller: its events need the library's thread,
+    /// also while a thread that blocks elsewhere computes.
     pub(crate) polled: bool,
     /// `true` while the library's thread sleeps until it is woken.
     sleeps_without_limit: bool,
@@ -52,8 +52,8 @@ impl Standby {
     }
 
     /// Records that the library's thread wakes `threads` threads. If exactly one thread is blocked
-    /// and the library's thread wakes it, and no socket has a poller, the library's thread stands by
-    /// from now on.
+    /// and the library's thread wakes it, and no socket has a poller, the library's thread stands
+    /// by from now on.
     pub(crate) fn woke(&mut self, threads: usize) {
         self.active |= threads == 1 && self.blocked == 1 && !self.polled;
     }

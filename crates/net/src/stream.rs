@@ -61,8 +61,8 @@ impl TcpStream {
     /// Connects to a peer.
     ///
     /// # Errors
-    /// If no route leads to the address, no socket listens there or the peer does not answer; if the
-    /// application has no port left.
+    /// If no route leads to the address, no socket listens there or the peer does not answer; if
+    /// the application has no port left.
     pub fn connect(network: &Network, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
         each(to, |to| Self::start(network, to, None, Patience::Forever))
     }

@@ -33,8 +33,8 @@ pub struct Address {
     /// `true` if the address is not usable yet: the kernel still checks whether another host has it
     /// (RFC 4862).
     pub tentative: bool,
-    /// `true` if the address will not last, or is not for new connections: a temporary one (RFC 8981), a
-    /// deprecated one, one that another host has, or a secondary one of IPv4.
+    /// `true` if the address will not last, or is not for new connections: a temporary one (RFC
+    /// 8981), a deprecated one, one that another host has, or a secondary one of IPv4.
     pub passing: bool,
 }
 

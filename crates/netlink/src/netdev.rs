@@ -31,8 +31,8 @@ pub struct XskFeatures {
 
 impl Netlink {
     /// Asks what an interface's driver does for AF_XDP sockets without copies, over a socket of its
-    /// own. The interface is one of this thread's network namespace. A kernel that does not know the
-    /// question (before Linux 6.8) has no such features.
+    /// own. The interface is one of this thread's network namespace. A kernel that does not know
+    /// the question (before Linux 6.8) has no such features.
     ///
     /// # Errors
     /// When the kernel refuses to answer, or the interface does not exist.

@@ -94,9 +94,9 @@ pub struct RouteTo {
 }
 
 impl Netlink {
-    /// Returns the kernel's choice for packets from an address of this host to a destination, by all
-    /// rules and tables of the namespace; `None` if no unicast route leads there. The destination may be one
-    /// of the host's own addresses, to which no unicast route leads.
+    /// Returns the kernel's choice for packets from an address of this host to a destination, by
+    /// all rules and tables of the namespace; `None` if no unicast route leads there. The
+    /// destination may be one of the host's own addresses, to which no unicast route leads.
     ///
     /// # Errors
     /// Any [`Error`].

@@ -204,7 +204,8 @@ fn a_refusal_names_operation_subject_and_cause() {
     assert!(error.not_permitted() && !error.already_exists() && !error.not_found());
 }
 
-/// The kernel knows the question from Linux 6.8 on. The loopback interface has none of the features.
+/// The kernel knows the question from Linux 6.8 on. The loopback interface has none of the
+/// features.
 #[test]
 fn the_kernel_is_asked_for_features_of_af_xdp() {
     let features = Netlink::xsk_features(1).unwrap();

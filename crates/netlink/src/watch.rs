@@ -42,7 +42,8 @@ pub enum Watched {
 }
 
 impl LinkWatch {
-    /// Watches the interface with this number. [`LinkWatch::latest`] first returns the present state.
+    /// Watches the interface with this number. [`LinkWatch::latest`] first returns the present
+    /// state.
     ///
     /// # Errors
     /// [`Error::Socket`]: too many descriptors, or a seccomp filter without `AF_NETLINK`.

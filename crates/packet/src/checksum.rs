@@ -53,8 +53,8 @@ const fn fold(words: u64) -> u16 {
 const BLOCK_BYTES: usize = 64;
 const BLOCK_WORDS: usize = BLOCK_BYTES / 8;
 
-/// Returns the sum of the bytes as 16-bit words of this machine's order, not folded. Since 2^16 is 1
-/// in one's complement arithmetic of 16 bits, wide words sum to the same, in any byte order (RFC
+/// Returns the sum of the bytes as 16-bit words of this machine's order, not folded. Since 2^16 is
+/// 1 in one's complement arithmetic of 16 bits, wide words sum to the same, in any byte order (RFC
 /// 1071, section 2). Folding the result takes away all that is beyond 16 bits.
 #[inline]
 fn sum_words(bytes: &[u8]) -> u64 {
@@ -81,8 +81,8 @@ fn sum_words(bytes: &[u8]) -> u64 {
 ///
 /// The compiler makes vector instructions of the loop, also for an x86-64 that has only SSE2. They
 /// have no carry. So one sum per lane wraps around, and another one is of the upper halves alone,
-/// which cannot: the difference of both is the sum of the lower halves. This takes four instructions
-/// for 16 bytes, where widening each half to 64 bits takes six.
+/// which cannot: the difference of both is the sum of the lower halves. This takes four
+/// instructions for 16 bytes, where widening each half to 64 bits takes six.
 #[inline]
 fn sum_blocks(blocks: &[[u8; BLOCK_BYTES]]) -> u64 {
     let (mut wrapped, mut upper) = ([0_u64; BLOCK_WORDS], [0_u64; BLOCK_WORDS]);

@@ -54,7 +54,8 @@ fn network(frame: &[u8]) -> Option<(u16, usize)> {
     None
 }
 
-/// Returns the number of two addresses, the protocol, and the offset of the ports, if there are any.
+/// Returns the number of two addresses, the protocol, and the offset of the ports, if there are
+/// any.
 fn ipv4(packet: &[u8]) -> Option<(u64, u8, Option<usize>)> {
     let header = packet.first_chunk::<20>()?;
     let is_whole = u16::from_be_bytes(piece(header, 6)) & 0x3fff == 0;

@@ -65,8 +65,8 @@ impl Meta {
         self.segmentation.is_none() && !matches!(self.checksum, Checksum::Partial { .. })
     }
 
-    /// Returns the metadata of the packet after a VLAN tag of `bytes` bytes is inserted. The offsets
-    /// that follow the Ethernet header move.
+    /// Returns the metadata of the packet after a VLAN tag of `bytes` bytes is inserted. The
+    /// offsets that follow the Ethernet header move.
     #[must_use]
     pub fn with_tag(mut self, bytes: u16) -> Meta {
         if let Checksum::Partial { start, .. } = &mut self.checksum {
@@ -80,8 +80,8 @@ impl Meta {
         self
     }
 
-    /// Returns the metadata of the same packet without a VLAN tag of `bytes` bytes in its bytes, the
-    /// reverse of [`Meta::with_tag`]; `None` if an offset is smaller than the tag.
+    /// Returns the metadata of the same packet without a VLAN tag of `bytes` bytes in its bytes,
+    /// the reverse of [`Meta::with_tag`]; `None` if an offset is smaller than the tag.
     #[must_use]
     pub fn without_tag(mut self, bytes: u16) -> Option<Meta> {
         if let Checksum::Partial { start, .. } = &mut self.checksum {

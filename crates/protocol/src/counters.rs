@@ -197,11 +197,11 @@ pub enum Device {
     /// Requests for link addresses that the engine dropped, because 64 of the same endpoint waited
     /// for answers, or 64 came in one poll iteration.
     TxNeighbourRequests,
-    /// Received packets with a partial checksum, which their sender left to the receiver. With AF_XDP
-    /// these are TCP and UDP packets whose checksum equals the sum of the pseudo-header.
+    /// Received packets with a partial checksum, which their sender left to the receiver. With
+    /// AF_XDP these are TCP and UDP packets whose checksum equals the sum of the pseudo-header.
     RxPartial,
-    /// Deliveries to endpoints that take no offloads, for which the engine completed the checksum or
-    /// made the segments in software; also between endpoints of this host.
+    /// Deliveries to endpoints that take no offloads, for which the engine completed the checksum
+    /// or made the segments in software; also between endpoints of this host.
     RxSoftwareOffloads,
 }
 

@@ -9,10 +9,10 @@
 //!
 //! Both sides compute the offsets from one [`SessionShape`], agreed once in the attach messages.
 //!
-//! A server has one lane or several: engine threads, each with queues of the device. Each memory but
-//! the transmit pool then has as many parts of this layout, one behind the other: part i belongs to
-//! lane i, so each word still has one writer, and each receive buffer, too. All lanes send from one
-//! transmit pool, which they only read, and each has a ledger for it of its own.
+//! A server has one lane or several: engine threads, each with queues of the device. Each memory
+//! but the transmit pool then has as many parts of this layout, one behind the other: part i
+//! belongs to lane i, so each word still has one writer, and each receive buffer, too. All lanes
+//! send from one transmit pool, which they only read, and each has a ledger for it of its own.
 
 use towpath_queue::buffers::Ledger;
 use towpath_queue::events::EventShape;

@@ -84,7 +84,8 @@ pub const ATTACH_ALL: u32 = 7;
 /// The server's grant to a session. Descriptors come with it, in this order: server pages,
 /// receive pool, state page (these three read-only), application pages, transmit pool (both to be
 /// mapped writable now and sealed afterwards), the session's doorbell (a socket: readable after a
-/// notification, hung up at the session's end), and for each lane the eventfd that notifies its engine.
+/// notification, hung up at the session's end), and for each lane the eventfd that notifies its
+/// engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Attached {
@@ -126,8 +127,8 @@ pub const CAN_SEGMENT: u32 = 2;
 /// The application runs as root or as the server's user, so the server pages are not protected from
 /// it.
 pub const TRUSTED: u32 = 1;
-/// The session's addresses are the host's own. They belong to the kernel, and to other sessions: the
-/// session has the ports that it opens, and link addresses come from an endpoint with
+/// The session's addresses are the host's own. They belong to the kernel, and to other sessions:
+/// the session has the ports that it opens, and link addresses come from an endpoint with
 /// [`OPEN_NEIGHBOURS`].
 pub const SHARED: u32 = 2;
 /// No endpoint can receive all packets: the addresses are shared, or the grant limits ports or

@@ -24,8 +24,8 @@ pub trait Store: Send {
     /// Returns all descriptors that the store had at the start of this server.
     fn take_all(&mut self) -> Vec<(String, OwnedFd)>;
 
-    /// Returns a descriptor that hangs up when the store cannot keep anything any more; `None` for a
-    /// store that ends with its process.
+    /// Returns a descriptor that hangs up when the store cannot keep anything any more; `None` for
+    /// a store that ends with its process.
     fn end_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

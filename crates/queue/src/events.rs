@@ -162,8 +162,8 @@ impl Acknowledger {
         }
     }
 
-    /// Returns the queue pair of the event taken last (0 before the first) if events wait; `None` if
-    /// none do. The next event often names the same pair, so the caller can prefetch that queue.
+    /// Returns the queue pair of the event taken last (0 before the first) if events wait; `None`
+    /// if none do. The next event often names the same pair, so the caller can prefetch that queue.
     /// Observes the peer's index, and fetches no event.
     ///
     /// # Errors

@@ -302,8 +302,8 @@ fn any_order() -> impl Strategy<Value = AnyOrder> {
 }
 
 proptest! {
-    /// The server fills lent buffers in any order, and others between them. The application gets the
-    /// packets in the order in which the server pushed them, and each buffer once.
+    /// The server fills lent buffers in any order, and others between them. The application gets
+    /// the packets in the order in which the server pushed them, and each buffer once.
     #[test]
     fn lent_buffers_return_in_any_order(
         steps in proptest::collection::vec(any_order(), 1..400)

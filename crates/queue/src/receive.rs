@@ -6,8 +6,8 @@
 //! would lose or duplicate a buffer.
 //!
 //! An application with a hardware queue of its own lets the server fill provided buffers in any
-//! order. The server lends most of them to the device, which writes packets into them; other packets
-//! for the same queue are copied into the rest meanwhile.
+//! order. The server lends most of them to the device, which writes packets into them; other
+//! packets for the same queue are copied into the rest meanwhile.
 
 use alloc::boxed::Box;
 
@@ -353,8 +353,8 @@ impl ReceiveProducer {
         }
     }
 
-    /// Returns how many provided buffers are not filled, as last observed: those that the server can
-    /// fill, and lent ones.
+    /// Returns how many provided buffers are not filled, as last observed: those that the server
+    /// can fill, and lent ones.
     #[inline]
     fn unfilled(&self) -> u32 {
         self.head.seen().wrapping_sub(self.commit.now())

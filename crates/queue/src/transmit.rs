@@ -225,8 +225,8 @@ impl TransmitConsumer {
         Ok(waiting)
     }
 
-    /// Prefetches the application's index and the next descriptors, before anything shows that there
-    /// are some.
+    /// Prefetches the application's index and the next descriptors, before anything shows that
+    /// there are some.
     #[inline]
     pub fn prefetch_news(&self) {
         self.head.prefetch();

@@ -1,4 +1,5 @@
-//! Hardware queues for sessions: which session gets one, and the exchange with the engine and the device.
+//! Hardware queues for sessions: which session gets one, and the exchange with the engine and the
+//! device.
 //!
 //! | step | thread | action |
 //! |---|---|---|
@@ -92,8 +93,8 @@ impl Control {
         })
     }
 
-    /// Has the engine cede the hardware queue of a session whose memory is ready. Returns the session
-    /// if it is to have none.
+    /// Has the engine cede the hardware queue of a session whose memory is ready. Returns the
+    /// session if it is to have none.
     pub(crate) fn ask_for_queue(&mut self, token: u64, mapped: Mapped) -> Option<Mapped> {
         let Some(hardware) = self.connections.get(token).and_then(|one| one.own_queue) else {
             return Some(mapped);
@@ -185,7 +186,8 @@ impl Control {
         }
     }
 
-    /// Has the hardware queue of a session closed that has ended. Returns the session if it has none.
+    /// Has the hardware queue of a session closed that has ended. Returns the session if it has
+    /// none.
     pub(crate) fn close_own_queue(&mut self, mut session: Box<Session>) -> Option<Box<Session>> {
         let Some(own) = session.own.take_queue() else { return Some(session) };
         // The kernel writes to the session's memory until the queue is closed.

@@ -194,8 +194,8 @@ impl Engine {
         (self.port.name(), self.port.memory())
     }
 
-    /// Takes the bounce buffers as a part of the memory of sessions' own queues; `None` for a device
-    /// without such queues.
+    /// Takes the bounce buffers as a part of the memory of sessions' own queues; `None` for a
+    /// device without such queues.
     pub(crate) fn take_headers(&mut self) -> Option<HeaderMemory> {
         self.headers.take()
     }

@@ -1,8 +1,8 @@
 //! The engines as the control thread sees them: one for each lane of the device.
 //!
-//! A lane is an engine thread and the device's queue that it serves. Every engine has all sessions, each
-//! with its own part of the session's memory, and all flow rules. So the control thread sends each
-//! command to every engine, and a command is done once all of them have executed it.
+//! A lane is an engine thread and the device's queue that it serves. Every engine has all sessions,
+//! each with its own part of the session's memory, and all flow rules. So the control thread sends
+//! each command to every engine, and a command is done once all of them have executed it.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,8 +19,8 @@ use crate::engine::demux::Rule;
 #[derive(Debug)]
 pub(crate) enum Reply {
     Done(u64),
-    /// The engines have removed an endpoint: for a connection that asked, and with the rule whose port is
-    /// free now.
+    /// The engines have removed an endpoint: for a connection that asked, and with the rule whose
+    /// port is free now.
     Closed(Option<u64>, Option<Rule>),
     /// The endpoint's number, and its port if it has one.
     Opened(u64, u32, u16),
@@ -68,15 +68,15 @@ impl Engines {
         self.ends.len()
     }
 
-    /// Gives a command to all engines. [`Engines::executed`] returns the reply once all have executed
-    /// it.
+    /// Gives a command to all engines. [`Engines::executed`] returns the reply once all have
+    /// executed it.
     pub(crate) fn command(&mut self, command: Command, reply: Reply) {
         let commands = command.for_lanes(self.lanes());
         self.command_each(commands, reply);
     }
 
-    /// Gives each engine a command of its own: the first one to the first engine, and so on. Engines
-    /// beyond these get none.
+    /// Gives each engine a command of its own: the first one to the first engine, and so on.
+    /// Engines beyond these get none.
     pub(crate) fn command_each(&mut self, commands: Vec<Command>, reply: Reply) {
         self.next_ticket += 1;
         self.replies.insert(self.next_ticket, (reply, commands.len()));
@@ -98,8 +98,8 @@ impl Engines {
         self.replies.remove(&ticket).map(|(reply, _)| reply)
     }
 
-    /// Returns the next reply or report of an engine, if there is one. The last report of each engine
-    /// is its end. `device`: the device's name.
+    /// Returns the next reply or report of an engine, if there is one. The last report of each
+    /// engine is its end. `device`: the device's name.
     pub(crate) fn next_report(&mut self, device: &str) -> Option<EngineReport> {
         self.ends.iter_mut().filter(|end| !end.has_ended).find_map(|end| {
             let report = match end.reports.try_recv() {

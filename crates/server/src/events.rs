@@ -20,8 +20,8 @@ const NO_ROOM: &str = "the device has no room for another filter, and cannot rec
                        instead; close an endpoint or a session";
 
 impl Control {
-    /// Registers the memory from which a session sends, for all of its parts. If the device refuses,
-    /// the engines copy.
+    /// Registers the memory from which a session sends, for all of its parts. If the device
+    /// refuses, the engines copy.
     pub(crate) fn register(&mut self, sessions: &mut [Session]) {
         // A device that does not send in place never reads this memory.
         if !self.parts.info.can.tx_in_place {

@@ -3,18 +3,19 @@
 //! It has two tasks.
 //!
 //! **Privileged acts.** A server gives up its privileges before it serves. For each privileged act
-//! later, it sends a request of a fixed size to the keeper, which has the capabilities for it: to bind
-//! ports below 1024 (`CAP_NET_BIND_SERVICE`), to have the kernel confirm a neighbour (`CAP_NET_ADMIN`),
-//! and to make AF_XDP sockets (`CAP_NET_RAW`). The keeper checks each request against what it was
-//! started for: an interface, and the kinds of requests that a server of this kind needs.
+//! later, it sends a request of a fixed size to the keeper, which has the capabilities for it: to
+//! bind ports below 1024 (`CAP_NET_BIND_SERVICE`), to have the kernel confirm a neighbour
+//! (`CAP_NET_ADMIN`), and to make AF_XDP sockets (`CAP_NET_RAW`). The keeper checks each request
+//! against what it was started for: an interface, and the kinds of requests that a server of this
+//! kind needs.
 //!
 //! **A killed server.** The keeper has copies of the descriptors that must outlive the server: the
-//! programs' links, maps and sockets, which keep applications' flows from the kernel; the port holders;
-//! the listening socket; the memories of sessions. The server stores them under names, by the messages
-//! of systemd's descriptor store (`notify`). If the server ends without the request `END`, the keeper
-//! holds them for the time of `--hold`. Meanwhile the kernel answers no packet of these flows; a TCP
-//! reset would end the connections. The next server gets everything by the same messages. If no server
-//! takes over in time, the keeper closes everything.
+//! programs' links, maps and sockets, which keep applications' flows from the kernel; the port
+//! holders; the listening socket; the memories of sessions. The server stores them under names, by
+//! the messages of systemd's descriptor store (`notify`). If the server ends without the request
+//! `END`, the keeper holds them for the time of `--hold`. Meanwhile the kernel answers no packet of
+//! these flows; a TCP reset would end the connections. The next server gets everything by the same
+//! messages. If no server takes over in time, the keeper closes everything.
 //!
 //! | module | holds |
 //! |---|---|

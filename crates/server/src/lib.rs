@@ -1,8 +1,8 @@
 //! The driver server: one process, one device, many applications.
 //!
-//! The server has one thread per lane and a control thread. The **engine** (`engine`) moves packets and does nothing else. The
-//! **control** thread (`control`) accepts applications, decides their rights, prepares their
-//! memory, and hands finished objects over; attaching never delays a packet.
+//! The server has one thread per lane and a control thread. The **engine** (`engine`) moves packets
+//! and does nothing else. The **control** thread (`control`) accepts applications, decides their
+//! rights, prepares their memory, and hands finished objects over; attaching never delays a packet.
 //!
 //! | module | holds |
 //! |---|---|

@@ -111,8 +111,8 @@ fn read_listening(open: &Open) -> Result<Option<Listening>, Refused> {
     Ok(Some(listening))
 }
 
-/// Returns `true` if the endpoint asks for link addresses. A session that shares the host's addresses
-/// has one such endpoint.
+/// Returns `true` if the endpoint asks for link addresses. A session that shares the host's
+/// addresses has one such endpoint.
 fn read_is_for_neighbours(
     open: &Open,
     connection: &Connection,

@@ -26,8 +26,8 @@ pub(crate) struct OwnQueues {
     taken: HashSet<u32>,
     /// Those without a session that the thread tries to take back.
     tried: HashSet<u32>,
-    /// Sessions that wait until the engine has ceded their hardware queue, by that queue's number; each
-    /// with the token of its connection.
+    /// Sessions that wait until the engine has ceded their hardware queue, by that queue's number;
+    /// each with the token of its connection.
     waiting: HashMap<u32, (u64, Mapped)>,
     /// Hardware queues that the kernel did not give back yet, and the time of the next attempt.
     late: Vec<u32>,
@@ -121,8 +121,8 @@ impl OwnQueues {
     }
 }
 
-/// Returns the least and the most data bytes of receive buffers. The range has the possible distances
-/// from the start of one buffer to the start of the next.
+/// Returns the least and the most data bytes of receive buffers. The range has the possible
+/// distances from the start of one buffer to the start of the next.
 pub(crate) fn data_bytes(buffer_bytes: std::ops::RangeInclusive<u32>) -> (u32, u32) {
     let fits = |data: &u32| {
         let shape = PoolShape::new(1, *data);

@@ -36,11 +36,11 @@ pub struct Policy {
     pub endpoints_per_session: u32,
     /// Ports of the host's own addresses that one user may hold.
     pub host_ports_per_user: usize,
-    /// Ports of the host's own addresses that all users admitted as members of one group may hold, taken
-    /// together.
+    /// Ports of the host's own addresses that all users admitted as members of one group may hold,
+    /// taken together.
     pub host_ports_per_group: usize,
-    /// Ports of the host's own addresses that all granted users may hold together. The kernel needs the
-    /// rest for connections of the host's programs (`ip_local_port_range`).
+    /// Ports of the host's own addresses that all granted users may hold together. The kernel needs
+    /// the rest for connections of the host's programs (`ip_local_port_range`).
     pub host_ports: usize,
     /// Concurrent control connections of all users together.
     pub connections: usize,

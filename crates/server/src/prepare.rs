@@ -86,8 +86,9 @@ impl Files {
 }
 
 impl Prepared {
-    /// Makes the memory files and descriptors of a session for so many lanes, and stores those that must outlive the
-    /// server. Returns the descriptors for the application, in the order of the attached message.
+    /// Makes the memory files and descriptors of a session for so many lanes, and stores those that
+    /// must outlive the server. Returns the descriptors for the application, in the order of the
+    /// attached message.
     ///
     /// # Errors
     /// Fails if memory or descriptors are not available.
@@ -119,9 +120,9 @@ impl Prepared {
         Ok((Prepared { shape, files, joined: None, doorbell, wakes }, handed))
     }
 
-    /// Maps the buffers of the session, and the bounce buffers behind them, for a hardware queue of the
-    /// session's own. The kernel pins such memory for writing, so this comes before the worker seals
-    /// the transmit pool against further writers. The server itself writes nothing there.
+    /// Maps the buffers of the session, and the bounce buffers behind them, for a hardware queue of
+    /// the session's own. The kernel pins such memory for writing, so this comes before the worker
+    /// seals the transmit pool against further writers. The server itself writes nothing there.
     ///
     /// # Errors
     /// Fails if there is no memory.
@@ -156,7 +157,8 @@ impl Prepared {
     }
 
     /// Maps all memory, once the worker has sealed and allocated it, and makes the
-    /// engines' sessions. The server's parts are not populated yet. The store keeps the memory files.
+    /// engines' sessions. The server's parts are not populated yet. The store keeps the memory
+    /// files.
     ///
     /// # Errors
     /// Fails with the descriptors to dispose of if mapping fails.
@@ -240,8 +242,8 @@ fn stored_name(number: u32, memory: &str) -> String {
     format!("session-{number}-{memory}")
 }
 
-/// Removes a session's memories from the store. Returns the store's own descriptors of them, the server
-/// pages first.
+/// Removes a session's memories from the store. Returns the store's own descriptors of them, the
+/// server pages first.
 pub(crate) fn remove_stored(store: &mut dyn Store, number: u32) -> Vec<OwnedFd> {
     MEMORIES.iter().flat_map(|memory| store.remove(&stored_name(number, memory))).collect()
 }

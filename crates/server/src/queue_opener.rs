@@ -1,6 +1,6 @@
-//! The thread that opens and closes the hardware queues of sessions. Each step waits for the kernel:
-//! for the end of earlier sockets, or to pin memory. So a session that attaches or ends delays only
-//! other sessions with own queues, and not the control thread or the engine.
+//! The thread that opens and closes the hardware queues of sessions. Each step waits for the
+//! kernel: for the end of earlier sockets, or to pin memory. So a session that attaches or ends
+//! delays only other sessions with own queues, and not the control thread or the engine.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -249,8 +249,8 @@ impl Control {
         Ok(())
     }
 
-    /// Tells the device what an endpoint receives. The flow of a session with a hardware queue of its
-    /// own is that queue's; packets that arrive elsewhere come as always.
+    /// Tells the device what an endpoint receives. The flow of a session with a hardware queue of
+    /// its own is that queue's; packets that arrive elsewhere come as always.
     fn claim_endpoint(&mut self, token: u64, opened: &Opened) -> Result<(), Refused> {
         let filters = filters::of_endpoint(opened);
         if let Err(refused) = self.claim("open", &filters) {
@@ -297,8 +297,8 @@ impl Control {
         }
     }
 
-    /// Has the engine add an endpoint and set its settings. The application may send when the engine
-    /// has executed the last of these commands.
+    /// Has the engine add an endpoint and set its settings. The application may send when the
+    /// engine has executed the last of these commands.
     fn add_endpoint(
         &mut self,
         add: Command,
@@ -332,8 +332,8 @@ impl Control {
         {
             host.forget_endpoint((session, number));
         }
-        // The port is another's once the endpoint sends no more. That of a revoked endpoint may be another's
-        // already.
+        // The port is another's once the endpoint sends no more. That of a revoked endpoint may be
+        // another's already.
         let rule = (opened.has_rule() && !opened.revoked).then_some(opened.rule);
         let remove = Command::RemoveEndpoint { session, number };
         self.command(remove, Reply::Closed(Some(token), rule));
@@ -508,8 +508,8 @@ fn bytes_within(limits: &Limits, shape: &SessionShape, lanes: usize) -> Result<u
     Ok(bytes)
 }
 
-/// Returns a port for a rule without one: of those that the terms name, or else of the dynamic ports
-/// (RFC 6335, 6).
+/// Returns a port for a rule without one: of those that the terms name, or else of the dynamic
+/// ports (RFC 6335, 6).
 fn free_port(rule: &Rule, terms: &Terms, is_taken: impl Fn(&Rule) -> bool) -> Option<u16> {
     let dynamic = PortRange { protocol: rule.protocol?, first: 49_152, last: u16::MAX };
     let ranges = terms.ports.as_deref().unwrap_or(std::slice::from_ref(&dynamic));

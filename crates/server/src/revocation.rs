@@ -14,8 +14,8 @@ use crate::worker::link::Packet;
 use crate::worker::wire::command;
 
 impl Control {
-    /// Serves under another policy from now on. Its limits hold for later requests, and its settings
-    /// for endpoints opened later; the number of connections stays that of the start.
+    /// Serves under another policy from now on. Its limits hold for later requests, and its
+    /// settings for endpoints opened later; the number of connections stays that of the start.
     ///
     /// # Errors
     /// Fails if the policy reserves an address that the device does not have, and changes nothing.
@@ -58,8 +58,8 @@ impl Control {
         self.close_session(token, CLOSED_BY_POLICY, "its policy changed")
     }
 
-    /// Ends a connection, and its session if there is one, for a reason that the application reads and
-    /// one for the log. Returns `true` if there was one.
+    /// Ends a connection, and its session if there is one, for a reason that the application reads
+    /// and one for the log. Returns `true` if there was one.
     pub(crate) fn close_session(&mut self, token: u64, reason: u32, why: &str) -> bool {
         let Some(connection) = self.connections.get_mut(token) else { return false };
         let (number, uid, name) = (connection.number, connection.account.uid, &connection.name);
@@ -108,8 +108,8 @@ fn allow_lease(terms: &Terms, lease: &Lease) -> bool {
         && lease.ipv6.is_none_or(|(ip, _)| terms.allow_address(ip.into()))
 }
 
-/// Returns `true` if the terms allow an endpoint as it is. One that listens keeps the rights to send
-/// that it was opened with.
+/// Returns `true` if the terms allow an endpoint as it is. One that listens keeps the rights to
+/// send that it was opened with.
 fn allow_endpoint(connection: &Connection, opened: &Opened) -> bool {
     let terms = &connection.terms;
     opened.is_for_neighbours

@@ -150,9 +150,9 @@ impl Server {
 
     /// Serves under another policy from now on. Sessions of users who may not attach any more are
     /// closed, and so are endpoints that their users' terms do not allow. The new limits hold for
-    /// later requests, and the new settings for endpoints opened later. [`Policy::connections`] stays
-    /// as it was, and [`Policy::may_change`] must have been `true` at the start, for other users to
-    /// reach the socket.
+    /// later requests, and the new settings for endpoints opened later. [`Policy::connections`]
+    /// stays as it was, and [`Policy::may_change`] must have been `true` at the start, for other
+    /// users to reach the socket.
     ///
     /// # Errors
     /// [`PolicyError`]; then the old policy stays in force.
@@ -239,8 +239,8 @@ struct EngineMaker<'a> {
 }
 
 impl EngineMaker<'_> {
-    /// Makes one engine for each of `relays`, each with its part of the state page. Also returns the
-    /// control thread's ends of their channels.
+    /// Makes one engine for each of `relays`, each with its part of the state page. Also returns
+    /// the control thread's ends of their channels.
     fn all(
         &self,
         device: &mut dyn Device,
@@ -305,8 +305,8 @@ fn open_host(config: &Config, device: &dyn Device) -> Result<Option<Host>, Start
     opened.map(Some).map_err(resources("following the host's addresses"))
 }
 
-/// Closes what an earlier server left, since no session is resumed. Applications can prolong that, so
-/// another thread does it.
+/// Closes what an earlier server left, since no session is resumed. Applications can prolong that,
+/// so another thread does it.
 fn discard(left: Vec<(String, OwnedFd)>) -> Result<(), StartError> {
     if left.is_empty() {
         return Ok(());
@@ -315,8 +315,8 @@ fn discard(left: Vec<(String, OwnedFd)>) -> Result<(), StartError> {
     thread.spawn(move || drop(left)).map(|_| ()).map_err(resources("a thread"))
 }
 
-/// Listens for applications, if they may connect from outside, and closes what else an earlier server
-/// left.
+/// Listens for applications, if they may connect from outside, and closes what else an earlier
+/// server left.
 fn listen(
     config: &Config,
     mut left: Vec<(String, OwnedFd)>,
@@ -340,7 +340,8 @@ fn keep(
     Ok(())
 }
 
-/// Puts the device's objects that must outlive the server into the store, and the file of its memory.
+/// Puts the device's objects that must outlive the server into the store, and the file of its
+/// memory.
 fn keep_device<'a>(
     store: &mut dyn Store,
     device: &dyn Device,

@@ -90,15 +90,15 @@ pub(crate) fn bind(
     Ok((socket, bound))
 }
 
-/// The server decides by the kernel's peer credentials. The file's mode only rejects users without any
-/// right early.
+/// The server decides by the kernel's peer credentials. The file's mode only rejects users without
+/// any right early.
 fn set_mode(path: &Path, policy: &Policy) -> io::Result<()> {
     let mode = if policy.admits_others() { 0o666 } else { 0o600 };
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
 }
 
-/// Returns `true` if an earlier server's socket is bound to this path, and the path is a socket of this
-/// user.
+/// Returns `true` if an earlier server's socket is bound to this path, and the path is a socket of
+/// this user.
 fn listens_at(socket: &OwnedFd, path: &Path) -> bool {
     let bound = rustix::net::getsockname(socket).ok();
     let bound = bound.and_then(|address| SocketAddrUnix::try_from(address).ok());

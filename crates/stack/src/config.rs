@@ -154,10 +154,11 @@ pub struct Config {
     /// It must differ for each stack; only a test uses the same seed again, to replay a run.
     /// Default 0.
     pub seed: u64,
-    /// `true` if the addresses are those of another host, such as the kernel's, which owns the ports
-    /// and answers for the addresses. The stack then neither announces nor defends the addresses,
-    /// sends no fragments, and asks for the link address of every destination, whatever its network:
-    /// the server knows the routes, and answers with the link address zero if there is none. Default `false`.
+    /// `true` if the addresses are those of another host, such as the kernel's, which owns the
+    /// ports and answers for the addresses. The stack then neither announces nor defends the
+    /// addresses, sends no fragments, and asks for the link address of every destination, whatever
+    /// its network: the server knows the routes, and answers with the link address zero if there is
+    /// none. Default `false`.
     pub shares_addresses: bool,
     /// `true` if [`Stack::next_unused_port`](crate::Stack::next_unused_port) reports TCP ports that
     /// nothing uses any more. Default `false`.

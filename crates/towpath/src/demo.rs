@@ -2,9 +2,10 @@
 //! nothing behind.
 //!
 //! In a network namespace of its own, a driver server serves one end of a veth pair by AF_XDP, or a
-//! TAP, with the kernel's network stack at the other end. Two applications attach: one serves a file over its own TCP, the other echoes
-//! datagrams and answers pings. Ordinary kernel sockets talk to both at once. The demonstration
-//! kills a third application in the middle of its traffic. It checks and shows the results.
+//! TAP, with the kernel's network stack at the other end. Two applications attach: one serves a
+//! file over its own TCP, the other echoes datagrams and answers pings. Ordinary kernel sockets
+//! talk to both at once. The demonstration kills a third application in the middle of its traffic.
+//! It checks and shows the results.
 //!
 //! The applications are processes without any capability, and the server gives up its own before it
 //! starts a thread. They are of three users where the machine

@@ -34,8 +34,8 @@ Examples:
   towpath measure eth0 --peer 192.0.2.200:7 --disturb
   towpath measure eth0 --peer 192.0.2.200:7 --bytes 1400 --rounds 9 --disturb --json";
 
-/// The ways to serve an interface, as values of `--device` with the interface's name between the two
-/// texts.
+/// The ways to serve an interface, as values of `--device` with the interface's name between the
+/// two texts.
 const WAYS: [(&str, &str); 3] =
     [("xdp:", ",mode=native"), ("xdp:", ",mode=generic"), ("packet:", "")];
 

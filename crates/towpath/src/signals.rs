@@ -1,5 +1,5 @@
-//! Requests to end or to read files again: SIGTERM, SIGINT and SIGHUP as a descriptor to wait for, so
-//! that they interrupt no system call of any thread.
+//! Requests to end or to read files again: SIGTERM, SIGINT and SIGHUP as a descriptor to wait for,
+//! so that they interrupt no system call of any thread.
 //!
 //! Unsafe lives here for calls on signals, which rustix does not have.
 

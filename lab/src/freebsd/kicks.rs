@@ -1,8 +1,8 @@
 //! Direct hand-off and a queue, in front of a device with a descriptor ring, by the cost of a kick.
 //!
-//! An engine alone, over the in-memory device: a kick is a write to a device register, which takes a
-//! given time. With direct hand-off, the engine kicks once per poll iteration; a queue kicks once per
-//! batch. The engine's processor time per packet is what differs.
+//! An engine alone, over the in-memory device: a kick is a write to a device register, which takes
+//! a given time. With direct hand-off, the engine kicks once per poll iteration; a queue kicks once
+//! per batch. The engine's processor time per packet is what differs.
 
 use std::time::Duration;
 

@@ -23,8 +23,8 @@ use crate::statistics::{Summary, in_turn, ratios};
 
 /// A thread that hands its packet over directly saves the queue, and waits for no other thread.
 const AT_LEAST: f64 = 1.0;
-/// The highest cost of a kick for which one thread's row has the limit, in nanoseconds. The kicks of
-/// one thread cost the same in all ways, and hide a gain of less than a hundredth.
+/// The highest cost of a kick for which one thread's row has the limit, in nanoseconds. The kicks
+/// of one thread cost the same in all ways, and hide a gain of less than a hundredth.
 const LIMITED_KICK_NS: u64 = 1600;
 /// Packets of a run, all threads together. The ring holds all, since no core is left to empty it
 /// during a run.

@@ -26,7 +26,8 @@ impl Outcome {
         Outcome { title: title.to_owned(), ..Outcome::default() }
     }
 
-    /// Takes a line of the script: `check ok NAME`, `check FAILED NAME`, `end NUMBER`, or other text.
+    /// Takes a line of the script: `check ok NAME`, `check FAILED NAME`, `end NUMBER`, or other
+    /// text.
     pub(super) fn take(&mut self, line: &str) {
         let mut words = line.trim().splitn(3, ' ');
         match (words.next(), words.next(), words.next()) {

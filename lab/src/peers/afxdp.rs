@@ -3,8 +3,8 @@
 //!
 //! The sender at the other end is the same program for both, testpmd, as one AF_XDP socket sends.
 //! The kernel receives within the sender's system call, on the sender's core: it copies each packet
-//! into the receiver's memory, and runs the receiver's XDP program. So processor time is that of all
-//! threads of the receiver, and of all softirqs.
+//! into the receiver's memory, and runs the receiver's XDP program. So processor time is that of
+//! all threads of the receiver, and of all softirqs.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! A loop that only validates, hashes and copies: the least that a switch between two programs does.
+//! A loop that only validates, hashes and copies: the least that a switch between two programs
+//! does.
 //!
 //! The loop has the shape of `switch`. One thread writes packets, puts descriptors into a bare
 //! queue, and reads what comes back. The loop, on the other core, checks each descriptor's bounds,

@@ -1,4 +1,5 @@
-//! DPDK's testpmd: between two processes over memif, and through a switch. `afxdp` has it over AF_XDP.
+//! DPDK's testpmd: between two processes over memif, and through a switch. `afxdp` has it over
+//! AF_XDP.
 //!
 //! Both processes run on commands from standard input. Between measurements both are stopped, so
 //! that they leave the cores to others.

@@ -162,8 +162,8 @@ impl Size<'_> {
         self.lines.add(peer, self.packet_bytes, &pairs.base);
     }
 
-    /// Measures the loop with each number of packets in flight. The fastest one is the peer; all are
-    /// shown.
+    /// Measures the loop with each number of packets in flight. The fastest one is the peer; all
+    /// are shown.
     fn of_loop(&mut self, at_least: Option<f64>) -> anyhow::Result<()> {
         let name = "a loop that validates, hashes and copies";
         let (cores, window, bytes) = (self.bench.cores, self.bench.window, self.packet_bytes);

@@ -295,8 +295,8 @@ mod tests {
         let error = (0..10).find_map(attempt).unwrap();
         let text = format!("{error:#}");
         assert!(text.contains("after 0 rounds: the engine delivered nothing for 20ms"), "{text}");
-        // Also an application that has packets, and was not notified. On a busy machine it may find a
-        // packet before it sleeps.
+        // Also an application that has packets, and was not notified. On a busy machine it may find
+        // a packet before it sleeps.
         set(&server, Setting::Wait, 0).unwrap();
         let attempt = |_| {
             let [mut from, mut to] = Side::pair(&server, [WaitStrategy::Block; 2], limit).unwrap();

@@ -34,8 +34,8 @@ pub fn set_tcp_segmentation(interface: &str, on: bool) -> io::Result<()> {
         *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
-    // SAFETY: the request is a live `ifreq` with a terminated name, and points to the command's live
-    // structure, which the kernel reads.
+    // SAFETY: the request is a live `ifreq` with a terminated name, and points to the command's
+    // live structure, which the kernel reads.
     let result = unsafe {
         libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request)
     };

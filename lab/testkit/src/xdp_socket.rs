@@ -1,7 +1,8 @@
 //! A bare AF_XDP socket, with nothing around its rings (Documentation/networking/af_xdp.rst): the
 //! basis of comparison for a driver over such sockets. The kernel copies each packet.
 //!
-//! Unsafe lives here for the rings and the packet memory, which the kernel shares with this process.
+//! Unsafe lives here for the rings and the packet memory, which the kernel shares with this
+//! process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

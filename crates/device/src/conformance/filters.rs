@@ -62,8 +62,8 @@ fn to(port: u16) -> Filter {
     Filter::Flow(FlowRule { port: Some(port), ..FlowRule::default() })
 }
 
-/// Checks that each filter lets in what it names, and that its removal ends that. A device that does
-/// not filter by a kind receives packets with any value of it. The device begins with
+/// Checks that each filter lets in what it names, and that its removal ends that. A device that
+/// does not filter by a kind receives packets with any value of it. The device begins with
 /// [`Filter::Everything`] if it filters.
 pub(super) fn filters(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
     let all = [true; DESTINATIONS.len()];
@@ -91,8 +91,8 @@ pub(super) fn filters(near: &mut Near, far: &mut dyn FarEnd, _: u64) {
     state.check(near, far);
 }
 
-/// Sends a frame to each destination, and then one that the device lets in throughout. Returns which
-/// of the former the device let in.
+/// Sends a frame to each destination, and then one that the device lets in throughout. Returns
+/// which of the former the device let in.
 fn let_in(near: &mut Near, far: &mut dyn FarEnd) -> [bool; DESTINATIONS.len()] {
     let frame =
         |mac, port, payload: &[u8]| Flow::v4().macs(FAR_MAC, mac).ports(1, port).udp(payload);

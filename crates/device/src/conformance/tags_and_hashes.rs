@@ -1,5 +1,5 @@
-//! The check of what a device may report beside a packet's bytes: a VLAN tag that it removed, and the
-//! hash of the packet's flow.
+//! The check of what a device may report beside a packet's bytes: a VLAN tag that it removed, and
+//! the hash of the packet's flow.
 
 use towpath_packet::build::{Flow, Tcp};
 

@@ -82,8 +82,8 @@ impl Ethtool {
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_name = self.name;
         request.ifr_ifru.ifru_data = std::ptr::from_mut(question).cast();
-        // SAFETY: the request takes a live `ifreq`, and the kernel writes no more than the structure
-        // of the command.
+        // SAFETY: the request takes a live `ifreq`, and the kernel writes no more than the
+        // structure of the command.
         let result = unsafe {
             libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request)
         };
@@ -106,8 +106,8 @@ impl Ethtool {
         Some(channels)
     }
 
-    /// Returns the hardware queues among which the interface spreads packets, as its table has them;
-    /// `None` for an interface that does not say.
+    /// Returns the hardware queues among which the interface spreads packets, as its table has
+    /// them; `None` for an interface that does not say.
     pub(crate) fn rss_table(&self) -> Option<Vec<u32>> {
         let mut table = RssTable { command: GET_RSS_TABLE, size: 0, queues: [0; RSS_ENTRIES] };
         // Without room, the kernel tells the size.

@@ -168,8 +168,8 @@ impl FlowFilter {
         self.sockets.set_fd(queue, socket)
     }
 
-    /// Gives a hardware queue an owner, or takes it away. The queue of an owner receives the packets
-    /// of the owner's flows alone.
+    /// Gives a hardware queue an owner, or takes it away. The queue of an owner receives the
+    /// packets of the owner's flows alone.
     pub(crate) fn set_owner(&self, queue: u32, owned: bool) -> Result<(), Error> {
         let owner = if owned { owner_of(queue) } else { NO_OWNER };
         self.owners.update(&queue.to_ne_bytes(), &owner)

@@ -1,5 +1,5 @@
-//! Packets to groups: the kernel needs them too, so a driver receives copies from a packet socket. The
-//! socket also holds the device's own MAC addresses and promiscuous mode, which vanish with it.
+//! Packets to groups: the kernel needs them too, so a driver receives copies from a packet socket.
+//! The socket also holds the device's own MAC addresses and promiscuous mode, which vanish with it.
 
 use std::io;
 use std::sync::Arc;

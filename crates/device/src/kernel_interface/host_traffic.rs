@@ -70,9 +70,9 @@ impl HostTraffic {
             .ok()
     }
 
-    /// Attaches to the loopback interface, by its number. `mac`: the MAC address of the interface whose
-    /// addresses applications share. `owner`: the user that rules of the host's firewall see as the owner
-    /// of applications' packets.
+    /// Attaches to the loopback interface, by its number. `mac`: the MAC address of the interface
+    /// whose addresses applications share. `owner`: the user that rules of the host's firewall see
+    /// as the owner of applications' packets.
     ///
     /// # Errors
     /// Fails with `EINVAL` on kernels before Linux 6.6, and with the error of a system call.
@@ -103,8 +103,8 @@ impl HostTraffic {
         })
     }
 
-    /// Returns what must outlive the driver so that the kernel does not answer for owned flows, with the
-    /// names under which a keeper holds it.
+    /// Returns what must outlive the driver so that the kernel does not answer for owned flows,
+    /// with the names under which a keeper holds it.
     pub(crate) fn objects(&self) -> [(&'static str, BorrowedFd<'_>); 3] {
         [
             ("device-loopback", self.link.as_fd()),
@@ -131,8 +131,8 @@ impl HostTraffic {
         }
     }
 
-    /// Returns the key of a flow; `None` if it has not the interface's MAC address, an IP address, a
-    /// protocol and a port.
+    /// Returns the key of a flow; `None` if it has not the interface's MAC address, an IP address,
+    /// a protocol and a port.
     fn key(&self, rule: &FlowRule) -> Option<[u8; KEY_BYTES]> {
         let (ip, protocol, port) = (rule.ip?, rule.protocol?, rule.port?);
         if rule.mac != Some(self.mac) {
@@ -163,9 +163,9 @@ impl HostTraffic {
         }) && to == self.mac
     }
 
-    /// Sends a packet to the kernel's sockets, if it is from a shared address to the same address. A
-    /// large packet goes in one piece. `buffer`: memory for the packet. Returns its length; `None` if
-    /// it is dropped.
+    /// Sends a packet to the kernel's sockets, if it is from a shared address to the same address.
+    /// A large packet goes in one piece. `buffer`: memory for the packet. Returns its length;
+    /// `None` if it is dropped.
     pub(crate) fn send(
         &self,
         spaces: &Spaces,

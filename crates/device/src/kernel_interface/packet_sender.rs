@@ -1,9 +1,9 @@
-//! Sends packets through a packet socket, also those that AF_XDP cannot send: large ones of TCP, which
-//! the kernel or the hardware segments (packet(7), `PACKET_VNET_HDR` in `linux/if_packet.h`).
+//! Sends packets through a packet socket, also those that AF_XDP cannot send: large ones of TCP,
+//! which the kernel or the hardware segments (packet(7), `PACKET_VNET_HDR` in `linux/if_packet.h`).
 //!
-//! Unlike AF_XDP's packets, these pass the interface's queue (qdisc). `PACKET_QDISC_BYPASS` would drop
-//! each packet that the kernel must segment, such as one of 64 KiB, or for a device without TSO
-//! (`__dev_direct_xmit`, net/core/dev.c).
+//! Unlike AF_XDP's packets, these pass the interface's queue (qdisc). `PACKET_QDISC_BYPASS` would
+//! drop each packet that the kernel must segment, such as one of 64 KiB, or for a device without
+//! TSO (`__dev_direct_xmit`, net/core/dev.c).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,5 +1,5 @@
-//! A packet socket with a ring (packet(7), `PACKET_RX_RING` with `TPACKET_V2`). It copies packets, and
-//! the kernel receives them too.
+//! A packet socket with a ring (packet(7), `PACKET_RX_RING` with `TPACKET_V2`). It copies packets,
+//! and the kernel receives them too.
 
 use std::collections::VecDeque;
 use std::io;
@@ -44,7 +44,8 @@ pub(crate) struct PacketSocket {
     next: AtomicU32,
 }
 
-/// Creates a packet socket. With protocol 0 it receives nothing until [`bind`] gives it another one.
+/// Creates a packet socket. With protocol 0 it receives nothing until [`bind`] gives it another
+/// one.
 pub(crate) fn create() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(
         AddressFamily::PACKET,
@@ -138,8 +139,8 @@ impl PacketSocket {
         self.membership(libc::PACKET_MR_UNICAST, mac, wanted)
     }
 
-    /// Makes the interface receive packets to a group, or no longer. The kernel joins only groups of
-    /// its own sockets, and a device drops the others.
+    /// Makes the interface receive packets to a group, or no longer. The kernel joins only groups
+    /// of its own sockets, and a device drops the others.
     pub(crate) fn join(&self, group: &[u8; 6], wanted: bool) -> io::Result<()> {
         self.membership(libc::PACKET_MR_MULTICAST, group, wanted)
     }
@@ -213,8 +214,8 @@ pub(crate) struct Target<'a> {
 }
 
 impl Copied<'_> {
-    /// Copies the packet into as many buffers as it needs. Returns its length in bytes, 0 if that is
-    /// impossible.
+    /// Copies the packet into as many buffers as it needs. Returns its length in bytes, 0 if that
+    /// is impossible.
     fn copy(&self, spaces: &mut Spaces, to: &Target<'_>, out: &mut Vec<Received>) -> usize {
         let (from, headroom) = (out.len(), to.limits.rx_headroom_bytes);
         let parts = self.bytes.chunks(to.limits.rx_buffer_bytes - headroom).zip(&*to.buffers);
@@ -309,8 +310,8 @@ impl PacketRing {
         if header.tp_len != header.tp_snaplen || !inside {
             return Some(Err(()));
         }
-        // SAFETY: the range is inside the frame, as just checked. The kernel does not write it until
-        // `release`, which takes `&mut self`.
+        // SAFETY: the range is inside the frame, as just checked. The kernel does not write it
+        // until `release`, which takes `&mut self`.
         let bytes = unsafe {
             std::slice::from_raw_parts(
                 self.slot().add(at - KERNEL_HEADER_BYTES).as_ptr(),
@@ -335,8 +336,8 @@ impl PacketRing {
     }
 
     /// Takes the next packet: copies it into buffers, which it removes from `to`, and appends it to
-    /// `out`. Returns its length in bytes, 0 for a packet that is dropped. `None` if there is no packet,
-    /// or too few buffers.
+    /// `out`. Returns its length in bytes, 0 for a packet that is dropped. `None` if there is no
+    /// packet, or too few buffers.
     pub(crate) fn take(
         &mut self,
         spaces: &mut Spaces,

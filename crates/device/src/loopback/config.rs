@@ -16,11 +16,11 @@ pub struct Config {
     /// The number of packets that each direction holds, and of empty buffers that each end takes; 1
     /// to 65536.
     pub ring_packets: usize,
-    /// The number of descriptors of each end's transmit ring: [`MAX_PARTS`] to 65536. A packet takes
-    /// one descriptor per part, until `tx_complete` returns its completion.
+    /// The number of descriptors of each end's transmit ring: [`MAX_PARTS`] to 65536. A packet
+    /// takes one descriptor per part, until `tx_complete` returns its completion.
     pub tx_descriptors: usize,
-    /// The number of queues of each end, 1 to 64. Each queue is connected with the queue of the same
-    /// number at the other end.
+    /// The number of queues of each end, 1 to 64. Each queue is connected with the queue of the
+    /// same number at the other end.
     pub queues: usize,
     /// [`Limits::rx_ring`](crate::Limits::rx_ring): buffers that the receive ring asks for.
     pub rx_ring: usize,
@@ -28,12 +28,12 @@ pub struct Config {
     pub rx_alignment: usize,
     /// [`Limits::address_bits`](crate::Limits::address_bits).
     pub address_bits: u32,
-    /// [`Capabilities::tx_in_place`](crate::Capabilities::tx_in_place). Without it, an end sends only from the space of its receive
-    /// buffers.
+    /// [`Capabilities::tx_in_place`](crate::Capabilities::tx_in_place). Without it, an end sends
+    /// only from the space of its receive buffers.
     pub tx_in_place: bool,
-    /// [`Capabilities::tx_asynchronous`](crate::Capabilities::tx_asynchronous): as hardware does, the device fetches packets from the
-    /// sender's memory in a later call than the one that took them. So tests notice memory that is
-    /// reused too early.
+    /// [`Capabilities::tx_asynchronous`](crate::Capabilities::tx_asynchronous): as hardware does,
+    /// the device fetches packets from the sender's memory in a later call than the one that took
+    /// them. So tests notice memory that is reused too early.
     pub tx_asynchronous: bool,
     /// `true` to pass large packets and partial checksums unchanged, with their metadata.
     pub offloads: bool,

@@ -53,8 +53,8 @@ impl Applied {
         }
     }
 
-    /// Returns `true` if the device receives a packet. `by_address`, `by_flow`: the device filters by
-    /// addresses and groups, and by flows. Packets to groups pass every flow.
+    /// Returns `true` if the device receives a packet. `by_address`, `by_flow`: the device filters
+    /// by addresses and groups, and by flows. Packets to groups pass every flow.
     pub(super) fn let_in(&self, packet: &[u8], by_address: bool, by_flow: bool) -> bool {
         let has = |filter| self.set.contains(&filter);
         if !(by_address || by_flow) || has(Filter::Everything) {

@@ -98,8 +98,8 @@ impl LoopbackQueue {
         returned
     }
 
-    /// Copies the packet into pool buffers. Returns `false` if the server removed their memory since
-    /// they were provided; the device drops the buffers then.
+    /// Copies the packet into pool buffers. Returns `false` if the server removed their memory
+    /// since they were provided; the device drops the buffers then.
     fn hand_up(
         &mut self,
         spaces: &mut Spaces,

@@ -26,8 +26,8 @@ pub struct Reception {
     pub filters_addresses: bool,
     /// `true` to receive only packets of flows that the device was told of. Packets to groups pass.
     pub filters_flows: bool,
-    /// The maximum number of addresses, if the device filters by address, and of flows, if it filters
-    /// by flow.
+    /// The maximum number of addresses, if the device filters by address, and of flows, if it
+    /// filters by flow.
     pub most_filters: Option<usize>,
 }
 
@@ -73,8 +73,8 @@ impl Reception {
         *self == Reception::default()
     }
 
-    /// Processes a packet, and returns the metadata, tag and hash to report. The packet's bytes then
-    /// lack a removed tag.
+    /// Processes a packet, and returns the metadata, tag and hash to report. The packet's bytes
+    /// then lack a removed tag.
     pub(super) fn process(
         &self,
         packet: &mut Vec<u8>,

@@ -76,8 +76,8 @@ impl Bell {
         1
     }
 
-    /// Takes the notifications. Returns `None` if there are none, and otherwise the number of system
-    /// calls made.
+    /// Takes the notifications. Returns `None` if there are none, and otherwise the number of
+    /// system calls made.
     pub(super) fn take(&self) -> Option<u64> {
         let fd = self.fd.as_ref()?;
         if !self.notified.swap(false, Ordering::Acquire) {

@@ -22,8 +22,8 @@ use crate::{
 
 /// The maximum number of empty buffers that the driver holds.
 const RX_BUFFERS: usize = 1024;
-/// The maximum number of tokens for `tx_complete`. The driver takes no more packets until the engine
-/// fetches some.
+/// The maximum number of tokens for `tx_complete`. The driver takes no more packets until the
+/// engine fetches some.
 const TX_TOKENS: usize = 1024;
 /// Events that one system call takes off the descriptor to sleep on.
 const EVENTS: usize = 8;
@@ -284,7 +284,8 @@ impl DeviceQueue for PacketQueue {
         Ok(taken)
     }
 
-    /// Does nothing: a packet is sent when it is submitted, and a buffer is filled when it is polled.
+    /// Does nothing: a packet is sent when it is submitted, and a buffer is filled when it is
+    /// polled.
     fn kick(&mut self, _: &mut Spaces, _: Kick) -> Result<(), DeviceError> {
         Ok(())
     }

@@ -60,7 +60,8 @@ pub enum XdpError {
         /// The program's id, tag, name and link.
         program: String,
     },
-    /// The interface's driver does not run XDP programs itself, or not with these queues or this MTU.
+    /// The interface's driver does not run XDP programs itself, or not with these queues or this
+    /// MTU.
     #[error("the driver of {name} refuses native XDP ({cause}); use mode=generic")]
     NoNative {
         /// The interface.

@@ -2,8 +2,8 @@
 
 use rustix::process::{Resource, getrlimit};
 
-/// The memory of a thread beside its receive buffers, in bytes: for packets to send, and for a batch
-/// of received ones.
+/// The memory of a thread beside its receive buffers, in bytes: for packets to send, and for a
+/// batch of received ones.
 const THREAD_BYTES: usize = 2560 << 10;
 /// The fewest receive buffers of a hardware queue.
 const MIN_RX_BUFFERS: usize = 64;
@@ -13,9 +13,9 @@ fn limit() -> Option<usize> {
     usize::try_from(getrlimit(Resource::Memlock).current?).ok()
 }
 
-/// Returns the number of receive buffers for each hardware queue: `most`, or fewer so that the memory
-/// fits into the limit of locked memory. If sessions may have own queues, the memory must fit into
-/// half of the limit, because the memory of sessions' own queues counts, too.
+/// Returns the number of receive buffers for each hardware queue: `most`, or fewer so that the
+/// memory fits into the limit of locked memory. If sessions may have own queues, the memory must
+/// fit into half of the limit, because the memory of sessions' own queues counts, too.
 pub(super) fn receive_buffers(
     most: usize,
     chunk_bytes: usize,

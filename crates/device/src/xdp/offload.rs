@@ -22,8 +22,8 @@ const TCP_CHECKSUM: usize = 16;
 const UDP_CHECKSUM: usize = 6;
 
 /// Returns the metadata of a packet of `len` bytes that begins with `beginning`. `None` for a
-/// packet that is longer than `frame_bytes`, the longest frame, and not TCP with a partial checksum:
-/// nothing in a UDP packet gives its segment size (UDP_SEGMENT, udp(7)).
+/// packet that is longer than `frame_bytes`, the longest frame, and not TCP with a partial
+/// checksum: nothing in a UDP packet gives its segment size (UDP_SEGMENT, udp(7)).
 pub(super) fn meta(beginning: &[u8], len: usize, frame_bytes: usize) -> Option<Meta> {
     let fits = || (len <= frame_bytes).then_some(Meta::FULL);
     let Ok(headers) = Headers::parse(beginning, len) else { return fits() };

@@ -1,7 +1,7 @@
 //! The data part: the hardware queues of one engine thread, as one device queue.
 //!
-//! These hardware queues share one memory (`XDP_SHARED_UMEM`), so a buffer may serve any of them. The
-//! driver sends through the first one, which keeps the order of all packets of this thread.
+//! These hardware queues share one memory (`XDP_SHARED_UMEM`), so a buffer may serve any of them.
+//! The driver sends through the first one, which keeps the order of all packets of this thread.
 
 mod chunks;
 mod own;
@@ -29,8 +29,8 @@ use crate::{
 use chunks::{Chunks, Holder};
 use sleep::Sleep;
 
-/// Buffers that the driver keeps for both rings of packet sockets: packets to groups, and packets from
-/// this host's own sockets.
+/// Buffers that the driver keeps for both rings of packet sockets: packets to groups, and packets
+/// from this host's own sockets.
 pub(super) const PACKET_SOCKET_BUFFERS: usize = 64;
 /// The maximum number of descriptors of a packet to send (`MAX_SKB_FRAGS`, by default 17).
 const PACKET_DESCRIPTORS: usize = 17;

@@ -150,8 +150,8 @@ impl Shared {
         &self.properties
     }
 
-    /// Returns `true` if a session may have a hardware queue to itself: a keeper makes sockets for it;
-    /// or some are left for it and for the way back, and for a reset of all queues.
+    /// Returns `true` if a session may have a hardware queue to itself: a keeper makes sockets for
+    /// it; or some are left for it and for the way back, and for a reset of all queues.
     pub(super) fn has_sockets_for_session(&self) -> bool {
         if self.keeper.get().is_some() {
             return true;
@@ -195,8 +195,8 @@ impl Lane {
         }
     }
 
-    /// Creates the state of a session's own queue, in copy mode. Packets may span several buffers if
-    /// the kernel supports that. Large packets leave through the packet socket of `among`, which
+    /// Creates the state of a session's own queue, in copy mode. Packets may span several buffers
+    /// if the kernel supports that. Large packets leave through the packet socket of `among`, which
     /// otherwise serves the hardware queue.
     pub(super) fn own(among: &Lane, hardware: u32, own: OwnBuffers) -> Lane {
         let shared = among.shared.clone();
@@ -277,8 +277,8 @@ impl Lane {
         XdpSocket::another(unbound, first.as_fd(), self.binding.index, hardware)
     }
 
-    /// Binds a socket to a hardware queue that was ceded, and lets packets in. The keeper may hold a
-    /// copy of the ceded socket still, if no session's was bound in between.
+    /// Binds a socket to a hardware queue that was ceded, and lets packets in. The keeper may hold
+    /// a copy of the ceded socket still, if no session's was bound in between.
     pub(super) fn bind_again(&self, hardware: u32) -> io::Result<XdpSocket> {
         if let Some(keeper) = self.shared.keeper.get() {
             keeper.release_sockets(&[socket_name(hardware)])?;

@@ -1,8 +1,8 @@
 //! The AF_XDP socket of one hardware queue: its memory, its rings and its binding
 //! (Documentation/networking/af_xdp.rst).
 //!
-//! To create a socket needs CAP_NET_RAW. To register memory, to map rings and to bind does not, so a
-//! server that gave up its capabilities can still do that with a socket from before.
+//! To create a socket needs CAP_NET_RAW. To register memory, to map rings and to bind does not, so
+//! a server that gave up its capabilities can still do that with a socket from before.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -25,7 +25,8 @@ use crate::kernel_interface::socket_option::{enlarge_send_buffer, set};
 /// The number of descriptors in each ring of a socket.
 pub(super) const RING_ENTRIES: u32 = 2048;
 
-/// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): packets that one system call sends in copy mode; 32 before.
+/// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): packets that one system call sends in copy mode; 32
+/// before.
 const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
 /// `SO_PREFER_BUSY_POLL` and `SO_BUSY_POLL_BUDGET` (Linux 5.11), which libc does not have.
 const SO_PREFER_BUSY_POLL: i32 = 69;
@@ -86,9 +87,9 @@ pub(super) struct Umem {
     /// The distance from the start of one receive buffer to the start of the next, in bytes.
     pub(super) chunk_bytes: u32,
     pub(super) tx_checksum: TxChecksum,
-    /// The number of receive buffers of a session, which are at the front. Nothing in such memory is
-    /// aligned (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`, Linux 5.4). `None` for the server's own memory, all
-    /// of which consists of chunks.
+    /// The number of receive buffers of a session, which are at the front. Nothing in such memory
+    /// is aligned (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`, Linux 5.4). `None` for the server's own memory,
+    /// all of which consists of chunks.
     pub(super) own_buffers: Option<u32>,
 }
 
@@ -106,8 +107,8 @@ impl Umem {
         }
     }
 
-    /// Registers the memory with a socket. Each packet to send then has metadata in front, unless the
-    /// engine completes all checksums.
+    /// Registers the memory with a socket. Each packet to send then has metadata in front, unless
+    /// the engine completes all checksums.
     pub(super) fn register(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let (flags, tx_metadata_len) = match self.tx_checksum {
             TxChecksum::Engine => (0, 0),
@@ -148,9 +149,9 @@ pub(super) struct XdpSocket {
     pub(super) held: u32,
 }
 
-/// Creates a socket that is not bound yet, with the options that need a capability: CAP_NET_RAW for the
-/// socket, and CAP_NET_ADMIN for busy polling and for a large send buffer. It can be bound to this
-/// interface only, on kernels that heed that (Linux 6.6).
+/// Creates a socket that is not bound yet, with the options that need a capability: CAP_NET_RAW for
+/// the socket, and CAP_NET_ADMIN for busy polling and for a large send buffer. It can be bound to
+/// this interface only, on kernels that heed that (Linux 6.6).
 ///
 /// # Errors
 /// Fails with the error of a system call.
@@ -240,7 +241,8 @@ impl XdpSocket {
         sockopt::set_xdp_tx_ring_size(&fd, RING_ENTRIES)?;
         // Older kernels need a system call for each 32 packets.
         let _ = set(fd.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &(RING_ENTRIES as i32));
-        // Before Linux 6.4, the kernel maps no ring of a bound socket (`xsk_mmap` in net/xdp/xsk.c).
+        // Before Linux 6.4, the kernel maps no ring of a bound socket (`xsk_mmap` in
+        // net/xdp/xsk.c).
         let offsets = sockopt::xdp_mmap_offsets(&fd)?;
         let socket = fd.as_fd();
         let rx = Consumer::map(socket, XDP_PGOFF_RX_RING, offsets.rx, RING_ENTRIES)?;

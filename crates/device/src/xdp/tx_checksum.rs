@@ -59,7 +59,8 @@ pub(super) fn check(
     )))
 }
 
-/// Returns `true` if the kernel accepts metadata. Registers a page with a temporary socket to find out.
+/// Returns `true` if the kernel accepts metadata. Registers a page with a temporary socket to find
+/// out.
 fn kernel_takes_metadata(name: &str, tx_checksum: TxChecksum) -> io::Result<bool> {
     let socket = socket::unbound_socket(name, false)?;
     let memory = Region::private(PAGE_BYTES)?.mapping().clone();

@@ -125,7 +125,8 @@ impl Own {
         out.iter().map(packet).collect()
     }
 
-    /// Sends a packet, whose first bytes lie in the server's memory, and the others in the session's.
+    /// Sends a packet, whose first bytes lie in the server's memory, and the others in the
+    /// session's.
     pub(crate) fn send(&mut self, header: &[u8], payload: &[u8], token: u64) {
         assert!(self.headers.copy_in(4096 + 100, header) && self.transmit.copy_in(77, payload));
         let part = |offset, len: usize| Part { space: self.space, offset, len: len as u32 };

@@ -55,8 +55,8 @@ impl PacketSocket {
         Ok(PacketSocket { fd, buffer: vec![0; 128 * 1024] })
     }
 
-    /// Sends through the queue of the processor's number from now on. Otherwise the hash of a packet's
-    /// flow chooses it.
+    /// Sends through the queue of the processor's number from now on. Otherwise the hash of a
+    /// packet's flow chooses it.
     #[allow(dead_code, reason = "only the tests of AF_XDP have several queues")]
     pub(crate) fn send_by_processor(&self) {
         let yes = 1i32;

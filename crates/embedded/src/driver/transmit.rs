@@ -6,8 +6,8 @@ use super::{BATCH, Driver, LENGTH_BYTES, Waiting};
 use crate::SendError;
 
 impl Driver {
-    /// Sends a packet of the thread inside, after all waiting packets. If none waits, the packet goes
-    /// directly into the device's ring, and waits only if the device refuses it.
+    /// Sends a packet of the thread inside, after all waiting packets. If none waits, the packet
+    /// goes directly into the device's ring, and waits only if the device refuses it.
     ///
     /// # Errors
     /// [`SendError`].

@@ -126,8 +126,8 @@ impl Command {
         })
     }
 
-    /// Returns the command for each of so many lanes. Each lane gets an equal share of a rate, and the
-    /// first one all requests for link addresses, which applications send there.
+    /// Returns the command for each of so many lanes. Each lane gets an equal share of a rate, and
+    /// the first one all requests for link addresses, which applications send there.
     pub(crate) fn for_lanes(mut self, lanes: usize) -> Vec<Command> {
         if let Command::Set {
             setting: Setting::RateBps | Setting::RatePps | Setting::Quota,

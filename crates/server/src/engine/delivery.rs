@@ -156,8 +156,8 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Counts a packet for an endpoint. Returns how many more the endpoint may receive; `None` if it
-    /// may not receive this one.
+    /// Counts a packet for an endpoint. Returns how many more the endpoint may receive; `None` if
+    /// it may not receive this one.
     #[inline(always)]
     pub(crate) fn admit(self, endpoint: &mut Endpoint) -> Option<u32> {
         if endpoint.iteration != self.iteration {
@@ -268,7 +268,8 @@ impl Receiver<'_> {
             self.notifier.touch(session, self.key, queue_pair);
             return next;
         }
-        // The notifier writes these lines at the end of the poll iteration; the application has them.
+        // The notifier writes these lines at the end of the poll iteration; the application has
+        // them.
         set.receive.prefetch_publication();
         session.marker.prefetch(queue_pair);
         let (pool, buffers) = (session.shape.receive_pool, &mut session.receive_pool);

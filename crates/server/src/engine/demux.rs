@@ -269,8 +269,8 @@ impl FlowTable {
         self.changes += 1;
     }
 
-    /// Returns the number of changes of the rules so far. The results of lookups stay the same while
-    /// it does.
+    /// Returns the number of changes of the rules so far. The results of lookups stay the same
+    /// while it does.
     #[inline]
     #[must_use]
     pub(crate) fn changes(&self) -> u64 {

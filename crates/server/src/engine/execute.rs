@@ -212,7 +212,8 @@ impl Engine {
         let Some(session) = self.sessions.get_mut(key) else { return };
         let destination = Destination { session: key, endpoint: number };
         let Some(endpoint) = session.take_out(number) else {
-            // The session ends. The control thread gives the port away when this command is executed.
+            // The session ends. The control thread gives the port away when this command is
+            // executed.
             if let Some(endpoint) = self.closing.take_out(key, number) {
                 forget(&mut self.flows, &endpoint, destination);
             }

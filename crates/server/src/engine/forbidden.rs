@@ -1,4 +1,5 @@
-//! The limit of packets that a session's rights forbid (the policy's `forbidden-packets-per-second`).
+//! The limit of packets that a session's rights forbid (the policy's
+//! `forbidden-packets-per-second`).
 
 const SECOND_NS: u64 = 1_000_000_000;
 

@@ -52,7 +52,8 @@ pub(crate) struct Notifier {
     suppression: bool,
     /// `true` if the engine notifies coalescing clients early, once half of their buffers are used.
     early: bool,
-    /// The time by which a deferred notification may be sent early, in nanoseconds, to save a sleep.
+    /// The time by which a deferred notification may be sent early, in nanoseconds, to save a
+    /// sleep.
     slack_ns: u64,
     relays: Relays,
 }

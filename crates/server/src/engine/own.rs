@@ -1,8 +1,8 @@
 //! Hardware queues that sessions have to themselves.
 //!
-//! The device writes received packets of such a session into the session's receive buffers, and reads
-//! packets to send in the session's transmit buffers, behind headers in the bounce buffers. One
-//! mapping holds all three for the device. The application has none of the bounce buffers.
+//! The device writes received packets of such a session into the session's receive buffers, and
+//! reads packets to send in the session's transmit buffers, behind headers in the bounce buffers.
+//! One mapping holds all three for the device. The application has none of the bounce buffers.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -341,8 +341,8 @@ impl OwnQueues {
     }
 
     /// Checks whether the queues complete packets, and resets those that have stalled. A queue is
-    /// broken if the reset fails, or if it stalls again before it completes a packet. Then its session
-    /// ends, and no other session is affected.
+    /// broken if the reset fails, or if it stalls again before it completes a packet. Then its
+    /// session ends, and no other session is affected.
     pub(crate) fn check(&mut self) -> Checked {
         let mut checked = Checked::default();
         for served in self.served.iter_mut().flatten().filter(|served| !served.is_broken) {

@@ -1,8 +1,8 @@
 //! The device and its memory.
 //!
-//! One mapping of this process alone holds the device's pool, which the device writes, and behind it
-//! the bounce buffers, which the device only reads. Pool and bounce buffers share one data space, because a
-//! device that cannot send in place sends from this space alone.
+//! One mapping of this process alone holds the device's pool, which the device writes, and behind
+//! it the bounce buffers, which the device only reads. Pool and bounce buffers share one data
+//! space, because a device that cannot send in place sends from this space alone.
 
 mod own;
 
@@ -95,7 +95,8 @@ impl std::fmt::Debug for DevicePort {
     }
 }
 
-/// Returns the size of a bounce buffer, in bytes. `registers`: the device reaches only registered memory.
+/// Returns the size of a bounce buffer, in bytes. `registers`: the device reaches only registered
+/// memory.
 fn slot_bytes(info: &Info, registers: bool) -> usize {
     let (limits, can) = (info.limits, info.can);
     // The engine copies whole packets if the device cannot reach them, or needs help.
@@ -114,8 +115,8 @@ fn slot_bytes(info: &Info, registers: bool) -> usize {
 }
 
 impl DevicePort {
-    /// Makes the memory of a queue of a device and opens the queue. The engine will take at most `batch`
-    /// packets from it per poll iteration. Also returns the memory of the bounce buffers.
+    /// Makes the memory of a queue of a device and opens the queue. The engine will take at most
+    /// `batch` packets from it per poll iteration. Also returns the memory of the bounce buffers.
     ///
     /// # Errors
     /// Fails if memory cannot be allocated or the queue does not open.
@@ -208,8 +209,8 @@ impl DevicePort {
         self.mtu = bytes.min(self.most_mtu);
     }
 
-    /// Records a change of the link. Only a link that comes up restarts the watchdog: while the link
-    /// is down, the watchdog may still free packets of ended sessions.
+    /// Records a change of the link. Only a link that comes up restarts the watchdog: while the
+    /// link is down, the watchdog may still free packets of ended sessions.
     pub(crate) fn set_link(&mut self, up: bool) {
         self.link_up = up;
         if up {
@@ -231,8 +232,8 @@ impl DevicePort {
             || self.copies(meta)
     }
 
-    /// Returns `true` for a packet that the device copies from the sender's memory itself, before the
-    /// call that passes it returns.
+    /// Returns `true` for a packet that the device copies from the sender's memory itself, before
+    /// the call that passes it returns.
     #[inline]
     pub(crate) fn copies(&self, meta: &Meta) -> bool {
         meta.segmentation.is_some() && self.can().tx_large_copied
@@ -414,8 +415,8 @@ impl DevicePort {
         if !self.link_up && !sessions_end { Checked::default() } else { self.own.check() }
     }
 
-    /// Returns the number of packets in flight, and of those ever returned, without those of sessions'
-    /// own queues.
+    /// Returns the number of packets in flight, and of those ever returned, without those of
+    /// sessions' own queues.
     #[inline]
     fn of_device(&self) -> (u64, u64) {
         let (own_out, own_landed) = self.own.counts();
@@ -492,9 +493,9 @@ impl DevicePort {
     }
 }
 
-/// Makes the memory of a device, and its file if a keeper can hold that. If it gives sessions queues,
-/// the bounce buffers, which begin at `pool_bytes`, are mapped once more for each of these; the file
-/// stays in this process then, because it is not sealed against writers.
+/// Makes the memory of a device, and its file if a keeper can hold that. If it gives sessions
+/// queues, the bounce buffers, which begin at `pool_bytes`, are mapped once more for each of these;
+/// the file stays in this process then, because it is not sealed against writers.
 fn device_memory(
     bytes: usize,
     pool_bytes: usize,

@@ -149,8 +149,8 @@ impl RxPath {
 
     /// Delivers each packet and frees its buffers, until the poll iteration reaches its limit
     /// ([`ITERATION_BYTES`]). Returns the number of these buffers, of their packets, and of their
-    /// bytes. The compiler makes one routine with captures and promiscuous endpoints and one without,
-    /// so absent ones cost nothing.
+    /// bytes. The compiler makes one routine with captures and promiscuous endpoints and one
+    /// without, so absent ones cost nothing.
     fn deliver_batch<const CAPTURES: bool>(
         &mut self,
         port: &DevicePort,
@@ -342,9 +342,9 @@ fn deliver_packet<const CAPTURES: bool>(
     work
 }
 
-/// Copies the beginning of a packet of `len` bytes and reads its headers there. `copy` copies as many
-/// first bytes as it is given room for. Returns the number of bytes copied, and the headers unless
-/// they are malformed; `None` if the packet is not in the pool.
+/// Copies the beginning of a packet of `len` bytes and reads its headers there. `copy` copies as
+/// many first bytes as it is given room for. Returns the number of bytes copied, and the headers
+/// unless they are malformed; `None` if the packet is not in the pool.
 #[inline(always)]
 fn read_headers(
     len: usize,

@@ -157,8 +157,8 @@ impl EngineWait {
         &self.epoll
     }
 
-    /// Adds the descriptor of a session's own queue. The kernel refuses only for lack of memory; then
-    /// the engine polls that queue when others wake it.
+    /// Adds the descriptor of a session's own queue. The kernel refuses only for lack of memory;
+    /// then the engine polls that queue when others wake it.
     pub(crate) fn watch_own(&self, fd: BorrowedFd<'_>) {
         let flags = device_events(self.device_watched);
         let _ = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(DEVICE), flags);
@@ -196,8 +196,8 @@ impl EngineWait {
         std::mem::take(&mut self.commands)
     }
 
-    /// Decides the next step after a poll iteration that found `found`. `drained`: the iteration left
-    /// nothing behind.
+    /// Decides the next step after a poll iteration that found `found`. `drained`: the iteration
+    /// left nothing behind.
     pub(crate) fn after(&mut self, found: Found, drained: bool) -> Next {
         let now = if self.waiter.needs_time() { clock_ns() } else { 0 };
         let by_notification = std::mem::take(&mut self.woken_by_notification);

@@ -151,9 +151,9 @@ impl Waiter {
         Next::Take(match self {
             Waiter::Poll => Step::Poll,
             Waiter::Block => {
-                // After one batch directly after a sleep, the check before the sleep replaces a poll
-                // iteration that would find nothing. An engine with more to do stays awake, and one
-                // that received gives the device new buffers before it sleeps.
+                // After one batch directly after a sleep, the check before the sleep replaces a
+                // poll iteration that would find nothing. An engine with more to do stays awake,
+                // and one that received gives the device new buffers before it sleeps.
                 let sleeps = slept && drained && found.received == 0;
                 if is_busy && !sleeps { Step::Poll } else { Step::Block }
             }

@@ -19,9 +19,9 @@ const REMEMBERED: usize = 1024;
 /// for a neighbour after three seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The next hops whose link addresses the kernel may look for at a time: because of one user, because
-/// of the users of one group, and because of all granted users. The kernel's table of neighbours has
-/// about a thousand entries (`gc_thresh3`).
+/// The next hops whose link addresses the kernel may look for at a time: because of one user,
+/// because of the users of one group, and because of all granted users. The kernel's table of
+/// neighbours has about a thousand entries (`gc_thresh3`).
 const UNKNOWN_PER_USER: usize = 64;
 const UNKNOWN_PER_GROUP: usize = 128;
 const UNKNOWN: usize = 256;
@@ -68,8 +68,9 @@ pub(super) struct Neighbours {
     waiting: HashMap<IpAddr, Waiting>,
     /// Answers to check again, because the host's routes or neighbours changed.
     to_check: VecDeque<NeighbourRequest>,
-    /// Next hops whose link addresses changed. After `to_check`, the answers that lead to them are to
-    /// be checked: so a link address that changes all the time costs no more than one that changed.
+    /// Next hops whose link addresses changed. After `to_check`, the answers that lead to them are
+    /// to be checked: so a link address that changes all the time costs no more than one that
+    /// changed.
     moved: BTreeSet<IpAddr>,
     /// `true` if all answers are to be checked once more after those.
     checks_again: bool,
@@ -101,8 +102,8 @@ impl Neighbours {
         }
     }
 
-    /// Returns the next request or the next answer to check, whichever is `preferred` if there are both:
-    /// `true` for a request. Also returns the number of answers that the session waits for.
+    /// Returns the next request or the next answer to check, whichever is `preferred` if there are
+    /// both: `true` for a request. Also returns the number of answers that the session waits for.
     pub(super) fn next_lookup(&mut self, preferred: bool) -> Option<(NeighbourRequest, u32)> {
         if preferred && let Some(request) = self.next_queued() {
             return Some((request, 1));
@@ -193,8 +194,8 @@ impl Neighbours {
             && count(&|_| true) < UNKNOWN
     }
 
-    /// Has a request of an account's session wait for the link address of a next hop. `answers`: 1 if
-    /// the session made the request, 0 if the server checks an earlier answer.
+    /// Has a request of an account's session wait for the link address of a next hop. `answers`: 1
+    /// if the session made the request, 0 if the server checks an earlier answer.
     pub(super) fn wait(
         &mut self,
         account: Account,
@@ -305,8 +306,8 @@ impl Neighbours {
             requests.retain(|request| !theirs(request));
             !requests.is_empty()
         });
-        // The kernel goes on looking for the link addresses, so they count against the account's limits
-        // until it ends.
+        // The kernel goes on looking for the link addresses, so they count against the account's
+        // limits until it ends.
         for waiting in self.waiting.values_mut() {
             waiting.requests.retain(|request, _| !theirs(request));
         }

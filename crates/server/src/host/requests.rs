@@ -19,8 +19,8 @@ use crate::engine::neighbours::NeighbourRequest;
 use crate::engines::Reply;
 use crate::policy::Account;
 
-/// Requests and earlier answers that the control thread looks at per wake-up. Each takes some system
-/// calls.
+/// Requests and earlier answers that the control thread looks at per wake-up. Each takes some
+/// system calls.
 const LOOKUPS_PER_WAKE_UP: usize = 16;
 
 /// The next hop on the route to a destination.
@@ -120,8 +120,8 @@ impl Control {
         is_open.then_some((connection.account, connection.lease?))
     }
 
-    /// Looks a destination up for a session. Returns what the session must learn now. `answers`: 1 if
-    /// the session made the request, 0 if the server checks an earlier answer.
+    /// Looks a destination up for a session. Returns what the session must learn now. `answers`: 1
+    /// if the session made the request, 0 if the server checks an earlier answer.
     fn look_up(&mut self, request: NeighbourRequest, answers: u32) -> Option<Delivery> {
         let (account, lease) = self.asker_of(request)?;
         let host = self.parts.host.as_mut()?;
@@ -192,8 +192,8 @@ impl Control {
         }
     }
 
-    /// Looks at requests, and at earlier answers after a change of the host, a few at a time. Gives up
-    /// requests that have waited for too long.
+    /// Looks at requests, and at earlier answers after a change of the host, a few at a time. Gives
+    /// up requests that have waited for too long.
     pub(crate) fn go_on_with_host(&mut self) {
         for lookup in 0..LOOKUPS_PER_WAKE_UP {
             let Some(host) = &mut self.parts.host else { return };

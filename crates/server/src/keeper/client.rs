@@ -63,8 +63,9 @@ pub struct KeeperAccess {
 }
 
 impl KeeperAccess {
-    /// Uses a connection from [`keeper_connection`](super::keeper_connection), whose other end a process
-    /// serves with [`run_keeper`](super::run_keeper). Asks the keeper how many descriptors it can hold.
+    /// Uses a connection from [`keeper_connection`](super::keeper_connection), whose other end a
+    /// process serves with [`run_keeper`](super::run_keeper). Asks the keeper how many descriptors
+    /// it can hold.
     ///
     /// # Errors
     /// Fails if the keeper has ended or does not answer for 5 s.
@@ -86,8 +87,8 @@ impl KeeperAccess {
     }
 
     /// Tells the keeper that no server will use it any more. Without this, the keeper takes the
-    /// server's end for a crash, and holds applications' flows for a while. Call it after the server
-    /// has stopped.
+    /// server's end for a crash, and holds applications' flows for a while. Call it after the
+    /// server has stopped.
     ///
     /// # Errors
     /// Fails if the keeper has ended.
@@ -99,8 +100,9 @@ impl KeeperAccess {
     /// Binds a port; see `holder::hold`. The keeper holds it, too.
     ///
     /// # Errors
-    /// The kernel's error, `EAGAIN` if the keeper does not answer for 5 s, `EPIPE` or `ECONNRESET` if it
-    /// has ended, or `EMFILE` if this server has no descriptor for the socket or the keeper has no room.
+    /// The kernel's error, `EAGAIN` if the keeper does not answer for 5 s, `EPIPE` or `ECONNRESET`
+    /// if it has ended, or `EMFILE` if this server has no descriptor for the socket or the keeper
+    /// has no room.
     pub(crate) fn hold(
         &self,
         protocol: PortProtocol,
@@ -297,8 +299,8 @@ impl Requests {
         (sent, Ok(()))
     }
 
-    /// Sends a request and waits for the answer. `port`: for a request that holds a port, its protocol
-    /// and its address.
+    /// Sends a request and waits for the answer. `port`: for a request that holds a port, its
+    /// protocol and its address.
     fn ask(
         &mut self,
         request: &Request,

@@ -16,7 +16,8 @@ const MAX_DESCRIPTORS: usize = 1 << 18;
 /// The beginnings of names of objects that no application can reach.
 const UNREACHED: [&str; 2] = ["device-", "port-"];
 
-/// Returns the most descriptors that this process can hold (`FileDescriptorStoreMax`, of this store).
+/// Returns the most descriptors that this process can hold (`FileDescriptorStoreMax`, of this
+/// store).
 pub(super) fn limit() -> usize {
     let open_files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let open_files = usize::try_from(open_files).unwrap_or(usize::MAX);
@@ -79,8 +80,8 @@ impl Held {
         self.all.iter().flat_map(each).map(|(name, one): (&String, _)| (name.as_str(), one.as_fd()))
     }
 
-    /// Closes everything. Closes device objects and ports before it returns, so that the kernel has all
-    /// flows and ports again. The closer thread closes the other objects.
+    /// Closes everything. Closes device objects and ports before it returns, so that the kernel has
+    /// all flows and ports again. The closer thread closes the other objects.
     pub(super) fn give_up(mut self) {
         for (name, all) in std::mem::take(&mut self.all) {
             if !UNREACHED.iter().any(|start| name.starts_with(start)) {

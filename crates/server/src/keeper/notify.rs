@@ -7,8 +7,8 @@
 //! | `FDSTOREREMOVE=1`, `FDNAME=name` | close everything under a name |
 //! | `BARRIER=1` | close the descriptor that comes with it, once all earlier messages are handled |
 //!
-//! `FDPOLL=0` is required. Without it, systemd would drop a port holder at once: a bound socket that
-//! does not listen polls as hung up.
+//! `FDPOLL=0` is required. Without it, systemd would drop a port holder at once: a bound socket
+//! that does not listen polls as hung up.
 
 /// The longest name, in bytes.
 const NAME_BYTES: usize = 255;
@@ -43,8 +43,8 @@ pub(super) fn remove(name: &str) -> String {
     format!("FDSTOREREMOVE=1\nFDNAME={name}")
 }
 
-/// Returns `true` for a name that systemd's store takes: 1 to 255 printable ASCII characters without
-/// a colon.
+/// Returns `true` for a name that systemd's store takes: 1 to 255 printable ASCII characters
+/// without a colon.
 pub(super) fn is_name(name: &str) -> bool {
     let is_one = |byte: u8| matches!(byte, b' '..=b'~') && byte != b':';
     (1..=NAME_BYTES).contains(&name.len()) && name.bytes().all(is_one)

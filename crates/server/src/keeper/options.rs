@@ -1,4 +1,5 @@
-//! The options of a keeper, and the ways to it: its connection to the server, and its socket's path.
+//! The options of a keeper, and the ways to it: its connection to the server, and its socket's
+//! path.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,11 +29,11 @@ pub fn keeper_connection() -> io::Result<(OwnedFd, OwnedFd)> {
 pub struct KeeperOptions {
     /// The interface that the server serves.
     pub interface: String,
-    /// `true` if the server may have the keeper bind ports of the interface's addresses, and have the
-    /// kernel confirm neighbours there.
+    /// `true` if the server may have the keeper bind ports of the interface's addresses, and have
+    /// the kernel confirm neighbours there.
     pub shares_host: bool,
-    /// Whether the server may have the keeper make AF_XDP sockets for the interface, and if so, whether
-    /// they poll the hardware (`busy-poll`).
+    /// Whether the server may have the keeper make AF_XDP sockets for the interface, and if so,
+    /// whether they poll the hardware (`busy-poll`).
     pub xdp_sockets: Option<bool>,
     /// The time for which the keeper holds flows and ports after the server was killed.
     pub hold: Duration,

@@ -53,12 +53,12 @@ struct Keeper {
     is_told_to_end: bool,
 }
 
-/// Serves a server's requests over `socket` until the server closes its end. If the server did not say
-/// that it ends, holds its ports and descriptors for `options.hold`. Runs in a process of its own. With
-/// `options.shares_host`, the process needs `CAP_NET_BIND_SERVICE` and `CAP_NET_ADMIN`; with
-/// `options.xdp_sockets`, `CAP_NET_RAW` and `CAP_NET_ADMIN`. `stop`: a
-/// descriptor that is readable when the keeper must end its hold. If the keeper cannot start, the server
-/// gets the reason: there is no such interface, or the path cannot be used.
+/// Serves a server's requests over `socket` until the server closes its end. If the server did not
+/// say that it ends, holds its ports and descriptors for `options.hold`. Runs in a process of its
+/// own. With `options.shares_host`, the process needs `CAP_NET_BIND_SERVICE` and `CAP_NET_ADMIN`;
+/// with `options.xdp_sockets`, `CAP_NET_RAW` and `CAP_NET_ADMIN`. `stop`: a descriptor that is
+/// readable when the keeper must end its hold. If the keeper cannot start, the server gets the
+/// reason: there is no such interface, or the path cannot be used.
 ///
 /// # Errors
 /// Fails if the kernel fails.
@@ -220,8 +220,8 @@ impl Keeper {
         }
     }
 
-    /// Carries a request out, and answers all but the release of a port. Returns `false` at the end of
-    /// the server.
+    /// Carries a request out, and answers all but the release of a port. Returns `false` at the end
+    /// of the server.
     fn answer(&mut self, bytes: &[u8]) -> bool {
         let request = Request::read_from_bytes(bytes).ok();
         if let Some(request) = &request

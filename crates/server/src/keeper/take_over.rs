@@ -1,4 +1,5 @@
-//! Taking over from a server that was killed: the socket at which its keeper waits for the next one.
+//! Taking over from a server that was killed: the socket at which its keeper waits for the next
+//! one.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -81,8 +82,8 @@ impl Listener {
         }
     }
 
-    /// Waits until another server takes over, and returns its connection; or until the time expires or
-    /// the process must stop.
+    /// Waits until another server takes over, and returns its connection; or until the time expires
+    /// or the process must stop.
     pub(super) fn wait(&self, until: Instant, stop: BorrowedFd<'_>) -> Option<OwnedFd> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -136,15 +137,16 @@ impl Drop for Listener {
 pub enum TakeOver {
     /// No keeper was there, or it held nothing any more.
     Nothing,
-    /// The descriptors of a server that was killed, with their names. Its keeper holds them no longer.
+    /// The descriptors of a server that was killed, with their names. Its keeper holds them no
+    /// longer.
     Done(Vec<(String, OwnedFd)>),
     /// The other server lives.
     Busy,
 }
 
-/// Takes over from a killed server with this socket: its keeper hands over what it holds. This process
-/// needs as many descriptors as the keeper has. `user`: the user as which this server, and so the
-/// other one, runs.
+/// Takes over from a killed server with this socket: its keeper hands over what it holds. This
+/// process needs as many descriptors as the keeper has. `user`: the user as which this server, and
+/// so the other one, runs.
 ///
 /// # Errors
 /// Fails with the error of a system call, such as `EACCES` for another user's server.

@@ -252,8 +252,8 @@ impl Stack {
         self.tcp.next_unused_port()
     }
 
-    /// Fails the sockets of a TCP port with [`SocketError::Revoked`](crate::SocketError::Revoked): the
-    /// port belongs to this host no more.
+    /// Fails the sockets of a TCP port with [`SocketError::Revoked`](crate::SocketError::Revoked):
+    /// the port belongs to this host no more.
     pub fn tcp_revoke(&mut self, now: Instant, is_ipv4: bool, port: u16) {
         self.tcp.revoke(now, &mut self.host, is_ipv4, port);
     }

@@ -67,8 +67,8 @@ pub(super) fn run(wire: Wire, content: &Content, amounts: Amounts) -> anyhow::Re
         let extra = start(Part::Echo, EXTRA, EXTRA_V4, web_user, None)?;
         ensure!(lists_extra(&report()?), "the application to be killed is not in the report");
         kill_in_traffic(extra, progress, amounts, || {
-            // The report drops the session first; its memory goes when the engine has released it. On
-            // a busy machine, the server may have held files of other sessions for a moment before.
+            // The report drops the session first; its memory goes when the engine has released it.
+            // On a busy machine, the server may have held files of others for a moment before.
             Ok(lists_extra(&report()?) || held(server.pid()) > before)
         })
     })?;

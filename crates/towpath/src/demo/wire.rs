@@ -64,8 +64,8 @@ impl Wire {
         Ok(Wire::Tap(device))
     }
 
-    /// Makes a veth pair, and attaches to it for a moment. Returns the reason if this machine or user
-    /// may not.
+    /// Makes a veth pair, and attaches to it for a moment. Returns the reason if this machine or
+    /// user may not.
     fn veth() -> anyhow::Result<Result<Wire, Unavailable>> {
         let here = Namespace::current()?;
         let served = Namespace::create()?;
@@ -81,8 +81,8 @@ impl Wire {
         match served.run(open)? {
             Ok(_) => Ok(Ok(Wire::Veth(served))),
             Err(error @ (XdpError::NotPermitted { .. } | XdpError::NoSockets { .. })) => {
-                // The kernel removes the pair with the other namespace, but only some time later. Until
-                // then its route would take packets that are for the TAP.
+                // The kernel removes the pair with the other namespace, but only some time later.
+                // Until then its route would take packets that are for the TAP.
                 Netlink::open()?.delete_link(FAR)?;
                 let remedy = "run it as root, or without --device xdp".to_owned();
                 Ok(Err(Unavailable { cause: error.to_string(), remedy }))

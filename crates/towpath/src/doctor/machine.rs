@@ -36,8 +36,8 @@ fn huge_pages() -> Finding {
     Finding::new("huge pages", Standing::Ok, found, use_of_huge_pages(free_of_2_mib))
 }
 
-/// Returns what a server does with so many free huge pages of 2 MiB. It asks the kernel for all that
-/// its memory needs, which depends on the device.
+/// Returns what a server does with so many free huge pages of 2 MiB. It asks the kernel for all
+/// that its memory needs, which depends on the device.
 fn use_of_huge_pages(free: u64) -> &'static str {
     if free == 0 {
         "a server's own memory for packets has pages of 4 KiB; some of 2 MiB would serve it \

@@ -38,8 +38,8 @@ pub(super) struct Measured {
     pub(super) per_second: f64,
     /// The median round trip of a datagram alone, in microseconds.
     pub(super) trip_us: f64,
-    /// Processor time per datagram that came back, in microseconds: this program, the server, and the
-    /// kernel's softirqs.
+    /// Processor time per datagram that came back, in microseconds: this program, the server, and
+    /// the kernel's softirqs.
     pub(super) cpu_us: f64,
     /// Datagrams that did not come back in time.
     pub(super) lost: u64,
@@ -135,8 +135,8 @@ impl Exchange<'_> {
         Ok(number)
     }
 
-    /// Receives a datagram. Returns its number, or `None` if none came in time or the datagram is not
-    /// one of these.
+    /// Receives a datagram. Returns its number, or `None` if none came in time or the datagram is
+    /// not one of these.
     fn receive(&mut self) -> Result<Option<u64>, String> {
         match self.socket.receive(&mut self.answer) {
             Ok(len) if len == self.datagram.len() => {
@@ -196,7 +196,8 @@ impl Exchange<'_> {
         Ok((trips, lost))
     }
 
-    /// Keeps a window of datagrams in flight. Returns the number that came back, and that of those lost.
+    /// Keeps a window of datagrams in flight. Returns the number that came back, and that of those
+    /// lost.
     fn windowed(&mut self, amounts: Amounts) -> Result<(u64, u64), String> {
         let first = self.next;
         let (mut back, mut lost, mut under_way) = (0, 0, 0u64);

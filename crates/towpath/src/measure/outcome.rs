@@ -88,8 +88,8 @@ impl Outcomes {
         Spread::of(pairs.map(|(one, kernel)| value(one) / value(kernel)))
     }
 
-    /// Returns the way with the best median of a value, and the ways that are not worse: the ratios to
-    /// them in the same rounds lie on both sides of 1.
+    /// Returns the way with the best median of a value, and the ways that are not worse: the ratios
+    /// to them in the same rounds lie on both sides of 1.
     fn best(&self, value: fn(&Measured) -> f64, highest: bool) -> Vec<&str> {
         let median = |rounds: &[Measured]| Spread::of(rounds.iter().map(value)).median;
         let sign = if highest { 1.0 } else { -1.0 };

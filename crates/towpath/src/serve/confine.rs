@@ -18,12 +18,12 @@ use crate::failure::{Failure, says};
 /// capabilities end.
 const LAST_CAPABILITY: u32 = 63;
 
-/// The capabilities of the keeper of a server which shares the host's addresses: to bind ports below
-/// 1024, and to confirm neighbours.
+/// The capabilities of the keeper of a server which shares the host's addresses: to bind ports
+/// below 1024, and to confirm neighbours.
 const SHARES_HOST: CapabilitySet = CapabilitySet::NET_BIND_SERVICE.union(CapabilitySet::NET_ADMIN);
 
-/// The capabilities of the keeper of a server with AF_XDP: to make a socket, and to let the socket have
-/// a large send buffer and poll the hardware.
+/// The capabilities of the keeper of a server with AF_XDP: to make a socket, and to let the socket
+/// have a large send buffer and poll the hardware.
 const XDP_SOCKETS: CapabilitySet = CapabilitySet::NET_RAW.union(CapabilitySet::NET_ADMIN);
 
 /// Becomes `user`, if given, and drops every right that the keeper does not need.
@@ -52,8 +52,9 @@ pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
     drop_all_but(CapabilitySet::empty(), user)
 }
 
-/// Raises the limit of locked memory as far as possible. AF_XDP locks the device's memory. Where there
-/// is a swap device, the server also locks its sessions' memory. Call it before the change of user.
+/// Raises the limit of locked memory as far as possible. AF_XDP locks the device's memory. Where
+/// there is a swap device, the server also locks its sessions' memory. Call it before the change of
+/// user.
 pub(super) fn raise_memory_limit() {
     let most = rustix::process::getrlimit(Resource::Memlock).maximum;
     let no_limit = Rlimit { current: None, maximum: None };
@@ -63,8 +64,8 @@ pub(super) fn raise_memory_limit() {
     }
 }
 
-/// Raises the limit of descriptors. Each session takes a handful, and each port one. Call it before the
-/// change of user.
+/// Raises the limit of descriptors. Each session takes a handful, and each port one. Call it before
+/// the change of user.
 pub(super) fn raise_descriptor_limit() {
     let most = rustix::process::getrlimit(Resource::Nofile).maximum;
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });

@@ -76,8 +76,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// What a server that was killed left behind, by name.
 pub(super) type Left = Vec<(String, OwnedFd)>;
 
-/// Takes over from a server with this socket that was killed. Then gives its flows and ports back to
-/// the kernel, and returns the rest.
+/// Takes over from a server with this socket that was killed. Then gives its flows and ports back
+/// to the kernel, and returns the rest.
 pub(super) fn take_over_from_killed(
     socket: &Path,
     user: Option<&Identity>,

@@ -66,14 +66,14 @@ pub(crate) struct Settings {
     pub(crate) lease: Vec<Lease>,
     /// Let applications use TCP and UDP ports of the interface's own addresses, beside the kernel
     /// and each other; with xdp, packet, and auto unless it chooses a TAP. The keeper, a process
-    /// beside the server, binds the ports, has the kernel confirm neighbours, and holds the ports if
-    /// the server is killed
+    /// beside the server, binds the ports, has the kernel confirm neighbours, and holds the ports
+    /// if the server is killed
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) share_host: bool,
-    /// Seconds, 0 to 3600, for which the keeper holds applications' flows and ports after the server
-    /// was killed, so that the kernel does not answer for them; 10 by default. A new server with the
-    /// same socket takes over and ends this time
+    /// Seconds, 0 to 3600, for which the keeper holds applications' flows and ports after the
+    /// server was killed, so that the kernel does not answer for them; 10 by default. A new server
+    /// with the same socket takes over and ends this time
     #[arg(long, value_name = "SECONDS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hold: Option<Number<0, 3600>>,
@@ -115,9 +115,9 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SETTING=VALUE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) set: Vec<Assignment>,
-    /// Engine threads, 1 to 8; 1 by default. Each serves some of the interface's hardware queues, and
-    /// each direction of a flow stays on one of them. More than one only for xdp, and at most as many as
-    /// the interface has queues
+    /// Engine threads, 1 to 8; 1 by default. Each serves some of the interface's hardware queues,
+    /// and each direction of a flow stays on one of them. More than one only for xdp, and at most
+    /// as many as the interface has queues
     #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lanes: Option<Number<1, 8>>,

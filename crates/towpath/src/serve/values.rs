@@ -101,7 +101,8 @@ pub(crate) enum Driver {
     Xdp(xdp::Options),
     /// Packet sockets on an interface of the kernel.
     Packet,
-    /// TAP for a TAP interface; for any other one AF_XDP, or packet sockets where that is impossible.
+    /// TAP for a TAP interface; for any other one AF_XDP, or packet sockets where that is
+    /// impossible.
     Auto,
 }
 

@@ -29,8 +29,8 @@ fn lives(process: Pid) -> bool {
     status.is_ok_and(|status| !status.contains("State:\tZ"))
 }
 
-/// Returns the descriptors of a process: how many there are of each kind, or `None` if this user may
-/// not look.
+/// Returns the descriptors of a process: how many there are of each kind, or `None` if this user
+/// may not look.
 fn descriptors(process: Pid) -> Option<BTreeMap<String, usize>> {
     let mut kinds = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{}/fd", process.as_raw_nonzero())).ok()?.flatten() {
@@ -175,8 +175,8 @@ fn a_killed_servers_program_is_held_for_a_time() {
     });
 }
 
-/// The keeper makes the sockets that a server needs when it resets its device, and closes its copies of
-/// the old ones first: these would keep the hardware queue busy.
+/// The keeper makes the sockets that a server needs when it resets its device, and closes its
+/// copies of the old ones first: these would keep the hardware queue busy.
 #[test]
 fn a_device_is_reset_as_often_as_it_stalls() {
     towpath_testkit::isolated!(|| {
@@ -205,8 +205,8 @@ fn a_device_is_reset_as_often_as_it_stalls() {
 const CAPABILITIES: [(&str, u32); 3] =
     [("CAP_NET_BIND_SERVICE", 10), ("CAP_NET_ADMIN", 12), ("CAP_NET_RAW", 13)];
 
-/// Returns the rows of the table in docs/trust.md for processes that a server keeps: the process, the
-/// devices, and the capabilities as a mask.
+/// Returns the rows of the table in docs/trust.md for processes that a server keeps: the process,
+/// the devices, and the capabilities as a mask.
 fn table_of_rights() -> Vec<(String, String, u64)> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/trust.md");
     let page = fs::read_to_string(page).unwrap();
@@ -223,7 +223,8 @@ fn table_of_rights() -> Vec<(String, String, u64)> {
     .collect()
 }
 
-/// Checks that a process has exactly these capabilities, and that no program which it starts has any.
+/// Checks that a process has exactly these capabilities, and that no program which it starts has
+/// any.
 fn check_rights(process: u32, expected: u64) {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     for (set, expected) in

@@ -36,8 +36,8 @@ fn wire(queues: u32) -> Namespace {
     far
 }
 
-/// Keeps the calling thread on its processor. A veth queues each packet with the processor that sends
-/// it: the packets of a thread that moves to another one may overtake each other.
+/// Keeps the calling thread on its processor. A veth queues each packet with the processor that
+/// sends it: the packets of a thread that moves to another one may overtake each other.
 fn stay() {
     let mut set = CpuSet::new();
     set.set(rustix::thread::sched_getcpu());

@@ -117,8 +117,8 @@ fn checksums_of_the_engine(option: &str) -> u64 {
     completed
 }
 
-/// The far kernel verifies what the near one completes in software (`tx-checksum=kernel`). A checksum
-/// that the interface completes stays partial on a veth.
+/// The far kernel verifies what the near one completes in software (`tx-checksum=kernel`). A
+/// checksum that the interface completes stays partial on a veth.
 #[test]
 fn the_interface_or_the_kernel_completes_checksums_of_sent_packets() {
     towpath_testkit::isolated!(|| {

@@ -1,6 +1,6 @@
 //! Sessions with a hardware queue of their own, on a wire with two queues. The far host's kernel
-//! chooses the queue of a flow by its hash, so a test tries source ports until it knows one for each
-//! queue.
+//! chooses the queue of a flow by its hash, so a test tries source ports until it knows one for
+//! each queue.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -34,8 +34,8 @@ const SOURCES: RangeInclusive<u16> = 1..=40;
 /// A UDP packet's headers, in bytes.
 const HEADERS: usize = 42;
 
-/// Returns options for a session whose memory, with that of the server, fits into the usual limit of
-/// locked memory.
+/// Returns options for a session whose memory, with that of the server, fits into the usual limit
+/// of locked memory.
 fn options() -> Options {
     Options {
         receive_slots: 256,
@@ -69,8 +69,8 @@ impl World {
         }
         let far = Namespace::create().unwrap();
         let here = rustix::thread::gettid().as_raw_nonzero();
-        // In generic mode, a packet of the sender's queue n > 0 arrives on queue n - 1, and in native
-        // mode on queue n.
+        // In generic mode, a packet of the sender's queue n > 0 arrives on queue n - 1, and in
+        // native mode on queue n.
         let senders = if mode == "generic" { 3 } else { 2 };
         far.run(|| {
             sh(&format!(

@@ -194,8 +194,8 @@ fn a_killed_server_leaves_no_port_behind() {
     });
 }
 
-/// Without server and keeper, the kernel removes everything that they attached, in whatever order they
-/// end.
+/// Without server and keeper, the kernel removes everything that they attached, in whatever order
+/// they end.
 #[test]
 fn killing_server_and_keeper_leaves_nothing() {
     towpath_testkit::isolated!(|| {
@@ -520,8 +520,8 @@ fn what_cannot_be_shared_is_refused() {
     });
 }
 
-/// A server that is killed leaves no answer of the kernel to its applications' peers: neither a reset
-/// nor an ICMP error. The next server takes over, or the time expires.
+/// A server that is killed leaves no answer of the kernel to its applications' peers: neither a
+/// reset nor an ICMP error. The next server takes over, or the time expires.
 #[test]
 fn a_killed_servers_flows_stay_closed_to_the_kernel() {
     towpath_testkit::isolated!(|| {
@@ -572,8 +572,8 @@ fn a_killed_servers_flows_stay_closed_to_the_kernel() {
 /// Bytes that an application receives while the kernel's own traffic goes on.
 const BUSY_BYTES: usize = 200 << 20;
 
-/// Starts Debian's sshd on the host's address, in a mount namespace in which /run is its own. Returns
-/// the server, and a command for a session.
+/// Starts Debian's sshd on the host's address, in a mount namespace in which /run is its own.
+/// Returns the server, and a command for a session.
 fn ssh(directory: &Directory) -> (std::process::Child, Command) {
     let path = |name: &str| directory.text(name);
     let keygen = format!(

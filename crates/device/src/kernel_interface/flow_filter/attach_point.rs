@@ -93,9 +93,9 @@ impl AttachPoint {
         }
     }
 
-    /// Handles a rule that matches, which R0 points to. On a hardware queue that has an owner, every
-    /// matching rule must be the owner's; goes to `next` to see the others. Otherwise the first one
-    /// decides.
+    /// Handles a rule that matches, which R0 points to. On a hardware queue that has an owner,
+    /// every matching rule must be the owner's; goes to `next` to see the others. Otherwise the
+    /// first one decides.
     pub(super) fn found(self, asm: &mut Assembler, labels: Found) {
         let AttachPoint::Xdp { owners, .. } = self else { return asm.jump(labels.matched) };
         asm.load(Size::Word, Reg::R1, Reg::R0, 0);

@@ -17,8 +17,8 @@ pub(super) const QUEUE: i16 = QUOTED - 8;
 pub(super) const HAS_QUOTED: i16 = QUOTED - 4;
 /// 1 for an IPv6 fragment.
 pub(super) const IS_FRAGMENT: i16 = QUOTED - 12;
-/// The offset of an IPv6 extension header. Not 8-byte aligned: at an aligned slot the verifier tracks
-/// each value, and checks the rest of the program once per value.
+/// The offset of an IPv6 extension header. Not 8-byte aligned: at an aligned slot the verifier
+/// tracks each value, and checks the rest of the program once per value.
 pub(super) const EXTENSION_OFFSET: i16 = QUOTED - 14;
 /// 1 if a rule of the hardware queue's owner matches. Not 8-byte aligned, for the same reason.
 pub(super) const MATCHED: i16 = QUOTED - 20;

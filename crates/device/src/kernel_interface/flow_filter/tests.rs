@@ -357,8 +357,8 @@ fn a_queue_without_a_socket_drops_and_counts() {
     }
 }
 
-/// A hardware queue of a session's own takes what only its own rules match, and drops the packets of
-/// others. It passes the kernel's.
+/// A hardware queue of a session's own takes what only its own rules match, and drops the packets
+/// of others. It passes the kernel's.
 #[test]
 fn the_queue_of_an_owner_takes_its_flows_alone() {
     let program = program::assemble(FDS, XDP).unwrap();

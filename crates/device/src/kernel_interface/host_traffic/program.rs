@@ -7,8 +7,8 @@
 
 use towpath_bpf::{AssembleError, Assembler, Instruction, Label, Op, Reg, Size};
 
-/// A key of the map: an address (IPv4 in the first four bytes), protocol, IP version, port in network
-/// order, and zeros.
+/// A key of the map: an address (IPv4 in the first four bytes), protocol, IP version, port in
+/// network order, and zeros.
 pub(crate) const KEY_BYTES: usize = 24;
 pub(crate) const KEY_PROTOCOL: usize = 16;
 pub(crate) const KEY_VERSION: usize = 17;

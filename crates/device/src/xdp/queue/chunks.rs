@@ -64,8 +64,8 @@ impl Chunks {
         (is_start && self.holders.get(chunk) == Some(&Holder::Engine)).then_some(chunk)
     }
 
-    /// Returns the chunk in which a socket put data, and the data's offset in the memory. `None` for
-    /// a chunk that no socket has, which is a fault of a driver.
+    /// Returns the chunk in which a socket put data, and the data's offset in the memory. `None`
+    /// for a chunk that no socket has, which is a fault of a driver.
     pub(super) fn received(&self, address: u64) -> Option<(usize, u32)> {
         let (base, data) = if self.unaligned {
             let base = address & ((1 << OFFSET_SHIFT) - 1);

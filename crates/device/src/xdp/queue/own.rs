@@ -30,8 +30,8 @@ impl XdpQueue {
         Some(HardwareQueue { number: hardware, state: Box::new(socket) })
     }
 
-    /// Serves a hardware queue again, by a new socket. The old one is closed, and so the engine gets
-    /// the buffers that it had.
+    /// Serves a hardware queue again, by a new socket. The old one is closed, and so the engine
+    /// gets the buffers that it had.
     pub(super) fn serve_again(&mut self, queue: HardwareQueue, buffers: &mut Vec<u32>) {
         let HardwareQueue { number, state } = queue;
         let state: Box<dyn Any> = state;

@@ -97,8 +97,8 @@ impl XdpQueue {
         offload::meta(beginning, len, frame_bytes)
     }
 
-    /// Appends packets of the groups' ring to `out`, or of this host's own sockets if `is_from_host`.
-    /// Returns how many, dropped ones included.
+    /// Appends packets of the groups' ring to `out`, or of this host's own sockets if
+    /// `is_from_host`. Returns how many, dropped ones included.
     pub(super) fn poll_packet_socket(
         &mut self,
         is_from_host: bool,

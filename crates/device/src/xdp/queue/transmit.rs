@@ -1,4 +1,5 @@
-//! Packets to send: through the first hardware queue's ring, and large ones through a packet socket.
+//! Packets to send: through the first hardware queue's ring, and large ones through a packet
+//! socket.
 
 use std::os::fd::AsFd;
 
@@ -26,7 +27,8 @@ impl XdpQueue {
             large_bytes: 0,
             parts: self.info.limits.tx_packet_parts,
             registered: true,
-            // Before the first receive buffer, any memory will do that `descriptors` finds registered.
+            // Before the first receive buffer, any memory will do that `descriptors` finds
+            // registered.
             pool: self.pool.or_else(|| Some(packets.first()?.parts.first()?.space)),
         };
         let mut descriptors = [Descriptor { address: 0, len: 0, options: 0 }; PACKET_DESCRIPTORS];

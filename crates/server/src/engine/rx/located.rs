@@ -1,5 +1,5 @@
-//! The location of a received packet's bytes in the device's pool: one buffer or several, and a VLAN
-//! tag that the device removed.
+//! The location of a received packet's bytes in the device's pool: one buffer or several, and a
+//! VLAN tag that the device removed.
 
 use towpath_device::{MAX_PARTS, Meta, Received, VlanTag};
 use towpath_memory::Mapping;

@@ -1,10 +1,10 @@
-//! The receive path of sessions' own queues. The device put each packet into a buffer of the session,
-//! so the engine copies none: it reads the headers, finds the endpoint, and gives the buffer to the
-//! application.
+//! The receive path of sessions' own queues. The device put each packet into a buffer of the
+//! session, so the engine copies none: it reads the headers, finds the endpoint, and gives the
+//! buffer to the application.
 //!
-//! The engine lends the device most of the buffers that the session's first queue pair provides, and
-//! keeps the others for packets that come another way. It copies a packet that spans several buffers,
-//! that it must segment, that is for another queue pair, or that a capture receives.
+//! The engine lends the device most of the buffers that the session's first queue pair provides,
+//! and keeps the others for packets that come another way. It copies a packet that spans several
+//! buffers, that it must segment, that is for another queue pair, or that a capture receives.
 
 use towpath_device::{DeviceError, Received};
 use towpath_packet::headers::PREFIX_BYTES;
@@ -44,8 +44,8 @@ struct Supply {
 /// The receive path of the own queues.
 #[derive(Debug)]
 pub(crate) struct OwnRx {
-    /// The buffers of a batch, and the number of those whose packets are done. The rest waits for the
-    /// next poll iteration.
+    /// The buffers of a batch, and the number of those whose packets are done. The rest waits for
+    /// the next poll iteration.
     received: Vec<Received>,
     done: usize,
     pieces: Vec<Piece>,
@@ -63,7 +63,8 @@ pub(crate) struct OwnRx {
 }
 
 impl OwnRx {
-    /// Creates the path. The engine takes at most `most` packets from each queue per poll iteration.
+    /// Creates the path. The engine takes at most `most` packets from each queue per poll
+    /// iteration.
     pub(crate) fn new(most: usize, values: &Values) -> OwnRx {
         OwnRx {
             received: Vec::new(),
@@ -251,7 +252,8 @@ fn deliver(
     work
 }
 
-/// Returns `true` if the application has the packet's buffer now, and the copies that the engine made.
+/// Returns `true` if the application has the packet's buffer now, and the copies that the engine
+/// made.
 fn hand_over(
     buffers: &[Received],
     (key, memory): (u32, &towpath_memory::Mapping),

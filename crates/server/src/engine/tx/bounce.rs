@@ -37,7 +37,8 @@ pub(crate) struct Slot {
 pub(crate) struct BounceBuffers {
     /// The slots' memory. The device reads it, too.
     memory: Region,
-    /// The distance from one slot to the next, and the room for a packet in each, behind its headroom.
+    /// The distance from one slot to the next, and the room for a packet in each, behind its
+    /// headroom.
     slot_bytes: usize,
     room_bytes: usize,
     headroom: TxHeadroom,

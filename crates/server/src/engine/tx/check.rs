@@ -38,8 +38,8 @@ impl From<EndpointCount> for Refusal {
     }
 }
 
-/// Checks the packet `index` of a batch, whose beginning is in `slot`, and reads its headers. `mtu`: the device's largest IP
-/// packet, in bytes. Returns the offload work that the packet needs.
+/// Checks the packet `index` of a batch, whose beginning is in `slot`, and reads its headers.
+/// `mtu`: the device's largest IP packet, in bytes. Returns the offload work that the packet needs.
 ///
 /// # Errors
 /// The reason for which the engine does not send the packet.

@@ -154,7 +154,8 @@ impl TxPath {
             self.land(slot, sessions, notifier);
         }
         // What the device still has are the engine's own copies, unless it sends in place, or by a
-        // queue that ends with the session. Otherwise the session need not wait for a device that may be stalled, or whose link is down.
+        // queue that ends with the session. Otherwise the session need not wait for a device that
+        // may be stalled, or whose link is down.
         let waits = |session: &Session| session.in_place || session.own.place().is_some();
         if let Some(session) = sessions.get_mut(key).filter(|session| !waits(session)) {
             session.in_flight = 0;

@@ -1,14 +1,14 @@
 //! Hand-off of checked packets to the device.
 //!
 //! There are two modes, and a setting switches between them at run time (Watson, "Changes in the
-//! network interface queueing handoff model"). **Direct**: the engine places packets in the ring of a
-//! device that no packet waits for while it still checks others, and kicks the device once per poll
-//! iteration. **Queued**: the engine puts packets into the backlog, drains it a batch at a time, and
-//! kicks the device after each batch. In both modes, packets that the device has no room for wait in
-//! the backlog, in order, and only expedited packets overtake them ([`EXPEDITED_SLOTS`]). No packet
-//! overtakes those that a device returned at a reset. The backlog is short: packets that wait
-//! longer wait in their queues. There the scheduler still decides their order, and the application
-//! sees back pressure.
+//! network interface queueing handoff model"). **Direct**: the engine places packets in the ring of
+//! a device that no packet waits for while it still checks others, and kicks the device once per
+//! poll iteration. **Queued**: the engine puts packets into the backlog, drains it a batch at a
+//! time, and kicks the device after each batch. In both modes, packets that the device has no room
+//! for wait in the backlog, in order, and only expedited packets overtake them
+//! ([`EXPEDITED_SLOTS`]). No packet overtakes those that a device returned at a reset. The backlog
+//! is short: packets that wait longer wait in their queues. There the scheduler still decides their
+//! order, and the application sees back pressure.
 
 use std::collections::VecDeque;
 
@@ -231,8 +231,8 @@ impl Handoff {
         self.blocked
     }
 
-    /// Gives a packet for which there is room to the device with the next group, or puts it into the
-    /// backlog.
+    /// Gives a packet for which there is room to the device with the next group, or puts it into
+    /// the backlog.
     ///
     /// # Errors
     /// Fails if the device as a whole fails.
@@ -311,8 +311,8 @@ impl Handoff {
     }
 
     /// Gives the device the direct packets. If it has room for them, also gives it those of the
-    /// backlog: first those that precede all others, then expedited packets within their share, then
-    /// the rest.
+    /// backlog: first those that precede all others, then expedited packets within their share,
+    /// then the rest.
     ///
     /// # Errors
     /// Fails if the device as a whole fails.

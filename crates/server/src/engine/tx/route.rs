@@ -213,8 +213,8 @@ impl TxPath {
         Ok(self.spend(one, work, captures, sent))
     }
 
-    /// Returns `true` if the device does the offload work of a packet. A bounce buffer does not hold
-    /// a large packet that the device cannot send in place.
+    /// Returns `true` if the device does the offload work of a packet. A bounce buffer does not
+    /// hold a large packet that the device cannot send in place.
     #[inline]
     fn device_takes(&self, one: &Outgoing, meta: &Meta, context: &mut TxContext<'_>) -> bool {
         context.port.takes(meta)

@@ -1,4 +1,5 @@
-//! Tests of the receive path of own queues, and of the queues themselves. The test plays the device.
+//! Tests of the receive path of own queues, and of the queues themselves. The test plays the
+//! device.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;

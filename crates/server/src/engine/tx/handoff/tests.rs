@@ -204,8 +204,8 @@ fn the_backlog_fills_while_the_link_is_down() {
     }
 }
 
-/// With direct hand-off, the device has the first group of packets in its ring before the engine has
-/// checked all, and one kick is for all of them. A queue kicks after each batch.
+/// With direct hand-off, the device has the first group of packets in its ring before the engine
+/// has checked all, and one kick is for all of them. A queue kicks after each batch.
 #[test]
 fn direct_packets_are_in_the_ring_before_the_one_kick() {
     let packets = BATCH as u32 + 10;
