@@ -181,7 +181,11 @@ impl Control {
             self.slow.push(uid, Job::Release { token, mappings, sessions });
         }
         if let Some(why) = why {
-            let text = format!("mapped: {why}; attach without an own queue");
+            let uid = self.connections.get(token).map_or(0, |one| one.account.uid);
+            if self.log.allows(uid) {
+                warn!(uid, "an application gets no hardware queue: {why}");
+            }
+            let text = format!("attach: {why}; attach without an own queue");
             self.refuse(token, &(Refusal::Limit, text));
         }
     }

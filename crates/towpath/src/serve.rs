@@ -126,7 +126,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     while wait(&server, &signals, &mut pcap)? == Action::ReloadPolicy && settings.policy.is_some() {
         reload_policy(&server, &settings, &socket, &name);
     }
-    signals.release();
+    signals.release_soon();
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     let outcome = server.stop();
     info!(device = name, "ended");

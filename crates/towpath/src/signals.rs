@@ -5,6 +5,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+/// Signals within this time are one.
+const TOGETHER: Duration = Duration::from_millis(100);
 
 /// Requests from the service manager, the keyboard, and the terminal's end.
 const ASKING: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
@@ -69,6 +73,21 @@ impl Signals {
         // The signal's number is the first field (signalfd(2)).
         let number = taken.first_chunk().filter(|_| length == taken.len())?;
         Some(u32::from_ne_bytes(*number) as libc::c_int)
+    }
+
+    /// Does the same as [`Signals::release`], after a tenth of a second. `timeout` (coreutils) signals
+    /// its program and then the program's group: such a second signal belongs to the first.
+    pub(crate) fn release_soon(self) {
+        let release = move || {
+            std::thread::sleep(TOGETHER);
+            self.release();
+            // From now on, the kernel may deliver a signal of the process to this thread.
+            loop {
+                std::thread::park();
+            }
+        };
+        // Without a thread, the process ends by the first signal alone.
+        let _ = std::thread::Builder::new().name("signals".into()).spawn(release);
     }
 
     /// Restores the former effect of each signal: a second signal ends the process, in case an

@@ -1,5 +1,6 @@
 //! What about an interface may keep packets from the applications.
 
+use std::ops::Range;
 use std::path::Path;
 
 use super::ethtool::Ethtool;
@@ -32,10 +33,28 @@ pub(crate) fn of_one_address(name: &str, ethtool: &Ethtool) -> Option<String> {
     })
 }
 
-/// Returns warnings about the hardware queues that sessions may have to themselves.
-pub(crate) fn of_own_queues(name: &str, ethtool: &Ethtool, own_queues: &[u32]) -> Vec<String> {
+/// Returns warnings about the hardware queues that sessions may have to themselves, if they are in
+/// `usable`.
+pub(crate) fn of_own_queues(
+    name: &str,
+    ethtool: &Ethtool,
+    own_queues: &[u32],
+    usable: &Range<u32>,
+) -> Vec<String> {
     let table = ethtool.rss_table();
     let text = |queue: &u32| match &table {
+        _ if !usable.contains(queue) => Some(match usable.len() {
+            0 => format!(
+                "no session gets hardware queue {queue} of {name} to itself: the server needs all that \
+                 {name} has; ethtool -L {name} combined N makes more"
+            ),
+            _ => format!(
+                "no session gets hardware queue {queue} of {name} to itself: only {} to {} can be \
+                 had; change own-queues in the policy",
+                usable.start,
+                usable.end - 1
+            ),
+        }),
         None => Some(format!(
             "{name} does not say how it spreads packets among its hardware queues: while a session \
              has hardware queue {queue} to itself, packets of other applications that arrive there \

@@ -1,6 +1,7 @@
 //! Attaches to an interface: chooses the mode, loads the program, and opens the sockets.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -82,7 +83,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let may_be_partial = is_generic || is_virtual;
     let (chunk_bytes, most) = if spans { LARGE_BUFFERS } else { SMALL_BUFFERS };
-    let gives_queues = !options.own_queues.is_empty();
+    let gives_queues = options.own_queues.iter().any(|one| usable(&ethtool, lanes).contains(one));
     let rx_buffers = locked::receive_buffers(most, chunk_bytes, (queues, lanes), gives_queues);
     if options.copying == CopyMode::ZeroCopy && is_generic {
         return Err(XdpError::NoZeroCopy { name: name.clone() });
@@ -340,6 +341,12 @@ fn needs_to_span(
     Err(XdpError::NoSpanning { name: name.to_owned(), why, remedy })
 }
 
+/// Returns the hardware queues that sessions can have to themselves: they receive and send, and the
+/// server can do without.
+fn usable(ethtool: &Ethtool, lanes: u32) -> Range<u32> {
+    lanes..ethtool.queues().min(ethtool.sending_queues()).max(lanes)
+}
+
 /// Returns what the operator should know about how the interface is served.
 fn notes(
     name: &str,
@@ -373,6 +380,7 @@ fn notes(
     let hidden_tags = warnings::of_hidden_tags(name, ethtool, kind.is_some());
     let mut warnings: Vec<_> =
         hidden_tags.into_iter().chain(warnings::of_one_address(name, ethtool)).collect();
-    warnings.extend(warnings::of_own_queues(name, ethtool, &options.own_queues));
+    let usable = usable(ethtool, options.lanes.max(1) as u32);
+    warnings.extend(warnings::of_own_queues(name, ethtool, &options.own_queues, &usable));
     Notes { notes, warnings }
 }

@@ -308,8 +308,8 @@ fn locked(cause: io::Error, bytes: usize) -> io::Error {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     let limit = limit.map_or("unlimited".to_owned(), |limit| format!("{} KiB", limit >> 10));
     io::Error::other(format!(
-        "its memory of {} KiB exceeds the limit of locked memory, {limit} for all processes of this \
-         user; raise the limit (ulimit -l, LimitMEMLOCK=)",
+        "its memory of {} KiB exceeds the limit of locked memory of the server's user, {limit} for \
+         all processes of it; raise the limit where the server starts (ulimit -l, LimitMEMLOCK=)",
         bytes >> 10
     ))
 }

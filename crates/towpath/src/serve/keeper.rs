@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use towpath_device::Device;
 use towpath_protocol::store::{MemoryStore, Store};
 use towpath_server::{
@@ -86,10 +87,7 @@ pub(super) fn take_over_from_killed(
     // The keeper may hold more than this process may open by default.
     raise_descriptor_limit();
     match take_over(socket, user.map(|user| user.uid)) {
-        Ok(TakeOver::Busy) => Err(Failure::new(format!(
-            "{shown}: another server serves here; stop it, or choose another socket path with \
-             --socket"
-        ))),
+        Ok(TakeOver::Busy) => Err(busy(socket)),
         Ok(TakeOver::Done(mut left)) => {
             tracing::info!(objects = left.len(), "took over from a server that was killed");
             // Sessions are not resumed, so nothing needs these.
@@ -97,12 +95,32 @@ pub(super) fn take_over_from_killed(
             Ok(left)
         }
         Ok(TakeOver::Nothing) => Ok(Left::new()),
+        Err(_) if is_served(socket) => Err(busy(socket)),
         Err(error) => Err(Failure::new(format!(
-            "taking over from the keeper {shown}.keeper: {}; end that process, or choose another \
-             socket path with --socket",
+            "taking over from the keeper {shown}.keeper: {}; serve with --user as the killed server \
+             did, or end that process, or choose another socket path with --socket",
             says(&error)
         ))),
     }
+}
+
+fn busy(socket: &Path) -> Failure {
+    Failure::new(format!(
+        "{}: another server serves here; stop it, or choose another socket path with --socket",
+        socket.display()
+    ))
+}
+
+/// Returns `true` if a living server holds the lock of a socket.
+fn is_served(socket: &Path) -> bool {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let Ok(lock) = rustix::fs::open(PathBuf::from(path), flags, Mode::empty()) else {
+        return false;
+    };
+    let locked = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared);
+    locked == Err(rustix::io::Errno::WOULDBLOCK)
 }
 
 /// The server's side of the process.

@@ -23,7 +23,8 @@ use crate::networks::{both_ways, sh};
 use crate::policies::{as_user, attach_by};
 use crate::running::*;
 
-const POLICY: &str = "[[grant]]\nusers = [61002]\nown-queues = [1]\n[[grant]]\nusers = [61003]\n";
+const POLICY: &str =
+    "[[grant]]\nusers = [61002]\nown-queues = [1, 7]\n[[grant]]\nusers = [61003]\n";
 const NEAR: &str = "192.0.2.1";
 const FAR: &str = "192.0.2.200";
 const CANARY: &[u8; 16] = b"a canary's song!";
@@ -317,7 +318,19 @@ fn without_memory_to_lock(world: &World, call: impl FnOnce()) {
 fn check(test: &str, mode: &str) {
     let leases = ["--lease", "192.0.2.64/28", "--lease", "2001:db8::40/124"];
     let Some(mut world) = World::start(test, mode, &leases) else { return };
-    assert!(world.server.log().contains("hardware queue 1"), "{}", world.server.log());
+    let log = world.server.log();
+    assert!(log.contains("hardware queue 1"), "{log}");
+    assert!(
+        log.contains("no session gets hardware queue 7") && log.contains("only 1 to 1"),
+        "{log}"
+    );
+    // A second server of another user hears of the first one, and not of its keeper.
+    let mut others = world.arguments.clone();
+    let user = others.iter().position(|one| *one == user()).unwrap();
+    others[user] = "65533:65533".to_owned();
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    let said = fails(&mut world.server.subcommand("serve", &others), 1);
+    assert!(said.contains("another server serves here"), "{said}");
     let wants = Options { own_queue: true, ..options() };
     let said = world.refusal(1, &wants);
     assert!(said.contains("own-queues"), "{said}");
@@ -364,6 +377,7 @@ fn check(test: &str, mode: &str) {
         });
         assert!(said.contains("limit of locked memory"), "{said}");
     });
+    assert!(world.server.log().contains("an application gets no hardware queue"));
     arrives(&mut neighbour);
     drop(neighbour);
 
