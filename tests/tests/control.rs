@@ -236,7 +236,7 @@ fn each_field_of_attach_has_its_range() {
         (Attach { ipv4: [10, 77, 0, 255], ..good }, Refusal::NotFound, "10.77.0.255"),
         (Attach { ipv4: [10, 77, 1, 5], ..good }, Refusal::NotFound, "10.77.1.5"),
         (Attach { ipv4: [255; 4], ..good }, Refusal::NotFound, "255.255.255.255"),
-        (Attach { flags: message::ATTACH_OWN_QUEUE, ..good }, Refusal::NotFound, "of their own"),
+        (Attach { flags: message::ATTACH_OWN_QUEUE, ..good }, Refusal::NotFound, "no own queues"),
     ] {
         let (said, text) = refused(raw.ask(&Message::Attach(attach)).unwrap());
         assert_eq!(said, refusal, "{text}");
