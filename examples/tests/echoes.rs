@@ -2,14 +2,18 @@
 
 mod network;
 
+use std::io::{BufRead, BufReader};
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::Duration;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use network::{Running, Served, TAP, possible};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use towpath_netlink::Netlink;
-use towpath_testkit::isolated;
+use towpath_server::{Grant, Policy, PortRange, Terms};
+use towpath_testkit::{Unavailable, User, Users, isolated, skip};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -44,6 +48,61 @@ fn datagrams_come_back() {
         echo.assert_alive();
         served.server.stop().unwrap();
     });
+}
+
+/// A policy that grants one UDP port to a user.
+fn granting(user: &User, port: u16) -> Policy {
+    let ports = vec![PortRange { protocol: 17, first: port, last: port }];
+    let terms = Arc::new(Terms { ports: Some(ports), ..Terms::default() });
+    let grant = Grant { users: vec![user.uid], terms, ..Grant::default() };
+    Policy { grants: vec![grant], may_change: true, ..Policy::default() }
+}
+
+#[test]
+fn an_echo_whose_port_the_policy_takes_away_ends() {
+    let test = "an_echo_whose_port_the_policy_takes_away_ends";
+    if !possible(test, &[]) {
+        return;
+    }
+    isolated!(|| {
+        let users = Users::find();
+        if !users.distinct {
+            let cause = "applications cannot be started as other users".to_owned();
+            return skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
+        }
+        let user = users.applications[0];
+        let served = Served::with_policy(granting(&user, 7), 1500, |device| Box::new(device));
+        // The user may not have access to the build directory.
+        let program = served.directory.0.join("udp_echo");
+        std::fs::copy(env!("CARGO_BIN_EXE_udp_echo"), &program).unwrap();
+        let mut command = Command::new(&program);
+        command.arg(served.socket()).stdin(Stdio::null());
+        user.confine(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+        let mut echo = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(echo.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("answering at"), "{line:?}");
+
+        let change = served.server.set_policy(granting(&user, 8)).unwrap();
+        assert_eq!(change.sessions, 0, "the session goes on");
+        let output = ended(echo);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("udp_echo: the server's policy"), "{said}");
+        served.server.stop().unwrap();
+    });
+}
+
+/// Returns the output of a process that ends by itself, and kills one that does not.
+fn ended(mut child: Child) -> Output {
+    let until = Instant::now() + PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > until {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
 }
 
 /// Local experimental (IEEE 802).

@@ -10,7 +10,7 @@
 
 use std::error::Error;
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
 use towpath_net::{Network, UdpSocket};
@@ -26,7 +26,7 @@ fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
     let v6 = UdpSocket::bind(&network, "[::]:7")?;
     println!("answering at {:?}, port 7", network.addresses());
 
-    std::thread::spawn(move || echo(&v6));
+    std::thread::spawn(move || echo(&v6).inspect_err(|error| eprintln!("IPv6: {error}")));
     Ok(echo(&v4)?)
 }
 
@@ -36,11 +36,12 @@ fn echo(socket: &UdpSocket) -> io::Result<()> {
         let sent = socket
             .recv_from(&mut datagram)
             .and_then(|(len, from)| socket.send_to(&datagram[..len], from));
-        match sent {
-            // The server has gone, and the network with it.
-            Err(error) if error.kind() == io::ErrorKind::NetworkDown => return Err(error),
-            // A peer that has closed its socket meanwhile ends no other exchange.
-            _ => {}
+        // The server has gone, or its policy has taken the port away: neither passes. A peer that
+        // has closed its socket meanwhile ends no other exchange.
+        if let Err(error) = sent
+            && matches!(error.kind(), ErrorKind::NetworkDown | ErrorKind::PermissionDenied)
+        {
+            return Err(error);
         }
     }
 }

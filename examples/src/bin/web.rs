@@ -24,7 +24,7 @@ fn listen([path, root, port]: [OsString; 3]) -> Result<(), Box<dyn Error>> {
     let v4 = TcpListener::bind(&network, (Ipv4Addr::UNSPECIFIED, port))?;
     let (v6, same) = (TcpListener::bind(&network, (Ipv6Addr::UNSPECIFIED, port))?, root.clone());
     println!("serving {} at port {port} of {:?}", root.display(), network.addresses());
-    std::thread::spawn(move || accept(&v6, &same));
+    std::thread::spawn(move || accept(&v6, &same).inspect_err(|error| eprintln!("IPv6: {error}")));
     Ok(accept(&v4, &root)?)
 }
 

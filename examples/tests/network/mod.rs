@@ -15,7 +15,7 @@ use towpath_device::Device;
 use towpath_device::tap::{Options, TapDevice};
 use towpath_netlink::{Netlink, Prefix};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnet, Subnets};
+use towpath_server::{Config, Policy, Server, Subnet, Subnets};
 use towpath_testkit::{Namespace, Unavailable, check_tun, skip};
 
 /// The interface's name.
@@ -67,6 +67,15 @@ impl Drop for Directory {
 impl Served {
     /// Serves a TAP device, or the device that `wrap` makes of it.
     pub(crate) fn start(mtu_bytes: u32, wrap: impl FnOnce(TapDevice) -> Box<dyn Device>) -> Served {
+        Served::with_policy(Policy::default(), mtu_bytes, wrap)
+    }
+
+    /// Serves users as a policy says.
+    pub(crate) fn with_policy(
+        policy: Policy,
+        mtu_bytes: u32,
+        wrap: impl FnOnce(TapDevice) -> Box<dyn Device>,
+    ) -> Served {
         let _ = Namespace::current().unwrap().silence();
         let options = Options { name: TAP.to_owned(), offloads: true };
         // The MTU at its opening determines a device's largest packet, so the test sets the MTU
@@ -88,7 +97,7 @@ impl Served {
             ipv6: Some(Subnet::new("fd77::1".parse().unwrap(), 64)),
         };
         let socket = Some(directory.0.join("tap.sock"));
-        let config = Config { socket, subnets, ..Config::default() };
+        let config = Config { socket, subnets, policy, ..Config::default() };
         let server = Server::start(&config, wrap(device), Box::<MemoryStore>::default()).unwrap();
         Served { server, directory }
     }
