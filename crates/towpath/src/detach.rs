@@ -45,10 +45,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             if let Some((_, link)) = &one.link {
                 link.detach().map_err(refused)?;
             }
-            print(&format!(
-                "detached from {name}: {one}; its server now receives at most packets to groups; end \
-                 that server\n"
-            ))?;
+            print(&format!("detached from {name}: {one}; {}\n", what_remains(one)))?;
         }
         return Ok(());
     }
@@ -64,4 +61,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Err(Failure::new(format!(
         "the XDP program of {name} is not a Towpath server's: {attached}; {remedy}"
     )))
+}
+
+/// Returns what the server of a detached program still receives. A packet socket gets its copies
+/// from the interface, and the program only kept the kernel from handling the same packets.
+fn what_remains(one: &Attached) -> &'static str {
+    if packet::is_program(&one.program.name) {
+        "the kernel now answers packets of applications, too, because their server's packet sockets \
+         still copy them; end that server"
+    } else {
+        "its server now receives at most packets to groups; end that server"
+    }
 }

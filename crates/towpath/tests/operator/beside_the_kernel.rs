@@ -168,10 +168,14 @@ fn attach(server: &Running) -> (Network, std::net::IpAddr) {
 }
 
 /// A server that does not end loses the interface by `detach`, which leaves other programs alone.
-fn detached(server: &mut Running) {
+fn detached(server: &mut Running, mode: &str) {
     signal(&server.child, Signal::STOP);
     let said = prints(&mut towpath(&["detach", "uplink"]));
     assert!(said.contains("detached from uplink: id ") && said.contains("link "), "{said}");
+    let copies = "their server's packet sockets still copy them; end that server";
+    let remains =
+        if mode == "packet" { copies } else { "at most packets to groups; end that server" };
+    assert!(said.contains(remains), "{said}");
     until_bare();
     let said = fails(&mut towpath(&["detach", "uplink"]), 1);
     assert!(said.contains("no XDP program"), "{said}");
@@ -242,7 +246,7 @@ fn shared(mode: &str) {
     server.kill();
     until_bare();
     let mut server = serve(&directory, "s.sock", &arguments);
-    detached(&mut server);
+    detached(&mut server, mode);
     kernel.goes_on();
     server.kill();
     kernel.goes_on();
