@@ -110,6 +110,9 @@ mod tests {
         for name in ["kernel", "memory files", "TAP", "AF_XDP", "capabilities", "cores"] {
             assert!(names.contains(&name), "{names:?}");
         }
+        let named = report.ways.iter().any(|way| way.starts_with("AF_XDP"));
+        let xdp = report.findings.iter().find(|finding| finding.name == "AF_XDP").unwrap();
+        assert!(!named || xdp.standing == Standing::Ok, "{:?}: {xdp:?}", report.ways);
         for finding in &report.findings {
             assert!(!finding.found.is_empty() && !finding.means.is_empty(), "{finding:?}");
             // A missing feature comes with a remedy.

@@ -90,6 +90,9 @@ fn locked_memory() -> Finding {
     locked(limit, raises, swaps)
 }
 
+/// The memory that AF_XDP locks for an interface with one hardware queue and an MTU of 1500.
+const LOCKED_BY_XDP_BYTES: u64 = 7 << 20;
+
 fn locked(limit: Option<u64>, raises: bool, swaps: bool) -> Finding {
     let found = match limit {
         None => "no limit".to_owned(),
@@ -98,7 +101,14 @@ fn locked(limit: Option<u64>, raises: bool, swaps: bool) -> Finding {
         }
         Some(bytes) => format!("{} KiB", bytes / 1024),
     };
-    let (standing, means) = match (swaps, limit.is_none() || raises) {
+    let is_free = limit.is_none() || raises;
+    let suffices = is_free || limit.is_some_and(|bytes| bytes >= LOCKED_BY_XDP_BYTES);
+    let (standing, means) = match (swaps, is_free) {
+        (_, false) if !suffices => (
+            Standing::Limited,
+            "--device xdp locks 7 MiB with one hardware queue: with less, it has fewer receive \
+             buffers or does not start",
+        ),
         (false, _) => (
             Standing::Ok,
             "there is no swap device; a server with --device xdp locks 7 MiB or more",
@@ -110,8 +120,9 @@ fn locked(limit: Option<u64>, raises: bool, swaps: bool) -> Finding {
             (Standing::Limited, "sessions' memory beyond the limit may be swapped out")
         }
     };
-    Finding::new("locked memory", standing, found, means)
-        .remedy("LimitMEMLOCK=infinity in the server's unit")
+    Finding::new("locked memory", standing, found, means).remedy(
+        "ulimit -l unlimited, as root, before towpath serve; or LimitMEMLOCK=infinity in its unit",
+    )
 }
 
 fn cpus() -> Finding {
@@ -180,12 +191,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_swap_device_needs_a_limit_that_suffices() {
+    fn a_limit_suffices_for_a_swap_device_and_for_af_xdp() {
         for (limit, raises, swaps, standing) in [
             (Some(8 << 20), false, false, Standing::Ok),
             (None, false, true, Standing::Ok),
             (Some(8 << 20), true, true, Standing::Ok),
             (Some(8 << 20), false, true, Standing::Limited),
+            (Some(64 << 10), false, false, Standing::Limited),
+            (Some(64 << 10), false, true, Standing::Limited),
+            (Some(64 << 10), true, false, Standing::Ok),
         ] {
             let finding = locked(limit, raises, swaps);
             assert_eq!(finding.standing, standing, "{limit:?} {raises} {swaps}");

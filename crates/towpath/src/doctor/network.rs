@@ -13,12 +13,27 @@ pub(super) struct Network {
     pub(super) ways: Vec<String>,
 }
 
+/// The capabilities for programs and sockets on the host's interfaces.
+const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::BPF)
+    .union(CapabilitySet::PERFMON);
+
 pub(super) fn look() -> Network {
     let own = rustix::thread::capabilities(None)
         .map_or(CapabilitySet::empty(), |capabilities| capabilities.effective);
+    let (socket, map) = (probe::xdp_socket(), probe::xdp_map());
+    // Without AF_XDP, the kernel refuses its map for another reason.
+    let may_load = own.contains(NEEDED) && map != Err(Errno::PERM);
     let mut ways = Vec::new();
-    let findings =
-        vec![capabilities(own), namespaces(), tap(own, &mut ways), xdp(own), ingress_hook(), bpf()];
+    let findings = vec![
+        capabilities(own),
+        namespaces(),
+        tap(own, &mut ways),
+        xdp(own, socket, map, &mut ways),
+        ingress_hook(may_load, &mut ways),
+        bpf(),
+    ];
     Network { findings, ways }
 }
 
@@ -117,16 +132,23 @@ fn tap(own: CapabilitySet, ways: &mut Vec<String>) -> Finding {
     }
 }
 
-fn xdp(own: CapabilitySet) -> Finding {
-    let (socket, map) = (probe::xdp_socket(), probe::xdp_map());
+fn xdp(
+    own: CapabilitySet,
+    socket: Result<(), Errno>,
+    map: Result<(), Errno>,
+    ways: &mut Vec<String>,
+) -> Finding {
     let needed = "CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON of the host itself";
     match (socket, map) {
-        (Ok(()), Ok(())) if own.contains(CapabilitySet::NET_ADMIN) => Finding::new(
-            "AF_XDP",
-            Standing::Ok,
-            "sockets and their maps can be made",
-            "towpath serve --device xdp:INTERFACE can share an interface with the kernel",
-        ),
+        (Ok(()), Ok(())) if own.contains(CapabilitySet::NET_ADMIN) => {
+            ways.push("AF_XDP (--device xdp:INTERFACE)".to_owned());
+            Finding::new(
+                "AF_XDP",
+                Standing::Ok,
+                "sockets and their maps can be made",
+                "towpath serve --device xdp:INTERFACE can share an interface with the kernel",
+            )
+        }
         (Err(Errno::AFNOSUPPORT), _) => Finding::new(
             "AF_XDP",
             Standing::Missing,
@@ -150,10 +172,14 @@ fn xdp(own: CapabilitySet) -> Finding {
     }
 }
 
-fn ingress_hook() -> Finding {
+/// Describes the ingress hook, which also serves packet sockets if this process may load programs.
+fn ingress_hook(may_load: bool, ways: &mut Vec<String>) -> Finding {
     let (major, minor) = towpath_bpf::kernel_version();
     let found = format!("Linux {major}.{minor}");
     if (major, minor) >= towpath_bpf::INGRESS_HOOK_SINCE {
+        if may_load {
+            ways.push("packet sockets (--device packet:INTERFACE)".to_owned());
+        }
         return Finding::new(
             "ingress hook (TCX)",
             Standing::Ok,
