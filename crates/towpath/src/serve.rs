@@ -110,6 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let access = |keeper: &Keeper| keeper.host_access(&settings, &served.interface);
     config.host = keeper.as_ref().and_then(access);
     confine::confine(settings.user.as_ref())?;
+    warn_of_unreadable_policy(settings.policy.as_deref());
     let store = keeper::store(keeper.as_ref(), left);
     let server = Server::start(&config, device, store).map_err(|error| explain(&error))?;
     drop(config);
@@ -164,6 +165,20 @@ fn warn_without_grants(policy: &Policy, device: &str) {
     if policy.may_change && policy.grants.is_empty() {
         warn!("no grant of the policy is for {device}: only administrators may attach");
     }
+}
+
+/// Warns of a policy file that the server could read before its change of user, and not after it.
+fn warn_of_unreadable_policy(file: Option<&Path>) {
+    let Some((path, error)) = file.and_then(|path| Some((path, File::open(path).err()?))) else {
+        return;
+    };
+    let (shown, gid) = (path.display(), rustix::process::getegid().as_raw());
+    warn!(
+        "{shown}: {}: user {} will not be able to read a changed policy at SIGHUP; chgrp {gid} \
+         {shown}, chmod g+r {shown}, and let that group search its directory",
+        says(&error),
+        rustix::process::geteuid().as_raw()
+    );
 }
 
 /// Returns the reason why a server did not start, with the option that helps or another remedy.

@@ -1,5 +1,6 @@
 //! A server with a policy file: what users get, and what a change of the file takes away.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -169,6 +170,36 @@ fn users_get_what_the_policy_grants() {
         let mut server = policed.server;
         assert!(server.stop(Signal::TERM).success());
         drop(policed.directory);
+    });
+}
+
+#[test]
+fn a_policy_that_the_servers_user_cannot_read_is_reported_at_the_start() {
+    towpath_testkit::isolated!(|| {
+        let test = "policies::a_policy_that_the_servers_user_cannot_read_is_reported_at_the_start";
+        // Shows that the server can change its user here.
+        let Some(policed) = Policed::start(test, "") else { return };
+        let Policed { mut server, file, directory, .. } = policed;
+        let warning = "will not be able to read a changed policy at SIGHUP";
+        assert!(!server.log().contains(warning), "{}", server.log());
+        assert!(server.stop(Signal::TERM).success());
+        let mode = |mode| std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+        std::fs::set_permissions(directory.join(""), PermissionsExt::from_mode(0o777)).unwrap();
+        let device = ["--device", "tap:opA", "--address", "10.77.0.1/24", "--user", "61001:61001"];
+        for (readable, permissions) in [(false, 0o600), (true, 0o640)] {
+            mode(permissions);
+            let mut server =
+                serve(&directory, "t.sock", &[&device[..], &["--policy", &file]].concat());
+            assert_eq!(server.log().contains(warning), !readable, "{}", server.log());
+            signal(&server.child, Signal::HUP);
+            let said = if readable { "policy reloaded" } else { "the old policy stays in force" };
+            until(said, || server.log().contains(said));
+            if !readable {
+                assert!(server.log().contains("chgrp 61001 "), "{}", server.log());
+                std::os::unix::fs::chown(&file, None, Some(61001)).unwrap();
+            }
+            assert!(server.stop(Signal::TERM).success());
+        }
     });
 }
 
