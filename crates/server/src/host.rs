@@ -169,11 +169,14 @@ impl Host {
         Ok(Lease::shared(self.mac, ipv4, ipv6))
     }
 
-    /// Returns `true` if the interface has the addresses of a lease.
-    fn has_addresses_of(&self, lease: &Lease) -> bool {
+    /// Returns the addresses of a lease that the interface does not have, in words; `None` if the
+    /// interface has all of them.
+    fn lost_addresses_of(&self, lease: &Lease) -> Option<String> {
         let ipv4 = lease.ipv4.map(|(ip, _)| IpAddr::from(ip));
         let ipv6 = lease.ipv6.map(|(ip, _)| IpAddr::from(ip));
-        [ipv4, ipv6].iter().flatten().all(|ip| self.interface_addresses.contains(ip))
+        let all = [ipv4, ipv6].into_iter().flatten();
+        let lost = all.filter(|ip| !self.interface_addresses.contains(ip));
+        lost.map(|ip| ip.to_string()).reduce(|all, ip| format!("{all} and {ip}"))
     }
 
     /// Holds the port of a rule for an account, or with port 0 one that the kernel, or the terms,

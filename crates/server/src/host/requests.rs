@@ -218,8 +218,10 @@ impl Control {
         for token in self.connections.of_all() {
             let lease = self.connections.get(token).and_then(|one| one.lease);
             let Some(host) = &self.parts.host else { return };
-            if lease.is_some_and(|lease| lease.shared && !host.has_addresses_of(&lease)) {
-                self.close_session(token, CLOSED_ADDRESS_GONE, "the host lost its address");
+            let shared = lease.filter(|lease| lease.shared);
+            if let Some(lost) = shared.and_then(|lease| host.lost_addresses_of(&lease)) {
+                let why = format!("the host lost its address {lost}");
+                self.close_session(token, CLOSED_ADDRESS_GONE, &why);
             }
         }
     }

@@ -405,6 +405,13 @@ fn an_address_that_goes_ends_its_sessions() {
         let mut session = Session::attach(&shared.server.socket, &options).unwrap();
         let own = session.info().ipv4.unwrap().0;
         session.open(&Rule::new().ip(own.into()).udp(5000)).unwrap();
+        // The kernel keeps the addresses of an interface that is down only if it is told to.
+        sh("echo 1 > /proc/sys/net/ipv6/conf/uplink/keep_addr_on_down
+            ip link set uplink down");
+        until("the server notices", || shared.server.log().contains("the link is down"));
+        sh("ip link set uplink up");
+        until("the server notices", || shared.server.log().contains("the link is up"));
+        session.wait(Some(Duration::ZERO)).unwrap();
         sh("ip address delete 192.0.2.1/24 dev uplink
             ip address add 192.0.2.5/24 dev uplink");
         let lost = loop {
@@ -413,6 +420,8 @@ fn an_address_that_goes_ends_its_sessions() {
             }
         };
         assert_eq!(lost, Lost::AddressGone);
+        let log = shared.server.log();
+        assert!(log.contains("closed: the host lost its address 192.0.2.1"), "{log}");
         until("sessions share the new address", || {
             let session = Session::attach(&shared.server.socket, &options).unwrap();
             session.info().ipv4.is_some_and(|(ip, _)| ip.to_string() == "192.0.2.5")
