@@ -105,10 +105,10 @@ fn share_ours(directory: &Path, found: &fs::Metadata, user: &Identity) -> Result
     }
     if found.gid() != 0 && found.mode() & 0o020 != 0 {
         return Err(Failure::new(format!(
-            "{shown} belongs to the servers of group {}; serve with --user {user} and that \
-             group (USER:{}), or choose another --socket",
+            "{shown} belongs to the servers of group {0}; serve with --user {1}:{0}, choose another \
+             --socket, or, if no other server uses it, remove the directory",
             found.gid(),
-            found.gid()
+            user.uid
         )));
     }
     share(directory, user).map_err(|error| Failure::new(format!("{shown}: {}", says(&error))))

@@ -278,6 +278,32 @@ fn serve_where(change: &str, arguments: &[&str]) -> Command {
 }
 
 #[test]
+fn a_directory_of_another_group_is_refused_with_the_remedies() {
+    towpath_testkit::isolated!(|| {
+        let test = "refusals::a_directory_of_another_group_is_refused_with_the_remedies";
+        if !tun(test) || !installed(test, "unshare", "util-linux") {
+            return;
+        }
+        let Some(users) = users() else { return };
+        let [uid, gid] = [users.applications[0].uid, users.applications[1].gid];
+        let made = format!(
+            "mount -t tmpfs none /run && mkdir /run/towpath && chgrp {gid} /run/towpath && \
+             chmod 1775 /run/towpath"
+        );
+        let user = format!("{uid}:{uid}");
+        let arguments = ["--device", "tap:opA", "--user", &user];
+        let said = fails(&mut serve_where(&made, &arguments), 1);
+        for part in [
+            format!("/run/towpath belongs to the servers of group {gid}; "),
+            format!("serve with --user {uid}:{gid}, "),
+            "remove the directory".to_owned(),
+        ] {
+            assert!(said.contains(&part), "{said}");
+        }
+    });
+}
+
+#[test]
 fn a_machine_without_tun_is_status_77() {
     towpath_testkit::isolated!(|| {
         let test = "refusals::a_machine_without_tun_is_status_77";
