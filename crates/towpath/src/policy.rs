@@ -75,7 +75,7 @@ struct Check {
     /// The policy file
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Show only what this user is granted, and by which grant
+    /// Show only what this user is granted, and by which grant; without a grant the status is 1
     #[arg(long, value_name = "USER", value_hint = clap::ValueHint::Username)]
     user: Option<User>,
     /// Show only what is granted on this device
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             named.chain([None]).collect()
         }
     };
-    let mut text = String::new();
+    let (mut text, mut is_granted) = (String::new(), check.user.is_none());
     for device in &devices {
         let name = match device {
             Some(device) => format!("device {device}"),
@@ -103,13 +103,25 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         };
         // No interface has this name.
         let device = device.as_deref().unwrap_or("/");
-        let shown = match &check.user {
+        let granted = match &check.user {
             Some(user) => explain(&file, user, device),
-            None => list(&file, device),
+            None => Some(list(&file, device)),
         };
-        let _ = write!(text, "{name}\n{shown}");
+        is_granted |= granted.is_some();
+        let none = "  the user may not attach: no grant names it or one of its groups\n";
+        let _ = write!(text, "{name}\n{}", granted.as_deref().unwrap_or(none));
     }
-    print(&text)
+    match &check.user {
+        Some(user) if !is_granted => {
+            let to = check.device.as_ref().map_or(String::new(), |device| format!(" to {device}"));
+            Err(Failure::new(format!(
+                "{}: user {user} may not attach{to}: no grant names it or one of its groups; \
+                 add it to a grant",
+                check.file.display()
+            )))
+        }
+        _ => print(&text),
+    }
 }
 
 /// Returns all grants and reservations for a device.
@@ -132,20 +144,18 @@ fn list(file: &PolicyFile, device: &str) -> String {
     text
 }
 
-/// Returns what a user is granted on a device, as a server decides it.
-fn explain(file: &PolicyFile, user: &User, device: &str) -> String {
+/// Returns what a user is granted on a device, as a server decides it; `None` without a grant.
+fn explain(file: &PolicyFile, user: &User, device: &str) -> Option<String> {
     let mut policy = Policy::default();
     file.apply(&mut policy, device);
     let peer = peer(user.uid);
-    let Ok(admission) = policy.standing(&peer, NO_NUMBER, true) else {
-        return format!("  user {user} may not attach: no grant names it or one of its groups\n");
-    };
+    let admission = policy.standing(&peer, NO_NUMBER, true).ok()?;
     if admission.standing == Standing::Administrator {
-        return "  user root may do everything\n".to_owned();
+        return Some("  user root may do everything\n".to_owned());
     }
     let mut grants = file.grants.iter().filter(|grant| grant.is_for(device));
     let at = policy.grants.iter().position(|one| Arc::ptr_eq(&one.terms, &admission.terms));
-    let Some(grant) = at.and_then(|at| grants.nth(at)) else { return String::new() };
+    let grant = grants.nth(at?)?;
     let how = match admission.group {
         None => "by name".to_owned(),
         Some(gid) => {
@@ -158,7 +168,7 @@ fn explain(file: &PolicyFile, user: &User, device: &str) -> String {
     for one in file.reservations.iter().filter(mine) {
         let _ = writeln!(text, "    {} is reserved for {:?}", one.address, one.name);
     }
-    text
+    Some(text)
 }
 
 fn terms(grant: &Grant) -> String {

@@ -56,6 +56,10 @@ impl Sections {
                 files: &[TUN],
                 ..Sections::common()
             },
+            Some("policy") => Sections {
+                status: failed_with("The policy has no grant for the user of --user."),
+                ..Sections::common()
+            },
             Some("completions") => Sections {
                 see_also: &[("bash", "1"), ("zsh", "1"), ("fish", "1")],
                 ..Sections::common()

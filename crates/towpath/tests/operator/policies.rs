@@ -283,8 +283,12 @@ fn a_policy_is_checked_and_explained() {
     let said = prints(&mut check(&["--user", "61002", "--device", "eth0"]));
     assert!(said.contains("user 61002: by name (line 1)"), "{said}");
     assert!(said.contains("192.0.2.70 is reserved for \"web\""), "{said}");
-    let said = prints(&mut check(&["--user", "61002", "--device", "eth1"]));
-    assert!(said.contains("user 61002 may not attach: no grant names it"), "{said}");
+    let said = prints(&mut check(&["--user", "61002"]));
+    assert!(said.contains("every other device\n  the user may not attach"), "{said}");
+    let said = fails(&mut check(&["--user", "61002", "--device", "eth1"]), 1);
+    assert!(said.contains("user 61002 may not attach to eth1: no grant names it"), "{said}");
+    let said = fails(&mut check(&["--user", "61009"]), 1);
+    assert!(said.contains("policy.toml: user 61009 may not attach: no grant"), "{said}");
     let said = prints(&mut check(&["--user", "root"]));
     assert!(said.contains("may do everything"), "{said}");
     std::fs::write(&file, "[[grant]]\nusers = [1]\ncolour = 1\n").unwrap();
