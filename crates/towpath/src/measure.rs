@@ -11,6 +11,7 @@ mod served;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use rustix::thread::CapabilitySet;
 use towpath_netlink::Netlink;
 
 use crate::failure::{Failure, print, says};
@@ -19,7 +20,7 @@ use crate::serve::values::InterfaceName;
 use crate::signals::Signals;
 use exchange::{Amounts, Measured, Socket, exchange};
 use outcome::Outcomes;
-use served::Served;
+use served::{ADVICE, Served};
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
@@ -77,6 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
              --disturb to allow that"
         )));
     }
+    check_rights()?;
     check_peer(&name, args.peer)?;
     let signals = Signals::block()
         .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;
@@ -108,6 +110,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::new(outcomes.refusals()));
     }
     print(&if args.json { outcomes.to_json() } else { outcomes.to_text() })
+}
+
+/// Checks that this process may attach programs to an interface, as its servers do.
+fn check_rights() -> Result<(), Failure> {
+    let own = rustix::thread::capabilities(None)
+        .map_or(CapabilitySet::empty(), |capabilities| capabilities.effective);
+    let sockets = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW;
+    let programs = CapabilitySet::BPF | CapabilitySet::PERFMON;
+    // Each of these two is a part of CAP_SYS_ADMIN.
+    if own.contains(sockets) && (own.contains(programs) || own.contains(CapabilitySet::SYS_ADMIN)) {
+        return Ok(());
+    }
+    Err(Failure::unavailable(format!(
+        "measuring attaches programs to the interface, which this user may not do; {ADVICE}"
+    )))
 }
 
 /// Checks that the way to the peer leads over the interface.

@@ -56,6 +56,11 @@ impl Sections {
                 files: &[TUN],
                 ..Sections::common()
             },
+            Some("measure" | "detach") => {
+                let mut sections = Sections::common();
+                sections.status.push(("77", "No permission to attach or detach programs."));
+                sections
+            }
             Some("policy") => Sections {
                 status: failed_with("The policy has no grant for the user of --user."),
                 ..Sections::common()

@@ -75,10 +75,23 @@ impl Outcomes {
         self.served().next().is_some()
     }
 
+    /// Returns each reason why ways are impossible, with the names of these ways.
+    fn impossible(&self) -> Vec<(String, &str)> {
+        let mut reasons: Vec<(String, &str)> = Vec::new();
+        for way in &self.ways {
+            let Err(why) = &way.rounds else { continue };
+            match reasons.iter_mut().find(|(_, other)| other == why) {
+                Some((names, _)) => *names += &format!(" and {}", way.name),
+                None => reasons.push((way.name.clone(), why)),
+            }
+        }
+        reasons
+    }
+
     /// Returns the reasons why ways are impossible.
     pub(super) fn refusals(&self) -> String {
-        let refused = |way: &Way| Some(format!("{}: {}", way.name, way.rounds.as_ref().err()?));
-        self.ways.iter().filter_map(refused).collect::<Vec<_>>().join("; ")
+        let reasons = self.impossible().into_iter();
+        reasons.map(|(names, why)| format!("{names}: {why}")).collect::<Vec<_>>().join("; ")
     }
 
     /// Returns the ratios of a way's rounds to the kernel's, round by round.
@@ -149,10 +162,8 @@ impl Outcomes {
              highest)\n",
             time.as_millis()
         );
-        for way in &self.ways {
-            if let Err(why) = &way.rounds {
-                text += &format!("{}: impossible: {why}\n", way.name);
-            }
+        for (names, why) in self.impossible() {
+            text += &format!("{names}: impossible: {why}\n");
         }
         for (what, best) in self.verdicts() {
             let what = what.replace('_', " ");
@@ -255,5 +266,9 @@ mod tests {
         outcomes.add("xdp:a", measured(100.0, 9.0));
         assert!(!outcomes.has_ways());
         assert_eq!(outcomes.refusals(), "xdp:a: gone");
+        // Each reason once.
+        outcomes.add("packet:a", Err("no right".to_owned()));
+        outcomes.add("xdp:b", Err("gone".to_owned()));
+        assert_eq!(outcomes.refusals(), "xdp:a and xdp:b: gone; packet:a: no right");
     }
 }

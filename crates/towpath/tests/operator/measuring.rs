@@ -92,6 +92,12 @@ fn a_peer_that_cannot_answer_is_named() {
         assert!(said.contains("does not use uplink"), "{said}");
         let said = measure(&["uplink", "--peer", "192.0.2.200:7"]);
         assert!(said.contains("refuses datagrams; start a service there"), "{said}");
+        // Missing rights come before a peer that does not answer.
+        if let Some(users) = users() {
+            let arguments = ["measure", "uplink", "--peer", "192.0.2.200:7", "--disturb"];
+            let said = fails(&mut towpath_as(Some(&users.applications[0]), &arguments), 77);
+            assert!(said.contains("; run towpath measure as root, or with CAP_"), "{said}");
+        }
         drop(far);
     });
 }
