@@ -11,8 +11,11 @@ pub use towpath_protocol::message::Refusal;
 /// The session is over. All further calls on it fail; attach again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Lost {
-    /// The server ended, or was killed.
-    #[error("the driver server is gone; attach again when it runs")]
+    /// The server, or its worker process for this user, ended or was killed.
+    #[error(
+        "the connection to the driver server ended (the server, or its worker process for this \
+         user): attach again"
+    )]
     ServerGone,
     /// The server closed the session because of a violation by this application.
     #[error("the driver server closed the session: {0}")]
@@ -79,8 +82,11 @@ pub enum AttachError {
     /// The server speaks another version of the protocol, or another protocol.
     #[error("{0}")]
     Protocol(String),
-    /// The server ended meanwhile.
-    #[error("the driver server hung up while this application attached")]
+    /// The server, or its worker process for this user, ended meanwhile.
+    #[error(
+        "the driver server hung up while this application attached; attach again, after a start of \
+         the server if it has ended"
+    )]
     HungUp,
     /// The server did not answer in time ([`crate::Options::answer_timeout`]): its process is
     /// stopped, or accepts no connections. The caller assumes that the server attached, reported

@@ -124,7 +124,7 @@ fn a_dead_server_is_a_named_error_at_once() {
     let stopped = Instant::now();
     server.stop().unwrap();
     let (error, at) = waiting.join().unwrap();
-    assert!(error.contains("server is gone"), "{error}");
+    assert!(error.contains("the connection to the driver server ended"), "{error}");
     assert!(at.duration_since(stopped) < Duration::from_millis(100));
 }
 

@@ -263,7 +263,7 @@ fn full_disks_and_stalled_readers() {
         server.kill();
         assert_eq!(wait(&mut child).code(), Some(1));
         let said_end = said(&mut child);
-        assert!(said_end.contains("the driver server is gone"), "{said_end}");
+        assert!(said_end.contains("the connection to the driver server ended"), "{said_end}");
         assert!(!packets(&file).is_empty());
     });
 }
