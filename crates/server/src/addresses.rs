@@ -476,6 +476,30 @@ impl Pool {
         self.ranges().any(|range| range.excludes(host_number))
     }
 
+    /// Returns the addresses that the pool gives, in words.
+    pub(crate) fn offered(&self) -> String {
+        let mut numbers = 1..=self.last;
+        let first = numbers.find(|number| !self.is_excluded(*number));
+        let last = numbers.rfind(|number| !self.is_excluded(*number)).or(first);
+        let Some((first, last)) = first.zip(last) else { return "no addresses".to_owned() };
+        // The addresses of host and gateway may lie between the others.
+        let own = self.ranges().flat_map(|range| {
+            range.excluded.into_iter().flatten().filter_map(|number| range.index_of(number))
+        });
+        let own: BTreeSet<u32> = own.filter(|number| (first..last).contains(number)).collect();
+        let family = |range: Range, shown: fn(u128) -> IpAddr| {
+            let at = |number: u32| shown(range.at(number));
+            let without = own.iter().map(|number| format!(" without {}", at(*number)));
+            format!("{} to {}{}", at(first), at(last), without.collect::<String>())
+        };
+        let ipv4 = self.ipv4.map(|range| family(range, |number| v4(number).into()));
+        let ipv6 = self.ipv6.map(|range| family(range, |number| Ipv6Addr::from(number).into()));
+        ipv4.into_iter()
+            .chain(ipv6)
+            .reduce(|all, one| format!("{all}, and {one}"))
+            .unwrap_or_else(|| "no addresses".to_owned())
+    }
+
     fn host_number_of(&self, wanted: IpAddr) -> Option<u32> {
         let host_number = match wanted {
             IpAddr::V4(ip) => self.ipv4?.index_of(ip.to_bits().into())?,
@@ -723,6 +747,23 @@ mod tests {
             assert_eq!(refused, Err(PoolError::Outside(ip(outside))));
         }
         assert_eq!(pool.reserved.len(), 2);
+        assert_eq!(pool.offered(), "10.77.0.2 to 10.77.0.6, and fd77::2 to fd77::6");
+    }
+
+    #[test]
+    fn the_given_addresses_are_named_without_those_of_the_host() {
+        let own = |address: &str| Subnet::new(address.parse().unwrap(), 29);
+        let given = |subnet| {
+            let subnets = Subnets { ipv4: Some(subnet), ipv6: None };
+            Pool::new(subnets, [2; 6]).unwrap().offered()
+        };
+        assert_eq!(given(own("10.77.0.1")), "10.77.0.2 to 10.77.0.6");
+        assert_eq!(given(own("10.77.0.6")), "10.77.0.1 to 10.77.0.5");
+        assert_eq!(given(own("10.77.0.3")), "10.77.0.1 to 10.77.0.6 without 10.77.0.3");
+        let one = "10.77.0.4".parse().unwrap();
+        let alone = Subnet { leases: Some((one, one)), ..own("10.77.0.1") };
+        assert_eq!(given(alone), "10.77.0.4 to 10.77.0.4");
+        assert_eq!(Pool::new(Subnets::default(), [2; 6]).unwrap().offered(), "no addresses");
     }
 
     #[test]

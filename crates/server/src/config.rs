@@ -1,6 +1,7 @@
 //! The configuration of a server, and the reasons for which a server cannot start.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use rustix::thread::CpuSet;
@@ -8,7 +9,7 @@ use towpath_device::DeviceError;
 use towpath_protocol::layout::MAX_LANES;
 use towpath_protocol::settings::{Setting, Values};
 
-use crate::addresses::{PoolError, Subnets};
+use crate::addresses::{Pool, PoolError, Subnets};
 use crate::engine::Budgets;
 use crate::host::HostAccess;
 use crate::policy::Policy;
@@ -65,14 +66,32 @@ impl Default for Config {
 }
 
 /// The reasons for which the server does not take a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// A reservation of an address that the device does not have, or of one address twice.
+    /// A reservation of an address that the device does not give to applications.
+    #[error("reservation of {address}: this device gives {given}")]
+    NotGiven {
+        /// The reserved address.
+        address: IpAddr,
+        /// The addresses that the device gives, in words.
+        given: String,
+    },
+    /// Two reservations of one address.
     #[error("a reservation: {0}")]
-    Reservation(#[from] PoolError),
+    Reservation(PoolError),
     /// The server has ended.
     #[error("the server has ended")]
     Ended,
+}
+
+impl PolicyError {
+    /// Returns the error of a pool that cannot reserve the addresses of a policy.
+    pub(crate) fn of(error: PoolError, pool: &Pool) -> PolicyError {
+        match error {
+            PoolError::Outside(address) => PolicyError::NotGiven { address, given: pool.offered() },
+            other => PolicyError::Reservation(other),
+        }
+    }
 }
 
 /// The reasons for which a server cannot start. A failed start leaves nothing behind.

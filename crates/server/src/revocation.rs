@@ -20,7 +20,10 @@ impl Control {
     /// # Errors
     /// Fails if the policy reserves an address that the device does not have, and changes nothing.
     pub(crate) fn set_policy(&mut self, policy: Policy) -> Result<PolicyChange, PolicyError> {
-        self.parts.pool.reserve(&policy.reservations)?;
+        let pool = &mut self.parts.pool;
+        if let Err(error) = pool.reserve(&policy.reservations) {
+            return Err(PolicyError::of(error, pool));
+        }
         let connections = self.parts.policy.connections;
         self.parts.policy = Policy { connections, ..policy };
         let mut change = PolicyChange::default();

@@ -294,8 +294,10 @@ impl StatePage {
 /// Returns the addresses for sessions, those reserved by the policy among them.
 fn address_pool(config: &Config, mac: [u8; 6]) -> Result<Pool, StartError> {
     let mut pool = Pool::new(config.subnets, mac)?;
-    pool.reserve(&config.policy.reservations).map_err(PolicyError::from)?;
-    Ok(pool)
+    match pool.reserve(&config.policy.reservations) {
+        Ok(()) => Ok(pool),
+        Err(error) => Err(PolicyError::of(error, &pool).into()),
+    }
 }
 
 /// Begins to follow the host, if applications share its addresses.

@@ -19,10 +19,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
 use towpath_device::fault::FaultDevice;
 use towpath_device::{Device, DeviceError};
-use towpath_server::{Policy, Server, StartError};
+use towpath_server::{Policy, PolicyError, Server, StartError};
 use tracing::{info, warn};
 
 use crate::failure::{Failure, print, remedy, says};
+use crate::policy::file::PolicyFile;
 use crate::signals::Signals;
 use interface::Opened;
 use keeper::Keeper;
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let settings = args.settings.clone().over(file);
     // Checks all settings before the server makes any object.
     settings.check_lanes()?;
-    settings.config(PathBuf::new())?.check().map_err(|error| explain(&error))?;
+    settings.config(PathBuf::new())?.check().map_err(|error| explain(&error, &settings))?;
     if args.print_config {
         return print(&settings.with_defaults().to_text()?);
     }
@@ -112,7 +113,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     confine::confine(settings.user.as_ref())?;
     warn_of_unreadable_policy(settings.policy.as_deref());
     let store = keeper::store(keeper.as_ref(), left);
-    let server = Server::start(&config, device, store).map_err(|error| explain(&error))?;
+    let failed = |error: StartError| explain(&error, &settings);
+    let server = Server::start(&config, device, store).map_err(failed)?;
     drop(config);
     info!(
         device = name,
@@ -147,7 +149,7 @@ fn reload_policy(server: &Server, settings: &Settings, socket: &Path, device: &s
         .and_then(|now| sd_notify::notify(&[sd_notify::NotifyState::Reloading, now]));
     let outcome = settings.config(socket.to_owned()).and_then(|config| {
         warn_without_grants(&config.policy, device);
-        server.set_policy(config.policy).map_err(|error| Failure::new(error.to_string()))
+        server.set_policy(config.policy).map_err(|error| explain_policy(&error, settings))
     });
     match outcome {
         Ok(change) => info!(
@@ -182,7 +184,10 @@ fn warn_of_unreadable_policy(file: Option<&Path>) {
 }
 
 /// Returns the reason why a server did not start, with the option that helps or another remedy.
-fn explain(error: &StartError) -> Failure {
+fn explain(error: &StartError, settings: &Settings) -> Failure {
+    if let StartError::Policy(error) = error {
+        return explain_policy(error, settings);
+    }
     if let StartError::Socket { path, cause } = error
         && !remedy(cause).is_empty()
     {
@@ -206,6 +211,25 @@ fn explain(error: &StartError) -> Failure {
         | StartError::Lanes { .. } => Failure::usage(text),
         _ => Failure::new(text),
     }
+}
+
+/// Returns the reason why a server does not take a policy, with the place in the file if this user
+/// can read the file.
+fn explain_policy(error: &PolicyError, settings: &Settings) -> Failure {
+    let (Some(path), Some(served)) = (&settings.policy, &settings.device) else {
+        return Failure::new(error.to_string());
+    };
+    let (shown, interface) = (path.display(), &served.interface);
+    let PolicyError::NotGiven { address, given } = error else {
+        return Failure::usage(format!("{shown}: {error}"));
+    };
+    let file = PolicyFile::read(path).unwrap_or_default();
+    let mut ours = file.reservations.iter().filter(|one| one.is_for(interface));
+    let line = ours.find(|one| one.address == *address).map(|one| format!(":{}", one.line));
+    Failure::usage(format!(
+        "{shown}{}: reservation of {address}: {interface} gives {given}",
+        line.unwrap_or_default()
+    ))
 }
 
 /// Returns the remedy for a server that ended by itself.

@@ -63,6 +63,9 @@ pub(crate) struct Reservation {
     pub(crate) name: String,
     pub(crate) address: std::net::IpAddr,
     devices: Option<Vec<InterfaceName>>,
+    /// The line of the file, from 1.
+    #[serde(skip)]
+    pub(crate) line: usize,
 }
 
 /// The most bytes of a session's name.
@@ -92,7 +95,7 @@ impl PolicyFile {
         }
         for reservation in tables.reservation {
             let line = line_of(text, reservation.span().start);
-            let reservation = reservation.into_inner();
+            let reservation = Reservation { line, ..reservation.into_inner() };
             file.check_reservation(&reservation).map_err(|message| (line, message))?;
             file.reservations.push(reservation);
         }
@@ -297,7 +300,7 @@ impl Grant {
 
 impl Reservation {
     /// Returns `true` if the reservation is for a device.
-    pub(super) fn is_for(&self, device: &str) -> bool {
+    pub(crate) fn is_for(&self, device: &str) -> bool {
         includes(self.devices.as_ref(), device)
     }
 

@@ -128,7 +128,14 @@ fn users_get_what_the_policy_grants() {
         policed.change("[[grant]]\nusers = 7\n", "policy.toml:2: a list is expected");
         let foreign = "[[reservation]]\nuser = 61002\nname = \"x\"\naddress = \"192.0.2.1\"\n";
         let foreign = format!("[[grant]]\nusers = [61002]\n{foreign}");
-        policed.change(&foreign, "a reservation: address 192.0.2.1 is not one");
+        let gives = "policy.toml:3: reservation of 192.0.2.1: opA gives 10.77.0.2 to 10.77.0.254";
+        policed.change(&foreign, gives);
+        let second = towpath(&["serve", "--device", "tap:opB", "--address", "10.77.1.1/24"])
+            .args(["--socket", &policed.directory.text("t.sock"), "--policy", &policed.file])
+            .output();
+        let said = text(&second.as_ref().unwrap().stderr);
+        assert_eq!(second.unwrap().status.code(), Some(2), "{said}");
+        assert!(said.contains("policy.toml:3: reservation of 192.0.2.1: opB gives"), "{said}");
         assert!(policed.server.log().contains("the old policy stays in force"));
         assert!(!session.wait(Some(Duration::ZERO)).unwrap());
 
