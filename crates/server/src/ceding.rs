@@ -10,7 +10,7 @@
 //! | close | thread `own-queues` | closes the queue, and binds the server's socket |
 //! | restore | engine | serves the hardware queue again |
 
-use towpath_device::{DeviceError, HardwareQueue, OpenedOwnQueue, OwnMemory};
+use towpath_device::{DeviceError, HardwareQueue, OpenedOwnQueue, OwnMemory, OwnQueueError};
 use towpath_protocol::layout::{CLOSED_QUEUE_BROKE, SessionShape};
 use towpath_protocol::message::{ATTACH_OWN_QUEUE, Refusal};
 use tracing::{info, warn};
@@ -43,6 +43,14 @@ impl Control {
             return Ok(None);
         }
         let limits = self.parts.device.own_queue_limits();
+        let limits = limits.and_then(|limits| {
+            let name = self.parts.info.name.clone();
+            if self.own_queues.are_ready() {
+                Ok(limits)
+            } else {
+                Err(OwnQueueError::NotPrepared { name })
+            }
+        });
         let limits = limits.map_err(|error| (Refusal::NotFound, format!("attach: {error}")))?;
         let granted = match standing {
             Standing::Administrator => limits.queues.clone().collect(),
@@ -111,10 +119,13 @@ impl Control {
             let why = format!("the server needs hardware queue {hardware} itself");
             return self.do_not_begin(token, mapped, Some(why));
         };
-        let memory = memory_of(&mapped).filter(|_| !self.is_gone(token));
-        let (step, then) = match memory {
+        let is_gone = self.is_gone(token);
+        let (step, then) = match memory_of(&mapped).filter(|_| !is_gone) {
             Some(memory) => (Step::Open(queue, memory), Then::Begin { token, mapped }),
-            None => (Step::Close(Box::new(queue)), Then::Refuse { token, mapped, why: None }),
+            None => {
+                let why = (!is_gone).then(|| "its memory is not joined".to_owned());
+                (Step::Close(Box::new(queue)), Then::Refuse { token, mapped, why })
+            }
         };
         self.own_queues.push(Task { hardware, step, then });
     }
@@ -156,7 +167,9 @@ impl Control {
         // The device has no such queues with several engines.
         let (Some((memory, offsets)), [session]) = (mapped.joined.take(), &mut mapped.sessions[..])
         else {
-            return self.do_not_begin(token, mapped, None);
+            let then = Then::Refuse { token, mapped, why: None };
+            let step = Step::Close(Box::new((queue, registration)));
+            return self.own_queues.push(Task { hardware, step, then });
         };
         let own = OwnQueue { hardware, queue, registration, memory, offsets, parts };
         let (number, own) = (session.number, Box::new(own));

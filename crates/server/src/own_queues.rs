@@ -52,6 +52,11 @@ impl OwnQueues {
         self.headers.as_ref()
     }
 
+    /// Returns `true` if sessions can have hardware queues, as found at the start.
+    pub(crate) fn are_ready(&self) -> bool {
+        self.headers.is_some() && self.opener.is_some()
+    }
+
     /// Records that a session is to have a hardware queue.
     pub(crate) fn reserve(&mut self, hardware: u32) {
         self.taken.insert(hardware);

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Signals within this time are one.
@@ -78,21 +79,24 @@ impl Signals {
     /// Does the same as [`Signals::release`], after a tenth of a second. `timeout` (coreutils) signals
     /// its program and then the program's group: such a second signal belongs to the first.
     pub(crate) fn release_soon(self) {
+        let signals = Arc::new(self);
+        let others = signals.clone();
         let release = move || {
             std::thread::sleep(TOGETHER);
-            self.release();
+            others.release();
             // From now on, the kernel may deliver a signal of the process to this thread.
             loop {
                 std::thread::park();
             }
         };
-        // Without a thread, the process ends by the first signal alone.
-        let _ = std::thread::Builder::new().name("signals".into()).spawn(release);
+        if std::thread::Builder::new().name("signals".into()).spawn(release).is_err() {
+            signals.release();
+        }
     }
 
     /// Restores the former effect of each signal: a second signal ends the process, in case an
     /// orderly end takes too long. A pending signal ends the process at once.
-    pub(crate) fn release(self) {
+    pub(crate) fn release(&self) {
         // The kernel does not deliver a signal again that was read from the descriptor.
         let mut taken = [0; size_of::<libc::signalfd_siginfo>() * ASKING.len()];
         let _ = rustix::io::read(&self.fd, &mut taken);

@@ -123,6 +123,8 @@ impl Own {
 /// The most packets in flight on one queue: an eighth of the bounce buffers, so that a queue that
 /// stalls leaves bounce buffers for other sessions.
 pub(crate) const MAX_IN_FLIGHT: usize = 128;
+/// The most on all of them: half of the bounce buffers.
+pub(crate) const MAX_OF_ALL: usize = 512;
 
 /// A session's own queue under service.
 struct Served {
@@ -141,13 +143,16 @@ struct Served {
 }
 
 impl Served {
-    /// Gives the queue packets, as long as it has room. Returns how many.
+    /// Gives the queue packets, as long as it has room. Returns how many. `others`: packets in flight
+    /// on all other queues.
     fn submit(
         &mut self,
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
+        others: usize,
     ) -> Result<usize, DeviceError> {
-        let room = packets.len().min(MAX_IN_FLIGHT - self.in_flight.min(MAX_IN_FLIGHT));
+        let of_all = MAX_OF_ALL.saturating_sub(others).min(MAX_IN_FLIGHT);
+        let room = packets.len().min(of_all.saturating_sub(self.in_flight));
         let taken = self.own.queue.tx_submit(spaces, &packets[..room])?;
         self.in_flight += taken;
         self.unkicked |= taken > 0;
@@ -288,14 +293,16 @@ impl OwnQueues {
     ) -> Result<(), DeviceError> {
         let mut taken = 0;
         self.out += packets.len() as u64;
+        let in_flight: usize = self.served.iter().flatten().map(|one| one.in_flight).sum();
         let served = self.served.get_mut(number).and_then(Option::as_mut);
         if let Some(served) = served.filter(|served| !served.is_broken) {
-            taken = served.submit(spaces, packets)?;
+            let others = in_flight - served.in_flight;
+            taken = served.submit(spaces, packets, others)?;
             if taken < packets.len() {
                 // The kernel takes what is in the ring, and most likely sends it at once.
                 served.own.queue.kick(spaces, Kick::Tx)?;
                 served.complete(&mut self.done)?;
-                taken += served.submit(spaces, &packets[taken..])?;
+                taken += served.submit(spaces, &packets[taken..], others)?;
             }
         }
         for packet in &packets[taken..] {
@@ -343,9 +350,10 @@ impl OwnQueues {
     /// Checks whether the queues complete packets, and resets those that have stalled. A queue is
     /// broken if the reset fails, or if it stalls again before it completes a packet. Then its
     /// session ends, and no other session is affected.
-    pub(crate) fn check(&mut self) -> Checked {
+    pub(crate) fn check(&mut self, among: impl Fn(u32) -> bool) -> Checked {
         let mut checked = Checked::default();
-        for served in self.served.iter_mut().flatten().filter(|served| !served.is_broken) {
+        let wanted = |served: &&mut Served| !served.is_broken && among(served.key);
+        for served in self.served.iter_mut().flatten().filter(wanted) {
             let (out, completed) = (served.in_flight as u64, served.completed);
             let Verdict::Stalled { new } =
                 served.watchdog.after_iteration(out, completed, clock_ns)
@@ -379,6 +387,11 @@ impl OwnQueues {
         working.filter_map(|served| served.watchdog.next_due(served.in_flight as u64)).min()
     }
 
+    /// Starts the watchdogs anew, after a change of the link.
+    pub(crate) fn restart_watchdogs(&mut self) {
+        self.served.iter_mut().flatten().for_each(|one| one.watchdog.restart(one.completed));
+    }
+
     /// Records a sleep of the engine, after which the watchdogs read the clock.
     pub(crate) fn slept(&mut self) {
         self.served.iter_mut().flatten().for_each(|served| served.watchdog.slept());
@@ -399,7 +412,7 @@ impl OwnQueues {
     /// # Errors
     /// Fails if the device as a whole fails.
     pub(crate) fn arm(&mut self) -> Result<Armed, DeviceError> {
-        let mut armed = Armed::Sleep;
+        let mut armed = if self.done.is_empty() { Armed::Sleep } else { Armed::Work };
         for served in self.served.iter_mut().flatten().filter(|served| !served.is_broken) {
             if served.own.queue.arm(false)? == Armed::Work {
                 armed = Armed::Work;

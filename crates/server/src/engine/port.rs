@@ -19,7 +19,7 @@ use towpath_memory::{Mapping, PAGE_BYTES, Region};
 use towpath_protocol::settings::Values;
 
 use crate::clock::clock_ns;
-use crate::engine::own::{Checked, HeaderMemory, MAX_IN_FLIGHT, Own, OwnQueues};
+use crate::engine::own::{Checked, HeaderMemory, MAX_IN_FLIGHT, MAX_OF_ALL, Own, OwnQueues};
 use crate::engine::session::Session;
 use crate::engine::source::WHOLE_BYTES;
 use crate::engine::watchdog::{self, Verdict, Watchdog};
@@ -214,8 +214,9 @@ impl DevicePort {
     pub(crate) fn set_link(&mut self, up: bool) {
         self.link_up = up;
         if up {
-            self.watchdog.restart(self.returned);
+            self.watchdog.restart(self.of_device().1);
         }
+        self.own.restart_watchdogs();
     }
 
     /// Returns the device's capabilities.
@@ -410,9 +411,11 @@ impl DevicePort {
         self.watchdog.after_iteration(out, returned, clock_ns)
     }
 
-    /// Checks the queues of sessions' own.
-    pub(crate) fn check_own(&mut self, sessions_end: bool) -> Checked {
-        if !self.link_up && !sessions_end { Checked::default() } else { self.own.check() }
+    /// Checks the queues of sessions' own. While the link is down, checks only those of sessions that
+    /// end (`ends`), by their keys.
+    pub(crate) fn check_own(&mut self, ends: impl Fn(u32) -> bool) -> Checked {
+        let link_up = self.link_up;
+        self.own.check(|key| link_up || ends(key))
     }
 
     /// Returns the number of packets in flight, and of those ever returned, without those of
@@ -513,6 +516,7 @@ fn device_memory(
 }
 
 const _: () = assert!(MAX_IN_FLIGHT * 8 <= BOUNCE_SLOTS as usize);
+const _: () = assert!(MAX_OF_ALL * 2 <= BOUNCE_SLOTS as usize);
 const _: () = assert!(POOL_HEADROOM_BYTES.is_multiple_of(64));
 
 #[cfg(test)]

@@ -259,12 +259,14 @@ impl Keeper for KeeperAccess {
         if held.is_empty() {
             return Ok(());
         }
-        for name in held {
+        for (at, name) in held.iter().enumerate() {
             let text = notify::remove(name);
             let sent = send(&self.socket, text.as_bytes(), &[], SendFlags::empty());
             if let Err(errno) = sent
                 && !is_gone(errno)
             {
+                // The keeper still has these.
+                self.sockets().extend(held[at..].iter().map(|name| (*name).clone()));
                 return Err(refused(errno));
             }
             self.room.give_back(1);

@@ -115,7 +115,7 @@ fn busy(socket: &Path) -> Failure {
 fn is_served(socket: &Path) -> bool {
     let mut path = socket.as_os_str().to_owned();
     path.push(".lock");
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let Ok(lock) = rustix::fs::open(PathBuf::from(path), flags, Mode::empty()) else {
         return false;
     };

@@ -130,7 +130,9 @@ impl XdpQueue {
             match outcome {
                 // EAGAIN: more than a call sends, or no room for completions or in the socket.
                 // ENOBUFS: the interface's queue dropped a packet. EBUSY: the driver works on it.
-                Ok(()) | Err(Errno::AGAIN | Errno::NOBUFS | Errno::BUSY | Errno::INTR) => {
+                // ENOMEM: no memory for a packet now.
+                Ok(())
+                | Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::BUSY | Errno::INTR) => {
                     if fruitless >= MAX_CALLS_WITHOUT_PROGRESS {
                         return Ok(());
                     }

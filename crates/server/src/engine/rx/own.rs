@@ -101,6 +101,8 @@ impl OwnRx {
             self.received.clear();
             self.done = 0;
         }
+        // The next poll iteration finds out, if there is another queue.
+        self.was_full = false;
         if let Some(supply) = self.supplies.get_mut(number) {
             *supply = Supply::default();
         }
@@ -157,6 +159,8 @@ impl OwnRx {
             }
             counters.add(Count::RxBytes, bytes);
             if cost >= self.limit {
+                // Other queues may have packets, too.
+                self.was_full = true;
                 break;
             }
         }

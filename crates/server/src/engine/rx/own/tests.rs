@@ -323,7 +323,7 @@ fn a_session_that_ends_lends_nothing() {
 fn until_stalled(world: &mut World) -> Checked {
     loop {
         world.port.slept();
-        let checked = world.port.check_own(true);
+        let checked = world.port.check_own(|_| true);
         if !checked.returned.is_empty() {
             return checked;
         }
@@ -354,6 +354,8 @@ fn a_stalled_queue_is_reset_alone() {
     assert!(checked.broken.is_empty());
     take_back(checked.returned, &mut world.sessions);
     world.check();
+    // The returned packets wait for the engine.
+    assert_eq!(world.port.own().0.arm().unwrap(), Armed::Work);
     let mut completions = Vec::new();
     world.port.complete(&mut completions).unwrap();
     completions.sort_unstable_by_key(|one| one.token);
@@ -367,7 +369,7 @@ fn a_stalled_queue_is_reset_alone() {
     world.port.kick(Kick::Tx).unwrap();
     world.port.complete(&mut completions).unwrap();
     world.port.slept();
-    assert!(world.port.check_own(true).returned.is_empty());
+    assert!(world.port.check_own(|_| true).returned.is_empty());
     assert_eq!(world.port.submit(&[packet(&theirs[..], 3)]).unwrap(), 1);
     assert!(until_stalled(&mut world).broken.is_empty());
 }
@@ -405,7 +407,7 @@ fn a_broken_queue_is_its_sessions_loss() {
         assert_eq!(world.poll(), 0);
         assert_eq!(world.lent(), 0, "it takes no buffers");
         world.port.slept();
-        assert!(world.port.check_own(true).returned.is_empty());
+        assert!(world.port.check_own(|_| true).returned.is_empty());
     }
 }
 
@@ -426,6 +428,15 @@ fn a_stuck_queue_leaves_bounce_buffers_to_others() {
     world.port.complete(&mut completions).unwrap();
     let dropped: Vec<_> = (128..200).map(Completion::dropped).collect();
     assert_eq!((completions, world.port.in_flight()), (dropped, 128));
+    // The link was down: the packets had no chance, and none of a session that stays is reset.
+    let mut values = Values::default();
+    values.set(Setting::WatchdogMs, 1).unwrap();
+    world.port.set_watchdog(&values);
+    world.port.set_link(false);
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    world.port.slept();
+    assert!(world.port.check_own(|_| false).returned.is_empty());
+    assert_eq!(world.port.next_due(true), None);
 }
 
 /// Copies of a packet count against the limit of a poll iteration, and no packet is lost by it.
