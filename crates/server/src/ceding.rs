@@ -43,13 +43,9 @@ impl Control {
             return Ok(None);
         }
         let limits = self.parts.device.own_queue_limits();
+        let not_prepared = || OwnQueueError::NotPrepared { name: self.parts.info.name.clone() };
         let limits = limits.and_then(|limits| {
-            let name = self.parts.info.name.clone();
-            if self.own_queues.are_ready() {
-                Ok(limits)
-            } else {
-                Err(OwnQueueError::NotPrepared { name })
-            }
+            self.own_queues.are_ready().then_some(limits).ok_or_else(not_prepared)
         });
         let limits = limits.map_err(|error| (Refusal::NotFound, format!("attach: {error}")))?;
         let granted = match standing {
@@ -173,7 +169,7 @@ impl Control {
         };
         let own = OwnQueue { hardware, queue, registration, memory, offsets, parts };
         let (number, own) = (session.number, Box::new(own));
-        if self.connections.get(token).is_none_or(|connection| connection.gone) {
+        if self.is_gone(token) {
             let then = Then::Refuse { token, mapped, why: None };
             return self.own_queues.push(Task { hardware, step: Step::Close(own), then });
         }

@@ -332,7 +332,7 @@ impl Engine {
     #[inline]
     fn look_after_device(&mut self) -> Result<usize, DeviceError> {
         if !self.port.own().0.is_empty() {
-            let reset = self.look_after_own_queues();
+            let reset = self.look_after_own_queues()?;
             if reset > 0 {
                 return Ok(reset);
             }
@@ -355,10 +355,10 @@ impl Engine {
 
     /// Checks whether sessions' own queues complete packets. Returns the number of queues that were
     /// reset: these have packets to send again, and no buffers to receive into.
-    fn look_after_own_queues(&mut self) -> usize {
+    fn look_after_own_queues(&mut self) -> Result<usize, DeviceError> {
         let sessions = &self.sessions;
         let ends = |key| sessions.get(key).is_some_and(|session| session.closing);
-        let Checked { returned, broken } = self.port.check_own(ends);
+        let Checked { returned, broken } = self.port.check_own(ends)?;
         let count = returned.len();
         rx::own::take_back(returned, &mut self.sessions);
         for key in broken {
@@ -371,7 +371,7 @@ impl Engine {
             }
             self.commands.tell(EngineReport::OwnQueueBroke { session: session.number });
         }
-        count
+        Ok(count)
     }
 
     /// Resets the device, and sends the packets that it kept once more.

@@ -174,8 +174,6 @@ pub(crate) struct OwnQueues {
     served: Vec<Option<Served>>,
     /// Packets that a queue had no room for. They end here: no other session waits for them.
     done: Vec<Completion>,
-    /// Packets that the port submitted and whose completion it has not received.
-    out: u64,
     /// Completions that the port received.
     landed: u64,
     /// The counters of queues that ended, and of `done`.
@@ -292,8 +290,7 @@ impl OwnQueues {
         packets: &[Packet<'_>],
     ) -> Result<(), DeviceError> {
         let mut taken = 0;
-        self.out += packets.len() as u64;
-        let in_flight: usize = self.served.iter().flatten().map(|one| one.in_flight).sum();
+        let in_flight = self.in_flight();
         let served = self.served.get_mut(number).and_then(Option::as_mut);
         if let Some(served) = served.filter(|served| !served.is_broken) {
             let others = in_flight - served.in_flight;
@@ -337,20 +334,34 @@ impl OwnQueues {
         }
         let count = out.len() - before;
         self.landed += count as u64;
-        self.out = self.out.saturating_sub(count as u64);
         Ok(count)
     }
 
     /// Returns the number of packets without a completion, and that of completions.
     #[inline]
     pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.out, self.landed)
+        ((self.in_flight() + self.done.len()) as u64, self.landed)
+    }
+
+    /// Returns the number of packets that queues have.
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.served.iter().flatten().map(|served| served.in_flight).sum()
+    }
+
+    /// Returns `true` if a queue works.
+    pub(crate) fn works(&self, number: usize) -> bool {
+        let served = self.served.get(number).and_then(Option::as_ref);
+        served.is_some_and(|served| !served.is_broken)
     }
 
     /// Checks whether the queues complete packets, and resets those that have stalled. A queue is
     /// broken if the reset fails, or if it stalls again before it completes a packet. Then its
     /// session ends, and no other session is affected.
-    pub(crate) fn check(&mut self, among: impl Fn(u32) -> bool) -> Checked {
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn check(&mut self, among: impl Fn(u32) -> bool) -> Result<Checked, DeviceError> {
         let mut checked = Checked::default();
         let wanted = |served: &&mut Served| !served.is_broken && among(served.key);
         for served in self.served.iter_mut().flatten().filter(wanted) {
@@ -364,7 +375,7 @@ impl OwnQueues {
             let mut buffers = Vec::new();
             let outcome = served.own.queue.reset(&mut buffers);
             served.unkicked = false;
-            let _ = served.complete(&mut self.done);
+            served.complete(&mut self.done)?;
             served.watchdog.restart(served.completed);
             checked.returned.push((served.key, buffers));
             match outcome {
@@ -378,7 +389,7 @@ impl OwnQueues {
                 }
             }
         }
-        checked
+        Ok(checked)
     }
 
     /// Returns the time of the watchdogs' next check, in nanoseconds.

@@ -210,7 +210,8 @@ impl DevicePort {
     }
 
     /// Records a change of the link. Only a link that comes up restarts the watchdog: while the
-    /// link is down, the watchdog may still free packets of ended sessions.
+    /// link is down, the watchdog may still free packets of ended sessions. Those of sessions' own
+    /// queues restart either way, since while the link is down they check ending sessions alone.
     pub(crate) fn set_link(&mut self, up: bool) {
         self.link_up = up;
         if up {
@@ -413,7 +414,10 @@ impl DevicePort {
 
     /// Checks the queues of sessions' own. While the link is down, checks only those of sessions that
     /// end (`ends`), by their keys.
-    pub(crate) fn check_own(&mut self, ends: impl Fn(u32) -> bool) -> Checked {
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    pub(crate) fn check_own(&mut self, ends: impl Fn(u32) -> bool) -> Result<Checked, DeviceError> {
         let link_up = self.link_up;
         self.own.check(|key| link_up || ends(key))
     }

@@ -324,11 +324,8 @@ fn deliver_packet<const CAPTURES: bool>(
     found.clear();
     if is_group(headers.destination) {
         flows.members(headers, found);
-    } else if let Some(destination) = flows.lookup(Direction::Received, headers) {
-        found.push(destination);
-    } else if let Some(quoted) = headers.as_quoted_flow(packet.beginning) {
-        // An ICMP error goes to the flow that it is about.
-        found.extend(flows.lookup(Direction::Received, &quoted));
+    } else {
+        found.extend(flow_of(headers, packet.beginning, flows));
     }
     if CAPTURES {
         found.extend_from_slice(flows.promiscuous());
@@ -340,6 +337,15 @@ fn deliver_packet<const CAPTURES: bool>(
         counters.add(Count::RxNoMatch, 1);
     }
     work
+}
+
+/// Returns the endpoint of a packet that is to no group, whose first bytes are `beginning`.
+#[inline(always)]
+fn flow_of(headers: &Headers, beginning: &[u8], flows: &mut FlowTable) -> Option<Destination> {
+    flows.lookup(Direction::Received, headers).or_else(|| {
+        // An ICMP error goes to the flow that it is about.
+        flows.lookup(Direction::Received, &headers.as_quoted_flow(beginning)?)
+    })
 }
 
 /// Copies the beginning of a packet of `len` bytes and reads its headers there. `copy` copies as

@@ -6,7 +6,8 @@
 //! and keeps the others for packets that come another way. It copies a packet that spans several
 //! buffers, that it must segment, that is for another queue pair, or that a capture receives.
 
-use towpath_device::{DeviceError, Received};
+use towpath_device::{Checksum, DeviceError, Received};
+use towpath_memory::Mapping;
 use towpath_packet::headers::PREFIX_BYTES;
 use towpath_protocol::counters::Device as Count;
 use towpath_protocol::settings::{Setting, Values};
@@ -14,7 +15,7 @@ use towpath_protocol::settings::{Setting, Values};
 use crate::clock::clock_ns;
 use crate::engine::copy::observe;
 use crate::engine::delivery::{Delivery, InPlace, Packet, Placed};
-use crate::engine::demux::{Direction, FlowTable};
+use crate::engine::demux::FlowTable;
 use crate::engine::device_counters::DeviceCounters;
 use crate::engine::own::Returned;
 use crate::engine::port::DevicePort;
@@ -23,7 +24,7 @@ use crate::engine::sessions::SessionTable;
 use crate::engine::work::{ITERATION_BYTES, Work};
 
 use super::located::locate;
-use super::{FRONT_BYTES, Piece, read_headers};
+use super::{FRONT_BYTES, Piece, flow_of, read_headers};
 
 /// The engine keeps one in so many of a queue pair's buffers for packets that it copies.
 const KEPT: u32 = 4;
@@ -144,10 +145,11 @@ impl OwnRx {
             self.next = number;
             let (own, _) = port.own();
             let Some((key, memory)) = own.get(number) else { continue };
+            let pieces = &mut self.pieces;
+            let mut queue = Queue { key, memory, flows, delivery, counters, pieces };
             let mut bytes = 0;
             for packet in Received::packets(&self.received[self.done..]) {
-                let pieces = &mut self.pieces;
-                let work = deliver(packet, (key, memory), flows, delivery, counters, pieces);
+                let work = queue.deliver(packet);
                 let len: usize = packet.iter().map(|one| one.len as usize).sum();
                 self.done += packet.len();
                 packets += 1;
@@ -181,7 +183,9 @@ impl OwnRx {
     ) {
         let supply = &mut self.supplies[number];
         let (sessions, notifier) = delivery.parts();
-        let living = |session: &&mut Session| !session.closing && session.violation.is_none();
+        let works = port.own().0.works(number);
+        let living =
+            |session: &&mut Session| works && !session.closing && session.violation.is_none();
         let Some(session) = sessions.get_mut(key).filter(living) else {
             supply.pause_ns = 0;
             return;
@@ -230,91 +234,95 @@ impl OwnRx {
 /// Gives sessions the buffers back that a reset of their queues returned.
 pub(crate) fn take_back(returned: Returned, sessions: &mut SessionTable) {
     for (key, offsets) in returned {
-        let Some(session) = sessions.get_mut(key) else { continue };
-        let frame_bytes = session.shape.receive_pool.frame_bytes();
-        for offset in offsets {
-            session.queue_pairs[0].receive.take_back(offset / frame_bytes);
+        if let Some(session) = sessions.get_mut(key) {
+            give_back(session, offsets.into_iter());
         }
     }
 }
 
-/// Handles a packet that the device put into buffers of session `key`, whose memory is `memory`.
-fn deliver(
-    buffers: &[Received],
-    (key, memory): (u32, &towpath_memory::Mapping),
-    flows: &mut FlowTable,
-    delivery: &mut Delivery<'_>,
-    counters: &mut DeviceCounters,
-    pieces: &mut Vec<Piece>,
-) -> Work {
-    let (given, work) = hand_over(buffers, (key, memory), flows, delivery, counters, pieces);
-    let Some(session) = delivery.session(key).filter(|_| !given) else { return work };
+/// Gives a session lent buffers back, by their offsets.
+fn give_back(session: &mut Session, offsets: impl Iterator<Item = u32>) {
     let frame_bytes = session.shape.receive_pool.frame_bytes();
-    for one in buffers {
-        session.queue_pairs[0].receive.take_back(one.buffer / frame_bytes);
+    for offset in offsets {
+        session.queue_pairs[0].receive.take_back(offset / frame_bytes);
     }
-    work
 }
 
-/// Returns `true` if the application has the packet's buffer now, and the copies that the engine
-/// made.
-fn hand_over(
-    buffers: &[Received],
-    (key, memory): (u32, &towpath_memory::Mapping),
-    flows: &mut FlowTable,
-    delivery: &mut Delivery<'_>,
-    counters: &mut DeviceCounters,
-    pieces: &mut Vec<Piece>,
-) -> (bool, Work) {
-    let mut work = Work::default();
-    let mut front = [0; FRONT_BYTES];
-    let (source, meta) = match locate(buffers, memory, pieces, &mut front) {
-        Ok(located) => located,
-        Err(reason) => {
-            counters.add(reason, 1);
+/// The queue whose packets are handled, and what that needs.
+struct Queue<'a, 'd> {
+    /// The key of its session, and its memory.
+    key: u32,
+    memory: &'a Mapping,
+    flows: &'a mut FlowTable,
+    delivery: &'a mut Delivery<'d>,
+    counters: &'a mut DeviceCounters,
+    pieces: &'a mut Vec<Piece>,
+}
+
+impl Queue<'_, '_> {
+    /// Handles a packet that the device put into buffers of the session. Returns the copies that the
+    /// engine made.
+    fn deliver(&mut self, buffers: &[Received]) -> Work {
+        if let Some(Checksum::Partial { .. }) = buffers.first().map(|one| one.meta.checksum) {
+            self.counters.add(Count::RxPartial, 1);
+        }
+        let (given, work) = self.hand_over(buffers);
+        if !given && let Some(session) = self.delivery.session(self.key) {
+            give_back(session, buffers.iter().map(|one| one.buffer));
+        }
+        work
+    }
+
+    /// Returns `true` if the application has the packet's buffer now, and the copies that the
+    /// engine made.
+    fn hand_over(&mut self, buffers: &[Received]) -> (bool, Work) {
+        let mut work = Work::default();
+        let mut front = [0; FRONT_BYTES];
+        let (source, meta) = match locate(buffers, self.memory, self.pieces, &mut front) {
+            Ok(located) => located,
+            Err(reason) => {
+                self.counters.add(reason, 1);
+                return (false, work);
+            }
+        };
+        let read = |to: &mut [u8]| source.copy_beginning(to);
+        let mut prefix = [0; PREFIX_BYTES];
+        let Some((read, headers)) = read_headers(source.len(), read, &mut prefix) else {
+            self.counters.add(Count::RxMalformed, 1);
             return (false, work);
+        };
+        let packet = Packet { source, beginning: &prefix[..read], meta };
+        for destination in self.flows.captures() {
+            work += self.delivery.deliver(*destination, &packet, 0);
         }
-    };
-    let read = |to: &mut [u8]| source.copy_beginning(to);
-    let mut prefix = [0; PREFIX_BYTES];
-    let Some((read, headers)) = read_headers(source.len(), read, &mut prefix) else {
-        counters.add(Count::RxMalformed, 1);
-        return (false, work);
-    };
-    let packet = Packet { source, beginning: &prefix[..read], meta };
-    for destination in flows.captures() {
-        work += delivery.deliver(*destination, &packet, 0);
-    }
-    let Some(headers) = headers else {
-        counters.add(Count::RxMalformed, 1);
-        return (false, work);
-    };
-    for destination in flows.promiscuous() {
-        work += delivery.deliver(*destination, &packet, 0);
-    }
-    let mut found = flows.lookup(Direction::Received, &headers);
-    if found.is_none()
-        && let Some(quoted) = headers.as_quoted_flow(packet.beginning)
-    {
-        found = flows.lookup(Direction::Received, &quoted);
-    }
-    // The flow filter lets no other session's packets in. An endpoint may have closed since.
-    let Some(destination) = found.filter(|found| found.session == key) else {
-        counters.add(Count::RxNoMatch, 1);
-        return (false, work);
-    };
-    if let [one] = buffers
-        && one.is_whole()
-    {
-        let placed = Placed { offset: one.offset, buffer: one.buffer, len: one.len };
-        match delivery.deliver_in_place(destination, placed, meta) {
-            InPlace::Given => return (true, work),
-            InPlace::Dropped => return (false, work),
-            InPlace::NeedsCopy => {}
+        let Some(headers) = headers else {
+            self.counters.add(Count::RxMalformed, 1);
+            return (false, work);
+        };
+        for destination in self.flows.promiscuous() {
+            work += self.delivery.deliver(*destination, &packet, 0);
         }
+        // The flow filter lets no other session's packets in. An endpoint may have closed since.
+        let found = flow_of(&headers, packet.beginning, self.flows);
+        let Some(destination) = found.filter(|found| found.session == self.key) else {
+            if self.flows.promiscuous().is_empty() {
+                self.counters.add(Count::RxNoMatch, 1);
+            }
+            return (false, work);
+        };
+        if let [one] = buffers
+            && one.is_whole()
+        {
+            let placed = Placed { offset: one.offset, buffer: one.buffer, len: one.len };
+            match self.delivery.deliver_in_place(destination, placed, meta) {
+                InPlace::Given => return (true, work),
+                InPlace::Dropped => return (false, work),
+                InPlace::NeedsCopy => {}
+            }
+        }
+        work += self.delivery.deliver(destination, &packet, 0);
+        (false, work)
     }
-    work += delivery.deliver(destination, &packet, 0);
-    (false, work)
 }
 
 #[cfg(test)]
