@@ -81,9 +81,9 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let attached = attach(&link, options.mode, &mut attached_program)?;
     let is_generic = attached == XdpMode::Generic;
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
-    let may_be_partial = is_generic || is_virtual;
     let (chunk_bytes, most) = if spans { LARGE_BUFFERS } else { SMALL_BUFFERS };
-    let gives_queues = options.own_queues.iter().any(|one| usable(&ethtool, lanes).contains(one));
+    let own_queues = lanes..queues.min(ethtool.sending_queues()).max(lanes);
+    let gives_queues = options.own_queues.iter().any(|one| own_queues.contains(one));
     let rx_buffers = locked::receive_buffers(most, chunk_bytes, (queues, lanes), gives_queues);
     if options.copying == CopyMode::ZeroCopy && is_generic {
         return Err(XdpError::NoZeroCopy { name: name.clone() });
@@ -94,7 +94,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         .map_err(refused(name, "opening a packet socket for large packets"))?;
     let asked = Asked { index: link.index, copies, room: chunk_bytes.saturating_sub(frame_bytes) };
     let warning = tx_checksum::check(name, options.tx_checksum, asked)?;
-    let mut notes = notes(name, options, attached, &link.kind, &ethtool);
+    let mut notes = notes(&link, options, attached, &own_queues, &ethtool);
     notes.warnings.extend(warning);
     notes.warnings.extend(locked::warning(name, rx_buffers, most));
     let host_traffic =
@@ -103,11 +103,11 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let properties = Properties {
         binding,
         queues,
-        sending_queues: ethtool.sending_queues(),
+        own_queues,
         lanes,
         frame_bytes,
         chunk_bytes: chunk_bytes as u32,
-        may_be_partial,
+        may_be_partial: is_generic || is_virtual,
         tx_checksum: options.tx_checksum,
         busy_poll: options.busy_poll,
         gives_queues,
@@ -341,20 +341,15 @@ fn needs_to_span(
     Err(XdpError::NoSpanning { name: name.to_owned(), why, remedy })
 }
 
-/// Returns the hardware queues that sessions can have to themselves: they receive and send, and the
-/// server can do without.
-fn usable(ethtool: &Ethtool, lanes: u32) -> Range<u32> {
-    lanes..ethtool.queues().min(ethtool.sending_queues()).max(lanes)
-}
-
 /// Returns what the operator should know about how the interface is served.
 fn notes(
-    name: &str,
+    link: &towpath_netlink::Link,
     options: &Options,
     mode: XdpMode,
-    kind: &Option<String>,
+    own_queues: &Range<u32>,
     ethtool: &Ethtool,
 ) -> Notes {
+    let (name, kind) = (&link.name, &link.kind);
     let mut notes = Vec::new();
     let driver = ethtool.driver();
     notes.push(match mode {
@@ -380,7 +375,6 @@ fn notes(
     let hidden_tags = warnings::of_hidden_tags(name, ethtool, kind.is_some());
     let mut warnings: Vec<_> =
         hidden_tags.into_iter().chain(warnings::of_one_address(name, ethtool)).collect();
-    let usable = usable(ethtool, options.lanes.max(1) as u32);
-    warnings.extend(warnings::of_own_queues(name, ethtool, &options.own_queues, &usable));
+    warnings.extend(warnings::of_own_queues(name, ethtool, &options.own_queues, own_queues));
     Notes { notes, warnings }
 }

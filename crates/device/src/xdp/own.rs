@@ -30,8 +30,7 @@ pub(super) fn limits(
     is_exclusive: bool,
 ) -> Result<OwnQueueLimits, OwnQueueError> {
     let properties = shared.properties();
-    // The session sends there, too.
-    let queues = properties.queues.min(properties.sending_queues);
+    let queues = properties.own_queues.clone();
     let (name, kept) = (info.name.clone(), properties.lanes);
     if is_exclusive {
         return Err(OwnQueueError::Exclusive { name });
@@ -45,8 +44,8 @@ pub(super) fn limits(
     if shared.is_zero_copy() {
         return Err(OwnQueueError::ZeroCopy { name });
     }
-    if queues <= kept {
-        return Err(OwnQueueError::TooFewQueues { name, queues, kept });
+    if queues.is_empty() {
+        return Err(OwnQueueError::TooFewQueues { name, queues: queues.end, kept });
     }
     if !properties.gives_queues {
         return Err(OwnQueueError::NotPrepared { name });
@@ -57,7 +56,7 @@ pub(super) fn limits(
     let needed =
         (HEADROOM_BYTES + properties.frame_bytes).clamp(LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES);
     let buffer_bytes = needed.next_multiple_of(ALIGNMENT_BYTES) as u32..=MOST_BUFFER_BYTES as u32;
-    Ok(OwnQueueLimits { queues: kept..queues, buffer_bytes })
+    Ok(OwnQueueLimits { queues, buffer_bytes })
 }
 
 /// Opens hardware queues among those of one lane.

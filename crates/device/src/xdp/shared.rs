@@ -1,6 +1,7 @@
 //! What the control part and the queues share: sockets to bind, memory, and the attached program.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -16,13 +17,11 @@ use crate::kernel_interface::packet_sender::PacketSender;
 use crate::kernel_interface::packet_socket::{PacketRing, PacketSocket};
 
 /// The properties of a device that hold for as long as it is open.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Properties {
     pub(super) binding: Binding,
     /// The number of hardware queues.
     pub(super) queues: u32,
-    /// The number of hardware queues that send.
-    pub(super) sending_queues: u32,
     /// The number of queues to open, which divide the hardware queues among themselves.
     pub(super) lanes: u32,
     /// The longest frame on the wire, in bytes.
@@ -32,7 +31,10 @@ pub(super) struct Properties {
     pub(super) may_be_partial: bool,
     pub(super) tx_checksum: TxChecksum,
     pub(super) busy_poll: bool,
-    /// `true` if sessions may have hardware queues to themselves.
+    /// The hardware queues that sessions can have to themselves: they receive and send, and the
+    /// server can do without.
+    pub(super) own_queues: Range<u32>,
+    /// `true` if sessions may have some of these.
     pub(super) gives_queues: bool,
 }
 
