@@ -16,11 +16,12 @@ use towpath_netlink::Netlink;
 
 use crate::failure::{Failure, print, says};
 use crate::number::Number;
+use crate::serve::confine::FOR_INTERFACES;
 use crate::serve::values::InterfaceName;
 use crate::signals::Signals;
 use exchange::{Amounts, Measured, Socket, exchange};
 use outcome::Outcomes;
-use served::{ADVICE, Served};
+use served::Served;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
@@ -116,15 +117,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 fn check_rights() -> Result<(), Failure> {
     let own = rustix::thread::capabilities(None)
         .map_or(CapabilitySet::empty(), |capabilities| capabilities.effective);
-    let sockets = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW;
+    // CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.
     let programs = CapabilitySet::BPF | CapabilitySet::PERFMON;
-    // Each of these two is a part of CAP_SYS_ADMIN.
-    if own.contains(sockets) && (own.contains(programs) || own.contains(CapabilitySet::SYS_ADMIN)) {
+    let implied = if own.contains(CapabilitySet::SYS_ADMIN) { programs } else { own };
+    if (own | implied).contains(FOR_INTERFACES) {
         return Ok(());
     }
-    Err(Failure::unavailable(format!(
-        "measuring attaches programs to the interface, which this user may not do; {ADVICE}"
-    )))
+    Err(Failure::unavailable(
+        "measuring attaches programs to the interface, which this user may not do; run towpath \
+         measure as root, or with CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON"
+            .to_owned(),
+    ))
 }
 
 /// Checks that the way to the peer leads over the interface.

@@ -1,6 +1,6 @@
 //! `towpath serve`: one device, served until a signal or the service manager ends it.
 
-mod confine;
+pub(crate) mod confine;
 mod directory;
 mod interface;
 pub(crate) mod keeper;

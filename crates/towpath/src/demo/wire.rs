@@ -11,6 +11,7 @@ use towpath_netlink::{Netlink, Prefix};
 use towpath_sandbox::{End, Error, Namespace, Unavailable, connect};
 
 use super::addresses::{GATEWAY_V4, GATEWAY_V6};
+use crate::serve::confine::FOR_INTERFACES;
 
 /// The name of the served interface in its namespace.
 pub(super) const INTERFACE: &str = "towpath0";
@@ -120,12 +121,7 @@ impl Wire {
     pub(super) fn capabilities(&self) -> CapabilitySet {
         match self {
             Wire::Tap(_) => CapabilitySet::empty(),
-            Wire::Veth(_) => {
-                CapabilitySet::NET_ADMIN
-                    | CapabilitySet::NET_RAW
-                    | CapabilitySet::BPF
-                    | CapabilitySet::PERFMON
-            }
+            Wire::Veth(_) => FOR_INTERFACES,
         }
     }
 

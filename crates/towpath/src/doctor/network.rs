@@ -6,6 +6,7 @@ use rustix::thread::CapabilitySet;
 use towpath_sandbox::{check_namespaces, check_tun, probe};
 
 use super::finding::{Finding, Standing, read, says};
+use crate::serve::confine::FOR_INTERFACES;
 
 pub(super) struct Network {
     pub(super) findings: Vec<Finding>,
@@ -13,18 +14,12 @@ pub(super) struct Network {
     pub(super) ways: Vec<String>,
 }
 
-/// The capabilities for programs and sockets on the host's interfaces.
-const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
-    .union(CapabilitySet::NET_RAW)
-    .union(CapabilitySet::BPF)
-    .union(CapabilitySet::PERFMON);
-
 pub(super) fn look() -> Network {
     let own = rustix::thread::capabilities(None)
         .map_or(CapabilitySet::empty(), |capabilities| capabilities.effective);
     let (socket, map) = (probe::xdp_socket(), probe::xdp_map());
     // Without AF_XDP, the kernel refuses its map for another reason.
-    let may_load = own.contains(NEEDED) && map != Err(Errno::PERM);
+    let may_load = own.contains(FOR_INTERFACES) && map != Err(Errno::PERM);
     let mut ways = Vec::new();
     let findings = vec![
         capabilities(own),

@@ -12,10 +12,6 @@ use towpath_net::{Network, UdpSocket};
 use super::exchange::Socket;
 use crate::failure::says;
 
-/// The remedy for missing rights.
-pub(super) const ADVICE: &str = "run towpath measure as root, or with CAP_NET_ADMIN, CAP_NET_RAW, \
-                                 CAP_BPF and CAP_PERFMON";
-
 /// A server that ends with this value.
 pub(super) struct Served {
     child: Child,
@@ -53,17 +49,7 @@ impl Served {
         if let Some(out) = served.child.stdout.take() {
             let _ = BufReader::new(out).read_line(&mut line);
         }
-        if line.starts_with("ready ") {
-            return Ok(served);
-        }
-        let said = served.last_words();
-        let status = served.child.wait().ok().and_then(|status| status.code());
-        if status != Some(i32::from(towpath_sandbox::EXIT_UNAVAILABLE)) {
-            return Err(said);
-        }
-        // The server's own advice is for those who start a server.
-        let cause = said.split_once("; start as root").map_or(&*said, |(cause, _)| cause);
-        Err(format!("{cause}; {ADVICE}"))
+        if line.starts_with("ready ") { Ok(served) } else { Err(served.last_words()) }
     }
 
     /// Returns the number of the server's process.

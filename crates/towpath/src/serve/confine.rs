@@ -18,6 +18,13 @@ use crate::failure::{Failure, says};
 /// capabilities end.
 const LAST_CAPABILITY: u32 = 63;
 
+/// The capabilities for programs and sockets on the host's interfaces, which a server needs until it
+/// has opened its device.
+pub(crate) const FOR_INTERFACES: CapabilitySet = CapabilitySet::NET_ADMIN
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::BPF)
+    .union(CapabilitySet::PERFMON);
+
 /// The capabilities of the keeper of a server which shares the host's addresses: to bind ports
 /// below 1024, and to confirm neighbours.
 const SHARES_HOST: CapabilitySet = CapabilitySet::NET_BIND_SERVICE.union(CapabilitySet::NET_ADMIN);

@@ -123,15 +123,28 @@ fn set(directory: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(directory, Permissions::from_mode(mode))
 }
 
+/// Returns the path of the file beside a socket that the listening server keeps locked.
+pub(super) fn lock_path(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    PathBuf::from(path)
+}
+
+/// Returns the failure to serve at a socket where a server lives.
+pub(super) fn busy(socket: &Path) -> Failure {
+    Failure::new(format!(
+        "{}: another server serves here; stop it, or choose another socket path with --socket",
+        socket.display()
+    ))
+}
+
 /// Removes the socket that a killed server of another user left, while root still can: a server of
 /// this user could not take it over.
 fn take_over(socket: &Path, uid: u32) -> Result<(), Failure> {
     let failed = |path: &Path, error: &io::Error| {
         Failure::new(format!("{}: {}", path.display(), says(error)))
     };
-    let mut lock_path = socket.as_os_str().to_owned();
-    lock_path.push(".lock");
-    let lock_path = PathBuf::from(lock_path);
+    let lock_path = lock_path(socket);
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = match rustix::fs::open(&lock_path, flags, Mode::empty()) {
         Ok(lock) => lock,
@@ -144,10 +157,7 @@ fn take_over(socket: &Path, uid: u32) -> Result<(), Failure> {
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            return Err(Failure::new(format!(
-                "{}: another server serves here; stop it, or choose another --socket",
-                socket.display()
-            )));
+            return Err(busy(socket));
         }
         Err(errno) => return Err(failed(&lock_path, &errno.into())),
     }

@@ -18,6 +18,7 @@ use towpath_server::{
 };
 
 use super::confine::{confine_keeper, raise_descriptor_limit};
+use super::directory::{busy, lock_path};
 use super::log::start_log;
 use super::settings::{HOLD_S, Level, Settings};
 use super::values::{Identity, InterfaceName};
@@ -104,19 +105,10 @@ pub(super) fn take_over_from_killed(
     }
 }
 
-fn busy(socket: &Path) -> Failure {
-    Failure::new(format!(
-        "{}: another server serves here; stop it, or choose another socket path with --socket",
-        socket.display()
-    ))
-}
-
 /// Returns `true` if a living server holds the lock of a socket.
 fn is_served(socket: &Path) -> bool {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(".lock");
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let Ok(lock) = rustix::fs::open(PathBuf::from(path), flags, Mode::empty()) else {
+    let Ok(lock) = rustix::fs::open(lock_path(socket), flags, Mode::empty()) else {
         return false;
     };
     let locked = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared);
