@@ -1,18 +1,16 @@
 //! The conformance suite on the in-memory pair, in several configurations.
 
-use std::sync::{Mutex, PoisonError};
+#[path = "support/one_at_a_time.rs"]
+mod one_at_a_time;
+
 use std::time::Duration;
 
-use towpath_device::conformance::{self, DeviceFarEnd, Pair};
+use one_at_a_time::run;
+use towpath_device::conformance::{DeviceFarEnd, Pair};
 use towpath_device::loopback::{self, Config, Reception, Timing};
 
-/// Each run has two threads that hardly sleep. Several at a time, on fewer processors, would take
-/// many times as long as one after the other.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 fn check(name: &str, config: Config) {
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    conformance::run(name, 1, || {
+    run(name, || {
         let (device, far) = loopback::pair(&config).unwrap();
         Pair { device: Box::new(device), far: Box::new(DeviceFarEnd::new(Box::new(far))) }
     });

@@ -1,12 +1,16 @@
 //! Wrappers around the in-memory pair: faults, captures and slow devices.
 
+#[path = "support/one_at_a_time.rs"]
+mod one_at_a_time;
+
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use one_at_a_time::run;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use towpath_device::capture::{self, CaptureDevice};
-use towpath_device::conformance::{self, DeviceFarEnd, FarEnd, Pair};
+use towpath_device::conformance::{DeviceFarEnd, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::loopback::{self, Config, LoopbackDevice, Reception};
 use towpath_device::slow::{Pace, SlowDevice};
@@ -33,15 +37,6 @@ fn configurations() -> [(&'static str, Config); 6] {
         ("loopback with spanning packets", Config { reception, ..config.clone() }),
         ("loopback to be polled", Config { sleeps: false, ..config }),
     ]
-}
-
-/// Each run has two threads that hardly sleep. Several at a time, on fewer processors, would take
-/// many times as long as one after the other.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn run(name: &str, make: impl Fn() -> Pair) {
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    conformance::run(name, 1, make);
 }
 
 fn check(name: &str, wrap: impl Fn(LoopbackDevice) -> Box<dyn Device>) {

@@ -16,7 +16,7 @@ use towpath_net::{Driving, Network, SessionLink};
 use towpath_packet::build::Flow;
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{self, Attach, Message};
-use towpath_testkit::{Namespace, PacketSocket, Unavailable, User, skip};
+use towpath_testkit::{Namespace, PacketSocket, User};
 
 use crate::beside_the_kernel::{may_attach, sockets, until_bare, user, user_id};
 use crate::networks::{both_ways, sh};
@@ -63,11 +63,7 @@ impl World {
         if !may_attach(test) {
             return None;
         }
-        if users().is_none() {
-            let cause = "applications cannot be started as other users".to_owned();
-            skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
-            return None;
-        }
+        let users = other_users(test)?.applications;
         let far = Namespace::create().unwrap();
         let here = rustix::thread::gettid().as_raw_nonzero();
         // In generic mode, a packet of the sender's queue n > 0 arrives on queue n - 1, and in
@@ -104,7 +100,6 @@ impl World {
         let more: Vec<String> = more.iter().copied().map(str::to_owned).collect();
         let arguments = [arguments, more].concat();
         let server = World::serve(&directory, &arguments);
-        let users = users().unwrap().applications;
         Some(World { far, socket, far_mac, users, server, directory, arguments })
     }
 

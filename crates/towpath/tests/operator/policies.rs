@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use towpath_client::{
     AttachError, Lost, OpenError, Options, Rule, SendError, Session, Setting, Violation,
 };
-use towpath_testkit::{Unavailable, User, skip};
+use towpath_testkit::User;
 
 use crate::running::*;
 
@@ -64,11 +64,7 @@ impl Policed {
         if !tun(test) {
             return None;
         }
-        let Some(users) = users() else {
-            let cause = "applications cannot be started as other users".to_owned();
-            skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
-            return None;
-        };
+        let users = other_users(test)?;
         let directory = Directory::new();
         let file = directory.text("policy.toml");
         std::fs::write(&file, policy).unwrap();

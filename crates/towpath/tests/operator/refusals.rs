@@ -284,7 +284,7 @@ fn a_directory_of_another_group_is_refused_with_the_remedies() {
         if !tun(test) || !installed(test, "unshare", "util-linux") {
             return;
         }
-        let Some(users) = users() else { return };
+        let Some(users) = other_users(test) else { return };
         let [uid, gid] = [users.applications[0].uid, users.applications[1].gid];
         let made = format!(
             "mount -t tmpfs none /run && mkdir /run/towpath && chgrp {gid} /run/towpath && \
@@ -317,7 +317,7 @@ fn a_machine_without_tun_is_status_77() {
         assert!(said.contains("/dev/net/tun cannot be opened: No such file"), "{said}");
         assert!(said.contains("load the kernel module tun"), "{said}");
         assert!(!exists(&socket));
-        let Some(users) = users() else { return };
+        let Some(users) = other_users(test) else { return };
         // As a user without rights, with a copy of the program that this user may start.
         let program = directory.text("towpath");
         std::fs::copy(env!("CARGO_BIN_EXE_towpath"), &program).unwrap();

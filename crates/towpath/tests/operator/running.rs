@@ -322,6 +322,17 @@ pub(crate) fn users() -> Option<Users> {
     users.distinct.then_some(users)
 }
 
+/// Returns three users as [`users`] does, and says why the test does not run without them.
+pub(crate) fn other_users(test: &str) -> Option<Users> {
+    let users = users();
+    if users.is_none() {
+        let cause = "applications cannot be started as other users".to_owned();
+        let remedy = "run as root".to_owned();
+        towpath_testkit::skip(test, &towpath_testkit::Unavailable { cause, remedy });
+    }
+    users
+}
+
 /// Returns `true` if a program is installed.
 pub(crate) fn installed(test: &str, program: &str, package: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));

@@ -420,7 +420,7 @@ fn an_unprivileged_user_serves_a_prepared_interface() {
             return;
         }
         // Without other users, the user itself has the right to make interfaces.
-        let Some(users) = users() else { return };
+        let Some(users) = other_users(test) else { return };
         let user = users.server;
         let script = r#"
             set -e

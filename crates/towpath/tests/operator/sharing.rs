@@ -228,10 +228,11 @@ fn killing_server_and_keeper_leaves_nothing() {
 #[test]
 fn users_have_the_ports_that_the_policy_grants() {
     towpath_testkit::isolated!(|| {
-        if !may_attach("sharing::users_have_the_ports_that_the_policy_grants") {
+        let test = "sharing::users_have_the_ports_that_the_policy_grants";
+        if !may_attach(test) {
             return;
         }
-        let Some(users) = users() else { return };
+        let Some(users) = other_users(test) else { return };
         let file = Directory::new();
         let policy = file.text("policy.toml");
         let web = "[[grant]]\nusers = [61002]\nports = [\"tcp:80\", \"tcp:40000-40010\"]\n";
