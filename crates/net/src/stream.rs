@@ -189,7 +189,9 @@ impl TcpStream {
             Shutdown::Write => towpath_stack::Shutdown::Write,
             Shutdown::Both => towpath_stack::Shutdown::Both,
         };
-        self.stack(|stack, id| stack.tcp_shutdown(id, how))
+        let id = self.inner.id;
+        let shared = self.inner.network.shared();
+        shared.with(|core, now| core.stack.tcp_shutdown(now, id, how)).map_err(error::socket)
     }
 
     /// Ends the connection at once, with a reset. Unsent data is lost.
@@ -234,7 +236,8 @@ impl TcpStream {
     pub fn set_keep_alive(&self, interval: Option<Duration>) -> io::Result<()> {
         let id = self.inner.id;
         let shared = self.inner.network.shared();
-        let set = shared.with(|core, now| core.stack.tcp_set_keep_alive(now, id, interval));
+        let probes = interval.map(towpath_stack::KeepAlive::every);
+        let set = shared.with(|core, now| core.stack.tcp_set_keep_alive(now, id, probes));
         set.map_err(error::socket)
     }
 

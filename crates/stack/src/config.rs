@@ -39,12 +39,19 @@ pub enum CongestionControl {
 /// TCP's settings, the same for each connection.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpConfig {
-    /// Each connection's receive buffer, in bytes: the largest announced window. Default 512 KiB.
+    /// The largest window that a connection announces, in bytes, and so the most that it receives
+    /// before the application reads. A window begins with at most 256 KiB, and grows while the
+    /// application reads as fast as data arrives. Default 16 MiB.
     pub receive_buffer_bytes: usize,
-    /// Each connection's send buffer, in bytes. Default 512 KiB.
+    /// The most that a connection holds of written data that the peer has not acknowledged, in
+    /// bytes. The room begins with at most 256 KiB, and follows the congestion window. Default
+    /// 8 MiB.
     pub send_buffer_bytes: usize,
     /// Default CUBIC.
     pub congestion_control: CongestionControl,
+    /// `true` if connections of this host ask for explicit congestion notification (RFC 3168).
+    /// Connections of peers that ask always use it. Default `false`, as on Linux.
+    pub ecn: bool,
     /// The time that the acknowledgement of a small segment may wait for data to go with. Default
     /// 10 ms, at most 500 ms (RFC 9293, 3.8.6.3). The acknowledgement of a large segment never
     /// waits.
@@ -66,9 +73,10 @@ pub struct TcpConfig {
 impl Default for TcpConfig {
     fn default() -> Self {
         TcpConfig {
-            receive_buffer_bytes: 512 * 1024,
-            send_buffer_bytes: 512 * 1024,
+            receive_buffer_bytes: 16 << 20,
+            send_buffer_bytes: 8 << 20,
             congestion_control: CongestionControl::Cubic,
+            ecn: false,
             ack_delay: Duration::from_millis(10),
             user_timeout: Duration::from_secs(900),
             connect_timeout: Duration::from_secs(60),
@@ -79,14 +87,38 @@ impl Default for TcpConfig {
     }
 }
 
+/// Probes of a silent peer (RFC 9293, 3.8.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// The silence before the first probe.
+    pub idle: Duration,
+    /// The time between two probes.
+    pub interval: Duration,
+    /// The number of unanswered probes, after which the connection fails.
+    pub probes: u32,
+}
+
+impl KeepAlive {
+    /// Returns nine probes at this interval, as on Linux, the first after the same silence.
+    #[must_use]
+    pub const fn every(interval: Duration) -> KeepAlive {
+        KeepAlive { idle: interval, interval, probes: 9 }
+    }
+}
+
 /// Limits of everything that the network or the application can make grow.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// TCP connections, including half-open ones, without TIME-WAIT entries. Default 16 384.
     pub connections: usize,
-    /// Half-open connections of all listeners together; at the limit the stack evicts the oldest.
-    /// Default 2 048.
+    /// Half-open connections of all listeners together; beyond, the stack answers SYNs with cookies
+    /// and keeps nothing (RFC 4987, 3.6). Default 2 048.
     pub half_open: usize,
+    /// The memory of all connections' buffers together, in bytes. Default 256 MiB.
+    pub tcp_buffer_bytes: usize,
+    /// Acknowledgements sent per second that challenge a segment which may be forged (RFC 5961, 7).
+    /// Default 100.
+    pub challenges_per_second: u32,
     /// TIME-WAIT entries; at the limit the stack evicts the oldest. Default 32 768.
     pub time_wait: usize,
     /// UDP sockets, and as many TCP listeners. Default 4 096.
@@ -118,6 +150,8 @@ impl Default for Limits {
         Limits {
             connections: 16_384,
             half_open: 2_048,
+            tcp_buffer_bytes: 256 << 20,
+            challenges_per_second: 100,
             time_wait: 32_768,
             sockets: 4_096,
             neighbours: 1_024,

@@ -114,8 +114,12 @@ counters! {
     tcp_connected,
     /// Incoming connections established.
     tcp_accepted,
-    /// Half-open connections evicted for newer ones.
-    tcp_half_open_evicted,
+    /// SYNs answered with a cookie: too many half-open connections.
+    tcp_cookies_sent,
+    /// Connections opened by a cookie.
+    tcp_cookies_accepted,
+    /// Acknowledgements without a connection that no cookie explains, while cookies were in use.
+    tcp_cookies_refused,
     /// Half-open connections that timed out.
     tcp_half_open_timeout,
     /// SYNs dropped: the accept queue is full.
@@ -132,8 +136,36 @@ counters! {
     tcp_time_wait_reused,
     /// Segments dropped: flags or addresses that no sender uses.
     tcp_malformed,
-    /// Segments made that the link refused after reporting room.
+    /// Segments that the link refused after reporting room; they are sent later.
     tcp_transmit_refused,
+    /// Losses detected by acknowledgements.
+    tcp_fast_recoveries,
+    /// Retransmission timeouts.
+    tcp_retransmission_timeouts,
+    /// Probes of the tail of the sent data (RFC 8985, 7).
+    tcp_tail_probes,
+    /// Recoveries taken back: nothing was lost.
+    tcp_spurious_recoveries,
+    /// Path MTUs lowered since full segments vanished without an error.
+    tcp_black_holes,
+    /// Reductions of the congestion window for the mark of a router (RFC 3168).
+    tcp_ecn_reductions,
+    /// Segments received ahead of a gap.
+    tcp_out_of_order,
+    /// Bytes received again.
+    tcp_duplicate_bytes,
+    /// Segments dropped: outside of the window.
+    tcp_unacceptable,
+    /// Segments dropped: an old timestamp, or none where they were agreed upon (PAWS, RFC 7323, 5).
+    tcp_paws_dropped,
+    /// Resets ignored: outside of the window.
+    tcp_resets_ignored,
+    /// Acknowledgements sent to challenge a segment which may be forged (RFC 5961).
+    tcp_challenges,
+    /// Such acknowledgements not sent: too many.
+    tcp_challenges_limited,
+    /// Times that data was not taken or written: the memory for buffers is used up, or too many gaps.
+    tcp_buffer_limit,
     /// Visits of connections, for a frame, a timer or the application: a measure of the work.
     tcp_visits,
     /// Timers fired.

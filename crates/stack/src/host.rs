@@ -163,7 +163,8 @@ impl Host {
         };
         header.payload_bytes = len;
         let whole = header.len() + len <= mtu;
-        let (sum, meta) = if whole && self.config.offload.checksum && header.protocol == ip::UDP {
+        let covers = matches!(header.protocol, ip::UDP | ip::TCP);
+        let (sum, meta) = if whole && self.config.offload.checksum && covers {
             let start = (ethernet::HEADER_BYTES + header.len()) as u16;
             let checksum = Checksum::Partial { start, offset: sum_at as u16 };
             (pseudo.folded(), Meta { checksum, segmentation: None })

@@ -14,6 +14,11 @@ const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
 /// The hop limit of this host's packets; NDP has its own.
 pub(crate) const HOP_LIMIT: u8 = 64;
+/// The bits of the traffic class for explicit congestion notification, and their values: "congestion
+/// experienced", and "the transport is capable of ECN" (RFC 3168, 5).
+const ECN_BITS: u8 = 3;
+const CONGESTED: u8 = 3;
+const CAPABLE: u8 = 2;
 /// The maximum number of extension headers; no honest packet has more.
 const MAX_EXTENSIONS: usize = 8;
 
@@ -38,18 +43,8 @@ pub(crate) struct Packet<'a> {
     /// From the IP header's first byte to the packet's end, without the frame's padding.
     pub(crate) bytes: &'a [u8],
     pub(crate) fragment: Option<FragmentOf>,
-}
-
-impl Packet<'_> {
-    /// Returns the IP header's length with all its extensions, in bytes.
-    pub(crate) fn header_bytes(&self) -> usize {
-        self.bytes.len() - self.payload.len()
-    }
-
-    /// Returns `true` if the payload follows a header without options, as smoltcp requires.
-    pub(crate) fn plain(&self) -> bool {
-        self.fragment.is_none() && self.header_bytes() == header_len(self.src)
-    }
+    /// `true` if a router marked the packet as having met congestion (CE; RFC 3168, 5).
+    pub(crate) congested: bool,
 }
 
 /// The reason why the stack drops a packet.
@@ -94,6 +89,7 @@ pub(crate) fn parse_v4(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
             offset,
             more,
         }),
+        congested: bytes[1] & ECN_BITS == CONGESTED,
     })
 }
 
@@ -121,6 +117,7 @@ pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
         payload: &bytes[40..],
         bytes,
         fragment: None,
+        congested: bytes[1] >> 4 & ECN_BITS == CONGESTED,
     };
     for count in 0..=MAX_EXTENSIONS {
         let payload = packet.payload;
@@ -258,6 +255,20 @@ impl Header {
     }
 }
 
+/// Marks a packet with a written header as one of a transport that is capable of ECN. `of`: an
+/// address of its family.
+pub(crate) fn mark_capable(packet: &mut [u8], of: IpAddr) {
+    match of {
+        IpAddr::V4(_) => {
+            packet[1] |= CAPABLE;
+            packet[10..12].fill(0);
+            let sum = Sum::default().add(&packet[..20]).finish();
+            packet[10..12].copy_from_slice(&sum.to_be_bytes());
+        }
+        IpAddr::V6(_) => packet[1] |= CAPABLE << 4,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,7 +289,9 @@ mod tests {
                 let packet = read(&bytes, false).unwrap();
                 assert_eq!((packet.src, packet.dst, packet.protocol), (src, dst, UDP));
                 assert_eq!((packet.payload, packet.fragment), (&[0xaa; 9][..], fragment));
-                assert_eq!(packet.hop_limit, 3);
+                assert_eq!((packet.hop_limit, packet.congested), (3, false));
+                mark_capable(&mut bytes, src);
+                assert!(!read(&bytes, false).unwrap().congested);
             }
         }
     }
@@ -300,7 +313,7 @@ mod tests {
         bytes[48] = UDP;
         bytes[49..56].copy_from_slice(&[0, 1, 4, 0, 0, 0, 0]);
         let packet = parse_v6(&bytes, false).unwrap();
-        assert_eq!((packet.protocol, packet.payload.len(), packet.plain()), (UDP, 3, false));
+        assert_eq!((packet.protocol, packet.payload.len()), (UDP, 3));
         // An option that must not be skipped.
         bytes[50] = 0xc2;
         assert_eq!(parse_v6(&bytes, false).unwrap_err(), Refusal::Extension);

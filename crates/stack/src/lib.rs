@@ -47,17 +47,18 @@
 //! count as `icmp_errors_unmatched`.
 //!
 //! # Memory of a connection
-//! Each connection allocates its buffers at their full size when it starts, but untouched pages of
-//! fresh memory cost nothing. A buffer that ran empty starts again at its first page. So an idle
-//! connection holds the pages that its largest burst touched, at least some 15 KB. With the default
-//! sizes a connection allocates 1 MiB of address space. Set smaller sizes on a system that does not
-//! overcommit (`vm.overcommit_memory=2`).
+//! All connections share one pool of blocks of 4 KiB. A connection holds blocks only for data: what
+//! the application has not read, and what the peer has not acknowledged. So an idle connection
+//! takes about a kilobyte, whatever its buffers' sizes. [`Limits::tcp_buffer_bytes`] bounds the
+//! pool. Memory that was not needed for a few seconds goes back to the system.
 //!
 //! # TCP
-//! The state machine is smoltcp's: CUBIC, window scaling, selective acknowledgements as a receiver.
-//! This crate detects losses itself (`tcp/recovery.rs`): NewReno (RFC 6582), and a timeout by
-//! RFC 6298 of at least 200 ms. It also has its own demultiplexer, listeners, timers, TIME-WAIT and
-//! path MTU, so that the cost of an event does not grow with the number of connections.
+//! A state machine per connection (RFC 9293), with window scaling, timestamps and PAWS (RFC 7323),
+//! selective acknowledgements (RFC 2018, 2883), loss detection by time (RACK-TLP, RFC 8985),
+//! proportional rate reduction (RFC 6937), CUBIC and Reno (RFC 9438, 5681), HyStart++ (RFC 9406),
+//! ECN (RFC 3168), and buffers that grow with the path. Against attacks: SYN cookies (RFC 4987),
+//! challenge acknowledgements (RFC 5961), secret initial numbers and ports (RFC 6528, 6056). The
+//! cost of an event does not grow with the number of connections.
 
 #![forbid(unsafe_code)]
 
@@ -86,11 +87,11 @@ mod transmit;
 mod udp;
 mod wheel;
 
-pub use config::{Config, ConfigError, CongestionControl, Limits, Offload, TcpConfig};
+pub use config::{Config, ConfigError, CongestionControl, KeepAlive, Limits, Offload, TcpConfig};
 pub use counters::Counters;
 pub use socket::{ListenerId, Readiness, SocketError, SocketId, TcpId, UdpId};
 pub use stack::Stack;
-pub use tcp::{Shutdown, TcpState};
+pub use tcp::{Shutdown, TcpInfo, TcpState};
 pub use time::Instant;
 pub use towpath_packet::meta::{Checksum, Meta, Segmentation, SegmentationKind};
 pub use transmit::Transmit;

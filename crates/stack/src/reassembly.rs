@@ -284,6 +284,7 @@ mod tests {
                 hop_limit: 64,
                 payload,
                 bytes: payload,
+                congested: false,
                 fragment: None,
             };
             let part = FragmentOf { id, offset, more };

@@ -34,14 +34,6 @@ impl Instant {
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
-
-    pub(crate) fn to_smoltcp(self) -> smoltcp::time::Instant {
-        smoltcp::time::Instant::from_micros(i64::try_from(self.0).unwrap_or(i64::MAX))
-    }
-
-    pub(crate) fn from_smoltcp(instant: smoltcp::time::Instant) -> Self {
-        Instant(u64::try_from(instant.total_micros()).unwrap_or(0))
-    }
 }
 
 impl std::ops::Add<Duration> for Instant {

@@ -263,11 +263,18 @@ impl Stack {
         self.udp.revoke(&mut self.host, is_ipv4, port);
     }
 
-    /// Returns the number of TCP connections (without those in TIME-WAIT), and of TIME-WAIT
-    /// entries.
+    /// Returns the number of TCP connections (half-open ones included, those in TIME-WAIT not), and
+    /// of TIME-WAIT entries.
     #[must_use]
     pub fn tcp_sizes(&self) -> (usize, usize) {
-        self.tcp.sizes()
+        self.tcp.counts()
+    }
+
+    /// Returns the number of bytes in the buffers of TCP connections, and the memory allocated for
+    /// such buffers.
+    #[must_use]
+    pub fn tcp_buffer_bytes(&self) -> (usize, usize) {
+        self.tcp.buffer_bytes()
     }
 
     /// Returns the number of neighbours known or asked for.

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::Stack;
-use crate::tcp::{Shutdown, TcpState};
+use crate::config::KeepAlive;
+use crate::tcp::{Shutdown, TcpInfo, TcpState};
 use crate::udp::Received;
 use crate::{Instant, ListenerId, Readiness, SocketError, TcpId, UdpId};
 
@@ -114,7 +115,7 @@ impl Stack {
 /// Every operation fails with [`SocketError::NoSocket`] if the id is no longer valid.
 impl Stack {
     /// Starts to listen. At most `backlog` connections wait to be accepted. At most as many, or 128
-    /// if that is more, are half open: beyond that the stack evicts the oldest.
+    /// if that is more, are half open: beyond that the stack answers with SYN cookies.
     ///
     /// # Errors
     /// If the address is not ours or in use, or there are too many listeners.
@@ -180,7 +181,25 @@ impl Stack {
     /// If there is no room or no connection yet ([`SocketError::WouldBlock`]), this side's
     /// direction is closed, or the connection failed.
     pub fn tcp_send(&mut self, id: TcpId, data: &[u8]) -> Result<usize, SocketError> {
-        self.tcp.send(id, data)
+        self.tcp.send(&mut self.host, id, data)
+    }
+
+    /// Writes data as [`Stack::tcp_send`] does, and tells the peer that it is urgent up to its end
+    /// (RFC 9293, 3.8.5). New applications should not use it (RFC 6093, 5).
+    ///
+    /// # Errors
+    /// As [`Stack::tcp_send`].
+    pub fn tcp_send_urgent(&mut self, id: TcpId, data: &[u8]) -> Result<usize, SocketError> {
+        self.tcp.send_urgent(&mut self.host, id, data)
+    }
+
+    /// Returns the number of bytes to read until the end of the peer's urgent data, which stays in
+    /// the stream; `None` without urgent data.
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_urgent(&mut self, id: TcpId) -> Result<Option<usize>, SocketError> {
+        self.tcp.urgent(id)
     }
 
     /// Reads received data. Returns 0 at the end of the stream.
@@ -213,8 +232,13 @@ impl Stack {
     ///
     /// # Errors
     /// If there is no connection.
-    pub fn tcp_shutdown(&mut self, id: TcpId, how: Shutdown) -> Result<(), SocketError> {
-        self.tcp.shutdown(&mut self.host, id, how)
+    pub fn tcp_shutdown(
+        &mut self,
+        now: Instant,
+        id: TcpId,
+        how: Shutdown,
+    ) -> Result<(), SocketError> {
+        self.tcp.shutdown(now, &mut self.host, id, how)
     }
 
     /// Drops a connection: its id becomes invalid. The stack still sends written data, in the
@@ -247,7 +271,7 @@ impl Stack {
     /// # Errors
     /// If there is no such connection.
     pub fn tcp_readiness(&mut self, id: TcpId) -> Result<Readiness, SocketError> {
-        self.tcp.readiness(id)
+        self.tcp.readiness(&self.host, id)
     }
 
     /// Returns this side's address and the peer's.
@@ -283,8 +307,8 @@ impl Stack {
         self.tcp.nodelay(id)
     }
 
-    /// Probes a silent peer every `interval`; ten intervals without an answer fail the connection
-    /// with [`SocketError::TimedOut`]. `None`, the default, disables probes.
+    /// Probes a silent peer, and fails the connection with [`SocketError::TimedOut`] if it does not
+    /// answer. `None`, the default, disables probes.
     ///
     /// # Errors
     /// If there is no such connection.
@@ -292,9 +316,84 @@ impl Stack {
         &mut self,
         now: Instant,
         id: TcpId,
-        interval: Option<Duration>,
+        keep_alive: Option<KeepAlive>,
     ) -> Result<(), SocketError> {
-        self.tcp.set_keep_alive(now, id, interval)
+        self.tcp.set_keep_alive(now, id, keep_alive)
+    }
+
+    /// Returns the value set by [`Stack::tcp_set_keep_alive`].
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_keep_alive(&mut self, id: TcpId) -> Result<Option<KeepAlive>, SocketError> {
+        self.tcp.keep_alive(id)
+    }
+
+    /// Sets the time for which [`Stack::tcp_close`] tries to send what was written, after which a
+    /// reset ends the connection. Zero resets it at once; `None`, the default, leaves the time to
+    /// [`TcpConfig::orphan_timeout`](crate::TcpConfig::orphan_timeout).
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_set_linger(
+        &mut self,
+        id: TcpId,
+        linger: Option<Duration>,
+    ) -> Result<(), SocketError> {
+        self.tcp.set_linger(id, linger)
+    }
+
+    /// Returns the value set by [`Stack::tcp_set_linger`].
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_linger(&mut self, id: TcpId) -> Result<Option<Duration>, SocketError> {
+        self.tcp.linger(id)
+    }
+
+    /// Sets the hop limit (IPv4's time to live) of the connection's packets, at least 1. Default 64.
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_set_hop_limit(&mut self, id: TcpId, hop_limit: u8) -> Result<(), SocketError> {
+        self.tcp.set_hop_limit(id, hop_limit)
+    }
+
+    /// Returns the hop limit of the connection's packets.
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_hop_limit(&mut self, id: TcpId) -> Result<u8, SocketError> {
+        self.tcp.hop_limit(id)
+    }
+
+    /// Sets the connection's own user timeout; `None`, the default, leaves it to
+    /// [`TcpConfig::user_timeout`](crate::TcpConfig::user_timeout).
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_set_user_timeout(
+        &mut self,
+        id: TcpId,
+        timeout: Option<Duration>,
+    ) -> Result<(), SocketError> {
+        self.tcp.set_user_timeout(id, timeout)
+    }
+
+    /// Returns the value set by [`Stack::tcp_set_user_timeout`].
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_user_timeout(&mut self, id: TcpId) -> Result<Option<Duration>, SocketError> {
+        self.tcp.user_timeout(id)
+    }
+
+    /// Returns what the connection has learned of its path.
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_info(&mut self, id: TcpId) -> Result<TcpInfo, SocketError> {
+        self.tcp.info(id)
     }
 
     /// Returns the number of written bytes that the peer has not acknowledged, and of received

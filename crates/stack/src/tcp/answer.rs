@@ -1,16 +1,19 @@
-//! Answers segments without a connection, and handles ICMP errors about connections.
+//! Segments without a connection's state, and ICMP errors about connections.
 
 use std::net::SocketAddr;
 
-use smoltcp::socket::tcp::State;
-
-use super::connection::Tuple;
-use super::segment::{self, ACK, RST, Segment};
+use super::connection::State;
+use super::options::Written;
+use super::segment::{self, ACK, Header, RST, Segment};
+use super::sequence::{Seq, timestamp};
 use super::table::Tcp;
+use super::tuple::Tuple;
 use crate::host::Host;
 use crate::icmp::{Problem, Quoted};
-use crate::ip::{self, Header};
-use crate::{Instant, SocketError};
+use crate::{Instant, SocketError, ip};
+
+/// The longest header.
+const MAX_HEADER_BYTES: usize = 60;
 
 impl Tcp {
     /// Handles an ICMP error about a segment of ours. Returns `true` if the segment belongs to a
@@ -26,20 +29,20 @@ impl Tcp {
             local: SocketAddr::new(quoted.src, quoted.src_port),
             remote: SocketAddr::new(quoted.dst, quoted.dst_port),
         };
-        let Some(&index) = self.by_tuple.get(&tuple) else { return false };
-        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return false };
-        if !connection.in_flight(quoted.sequence, &host.config.tcp) {
+        let Some(index) = self.find(&tuple) else { return false };
+        let Some(connection) = self.at(index) else { return false };
+        if !connection.in_flight(Seq(quoted.sequence)) {
             return false;
         }
         match problem {
             Problem::TooBig(_) => {
                 let mtu = host.paths.mtu(now, quoted.dst);
-                let mss = mtu - ip::header_len(quoted.dst) - segment::HEADER_BYTES;
-                connection.path.mss = connection.path.mss.min(mss);
+                connection.narrow(mtu - ip::header_len(quoted.dst) - segment::HEADER_BYTES);
+                self.mark(index);
             }
             // Once the connection is established, these errors are hints that may soon be wrong
             // (RFC 1122, 4.2.3.9).
-            Problem::Refused | Problem::Unreachable if connection.state() == State::SynSent => {
+            Problem::Refused | Problem::Unreachable if connection.state == State::SynSent => {
                 let refused = problem == Problem::Refused;
                 let error = if refused { SocketError::Refused } else { SocketError::Unreachable };
                 self.fail(now, host, index, error);
@@ -57,37 +60,59 @@ impl Tcp {
         }
         host.counters.tcp_resets_sent += 1;
         if seg.has(ACK) {
-            self.say(now, host, tuple, (seg.acknowledgement, 0), RST);
+            self.say(now, host, tuple, (seg.acknowledgement, Seq(0)), RST, None);
         } else {
-            let next = seg.sequence.wrapping_add(seg.len());
-            self.say(now, host, tuple, (0, next), RST | ACK);
+            self.say(now, host, tuple, (Seq(0), seg.end()), RST | ACK, None);
         }
     }
 
-    /// Sends a segment without data; `at` is its sequence number and acknowledgement.
+    /// Sends a segment without data; `at` is its sequence number and acknowledgement, `stamps` the
+    /// origin of our clock and the value to echo.
     pub(super) fn say(
         &mut self,
         now: Instant,
         host: &mut Host,
         tuple: &Tuple,
-        at: (u32, u32),
+        at: (Seq, Seq),
         flags: u8,
+        stamps: Option<(u32, u32)>,
+    ) {
+        let mut options = Written::default();
+        if let Some((origin, echo)) = stamps {
+            options.timestamps(timestamp(now, origin), echo);
+        }
+        self.say_with(now, host, tuple, at, (flags, 0), &options);
+    }
+
+    /// Sends a segment without data, with these flags and this window.
+    pub(super) fn say_with(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        tuple: &Tuple,
+        (sequence, acknowledgement): (Seq, Seq),
+        (flags, window): (u8, u16),
+        options: &Written,
     ) {
         let Some(route) = host.route(tuple.remote.ip()) else {
             host.counters.no_route += 1;
             return;
         };
         let ports = (tuple.local.port(), tuple.remote.port());
-        let mut bare = segment::bare(ports, at.0, at.1, flags, 0);
-        let header = Header {
+        let header = Header { ports, sequence, acknowledgement, flags, window, urgent: 0 };
+        let mut bytes = [0; MAX_HEADER_BYTES];
+        let len = segment::HEADER_BYTES + options.as_slice().len();
+        header.write(&mut bytes, options.as_slice());
+        let ip_header = ip::Header {
             src: tuple.local.ip(),
             dst: tuple.remote.ip(),
             protocol: ip::TCP,
             hop_limit: ip::HOP_LIMIT,
-            payload_bytes: bare.len(),
+            payload_bytes: len,
             fragment: None,
         };
         host.counters.tcp_sent += 1;
-        host.send(now, header, route.to, &mut bare, &[], segment::CHECKSUM_AT);
+        let sum_at = segment::CHECKSUM_AT;
+        host.send(now, ip_header, route.to, &mut bytes[..len], &[], sum_at);
     }
 }

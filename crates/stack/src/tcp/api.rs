@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use smoltcp::socket::tcp::{RecvError, State};
-
-use super::connection::{self, Connection, Owner, Tuple, smol_endpoint};
+use super::connection::{Connection, Owner, State};
+use super::sequence;
 use super::table::Tcp;
+use super::tuple::Tuple;
 use crate::bindings::ephemeral_ports;
+use crate::config::KeepAlive;
 use crate::host::Host;
 use crate::{Instant, Readiness, SocketError, TcpId};
 
@@ -36,6 +37,34 @@ pub enum TcpState {
     /// Both sides have ended their direction; the last segments are in flight, or the connection is
     /// closed.
     Over,
+}
+
+/// What a connection has learned of its path, as `TCP_INFO` tells it on Linux. Sizes are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TcpInfo {
+    /// The payload of a full segment to the peer.
+    pub segment: u32,
+    /// The bytes that congestion control allows in flight.
+    pub congestion_window: u32,
+    /// The congestion window at which slow start ends.
+    pub slow_start_threshold: u32,
+    /// The bytes in flight.
+    pub in_flight: u32,
+    /// The peer's window, and this side's as the peer knows it.
+    pub peer_window: u32,
+    /// This side's window, as the peer knows it.
+    pub receive_window: u32,
+    /// The smoothed round trip time, once measured.
+    pub round_trip: Option<Duration>,
+    /// The retransmission timeout, with its doublings.
+    pub retransmission_timeout: Duration,
+    /// `true` if both sides use timestamps (RFC 7323).
+    pub timestamps: bool,
+    /// `true` if both sides use selective acknowledgements (RFC 2018).
+    pub selective: bool,
+    /// `true` if both sides use explicit congestion notification (RFC 3168).
+    pub ecn: bool,
 }
 
 impl Tcp {
@@ -82,42 +111,73 @@ impl Tcp {
         };
         from.set_port(port.ok_or(SocketError::AddressInUse)?);
         let tuple = Tuple { local: from, remote };
-        let path = self.path(now, host, from.ip(), ip);
+        let sizes = self.sizes(now, host, ip);
         let config = &host.config.tcp;
-        let mut connection = Connection::new(tuple, path, Owner::Application, config, now);
+        let initial = sequence::initial(now, &host.random, &tuple);
+        let owner = Owner::Application;
+        let mut connection = Connection::new(tuple, owner, sizes, config, initial, now);
         connection.give_up_at = Some(now + timeout.unwrap_or(config.connect_timeout));
-        self.reseed(now, host, &tuple);
-        let local: smoltcp::wire::IpListenEndpoint = smol_endpoint(from).into();
-        connection
-            .socket_mut()
-            .connect(self.interface.context(), smol_endpoint(remote), local)
-            .map_err(|_| SocketError::InvalidAddress)?;
+        connection.origin = sequence::timestamp_origin(&host.random, from.ip(), ip);
         let id = self.insert(connection);
         self.mark(id.index);
         Ok(id)
     }
 
     /// Writes as many bytes as the send buffer has room for, at least one.
-    pub(crate) fn send(&mut self, id: TcpId, data: &[u8]) -> Result<usize, SocketError> {
-        let connection = self.owned(id)?;
+    pub(crate) fn send(
+        &mut self,
+        host: &mut Host,
+        id: TcpId,
+        data: &[u8],
+    ) -> Result<usize, SocketError> {
+        let most = host.config.tcp.send_buffer_bytes;
+        self.owned(id)?;
+        let slot = &mut self.slots[id.index as usize];
+        let Some(connection) = slot.connection.as_deref_mut() else {
+            return Err(SocketError::NoSocket);
+        };
         // The next check may report the connection again: another thread may wait for the other
         // direction.
         connection.told = false;
         if let Some(error) = connection.error.take() {
             return Err(error);
         }
-        if connection.connecting() {
+        if connection.state.is_opening() {
             return Err(SocketError::WouldBlock);
         }
-        if connection.finishing {
+        if !connection.state.sends() {
             return Err(SocketError::Closed);
         }
-        let sent = connection.socket_mut().send_slice(data).map_err(|_| SocketError::Closed)?;
+        let room = connection.sending.room(most).min(data.len());
+        let sent = connection.sending.buffer.write(&mut self.pool, &data[..room]);
+        connection.wants_room = sent < data.len();
         if sent == 0 && !data.is_empty() {
+            host.counters.tcp_buffer_limit += u64::from(room > 0);
             return Err(SocketError::WouldBlock);
         }
         self.mark(id.index);
         Ok(sent)
+    }
+
+    /// Writes data as [`Tcp::send`] does, and marks its end as the end of urgent data.
+    pub(crate) fn send_urgent(
+        &mut self,
+        host: &mut Host,
+        id: TcpId,
+        data: &[u8],
+    ) -> Result<usize, SocketError> {
+        let sent = self.send(host, id, data)?;
+        let sending = &mut self.owned(id)?.sending;
+        sending.urgent = Some(sending.data_end());
+        Ok(sent)
+    }
+
+    /// Returns the number of bytes to read until the end of the peer's urgent data, if any is left.
+    pub(crate) fn urgent(&mut self, id: TcpId) -> Result<Option<usize>, SocketError> {
+        let receiving = &self.owned(id)?.receiving;
+        let read_to = receiving.nxt - receiving.buffer.len() as u32;
+        let left = receiving.urgent.filter(|end| end.after(read_to));
+        Ok(left.map(|end| end.since(read_to) as usize))
     }
 
     /// Reads received data, or with `peek` copies and keeps it. Returns 0 at the end of the stream.
@@ -128,61 +188,50 @@ impl Tcp {
         buffer: &mut [u8],
         peek: bool,
     ) -> Result<usize, SocketError> {
-        let connection = self.owned(id)?;
+        self.owned(id)?;
+        let slot = &mut self.slots[id.index as usize];
+        let Some(connection) = slot.connection.as_deref_mut() else {
+            return Err(SocketError::NoSocket);
+        };
         connection.told = false;
         if connection.read_shut {
             return Ok(0);
         }
-        if connection.connecting() {
+        if connection.state.is_opening() {
             return Err(connection.error.take().unwrap_or(SocketError::WouldBlock));
         }
-        let read = if peek {
-            match connection.socket_mut().peek_slice(buffer) {
-                Ok(0) if connection.socket().may_recv() => Ok(0),
-                Ok(0) => connection.socket_mut().recv_slice(&mut []),
-                other => other,
+        let len = connection.receiving.read(&mut self.pool, buffer, peek);
+        if len > 0 {
+            let (round_trip, roomy) = (connection.sending.round_trip(), self.pool.is_roomy());
+            connection.receiving.tune(now, round_trip, roomy);
+            // The read made room: a window update may be due at once.
+            if connection.state.receives() && connection.receiving.should_update() {
+                self.mark(id.index);
             }
-        } else {
-            connection.socket_mut().recv_slice(buffer)
-        };
-        match read {
-            Ok(0) if !buffer.is_empty() => Err(SocketError::WouldBlock),
-            Ok(len) => {
-                if let Some(connection) = self.slots[id.index as usize].connection.as_mut()
-                    && !peek
-                {
-                    connection.window.read(len);
-                }
-                // The read made room: a window update may be due at once.
-                let poll_at = match (peek, self.slots[id.index as usize].connection.as_mut()) {
-                    (false, Some(connection)) if !connection.detached => {
-                        self.interface.poll_at(now.to_smoltcp(), connection.sockets())
-                    }
-                    _ => None,
-                };
-                if poll_at.is_some_and(|at| at <= now.to_smoltcp()) {
-                    self.mark(id.index);
-                }
-                Ok(len)
-            }
-            Err(RecvError::Finished) => Ok(0),
-            Err(RecvError::InvalidState) => match connection.error.take() {
-                Some(error) => Err(error),
-                // The error was already reported, or this side ended the connection.
-                None => Ok(0),
-            },
+            return Ok(len);
+        }
+        if connection.receiving.buffer.len() > 0 {
+            return Ok(0);
+        }
+        match connection.error.take() {
+            Some(error) => Err(error),
+            // The error was already reported, or one of the sides ended the direction.
+            None if !connection.state.receives() => Ok(0),
+            None if buffer.is_empty() => Ok(0),
+            None => Err(SocketError::WouldBlock),
         }
     }
 
     /// Shuts one direction or both.
     pub(crate) fn shutdown(
         &mut self,
+        now: Instant,
         host: &mut Host,
         id: TcpId,
         how: Shutdown,
     ) -> Result<(), SocketError> {
         let connection = self.owned(id)?;
-        if connection.connecting() || connection.state() == State::Closed {
+        if connection.state.is_opening() || connection.state == State::Closed {
             return Err(SocketError::NotConnected);
         }
         if how != Shutdown::Read {
@@ -190,7 +239,7 @@ impl Tcp {
         }
         if how != Shutdown::Write {
             connection.read_shut = true;
-            self.discard(host, id.index);
+            self.discard(now, host, id.index);
         }
         self.mark(id.index);
         self.tell(host, id.index);
@@ -206,18 +255,22 @@ impl Tcp {
         id: TcpId,
     ) -> Result<(), SocketError> {
         let connection = self.owned(id)?;
-        let unread = connection.socket().recv_queue() > 0 && !connection.read_shut;
+        let unread = connection.receiving.buffer.len() > 0 && !connection.read_shut;
+        let linger = connection.linger;
         connection.owner = Owner::None;
         connection.keep_alive = None;
-        if connection.detached || connection.state() == State::SynSent {
-            self.remove(host, id.index);
-        } else if unread && connection.state() != State::TimeWait {
+        if connection.detached || connection.state == State::SynSent {
+            self.remove(id.index);
+        } else if connection.state == State::TimeWait {
+            self.settle(now, host, id.index);
+        } else if unread || linger == Some(Duration::ZERO) || connection.state == State::SynReceived
+        {
             self.abort_now(now, host, id.index);
         } else {
             connection.finish();
+            connection.give_up_at = linger.map(|linger| now + linger);
             connection.note_time(now, &host.config.tcp);
             self.mark(id.index);
-            self.settle(now, host, id.index);
         }
         Ok(())
     }
@@ -239,10 +292,8 @@ impl Tcp {
     }
 
     pub(crate) fn state(&mut self, id: TcpId) -> Result<TcpState, SocketError> {
-        let connection = self.owned(id)?;
-        Ok(match connection.state() {
-            _ if connection.finishing => TcpState::Over,
-            State::Listen | State::SynSent | State::SynReceived => TcpState::Connecting,
+        Ok(match self.owned(id)?.state {
+            State::SynSent | State::SynReceived => TcpState::Connecting,
             State::Established => TcpState::Established,
             State::CloseWait => TcpState::PeerClosed,
             State::FinWait1 | State::FinWait2 => TcpState::Closed,
@@ -259,46 +310,106 @@ impl Tcp {
         Ok(self.owned(id)?.error.take())
     }
 
-    pub(crate) fn readiness(&mut self, id: TcpId) -> Result<Readiness, SocketError> {
+    pub(crate) fn readiness(&mut self, host: &Host, id: TcpId) -> Result<Readiness, SocketError> {
         let connection = self.owned(id)?;
         connection.told = false;
-        Ok(Readiness {
-            readable: connection.readable(),
-            writable: connection.writable(),
-            closed: connection.closed(),
-        })
+        let writable = connection.writable(&host.config.tcp);
+        connection.wants_room |= !writable;
+        Ok(Readiness { readable: connection.readable(), writable, closed: connection.closed() })
     }
 
     pub(crate) fn set_nodelay(&mut self, id: TcpId, nodelay: bool) -> Result<(), SocketError> {
-        self.owned(id)?.socket_mut().set_nagle_enabled(!nodelay);
+        self.owned(id)?.sending.nodelay = nodelay;
         self.mark(id.index);
         Ok(())
     }
 
     pub(crate) fn nodelay(&mut self, id: TcpId) -> Result<bool, SocketError> {
-        Ok(!self.owned(id)?.socket().nagle_enabled())
+        Ok(self.owned(id)?.sending.nodelay)
     }
 
     pub(crate) fn set_keep_alive(
         &mut self,
         now: Instant,
         id: TcpId,
-        interval: Option<Duration>,
+        keep_alive: Option<KeepAlive>,
     ) -> Result<(), SocketError> {
-        let interval = interval.map(|interval| interval.max(Duration::from_millis(1)));
+        let least = Duration::from_millis(1);
         let connection = self.owned(id)?;
-        connection.keep_alive = interval;
+        connection.keep_alive = keep_alive.map(|keep_alive| KeepAlive {
+            idle: keep_alive.idle.max(least),
+            interval: keep_alive.interval.max(least),
+            ..keep_alive
+        });
         // Silence before this call does not count.
         connection.last_heard = now;
-        connection.socket_mut().set_keep_alive(interval.map(connection::smol));
+        connection.probes = 0;
         self.mark(id.index);
         Ok(())
+    }
+
+    pub(crate) fn keep_alive(&mut self, id: TcpId) -> Result<Option<KeepAlive>, SocketError> {
+        Ok(self.owned(id)?.keep_alive)
+    }
+
+    pub(crate) fn set_linger(
+        &mut self,
+        id: TcpId,
+        linger: Option<Duration>,
+    ) -> Result<(), SocketError> {
+        self.owned(id)?.linger = linger;
+        Ok(())
+    }
+
+    pub(crate) fn linger(&mut self, id: TcpId) -> Result<Option<Duration>, SocketError> {
+        Ok(self.owned(id)?.linger)
+    }
+
+    pub(crate) fn set_hop_limit(&mut self, id: TcpId, hop_limit: u8) -> Result<(), SocketError> {
+        self.owned(id)?.hop_limit = hop_limit.max(1);
+        Ok(())
+    }
+
+    pub(crate) fn hop_limit(&mut self, id: TcpId) -> Result<u8, SocketError> {
+        Ok(self.owned(id)?.hop_limit)
+    }
+
+    pub(crate) fn set_user_timeout(
+        &mut self,
+        id: TcpId,
+        timeout: Option<Duration>,
+    ) -> Result<(), SocketError> {
+        self.owned(id)?.user_timeout = timeout;
+        self.mark(id.index);
+        Ok(())
+    }
+
+    pub(crate) fn user_timeout(&mut self, id: TcpId) -> Result<Option<Duration>, SocketError> {
+        Ok(self.owned(id)?.user_timeout)
     }
 
     /// Returns the number of written bytes that the peer has not acknowledged, and of received
     /// bytes not read.
     pub(crate) fn queues(&mut self, id: TcpId) -> Result<(usize, usize), SocketError> {
         let connection = self.owned(id)?;
-        Ok((connection.socket().send_queue(), connection.socket().recv_queue()))
+        Ok((connection.sending.buffer.len(), connection.receiving.buffer.len()))
+    }
+
+    pub(crate) fn info(&mut self, id: TcpId) -> Result<TcpInfo, SocketError> {
+        let connection = self.owned(id)?;
+        let sending = &connection.sending;
+        Ok(TcpInfo {
+            segment: sending.segment,
+            congestion_window: sending.congestion.window(),
+            slow_start_threshold: sending.congestion.threshold(),
+            in_flight: sending.in_flight(),
+            peer_window: sending.window,
+            receive_window: connection.receiving.window(),
+            round_trip: sending.rtt.smoothed(),
+            retransmission_timeout: sending.rtt.timeout(),
+            timestamps: connection.timestamps.is_some(),
+            selective: sending.recovery.selective,
+            ecn: connection.ecn == super::connection::Ecn::On,
+        })
     }
 }

@@ -1,29 +1,71 @@
-//! One connection: smoltcp's socket and the stack's state beside it.
+//! One connection: its state, both directions, and its owner.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use smoltcp::iface::{SocketHandle, SocketSet};
-use smoltcp::socket::tcp::{self, State};
+use super::options::TIMESTAMP_BYTES;
+use super::pool::Pool;
+use super::receiving::Receiving;
+use super::sending::Sending;
+use super::sequence::{Seq, timestamp};
+use super::tuple::Tuple;
+use crate::config::{KeepAlive, TcpConfig};
+use crate::rate::Rate;
+use crate::{Counters, Instant, ListenerId, SocketError};
 
-use super::port::{Path, Sent};
-use super::recovery::Recovery;
-use super::segment::{self, Segment, before};
-use super::window::Window;
-use crate::config::{CongestionControl, TcpConfig};
-use crate::{Instant, ListenerId, SocketError};
+/// The least segment of a peer, in bytes, its options included; smaller offers do not count. Linux
+/// has the same limit (`TCP_MIN_SND_MSS` in `include/net/tcp.h`): the options must fit.
+const LEAST_MSS: usize = 48;
+/// The segment size of a peer that states none (RFC 9293, 3.7.1).
+const DEFAULT_MSS: usize = 536;
 
-/// Addresses and ports of both ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Tuple {
-    pub(crate) local: SocketAddr,
-    pub(crate) remote: SocketAddr,
+/// The number of timeouts in a row after which full segments may be too large for the path.
+const SUSPICIOUS: u8 = 2;
+/// The MTUs to try on such a path (RFC 4821, 7.2, recommends 1024 as a start; 1280 is the least MTU
+/// of IPv6 and common in tunnels).
+const PLATEAUS: [usize; 3] = [1280, 1064, 576];
+
+/// The state of a connection (RFC 9293, 3.3.2). LISTEN is a listener, and SYN-RECEIVED of a
+/// listener's connection an entry of its table of half-open connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    SynSent,
+    SynReceived,
+    Established,
+    FinWait1,
+    FinWait2,
+    CloseWait,
+    Closing,
+    LastAck,
+    TimeWait,
+    Closed,
+}
+
+impl State {
+    /// Returns `true` during the handshake.
+    pub(super) fn is_opening(self) -> bool {
+        matches!(self, State::SynSent | State::SynReceived)
+    }
+
+    /// Returns `true` if the peer may still send data.
+    pub(super) fn receives(self) -> bool {
+        matches!(self, State::Established | State::FinWait1 | State::FinWait2)
+    }
+
+    /// Returns `true` if this side may still send data.
+    pub(super) fn sends(self) -> bool {
+        matches!(self, State::Established | State::CloseWait)
+    }
+
+    /// Returns `true` if both directions are over.
+    pub(super) fn is_over(self) -> bool {
+        matches!(self, State::TimeWait | State::Closed)
+    }
 }
 
 /// The owner of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// A listener: half open, or waiting to be accepted.
+    /// A listener: the connection waits to be accepted.
     Listener(ListenerId),
     /// The application.
     Application,
@@ -31,188 +73,221 @@ pub(super) enum Owner {
     None,
 }
 
-/// The number of unanswered keep-alives after which the stack gives the connection up.
-const KEEP_ALIVE_PROBES: u32 = 9;
+/// The sizes of segments, in bytes, without IP and TCP headers, options included.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// The size that our SYN offers.
+    pub(super) local: usize,
+    /// The size that the peer's SYN offered.
+    pub(super) remote: usize,
+    /// The size that the path carries.
+    pub(super) path: usize,
+}
+
+impl Sizes {
+    /// Returns the size of a full segment to the peer.
+    pub(super) fn mss(&self) -> usize {
+        self.remote.min(self.path)
+    }
+
+    /// Takes the offer of the peer's SYN.
+    pub(super) fn take_offer(&mut self, mss: Option<u16>) {
+        let said = mss.map(usize::from).filter(|&mss| mss != 0);
+        self.remote = said.unwrap_or(DEFAULT_MSS).max(LEAST_MSS);
+    }
+}
+
+/// The parts of the stack that a connection uses.
+pub(super) struct Env<'a> {
+    pub(super) now: Instant,
+    pub(super) config: &'a TcpConfig,
+    pub(super) pool: &'a mut Pool,
+    pub(super) counters: &'a mut Counters,
+    /// The rate of challenge acknowledgements (RFC 5961, 7).
+    pub(super) challenges: &'a mut Rate,
+}
+
+/// Explicit congestion notification (RFC 3168).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Ecn {
+    #[default]
+    Off,
+    /// Our SYN asks for it.
+    Asked,
+    On,
+}
+
+/// A segment that ends the connection, to be sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Reset {
+    #[default]
+    None,
+    Due,
+}
 
 /// See the module.
 pub(super) struct Connection {
-    sockets: SocketSet<'static>,
-    handle: SocketHandle,
     pub(super) tuple: Tuple,
-    pub(super) path: Path,
     pub(super) owner: Owner,
+    pub(super) state: State,
+    pub(super) sizes: Sizes,
+    pub(super) sending: Sending,
+    pub(super) receiving: Receiving,
+    /// The origin of our timestamp clock, if both sides use timestamps.
+    pub(super) timestamps: Option<u32>,
+    /// The origin, whether or not the peer uses timestamps.
+    pub(super) origin: u32,
+    pub(super) ecn: Ecn,
+    /// `true` if a SYN is to be sent, and when it was sent first.
+    pub(super) syn_due: bool,
+    pub(super) syn_at: Instant,
+    pub(super) reset: Reset,
     /// The reason why the connection ended, until the application has read it.
     pub(super) error: Option<SocketError>,
-    /// `true` once the connection was established.
-    pub(super) established: bool,
     /// `true` if the application has stopped reading: the stack discards received data.
     pub(super) read_shut: bool,
-    /// `true` if the application has stopped writing, and the stack delays smoltcp's close until
-    /// the peer has acknowledged everything.
-    pub(super) finishing: bool,
     /// `true` if another connection may use the tuple: this connection neither sends nor receives.
     pub(super) detached: bool,
     /// `true` if the connection is queued for a visit.
     pub(super) dirty: bool,
     /// `true` if the connection was reported to the application, which has not checked it since.
     pub(super) told: bool,
-    /// The last acknowledgement sent.
-    pub(super) acknowledged: u32,
-    /// The peer's last acknowledgement.
-    pub(super) acknowledged_to: u32,
-    /// The shift of the peer's windows (RFC 7323, 2.2).
-    pub(super) window_shift: u8,
-    /// The end of our own window.
-    pub(super) window: Window,
-    /// Loss detection.
-    pub(super) recovery: Recovery,
+    /// `true` if the application waits for room to write.
+    pub(super) wants_room: bool,
     pub(super) last_heard: Instant,
+    /// The time of the last challenge acknowledgement.
+    pub(super) challenged: Instant,
     /// The time since which data waits for the peer's acknowledgement.
-    pub(super) waiting_since: Option<Instant>,
+    waiting_since: Option<Instant>,
     /// The time at which the present state has lasted too long.
     pub(super) give_up_at: Option<Instant>,
-    pub(super) keep_alive: Option<Duration>,
+    pub(super) user_timeout: Option<Duration>,
+    pub(super) keep_alive: Option<KeepAlive>,
+    /// The number of unanswered keep-alives, and `true` if one is to be sent.
+    pub(super) probes: u32,
+    pub(super) probe_due: bool,
+    /// `None`: a close sends what was written in the background.
+    pub(super) linger: Option<Duration>,
+    /// The hop limit of sent packets.
+    pub(super) hop_limit: u8,
 }
 
 impl Connection {
     pub(super) fn new(
         tuple: Tuple,
-        path: Path,
         owner: Owner,
+        sizes: Sizes,
         config: &TcpConfig,
+        initial: Seq,
         now: Instant,
     ) -> Self {
-        let receive = tcp::SocketBuffer::new(vec![0; config.receive_buffer_bytes]);
-        let send = tcp::SocketBuffer::new(vec![0; config.send_buffer_bytes]);
-        let mut socket = tcp::Socket::new(receive, send);
-        socket.set_congestion_control(match config.congestion_control {
-            CongestionControl::Cubic => tcp::CongestionControl::Cubic,
-            CongestionControl::Reno => tcp::CongestionControl::Reno,
-            CongestionControl::None => tcp::CongestionControl::None,
-        });
-        socket.set_ack_delay(Some(smol(config.ack_delay)));
-        let mut sockets = SocketSet::new(Vec::with_capacity(1));
-        let handle = sockets.add(socket);
+        let sending = Sending::new(initial, sizes.mss() as u32, config.congestion_control);
+        let shift = offered_shift(config.receive_buffer_bytes);
+        let most = config.receive_buffer_bytes;
         Connection {
-            sockets,
-            handle,
             tuple,
-            path,
             owner,
+            state: State::SynSent,
+            sizes,
+            sending,
+            receiving: Receiving::new(Seq(0), most, shift, sizes.local as u32),
+            timestamps: None,
+            origin: 0,
+            ecn: if config.ecn { Ecn::Asked } else { Ecn::Off },
+            syn_due: true,
+            syn_at: now,
+            reset: Reset::None,
             error: None,
-            established: false,
             read_shut: false,
-            finishing: false,
             detached: false,
             dirty: false,
             told: false,
-            acknowledged: 0,
-            acknowledged_to: 0,
-            window_shift: 0,
-            window: Window::default(),
-            recovery: Recovery::default(),
+            wants_room: false,
             last_heard: now,
+            challenged: Instant::ZERO,
             waiting_since: None,
             give_up_at: None,
+            user_timeout: None,
             keep_alive: None,
+            probes: 0,
+            probe_due: false,
+            linger: None,
+            hop_limit: crate::ip::HOP_LIMIT,
         }
     }
 
-    pub(super) fn sockets(&mut self) -> &mut SocketSet<'static> {
-        &mut self.sockets
+    /// Takes the empty memory of an ended connection over.
+    pub(super) fn adopt(&mut self, spare: &mut Connection) {
+        std::mem::swap(&mut self.sending.buffer, &mut spare.sending.buffer);
+        std::mem::swap(&mut self.sending.scoreboard, &mut spare.sending.scoreboard);
+        std::mem::swap(&mut self.receiving.buffer, &mut spare.receiving.buffer);
+        std::mem::swap(&mut self.receiving.arrivals, &mut spare.receiving.arrivals);
     }
 
-    pub(super) fn socket(&self) -> &tcp::Socket<'static> {
-        self.sockets.get(self.handle)
+    /// Returns our clock's value for a segment sent now.
+    pub(super) fn clock(&self, now: Instant) -> u32 {
+        timestamp(now, self.origin)
     }
 
-    pub(super) fn socket_mut(&mut self) -> &mut tcp::Socket<'static> {
-        self.sockets.get_mut(self.handle)
+    /// Sets the payload of a full segment by the sizes and the options that each segment has.
+    pub(super) fn resize(&mut self) {
+        let options = if self.timestamps.is_some() { TIMESTAMP_BYTES } else { 0 };
+        self.sending.set_segment((self.sizes.mss() - options) as u32);
     }
 
-    pub(super) fn state(&self) -> State {
-        self.socket().state()
+    /// Lowers the size that the path carries, and sends again what was too large.
+    pub(super) fn narrow(&mut self, path: usize) {
+        if path >= self.sizes.path {
+            self.sizes.path = path;
+            return self.resize();
+        }
+        let was = self.sizes.mss();
+        self.sizes.path = path;
+        self.resize();
+        if self.sizes.mss() < was && !self.state.is_opening() {
+            self.sending.resend();
+        }
     }
 
-    /// Returns `true` during the handshake.
-    pub(super) fn connecting(&self) -> bool {
-        matches!(self.state(), State::Listen | State::SynSent | State::SynReceived)
-    }
-
-    /// Closes our direction. In LAST-ACK smoltcp processes neither duplicate acknowledgements nor
-    /// window updates, so data lost there would wait for smoltcp's long timeout. So if the peer
-    /// closed first, our FIN waits until the peer has acknowledged everything before it.
+    /// Ends this side's direction: a FIN follows the written data.
     pub(super) fn finish(&mut self) {
-        self.finishing = self.state() == State::CloseWait && self.socket().send_queue() > 0;
-        if !self.finishing {
-            self.socket_mut().close();
+        match self.state {
+            State::Established => self.state = State::FinWait1,
+            State::CloseWait => self.state = State::LastAck,
+            _ => return,
         }
+        self.sending.finish = true;
     }
 
-    /// Returns `true` if the peer has yet to acknowledge bytes or a FIN, sent or not.
-    fn owes(&self) -> bool {
-        self.socket().send_queue() > 0
-            || matches!(self.state(), State::FinWait1 | State::Closing | State::LastAck)
+    /// Ends the connection with a reset, if the peer knows of it.
+    pub(super) fn abort(&mut self, pool: &mut Pool) {
+        if !self.state.is_over() && self.state != State::SynSent {
+            self.reset = Reset::Due;
+        }
+        self.state = State::Closed;
+        self.sending.buffer.clear(pool);
     }
 
-    /// Records the end of the peer's window.
-    pub(super) fn note_window(&mut self, seg: &Segment) {
-        if !seg.has(segment::ACK) {
-            return;
-        }
-        let shift = if seg.has(segment::SYN) { 0 } else { self.window_shift };
-        let edge = seg.acknowledgement.wrapping_add(u32::from(seg.window) << shift);
-        // The edge may move back a little if the peer rounds its window to a value that the header
-        // can express.
-        if !before(seg.acknowledgement, self.acknowledged_to) || self.path.edge.is_none() {
-            self.acknowledged_to = seg.acknowledgement;
-            self.path.edge = Some(edge);
-        }
+    /// Gives all memory back.
+    pub(super) fn clear(&mut self, pool: &mut Pool) {
+        self.sending.buffer.clear(pool);
+        self.sending.scoreboard.clear();
+        self.receiving.clear(pool);
     }
 
     /// Returns `true` if a segment with this sequence number is in flight, so that an ICMP error
     /// about it is credible (RFC 5927, 4.1).
-    pub(super) fn in_flight(&self, sequence: u32, config: &TcpConfig) -> bool {
-        let Some(end) = self.path.sent_to else { return false };
-        // The maximum ever in flight, with SYN and FIN. Before the peer's first segment there is no
-        // other bound.
-        let most = config.send_buffer_bytes as u32 + 2;
-        let flight = match self.path.edge {
-            Some(_) => end.wrapping_sub(self.acknowledged_to).min(most),
-            None => most,
-        };
-        (1..=flight).contains(&end.wrapping_sub(sequence))
+    pub(super) fn in_flight(&self, sequence: Seq) -> bool {
+        let sending = &self.sending;
+        !sequence.before(sending.una) && sequence.before(sending.nxt)
     }
 
-    /// Records a sent segment. Returns `true` for a retransmission.
-    pub(super) fn note_sent(&mut self, now: Instant, sent: &Sent) -> bool {
-        self.window.note_sent(sent);
-        if sent.flags & segment::ACK != 0 {
-            self.acknowledged = sent.acknowledgement;
-        }
-        if sent.len == 0 {
-            return false;
-        }
-        let end = sent.sequence.wrapping_add(sent.len);
-        match self.path.sent_to {
-            // A keep-alive precedes the sent data, and is one byte long.
-            Some(to) if !before(to, end) => {
-                let again = sent.len > 1 || before(end, to);
-                if again {
-                    self.recovery.sent(now, end, true);
-                }
-                again
-            }
-            _ => {
-                let again = self.path.sent_to.is_some_and(|to| before(sent.sequence, to));
-                self.path.sent_to = Some(end);
-                self.recovery.sent(now, end, again);
-                again
-            }
-        }
+    /// Returns `true` if the peer has yet to acknowledge bytes or a FIN, sent or not.
+    fn owes(&self) -> bool {
+        self.sending.is_outstanding() || self.sending.has_unsent()
     }
 
-    /// Starts or stops the timers that smoltcp does not have.
+    /// Starts or stops the time of a silent peer and of a dropped connection.
     pub(super) fn note_time(&mut self, now: Instant, config: &TcpConfig) {
         if !self.owes() {
             self.waiting_since = None;
@@ -225,45 +300,93 @@ impl Connection {
     }
 
     /// Returns the time at which to give the connection up, in its present state.
-    pub(super) fn deadline(&self, config: &TcpConfig) -> Option<Instant> {
+    pub(super) fn give_up(&self, config: &TcpConfig) -> Option<Instant> {
         // The time of a silent peer counts from its last segment.
+        let timeout = self.user_timeout.unwrap_or(config.user_timeout);
         let silent = self
             .waiting_since
-            .filter(|_| !self.connecting())
-            .map(|since| since.max(self.last_heard) + config.user_timeout);
-        let dead = self
-            .keep_alive
-            .filter(|_| self.established && self.state() != State::Closed)
-            .map(|interval| self.last_heard + interval * (KEEP_ALIVE_PROBES + 1));
-        [self.give_up_at, silent, dead].into_iter().flatten().min()
+            .filter(|_| !self.state.is_opening() && self.state != State::Closed)
+            .map(|since| since.max(self.last_heard) + timeout);
+        [self.give_up_at, silent].into_iter().flatten().min()
+    }
+
+    /// Ends the waiting that [`Connection::give_up`] reported as too long.
+    pub(super) fn given_up(&mut self) {
+        self.give_up_at = None;
+        self.waiting_since = None;
+        self.keep_alive = None;
+    }
+
+    /// Returns when to probe a silent peer, or to give it up.
+    pub(super) fn keep_alive_at(&self) -> Option<Instant> {
+        let keep_alive = self.keep_alive?;
+        let ends = self.state.is_opening() || self.state.is_over();
+        (!ends).then(|| self.last_heard + keep_alive.idle + keep_alive.interval * self.probes)
+    }
+
+    /// Counts an unanswered keep-alive, if one is due, and demands the next one. Returns `true` if
+    /// there were too many.
+    pub(super) fn probe_peer(&mut self, now: Instant) -> bool {
+        let Some(keep_alive) = self.keep_alive else { return false };
+        if self.keep_alive_at().is_none_or(|at| at > now) {
+            return false;
+        }
+        if self.probes >= keep_alive.probes {
+            return true;
+        }
+        self.probes += 1;
+        self.probe_due = true;
+        false
+    }
+
+    /// Returns `true` if our SYN has waited too long for its answer.
+    pub(super) fn is_syn_late(&self, now: Instant) -> bool {
+        let sending = &self.sending;
+        !self.syn_due
+            && sending.is_outstanding()
+            && sending.last_sent + sending.rtt.timeout() <= now
+    }
+
+    /// Returns a smaller segment size to try, if full segments may vanish on the path: two timeouts
+    /// in a row, while smaller segments were not lost. `headers`: the length of IP and TCP header.
+    pub(super) fn smaller_size(&self, headers: usize) -> Option<usize> {
+        let sending = &self.sending;
+        let full = sending.scoreboard.first_lost(u32::MAX).map(|(start, end)| end.since(start));
+        let is_full = full.is_some_and(|len| len >= sending.segment);
+        if sending.rtt.backoff() < SUSPICIOUS || !is_full || sending.is_closed() {
+            return None;
+        }
+        let mss = self.sizes.mss();
+        let smaller = PLATEAUS.into_iter().map(|mtu| mtu - headers);
+        smaller.into_iter().find(|&size| size < mss)
     }
 
     /// Returns `true` if a read would not have to wait.
     pub(super) fn readable(&self) -> bool {
-        let socket = self.socket();
-        socket.can_recv()
+        self.receiving.buffer.len() > 0
             || self.error.is_some()
             || self.read_shut
-            || (!self.connecting() && !socket.may_recv())
+            || (!self.state.is_opening() && !self.state.receives())
     }
 
     /// Returns `true` if a write would not have to wait.
-    pub(super) fn writable(&self) -> bool {
-        let socket = self.socket();
-        !self.connecting() && (socket.can_send() || !socket.may_send() || self.finishing)
+    pub(super) fn writable(&self, config: &TcpConfig) -> bool {
+        !self.state.is_opening()
+            && (!self.state.sends() || self.sending.room(config.send_buffer_bytes) > 0)
     }
 
     /// Returns `true` if both directions are closed, or an error is pending.
     pub(super) fn closed(&self) -> bool {
-        self.error.is_some() || matches!(self.state(), State::Closed | State::TimeWait)
+        self.error.is_some() || self.state.is_over()
     }
 }
 
-pub(super) fn smol(duration: Duration) -> smoltcp::time::Duration {
-    smoltcp::time::Duration::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
-}
-
-/// Returns an address and port as smoltcp's type.
-pub(super) fn smol_endpoint(address: SocketAddr) -> smoltcp::wire::IpEndpoint {
-    smoltcp::wire::IpEndpoint::new(address.ip().into(), address.port())
+/// Returns the window shift that a SYN offers for a buffer: the least with which the window's field
+/// can tell the whole buffer (RFC 7323, 2.3).
+pub(super) fn offered_shift(receive_buffer_bytes: usize) -> u8 {
+    let mut shift = 0;
+    while receive_buffer_bytes >> shift > 0xffff {
+        shift += 1;
+    }
+    shift
 }

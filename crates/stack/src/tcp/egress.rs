@@ -2,28 +2,27 @@
 
 use std::net::IpAddr;
 
-use smoltcp::iface::PollResult;
-use smoltcp::socket::tcp::State;
+use towpath_packet::offload::{MAX_SENT_SEGMENTS, MIN_SEGMENT_BYTES};
 
-use super::port::Egress;
+use super::frame::{self, Shape};
+use super::half_open::Due;
+use super::passive::own_clock;
+use super::plan::Capacity;
+use super::segment;
 use super::table::Tcp;
 use crate::ethernet::HEADER_BYTES as ETHERNET_BYTES;
 use crate::host::Host;
+use crate::ip;
 use crate::neighbour::Lookup;
 use crate::outbox::NextHop;
 use crate::{Instant, SocketError, TcpId, Transmit};
 
 /// The maximum number of segments that a connection sends before the next connection's turn.
 const SEGMENTS_PER_CONNECTION: usize = 16;
-/// Headers of a segment with every option, Ethernet included.
-const HEADERS: usize = ETHERNET_BYTES + 40 + 60;
 /// The maximum number of timer moves per poll.
 const TIMERS: usize = 512;
 /// The time after which a connection that waits for its neighbour retries by itself.
 const NEIGHBOUR_RETRY: std::time::Duration = std::time::Duration::from_secs(1);
-/// If smoltcp wants to send at once and sends nothing, the stack polls it again after this time, in
-/// microseconds.
-const STALL: u64 = 10_000;
 
 /// The reason why a connection's turn ended.
 enum Progress {
@@ -46,6 +45,15 @@ struct Work<'a, T> {
     done: bool,
 }
 
+/// Returns what the link segments for connections of an address family.
+fn capacity(host: &Host, local: IpAddr) -> Capacity {
+    let offload = &host.config.offload;
+    let most = offload.max_frame_bytes.min(0xffff + ETHERNET_BYTES) - ETHERNET_BYTES;
+    let large = if offload.tcp_segmentation { most - ip::header_len(local) } else { 0 };
+    let (most_segments, least_segment) = (MAX_SENT_SEGMENTS, usize::from(MIN_SEGMENT_BYTES));
+    Capacity { large, most_segments, least_segment }
+}
+
 impl Tcp {
     /// Fires timers, and sends at most `budget` segments. Returns whether it did any work, and
     /// whether the link ran out of room.
@@ -57,21 +65,14 @@ impl Tcp {
         budget: usize,
     ) -> (bool, bool) {
         let mut work = Work { link, segments_left: budget, done: false };
-        let mut timers_left = TIMERS;
-        self.time_wait.expire(now, TIMERS, &mut self.ports);
-        while let Some(index) = self.wheel.fire(now, &mut timers_left) {
-            host.counters.timers_fired += 1;
-            work.done = true;
-            self.expire(now, host, index);
-            self.mark(index);
-        }
+        self.fire_timers(now, host, &mut work.done);
         // Connections marked from now on have their turn at the next poll.
         for _ in 0..self.dirty.len() {
             if work.segments_left == 0 {
                 break;
             }
             let Some(index) = self.dirty.pop_front() else { break };
-            let Some(connection) = self.slots[index as usize].connection.as_mut() else { continue };
+            let Some(connection) = self.at(index) else { continue };
             if !connection.dirty {
                 continue;
             }
@@ -84,7 +85,7 @@ impl Tcp {
                 Progress::Done | Progress::Neighbour => {}
                 Progress::More => self.mark(index),
                 Progress::NoRoom => {
-                    if let Some(connection) = self.slots[index as usize].connection.as_mut() {
+                    if let Some(connection) = self.at(index) {
                         connection.dirty = true;
                         self.dirty.push_front(index);
                     }
@@ -95,26 +96,70 @@ impl Tcp {
         (work.done, false)
     }
 
-    /// Handles a timer: signals a loss, or gives up a connection whose state has lasted too long.
-    fn expire(&mut self, now: Instant, host: &mut Host, index: u32) {
-        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
-        let (acknowledged, sent_to) = (connection.acknowledged_to, connection.path.sent_to);
-        if connection.recovery.expired(now, acknowledged, sent_to) {
-            self.tell_loss(now, host, index);
+    /// Handles due timers of connections, half-open connections, TIME-WAIT entries and the pool.
+    fn fire_timers(&mut self, now: Instant, host: &mut Host, done: &mut bool) {
+        self.time_wait.expire(now, TIMERS, &mut self.ports);
+        self.pool.tidy(now);
+        for _ in 0..TIMERS {
+            let Some(due) = self.half_open.next_due(now) else { break };
+            *done = true;
+            match due {
+                Due::Repeat(tuple, entry) => {
+                    host.counters.tcp_retransmitted += 1;
+                    let clock = own_clock(now, host, &tuple);
+                    self.answer_syn(now, host, &tuple, &entry.agreement, clock);
+                }
+                Due::Over(tuple, entry) => {
+                    self.ports.remove(tuple.local);
+                    host.counters.tcp_half_open_timeout += 1;
+                    self.listeners.half_open_ended(entry.listener);
+                }
+            }
         }
-        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
-        if connection.deadline(&host.config.tcp).is_none_or(|at| at > now) {
+        let mut timers_left = TIMERS;
+        while let Some(index) = self.wheel.fire(now, &mut timers_left) {
+            host.counters.timers_fired += 1;
+            *done = true;
+            self.expire(now, host, index);
+            self.mark(index);
+        }
+    }
+
+    /// Handles a connection's timer.
+    fn expire(&mut self, now: Instant, host: &mut Host, index: u32) {
+        let Some((connection, env)) = self.visit(now, host, index) else { return };
+        if connection.give_up(env.config).is_some_and(|at| at <= now) {
+            connection.given_up();
+            env.counters.tcp_timeouts += 1;
+            return self.fail(now, host, index, SocketError::TimedOut);
+        }
+        if connection.state.is_opening() {
+            if connection.is_syn_late(now) {
+                connection.sending.rtt.back_off();
+                connection.syn_due = true;
+            }
             return;
         }
-        connection.give_up_at = None;
-        connection.waiting_since = None;
-        connection.keep_alive = None;
-        if connection.state() == State::SynReceived {
-            host.counters.tcp_half_open_timeout += 1;
-        } else {
-            host.counters.tcp_timeouts += 1;
+        connection.sending.expired(now, env.counters);
+        if connection.probe_peer(now) {
+            env.counters.tcp_timeouts += 1;
+            return self.fail(now, host, index, SocketError::TimedOut);
         }
-        self.fail(now, host, index, SocketError::TimedOut);
+        self.check_path(now, host, index);
+    }
+
+    /// Lowers the MTU of a path on which full segments vanish without an error (RFC 4821, 7.7;
+    /// RFC 2923, 2.1).
+    fn check_path(&mut self, now: Instant, host: &mut Host, index: u32) {
+        let Some(connection) = self.at(index) else { return };
+        let remote = connection.tuple.remote.ip();
+        let headers = ip::header_len(remote) + segment::HEADER_BYTES;
+        let Some(mss) = connection.smaller_size(headers) else { return };
+        if host.paths.lower(now, remote, mss + headers) {
+            host.counters.tcp_black_holes += 1;
+            let path = host.paths.mtu(now, remote) - headers;
+            connection.narrow(path);
+        }
     }
 
     /// Lets one connection send, and applies the consequences.
@@ -125,33 +170,19 @@ impl Tcp {
         index: u32,
         work: &mut Work<'_, T>,
     ) -> Progress {
-        let Some(connection) = self.slots[index as usize].connection.as_mut() else {
-            return Progress::Done;
-        };
-        let at = now.to_smoltcp();
-        let before = connection.state();
-        let remote = connection.tuple.remote.ip();
-        let mut next = self.interface.poll_at(at, connection.sockets());
-        let mut result = Progress::Done;
-        if next.is_some_and(|next| next <= at) {
-            let station = match self.station(now, host, index, remote) {
-                Ok(station) => station,
-                Err(progress) => return progress,
-            };
-            result = self.send_segments(now, host, work, index, station, &mut next);
+        let result = self.send_segments(now, host, work, index);
+        if let Progress::Neighbour = result {
+            return result;
         }
-        let Some(connection) = self.slots[index as usize].connection.as_mut() else {
-            return Progress::Done;
-        };
-        let changed = connection.state() != before;
-        let settle = changed || matches!(before, State::TimeWait | State::Closed);
-        self.rearm(now, host, index, next.map(Instant::from_smoltcp));
-        if changed {
-            self.tell(host, index);
-        }
-        if settle {
+        let Some(connection) = self.at(index) else { return Progress::Done };
+        let ends = connection.state.is_over();
+        connection.note_time(now, &host.config.tcp);
+        if ends {
             self.settle(now, host, index);
         }
+        let Some(connection) = self.at(index) else { return Progress::Done };
+        let at = connection.wake_at(&host.config.tcp);
+        self.wheel.set(index, at);
         result
     }
 
@@ -174,91 +205,79 @@ impl Tcp {
                         let generation = self.slots[index as usize].generation;
                         host.neighbours.wait(hop, TcpId { index, generation });
                         // Retry, in case the stack forgets the neighbour meanwhile.
-                        self.rearm(now, host, index, Some(now + NEIGHBOUR_RETRY));
+                        let Some(connection) = self.at(index) else { return Err(Progress::Done) };
+                        connection.note_time(now, &host.config.tcp);
+                        let retry = now + NEIGHBOUR_RETRY;
+                        let give_up = connection.give_up(&host.config.tcp);
+                        self.wheel.set(index, Some(give_up.map_or(retry, |at| at.min(retry))));
                         Err(Progress::Neighbour)
                     }
                 }
             }
             None => {
                 host.counters.no_route += 1;
-                self.strand(host, index);
+                self.end(host, index, SocketError::Unreachable);
                 Err(Progress::Done)
             }
         }
     }
 
     /// Sends a connection's segments, within the limits of its turn. Returns the reason why the
-    /// turn ended. Sets `next` to the time at which smoltcp wants to be polled next.
+    /// turn ended.
     fn send_segments<T: Transmit>(
         &mut self,
         now: Instant,
         host: &mut Host,
         work: &mut Work<'_, T>,
         index: u32,
-        station: [u8; 6],
-        next: &mut Option<smoltcp::time::Instant>,
     ) -> Progress {
-        let Some(connection) = self.slots[index as usize].connection.as_mut() else {
-            return Progress::Done;
-        };
-        let at = now.to_smoltcp();
-        let path = connection.path;
-        let most = self.capabilities.max_transmission_unit + ETHERNET_BYTES;
+        let Some(connection) = self.at(index) else { return Progress::Done };
+        let tuple = connection.tuple;
+        let capacity = capacity(host, tuple.local.ip());
+        let mut to = None;
         for turn in 0.. {
+            let Some(connection) = self.at(index) else { return Progress::Done };
+            let Some(plan) = connection.plan(now, &capacity) else { break };
             if turn == SEGMENTS_PER_CONNECTION || work.segments_left == 0 {
                 return Progress::More;
             }
-            let need = (connection.socket().send_queue() + HEADERS).min(most);
-            if !work.link.room(need) {
+            let station = match to {
+                Some(station) => station,
+                None => match self.station(now, host, index, tuple.remote.ip()) {
+                    Ok(station) => *to.insert(station),
+                    Err(progress) => return progress,
+                },
+            };
+            let shape = Shape::of(&plan, tuple.local.ip(), &host.config.offload);
+            if !work.link.room(shape.bytes) {
                 return Progress::NoRoom;
             }
-            let mut port = Egress {
-                link: work.link,
-                path: &path,
-                capabilities: &self.capabilities,
-                stations: (station, host.config.mac),
-                scratch: &mut self.scratch,
-                counters: &mut host.counters,
-                sent: None,
-            };
-            let interface = self.narrow.of(path.mss).unwrap_or(&mut self.interface);
-            let polled = interface.poll_egress(at, &mut port, connection.sockets());
-            let sent = port.sent;
-            if let Some(sent) = sent {
-                host.counters.tcp_sent += 1;
-                if connection.note_sent(now, &sent) {
-                    host.counters.tcp_retransmitted += 1;
-                }
-                work.done = true;
-                work.segments_left -= 1;
+            let slot = &mut self.slots[index as usize];
+            let Some(connection) = slot.connection.as_deref_mut() else { return Progress::Done };
+            let (pool, stations) = (&self.pool, (station, host.config.mac));
+            let taken = work.link.transmit(shape.bytes, shape.meta, |frame| {
+                frame::write(frame, &shape, stations, connection, &plan, pool);
+            });
+            if !taken {
+                host.counters.tcp_transmit_refused += 1;
+                return Progress::NoRoom;
             }
-            *next = self.interface.poll_at(at, connection.sockets());
-            if next.is_none_or(|next| next > at) {
-                break;
-            }
-            if polled == PollResult::None {
-                *next = Some(at + smoltcp::time::Duration::from_micros(STALL));
-                break;
-            }
+            host.counters.tx_frames += 1;
+            host.counters.tx_bytes += shape.bytes as u64;
+            connection.sent(now, &plan, &mut host.counters);
+            work.done = true;
+            work.segments_left -= 1;
         }
         Progress::Done
     }
 
-    /// Sets the connection's timer to its earliest deadline.
-    fn rearm(&mut self, now: Instant, host: &mut Host, index: u32, next: Option<Instant>) {
-        let Some(connection) = self.slots[index as usize].connection.as_mut() else { return };
-        if connection.detached {
-            return;
-        }
-        connection.note_time(now, &host.config.tcp);
-        let deadline = connection.deadline(&host.config.tcp);
-        let lost = connection.recovery.probe_at();
-        self.wheel.set(index, [next, lost, deadline].into_iter().flatten().min());
-    }
-
     /// Returns when to poll next; `now` if segments wait to be sent.
     pub(crate) fn poll_at(&self, now: Instant) -> Option<Instant> {
-        if self.dirty.is_empty() { self.wheel.poll_at() } else { Some(now) }
+        if !self.dirty.is_empty() {
+            return Some(now);
+        }
+        let times = [self.wheel.poll_at(), self.half_open.poll_at(), self.pool.tidy_at()];
+        times.into_iter().flatten().min()
     }
 
     /// Returns `true` if segments wait to be sent.

@@ -1,4 +1,4 @@
-//! Listeners: half-open connections (the SYN backlog) and connections that wait to be accepted.
+//! Listeners, and the connections that wait to be accepted.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -25,9 +25,6 @@ pub(super) struct Listeners {
     pub(super) free: Vec<u32>,
     pub(super) generation: u32,
     pub(super) bindings: Bindings<u32>,
-    /// Half-open connections of all listeners, the oldest first; some may have become established.
-    pub(super) half_open: VecDeque<(ListenerId, TcpId)>,
-    pub(super) half_open_count: usize,
 }
 
 impl Listeners {
@@ -37,8 +34,6 @@ impl Listeners {
             free: Vec::new(),
             generation: 0,
             bindings: Bindings::new(),
-            half_open: VecDeque::new(),
-            half_open_count: 0,
         }
     }
 
@@ -50,41 +45,40 @@ impl Listeners {
             .ok_or(SocketError::NoSocket)
     }
 
+    /// Returns the listener at an address.
+    pub(super) fn find(&mut self, local: SocketAddr) -> Option<(ListenerId, &mut Listener)> {
+        let &index = self.bindings.find(local.ip(), local.port())?;
+        let listener = self.listeners.get_mut(index as usize)?.as_mut()?;
+        Some((ListenerId { index, generation: listener.generation }, listener))
+    }
+
     /// Returns `true` if the listener's accept queue is full.
     pub(super) fn is_full(&mut self, id: ListenerId) -> bool {
         self.get(id).is_ok_and(|listener| listener.accept.len() >= listener.backlog)
     }
 
-    /// Handles a half-open connection that became established. Returns `false` if no listener can
-    /// take it.
-    pub(super) fn established(&mut self, host: &mut Host, id: ListenerId, tcp: TcpId) -> bool {
-        self.half_open_count = self.half_open_count.saturating_sub(1);
-        let Ok(listener) = self.get(id) else { return false };
-        listener.half_open = listener.half_open.saturating_sub(1);
-        if listener.accept.len() >= listener.backlog {
-            host.counters.tcp_accept_overflow += 1;
-            return false;
-        }
+    /// Queues an established connection for its listener.
+    pub(super) fn established(&mut self, host: &mut Host, id: ListenerId, tcp: TcpId) {
+        let Ok(listener) = self.get(id) else { return };
         listener.accept.push_back(tcp);
         host.counters.tcp_accepted += 1;
         if !listener.told {
             listener.told = true;
             host.news.push_back(SocketId::Listener(id));
         }
-        true
     }
 
-    /// Handles the end of a connection that belonged to a listener.
-    pub(super) fn gone(&mut self, id: ListenerId, tcp: TcpId, established: bool) {
-        if !established {
-            self.half_open_count = self.half_open_count.saturating_sub(1);
-        }
+    /// Handles the end of a half-open connection.
+    pub(super) fn half_open_ended(&mut self, id: ListenerId) {
         if let Ok(listener) = self.get(id) {
-            if established {
-                listener.accept.retain(|other| *other != tcp);
-            } else {
-                listener.half_open = listener.half_open.saturating_sub(1);
-            }
+            listener.half_open = listener.half_open.saturating_sub(1);
+        }
+    }
+
+    /// Handles the end of a connection that waited to be accepted.
+    pub(super) fn gone(&mut self, id: ListenerId, tcp: TcpId) {
+        if let Ok(listener) = self.get(id) {
+            listener.accept.retain(|other| *other != tcp);
         }
     }
 }

@@ -1,41 +1,56 @@
-//! TCP: connections found by their four-tuple, each with its own socket of smoltcp.
+//! TCP (RFC 9293): a state machine per connection, found by its four-tuple.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `table` | the table of connections |
-//! | `input` | the path of a received segment |
-//! | `connection` | one connection |
-//! | `listener` | listeners, half-open connections, accept queues |
-//! | `passive` | the operations of listeners, and connections that begin with the peer's SYN |
+//! | `input` | the path of a received segment to its connection |
+//! | `egress`, `frame` | transmission and timers; the frame of a segment |
+//! | `connection` | one connection: state, both directions, owner |
+//! | `arrive` | the arrival of a segment at a connection |
+//! | `plan` | the next segment of a connection |
+//! | `sending`, `receiving` | the two directions: numbers, windows, buffers |
+//! | `recovery`, `scoreboard` | loss detection and recovery; the record of sent data |
+//! | `congestion` | how much may be in flight: CUBIC, Reno, slow start |
+//! | `rtt` | round trip time and retransmission timeout |
+//! | `arrivals` | data ahead of a gap, and selective acknowledgements |
+//! | `buffer`, `pool` | the buffers, and the memory that all of them share |
+//! | `segment`, `options`, `sequence`, `tuple` | header, options, numbers, name |
+//! | `listener`, `passive` | listeners and accept queues; connections that begin with the peer's SYN |
+//! | `half_open`, `cookie` | half-open connections; SYN cookies |
 //! | `api` | the application's operations |
-//! | `lifecycle` | the consequences of a connection's state, and its end |
-//! | `egress` | transmission, and timers |
+//! | `lifecycle`, `time_wait` | the end of a connection; what is left of it |
 //! | `answer` | resets and other answers, and ICMP errors |
-//! | `recovery` | loss detection, and retransmission |
-//! | `window` | the end of our own window, as the peer knows it |
-//! | `interface`, `narrow` | smoltcp's interfaces |
-//! | `port` | the device between smoltcp and frames |
-//! | `sequence` | initial sequence numbers |
-//! | `time_wait` | TIME-WAIT entries |
+//! | `ports` | the use of local ports |
 
 mod answer;
 mod api;
+mod arrivals;
+mod arrive;
+mod buffer;
+mod congestion;
 mod connection;
+mod cookie;
 mod egress;
+mod frame;
+mod half_open;
 mod input;
-mod interface;
 mod lifecycle;
 mod listener;
-mod narrow;
+mod options;
 mod passive;
-mod port;
+mod plan;
+mod pool;
 mod ports;
+mod receiving;
 mod recovery;
+mod rtt;
+mod scoreboard;
 mod segment;
+mod sending;
 mod sequence;
 mod table;
 mod time_wait;
-mod window;
+mod tuple;
 
-pub use api::{Shutdown, TcpState};
+pub use api::{Shutdown, TcpInfo, TcpState};
 pub(crate) use table::Tcp;

@@ -3,14 +3,16 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use smoltcp::wire::IpListenEndpoint;
-
-use super::connection::{Connection, Owner, Tuple, smol_endpoint};
+use super::connection::{Connection, Ecn, Owner};
+use super::cookie;
+use super::half_open::{Agreement, HalfOpen};
 use super::listener::Listener;
-use super::segment::Segment;
+use super::options::{Options, Written};
+use super::segment::{ACK, CWR, ECE, RST, SYN, Segment};
+use super::sequence;
 use super::table::Tcp;
+use super::tuple::Tuple;
 use crate::host::Host;
-use crate::ip::Packet;
 use crate::{Instant, ListenerId, Readiness, SocketError, SocketId, TcpId};
 
 /// The minimum limit of half-open connections, even if the accept queue is shorter: they are no
@@ -88,44 +90,52 @@ impl Tcp {
         host: &mut Host,
         id: ListenerId,
     ) -> Result<(), SocketError> {
-        let local = self.listeners.get(id)?.local;
-        let waiting = std::mem::take(&mut self.listeners.get(id)?.accept);
-        let half_open: Vec<TcpId> = self
-            .listeners
-            .half_open
-            .iter()
-            .filter(|(of, _)| *of == id)
-            .map(|(_, tcp)| *tcp)
-            .collect();
+        let listener = self.listeners.get(id)?;
+        let local = listener.local;
+        let waiting = std::mem::take(&mut listener.accept);
         self.listeners.listeners[id.index as usize] = None;
         self.listeners.free.push(id.index);
         self.listeners.bindings.unbind(local);
+        self.forget_half_open(now, host, id);
         self.ports.remove(local);
-        for tcp in waiting.into_iter().chain(half_open) {
-            if let Ok(connection) = self.get(tcp)
-                && connection.owner == Owner::Listener(id)
-            {
-                if !connection.established {
-                    self.listeners.half_open_count -= 1;
-                }
-                let connection = self.get(tcp)?;
+        for tcp in waiting {
+            if let Ok(connection) = self.get(tcp) {
                 connection.owner = Owner::None;
-                connection.established = true;
                 self.abort_now(now, host, tcp.index);
             }
         }
         Ok(())
     }
 
+    /// Resets the half-open connections of a listener.
+    fn forget_half_open(&mut self, now: Instant, host: &mut Host, id: ListenerId) {
+        let mut ended = Vec::new();
+        let table = &mut self.half_open;
+        table.remove_of(id, |tuple, entry| ended.push((tuple, entry.agreement)));
+        for (tuple, agreement) in ended {
+            self.ports.remove(tuple.local);
+            if host.errors.take(now) {
+                host.counters.tcp_resets_sent += 1;
+                let at = (agreement.ours + 1, agreement.theirs + 1);
+                self.say(now, host, &tuple, at, RST | ACK, None);
+            }
+        }
+    }
+
     /// Fails the listeners and the connections of a port, which belongs to this host no more.
     pub(crate) fn revoke(&mut self, now: Instant, host: &mut Host, is_ipv4: bool, port: u16) {
+        let mut revoked = Vec::new();
         for (listener, index) in self.listeners.listeners.iter_mut().zip(0..) {
             let Some(listener) = listener else { continue };
             if listener.local.is_ipv4() == is_ipv4 && listener.local.port() == port {
                 listener.revoked = true;
                 let id = ListenerId { index, generation: listener.generation };
                 host.news.push_back(SocketId::Listener(id));
+                revoked.push(id);
             }
+        }
+        for id in revoked {
+            self.forget_half_open(now, host, id);
         }
         let uses = |local: SocketAddr| local.is_ipv4() == is_ipv4 && local.port() == port;
         let theirs = self.by_tuple.iter().filter(|(tuple, _)| uses(tuple.local));
@@ -140,15 +150,12 @@ impl Tcp {
         now: Instant,
         host: &mut Host,
         tuple: Tuple,
-        packet: &Packet<'_>,
         seg: &Segment,
     ) -> bool {
-        let found = self.listeners.bindings.find(tuple.local.ip(), tuple.local.port()).copied();
-        let Some(index) = found else { return false };
-        let Some(listener) = self.listeners.listeners[index as usize].as_ref() else {
+        let Some((id, listener)) = self.listeners.find(tuple.local) else { return false };
+        if listener.revoked {
             return false;
-        };
-        let id = ListenerId { index, generation: listener.generation };
+        }
         // No route leads back to the sender.
         if host.route(tuple.remote.ip()).is_none() {
             host.counters.no_route += 1;
@@ -159,59 +166,232 @@ impl Tcp {
             host.counters.tcp_accept_overflow += 1;
             return true;
         }
-        let full = listener.half_open >= listener.backlog.max(LEAST_HALF_OPEN);
-        if full || self.listeners.half_open_count >= host.config.limits.half_open {
-            self.evict_half_open(host, full.then_some(id));
-        }
         if self.live >= host.config.limits.connections {
             host.counters.tcp_connection_limit += 1;
             return true;
         }
-        let path = self.path(now, host, tuple.local.ip(), tuple.remote.ip());
-        let config = &host.config.tcp;
-        let mut connection = Connection::new(tuple, path, Owner::Listener(id), config, now);
-        connection.give_up_at = Some(now + config.syn_received_timeout);
-        let endpoint: IpListenEndpoint = smol_endpoint(tuple.local).into();
-        if connection.socket_mut().listen(endpoint).is_err() {
-            return true;
-        }
-        self.reseed(now, host, &tuple);
-        let tcp = self.insert(connection);
-        if let Ok(listener) = self.listeners.get(id) {
+        let is_full = listener.half_open >= listener.backlog.max(LEAST_HALF_OPEN)
+            || self.half_open.len() >= host.config.limits.half_open
+            || self.live + self.half_open.len() >= host.config.limits.connections;
+        let options = &seg.options;
+        let mut agreement = Agreement {
+            theirs: seg.sequence,
+            ours: sequence::initial(now, &host.random, &tuple),
+            mss: options.mss,
+            shift: options.window_shift,
+            selective: options.sack_permitted,
+            clock: options.timestamps.map(|(clock, _)| clock),
+            ecn: seg.flags & (ECE | CWR) == ECE | CWR,
+        };
+        let mut clock = own_clock(now, host, &tuple);
+        if is_full {
+            let theirs = seg.sequence;
+            let random = &host.random;
+            agreement.ours = self.cookies.make(now, random, &tuple, theirs, options.mss);
+            if agreement.clock.is_some() {
+                clock = cookie::stamp(clock, &agreement);
+            } else {
+                agreement = Agreement { shift: None, selective: false, ecn: false, ..agreement };
+            }
+            host.counters.tcp_cookies_sent += 1;
+        } else {
             listener.half_open += 1;
+            let entry = HalfOpen { listener: id, agreement, since: now, repeats: 0 };
+            self.half_open.insert(now, tuple, entry);
+            self.ports.add(tuple.local);
         }
-        self.listeners.half_open_count += 1;
-        // Established connections stay in the list until there are too many.
-        if self.listeners.half_open.len() > 2 * self.listeners.half_open_count + 64 {
-            let mut order = std::mem::take(&mut self.listeners.half_open);
-            order.retain(|(of, tcp)| self.is_half_open(*of, *tcp));
-            self.listeners.half_open = order;
-        }
-        self.listeners.half_open.push_back((id, tcp));
-        self.process(now, host, tcp.index, packet, seg);
+        self.answer_syn(now, host, &tuple, &agreement, clock);
         true
     }
 
-    fn is_half_open(&mut self, of: ListenerId, tcp: TcpId) -> bool {
-        self.get(tcp).is_ok_and(|c| c.owner == Owner::Listener(of) && !c.established)
+    /// Answers a SYN. `clock`: the value of our clock.
+    pub(super) fn answer_syn(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        tuple: &Tuple,
+        agreement: &Agreement,
+        clock: u32,
+    ) {
+        let mut options = Written::default();
+        let local = self.sizes(now, host, tuple.remote.ip()).local;
+        options.mss(local as u16);
+        if agreement.selective {
+            options.sack_permitted();
+        }
+        if let Some(echo) = agreement.clock {
+            options.timestamps(clock, echo);
+        }
+        let most = host.config.tcp.receive_buffer_bytes;
+        if agreement.shift.is_some() {
+            options.window_scale(super::connection::offered_shift(most));
+        }
+        let flags = if agreement.ecn { SYN | ACK | ECE } else { SYN | ACK };
+        let window = super::receiving::first_window(most);
+        let at = (agreement.ours, agreement.theirs + 1);
+        self.say_with(now, host, tuple, at, (flags, window), &options);
     }
 
-    /// Evicts the oldest half-open connection, of one listener or of all: in a flood of SYNs the
-    /// oldest is the least likely to be honest.
-    fn evict_half_open(&mut self, host: &mut Host, of: Option<ListenerId>) {
-        let mut at = 0;
-        while let Some(&(listener, tcp)) = self.listeners.half_open.get(at) {
-            if !self.is_half_open(listener, tcp) {
-                self.listeners.half_open.remove(at);
-                continue;
+    /// Handles a segment for a half-open connection (RFC 9293, 3.10.7.4, SYN-RECEIVED).
+    pub(super) fn answer_half_open(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        tuple: Tuple,
+        seg: &Segment,
+        data: &[u8],
+    ) {
+        let Some(entry) = self.half_open.get(&tuple).copied() else { return };
+        let agreement = entry.agreement;
+        let (theirs, ours) = (agreement.theirs, agreement.ours);
+        let stamps = agreement.clock.map(|clock| {
+            let (local, remote) = (tuple.local.ip(), tuple.remote.ip());
+            (sequence::timestamp_origin(&host.random, local, remote), clock)
+        });
+        if seg.has(SYN) && !seg.has(RST) {
+            if seg.sequence == theirs && !seg.has(ACK) {
+                // The peer has not received our answer.
+                let clock = own_clock(now, host, &tuple);
+                self.answer_syn(now, host, &tuple, &agreement, clock);
+            } else {
+                self.challenge_half_open(now, host, &tuple, &agreement, stamps);
             }
-            if of.is_none_or(|wanted| wanted == listener) {
-                self.listeners.half_open.remove(at);
-                host.counters.tcp_half_open_evicted += 1;
-                self.remove(host, tcp.index);
-                return;
+            return;
+        }
+        let most = host.config.tcp.receive_buffer_bytes;
+        let window = u32::from(super::receiving::first_window(most));
+        if seg.sequence != theirs + 1 {
+            let is_within = seg.sequence.since(theirs + 1) <= window;
+            if !seg.has(RST) || is_within {
+                self.challenge_half_open(now, host, &tuple, &agreement, stamps);
             }
-            at += 1;
+            return;
+        }
+        if seg.has(RST) {
+            host.counters.tcp_resets_received += 1;
+            self.end_half_open(&tuple);
+            return;
+        }
+        if !seg.has(ACK) {
+            return;
+        }
+        if seg.acknowledgement != ours + 1 {
+            host.counters.tcp_no_connection += 1;
+            return self.refuse(now, host, &tuple, seg);
+        }
+        // The stack ignores the handshake's last segment while the listener is full. The peer, or
+        // our repeated answer, triggers another one.
+        if self.listeners.is_full(entry.listener) {
+            host.counters.tcp_accept_overflow += 1;
+            return;
+        }
+        self.end_half_open(&tuple);
+        let measured = (entry.repeats == 0).then_some(entry.since);
+        self.accept_peer(now, host, (tuple, entry.listener), &agreement, measured, (seg, data));
+    }
+
+    /// Acknowledges a segment that may be forged, at a limited rate (RFC 5961, 3.2 and 4.2).
+    fn challenge_half_open(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        tuple: &Tuple,
+        agreement: &Agreement,
+        stamps: Option<(u32, u32)>,
+    ) {
+        if self.challenges.take(now) {
+            host.counters.tcp_challenges += 1;
+            let at = (agreement.ours + 1, agreement.theirs + 1);
+            self.say(now, host, tuple, at, ACK, stamps);
+        } else {
+            host.counters.tcp_challenges_limited += 1;
         }
     }
+
+    fn end_half_open(&mut self, tuple: &Tuple) {
+        if let Some(entry) = self.half_open.remove(tuple) {
+            self.listeners.half_open_ended(entry.listener);
+            self.ports.remove(tuple.local);
+        }
+    }
+
+    /// Handles an acknowledgement without a connection, which may answer a SYN cookie. Returns
+    /// `false` if it does not.
+    pub(super) fn open_by_cookie(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        tuple: Tuple,
+        seg: &Segment,
+        data: &[u8],
+    ) -> bool {
+        let Some((id, listener)) = self.listeners.find(tuple.local) else { return false };
+        let is_full = listener.accept.len() >= listener.backlog;
+        let numbers = (seg.sequence - 1, seg.acknowledgement - 1);
+        let stamps = seg.options.timestamps;
+        let read = self.cookies.read(now, &host.random, &tuple, numbers, stamps);
+        let Some(agreement) = read else {
+            host.counters.tcp_cookies_refused += u64::from(self.cookies.are_in_use(now));
+            return false;
+        };
+        if is_full {
+            host.counters.tcp_accept_overflow += 1;
+        } else if self.live >= host.config.limits.connections {
+            host.counters.tcp_connection_limit += 1;
+        } else {
+            host.counters.tcp_cookies_accepted += 1;
+            self.accept_peer(now, host, (tuple, id), &agreement, None, (seg, data));
+        }
+        true
+    }
+
+    /// Makes a connection out of a completed handshake. `measured`: the time of our answer, if it
+    /// was sent once.
+    fn accept_peer(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        (tuple, listener): (Tuple, ListenerId),
+        agreement: &Agreement,
+        measured: Option<Instant>,
+        (seg, data): (&Segment, &[u8]),
+    ) {
+        let sizes = self.sizes(now, host, tuple.remote.ip());
+        let config = &host.config.tcp;
+        let ours = agreement.ours;
+        let owner = Owner::Listener(listener);
+        let mut connection = Connection::new(tuple, owner, sizes, config, ours, now);
+        let (local, remote) = (tuple.local.ip(), tuple.remote.ip());
+        connection.origin = sequence::timestamp_origin(&host.random, local, remote);
+        let id = self.insert(connection);
+        let Some((connection, env)) = self.visit(now, host, id.index) else { return };
+        let options = Options {
+            mss: agreement.mss,
+            window_shift: agreement.shift,
+            sack_permitted: agreement.selective,
+            timestamps: agreement.clock.map(|clock| (clock, 0)),
+            ..Options::default()
+        };
+        connection.syn_due = false;
+        connection.negotiate(&env, agreement.theirs, &options);
+        // The peer knows the window of our answer.
+        connection.receiving.advertise(true);
+        connection.ecn = if agreement.ecn { Ecn::On } else { Ecn::Off };
+        connection.sending.nxt = ours + 1;
+        connection.syn_at = measured.unwrap_or(now);
+        if measured.is_none() {
+            connection.sending.rtt.back_off();
+        }
+        connection.establish(&env, ours + 1);
+        let window = u32::from(seg.window) << connection.sending.shift;
+        connection.sending.take_first_window(seg.sequence, seg.acknowledgement, window);
+        self.listeners.established(host, listener, id);
+        self.process(now, host, id.index, seg, data);
+    }
+}
+
+/// Returns the value of our clock toward a peer.
+pub(super) fn own_clock(now: Instant, host: &Host, tuple: &Tuple) -> u32 {
+    let (local, remote) = (tuple.local.ip(), tuple.remote.ip());
+    sequence::timestamp(now, sequence::timestamp_origin(&host.random, local, remote))
 }

@@ -1,4 +1,7 @@
-//! The TCP header fields that the demultiplexer needs (RFC 9293, 3.1).
+//! The TCP header (RFC 9293, 3.1).
+
+use super::options::Options;
+use super::sequence::Seq;
 
 /// The shortest header, in bytes.
 pub(crate) const HEADER_BYTES: usize = 20;
@@ -8,19 +11,30 @@ pub(crate) const CHECKSUM_AT: usize = 16;
 pub(crate) const FIN: u8 = 1;
 pub(crate) const SYN: u8 = 2;
 pub(crate) const RST: u8 = 4;
+pub(crate) const PSH: u8 = 8;
 pub(crate) const ACK: u8 = 16;
+pub(crate) const URG: u8 = 32;
+/// "ECN echo": a router marked a packet of the receiver of this segment (RFC 3168, 6.1).
+pub(crate) const ECE: u8 = 64;
+/// "Congestion window reduced", the answer to [`ECE`].
+pub(crate) const CWR: u8 = 128;
 
-/// Fields of a header.
+/// A received header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) src_port: u16,
     pub(crate) dst_port: u16,
-    pub(crate) sequence: u32,
-    pub(crate) acknowledgement: u32,
+    pub(crate) sequence: Seq,
+    pub(crate) acknowledgement: Seq,
     pub(crate) flags: u8,
+    /// The field's value, not scaled.
     pub(crate) window: u16,
-    pub(crate) header_bytes: usize,
+    /// The urgent pointer: bytes from the segment's start to the end of the urgent data.
+    pub(crate) urgent: u16,
+    pub(crate) options: Options,
     pub(crate) payload_bytes: usize,
+    /// `true` if a router marked the packet as having met congestion (CE; RFC 3168, 5).
+    pub(crate) congested: bool,
 }
 
 fn be16(bytes: &[u8], at: usize) -> u16 {
@@ -32,26 +46,30 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Segment {
-    /// Parses a header. Returns `None` for an invalid header: shorter than it states, a port of
-    /// zero, or flags that contradict each other.
+    /// Parses a header and its options. Returns `None` for an invalid header: shorter than it
+    /// states, a port of zero, or flags that contradict each other.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Segment> {
         if bytes.len() < HEADER_BYTES {
             return None;
         }
         let header_bytes = usize::from(bytes[12] >> 4) * 4;
+        if header_bytes < HEADER_BYTES || header_bytes > bytes.len() {
+            return None;
+        }
         let segment = Segment {
             src_port: be16(bytes, 0),
             dst_port: be16(bytes, 2),
-            sequence: be32(bytes, 4),
-            acknowledgement: be32(bytes, 8),
+            sequence: Seq(be32(bytes, 4)),
+            acknowledgement: Seq(be32(bytes, 8)),
             flags: bytes[13],
             window: be16(bytes, 14),
-            header_bytes,
-            payload_bytes: bytes.len().checked_sub(header_bytes)?,
+            urgent: be16(bytes, 18),
+            options: Options::parse(&bytes[HEADER_BYTES..header_bytes]),
+            payload_bytes: bytes.len() - header_bytes,
+            congested: false,
         };
         let control = segment.flags & (SYN | FIN | RST);
-        let ok = header_bytes >= HEADER_BYTES
-            && segment.src_port != 0
+        let ok = segment.src_port != 0
             && segment.dst_port != 0
             && (control & control.wrapping_sub(1)) == 0;
         ok.then_some(segment)
@@ -65,128 +83,87 @@ impl Segment {
     pub(crate) fn len(&self) -> u32 {
         self.payload_bytes as u32 + u32::from(self.has(SYN)) + u32::from(self.has(FIN))
     }
-}
 
-/// Returns the offset of an option's value in a header, if it has one. `wanted_len` is the option's
-/// full length.
-fn option_at(header: &[u8], wanted: u8, wanted_len: usize) -> Option<usize> {
-    let mut at = HEADER_BYTES;
-    while at < header.len() {
-        match header[at] {
-            0 => return None,
-            1 => at += 1,
-            kind => {
-                let len = usize::from(*header.get(at + 1)?);
-                if len < 2 || at + len > header.len() {
-                    return None;
-                }
-                if kind == wanted {
-                    return (len == wanted_len).then_some(at + 2);
-                }
-                at += len;
-            }
-        }
+    /// Returns the sequence number after the segment's last.
+    pub(crate) fn end(&self) -> Seq {
+        self.sequence + self.len()
     }
-    None
 }
 
-/// Returns `true` if selective acknowledgements report data received beyond `at` (RFC 2018, 3).
-/// Data before it arrived twice (RFC 2883).
-pub(crate) fn selects_beyond(header: &[u8], at: u32) -> bool {
-    let blocks = (1..=4).find_map(|count| {
-        let start = option_at(header, 5, 2 + 8 * count)?;
-        header.get(start..start + 8 * count)
-    });
-    blocks.is_some_and(|blocks| blocks.chunks_exact(8).any(|block| before(at, be32(block, 0))))
+/// The fields of a header to write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Header {
+    /// The sender's port, and the receiver's.
+    pub(crate) ports: (u16, u16),
+    pub(crate) sequence: Seq,
+    pub(crate) acknowledgement: Seq,
+    pub(crate) flags: u8,
+    pub(crate) window: u16,
+    pub(crate) urgent: u16,
 }
 
-/// Returns the offset of the maximum segment size.
-pub(crate) fn mss_at(header: &[u8]) -> Option<usize> {
-    option_at(header, 2, 4)
-}
-
-/// Returns `true` if a SYN has the window scale option.
-pub(crate) fn scales_windows(header: &[u8]) -> bool {
-    option_at(header, 3, 3).is_some()
-}
-
-/// Returns the window shift, at most 14 (RFC 7323, 2.3); 0 without the option.
-pub(crate) fn window_shift(header: &[u8]) -> u8 {
-    option_at(header, 3, 3).map_or(0, |at| header[at].min(14))
-}
-
-/// Lowers the segment size option in a SYN's header to at most `most`. Returns the resulting value,
-/// if the option is present.
-pub(crate) fn clamp_mss(header: &mut [u8], most: usize) -> Option<usize> {
-    let at = mss_at(header)?;
-    let value = usize::from(be16(header, at)).min(most);
-    header[at..at + 2].copy_from_slice(&(value as u16).to_be_bytes());
-    Some(value)
-}
-
-/// Makes a segment without payload, its checksum field zero.
-pub(crate) fn bare(
-    ports: (u16, u16),
-    sequence: u32,
-    acknowledgement: u32,
-    flags: u8,
-    window: u16,
-) -> [u8; HEADER_BYTES] {
-    let mut header = [0; HEADER_BYTES];
-    header[..2].copy_from_slice(&ports.0.to_be_bytes());
-    header[2..4].copy_from_slice(&ports.1.to_be_bytes());
-    header[4..8].copy_from_slice(&sequence.to_be_bytes());
-    header[8..12].copy_from_slice(&acknowledgement.to_be_bytes());
-    header[12..14].copy_from_slice(&[5 << 4, flags]);
-    header[14..16].copy_from_slice(&window.to_be_bytes());
-    header
-}
-
-/// Returns `true` if `a` comes before `b` (RFC 9293, 3.4).
-pub(crate) fn before(a: u32, b: u32) -> bool {
-    (a.wrapping_sub(b) as i32) < 0
+impl Header {
+    /// Writes the header and its `options`, whose length is a multiple of four, with a checksum
+    /// field of zero.
+    pub(crate) fn write(&self, to: &mut [u8], options: &[u8]) {
+        to[..2].copy_from_slice(&self.ports.0.to_be_bytes());
+        to[2..4].copy_from_slice(&self.ports.1.to_be_bytes());
+        to[4..8].copy_from_slice(&self.sequence.0.to_be_bytes());
+        to[8..12].copy_from_slice(&self.acknowledgement.0.to_be_bytes());
+        let words = (HEADER_BYTES + options.len()) / 4;
+        to[12..14].copy_from_slice(&[(words as u8) << 4, self.flags]);
+        to[14..16].copy_from_slice(&self.window.to_be_bytes());
+        to[16..18].fill(0);
+        to[18..20].copy_from_slice(&self.urgent.to_be_bytes());
+        to[HEADER_BYTES..HEADER_BYTES + options.len()].copy_from_slice(options);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn header(flags: u8) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        let header = Header {
+            ports: (1, 2),
+            sequence: Seq(0x0102_0304),
+            acknowledgement: Seq(5),
+            flags,
+            window: 6,
+            urgent: 7,
+        };
+        header.write(&mut bytes, &[2, 4, 5, 180]);
+        bytes
+    }
+
+    #[test]
+    fn a_written_header_reads_back() {
+        let segment = Segment::parse(&header(ACK | SYN)).unwrap();
+        assert_eq!((segment.src_port, segment.dst_port), (1, 2));
+        assert_eq!((segment.sequence, segment.acknowledgement), (Seq(0x0102_0304), Seq(5)));
+        assert_eq!((segment.window, segment.urgent, segment.options.mss), (6, 7, Some(1460)));
+        assert_eq!((segment.len(), segment.end(), segment.payload_bytes), (1, Seq(0x0102_0305), 0));
+    }
+
     #[test]
     fn flags_that_contradict_each_other_are_refused() {
         for (flags, ok) in [(SYN, true), (FIN | ACK, true), (SYN | FIN, false), (SYN | RST, false)]
         {
-            assert_eq!(Segment::parse(&bare((1, 2), 0, 0, flags, 0)).is_some(), ok);
+            assert_eq!(Segment::parse(&header(flags)).is_some(), ok);
         }
-        assert!(Segment::parse(&bare((0, 2), 0, 0, SYN, 0)).is_none());
     }
 
     #[test]
-    fn selective_acknowledgements_are_found() {
-        let mut header = bare((1, 2), 0, 0, ACK, 0).to_vec();
-        assert!(!selects_beyond(&header, 100));
-        header.extend_from_slice(&[1, 1, 5, 18]);
-        for edge in [50_u32, 90, 200, 300] {
-            header.extend_from_slice(&edge.to_be_bytes());
-        }
-        assert!(selects_beyond(&header, 100));
-        // Neither of two blocks lies beyond, or both do.
-        assert!(!selects_beyond(&header, 200));
-        assert!(selects_beyond(&header, u32::MAX));
-        // A length that no number of blocks has, and a length beyond the header.
-        header[23] = 17;
-        assert!(!selects_beyond(&header, 100));
-        header[23] = 26;
-        assert!(!selects_beyond(&header, 100));
-    }
-
-    #[test]
-    fn the_segment_size_option_is_found_and_lowered() {
-        let mut header = bare((1, 2), 0, 0, SYN, 0).to_vec();
-        header.extend_from_slice(&[1, 3, 3, 7, 2, 4, 0x23, 0x28]);
-        assert_eq!(clamp_mss(&mut header, 1460), Some(1460));
-        assert_eq!(clamp_mss(&mut header, 9000), Some(1460));
-        header[21] = 0;
-        header[20] = 3;
-        assert_eq!(mss_at(&header), None);
+    fn headers_that_lie_about_their_length_are_refused() {
+        let mut bytes = header(ACK);
+        assert!(Segment::parse(&bytes[..19]).is_none());
+        bytes[12] = 4 << 4;
+        assert!(Segment::parse(&bytes).is_none());
+        bytes[12] = 7 << 4;
+        assert!(Segment::parse(&bytes).is_none());
+        bytes[12] = 6 << 4;
+        bytes[..2].fill(0);
+        assert!(Segment::parse(&bytes).is_none(), "port zero");
     }
 }

@@ -1,60 +1,78 @@
-//! Initial sequence numbers (RFC 6528). They advance with the clock, so that a reopened connection
-//! starts above the old one's numbers. A secret determines their start.
-//!
-//! smoltcp draws them from its own generator and accepts no number from outside. The generator
-//! (sPCG32) is invertible, so each connection gets the seed from which the generator draws the
-//! wanted number. The constants are those of smoltcp's `rand.rs`; a test checks them.
+//! Sequence numbers (RFC 9293, 3.4), initial ones (RFC 6528), and the origin of timestamps.
 
-use super::connection::Tuple;
+use std::net::IpAddr;
+use std::ops::{Add, Sub};
+
+use super::tuple::Tuple;
 use crate::Instant;
 use crate::random::Random;
 
-const MULTIPLIER: u64 = 0xbb2e_fcec_3c39_611d;
-const INCREMENT: u64 = 0x7590_ef39;
-const INVERSE: u64 = inverse(MULTIPLIER);
+/// A sequence number: a position in one direction of a connection, modulo 2^32. Comparisons hold
+/// for positions less than 2^31 apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Seq(pub(crate) u32);
 
-/// Computes the inverse of an odd number modulo 2^64, by Newton's method.
-const fn inverse(odd: u64) -> u64 {
-    let mut inverse = odd;
-    let mut round = 0;
-    while round < 6 {
-        let error = 2u64.wrapping_sub(odd.wrapping_mul(inverse));
-        inverse = inverse.wrapping_mul(error);
-        round += 1;
+impl Seq {
+    /// Returns the distance from `earlier` to this number.
+    pub(crate) fn since(self, earlier: Seq) -> u32 {
+        self.0.wrapping_sub(earlier.0)
     }
-    inverse
-}
 
-/// Returns the state before `state`.
-fn before(state: u64) -> u64 {
-    state.wrapping_sub(INCREMENT).wrapping_mul(INVERSE)
-}
-
-/// Returns the number that the generator draws in a state.
-fn drawn(state: u64) -> u32 {
-    (state >> (29 - (state >> 61))) as u32
-}
-
-/// Returns the number for a connection that starts now: the number grows by one every four
-/// microseconds, as RFC 9293 3.4.1 recommends.
-pub(super) fn initial(now: Instant, random: &Random, tuple: &Tuple) -> u32 {
-    ((now.as_micros() / 4) as u32).wrapping_add(random.keyed(tuple) as u32)
-}
-
-/// Returns the seed with which an interface of smoltcp gives its first connection this number.
-/// `spare` is any random number; the seed contains 29 of its bits.
-pub(super) fn seed(initial: u32, spare: u64) -> u64 {
-    for attempt in 0..16u64 {
-        let state = u64::from(initial) << 29 | (spare.wrapping_add(attempt) & ((1 << 29) - 1));
-        let first = before(state);
-        // smoltcp uses the first number for packet identifications, which may not be zero, and
-        // draws again if it is.
-        let identification = drawn(first);
-        if (identification ^ (identification >> 16)) as u16 != 0 {
-            return before(first);
-        }
+    /// Returns `true` if this number comes before `other`.
+    pub(crate) fn before(self, other: Seq) -> bool {
+        (self.0.wrapping_sub(other.0) as i32) < 0
     }
-    spare
+
+    /// Returns `true` if this number comes after `other`.
+    pub(crate) fn after(self, other: Seq) -> bool {
+        other.before(self)
+    }
+
+    /// Returns the later one of two numbers.
+    pub(crate) fn max(self, other: Seq) -> Seq {
+        if self.before(other) { other } else { self }
+    }
+
+    /// Returns the earlier one of two numbers.
+    pub(crate) fn min(self, other: Seq) -> Seq {
+        if self.before(other) { self } else { other }
+    }
+}
+
+impl Add<u32> for Seq {
+    type Output = Seq;
+
+    fn add(self, count: u32) -> Seq {
+        Seq(self.0.wrapping_add(count))
+    }
+}
+
+impl Sub<u32> for Seq {
+    type Output = Seq;
+
+    fn sub(self, count: u32) -> Seq {
+        Seq(self.0.wrapping_sub(count))
+    }
+}
+
+/// Returns the initial sequence number of a connection that starts now. It advances with the clock
+/// by one every four microseconds, so that a reopened connection starts above the old one's
+/// numbers; a secret function of the tuple determines its start (RFC 6528, 3).
+pub(super) fn initial(now: Instant, random: &Random, tuple: &Tuple) -> Seq {
+    Seq(((now.as_micros() / 4) as u32).wrapping_add(random.keyed(tuple) as u32))
+}
+
+/// Returns the timestamp clock's origin toward a peer. The clock ticks once per millisecond, within
+/// the range of RFC 7323, 5.4. The same two addresses always have the same origin, so that a peer's
+/// TIME-WAIT entry recognizes a newer connection (RFC 6191); it is secret, since the clock would
+/// otherwise tell how long this host runs (RFC 7323, 7.1).
+pub(super) fn timestamp_origin(random: &Random, local: IpAddr, remote: IpAddr) -> u32 {
+    random.keyed(&("timestamps", local, remote)) as u32
+}
+
+/// Returns the timestamp clock's value.
+pub(super) fn timestamp(now: Instant, origin: u32) -> u32 {
+    ((now.as_micros() / 1000) as u32).wrapping_add(origin)
 }
 
 #[cfg(test)]
@@ -62,13 +80,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_seeded_generator_draws_the_wanted_number() {
-        for (index, wanted) in [0, 1, 0x8000_0000, u32::MAX, 0x1234_5678].into_iter().enumerate() {
-            let mut state = seed(wanted, 0xdead_beef_0000_0000 + index as u64);
-            for _ in 0..2 {
-                state = state.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT);
-            }
-            assert_eq!(drawn(state), wanted);
+    fn comparisons_hold_across_the_wrap() {
+        for start in [0, 1, 0x7fff_fff0, 0x8000_0000, 0xffff_fff0_u32] {
+            let (early, late) = (Seq(start), Seq(start) + 100);
+            assert!(early.before(late) && late.after(early) && !late.before(early));
+            assert_eq!((late.since(early), early.max(late), early.min(late)), (100, late, early));
+            assert_eq!(late - 100, early);
         }
+    }
+
+    #[test]
+    fn initial_numbers_advance_with_the_clock_and_differ_per_tuple() {
+        let random = Random::new(5);
+        let tuple = |port| Tuple {
+            local: ([10, 0, 0, 1], port).into(),
+            remote: ([10, 0, 0, 2], 80).into(),
+        };
+        let at = |micros, port| initial(Instant::from_micros(micros), &random, &tuple(port));
+        assert_eq!(at(4_000, 1).since(at(0, 1)), 1000);
+        assert_ne!(at(0, 1), at(0, 2));
+        assert_ne!(initial(Instant::ZERO, &Random::new(6), &tuple(1)), at(0, 1));
     }
 }

@@ -3,19 +3,18 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
-use smoltcp::iface::Interface;
-use smoltcp::phy::DeviceCapabilities;
-
-use super::connection::{Connection, Owner, Tuple};
-use super::interface::{capabilities, interface};
+use super::connection::{Connection, Env, Owner, Sizes};
+use super::cookie::Cookies;
+use super::half_open::HalfOpens;
 use super::listener::Listeners;
-use super::narrow::Narrow;
-use super::port::Path;
+use super::pool::Pool;
 use super::ports::LocalPorts;
+use super::segment;
 use super::time_wait::TimeWait;
-use super::{segment, sequence};
+use super::tuple::Tuple;
 use crate::host::Host;
 use crate::ip;
+use crate::rate::Rate;
 use crate::wheel::Wheel;
 use crate::{Instant, SocketError, SocketId, TcpId};
 
@@ -26,47 +25,87 @@ pub(super) struct Slot {
 
 /// See the module.
 pub(crate) struct Tcp {
-    pub(super) interface: Interface,
-    pub(super) narrow: Narrow,
-    pub(super) capabilities: DeviceCapabilities,
     pub(super) slots: Vec<Slot>,
     pub(super) free: Vec<u32>,
+    /// Ended connections, whose memory new ones use.
+    pub(super) spare: Vec<Box<Connection>>,
     pub(super) live: usize,
     pub(super) by_tuple: HashMap<Tuple, u32>,
+    /// The connection of the last segment: the next one is often for it.
+    pub(super) last: Option<(Tuple, u32)>,
     pub(super) listeners: Listeners,
+    pub(super) half_open: HalfOpens,
+    pub(super) cookies: Cookies,
     pub(super) time_wait: TimeWait,
     pub(super) ports: LocalPorts,
     pub(super) wheel: Wheel,
     pub(super) dirty: VecDeque<u32>,
-    /// Memory in which the stack rebuilds packets that smoltcp does not accept as received.
-    pub(super) scratch: Vec<u8>,
+    pub(super) pool: Pool,
+    pub(super) challenges: Rate,
 }
 
 impl Tcp {
     pub(crate) fn new(host: &Host, now: Instant) -> Self {
-        let capabilities = capabilities(host);
         let limits = &host.config.limits;
         Tcp {
             time_wait: TimeWait::new(limits.time_wait, host.config.tcp.time_wait),
-            interface: interface(host, &capabilities, now, 0),
-            narrow: Narrow::new(host, &capabilities, now),
-            capabilities,
             slots: Vec::new(),
             free: Vec::new(),
+            spare: Vec::new(),
             live: 0,
             by_tuple: HashMap::new(),
+            last: None,
             listeners: Listeners::new(),
+            half_open: HalfOpens::new(host.config.tcp.syn_received_timeout),
+            cookies: Cookies::default(),
             ports: LocalPorts::new(host.config.reports_unused_ports),
             wheel: Wheel::new(now),
             dirty: VecDeque::new(),
-            scratch: Vec::new(),
+            pool: Pool::new(limits.tcp_buffer_bytes),
+            challenges: Rate::new(limits.challenges_per_second, now),
         }
+    }
+
+    /// Returns a connection with the parts of the stack that it uses.
+    pub(super) fn visit<'a>(
+        &'a mut self,
+        now: Instant,
+        host: &'a mut Host,
+        index: u32,
+    ) -> Option<(&'a mut Connection, Env<'a>)> {
+        let connection = self.slots[index as usize].connection.as_deref_mut()?;
+        let env = Env {
+            now,
+            config: &host.config.tcp,
+            pool: &mut self.pool,
+            counters: &mut host.counters,
+            challenges: &mut self.challenges,
+        };
+        Some((connection, env))
+    }
+
+    /// Returns a connection by its index.
+    pub(super) fn at(&mut self, index: u32) -> Option<&mut Connection> {
+        self.slots[index as usize].connection.as_deref_mut()
+    }
+
+    /// Returns the index of a tuple's connection.
+    pub(super) fn find(&mut self, tuple: &Tuple) -> Option<u32> {
+        if let Some((last, index)) = self.last
+            && last == *tuple
+        {
+            return Some(index);
+        }
+        let &index = self.by_tuple.get(tuple)?;
+        self.last = Some((*tuple, index));
+        Some(index)
     }
 
     /// Queues a connection for a visit.
     pub(super) fn mark(&mut self, index: u32) {
         if let Some(connection) = self.slots[index as usize].connection.as_mut()
             && !connection.dirty
+            && !connection.detached
         {
             connection.dirty = true;
             self.dirty.push_back(index);
@@ -102,25 +141,11 @@ impl Tcp {
         })
     }
 
-    /// Returns the path to `remote` that a new connection's segments take.
-    pub(super) fn path(&self, now: Instant, host: &Host, local: IpAddr, remote: IpAddr) -> Path {
-        let headers = ip::header_len(local) + segment::HEADER_BYTES;
-        Path {
-            local,
-            remote,
-            local_mss: host.config.mtu - headers,
-            mss: host.paths.mtu(now, remote) - headers,
-            offload: host.config.offload,
-            sent_to: None,
-            edge: None,
-        }
-    }
-
-    /// Makes the next connection start with the sequence number of [`sequence::initial`].
-    pub(super) fn reseed(&mut self, now: Instant, host: &mut Host, tuple: &Tuple) {
-        let initial = sequence::initial(now, &host.random, tuple);
-        let seed = sequence::seed(initial, host.random.next());
-        self.interface = interface(host, &self.capabilities, now, seed);
+    /// Returns the sizes of a new connection's segments; the peer's offer is not known yet.
+    pub(super) fn sizes(&self, now: Instant, host: &Host, remote: IpAddr) -> Sizes {
+        let headers = ip::header_len(remote) + segment::HEADER_BYTES;
+        let local = host.config.mtu - headers;
+        Sizes { local, remote: local, path: host.paths.mtu(now, remote) - headers }
     }
 
     /// Returns the next local port that nothing uses any more, with `true` for IPv4.
@@ -128,8 +153,13 @@ impl Tcp {
         self.ports.next_unused()
     }
 
-    /// Returns the number of connections and of TIME-WAIT entries.
-    pub(crate) fn sizes(&self) -> (usize, usize) {
-        (self.live, self.time_wait.len())
+    /// Returns the number of connections, half-open ones included, and of TIME-WAIT entries.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.live + self.half_open.len(), self.time_wait.len())
+    }
+
+    /// Returns the bytes in buffers, and the memory allocated for buffers.
+    pub(crate) fn buffer_bytes(&self) -> (usize, usize) {
+        self.pool.sizes()
     }
 }

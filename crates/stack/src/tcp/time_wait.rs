@@ -5,23 +5,46 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use super::connection::Tuple;
 use super::ports::LocalPorts;
+use super::segment::Segment;
+use super::sequence::Seq;
+use super::tuple::Tuple;
 use crate::{Counters, Instant};
 
 /// The remaining state of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remains {
     /// The next sequence number that we would have sent.
-    pub(super) send_next: u32,
+    pub(super) send_next: Seq,
     /// The next sequence number that we would have accepted.
-    pub(super) receive_next: u32,
+    pub(super) receive_next: Seq,
+    /// The origin of our timestamp clock, and the peer's last timestamp, if both used them.
+    pub(super) stamps: Option<(u32, u32)>,
+}
+
+impl Remains {
+    /// Returns `true` if a SYN is newer than all segments of the connection: by its timestamp if
+    /// both sides used them (RFC 6191, 2), else by its number (RFC 9293, 3.6.1).
+    pub(super) fn is_older_than(&self, syn: &Segment) -> bool {
+        let is_beyond = syn.sequence.after(self.receive_next - 1);
+        match (self.stamps, syn.options.timestamps) {
+            (Some((_, recent)), Some((clock, _))) if clock != recent => {
+                clock.wrapping_sub(recent) as i32 > 0
+            }
+            _ => is_beyond,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    remains: Remains,
     until: Instant,
 }
 
 /// The table.
 pub(super) struct TimeWait {
-    entries: HashMap<Tuple, Remains>,
+    entries: HashMap<Tuple, Entry>,
     order: VecDeque<(Instant, Tuple)>,
     limit: usize,
     time: Duration,
@@ -32,12 +55,12 @@ impl TimeWait {
         TimeWait { entries: HashMap::new(), order: VecDeque::new(), limit, time }
     }
 
-    /// Adds a connection: its tuple, and the next sequence numbers to send and to accept.
+    /// Adds a connection.
     pub(super) fn insert(
         &mut self,
         now: Instant,
         tuple: Tuple,
-        (send_next, receive_next): (u32, u32),
+        remains: Remains,
         ports: &mut LocalPorts,
         counters: &mut Counters,
     ) {
@@ -54,8 +77,7 @@ impl TimeWait {
             }
         }
         let until = now + self.time;
-        let remains = Remains { send_next, receive_next, until };
-        if self.entries.insert(tuple, remains).is_none() {
+        if self.entries.insert(tuple, Entry { remains, until }).is_none() {
             ports.add(tuple.local);
         }
         self.order.push_back((until, tuple));
@@ -64,7 +86,7 @@ impl TimeWait {
     /// Returns the remaining state of a connection, unless it has expired. The stack removes
     /// expired entries at its polls, since removal is not worth a wake-up.
     pub(super) fn get(&self, now: Instant, tuple: &Tuple) -> Option<Remains> {
-        self.entries.get(tuple).copied().filter(|remains| now < remains.until)
+        self.entries.get(tuple).filter(|entry| now < entry.until).map(|entry| entry.remains)
     }
 
     pub(super) fn remove(&mut self, tuple: &Tuple, ports: &mut LocalPorts) {

@@ -292,7 +292,7 @@ impl World {
                     Err(error) => panic!("send: {error}"),
                 }
                 if sent == bytes.len() {
-                    stack.tcp_shutdown(client, Shutdown::Write).unwrap();
+                    stack.tcp_shutdown(now, client, Shutdown::Write).unwrap();
                 }
             }
             let mut buffer = [0; 5000];
@@ -320,7 +320,7 @@ impl World {
                     Ok(0) => {
                         if !half && pending.is_empty() {
                             half = true;
-                            stack.tcp_shutdown(server, Shutdown::Write).unwrap();
+                            stack.tcp_shutdown(now, server, Shutdown::Write).unwrap();
                         }
                         break;
                     }

@@ -1,0 +1,325 @@
+//! The arrival of a segment (RFC 9293, 3.10.7).
+
+use super::connection::{Connection, Ecn, Env, State};
+use super::options::{Options, TIMESTAMP_BYTES};
+use super::receiving::{AckDue, Receiving};
+use super::recovery::Acknowledgement;
+use super::segment::{ACK, CWR, ECE, FIN, RST, SYN, Segment, URG};
+use super::sequence::Seq;
+use crate::SocketError;
+
+/// The age from which a timestamp says nothing (RFC 7323, 5.5: 24 days).
+const TIMESTAMP_LASTS: std::time::Duration = std::time::Duration::from_secs(24 * 86_400);
+/// The least time between two challenge acknowledgements of one connection (RFC 5961, 7).
+const CHALLENGE_PAUSE: std::time::Duration = std::time::Duration::from_millis(500);
+
+/// The consequence of a segment beyond the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    None,
+    /// The segment is answered with a reset at this number.
+    Refuse(Seq),
+    /// The peer ended the connection.
+    Failed(SocketError),
+}
+
+impl Connection {
+    /// Handles a segment.
+    pub(super) fn arrive(&mut self, env: &mut Env<'_>, seg: &Segment, data: &[u8]) -> Verdict {
+        match self.state {
+            State::Closed => Verdict::None,
+            State::SynSent => self.arrive_syn_sent(env, seg),
+            _ => self.arrive_synchronized(env, seg, data),
+        }
+    }
+
+    /// Handles a segment in SYN-SENT (RFC 9293, 3.10.7.3).
+    fn arrive_syn_sent(&mut self, env: &mut Env<'_>, seg: &Segment) -> Verdict {
+        let sending = &mut self.sending;
+        let acceptable = seg.acknowledgement == sending.nxt && sending.nxt != sending.una;
+        if seg.has(ACK) && !acceptable {
+            return match seg.has(RST) {
+                true => Verdict::None,
+                false => Verdict::Refuse(seg.acknowledgement),
+            };
+        }
+        if seg.has(RST) {
+            return match seg.has(ACK) {
+                true => Verdict::Failed(SocketError::Refused),
+                false => Verdict::None,
+            };
+        }
+        if !seg.has(SYN) {
+            return Verdict::None;
+        }
+        self.last_heard = env.now;
+        self.syn_due = false;
+        self.negotiate(env, seg.sequence, &seg.options);
+        let answered = seg.has(ACK);
+        // Both flags in a SYN ask for ECN, one in its answer agrees (RFC 3168, 6.1.1).
+        let agrees = match answered {
+            true => self.ecn == Ecn::Asked && seg.flags & (ECE | CWR) == ECE,
+            false => self.ecn != Ecn::Off && seg.flags & (ECE | CWR) == ECE | CWR,
+        };
+        self.ecn = if agrees { Ecn::On } else { Ecn::Off };
+        let window = u32::from(seg.window);
+        self.sending.take_first_window(seg.sequence, seg.acknowledgement, window);
+        if answered {
+            // The peer knows the window of our SYN.
+            self.receiving.advertise(true);
+            self.establish(env, seg.acknowledgement);
+            self.receiving.acknowledge_now();
+        } else {
+            // Both sides opened at once.
+            self.state = State::SynReceived;
+            self.syn_due = true;
+        }
+        Verdict::None
+    }
+
+    /// Takes over what the peer's SYN offers.
+    pub(super) fn negotiate(&mut self, env: &Env<'_>, initial: Seq, options: &Options) {
+        self.sizes.take_offer(options.mss);
+        let shift = self.receiving.shift;
+        let most = env.config.receive_buffer_bytes;
+        let mut full = self.sizes.local;
+        if let Some((clock, _)) = options.timestamps {
+            self.timestamps = Some(self.origin);
+            full -= TIMESTAMP_BYTES;
+            self.receiving = Receiving::new(initial, most, shift, full as u32);
+            self.receiving.recent = clock;
+            self.receiving.recent_at = env.now;
+        } else {
+            self.receiving = Receiving::new(initial, most, shift, full as u32);
+        }
+        // A shift counts only if both offer one (RFC 7323, 2.2).
+        match options.window_shift {
+            Some(shift) => self.sending.shift = shift,
+            None => self.receiving.shift = 0,
+        }
+        self.sending.recovery.selective = options.sack_permitted;
+        self.resize();
+    }
+
+    /// Enters ESTABLISHED: the peer has acknowledged our SYN.
+    pub(super) fn establish(&mut self, env: &Env<'_>, acknowledgement: Seq) {
+        self.state = State::Established;
+        self.sending.una = acknowledgement;
+        self.give_up_at = None;
+        if self.sending.rtt.backoff() == 0 {
+            self.sending.rtt.measure(env.now, env.now.since(self.syn_at));
+        }
+        self.sending.rtt.progress();
+    }
+
+    /// Sends an acknowledgement that challenges a segment which may be forged, at a limited rate
+    /// (RFC 5961, 3 to 5 and 7).
+    pub(super) fn challenge(&mut self, env: &mut Env<'_>) {
+        let early = self.challenged != crate::Instant::ZERO
+            && env.now.since(self.challenged) < CHALLENGE_PAUSE;
+        if early || !env.challenges.take(env.now) {
+            env.counters.tcp_challenges_limited += 1;
+            return;
+        }
+        self.challenged = env.now;
+        env.counters.tcp_challenges += 1;
+        self.receiving.acknowledge_now();
+    }
+
+    /// Handles a segment in the other states (RFC 9293, 3.10.7.4).
+    fn arrive_synchronized(&mut self, env: &mut Env<'_>, seg: &Segment, data: &[u8]) -> Verdict {
+        if !self.is_timely(env, seg) || !self.is_acceptable(env, seg) {
+            return Verdict::None;
+        }
+        if seg.has(RST) {
+            return self.arrive_reset(env, seg);
+        }
+        if seg.has(SYN) {
+            // In SYN-RECEIVED after both sides opened at once, the peer answers our SYN.
+            let answer = self.state == State::SynReceived && seg.sequence + 1 == self.receiving.nxt;
+            if !answer {
+                self.challenge(env);
+                return Verdict::None;
+            }
+        }
+        if !seg.has(ACK) {
+            return Verdict::None;
+        }
+        if self.state == State::SynReceived {
+            if seg.acknowledgement != self.sending.nxt {
+                return Verdict::Refuse(seg.acknowledgement);
+            }
+            self.establish(env, seg.acknowledgement);
+            let window = u32::from(seg.window) << self.scaled(seg);
+            self.sending.take_first_window(seg.sequence, seg.acknowledgement, window);
+        }
+        if !self.take_acknowledgement(env, seg, data) {
+            return Verdict::None;
+        }
+        self.last_heard = env.now;
+        self.probes = 0;
+        if self.ecn == Ecn::On {
+            self.receiving.echo_mark &= !seg.has(CWR);
+            self.receiving.echo_mark |= seg.congested;
+        }
+        if self.state.receives() {
+            self.take_data(env, seg, data);
+        } else if seg.len() > 0 {
+            self.receiving.acknowledge_now();
+        }
+        self.advance();
+        Verdict::None
+    }
+
+    /// Returns the shift of the window in a segment.
+    fn scaled(&self, seg: &Segment) -> u8 {
+        if seg.has(SYN) { 0 } else { self.sending.shift }
+    }
+
+    /// Returns `false` for a segment whose timestamp is older than the last one: it is an old
+    /// duplicate (PAWS; RFC 7323, 5.3). Takes the timestamp over otherwise.
+    fn is_timely(&mut self, env: &mut Env<'_>, seg: &Segment) -> bool {
+        if self.timestamps.is_none() {
+            return true;
+        }
+        let Some((clock, _)) = seg.options.timestamps else {
+            // RFC 7323, 3.2: once agreed upon, timestamps are in each segment but a reset.
+            env.counters.tcp_paws_dropped += u64::from(!seg.has(RST));
+            return seg.has(RST);
+        };
+        let receiving = &mut self.receiving;
+        let is_old = (clock.wrapping_sub(receiving.recent) as i32) < 0;
+        if is_old && !seg.has(RST) && env.now.since(receiving.recent_at) < TIMESTAMP_LASTS {
+            env.counters.tcp_paws_dropped += 1;
+            receiving.acknowledge_now();
+            return false;
+        }
+        // RFC 7323, 4.3: the segment that the next acknowledgement covers.
+        let covers = !seg.sequence.after(receiving.acknowledged);
+        if covers && !is_old && !seg.has(RST) && !seg.end().before(receiving.nxt) {
+            receiving.recent = clock;
+            receiving.recent_at = env.now;
+        }
+        true
+    }
+
+    /// Returns `true` if a part of the segment lies in the window (RFC 9293, 3.4 and 3.10.7.4).
+    /// The stack acknowledges any other segment, so that the peer learns where the window is.
+    fn is_acceptable(&mut self, env: &mut Env<'_>, seg: &Segment) -> bool {
+        let receiving = &mut self.receiving;
+        let (start, end) = (seg.sequence, seg.end());
+        let edge = receiving.nxt + receiving.window();
+        let ahead = !start.after(edge);
+        // A segment before the window, or one that repeats only data.
+        let is_old = end.before(receiving.nxt) || end == receiving.nxt && seg.len() > 0;
+        if ahead && !is_old {
+            return true;
+        }
+        if seg.has(RST) {
+            env.counters.tcp_resets_ignored += 1;
+            return false;
+        }
+        if is_old && seg.payload_bytes > 0 {
+            let first = start + u32::from(seg.has(SYN));
+            receiving.arrivals.note_duplicate((first, first + seg.payload_bytes as u32));
+            env.counters.tcp_duplicate_bytes += seg.payload_bytes as u64;
+        }
+        env.counters.tcp_unacceptable += 1;
+        receiving.acknowledge_now();
+        // In SYN-RECEIVED of both sides the SYN is old, and its acknowledgement counts.
+        seg.has(SYN) && self.state == State::SynReceived && start + 1 == self.receiving.nxt
+    }
+
+    /// Handles a reset in the window: only one at exactly the expected number is believed
+    /// (RFC 5961, 3.2).
+    fn arrive_reset(&mut self, env: &mut Env<'_>, seg: &Segment) -> Verdict {
+        if seg.sequence != self.receiving.nxt {
+            self.challenge(env);
+            return Verdict::None;
+        }
+        Verdict::Failed(match self.state {
+            State::SynReceived => SocketError::Refused,
+            _ => SocketError::Reset,
+        })
+    }
+
+    /// Handles the acknowledgement and the window. Returns `false` if the acknowledgement is beyond
+    /// what can be true, so that the segment is dropped (RFC 5961, 5.2).
+    fn take_acknowledgement(&mut self, env: &mut Env<'_>, seg: &Segment, data: &[u8]) -> bool {
+        let sending = &mut self.sending;
+        let number = seg.acknowledgement;
+        if number.after(sending.nxt) || number.before(sending.una - sending.max_window) {
+            self.challenge(env);
+            return false;
+        }
+        if number.before(sending.una) {
+            // Old, but its data counts.
+            return true;
+        }
+        let shift = if seg.has(SYN) { 0 } else { sending.shift };
+        let window = u32::from(seg.window) << shift;
+        let is_bare = data.is_empty()
+            && seg.flags & (SYN | FIN) == 0
+            && window == sending.window
+            && window > 0;
+        let opened = sending.take_window(seg.sequence, number, window);
+        let ack = Acknowledgement {
+            number,
+            blocks: seg.options.sack.as_slice(),
+            is_bare,
+            echo: seg
+                .options
+                .timestamps
+                .filter(|_| self.timestamps.is_some())
+                .map(|(_, echo)| echo),
+            marked: self.ecn == Ecn::On && seg.has(ECE),
+        };
+        sending.acknowledged(env.now, env.pool, env.counters, &ack);
+        if opened {
+            sending.opened(env.now);
+        }
+        true
+    }
+
+    /// Takes data, urgent pointer and FIN of a segment.
+    fn take_data(&mut self, env: &mut Env<'_>, seg: &Segment, data: &[u8]) {
+        let start = seg.sequence + u32::from(seg.has(SYN));
+        if seg.has(URG) && seg.urgent > 0 {
+            // RFC 6093, 3.1: the pointer is to the byte after the urgent data, as all systems have
+            // it.
+            let end = start + u32::from(seg.urgent);
+            let receiving = &mut self.receiving;
+            if end.after(receiving.nxt) && receiving.urgent.is_none_or(|urgent| end.after(urgent)) {
+                receiving.urgent = Some(end);
+            }
+        }
+        if !data.is_empty() {
+            let counts = !self.sending.recovery.selective;
+            let time = (env.now, env.config.ack_delay);
+            self.receiving.take(time, env.pool, env.counters, (start, data), counts);
+        }
+        if seg.has(FIN) {
+            self.receiving.take_finish(start + data.len() as u32);
+        } else {
+            self.receiving.is_complete();
+        }
+        if seg.congested && self.ecn == Ecn::On && self.receiving.due != AckDue::No {
+            self.receiving.acknowledge_now();
+        }
+    }
+
+    /// Follows the transitions that the peer's FIN and the acknowledgement of ours cause.
+    fn advance(&mut self) {
+        let (ended, finished) = (self.receiving.finished, self.sending.is_finished());
+        self.state = match self.state {
+            State::Established if ended => State::CloseWait,
+            State::FinWait1 if ended && finished => State::TimeWait,
+            State::FinWait1 if finished => State::FinWait2,
+            State::FinWait1 if ended => State::Closing,
+            State::FinWait2 if ended => State::TimeWait,
+            State::Closing if finished => State::TimeWait,
+            State::LastAck if finished => State::Closed,
+            state => state,
+        };
+    }
+}

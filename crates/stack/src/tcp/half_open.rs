@@ -1,0 +1,206 @@
+//! Half-open connections of listeners (SYN-RECEIVED), in a compact table (RFC 4987, 3.3): an entry
+//! takes under 300 bytes, and a flood of SYNs fills no more than the table.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use super::sequence::Seq;
+use super::tuple::Tuple;
+use crate::{Instant, ListenerId};
+
+/// The maximum number of times that the answer to a SYN is sent again.
+const REPEATS: usize = 6;
+
+/// What the two SYNs agreed upon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Agreement {
+    /// The peer's initial number, and ours.
+    pub(super) theirs: Seq,
+    pub(super) ours: Seq,
+    /// The peer's segment size, if it stated one.
+    pub(super) mss: Option<u16>,
+    /// The shift of the peer's windows, if it scales them.
+    pub(super) shift: Option<u8>,
+    pub(super) selective: bool,
+    /// The peer's clock, if it uses timestamps.
+    pub(super) clock: Option<u32>,
+    pub(super) ecn: bool,
+}
+
+/// A half-open connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HalfOpen {
+    pub(super) listener: ListenerId,
+    pub(super) agreement: Agreement,
+    pub(super) since: Instant,
+    /// The number of times that our answer was sent again.
+    pub(super) repeats: u8,
+}
+
+/// The table.
+pub(super) struct HalfOpens {
+    entries: HashMap<Tuple, HalfOpen>,
+    /// Entries by the number of repetitions, each in the order of their next one. Entries that
+    /// ended stay here until they come first.
+    due: [VecDeque<(Instant, Tuple, Seq)>; REPEATS + 1],
+    lasts: Duration,
+}
+
+/// What became of an entry whose time has come.
+pub(super) enum Due {
+    /// Its answer is to be sent again.
+    Repeat(Tuple, HalfOpen),
+    /// It has lasted too long.
+    Over(Tuple, HalfOpen),
+}
+
+impl HalfOpens {
+    /// Creates the table. `lasts`: the time for which an entry is kept.
+    pub(super) fn new(lasts: Duration) -> HalfOpens {
+        HalfOpens { entries: HashMap::new(), due: Default::default(), lasts }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn get(&self, tuple: &Tuple) -> Option<&HalfOpen> {
+        self.entries.get(tuple)
+    }
+
+    pub(super) fn insert(&mut self, now: Instant, tuple: Tuple, entry: HalfOpen) {
+        self.queue(now, tuple, &entry);
+        self.entries.insert(tuple, entry);
+    }
+
+    /// Queues an entry for its next repetition: after one second, then two, four and so on.
+    fn queue(&mut self, now: Instant, tuple: Tuple, entry: &HalfOpen) {
+        let repeats = usize::from(entry.repeats).min(REPEATS);
+        let left = (entry.since + self.lasts).since(now);
+        let pause = Duration::from_secs(1 << repeats).min(left);
+        self.due[repeats].push_back((now + pause, tuple, entry.agreement.ours));
+    }
+
+    pub(super) fn remove(&mut self, tuple: &Tuple) -> Option<HalfOpen> {
+        let entry = self.entries.remove(tuple)?;
+        self.prune(usize::from(entry.repeats).min(REPEATS));
+        Some(entry)
+    }
+
+    /// Removes the entries of a listener.
+    pub(super) fn remove_of(
+        &mut self,
+        listener: ListenerId,
+        mut removed: impl FnMut(Tuple, &HalfOpen),
+    ) {
+        self.entries.retain(|tuple, entry| {
+            let stays = entry.listener != listener;
+            if !stays {
+                removed(*tuple, entry);
+            }
+            stays
+        });
+        (0..=REPEATS).for_each(|queue| self.prune(queue));
+    }
+
+    /// Forgets ended entries at the front of a queue.
+    fn prune(&mut self, queue: usize) {
+        while let Some(&(_, tuple, ours)) = self.due[queue].front() {
+            let is_live = self.entries.get(&tuple).is_some_and(|entry| {
+                entry.agreement.ours == ours && usize::from(entry.repeats).min(REPEATS) == queue
+            });
+            if is_live {
+                return;
+            }
+            self.due[queue].pop_front();
+        }
+    }
+
+    /// Returns the next entry whose time has come.
+    pub(super) fn next_due(&mut self, now: Instant) -> Option<Due> {
+        for queue in 0..=REPEATS {
+            self.prune(queue);
+            let Some(&(at, tuple, _)) = self.due[queue].front() else { continue };
+            if at > now {
+                continue;
+            }
+            self.due[queue].pop_front();
+            let Some(mut entry) = self.entries.get(&tuple).copied() else { continue };
+            if queue == REPEATS || now >= entry.since + self.lasts {
+                self.entries.remove(&tuple);
+                return Some(Due::Over(tuple, entry));
+            }
+            entry.repeats += 1;
+            self.queue(now, tuple, &entry);
+            self.entries.insert(tuple, entry);
+            return Some(Due::Repeat(tuple, entry));
+        }
+        None
+    }
+
+    /// Returns when to call [`HalfOpens::next_due`].
+    pub(super) fn poll_at(&self) -> Option<Instant> {
+        self.due.iter().filter_map(|queue| queue.front()).map(|(at, ..)| *at).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tuple(port: u16) -> Tuple {
+        Tuple { local: ([10, 0, 0, 1], 80).into(), remote: ([10, 0, 0, 2], port).into() }
+    }
+
+    fn entry(since: Instant, ours: u32) -> HalfOpen {
+        let agreement = Agreement {
+            theirs: Seq(1),
+            ours: Seq(ours),
+            mss: None,
+            shift: None,
+            selective: false,
+            clock: None,
+            ecn: false,
+        };
+        let listener = ListenerId { index: 0, generation: 1 };
+        HalfOpen { listener, agreement, since, repeats: 0 }
+    }
+
+    #[test]
+    fn an_entry_takes_under_300_bytes() {
+        let queued = size_of::<(Instant, Tuple, Seq)>();
+        let hashed = size_of::<(Tuple, HalfOpen)>() + 1;
+        // A hash table is at least 7/16 full after it has grown, a queue at least half.
+        let most = hashed * 16 / 7 + queued * 2;
+        assert!(hashed + queued < 300, "{hashed} {queued} {most}");
+    }
+
+    #[test]
+    fn answers_repeat_at_growing_intervals_and_end() {
+        let mut table = HalfOpens::new(Duration::from_secs(15));
+        table.insert(Instant::ZERO, tuple(1), entry(Instant::ZERO, 1));
+        let mut at = Vec::new();
+        while let Some(now) = table.poll_at() {
+            at.push(now.as_micros() / 1_000_000);
+            match table.next_due(now) {
+                Some(Due::Repeat(..)) => {}
+                Some(Due::Over(..)) => break,
+                None => panic!("nothing was due"),
+            }
+        }
+        assert_eq!((at, table.len(), table.poll_at()), (vec![1, 3, 7, 15], 0, None));
+    }
+
+    #[test]
+    fn ended_entries_wake_nothing() {
+        let mut table = HalfOpens::new(Duration::from_secs(15));
+        for port in 1..100 {
+            table.insert(Instant::ZERO, tuple(port), entry(Instant::ZERO, port.into()));
+        }
+        for port in (1..100).rev() {
+            assert!(table.remove(&tuple(port)).is_some());
+        }
+        assert_eq!((table.len(), table.poll_at()), (0, None));
+        assert!(table.due.iter().all(VecDeque::is_empty));
+    }
+}

@@ -1,0 +1,369 @@
+//! The next segment of a connection, decided before the link is asked, and recorded once the link
+//! has taken it: a segment that the link refuses is not lost.
+
+use super::connection::{Connection, Ecn, Reset, State};
+use super::options::{Block, Written};
+use super::receiving::AckDue;
+use super::recovery::Forced;
+use super::segment::{ACK, CWR, ECE, FIN, Header, PSH, RST, SYN, URG};
+use super::sequence::Seq;
+use crate::{Counters, Instant};
+
+/// The largest segments of the link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Capacity {
+    /// The bytes of a packet that the link segments, without Ethernet and IP headers; 0 if it does
+    /// not segment.
+    pub(super) large: usize,
+    /// The number of segments of such a packet, and their least size.
+    pub(super) most_segments: usize,
+    pub(super) least_segment: usize,
+}
+
+/// The kind of a segment, by what is recorded of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Syn,
+    Reset,
+    /// Data or a FIN for the first time, or again.
+    New(Block),
+    Again(Block),
+    /// An acknowledgement alone.
+    Bare,
+    KeepAlive,
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) header: Header,
+    pub(super) options: Written,
+    /// The payload: its offset in the send buffer, and its length.
+    pub(super) offset: usize,
+    pub(super) len: usize,
+    /// The payload of a full segment, by which the link segments a larger one.
+    pub(super) segment: usize,
+    pub(super) kind: Kind,
+    /// `true` if routers may mark the packet instead of dropping it (ECT(0)).
+    pub(super) markable: bool,
+}
+
+impl Connection {
+    /// Returns the next segment to send, if any is due.
+    pub(super) fn plan(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
+        if self.reset == Reset::Due {
+            return Some(self.segment(now, self.sending.nxt, RST | ACK, Kind::Reset));
+        }
+        match self.state {
+            State::Closed => None,
+            State::SynSent | State::SynReceived => self.syn_due.then(|| self.plan_syn(now)),
+            State::TimeWait => self.plan_bare(now),
+            _ => self.plan_synchronized(now, capacity),
+        }
+    }
+
+    fn plan_synchronized(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
+        // A peer without selective acknowledgements counts those without data.
+        if self.receiving.duplicates > 0 && !self.sending.recovery.selective {
+            return self.plan_bare(now);
+        }
+        let data = match self.sending.recovery.forced {
+            Forced::Tail => self.plan_tail(now, capacity),
+            Forced::Window => self.plan_window_probe(now),
+            Forced::None | Forced::Lost if self.sending.scoreboard.has_lost() => {
+                self.plan_again(now, capacity)
+            }
+            Forced::None | Forced::Lost => {
+                self.sending.recovery.forced = Forced::None;
+                self.plan_new(now, capacity, false)
+            }
+        };
+        data.or_else(|| self.plan_keep_alive(now)).or_else(|| self.plan_bare(now))
+    }
+
+    /// Returns the options of a segment after the handshake.
+    fn options(&self, now: Instant) -> Written {
+        let mut options = Written::default();
+        if self.timestamps.is_some() {
+            options.timestamps(self.clock(now), self.receiving.recent);
+        }
+        if self.sending.recovery.selective {
+            options.sack(self.receiving.arrivals.blocks().as_slice());
+        }
+        options
+    }
+
+    /// Returns a segment without payload.
+    fn segment(&mut self, now: Instant, sequence: Seq, flags: u8, kind: Kind) -> Plan {
+        let mut flags = flags;
+        if self.receiving.echo_mark && self.ecn == Ecn::On {
+            flags |= ECE;
+        }
+        let ports = (self.tuple.local.port(), self.tuple.remote.port());
+        let options = if flags & RST != 0 { Written::default() } else { self.options(now) };
+        let header = Header {
+            ports,
+            sequence,
+            acknowledgement: self.receiving.nxt,
+            flags,
+            window: self.receiving.advertise(false),
+            urgent: 0,
+        };
+        let segment = self.sizes.mss().saturating_sub(options.as_slice().len()).max(1);
+        Plan { header, options, offset: 0, len: 0, segment, kind, markable: false }
+    }
+
+    /// Returns our SYN, or its repetition in SYN-RECEIVED.
+    fn plan_syn(&mut self, now: Instant) -> Plan {
+        let answers = self.state == State::SynReceived;
+        let mut options = Written::default();
+        options.mss(self.sizes.local as u16);
+        if !answers || self.sending.recovery.selective {
+            options.sack_permitted();
+        }
+        if !answers || self.timestamps.is_some() {
+            options.timestamps(self.clock(now), self.receiving.recent);
+        }
+        if !answers || self.receiving.shift > 0 || self.sending.shift > 0 {
+            options.window_scale(self.receiving.shift);
+        }
+        let flags = match (answers, self.ecn) {
+            (true, Ecn::On) => SYN | ACK | ECE,
+            (true, _) => SYN | ACK,
+            // A SYN that was lost may have been dropped for its ECN flags (RFC 3168, 6.1.1.1).
+            (false, Ecn::Asked) if self.sending.rtt.backoff() == 0 => SYN | ECE | CWR,
+            (false, _) => SYN,
+        };
+        let header = Header {
+            ports: (self.tuple.local.port(), self.tuple.remote.port()),
+            sequence: self.sending.una,
+            acknowledgement: if answers { self.receiving.nxt } else { Seq(0) },
+            flags,
+            window: self.receiving.advertise(true),
+            urgent: 0,
+        };
+        let segment = self.sizes.mss();
+        Plan { header, options, offset: 0, len: 0, segment, kind: Kind::Syn, markable: false }
+    }
+
+    /// Returns a segment with the data of a block, and the FIN if the block includes it.
+    fn with_data(&mut self, now: Instant, block: Block, kind: Kind) -> Plan {
+        let (start, end) = block;
+        let data_end = self.sending.data_end();
+        let len = end.min(data_end).since(start.min(data_end)) as usize;
+        let mut flags = ACK;
+        if end.after(data_end) {
+            flags |= FIN;
+        }
+        if len > 0 && !end.before(data_end) {
+            flags |= PSH;
+        }
+        let mut plan = self.segment(now, start, flags, kind);
+        plan.offset = start.since(self.sending.base) as usize;
+        plan.len = len;
+        if let Some(urgent) = self.sending.urgent
+            && urgent.after(start)
+        {
+            plan.header.flags |= URG;
+            plan.header.urgent = urgent.since(start).min(0xffff) as u16;
+        }
+        if let Kind::New(_) = kind
+            && self.ecn == Ecn::On
+            && len > 0
+        {
+            plan.markable = true;
+            if self.sending.recovery.tell_reduced {
+                plan.header.flags |= CWR;
+            }
+        }
+        plan
+    }
+
+    /// Returns the payload of a full segment, and of the largest packet.
+    fn most(&self, now: Instant, capacity: &Capacity) -> (u32, u32) {
+        let options = self.options(now).as_slice().len();
+        let full = self.sizes.mss().saturating_sub(options).max(1);
+        let headers = super::segment::HEADER_BYTES + options;
+        let large = capacity.large.saturating_sub(headers).min(full * capacity.most_segments);
+        let large = if full < capacity.least_segment { full } else { large.max(full) };
+        (full as u32, large as u32)
+    }
+
+    /// Returns a segment with data not sent before, if windows and Nagle's algorithm allow one.
+    /// `probe`: the congestion window does not count.
+    fn plan_new(&mut self, now: Instant, capacity: &Capacity, probe: bool) -> Option<Plan> {
+        if !self.sending.has_unsent() || self.sending.scoreboard.is_full() {
+            return None;
+        }
+        self.sending.note_pause(now);
+        let (full, large) = self.most(now, capacity);
+        let sending = &mut self.sending;
+        let unsent = sending.data_end().since(sending.nxt.min(sending.data_end()));
+        let usable = sending.usable();
+        let window = match probe {
+            true => full,
+            false => sending.congestion.window().saturating_sub(sending.in_flight()),
+        };
+        if window < unsent.min(full) || window < unsent && window <= usable {
+            sending.limited = Some(sending.nxt);
+        }
+        if unsent == 0 {
+            // The FIN alone.
+            let fin = (sending.nxt, sending.nxt + 1);
+            return (usable > 0).then(|| self.with_data(now, fin, Kind::New(fin)));
+        }
+        let room = usable.min(window).min(if probe { full } else { large });
+        let mut len = unsent.min(room);
+        if len > full && len < unsent {
+            len -= len % full;
+        }
+        let tail = len % full;
+        let is_all = len == unsent;
+        // Nagle's algorithm (RFC 9293, 3.7.4, as Minshall refined it): one small segment at a time.
+        let may_end_small =
+            is_all && (sending.nodelay || sending.finish || sending.small.is_none() || probe);
+        let is_half_window = len > 0 && len >= sending.max_window / 2;
+        if tail > 0 && !may_end_small && !(len < full && is_half_window) {
+            len -= tail;
+        }
+        if len == 0 {
+            return None;
+        }
+        let fin = is_all && len == unsent && sending.finish;
+        let block = (sending.nxt, sending.nxt + len + u32::from(fin));
+        Some(self.with_data(now, block, Kind::New(block)))
+    }
+
+    /// Returns lost data, if the congestion window allows it.
+    fn plan_again(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
+        let (full, large) = self.most(now, capacity);
+        let sending = &self.sending;
+        let mut room = sending.congestion.window().saturating_sub(sending.in_flight()).min(large);
+        if sending.recovery.forced == Forced::Lost {
+            room = room.max(full);
+        }
+        if room > full {
+            room -= room % full;
+        }
+        let (start, mut end) = sending.scoreboard.first_lost(large)?;
+        if room < end.since(start).min(full) {
+            return None;
+        }
+        end = end.min(start + room);
+        let block = (start, end);
+        Some(self.with_data(now, block, Kind::Again(block)))
+    }
+
+    /// Returns a probe of the tail: new data, or else the last segment again (RFC 8985, 7.3).
+    fn plan_tail(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
+        if let Some(plan) = self.plan_new(now, capacity, true) {
+            return Some(plan);
+        }
+        let (full, _) = self.most(now, capacity);
+        let Some(block) = self.sending.scoreboard.last(full) else {
+            self.sending.recovery.forced = Forced::None;
+            return None;
+        };
+        Some(self.with_data(now, block, Kind::Again(block)))
+    }
+
+    /// Returns a probe of the peer's window: as much as it has room for, at least one byte
+    /// (RFC 9293, 3.8.6.1).
+    fn plan_window_probe(&mut self, now: Instant) -> Option<Plan> {
+        let sending = &mut self.sending;
+        if !sending.has_unsent() {
+            sending.recovery.forced = Forced::None;
+            return None;
+        }
+        let left = sending.end().since(sending.nxt);
+        let len = left.min(sending.usable().clamp(1, sending.segment));
+        let block = (sending.nxt, sending.nxt + len);
+        Some(self.with_data(now, block, Kind::New(block)))
+    }
+
+    /// Returns a keep-alive: a number that the peer has acknowledged, so that it answers
+    /// (RFC 9293, 3.8.4).
+    fn plan_keep_alive(&mut self, now: Instant) -> Option<Plan> {
+        let before = self.sending.una - 1;
+        self.probe_due.then(|| self.segment(now, before, ACK, Kind::KeepAlive))
+    }
+
+    /// Returns an acknowledgement, if one is due.
+    fn plan_bare(&mut self, now: Instant) -> Option<Plan> {
+        let due = match self.receiving.due {
+            AckDue::Now => true,
+            AckDue::At(at) => at <= now,
+            AckDue::No => false,
+        };
+        if !due && !self.receiving.should_update() {
+            return None;
+        }
+        // A probe may lie beyond the peer's window, where the peer would not accept the
+        // acknowledgement.
+        let sending = &self.sending;
+        let number = sending.nxt.min((sending.una + sending.window).max(sending.una));
+        Some(self.segment(now, number, ACK, Kind::Bare))
+    }
+
+    /// Records that the link took the segment.
+    pub(super) fn sent(&mut self, now: Instant, plan: &Plan, counters: &mut Counters) {
+        counters.tcp_sent += 1;
+        if plan.header.flags & ACK != 0 {
+            self.receiving.note_acknowledged();
+        }
+        match plan.kind {
+            Kind::Syn => {
+                self.syn_due = false;
+                if self.sending.is_outstanding() {
+                    counters.tcp_retransmitted += 1;
+                } else {
+                    self.syn_at = now;
+                }
+                self.sending.nxt = self.sending.una + 1;
+                self.sending.last_sent = now;
+            }
+            Kind::Reset => {
+                counters.tcp_resets_sent += 1;
+                self.reset = Reset::None;
+            }
+            Kind::New((start, end)) => {
+                if plan.header.flags & CWR != 0 {
+                    self.sending.recovery.tell_reduced = false;
+                }
+                if plan.len % plan.segment != 0 {
+                    self.sending.small = Some(end);
+                }
+                self.sending.note_sent(now, start, end);
+            }
+            Kind::Again(block) => {
+                counters.tcp_retransmitted += 1;
+                let clock = self.clock(now);
+                self.sending.note_again(now, block, clock);
+            }
+            Kind::Bare => {}
+            Kind::KeepAlive => self.probe_due = false,
+        }
+    }
+
+    /// Returns when to visit the connection next, if neither a segment nor the application comes
+    /// before.
+    pub(super) fn wake_at(&self, config: &crate::TcpConfig) -> Option<Instant> {
+        if self.detached {
+            return None;
+        }
+        let acknowledge = match self.receiving.due {
+            AckDue::At(at) => Some(at),
+            AckDue::Now | AckDue::No => None,
+        };
+        let send = match self.state {
+            State::SynSent | State::SynReceived => {
+                let is_sent = self.sending.is_outstanding() && !self.syn_due;
+                is_sent.then(|| self.sending.last_sent + self.sending.rtt.timeout())
+            }
+            State::TimeWait | State::Closed => None,
+            _ => self.sending.deadline(),
+        };
+        let times = [acknowledge, send, self.keep_alive_at(), self.give_up(config)];
+        times.into_iter().flatten().min()
+    }
+}

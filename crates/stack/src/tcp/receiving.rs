@@ -1,0 +1,278 @@
+//! The receiving direction of a connection: data in and out of order, the window (RFC 9293, 3.8.6),
+//! and when to acknowledge (RFC 1122, 4.2.3.2; RFC 5681, 4.2).
+
+use std::time::Duration;
+
+use super::arrivals::Arrivals;
+use super::buffer::ReceiveBuffer;
+use super::pool::Pool;
+use super::sequence::Seq;
+use crate::{Counters, Instant};
+
+/// The window at the start of a connection, in bytes, unless the configured one is smaller. It
+/// grows while the application keeps up with the peer.
+const FIRST_WINDOW: u32 = 256 * 1024;
+/// The size of a full segment, as long as the peer sent no larger one (RFC 9293, 3.7.1).
+const LEAST_SEGMENT: u32 = 536;
+/// The largest value of the window's field.
+const FIELD: u32 = 0xffff;
+
+/// Whether an acknowledgement is due.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum AckDue {
+    #[default]
+    No,
+    /// At that time, unless it goes with data before.
+    At(Instant),
+    Now,
+}
+
+/// Returns the window's field in a SYN, for a buffer of the configured size: a SYN's window is not
+/// scaled.
+pub(super) fn first_window(most: usize) -> u16 {
+    FIRST_WINDOW.min(most as u32).min(FIELD) as u16
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Receiving {
+    /// The next number expected (RCV.NXT).
+    pub(super) nxt: Seq,
+    /// The end of the window as the peer knows it.
+    edge: Seq,
+    /// The shift of our windows (RFC 7323, 2.2).
+    pub(super) shift: u8,
+    pub(super) buffer: ReceiveBuffer,
+    pub(super) arrivals: Arrivals,
+    /// The present size of the window, if the application has read everything, and its limit.
+    limit: u32,
+    most: u32,
+    /// `true` once the peer ended its direction, and everything before arrived.
+    pub(super) finished: bool,
+    /// The number of a FIN that arrived ahead of a gap.
+    finish_at: Option<Seq>,
+    /// The last acknowledgement sent.
+    pub(super) acknowledged: Seq,
+    /// Bytes in order since then.
+    unacknowledged: u32,
+    pub(super) due: AckDue,
+    /// The number of acknowledgements due, if the peer counts duplicates.
+    pub(super) duplicates: u8,
+    /// The largest segment of the peer so far, and the largest that our SYN allows.
+    segment: u32,
+    full: u32,
+    /// The peer's clock, to echo, and when it was taken (TS.Recent).
+    pub(super) recent: u32,
+    pub(super) recent_at: Instant,
+    /// The end of the urgent data (RCV.UP).
+    pub(super) urgent: Option<Seq>,
+    /// Bytes read by the application in the present round trip, and its start.
+    read: u32,
+    round: Instant,
+    /// `true` while the peer is to be told of a router's mark (RFC 3168, 6.1.3).
+    pub(super) echo_mark: bool,
+}
+
+impl Receiving {
+    /// Creates the direction for a peer whose SYN has the number `initial`. `most`: the configured
+    /// size of the buffer; `shift` the shift that our SYN offers; `full` the largest segment.
+    pub(super) fn new(initial: Seq, most: usize, shift: u8, full: u32) -> Receiving {
+        let most = most as u32;
+        let nxt = initial + 1;
+        Receiving {
+            nxt,
+            edge: nxt,
+            shift,
+            buffer: ReceiveBuffer::default(),
+            arrivals: Arrivals::default(),
+            limit: FIRST_WINDOW.min(most),
+            most,
+            finished: false,
+            finish_at: None,
+            acknowledged: nxt,
+            unacknowledged: 0,
+            due: AckDue::No,
+            duplicates: 0,
+            segment: LEAST_SEGMENT.min(full),
+            full,
+            recent: 0,
+            recent_at: Instant::ZERO,
+            urgent: None,
+            read: 0,
+            round: Instant::ZERO,
+            echo_mark: false,
+        }
+    }
+
+    /// Returns the window in the peer's view.
+    pub(super) fn window(&self) -> u32 {
+        self.edge.since(self.nxt)
+    }
+
+    /// Returns the window that the buffer allows now.
+    fn free(&self) -> u32 {
+        self.limit.saturating_sub(self.buffer.len() as u32)
+    }
+
+    /// Returns by how much the window may move at least: less would invite small segments
+    /// (RFC 9293, 3.8.6.2.2).
+    fn step(&self) -> u32 {
+        (self.limit / 2).min(self.full).max(1)
+    }
+
+    /// Returns the value of the window's field in the next segment, and records its end as known to
+    /// the peer. `is_syn`: the segment has a SYN, whose window is not scaled.
+    pub(super) fn advertise(&mut self, is_syn: bool) -> u16 {
+        let wanted = self.nxt + self.free();
+        if wanted.after(self.edge) && wanted.since(self.edge) >= self.step() {
+            self.edge = wanted;
+        }
+        let shift = if is_syn { 0 } else { self.shift };
+        // The end never moves back (RFC 9293, 3.8.6), so the field rounds up.
+        let unit = 1u32 << shift;
+        let field = self.window().div_ceil(unit).min(FIELD);
+        self.edge = self.nxt + (field << shift);
+        field as u16
+    }
+
+    /// Returns `true` if the application's reads opened the window so far that the peer should know
+    /// at once: at least twice what it knows of.
+    pub(super) fn should_update(&self) -> bool {
+        let (free, known) = (self.free(), self.window());
+        !self.finished && free >= known + self.step() && free >= 2 * known
+    }
+
+    /// Records that a segment carried an acknowledgement.
+    pub(super) fn note_acknowledged(&mut self) {
+        self.acknowledged = self.nxt;
+        self.unacknowledged = 0;
+        self.duplicates = self.duplicates.saturating_sub(1);
+        self.due = if self.duplicates > 0 { AckDue::Now } else { AckDue::No };
+        self.arrivals.reported();
+    }
+
+    /// Demands an acknowledgement at once.
+    pub(super) fn acknowledge_now(&mut self) {
+        self.due = AckDue::Now;
+    }
+
+    /// Takes data of a segment that lies at least partly in the window. `counts`: the peer counts
+    /// duplicate acknowledgements. Returns `true` if the application can read more.
+    pub(super) fn take(
+        &mut self,
+        (now, delay): (Instant, Duration),
+        pool: &mut Pool,
+        counters: &mut Counters,
+        (mut start, mut data): (Seq, &[u8]),
+        counts: bool,
+    ) -> bool {
+        let end = start + data.len() as u32;
+        if start.before(self.nxt) {
+            let old = self.nxt.since(start).min(data.len() as u32);
+            self.arrivals.note_duplicate((start, start + old));
+            counters.tcp_duplicate_bytes += u64::from(old);
+            data = &data[old as usize..];
+            start = start + old;
+            self.acknowledge_now();
+        }
+        if end.after(self.edge) {
+            let fits = if start.before(self.edge) { self.edge.since(start) as usize } else { 0 };
+            data = &data[..data.len().min(fits)];
+            self.acknowledge_now();
+        }
+        if data.is_empty() {
+            return false;
+        }
+        self.segment = self.segment.max((data.len() as u32).min(self.full));
+        let offset = start.since(self.nxt) as usize;
+        let placed = self.buffer.place(pool, offset, data);
+        if placed < data.len() {
+            counters.tcp_buffer_limit += 1;
+            self.acknowledge_now();
+        }
+        let end = start + placed as u32;
+        if offset > 0 {
+            counters.tcp_out_of_order += 1;
+            if placed > 0 && !self.arrivals.insert((start, end)) {
+                counters.tcp_buffer_limit += 1;
+            }
+            self.duplicates = if counts { self.duplicates.saturating_add(1) } else { 1 };
+            self.acknowledge_now();
+            return false;
+        }
+        let was_gap = !self.arrivals.is_empty();
+        let to = self.arrivals.advance(end);
+        let count = to.since(self.nxt);
+        self.buffer.extend(count as usize);
+        self.nxt = to;
+        self.unacknowledged += count;
+        // Two full segments are acknowledged at once, and so is what fills a gap.
+        if was_gap || self.unacknowledged > self.segment {
+            self.acknowledge_now();
+        } else if self.due == AckDue::No {
+            self.due = AckDue::At(now + delay);
+        }
+        count > 0
+    }
+
+    /// Takes a FIN at this number. Returns `true` if everything before it has arrived.
+    pub(super) fn take_finish(&mut self, at: Seq) -> bool {
+        if self.finished {
+            self.acknowledge_now();
+            return false;
+        }
+        if !at.after(self.edge) && !at.before(self.nxt) {
+            self.finish_at = Some(at);
+        }
+        self.acknowledge_now();
+        self.is_complete()
+    }
+
+    /// Returns `true`, once, if the peer's FIN is next.
+    pub(super) fn is_complete(&mut self) -> bool {
+        if self.finished || self.finish_at != Some(self.nxt) {
+            return false;
+        }
+        self.finished = true;
+        self.nxt = self.nxt + 1;
+        self.edge = self.edge.max(self.nxt);
+        self.acknowledge_now();
+        true
+    }
+
+    /// Reads data. `keep`: copies without taking.
+    pub(super) fn read(&mut self, pool: &mut Pool, to: &mut [u8], keep: bool) -> usize {
+        let ahead = !self.arrivals.is_empty();
+        let len = self.buffer.read(pool, to, keep, ahead);
+        if !keep {
+            self.read = self.read.saturating_add(len as u32);
+        }
+        len
+    }
+
+    /// Discards everything that could be read. Returns the number of bytes.
+    pub(super) fn discard(&mut self, pool: &mut Pool) -> usize {
+        let len = self.buffer.len();
+        self.buffer.discard(pool, len, !self.arrivals.is_empty());
+        len
+    }
+
+    /// Lets the window grow if the application reads as fast as the window allows: at least half of
+    /// it per round trip. The new window is twice what was read.
+    pub(super) fn tune(&mut self, now: Instant, round_trip: Duration, roomy: bool) {
+        if now.since(self.round) < round_trip {
+            return;
+        }
+        let read = std::mem::take(&mut self.read);
+        self.round = now;
+        if roomy && read >= self.limit / 2 {
+            self.limit = read.saturating_mul(2).max(self.limit).min(self.most);
+        }
+    }
+
+    /// Gives all memory back.
+    pub(super) fn clear(&mut self, pool: &mut Pool) {
+        self.buffer.clear(pool);
+        self.arrivals.clear();
+    }
+}
