@@ -179,7 +179,7 @@ mod tests {
     fn data_ahead_of_a_gap_keeps_its_place() {
         let mut pool = Pool::new(1 << 20);
         let mut buffer = ReceiveBuffer::default();
-        let data: Vec<u8> = (0..20_000u32).map(|n| (n * 7 >> 2) as u8).collect();
+        let data: Vec<u8> = (0..20_000u32).map(|n| ((n * 7) >> 2) as u8).collect();
         assert_eq!(buffer.place(&mut pool, 0, &data[..100]), 100);
         buffer.extend(100);
         assert_eq!(buffer.place(&mut pool, 15_000, &data[15_100..]), 4900);

@@ -28,7 +28,7 @@ impl Shape {
             true => Checksum::Partial { start: network as u16, offset: CHECKSUM_AT as u16 },
             false => Checksum::Full,
         };
-        let segmentation = (plan.len > plan.segment).then(|| Segmentation {
+        let segmentation = (plan.len > plan.segment).then_some(Segmentation {
             kind: match local {
                 IpAddr::V4(_) => SegmentationKind::Tcp4,
                 IpAddr::V6(_) => SegmentationKind::Tcp6,

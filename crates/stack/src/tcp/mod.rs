@@ -9,7 +9,8 @@
 //! | `arrive` | the arrival of a segment at a connection |
 //! | `plan` | the next segment of a connection |
 //! | `sending`, `receiving` | the two directions: numbers, windows, buffers |
-//! | `recovery`, `scoreboard` | loss detection and recovery; the record of sent data |
+//! | `acknowledge`, `timeout`, `recovery` | loss detection and recovery: acknowledgements, timers, state |
+//! | `scoreboard`, `record` | the record of sent data |
 //! | `congestion` | how much may be in flight: CUBIC, Reno, slow start |
 //! | `rtt` | round trip time and retransmission timeout |
 //! | `arrivals` | data ahead of a gap, and selective acknowledgements |
@@ -17,11 +18,12 @@
 //! | `segment`, `options`, `sequence`, `tuple` | header, options, numbers, name |
 //! | `listener`, `passive` | listeners and accept queues; connections that begin with the peer's SYN |
 //! | `half_open`, `cookie` | half-open connections; SYN cookies |
-//! | `api` | the application's operations |
+//! | `api`, `settings` | the application's operations; settings of a connection |
 //! | `lifecycle`, `time_wait` | the end of a connection; what is left of it |
 //! | `answer` | resets and other answers, and ICMP errors |
 //! | `ports` | the use of local ports |
 
+mod acknowledge;
 mod answer;
 mod api;
 mod arrivals;
@@ -42,15 +44,19 @@ mod plan;
 mod pool;
 mod ports;
 mod receiving;
+mod record;
 mod recovery;
 mod rtt;
 mod scoreboard;
 mod segment;
 mod sending;
 mod sequence;
+mod settings;
 mod table;
 mod time_wait;
+mod timeout;
 mod tuple;
 
-pub use api::{Shutdown, TcpInfo, TcpState};
+pub use api::{Shutdown, TcpState};
+pub use settings::TcpInfo;
 pub(crate) use table::Tcp;

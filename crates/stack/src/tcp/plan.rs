@@ -330,7 +330,7 @@ impl Connection {
                 if plan.header.flags & CWR != 0 {
                     self.sending.recovery.tell_reduced = false;
                 }
-                if plan.len % plan.segment != 0 {
+                if !plan.len.is_multiple_of(plan.segment) {
                     self.sending.small = Some(end);
                 }
                 self.sending.note_sent(now, start, end);

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::options::Block;
+use super::record::{AGAIN, LOST, Record, SACKED, later};
 use super::sequence::Seq;
 use crate::Instant;
 
@@ -17,32 +18,6 @@ const KEPT: usize = 8;
 const DUPLICATES: u32 = 3;
 /// The round trips after which the reordering window narrows again (RFC 8985, 6.2).
 const WIDE_ROUNDS: u8 = 16;
-
-/// The peer has reported the data as received.
-const SACKED: u8 = 1;
-/// The data counts as lost, and is to be sent again.
-const LOST: u8 = 2;
-/// The data was sent more than once.
-const AGAIN: u8 = 4;
-
-/// Data that was sent at one time.
-#[derive(Clone, Copy, Debug)]
-struct Record {
-    start: Seq,
-    end: Seq,
-    sent_at: Instant,
-    state: u8,
-}
-
-impl Record {
-    fn len(&self) -> u32 {
-        self.end.since(self.start)
-    }
-
-    fn is(&self, state: u8) -> bool {
-        self.state & state != 0
-    }
-}
 
 /// What one acknowledgement told.
 #[derive(Clone, Copy, Debug, Default)]
@@ -409,10 +384,4 @@ impl Scoreboard {
         records.shrink_to(KEPT);
         *self = Scoreboard { records, ..Scoreboard::default() };
     }
-}
-
-/// Returns `true` if the first record was sent after the second, by time and sequence number
-/// (RFC 8985, 6.1).
-fn later(one: (Instant, Seq), other: (Instant, Seq)) -> bool {
-    one.0 > other.0 || one.0 == other.0 && one.1.after(other.1)
 }

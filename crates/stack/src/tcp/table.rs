@@ -27,7 +27,8 @@ pub(super) struct Slot {
 pub(crate) struct Tcp {
     pub(super) slots: Vec<Slot>,
     pub(super) free: Vec<u32>,
-    /// Ended connections, whose memory new ones use.
+    /// Ended connections, whose memory new ones use. Boxed, since a connection stays where it is.
+    #[expect(clippy::vec_box, reason = "the boxes are those of the slots")]
     pub(super) spare: Vec<Box<Connection>>,
     pub(super) live: usize,
     pub(super) by_tuple: HashMap<Tuple, u32>,

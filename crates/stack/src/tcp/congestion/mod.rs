@@ -1,13 +1,14 @@
 //! Congestion control: how much may be in flight (RFC 5681, RFC 6928).
 
 mod cubic;
+mod report;
 mod slow_start;
 
 use std::time::Duration;
 
 use self::cubic::Cubic;
+pub(super) use self::report::Report;
 use self::slow_start::SlowStart;
-use super::sequence::Seq;
 use crate::Instant;
 use crate::config::CongestionControl;
 
@@ -24,19 +25,6 @@ enum Algorithm {
     Reno(u32),
     /// The window stays at its largest.
     Unlimited,
-}
-
-/// What an acknowledgement tells about the path.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Report {
-    /// Bytes acknowledged for the first time.
-    pub(super) bytes: u32,
-    /// Their round trip time, if measured.
-    pub(super) sample: Option<Duration>,
-    pub(super) smoothed: Duration,
-    /// The peer's acknowledgement, and the end of the sent data.
-    pub(super) acknowledged: Seq,
-    pub(super) sent_to: Seq,
 }
 
 /// See the module. Windows are in bytes.
@@ -206,6 +194,7 @@ fn initial(segment: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sequence::Seq;
     use super::*;
 
     fn report(bytes: u32) -> Report {

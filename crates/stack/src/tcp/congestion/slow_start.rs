@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::Report;
-use crate::tcp::sequence::Seq;
+use super::super::sequence::Seq;
+use super::report::Report;
 
 /// The bounds of the growth of the round trip time that counts (RFC 9406, 4.3).
 const LEAST_GROWTH: Duration = Duration::from_millis(4);

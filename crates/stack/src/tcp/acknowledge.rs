@@ -1,0 +1,239 @@
+//! What an acknowledgement tells of the data in flight: its delivery, losses, and the congestion
+//! window that follows (sources: see `recovery`).
+
+use super::congestion::Report;
+use super::pool::Pool;
+use super::recovery::{Acknowledgement, Forced, Phase};
+use super::scoreboard::Delivery;
+use super::sending::Sending;
+use super::sequence::Seq;
+use crate::{Counters, Instant};
+
+/// Duplicate acknowledgements that show a loss, from a peer without selective ones (RFC 5681, 3.2).
+const DUPLICATES: u8 = 3;
+
+impl Sending {
+    /// Handles an acceptable acknowledgement.
+    pub(super) fn acknowledged(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        ack: &Acknowledgement<'_>,
+    ) {
+        let progress = ack.number.after(self.una);
+        let was_una = self.una;
+        let outstanding = self.nxt.since(self.una);
+        let least = self.rtt.least();
+        let mut delivery = Delivery::default();
+        if progress {
+            self.scoreboard.acknowledge(now, ack.number, least, &mut delivery);
+            self.advance(pool, ack.number);
+            self.rtt.progress();
+            self.recovery.base = now;
+            self.recovery.probes_window = false;
+        }
+        if self.recovery.selective && !ack.blocks.is_empty() {
+            let bounds = (self.una, self.nxt);
+            self.scoreboard.select(now, ack.blocks, bounds, least, &mut delivery);
+        }
+        if let Some(sample) = delivery.sample {
+            self.rtt.measure(now, sample);
+        }
+        if delivery.duplicate {
+            self.scoreboard.widen();
+        }
+        self.end_tail_probe(ack, progress, &delivery);
+        if progress && self.was_nothing_lost(ack) {
+            counters.tcp_spurious_recoveries += 1;
+            self.take_back();
+        }
+        let marked = self.detect(now, ack, progress, &mut delivery);
+        self.change_phase(counters, progress, marked, outstanding);
+        if ack.marked {
+            self.note_mark(counters);
+        }
+        if delivery.bytes > 0 {
+            self.adjust_window(now, &delivery, progress, marked, was_una);
+        }
+        self.schedule_probe(now);
+    }
+
+    /// Ends a probe of the tail (RFC 8985, 7.4.2): it repaired a loss if it was a repetition, and
+    /// the peer reports it only once.
+    fn end_tail_probe(&mut self, ack: &Acknowledgement<'_>, progress: bool, delivery: &Delivery) {
+        let Some((end, again)) = self.recovery.tail else { return };
+        if ack.number.before(end) {
+            return;
+        }
+        let twice = delivery.duplicate || (!progress && ack.number == end && ack.is_bare);
+        if !again || twice {
+            self.recovery.tail = None;
+        } else if ack.number.after(end) {
+            self.recovery.tail = None;
+            if self.recovery.phase == Phase::Open {
+                self.congestion.reduce();
+                self.congestion.recovered();
+            }
+        }
+    }
+
+    /// Returns `true` if the first copy of the data sent again arrived: the echo is older than the
+    /// second copy (RFC 3522, 3.2).
+    fn was_nothing_lost(&mut self, ack: &Acknowledgement<'_>) -> bool {
+        if self.recovery.phase == Phase::Open {
+            return false;
+        }
+        let (Some(first), Some(echo)) = (self.recovery.first_again.take(), ack.echo) else {
+            return false;
+        };
+        (echo.wrapping_sub(first) as i32) < 0
+    }
+
+    fn take_back(&mut self) {
+        self.congestion.restore();
+        self.scoreboard.lose_none();
+        self.recovery.phase = Phase::Open;
+        self.recovery.forced = Forced::None;
+    }
+
+    /// Detects losses. Returns `true` if data counts as lost that did not before.
+    fn detect(
+        &mut self,
+        now: Instant,
+        ack: &Acknowledgement<'_>,
+        progress: bool,
+        delivery: &mut Delivery,
+    ) -> bool {
+        if self.recovery.selective {
+            return self.detect_by_time(now);
+        }
+        let recovering = self.recovery.phase == Phase::Recovery;
+        if progress {
+            self.recovery.duplicates = 0;
+            // A partial acknowledgement shows the next loss (RFC 6582, 3.2, step 3).
+            let is_partial = recovering && ack.number.before(self.recovery.point);
+            let marked = is_partial && self.scoreboard.lose_first(self.segment);
+            if marked {
+                self.recovery.forced = Forced::Lost;
+            }
+            return marked;
+        }
+        if !ack.is_bare || !self.is_outstanding() || ack.number != self.una {
+            return false;
+        }
+        self.recovery.duplicates = self.recovery.duplicates.saturating_add(1);
+        // Each shows that a segment left the network.
+        delivery.bytes = self.segment;
+        self.recovery.duplicates == DUPLICATES
+            && self.recovery.phase == Phase::Open
+            && self.scoreboard.lose_first(self.segment)
+    }
+
+    /// Marks what is lost by time (RFC 8985). Returns `true` if there is any.
+    pub(super) fn detect_by_time(&mut self, now: Instant) -> bool {
+        let times = (self.rtt.least(), self.round_trip());
+        let recovering = self.recovery.phase != Phase::Open;
+        let (marked, next) = self.scoreboard.detect(now, times, self.segment, recovering);
+        self.recovery.reorder_at = next;
+        marked
+    }
+
+    /// Begins and ends recovery. `outstanding`: the bytes sent and not acknowledged before.
+    pub(super) fn change_phase(
+        &mut self,
+        counters: &mut Counters,
+        progress: bool,
+        marked: bool,
+        outstanding: u32,
+    ) {
+        if progress && self.recovery.phase != Phase::Open && !self.una.before(self.recovery.point) {
+            if self.recovery.phase == Phase::Recovery {
+                self.congestion.recovered();
+            }
+            self.scoreboard.recovered();
+            self.recovery.phase = Phase::Open;
+            self.recovery.first_again = None;
+        }
+        if marked && self.recovery.phase == Phase::Open {
+            counters.tcp_fast_recoveries += 1;
+            self.congestion.reduce();
+            let recovery = &mut self.recovery;
+            recovery.phase = Phase::Recovery;
+            recovery.forced = Forced::Lost;
+            recovery.point = self.nxt;
+            recovery.flight = outstanding.max(1);
+            recovery.delivered = 0;
+            recovery.sent = 0;
+            recovery.first_again = None;
+            recovery.tail = None;
+        }
+    }
+
+    /// Reduces the window once per round trip, since a router marked a packet (RFC 3168, 6.1.2).
+    fn note_mark(&mut self, counters: &mut Counters) {
+        let recovery = &mut self.recovery;
+        let is_old = recovery.marked.is_some_and(|end| self.una.before(end));
+        if is_old || recovery.phase != Phase::Open {
+            return;
+        }
+        recovery.marked = Some(self.nxt);
+        recovery.tell_reduced = true;
+        counters.tcp_ecn_reductions += 1;
+        self.congestion.reduce();
+        self.congestion.recovered();
+    }
+
+    fn adjust_window(
+        &mut self,
+        now: Instant,
+        delivery: &Delivery,
+        progress: bool,
+        marked: bool,
+        was_una: Seq,
+    ) {
+        if self.recovery.phase == Phase::Recovery {
+            return self.pace_recovery(delivery, progress && !marked);
+        }
+        let limited = self.limited.is_some_and(|end| !was_una.after(end));
+        if limited || self.recovery.phase == Phase::Loss {
+            let report = Report {
+                bytes: delivery.bytes,
+                sample: delivery.sample,
+                smoothed: self.round_trip(),
+                acknowledged: self.una,
+                sent_to: self.nxt,
+            };
+            self.congestion.acknowledged(now, &report);
+        }
+    }
+
+    /// Sets the window so that the bytes sent follow those delivered (RFC 6937, 3.1). `good`: the
+    /// acknowledgement shows progress and no further loss, so that the window may grow again.
+    pub(super) fn pace_recovery(&mut self, delivery: &Delivery, good: bool) {
+        let threshold = self.congestion.threshold();
+        let flight = self.in_flight();
+        let recovery = &mut self.recovery;
+        recovery.delivered = recovery.delivered.saturating_add(delivery.bytes);
+        let (delivered, sent) = (recovery.delivered, recovery.sent);
+        let mut allowed = if flight > threshold {
+            let due = u64::from(delivered) * u64::from(threshold);
+            (due.div_ceil(recovery.flight.into()) as u32).saturating_sub(sent)
+        } else {
+            let behind = delivered.saturating_sub(sent);
+            let most = if good { behind.max(delivery.bytes) + self.segment } else { behind };
+            most.min(threshold - flight)
+        };
+        if recovery.forced == Forced::Lost {
+            allowed = allowed.max(self.segment);
+        }
+        self.congestion.set_window(flight + allowed.next_multiple_of(self.segment));
+    }
+
+    /// Returns the bytes in flight. A duplicate acknowledgement without selective ones tells that
+    /// one segment left the network.
+    pub(super) fn in_flight(&self) -> u32 {
+        let left = u32::from(self.recovery.duplicates) * self.segment;
+        self.scoreboard.in_flight().saturating_sub(left)
+    }
+}

@@ -1,0 +1,36 @@
+//! A record of sent data.
+
+use super::sequence::Seq;
+use crate::Instant;
+
+/// The peer has reported the data as received.
+pub(super) const SACKED: u8 = 1;
+/// The data counts as lost, and is to be sent again.
+pub(super) const LOST: u8 = 2;
+/// The data was sent more than once.
+pub(super) const AGAIN: u8 = 4;
+
+/// Data that was sent at one time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    pub(super) start: Seq,
+    pub(super) end: Seq,
+    pub(super) sent_at: Instant,
+    pub(super) state: u8,
+}
+
+impl Record {
+    pub(super) fn len(&self) -> u32 {
+        self.end.since(self.start)
+    }
+
+    pub(super) fn is(&self, state: u8) -> bool {
+        self.state & state != 0
+    }
+}
+
+/// Returns `true` if the first record was sent after the second, by time and sequence number
+/// (RFC 8985, 6.1).
+pub(super) fn later(one: (Instant, Seq), other: (Instant, Seq)) -> bool {
+    one.0 > other.0 || one.0 == other.0 && one.1.after(other.1)
+}

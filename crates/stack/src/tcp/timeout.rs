@@ -1,0 +1,162 @@
+//! The timers of sent data: the retransmission timeout (RFC 6298), probes of the tail and reordering
+//! (RFC 8985), probes of a closed window (RFC 9293, 3.8.6.1); and the record of what was sent.
+
+use std::time::Duration;
+
+use super::options::Block;
+use super::recovery::{Forced, Phase};
+use super::scoreboard::Delivery;
+use super::sending::Sending;
+use super::sequence::Seq;
+use crate::{Counters, Instant};
+
+/// The time that a peer may delay the acknowledgement of a single segment (RFC 8985, 7.2, has
+/// 200 ms, the usual value of its time).
+const PEER_DELAY: Duration = Duration::from_millis(50);
+/// The least time before a probe of the tail.
+const LEAST_PROBE: Duration = Duration::from_millis(10);
+
+impl Sending {
+    /// Records that data was sent for the first time.
+    pub(super) fn note_sent(&mut self, now: Instant, start: Seq, end: Seq) {
+        if !self.is_outstanding() {
+            self.recovery.base = now;
+        }
+        self.recovery.has_sent = true;
+        self.recovery.sent = self.recovery.sent.saturating_add(end.since(start));
+        self.scoreboard.sent(start, end, now);
+        self.nxt = end;
+        self.last_sent = now;
+        match self.recovery.forced {
+            Forced::Tail => self.recovery.tail = Some((end, false)),
+            Forced::Window => self.recovery.probes_window = true,
+            Forced::None | Forced::Lost => {}
+        }
+        self.recovery.forced = Forced::None;
+        self.schedule_probe(now);
+    }
+
+    /// Records that data was sent again. `clock`: our clock in that segment.
+    pub(super) fn note_again(&mut self, now: Instant, (start, end): Block, clock: u32) {
+        let is_probe = self.recovery.forced == Forced::Tail;
+        self.scoreboard.split_at(start);
+        self.scoreboard.sent_again(start, end, now);
+        self.last_sent = now;
+        let recovery = &mut self.recovery;
+        recovery.sent = recovery.sent.saturating_add(end.since(start));
+        if is_probe {
+            recovery.tail = Some((self.nxt, true));
+        } else {
+            recovery.first_again.get_or_insert(clock);
+        }
+        if start == self.una || is_probe {
+            recovery.base = now;
+        }
+        recovery.forced = Forced::None;
+    }
+
+    /// Plans a probe of the tail, if no loss is in question (RFC 8985, 7.2).
+    pub(super) fn schedule_probe(&mut self, now: Instant) {
+        let possible = self.recovery.selective
+            && self.recovery.phase == Phase::Open
+            && self.recovery.tail.is_none()
+            && self.recovery.reorder_at.is_none()
+            && !self.scoreboard.has_sacked()
+            && self.is_outstanding()
+            && !self.is_closed();
+        self.recovery.probe_at = self.rtt.smoothed().filter(|_| possible).map(|smoothed| {
+            let single = self.nxt.since(self.una) <= self.segment;
+            let delay = if single { PEER_DELAY } else { Duration::ZERO };
+            now + (smoothed * 2 + delay).max(LEAST_PROBE)
+        });
+    }
+
+    /// Returns when to call [`Sending::expired`].
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let recovery = &self.recovery;
+        if recovery.forced != Forced::None {
+            return None;
+        }
+        if self.is_outstanding() {
+            let timeout = recovery.base + self.rtt.timeout();
+            let earlier = recovery.reorder_at.or(recovery.probe_at);
+            return Some(earlier.map_or(timeout, |at| at.min(timeout)));
+        }
+        // The peer's window holds everything back: probe it.
+        let blocked = self.has_unsent() && self.usable() < self.segment;
+        blocked.then(|| recovery.base.max(self.last_sent) + self.rtt.timeout())
+    }
+
+    /// Handles a passed deadline.
+    pub(super) fn expired(&mut self, now: Instant, counters: &mut Counters) {
+        if self.deadline().is_none_or(|at| at > now) {
+            return;
+        }
+        if !self.is_outstanding() {
+            self.rtt.back_off();
+            self.recovery.forced = Forced::Window;
+            return;
+        }
+        if now >= self.recovery.base + self.rtt.timeout() {
+            return self.timed_out(counters);
+        }
+        if self.recovery.reorder_at.take().is_some_and(|at| at <= now) {
+            let outstanding = self.nxt.since(self.una);
+            let marked = self.detect_by_time(now);
+            self.change_phase(counters, false, marked, outstanding);
+            if marked && self.recovery.phase == Phase::Recovery {
+                self.pace_recovery(&Delivery::default(), false);
+            }
+        } else if self.recovery.probe_at.take().is_some() {
+            counters.tcp_tail_probes += 1;
+            self.recovery.forced = Forced::Tail;
+        }
+    }
+
+    /// Handles the retransmission timeout (RFC 6298, 5.4 to 5.6).
+    fn timed_out(&mut self, counters: &mut Counters) {
+        counters.tcp_retransmission_timeouts += 1;
+        self.recovery.probe_at = None;
+        self.recovery.reorder_at = None;
+        self.recovery.tail = None;
+        self.recovery.duplicates = 0;
+        let again = self.rtt.backoff() > 0;
+        if again {
+            self.scoreboard.forget_selected();
+        }
+        self.rtt.back_off();
+        self.scoreboard.lose_all();
+        self.recovery.forced = Forced::Lost;
+        // A closed window says nothing of the path.
+        if self.is_closed() {
+            return;
+        }
+        if self.recovery.phase != Phase::Loss {
+            self.recovery.first_again = None;
+        }
+        self.congestion.timed_out(again || self.recovery.phase == Phase::Loss);
+        self.recovery.phase = Phase::Loss;
+        self.recovery.point = self.nxt;
+    }
+
+    /// Handles the end of the time in which the peer's window was closed: what was sent as a probe
+    /// did not fit, and fits now.
+    pub(super) fn opened(&mut self, now: Instant) {
+        self.rtt.progress();
+        self.recovery.base = now;
+        if std::mem::take(&mut self.recovery.probes_window) {
+            self.scoreboard.lose_all();
+            self.recovery.forced = Forced::Lost;
+        } else if self.recovery.forced == Forced::Window {
+            self.recovery.forced = Forced::None;
+        }
+    }
+
+    /// Makes all data in flight count as lost, since the path carries only smaller packets.
+    pub(super) fn resend(&mut self) {
+        if self.is_outstanding() {
+            self.scoreboard.lose_all();
+            self.recovery.forced = Forced::Lost;
+        }
+    }
+}
