@@ -6,13 +6,13 @@ use super::super::sequence::Seq;
 
 /// What an acknowledgement tells about the path.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::tcp) struct Report {
+pub(crate) struct Report {
     /// Bytes acknowledged for the first time.
-    pub(in crate::tcp) bytes: u32,
+    pub(crate) bytes: u32,
     /// Their round trip time, if measured.
-    pub(in crate::tcp) sample: Option<Duration>,
-    pub(in crate::tcp) smoothed: Duration,
+    pub(crate) sample: Option<Duration>,
+    pub(crate) smoothed: Duration,
     /// The peer's acknowledgement, and the end of the sent data.
-    pub(in crate::tcp) acknowledged: Seq,
-    pub(in crate::tcp) sent_to: Seq,
+    pub(crate) acknowledged: Seq,
+    pub(crate) sent_to: Seq,
 }
