@@ -273,6 +273,29 @@ fn write(target: &str, seeds: &[(&str, Vec<u8>)]) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Returns transfers in both directions: clean, with each fault of the link, and with all of them.
+fn transfers() -> Vec<(&'static str, Vec<u8>)> {
+    // The target's settings: 1 our host listens, 2 the link changes segments.
+    let with = |settings: u8, fate: u8| {
+        let mut input = vec![settings, 200, 0x40, 0, 0x20, 0];
+        input.extend((0..120u8).map(|at| if at % 9 == 4 { fate } else { 0 }));
+        input
+    };
+    let mut all = vec![2, 20, 0x80, 0, 0x80, 0];
+    all.extend((0..=255u8).map(|at| at.wrapping_mul(37)));
+    vec![
+        ("clean-connect", with(0, 0)),
+        ("clean-listen", with(1, 0)),
+        ("lost", with(0, 1)),
+        ("twice", with(1, 3)),
+        ("late", with(0, 0x74)),
+        ("changed-numbers", with(2, 0x65)),
+        ("changed-flags", with(3, 0x15)),
+        ("changed-options", with(2, 0xb6)),
+        ("all", all),
+    ]
+}
+
 fn main() -> std::io::Result<()> {
     write("headers", &frames())?;
     let words: Vec<_> = offloads()
@@ -287,6 +310,7 @@ fn main() -> std::io::Result<()> {
         .collect();
     write("virtio", &virtio)?;
     write("stack_input", &conversations())?;
+    write("tcp_peer", &transfers())?;
     write("control", &control())?;
     write("pdu", &pdus())
 }

@@ -116,9 +116,6 @@ pub struct Limits {
     pub half_open: usize,
     /// The memory of all connections' buffers together, in bytes. Default 256 MiB.
     pub tcp_buffer_bytes: usize,
-    /// Acknowledgements sent per second that challenge a segment which may be forged (RFC 5961, 7).
-    /// Default 100.
-    pub challenges_per_second: u32,
     /// TIME-WAIT entries; at the limit the stack evicts the oldest. Default 32 768.
     pub time_wait: usize,
     /// UDP sockets, and as many TCP listeners. Default 4 096.
@@ -151,7 +148,6 @@ impl Default for Limits {
             connections: 16_384,
             half_open: 2_048,
             tcp_buffer_bytes: 256 << 20,
-            challenges_per_second: 100,
             time_wait: 32_768,
             sockets: 4_096,
             neighbours: 1_024,

@@ -7,6 +7,8 @@ const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
 const LEVELS: usize = 6;
 const NONE: u32 = u32::MAX;
+/// The last tick that is a time: later timers never fire.
+const LAST: u64 = u64::MAX >> 10;
 /// The maximum length of a list that is searched for its earliest timer.
 const SEARCH: usize = 16;
 
@@ -52,7 +54,7 @@ impl Wheel {
             self.timers.resize(index + 1, unset);
         }
         // Rounds up: an early timer would fire for nothing.
-        let when = at.map(|at| (ticks(at) + 1).max(self.current));
+        let when = at.map(|at| (ticks(at) + 1).min(LAST).max(self.current));
         if self.timers[index].slot != NONE {
             if Some(self.timers[index].when) == when {
                 return;
@@ -154,7 +156,7 @@ impl Wheel {
                 id = self.timers[id as usize].next;
             }
         }
-        Some(Instant::from_micros(tick << 10))
+        Some(Instant::from_micros(tick.min(LAST) << 10))
     }
 }
 
@@ -197,6 +199,16 @@ mod tests {
             assert_eq!(poll_at.is_some(), next.is_some());
             assert!(poll_at <= next, "{poll_at:?} {next:?}");
         }
+    }
+
+    #[test]
+    fn a_timer_beyond_all_times_is_not_due() {
+        let mut wheel = Wheel::new(Instant::ZERO);
+        wheel.set(0, Some(Instant::from_micros(u64::MAX)));
+        let now = Instant::from_millis(1 << 40);
+        let mut work = 100;
+        assert_eq!(wheel.fire(now, &mut work), None);
+        assert!(wheel.poll_at().unwrap() > now);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What an acknowledgement tells of the data in flight: its delivery, losses, and the congestion
 //! window that follows (sources: see `recovery`).
 
+use std::time::Duration;
+
 use super::congestion::Report;
 use super::pool::Pool;
 use super::recovery::{Acknowledgement, Forced, Phase};
@@ -11,6 +13,8 @@ use crate::{Counters, Instant};
 
 /// Duplicate acknowledgements that show a loss, from a peer without selective ones (RFC 5681, 3.2).
 const DUPLICATES: u8 = 3;
+/// The longest round trip time that an echoed timestamp measures, in milliseconds.
+const LONGEST_ECHO: u32 = 600_000;
 
 impl Sending {
     /// Handles an acceptable acknowledgement.
@@ -29,17 +33,15 @@ impl Sending {
         if progress {
             self.scoreboard.acknowledge(now, ack.number, least, &mut delivery);
             self.advance(pool, ack.number);
-            self.rtt.progress();
             self.recovery.base = now;
             self.recovery.probes_window = false;
+            self.recovery.marked = self.recovery.marked.filter(|end| self.una.before(*end));
         }
         if self.recovery.selective && !ack.blocks.is_empty() {
             let bounds = (self.una, self.nxt);
             self.scoreboard.select(now, ack.blocks, bounds, least, &mut delivery);
         }
-        if let Some(sample) = delivery.sample {
-            self.rtt.measure(now, sample);
-        }
+        self.measure(now, ack, progress, &delivery);
         if delivery.duplicate {
             self.scoreboard.widen();
         }
@@ -57,6 +59,28 @@ impl Sending {
             self.adjust_window(now, &delivery, progress, marked, was_una);
         }
         self.schedule_probe(now);
+    }
+
+    /// Measures the round trip time, and ends the doubling of the timeout once it is measured
+    /// (Karn's algorithm; RFC 6298, 3 and 5.7). An acknowledgement of data sent more than once
+    /// measures only by timestamps (RFC 7323, 4.1).
+    fn measure(
+        &mut self,
+        now: Instant,
+        ack: &Acknowledgement<'_>,
+        progress: bool,
+        delivery: &Delivery,
+    ) {
+        let echoed = || {
+            let millis = ack.clock.wrapping_sub(ack.echo?);
+            (progress && millis < LONGEST_ECHO).then(|| Duration::from_millis(millis.into()))
+        };
+        if let Some(sample) = delivery.sample.or_else(echoed) {
+            self.rtt.measure(now, sample);
+            if progress {
+                self.rtt.progress();
+            }
+        }
     }
 
     /// Ends a probe of the tail (RFC 8985, 7.4.2): it repaired a loss if it was a repetition, and
@@ -147,7 +171,9 @@ impl Sending {
         marked: bool,
         outstanding: u32,
     ) {
-        if progress && self.recovery.phase != Phase::Open && !self.una.before(self.recovery.point) {
+        let passed = !self.una.before(self.recovery.point);
+        let ended = progress && self.recovery.phase != Phase::Open && passed;
+        if ended {
             if self.recovery.phase == Phase::Recovery {
                 self.congestion.recovered();
             }
@@ -155,7 +181,9 @@ impl Sending {
             self.recovery.phase = Phase::Open;
             self.recovery.first_again = None;
         }
-        if marked && self.recovery.phase == Phase::Open {
+        // What was sent in this phase and lost as well is a loss of the next window.
+        let left = ended && self.scoreboard.has_lost();
+        if (marked || left) && self.recovery.phase == Phase::Open {
             counters.tcp_fast_recoveries += 1;
             self.congestion.reduce();
             let recovery = &mut self.recovery;
@@ -195,7 +223,14 @@ impl Sending {
         if self.recovery.phase == Phase::Recovery {
             return self.pace_recovery(delivery, progress && !marked);
         }
+        // Without progress, a duplicate acknowledgement does not let the window grow.
+        if !progress && !delivery.selected {
+            return;
+        }
         let limited = self.limited.is_some_and(|end| !was_una.after(end));
+        if !limited {
+            self.limited = None;
+        }
         if limited || self.recovery.phase == Phase::Loss {
             let report = Report {
                 bytes: delivery.bytes,

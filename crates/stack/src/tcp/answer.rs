@@ -60,28 +60,28 @@ impl Tcp {
         }
         host.counters.tcp_resets_sent += 1;
         if seg.has(ACK) {
-            self.say(now, host, tuple, (seg.acknowledgement, Seq(0)), RST, None);
+            self.say(now, host, tuple, (seg.acknowledgement, Seq(0)), (RST, 0), None);
         } else {
-            self.say(now, host, tuple, (Seq(0), seg.end()), RST | ACK, None);
+            self.say(now, host, tuple, (Seq(0), seg.end()), (RST | ACK, 0), None);
         }
     }
 
-    /// Sends a segment without data; `at` is its sequence number and acknowledgement, `stamps` the
-    /// origin of our clock and the value to echo.
+    /// Sends a segment without data; `at` is its sequence number and acknowledgement, `fields` its
+    /// flags and window, `stamps` the origin of our clock and the value to echo.
     pub(super) fn say(
         &mut self,
         now: Instant,
         host: &mut Host,
         tuple: &Tuple,
         at: (Seq, Seq),
-        flags: u8,
+        fields: (u8, u16),
         stamps: Option<(u32, u32)>,
     ) {
         let mut options = Written::default();
         if let Some((origin, echo)) = stamps {
             options.timestamps(timestamp(now, origin), echo);
         }
-        self.say_with(now, host, tuple, at, (flags, 0), &options);
+        self.say_with(now, host, tuple, at, fields, &options);
     }
 
     /// Sends a segment without data, with these flags and this window.

@@ -122,8 +122,12 @@ impl Tcp {
         let room = connection.sending.room(most).min(data.len());
         let sent = connection.sending.buffer.write(&mut self.pool, &data[..room]);
         connection.wants_room = sent < data.len();
+        if sent < room && !connection.starved {
+            host.counters.tcp_buffer_limit += 1;
+            connection.starved = true;
+            self.starved.push_back(id);
+        }
         if sent == 0 && !data.is_empty() {
-            host.counters.tcp_buffer_limit += u64::from(room > 0);
             return Err(SocketError::WouldBlock);
         }
         self.mark(id.index);

@@ -1,6 +1,6 @@
 //! The arrival of a segment (RFC 9293, 3.10.7).
 
-use super::connection::{Connection, Ecn, Env, State};
+use super::connection::{Connection, Ecn, Env, Owner, State};
 use super::options::{Options, TIMESTAMP_BYTES};
 use super::receiving::{AckDue, Receiving};
 use super::recovery::Acknowledgement;
@@ -12,6 +12,9 @@ use crate::SocketError;
 const TIMESTAMP_LASTS: std::time::Duration = std::time::Duration::from_secs(24 * 86_400);
 /// The least time between two challenge acknowledgements of one connection (RFC 5961, 7).
 const CHALLENGE_PAUSE: std::time::Duration = std::time::Duration::from_millis(500);
+
+/// The least time between two answers to segments without data that do not fit.
+const ANSWER_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The consequence of a segment beyond the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +69,7 @@ impl Connection {
         self.sending.take_first_window(seg.sequence, seg.acknowledgement, window);
         if answered {
             // The peer knows the window of our SYN.
-            self.receiving.advertise(true);
+            self.receiving.tell_first();
             self.establish(env, seg.acknowledgement);
             self.receiving.acknowledge_now();
         } else {
@@ -106,8 +109,16 @@ impl Connection {
         self.state = State::Established;
         self.sending.una = acknowledgement;
         self.give_up_at = None;
-        if self.sending.rtt.backoff() == 0 {
-            self.sending.rtt.measure(env.now, env.now.since(self.syn_at));
+        match self.sending.rtt.backoff() {
+            0 => self.sending.rtt.measure(env.now, env.now.since(self.syn_at)),
+            // A lost SYN: the path is slower than expected, or congested (RFC 6298, 5.7; RFC 6928,
+            // 2, where Linux allows one loss).
+            lost => {
+                self.sending.rtt.be_careful();
+                if lost > 1 {
+                    self.sending.congestion.begin_small();
+                }
+            }
         }
         self.sending.rtt.progress();
     }
@@ -115,34 +126,33 @@ impl Connection {
     /// Sends an acknowledgement that challenges a segment which may be forged, at a limited rate
     /// (RFC 5961, 3 to 5 and 7).
     pub(super) fn challenge(&mut self, env: &mut Env<'_>) {
-        let early = self.challenged != crate::Instant::ZERO
-            && env.now.since(self.challenged) < CHALLENGE_PAUSE;
-        if early || !env.challenges.take(env.now) {
+        // The limit is the connection's own: a common one would tell others by its use of forged
+        // segments (Cao et al., "Off-path TCP exploits", 2016).
+        if self.challenged.is_some_and(|at| env.now.since(at) < CHALLENGE_PAUSE) {
             env.counters.tcp_challenges_limited += 1;
             return;
         }
-        self.challenged = env.now;
+        self.challenged = Some(env.now);
         env.counters.tcp_challenges += 1;
         self.receiving.acknowledge_now();
     }
 
     /// Handles a segment in the other states (RFC 9293, 3.10.7.4).
     fn arrive_synchronized(&mut self, env: &mut Env<'_>, seg: &Segment, data: &[u8]) -> Verdict {
-        if !self.is_timely(env, seg) || !self.is_acceptable(env, seg) {
+        if !self.is_timely(env, seg) {
             return Verdict::None;
         }
         if seg.has(RST) {
             return self.arrive_reset(env, seg);
         }
-        if seg.has(SYN) {
-            // In SYN-RECEIVED after both sides opened at once, the peer answers our SYN.
-            let answer = self.state == State::SynReceived && seg.sequence + 1 == self.receiving.nxt;
-            if !answer {
-                self.challenge(env);
-                return Verdict::None;
-            }
+        // In SYN-RECEIVED after both sides opened at once, the peer answers our SYN. Any other SYN
+        // is challenged, wherever it lies (RFC 5961, 4.2).
+        let answers = self.state == State::SynReceived && seg.sequence + 1 == self.receiving.nxt;
+        if seg.has(SYN) && !answers {
+            self.challenge(env);
+            return Verdict::None;
         }
-        if !seg.has(ACK) {
+        if !self.is_acceptable(env, seg) || !seg.has(ACK) {
             return Verdict::None;
         }
         if self.state == State::SynReceived {
@@ -158,6 +168,7 @@ impl Connection {
         }
         self.last_heard = env.now;
         self.probes = 0;
+        self.take_timestamp(env, seg);
         if self.ecn == Ecn::On {
             self.receiving.echo_mark &= !seg.has(CWR);
             self.receiving.echo_mark |= seg.congested;
@@ -176,8 +187,33 @@ impl Connection {
         if seg.has(SYN) { 0 } else { self.sending.shift }
     }
 
+    /// Demands the acknowledgement of a segment that does not fit, at a limited rate if it has no
+    /// data: the other side may answer with such a segment.
+    fn answer_misfit(&mut self, env: &mut Env<'_>, seg: &Segment) {
+        let early = self.answered.is_some_and(|at| env.now.since(at) < ANSWER_PAUSE);
+        if seg.len() == 0 && early {
+            return;
+        }
+        self.answered = Some(env.now);
+        self.receiving.acknowledge_now();
+    }
+
+    /// Takes a segment's timestamp over, if the next acknowledgement covers the segment (RFC 7323,
+    /// 4.3).
+    fn take_timestamp(&mut self, env: &Env<'_>, seg: &Segment) {
+        let Some((clock, _)) = seg.options.timestamps.filter(|_| self.timestamps.is_some()) else {
+            return;
+        };
+        let receiving = &mut self.receiving;
+        let covers = !seg.sequence.after(receiving.acknowledged);
+        if covers && clock.wrapping_sub(receiving.recent) as i32 >= 0 {
+            receiving.recent = clock;
+            receiving.recent_at = env.now;
+        }
+    }
+
     /// Returns `false` for a segment whose timestamp is older than the last one: it is an old
-    /// duplicate (PAWS; RFC 7323, 5.3). Takes the timestamp over otherwise.
+    /// duplicate (PAWS; RFC 7323, 5.3).
     fn is_timely(&mut self, env: &mut Env<'_>, seg: &Segment) -> bool {
         if self.timestamps.is_none() {
             return true;
@@ -187,65 +223,61 @@ impl Connection {
             env.counters.tcp_paws_dropped += u64::from(!seg.has(RST));
             return seg.has(RST);
         };
-        let receiving = &mut self.receiving;
+        let receiving = &self.receiving;
         let is_old = (clock.wrapping_sub(receiving.recent) as i32) < 0;
         if is_old && !seg.has(RST) && env.now.since(receiving.recent_at) < TIMESTAMP_LASTS {
             env.counters.tcp_paws_dropped += 1;
-            receiving.acknowledge_now();
+            self.answer_misfit(env, seg);
             return false;
-        }
-        // RFC 7323, 4.3: the segment that the next acknowledgement covers.
-        let covers = !seg.sequence.after(receiving.acknowledged);
-        if covers && !is_old && !seg.has(RST) && !seg.end().before(receiving.nxt) {
-            receiving.recent = clock;
-            receiving.recent_at = env.now;
         }
         true
     }
 
-    /// Returns `true` if a part of the segment lies in the window (RFC 9293, 3.4 and 3.10.7.4).
-    /// The stack acknowledges any other segment, so that the peer learns where the window is.
+    /// Returns `true` if the segment lies in the window, or before it by at most a window: the data
+    /// of such a segment is old, but its acknowledgement may be new, and both sides may be in this
+    /// state at once (RFC 9293, 3.4 and 3.10.7.4). The stack acknowledges each segment that is not
+    /// wholly in the window, so that the peer learns where the window is.
     fn is_acceptable(&mut self, env: &mut Env<'_>, seg: &Segment) -> bool {
-        let receiving = &mut self.receiving;
         let (start, end) = (seg.sequence, seg.end());
-        let edge = receiving.nxt + receiving.window();
-        let ahead = !start.after(edge);
-        // A segment before the window, or one that repeats only data.
-        let is_old = end.before(receiving.nxt) || end == receiving.nxt && seg.len() > 0;
-        if ahead && !is_old {
+        let nxt = self.receiving.nxt;
+        let edge = nxt + self.receiving.window();
+        let is_old = end.before(nxt) || end == nxt && seg.len() > 0;
+        if !start.after(edge) && !is_old {
             return true;
-        }
-        if seg.has(RST) {
-            env.counters.tcp_resets_ignored += 1;
-            return false;
         }
         if is_old && seg.payload_bytes > 0 {
             let first = start + u32::from(seg.has(SYN));
-            receiving.arrivals.note_duplicate((first, first + seg.payload_bytes as u32));
+            let block = (first, first + seg.payload_bytes as u32);
+            self.receiving.arrivals.note_duplicate(block);
             env.counters.tcp_duplicate_bytes += seg.payload_bytes as u64;
         }
         env.counters.tcp_unacceptable += 1;
-        receiving.acknowledge_now();
-        // In SYN-RECEIVED of both sides the SYN is old, and its acknowledgement counts.
-        seg.has(SYN) && self.state == State::SynReceived && start + 1 == self.receiving.nxt
+        self.answer_misfit(env, seg);
+        is_old && nxt.since(end) <= env.config.receive_buffer_bytes as u32
     }
 
-    /// Handles a reset in the window: only one at exactly the expected number is believed
-    /// (RFC 5961, 3.2).
+    /// Handles a reset: only one at exactly the expected number is believed, one elsewhere in the
+    /// window is challenged, and others are ignored (RFC 5961, 3.2).
     fn arrive_reset(&mut self, env: &mut Env<'_>, seg: &Segment) -> Verdict {
-        if seg.sequence != self.receiving.nxt {
-            self.challenge(env);
-            return Verdict::None;
+        let receiving = &self.receiving;
+        if seg.sequence == receiving.nxt {
+            return Verdict::Failed(match self.state {
+                State::SynReceived => SocketError::Refused,
+                _ => SocketError::Reset,
+            });
         }
-        Verdict::Failed(match self.state {
-            State::SynReceived => SocketError::Refused,
-            _ => SocketError::Reset,
-        })
+        if seg.sequence.since(receiving.nxt) < receiving.window() {
+            self.challenge(env);
+        } else {
+            env.counters.tcp_resets_ignored += 1;
+        }
+        Verdict::None
     }
 
     /// Handles the acknowledgement and the window. Returns `false` if the acknowledgement is beyond
     /// what can be true, so that the segment is dropped (RFC 5961, 5.2).
     fn take_acknowledgement(&mut self, env: &mut Env<'_>, seg: &Segment, data: &[u8]) -> bool {
+        let clock = self.clock(env.now);
         let sending = &mut self.sending;
         let number = seg.acknowledgement;
         if number.after(sending.nxt) || number.before(sending.una - sending.max_window) {
@@ -272,8 +304,13 @@ impl Connection {
                 .timestamps
                 .filter(|_| self.timestamps.is_some())
                 .map(|(_, echo)| echo),
+            clock,
             marked: self.ecn == Ecn::On && seg.has(ECE),
         };
+        if number.after(sending.una) && self.owner == Owner::None && self.linger.is_none() {
+            // The peer still takes what a dropped connection has to send.
+            self.give_up_at = Some(env.now + env.config.orphan_timeout);
+        }
         sending.acknowledged(env.now, env.pool, env.counters, &ack);
         if opened {
             sending.opened(env.now);

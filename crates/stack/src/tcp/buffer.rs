@@ -69,6 +69,16 @@ impl Chain {
         }
     }
 
+    /// Gives the blocks back that hold nothing of the first `len` bytes.
+    fn truncate(&mut self, pool: &mut Pool, len: usize) {
+        let blocks = (self.head + len).div_ceil(BLOCK_BYTES);
+        for block in self.blocks.drain(blocks.min(self.blocks.len())..) {
+            if block != HOLE {
+                pool.give(block);
+            }
+        }
+    }
+
     fn clear(&mut self, pool: &mut Pool) {
         for block in self.blocks.drain(..) {
             if block != HOLE {
@@ -137,6 +147,11 @@ impl ReceiveBuffer {
         self.chain.write(pool, self.len + offset, data)
     }
 
+    /// Drops the data ahead of a gap.
+    pub(super) fn drop_ahead(&mut self, pool: &mut Pool) {
+        self.chain.truncate(pool, self.len);
+    }
+
     /// Makes the next `count` bytes readable, all of which were placed.
     pub(super) fn extend(&mut self, count: usize) {
         self.len += count;
@@ -192,6 +207,23 @@ mod tests {
         assert!(got[..20_000] == data);
         assert_eq!(buffer.read(&mut pool, &mut got, false, false), 19_900);
         assert_eq!((buffer.len(), pool.sizes().0), (0, 0));
+    }
+
+    #[test]
+    fn data_ahead_of_a_gap_can_be_dropped() {
+        let mut pool = Pool::new(1 << 20);
+        let mut buffer = ReceiveBuffer::default();
+        buffer.place(&mut pool, 0, &[1; 5000]);
+        buffer.extend(5000);
+        buffer.place(&mut pool, 9000, &[2; 9000]);
+        buffer.drop_ahead(&mut pool);
+        assert_eq!(pool.sizes().0, 2 * BLOCK_BYTES);
+        buffer.place(&mut pool, 0, &[3; 5000]);
+        buffer.extend(5000);
+        let mut got = vec![0; 10_000];
+        assert_eq!(buffer.read(&mut pool, &mut got, false, false), 10_000);
+        assert!(got[..5000] == [1; 5000] && got[5000..] == [3; 5000]);
+        assert_eq!(pool.sizes().0, 0);
     }
 
     #[test]

@@ -9,7 +9,6 @@ use super::sending::Sending;
 use super::sequence::{Seq, timestamp};
 use super::tuple::Tuple;
 use crate::config::{KeepAlive, TcpConfig};
-use crate::rate::Rate;
 use crate::{Counters, Instant, ListenerId, SocketError};
 
 /// The least segment of a peer, in bytes, its options included; smaller offers do not count. Linux
@@ -18,8 +17,9 @@ const LEAST_MSS: usize = 48;
 /// The segment size of a peer that states none (RFC 9293, 3.7.1).
 const DEFAULT_MSS: usize = 536;
 
-/// The number of timeouts in a row after which full segments may be too large for the path.
-const SUSPICIOUS: u8 = 2;
+/// The number of timeouts in a row after which full segments may be too large for the path, as many
+/// as on Linux (`tcp_retries1`).
+const SUSPICIOUS: u8 = 3;
 /// The MTUs to try on such a path (RFC 4821, 7.2, recommends 1024 as a start; 1280 is the least MTU
 /// of IPv6 and common in tunnels).
 const PLATEAUS: [usize; 3] = [1280, 1064, 576];
@@ -103,8 +103,6 @@ pub(super) struct Env<'a> {
     pub(super) config: &'a TcpConfig,
     pub(super) pool: &'a mut Pool,
     pub(super) counters: &'a mut Counters,
-    /// The rate of challenge acknowledgements (RFC 5961, 7).
-    pub(super) challenges: &'a mut Rate,
 }
 
 /// Explicit congestion notification (RFC 3168).
@@ -115,6 +113,14 @@ pub(super) enum Ecn {
     /// Our SYN asks for it.
     Asked,
     On,
+}
+
+/// A smaller segment size that a connection tries, and the first number that was not acknowledged
+/// then.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Narrowed {
+    tried: Option<usize>,
+    at: Seq,
 }
 
 /// A segment that ends the connection, to be sent.
@@ -154,9 +160,17 @@ pub(super) struct Connection {
     pub(super) told: bool,
     /// `true` if the application waits for room to write.
     pub(super) wants_room: bool,
+    /// `true` if the application waits for memory to write.
+    pub(super) starved: bool,
+    /// `true` if memory for buffers was short at the last visit.
+    pub(super) pressed: bool,
+    /// What the connection found out about the path's MTU by itself.
+    pub(super) narrowed: Narrowed,
     pub(super) last_heard: Instant,
-    /// The time of the last challenge acknowledgement.
-    pub(super) challenged: Instant,
+    /// The time of the last challenge acknowledgement, and of the last answer to a segment that did
+    /// not fit.
+    pub(super) challenged: Option<Instant>,
+    pub(super) answered: Option<Instant>,
     /// The time since which data waits for the peer's acknowledgement.
     waiting_since: Option<Instant>,
     /// The time at which the present state has lasted too long.
@@ -204,7 +218,11 @@ impl Connection {
             told: false,
             wants_room: false,
             last_heard: now,
-            challenged: Instant::ZERO,
+            challenged: None,
+            answered: None,
+            starved: false,
+            pressed: false,
+            narrowed: Narrowed::default(),
             waiting_since: None,
             give_up_at: None,
             user_timeout: None,
@@ -347,18 +365,28 @@ impl Connection {
             && sending.last_sent + sending.rtt.timeout() <= now
     }
 
-    /// Returns a smaller segment size to try, if full segments may vanish on the path: two timeouts
-    /// in a row, while smaller segments were not lost. `headers`: the length of IP and TCP header.
-    pub(super) fn smaller_size(&self, headers: usize) -> Option<usize> {
+    /// Tries a smaller segment size after several timeouts in a row, while a full segment is first
+    /// to be sent again: such segments may vanish on the path without an error (RFC 4821, 7.7;
+    /// RFC 2923, 2.1). `headers`: the length of IP and TCP header.
+    pub(super) fn try_smaller(&mut self, headers: usize) {
         let sending = &self.sending;
-        let full = sending.scoreboard.first_lost(u32::MAX).map(|(start, end)| end.since(start));
-        let is_full = full.is_some_and(|len| len >= sending.segment);
+        let first = sending.scoreboard.first_lost(u32::MAX).map(|(start, end)| end.since(start));
+        let is_full = first.is_some_and(|len| len >= sending.segment);
         if sending.rtt.backoff() < SUSPICIOUS || !is_full || sending.is_closed() {
-            return None;
+            return;
         }
         let mss = self.sizes.mss();
-        let smaller = PLATEAUS.into_iter().map(|mtu| mtu - headers);
-        smaller.into_iter().find(|&size| size < mss)
+        let smaller = PLATEAUS.into_iter().map(|mtu| mtu - headers).find(|&size| size < mss);
+        if let Some(size) = smaller {
+            self.narrowed = Narrowed { tried: Some(size), at: self.sending.una };
+            self.narrow(size);
+        }
+    }
+
+    /// Returns the segment size that the path carries, once a smaller one got through.
+    pub(super) fn take_found_size(&mut self) -> Option<usize> {
+        let passed = self.sending.una.after(self.narrowed.at);
+        self.narrowed.tried.take_if(|_| passed)
     }
 
     /// Returns `true` if a read would not have to wait.
@@ -372,7 +400,8 @@ impl Connection {
     /// Returns `true` if a write would not have to wait.
     pub(super) fn writable(&self, config: &TcpConfig) -> bool {
         !self.state.is_opening()
-            && (!self.state.sends() || self.sending.room(config.send_buffer_bytes) > 0)
+            && (!self.state.sends()
+                || !self.starved && self.sending.room(config.send_buffer_bytes) > 0)
     }
 
     /// Returns `true` if both directions are closed, or an error is pending.

@@ -46,12 +46,12 @@ struct Work<'a, T> {
 }
 
 /// Returns what the link segments for connections of an address family.
-fn capacity(host: &Host, local: IpAddr) -> Capacity {
+fn capacity(host: &Host, local: IpAddr, pressed: bool) -> Capacity {
     let offload = &host.config.offload;
     let most = offload.max_frame_bytes.min(0xffff + ETHERNET_BYTES) - ETHERNET_BYTES;
     let large = if offload.tcp_segmentation { most - ip::header_len(local) } else { 0 };
     let (most_segments, least_segment) = (MAX_SENT_SEGMENTS, usize::from(MIN_SEGMENT_BYTES));
-    Capacity { large, most_segments, least_segment }
+    Capacity { large, most_segments, least_segment, pressed }
 }
 
 impl Tcp {
@@ -66,6 +66,7 @@ impl Tcp {
     ) -> (bool, bool) {
         let mut work = Work { link, segments_left: budget, done: false };
         self.fire_timers(now, host, &mut work.done);
+        self.feed(host);
         // Connections marked from now on have their turn at the next poll.
         for _ in 0..self.dirty.len() {
             if work.segments_left == 0 {
@@ -85,7 +86,9 @@ impl Tcp {
                 Progress::Done | Progress::Neighbour => {}
                 Progress::More => self.mark(index),
                 Progress::NoRoom => {
-                    if let Some(connection) = self.at(index) {
+                    if let Some(connection) = self.at(index)
+                        && !connection.dirty
+                    {
                         connection.dirty = true;
                         self.dirty.push_front(index);
                     }
@@ -140,25 +143,13 @@ impl Tcp {
             }
             return;
         }
-        connection.sending.expired(now, env.counters);
+        if connection.sending.expired(now, env.counters) {
+            let remote = connection.tuple.remote.ip();
+            connection.try_smaller(ip::header_len(remote) + segment::HEADER_BYTES);
+        }
         if connection.probe_peer(now) {
             env.counters.tcp_timeouts += 1;
             return self.fail(now, host, index, SocketError::TimedOut);
-        }
-        self.check_path(now, host, index);
-    }
-
-    /// Lowers the MTU of a path on which full segments vanish without an error (RFC 4821, 7.7;
-    /// RFC 2923, 2.1).
-    fn check_path(&mut self, now: Instant, host: &mut Host, index: u32) {
-        let Some(connection) = self.at(index) else { return };
-        let remote = connection.tuple.remote.ip();
-        let headers = ip::header_len(remote) + segment::HEADER_BYTES;
-        let Some(mss) = connection.smaller_size(headers) else { return };
-        if host.paths.lower(now, remote, mss + headers) {
-            host.counters.tcp_black_holes += 1;
-            let path = host.paths.mtu(now, remote) - headers;
-            connection.narrow(path);
         }
     }
 
@@ -233,7 +224,7 @@ impl Tcp {
     ) -> Progress {
         let Some(connection) = self.at(index) else { return Progress::Done };
         let tuple = connection.tuple;
-        let capacity = capacity(host, tuple.local.ip());
+        let capacity = capacity(host, tuple.local.ip(), !self.pool.is_roomy());
         let mut to = None;
         for turn in 0.. {
             let Some(connection) = self.at(index) else { return Progress::Done };
@@ -273,7 +264,7 @@ impl Tcp {
 
     /// Returns when to poll next; `now` if segments wait to be sent.
     pub(crate) fn poll_at(&self, now: Instant) -> Option<Instant> {
-        if !self.dirty.is_empty() {
+        if self.wants_poll() {
             return Some(now);
         }
         let times = [self.wheel.poll_at(), self.half_open.poll_at(), self.pool.tidy_at()];
@@ -282,6 +273,22 @@ impl Tcp {
 
     /// Returns `true` if segments wait to be sent.
     pub(crate) fn wants_poll(&self) -> bool {
-        !self.dirty.is_empty()
+        !self.dirty.is_empty() || self.feeds()
+    }
+
+    /// Returns `true` if there is memory for applications that wait for it.
+    fn feeds(&self) -> bool {
+        !self.starved.is_empty() && self.pool.is_roomy()
+    }
+
+    /// Reports connections whose applications waited for memory.
+    fn feed(&mut self, host: &mut Host) {
+        while self.feeds() {
+            let Some(id) = self.starved.pop_front() else { break };
+            if let Ok(connection) = self.get(id) {
+                connection.starved = false;
+                self.tell(host, id.index);
+            }
+        }
     }
 }

@@ -8,8 +8,12 @@ use super::sequence::Seq;
 use super::tuple::Tuple;
 use crate::{Instant, ListenerId};
 
+/// The least time between two challenges of one entry's peer.
+const CHALLENGE_PAUSE: Duration = Duration::from_millis(500);
 /// The maximum number of times that the answer to a SYN is sent again.
 const REPEATS: usize = 6;
+/// The number of ended entries that a queue may hold.
+const SLACK: usize = 64;
 
 /// What the two SYNs agreed upon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +39,8 @@ pub(super) struct HalfOpen {
     pub(super) since: Instant,
     /// The number of times that our answer was sent again.
     pub(super) repeats: u8,
+    /// The time of the last acknowledgement that challenged a segment.
+    pub(super) challenged: Option<Instant>,
 }
 
 /// The table.
@@ -68,6 +74,17 @@ impl HalfOpens {
         self.entries.get(tuple)
     }
 
+    /// Returns `true` if a challenge of the entry's peer is within the entry's own rate (RFC 5961,
+    /// 7).
+    pub(super) fn may_challenge(&mut self, now: Instant, tuple: &Tuple) -> bool {
+        let Some(entry) = self.entries.get_mut(tuple) else { return false };
+        let may = entry.challenged.is_none_or(|at| now.since(at) >= CHALLENGE_PAUSE);
+        if may {
+            entry.challenged = Some(now);
+        }
+        may
+    }
+
     pub(super) fn insert(&mut self, now: Instant, tuple: Tuple, entry: HalfOpen) {
         self.queue(now, tuple, &entry);
         self.entries.insert(tuple, entry);
@@ -78,6 +95,13 @@ impl HalfOpens {
         let repeats = usize::from(entry.repeats).min(REPEATS);
         let left = (entry.since + self.lasts).since(now);
         let pause = Duration::from_secs(1 << repeats).min(left);
+        // Entries that ended early may hide behind one that did not.
+        if self.due[repeats].len() > 2 * self.entries.len() + SLACK {
+            let entries = &self.entries;
+            self.due[repeats].retain(|(_, tuple, ours)| {
+                entries.get(tuple).is_some_and(|entry| is_queued(entry, *ours, repeats))
+            });
+        }
         self.due[repeats].push_back((now + pause, tuple, entry.agreement.ours));
     }
 
@@ -106,10 +130,7 @@ impl HalfOpens {
     /// Forgets ended entries at the front of a queue.
     fn prune(&mut self, queue: usize) {
         while let Some(&(_, tuple, ours)) = self.due[queue].front() {
-            let is_live = self.entries.get(&tuple).is_some_and(|entry| {
-                entry.agreement.ours == ours && usize::from(entry.repeats).min(REPEATS) == queue
-            });
-            if is_live {
+            if self.entries.get(&tuple).is_some_and(|entry| is_queued(entry, ours, queue)) {
                 return;
             }
             self.due[queue].pop_front();
@@ -144,6 +165,11 @@ impl HalfOpens {
     }
 }
 
+/// Returns `true` if the entry with this number waits in a queue.
+fn is_queued(entry: &HalfOpen, ours: Seq, queue: usize) -> bool {
+    entry.agreement.ours == ours && usize::from(entry.repeats).min(REPEATS) == queue
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,7 +189,7 @@ mod tests {
             ecn: false,
         };
         let listener = ListenerId { index: 0, generation: 1 };
-        HalfOpen { listener, agreement, since, repeats: 0 }
+        HalfOpen { listener, agreement, since, repeats: 0, challenged: None }
     }
 
     #[test]
@@ -189,6 +215,17 @@ mod tests {
             }
         }
         assert_eq!((at, table.len(), table.poll_at()), (vec![1, 3, 7, 15], 0, None));
+    }
+
+    #[test]
+    fn ended_entries_behind_a_live_one_are_bounded() {
+        let mut table = HalfOpens::new(Duration::from_secs(15));
+        table.insert(Instant::ZERO, tuple(1), entry(Instant::ZERO, 1));
+        for number in 0..10_000 {
+            table.insert(Instant::ZERO, tuple(2), entry(Instant::ZERO, number));
+            table.remove(&tuple(2));
+        }
+        assert!(table.due[0].len() <= SLACK + 4, "{}", table.due[0].len());
     }
 
     #[test]

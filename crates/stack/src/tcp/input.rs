@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use super::arrive::Verdict;
 use super::connection::{Connection, Owner, State};
-use super::segment::{ACK, RST, SYN, Segment};
+use super::segment::{ACK, HEADER_BYTES, RST, SYN, Segment};
 use super::table::Tcp;
+use super::time_wait::Remains;
 use super::tuple::Tuple;
 use crate::Instant;
 use crate::checksum::Sum;
@@ -59,11 +60,15 @@ impl Tcp {
         if self.half_open.get(&tuple).is_some() {
             return self.answer_half_open(now, host, tuple, &seg, data);
         }
-        if self.answer_time_wait(now, host, &tuple, &seg) {
-            return;
-        }
         let kind = seg.flags & (SYN | ACK | RST);
-        if kind == SYN && self.open_passive(now, host, tuple, &seg)
+        let remains = self.time_wait.get(now, &tuple);
+        if let Some(remains) = remains
+            && !(kind == SYN && remains.is_older_than(&seg))
+        {
+            return self.answer_time_wait(now, host, &tuple, &remains, &seg);
+        }
+        let after = remains.map(|remains| remains.send_next);
+        if kind == SYN && self.open_passive(now, host, tuple, &seg, after)
             || kind == ACK && self.open_by_cookie(now, host, tuple, &seg, data)
         {
             return;
@@ -74,34 +79,30 @@ impl Tcp {
         }
     }
 
-    /// Answers a segment for a TIME-WAIT entry. Returns `false` if there is none, or the segment
-    /// ends it and opens a new connection.
+    /// Answers a segment for a TIME-WAIT entry. The peer repeats its FIN or an old segment: it has
+    /// not received our last segment. The stack accepts a reset only at exactly the next sequence
+    /// number (RFC 1337, RFC 5961 3.2). A peer that reopens the connection with an older number
+    /// answers our last segment with such a reset.
     fn answer_time_wait(
         &mut self,
         now: Instant,
         host: &mut Host,
         tuple: &Tuple,
+        remains: &Remains,
         seg: &Segment,
-    ) -> bool {
-        let Some(remains) = self.time_wait.get(now, tuple) else { return false };
-        if seg.flags & (SYN | ACK) == SYN && remains.is_older_than(seg) {
-            host.counters.tcp_time_wait_reused += 1;
-            self.time_wait.remove(tuple, &mut self.ports);
-            return false;
-        }
-        // The peer repeats its FIN or an old segment: it has not received our last segment. The
-        // stack accepts a reset only at exactly the next sequence number (RFC 1337, RFC 5961 3.2).
-        // A peer that reopens the connection with an older number answers our last segment with
-        // such a reset.
+    ) {
+        let is_next = seg.sequence == remains.receive_next;
         if seg.has(RST) {
-            if seg.sequence == remains.receive_next {
+            if is_next {
                 self.time_wait.remove(tuple, &mut self.ports);
             }
-        } else if host.errors.take(now) {
-            let at = (remains.send_next, remains.receive_next);
-            self.say(now, host, tuple, at, ACK, remains.stamps);
+            return;
         }
-        true
+        // Another such entry may be at the other side, and would answer the answer.
+        if (seg.len() > 0 || !is_next) && self.time_wait.may_answer(now, tuple) {
+            let at = (remains.send_next, remains.receive_next);
+            self.say(now, host, tuple, at, (ACK, 0), remains.stamps);
+        }
     }
 
     /// Passes a segment to its connection.
@@ -124,7 +125,7 @@ impl Tcp {
                 if host.errors.take(now) {
                     host.counters.tcp_resets_sent += 1;
                     let at = (number, seg.end());
-                    self.say(now, host, &tuple, at, RST, None);
+                    self.say(now, host, &tuple, at, (RST, 0), None);
                 } else {
                     host.counters.errors_limited += 1;
                 }
@@ -149,6 +150,12 @@ impl Tcp {
         let room = connection.wants_room && connection.sending.has_much_room(most);
         if room {
             connection.wants_room = false;
+        }
+        if let Some(size) = connection.take_found_size() {
+            let remote = connection.tuple.remote.ip();
+            let mtu = size + ip::header_len(remote) + HEADER_BYTES;
+            host.counters.tcp_black_holes += 1;
+            host.paths.lower(now, remote, mtu);
         }
         let connected = before.state.is_opening() && !after.state.is_opening();
         if connected {

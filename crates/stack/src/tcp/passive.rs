@@ -9,7 +9,7 @@ use super::half_open::{Agreement, HalfOpen};
 use super::listener::Listener;
 use super::options::{Options, Written};
 use super::segment::{ACK, CWR, ECE, RST, SYN, Segment};
-use super::sequence;
+use super::sequence::{self, Seq};
 use super::table::Tcp;
 use super::tuple::Tuple;
 use crate::host::Host;
@@ -18,6 +18,8 @@ use crate::{Instant, ListenerId, Readiness, SocketError, SocketId, TcpId};
 /// The minimum limit of half-open connections, even if the accept queue is shorter: they are no
 /// load on the application.
 const LEAST_HALF_OPEN: usize = 128;
+/// The distance from the last number of a connection in TIME-WAIT to the first of the next one.
+const REOPENED_AHEAD: u32 = 65_535;
 
 impl Tcp {
     /// Starts to listen.
@@ -117,7 +119,7 @@ impl Tcp {
             if host.errors.take(now) {
                 host.counters.tcp_resets_sent += 1;
                 let at = (agreement.ours + 1, agreement.theirs + 1);
-                self.say(now, host, &tuple, at, RST | ACK, None);
+                self.say(now, host, &tuple, at, (RST | ACK, 0), None);
             }
         }
     }
@@ -144,13 +146,15 @@ impl Tcp {
         }
     }
 
-    /// Handles a SYN that belongs to no connection. Returns `false` if no socket listens.
+    /// Handles a SYN that belongs to no connection. `after`: the next number of a TIME-WAIT entry
+    /// that the SYN ends. Returns `false` if no socket listens.
     pub(super) fn open_passive(
         &mut self,
         now: Instant,
         host: &mut Host,
         tuple: Tuple,
         seg: &Segment,
+        after: Option<Seq>,
     ) -> bool {
         let Some((id, listener)) = self.listeners.find(tuple.local) else { return false };
         if listener.revoked {
@@ -183,6 +187,12 @@ impl Tcp {
             clock: options.timestamps.map(|(clock, _)| clock),
             ecn: seg.flags & (ECE | CWR) == ECE | CWR,
         };
+        if let Some(after) = after {
+            // RFC 9293, 3.6.1: above all numbers of the connection before.
+            agreement.ours = agreement.ours.max(after + REOPENED_AHEAD);
+            self.time_wait.remove(&tuple, &mut self.ports);
+            host.counters.tcp_time_wait_reused += 1;
+        }
         let mut clock = own_clock(now, host, &tuple);
         if is_full {
             let theirs = seg.sequence;
@@ -196,7 +206,8 @@ impl Tcp {
             host.counters.tcp_cookies_sent += 1;
         } else {
             listener.half_open += 1;
-            let entry = HalfOpen { listener: id, agreement, since: now, repeats: 0 };
+            let entry =
+                HalfOpen { listener: id, agreement, since: now, repeats: 0, challenged: None };
             self.half_open.insert(now, tuple, entry);
             self.ports.add(tuple.local);
         }
@@ -260,9 +271,11 @@ impl Tcp {
         }
         let most = host.config.tcp.receive_buffer_bytes;
         let window = u32::from(super::receiving::first_window(most));
-        if seg.sequence != theirs + 1 {
-            let is_within = seg.sequence.since(theirs + 1) <= window;
-            if !seg.has(RST) || is_within {
+        let is_within = seg.sequence.since(theirs + 1) <= window;
+        let is_next = seg.sequence == theirs + 1;
+        if !is_within || seg.has(RST) && !is_next {
+            // Another half-open connection may be at the other side, and would answer the answer.
+            if is_within || !seg.has(RST) && seg.len() > 0 {
                 self.challenge_half_open(now, host, &tuple, &agreement, stamps);
             }
             return;
@@ -276,6 +289,10 @@ impl Tcp {
             return;
         }
         if seg.acknowledgement != ours + 1 {
+            // The peer may answer a cookie of an earlier repetition of its SYN.
+            if self.open_by_cookie(now, host, tuple, seg, data) {
+                return;
+            }
             host.counters.tcp_no_connection += 1;
             return self.refuse(now, host, &tuple, seg);
         }
@@ -299,10 +316,13 @@ impl Tcp {
         agreement: &Agreement,
         stamps: Option<(u32, u32)>,
     ) {
-        if self.challenges.take(now) {
+        if self.half_open.may_challenge(now, tuple) {
             host.counters.tcp_challenges += 1;
             let at = (agreement.ours + 1, agreement.theirs + 1);
-            self.say(now, host, tuple, at, ACK, stamps);
+            let most = host.config.tcp.receive_buffer_bytes;
+            let shift = agreement.shift.map_or(0, |_| super::connection::offered_shift(most));
+            let window = super::receiving::first_window(most) >> shift;
+            self.say(now, host, tuple, at, (ACK, window), stamps);
         } else {
             host.counters.tcp_challenges_limited += 1;
         }
@@ -326,6 +346,9 @@ impl Tcp {
         data: &[u8],
     ) -> bool {
         let Some((id, listener)) = self.listeners.find(tuple.local) else { return false };
+        if listener.revoked {
+            return false;
+        }
         let is_full = listener.accept.len() >= listener.backlog;
         let numbers = (seg.sequence - 1, seg.acknowledgement - 1);
         let stamps = seg.options.timestamps;
@@ -340,6 +363,7 @@ impl Tcp {
             host.counters.tcp_connection_limit += 1;
         } else {
             host.counters.tcp_cookies_accepted += 1;
+            self.end_half_open(&tuple);
             self.accept_peer(now, host, (tuple, id), &agreement, None, (seg, data));
         }
         true
@@ -375,7 +399,7 @@ impl Tcp {
         connection.syn_due = false;
         connection.negotiate(&env, agreement.theirs, &options);
         // The peer knows the window of our answer.
-        connection.receiving.advertise(true);
+        connection.receiving.tell_first();
         connection.ecn = if agreement.ecn { Ecn::On } else { Ecn::Off };
         connection.sending.nxt = ours + 1;
         connection.syn_at = measured.unwrap_or(now);

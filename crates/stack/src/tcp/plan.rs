@@ -18,6 +18,8 @@ pub(super) struct Capacity {
     /// The number of segments of such a packet, and their least size.
     pub(super) most_segments: usize,
     pub(super) least_segment: usize,
+    /// `true` if memory for buffers is short.
+    pub(super) pressed: bool,
 }
 
 /// The kind of a segment, by what is recorded of it.
@@ -44,6 +46,8 @@ pub(super) struct Plan {
     /// The payload of a full segment, by which the link segments a larger one.
     pub(super) segment: usize,
     pub(super) kind: Kind,
+    /// The end of the window that the segment tells the peer.
+    edge: Seq,
     /// `true` if routers may mark the packet instead of dropping it (ECT(0)).
     pub(super) markable: bool,
 }
@@ -51,8 +55,9 @@ pub(super) struct Plan {
 impl Connection {
     /// Returns the next segment to send, if any is due.
     pub(super) fn plan(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
+        self.pressed = capacity.pressed;
         if self.reset == Reset::Due {
-            return Some(self.segment(now, self.sending.nxt, RST | ACK, Kind::Reset));
+            return Some(self.segment(now, self.number(), RST | ACK, Kind::Reset));
         }
         match self.state {
             State::Closed => None,
@@ -94,7 +99,8 @@ impl Connection {
     }
 
     /// Returns a segment without payload.
-    fn segment(&mut self, now: Instant, sequence: Seq, flags: u8, kind: Kind) -> Plan {
+    fn segment(&self, now: Instant, sequence: Seq, flags: u8, kind: Kind) -> Plan {
+        let (window, edge) = self.receiving.offer(false, self.pressed);
         let mut flags = flags;
         if self.receiving.echo_mark && self.ecn == Ecn::On {
             flags |= ECE;
@@ -106,15 +112,16 @@ impl Connection {
             sequence,
             acknowledgement: self.receiving.nxt,
             flags,
-            window: self.receiving.advertise(false),
+            window,
             urgent: 0,
         };
         let segment = self.sizes.mss().saturating_sub(options.as_slice().len()).max(1);
-        Plan { header, options, offset: 0, len: 0, segment, kind, markable: false }
+        Plan { header, options, offset: 0, len: 0, segment, kind, edge, markable: false }
     }
 
     /// Returns our SYN, or its repetition in SYN-RECEIVED.
-    fn plan_syn(&mut self, now: Instant) -> Plan {
+    fn plan_syn(&self, now: Instant) -> Plan {
+        let (window, edge) = self.receiving.offer(true, false);
         let answers = self.state == State::SynReceived;
         let mut options = Written::default();
         options.mss(self.sizes.local as u16);
@@ -139,15 +146,15 @@ impl Connection {
             sequence: self.sending.una,
             acknowledgement: if answers { self.receiving.nxt } else { Seq(0) },
             flags,
-            window: self.receiving.advertise(true),
+            window,
             urgent: 0,
         };
-        let segment = self.sizes.mss();
-        Plan { header, options, offset: 0, len: 0, segment, kind: Kind::Syn, markable: false }
+        let (segment, kind) = (self.sizes.mss(), Kind::Syn);
+        Plan { header, options, offset: 0, len: 0, segment, kind, edge, markable: false }
     }
 
     /// Returns a segment with the data of a block, and the FIN if the block includes it.
-    fn with_data(&mut self, now: Instant, block: Block, kind: Kind) -> Plan {
+    fn with_data(&self, now: Instant, block: Block, kind: Kind) -> Plan {
         let (start, end) = block;
         let data_end = self.sending.data_end();
         let len = end.min(data_end).since(start.min(data_end)) as usize;
@@ -185,7 +192,9 @@ impl Connection {
         let full = self.sizes.mss().saturating_sub(options).max(1);
         let headers = super::segment::HEADER_BYTES + options;
         let large = capacity.large.saturating_sub(headers).min(full * capacity.most_segments);
-        let large = if full < capacity.least_segment { full } else { large.max(full) };
+        // The link would repeat one urgent pointer in each segment.
+        let is_single = full < capacity.least_segment || self.sending.urgent.is_some();
+        let large = if is_single { full } else { large.max(full) };
         (full as u32, large as u32)
     }
 
@@ -238,6 +247,10 @@ impl Connection {
     fn plan_again(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
         let (full, large) = self.most(now, capacity);
         let sending = &self.sending;
+        // A closed window is probed with one segment per timeout.
+        if sending.is_closed() && sending.recovery.forced != Forced::Lost {
+            return None;
+        }
         let mut room = sending.congestion.window().saturating_sub(sending.in_flight()).min(large);
         if sending.recovery.forced == Forced::Lost {
             room = room.max(full);
@@ -298,16 +311,20 @@ impl Connection {
         if !due && !self.receiving.should_update() {
             return None;
         }
-        // A probe may lie beyond the peer's window, where the peer would not accept the
-        // acknowledgement.
+        Some(self.segment(now, self.number(), ACK, Kind::Bare))
+    }
+
+    /// Returns the number of a segment without data: SND.NXT, but not beyond the peer's window,
+    /// where a probe may lie, since the peer would not accept it.
+    fn number(&self) -> Seq {
         let sending = &self.sending;
-        let number = sending.nxt.min((sending.una + sending.window).max(sending.una));
-        Some(self.segment(now, number, ACK, Kind::Bare))
+        sending.nxt.min(sending.una + sending.window)
     }
 
     /// Records that the link took the segment.
     pub(super) fn sent(&mut self, now: Instant, plan: &Plan, counters: &mut Counters) {
         counters.tcp_sent += 1;
+        self.receiving.told(plan.edge);
         if plan.header.flags & ACK != 0 {
             self.receiving.note_acknowledged();
         }

@@ -9,6 +9,7 @@ use crate::Instant;
 /// The size of a block.
 pub(super) const BLOCK_BYTES: usize = 4096;
 const SLAB_BLOCKS: usize = 64;
+const WORD: usize = 64;
 /// The time between two looks at unused slabs. A slab is given back after at most two of them.
 const TIDY: std::time::Duration = std::time::Duration::from_secs(3);
 /// The number of slabs that are kept.
@@ -27,8 +28,8 @@ struct Slab {
 /// See the module.
 pub(super) struct Pool {
     slabs: Vec<Slab>,
-    /// No slab before this one has a free block.
-    first: usize,
+    /// A bit per slab with a free block.
+    roomy: Vec<u64>,
     used: usize,
     /// The largest `used` since the last look at unused slabs.
     peak: usize,
@@ -40,7 +41,7 @@ impl Pool {
     /// Creates a pool of at most `limit_bytes`.
     pub(super) fn new(limit_bytes: usize) -> Pool {
         let limit = (limit_bytes / BLOCK_BYTES).max(1);
-        Pool { slabs: Vec::new(), first: 0, used: 0, peak: 0, limit, tidy_at: None }
+        Pool { slabs: Vec::new(), roomy: Vec::new(), used: 0, peak: 0, limit, tidy_at: None }
     }
 
     /// Takes a block, whose content is arbitrary. Returns `None` at the limit.
@@ -48,13 +49,16 @@ impl Pool {
         if self.used >= self.limit {
             return None;
         }
-        while self.slabs.get(self.first).is_some_and(|slab| slab.free == 0) {
-            self.first += 1;
-        }
-        if self.first == self.slabs.len() {
+        let word = self.roomy.iter().position(|&word| word != 0);
+        let first = word.map_or(self.slabs.len(), |word| {
+            word * WORD + self.roomy[word].trailing_zeros() as usize
+        });
+        if first == self.slabs.len() {
             self.slabs.push(Slab { bytes: None, free: u64::MAX });
+            self.roomy.resize(self.slabs.len().div_ceil(WORD), 0);
+            self.roomy[first / WORD] |= 1 << (first % WORD);
         }
-        let slab = &mut self.slabs[self.first];
+        let slab = &mut self.slabs[first];
         if slab.bytes.is_none() {
             // The allocator gets such large memory from the system, which zeroes each page at its
             // first use.
@@ -62,16 +66,19 @@ impl Pool {
         }
         let at = slab.free.trailing_zeros();
         slab.free &= slab.free - 1;
+        if slab.free == 0 {
+            self.roomy[first / WORD] &= !(1 << (first % WORD));
+        }
         self.used += 1;
         self.peak = self.peak.max(self.used);
-        Some((self.first * SLAB_BLOCKS) as u32 + at)
+        Some((first * SLAB_BLOCKS) as u32 + at)
     }
 
     /// Gives a block back.
     pub(super) fn give(&mut self, id: BlockId) {
         let (slab, at) = place(id);
         self.slabs[slab].free |= 1 << at;
-        self.first = self.first.min(slab);
+        self.roomy[slab / WORD] |= 1 << (slab % WORD);
         self.used -= 1;
     }
 
@@ -85,6 +92,11 @@ impl Pool {
         let (slab, at) = place(id);
         let bytes = self.slabs[slab].bytes.as_deref_mut().unwrap_or_default();
         &mut bytes[at * BLOCK_BYTES..][..BLOCK_BYTES]
+    }
+
+    /// Returns `true` if a block is free.
+    pub(super) fn has_room(&self) -> bool {
+        self.used < self.limit
     }
 
     /// Returns `true` while at least a quarter of the limit is free: buffers may grow.
@@ -124,7 +136,12 @@ impl Pool {
             self.slabs.pop();
         }
         self.slabs.shrink_to(self.slabs.len() * 2);
-        self.first = self.first.min(self.slabs.len());
+        self.roomy.truncate(self.slabs.len().div_ceil(WORD));
+        if let Some(last) = self.roomy.last_mut()
+            && !self.slabs.len().is_multiple_of(WORD)
+        {
+            *last &= (1 << (self.slabs.len() % WORD)) - 1;
+        }
         self.tidy_at = (self.slabs.len() > KEPT).then(|| now + TIDY);
     }
 }

@@ -14,6 +14,8 @@ use crate::{Counters, Instant};
 const FIRST_WINDOW: u32 = 256 * 1024;
 /// The size of a full segment, as long as the peer sent no larger one (RFC 9293, 3.7.1).
 const LEAST_SEGMENT: u32 = 536;
+/// The least time over which reads are counted.
+const LEAST_ROUND: Duration = Duration::from_millis(10);
 /// The largest value of the window's field.
 const FIELD: u32 = 0xffff;
 
@@ -120,19 +122,37 @@ impl Receiving {
         (self.limit / 2).min(self.full).max(1)
     }
 
-    /// Returns the value of the window's field in the next segment, and records its end as known to
-    /// the peer. `is_syn`: the segment has a SYN, whose window is not scaled.
-    pub(super) fn advertise(&mut self, is_syn: bool) -> u16 {
-        let wanted = self.nxt + self.free();
-        if wanted.after(self.edge) && wanted.since(self.edge) >= self.step() {
-            self.edge = wanted;
+    /// Returns the value of the window's field in the next segment, and the end of the window that
+    /// it tells, for [`Receiving::told`]. `is_syn`: the segment has a SYN, whose window is not
+    /// scaled. `pressed`: memory is short, so the window grows by no more than a few segments.
+    pub(super) fn offer(&self, is_syn: bool, pressed: bool) -> (u16, Seq) {
+        let free = if pressed { self.free().min(4 * self.full) } else { self.free() };
+        let wanted = self.nxt + free;
+        let mut edge = self.edge;
+        if wanted.after(edge) && wanted.since(edge) >= self.step() {
+            edge = wanted;
         }
         let shift = if is_syn { 0 } else { self.shift };
-        // The end never moves back (RFC 9293, 3.8.6), so the field rounds up.
         let unit = 1u32 << shift;
-        let field = self.window().div_ceil(unit).min(FIELD);
-        self.edge = self.nxt + (field << shift);
-        field as u16
+        let window = edge.since(self.nxt);
+        // The end does not move back (RFC 9293, 3.8.6), so the field rounds up; but not for ever,
+        // if the application reads nothing: a full buffer rounds down to a closed window.
+        let field = match free == 0 && window < unit {
+            true => 0,
+            false => window.div_ceil(unit).min(FIELD),
+        };
+        (field as u16, self.nxt + (field << shift))
+    }
+
+    /// Records that the peer knows the window of our SYN or of its answer.
+    pub(super) fn tell_first(&mut self) {
+        let (_, edge) = self.offer(true, false);
+        self.told(edge);
+    }
+
+    /// Records the end of the window that a sent segment told the peer.
+    pub(super) fn told(&mut self, edge: Seq) {
+        self.edge = edge;
     }
 
     /// Returns `true` if the application's reads opened the window so far that the peer should know
@@ -183,8 +203,19 @@ impl Receiving {
         if data.is_empty() {
             return false;
         }
-        self.segment = self.segment.max((data.len() as u32).min(self.full));
+        // Data ahead of a gap cannot be read, so it may not take the last memory; where data in
+        // order finds none, it goes first (RFC 2018, 8, allows both).
         let offset = start.since(self.nxt) as usize;
+        if offset > 0 && !pool.is_roomy() {
+            counters.tcp_buffer_limit += 1;
+            self.acknowledge_now();
+            return false;
+        }
+        if offset == 0 && !pool.has_room() && !self.arrivals.is_empty() {
+            self.buffer.drop_ahead(pool);
+            self.arrivals.clear();
+        }
+        self.segment = self.segment.max((data.len() as u32).min(self.full));
         let placed = self.buffer.place(pool, offset, data);
         if placed < data.len() {
             counters.tcp_buffer_limit += 1;
@@ -246,6 +277,8 @@ impl Receiving {
         let len = self.buffer.read(pool, to, keep, ahead);
         if !keep {
             self.read = self.read.saturating_add(len as u32);
+            let read_to = self.nxt - self.buffer.len() as u32;
+            self.urgent = self.urgent.filter(|end| end.after(read_to));
         }
         len
     }
@@ -260,11 +293,17 @@ impl Receiving {
     /// Lets the window grow if the application reads as fast as the window allows: at least half of
     /// it per round trip. The new window is twice what was read.
     pub(super) fn tune(&mut self, now: Instant, round_trip: Duration, roomy: bool) {
-        if now.since(self.round) < round_trip {
+        let round_trip = round_trip.max(LEAST_ROUND);
+        let passed = now.since(self.round);
+        if passed < round_trip {
             return;
         }
         let read = std::mem::take(&mut self.read);
         self.round = now;
+        // What a slow reader read in many round trips says nothing of one.
+        if passed > 4 * round_trip {
+            return;
+        }
         if roomy && read >= self.limit / 2 {
             self.limit = read.saturating_mul(2).max(self.limit).min(self.most);
         }

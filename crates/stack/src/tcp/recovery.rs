@@ -72,13 +72,6 @@ pub(super) struct Recovery {
     pub(super) selective: bool,
 }
 
-impl Recovery {
-    /// Returns `true` once data was sent.
-    pub(super) fn has_sent(&self) -> bool {
-        self.has_sent
-    }
-}
-
 /// An acknowledgement of the peer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Acknowledgement<'a> {
@@ -86,8 +79,9 @@ pub(super) struct Acknowledgement<'a> {
     pub(super) blocks: &'a [Block],
     /// `true` if it could be a duplicate: no data, no new window.
     pub(super) is_bare: bool,
-    /// The peer's echo of our clock.
+    /// The peer's echo of our clock, and our clock now.
     pub(super) echo: Option<u32>,
+    pub(super) clock: u32,
     /// `true` if a router marked a packet of ours (ECE).
     pub(super) marked: bool,
 }

@@ -6,6 +6,8 @@ use crate::Instant;
 
 /// The timeout before the first measurement (RFC 6298, 2.1).
 const FIRST: Duration = Duration::from_secs(1);
+/// The same after the loss of a SYN (RFC 6298, 5.7).
+const CAREFUL: Duration = Duration::from_secs(3);
 /// The least that the timeout exceeds the round trip time. Linux has the same (`TCP_RTO_MIN` in
 /// `include/net/tcp.h`). RFC 6298, 2.4, asks for a timeout of a second, for coarse clocks; the
 /// margin must be longer than peers delay an acknowledgement.
@@ -27,6 +29,8 @@ pub(super) struct Rtt {
     /// The number of times that the timeout was doubled.
     backoff: u8,
     measured: bool,
+    /// `true` if the first timeout is three seconds instead of one.
+    careful: bool,
 }
 
 impl Rtt {
@@ -67,9 +71,14 @@ impl Rtt {
             let variation = Duration::from_micros(self.variation.into()) * 4;
             Duration::from_micros(self.smoothed.into()) + variation.max(MARGIN)
         } else {
-            FIRST
+            if self.careful { CAREFUL } else { FIRST }
         };
         (once * (1 << self.backoff)).min(LONGEST)
+    }
+
+    /// Makes the timeout before the first measurement longer.
+    pub(super) fn be_careful(&mut self) {
+        self.careful = true;
     }
 
     /// Doubles the timeout (RFC 6298, 5.5).

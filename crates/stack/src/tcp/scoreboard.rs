@@ -11,7 +11,7 @@ use crate::Instant;
 
 /// The maximum number of records. Beyond, the connection sends no new data, and a report of a part
 /// of a record is ignored. A record takes 24 bytes.
-const MAX_RECORDS: usize = 4096;
+const MAX_RECORDS: usize = 1024;
 /// The number of records that an empty scoreboard keeps room for.
 const KEPT: usize = 8;
 /// Segments received beyond a gap that show a loss, unless the path reorders (RFC 8985, 6.2).
@@ -81,10 +81,10 @@ impl Scoreboard {
     }
 
     /// Records data sent for the first time.
-    pub(super) fn sent(&mut self, start: Seq, end: Seq, now: Instant) {
-        // Data sent at one time needs one record, which is split where reports require it.
+    pub(super) fn sent(&mut self, start: Seq, end: Seq, now: Instant, least: Duration) {
+        // Data sent at about one time needs one record, which is split where reports require it.
         if let Some(last) = self.records.back_mut()
-            && last.sent_at == now
+            && is_one_time(last.sent_at, now, least)
             && last.state == 0
         {
             last.end = end;
@@ -93,20 +93,34 @@ impl Scoreboard {
         self.records.push_back(Record { start, end, sent_at: now, state: 0 });
     }
 
-    /// Records that lost data, from the start of a record on, was sent again.
-    pub(super) fn sent_again(&mut self, start: Seq, end: Seq, now: Instant) {
-        let mut index = self.index_of(start);
+    /// Records that data was sent again.
+    pub(super) fn sent_again(&mut self, start: Seq, end: Seq, now: Instant, least: Duration) {
+        let first = self.index_of(start);
+        let index = first + usize::from(self.split(first, start));
         self.split(index, end);
-        if let Some(record) = self.records.get_mut(index) {
-            if record.is(LOST) {
-                self.lost -= record.len();
-            }
-            self.again += u32::from(!record.is(AGAIN));
-            record.state = (record.state & !LOST) | AGAIN;
-            record.sent_at = now;
-            index += 1;
+        let Some(record) = self.records.get_mut(index) else { return };
+        if record.is(LOST) {
+            self.lost -= record.len();
         }
-        debug_assert!(index > 0);
+        self.again += u32::from(!record.is(AGAIN));
+        record.state = (record.state & !LOST) | AGAIN;
+        record.sent_at = now;
+        // One record for what was sent again at about one time.
+        if let Some(before) = index.checked_sub(1)
+            && self.records[before].state == AGAIN
+            && is_one_time(self.records[before].sent_at, now, least)
+        {
+            self.merge(before);
+        }
+    }
+
+    /// Merges a record with the next one, of the same state.
+    fn merge(&mut self, index: usize) {
+        if let Some(next) = self.records.remove(index + 1) {
+            self.again -= u32::from(next.is(AGAIN));
+            self.sacked_records -= u32::from(next.is(SACKED));
+            self.records[index].end = next.end;
+        }
     }
 
     /// Returns the first lost data, at most `most` bytes.
@@ -115,7 +129,7 @@ impl Scoreboard {
             return None;
         }
         let record = self.records.iter().find(|record| record.is(LOST))?;
-        Some((record.start, record.end.min(record.start + most)))
+        Some((record.start, record.start + record.len().min(most)))
     }
 
     /// Returns the last sent data that the peer has not reported, at most `most` bytes.
@@ -137,11 +151,6 @@ impl Scoreboard {
         self.sacked_records += u32::from(rest.is(SACKED));
         self.records.insert(index + 1, rest);
         true
-    }
-
-    /// Makes a record begin at `at`, inside the recorded data.
-    pub(super) fn split_at(&mut self, at: Seq) {
-        self.split(self.index_of(at), at);
     }
 
     /// Returns the index of the record that has this number.
@@ -242,7 +251,12 @@ impl Scoreboard {
             self.sacked += record.len();
             self.sacked_records += 1;
             self.records[index].state = (record.state & !LOST) | SACKED;
-            index += 1;
+            match index.checked_sub(1) {
+                Some(before) if self.records[before].state == self.records[index].state => {
+                    self.merge(before);
+                }
+                _ => index += 1,
+            }
         }
     }
 
@@ -372,7 +386,11 @@ impl Scoreboard {
     /// reported (RFC 2018, 8).
     pub(super) fn forget_selected(&mut self) {
         for record in &mut self.records {
-            record.state &= !SACKED;
+            if record.is(SACKED) {
+                // The next report of it measures no round trip.
+                self.again += u32::from(!record.is(AGAIN));
+                record.state = (record.state & !SACKED) | AGAIN;
+            }
         }
         self.sacked = 0;
         self.sacked_records = 0;
@@ -384,4 +402,10 @@ impl Scoreboard {
         records.shrink_to(KEPT);
         *self = Scoreboard { records, ..Scoreboard::default() };
     }
+}
+
+/// Returns `true` if data sent at the two times can share a record: the difference is small beside
+/// the round trip, and so beside the reordering window.
+fn is_one_time(first: Instant, now: Instant, least: Duration) -> bool {
+    now.since(first) <= least / 32
 }

@@ -47,6 +47,8 @@ pub(super) struct Sending {
     /// The end of the sent data when the congestion window last held data back.
     pub(super) limited: Option<Seq>,
     pub(super) last_sent: Instant,
+    /// The last time when the congestion window was in use, or was adapted to a pause.
+    pub(super) active: Instant,
     pub(super) scoreboard: Scoreboard,
     pub(super) congestion: Congestion,
     pub(super) rtt: Rtt,
@@ -71,6 +73,7 @@ impl Sending {
             small: None,
             limited: None,
             last_sent: Instant::ZERO,
+            active: Instant::ZERO,
             scoreboard: Scoreboard::default(),
             congestion: Congestion::new(control, segment),
             rtt: Rtt::default(),
@@ -161,7 +164,7 @@ impl Sending {
 
     /// Sets the payload bytes of a full segment.
     pub(super) fn set_segment(&mut self, segment: u32) {
-        let is_fresh = !self.recovery.has_sent();
+        let is_fresh = !self.recovery.has_sent;
         self.segment = segment.max(1);
         self.congestion.set_segment(self.segment, is_fresh);
     }
@@ -174,10 +177,11 @@ impl Sending {
     /// Shrinks the congestion window after a pause of the application (RFC 5681, 4.1).
     pub(super) fn note_pause(&mut self, now: Instant) {
         if !self.is_outstanding() {
-            let pause = now.since(self.last_sent);
+            let pause = now.since(self.active);
             let timeout = self.rtt.timeout();
-            if pause > timeout && self.recovery.has_sent() {
+            if pause > timeout && self.recovery.has_sent {
                 self.congestion.paused(pause, timeout);
+                self.active = now;
             }
             self.congestion.unused(now);
         }

@@ -14,7 +14,6 @@ use super::time_wait::TimeWait;
 use super::tuple::Tuple;
 use crate::host::Host;
 use crate::ip;
-use crate::rate::Rate;
 use crate::wheel::Wheel;
 use crate::{Instant, SocketError, SocketId, TcpId};
 
@@ -42,7 +41,8 @@ pub(crate) struct Tcp {
     pub(super) wheel: Wheel,
     pub(super) dirty: VecDeque<u32>,
     pub(super) pool: Pool,
-    pub(super) challenges: Rate,
+    /// Connections whose applications wait for memory to write.
+    pub(super) starved: VecDeque<TcpId>,
 }
 
 impl Tcp {
@@ -63,7 +63,7 @@ impl Tcp {
             wheel: Wheel::new(now),
             dirty: VecDeque::new(),
             pool: Pool::new(limits.tcp_buffer_bytes),
-            challenges: Rate::new(limits.challenges_per_second, now),
+            starved: VecDeque::new(),
         }
     }
 
@@ -80,7 +80,6 @@ impl Tcp {
             config: &host.config.tcp,
             pool: &mut self.pool,
             counters: &mut host.counters,
-            challenges: &mut self.challenges,
         };
         Some((connection, env))
     }

@@ -11,6 +11,9 @@ use super::sequence::Seq;
 use super::tuple::Tuple;
 use crate::{Counters, Instant};
 
+/// The least time between two answers to segments for one entry.
+const ANSWER_PAUSE: Duration = Duration::from_millis(100);
+
 /// The remaining state of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remains {
@@ -40,6 +43,8 @@ impl Remains {
 struct Entry {
     remains: Remains,
     until: Instant,
+    /// The time of the last answer to a segment.
+    answered: Option<Instant>,
 }
 
 /// The table.
@@ -77,7 +82,7 @@ impl TimeWait {
             }
         }
         let until = now + self.time;
-        if self.entries.insert(tuple, Entry { remains, until }).is_none() {
+        if self.entries.insert(tuple, Entry { remains, until, answered: None }).is_none() {
             ports.add(tuple.local);
         }
         self.order.push_back((until, tuple));
@@ -87,6 +92,16 @@ impl TimeWait {
     /// expired entries at its polls, since removal is not worth a wake-up.
     pub(super) fn get(&self, now: Instant, tuple: &Tuple) -> Option<Remains> {
         self.entries.get(tuple).filter(|entry| now < entry.until).map(|entry| entry.remains)
+    }
+
+    /// Returns `true` if an answer for the entry is within its own rate.
+    pub(super) fn may_answer(&mut self, now: Instant, tuple: &Tuple) -> bool {
+        let Some(entry) = self.entries.get_mut(tuple) else { return false };
+        let may = entry.answered.is_none_or(|at| now.since(at) >= ANSWER_PAUSE);
+        if may {
+            entry.answered = Some(now);
+        }
+        may
     }
 
     pub(super) fn remove(&mut self, tuple: &Tuple, ports: &mut LocalPorts) {

@@ -10,9 +10,8 @@ use super::sending::Sending;
 use super::sequence::Seq;
 use crate::{Counters, Instant};
 
-/// The time that a peer may delay the acknowledgement of a single segment (RFC 8985, 7.2, has
-/// 200 ms, the usual value of its time).
-const PEER_DELAY: Duration = Duration::from_millis(50);
+/// The time that a peer may delay the acknowledgement of a single segment (RFC 8985, 7.2).
+const PEER_DELAY: Duration = Duration::from_millis(200);
 /// The least time before a probe of the tail.
 const LEAST_PROBE: Duration = Duration::from_millis(10);
 
@@ -24,9 +23,10 @@ impl Sending {
         }
         self.recovery.has_sent = true;
         self.recovery.sent = self.recovery.sent.saturating_add(end.since(start));
-        self.scoreboard.sent(start, end, now);
+        self.scoreboard.sent(start, end, now, self.rtt.least());
         self.nxt = end;
         self.last_sent = now;
+        self.active = now;
         match self.recovery.forced {
             Forced::Tail => self.recovery.tail = Some((end, false)),
             Forced::Window => self.recovery.probes_window = true,
@@ -39,8 +39,7 @@ impl Sending {
     /// Records that data was sent again. `clock`: our clock in that segment.
     pub(super) fn note_again(&mut self, now: Instant, (start, end): Block, clock: u32) {
         let is_probe = self.recovery.forced == Forced::Tail;
-        self.scoreboard.split_at(start);
-        self.scoreboard.sent_again(start, end, now);
+        self.scoreboard.sent_again(start, end, now, self.rtt.least());
         self.last_sent = now;
         let recovery = &mut self.recovery;
         recovery.sent = recovery.sent.saturating_add(end.since(start));
@@ -87,18 +86,19 @@ impl Sending {
         blocked.then(|| recovery.base.max(self.last_sent) + self.rtt.timeout())
     }
 
-    /// Handles a passed deadline.
-    pub(super) fn expired(&mut self, now: Instant, counters: &mut Counters) {
+    /// Handles a passed deadline. Returns `true` if it is the retransmission timeout.
+    pub(super) fn expired(&mut self, now: Instant, counters: &mut Counters) -> bool {
         if self.deadline().is_none_or(|at| at > now) {
-            return;
+            return false;
         }
         if !self.is_outstanding() {
             self.rtt.back_off();
             self.recovery.forced = Forced::Window;
-            return;
+            return false;
         }
         if now >= self.recovery.base + self.rtt.timeout() {
-            return self.timed_out(counters);
+            self.timed_out(counters);
+            return true;
         }
         if self.recovery.reorder_at.take().is_some_and(|at| at <= now) {
             let outstanding = self.nxt.since(self.una);
@@ -111,6 +111,7 @@ impl Sending {
             counters.tcp_tail_probes += 1;
             self.recovery.forced = Forced::Tail;
         }
+        false
     }
 
     /// Handles the retransmission timeout (RFC 6298, 5.4 to 5.6).

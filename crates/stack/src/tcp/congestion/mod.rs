@@ -82,6 +82,12 @@ impl Congestion {
         matches!(self.algorithm, Algorithm::Unlimited)
     }
 
+    /// Begins with one segment, since SYNs were lost.
+    pub(super) fn begin_small(&mut self) {
+        let segment = self.segment;
+        self.set_window(segment);
+    }
+
     /// Lets the window grow. The caller calls this only if the window limited the sender.
     pub(super) fn acknowledged(&mut self, now: Instant, report: &Report) {
         let segment = self.segment;
@@ -119,6 +125,7 @@ impl Congestion {
     /// window, at once or step by step.
     pub(super) fn reduce(&mut self) {
         self.before = Some((self.window, self.threshold));
+        self.slow_start = SlowStart::default();
         let least = 2 * self.segment;
         self.threshold = match &mut self.algorithm {
             Algorithm::Cubic(cubic) => cubic.reduce(self.window, self.segment).max(least),
