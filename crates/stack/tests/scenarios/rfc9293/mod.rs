@@ -1,0 +1,7 @@
+//! RFC 9293: Transmission Control Protocol.
+
+mod closing;
+mod opening;
+mod options;
+mod segments;
+mod windows;
