@@ -94,13 +94,12 @@ impl Checks {
             }
         }
         self.ended |= segment.has(FIN);
-        if segment.has(ACK) {
+        // An acknowledgement of what was never sent tells nothing.
+        if segment.has(ACK) && !before(self.sent_to, segment.acknowledgement) {
             let shift = if segment.has(SYN) { 0 } else { self.shifts().1 };
             let edge = segment.acknowledgement.wrapping_add(u32::from(segment.window) << shift);
             self.peer_edge = Some(self.peer_edge.map_or(edge, |known| later(known, edge)));
-            if !before(self.sent_to, segment.acknowledgement) {
-                self.acknowledged = later(self.acknowledged, segment.acknowledgement);
-            }
+            self.acknowledged = later(self.acknowledged, segment.acknowledgement);
         }
     }
 

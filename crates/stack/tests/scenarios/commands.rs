@@ -27,6 +27,11 @@ use crate::notation::{Range, micros};
 use crate::script::{PEER_PORT, Runner, STACK_PORT};
 use crate::wire;
 
+/// Lets the link segment packets and compute checksums.
+pub fn enable_offload(config: &mut Config) {
+    config.offload = Offload { checksum: true, tcp_segmentation: true, max_frame_bytes: 65_535 };
+}
+
 /// Applies `config NAME VALUE`.
 pub fn configure(config: &mut Config, words: &[String]) {
     let value = words.get(2).map_or("", String::as_str);
@@ -34,10 +39,7 @@ pub fn configure(config: &mut Config, words: &[String]) {
     let time = || Duration::from_micros(micros(value) as u64);
     let tcp = &mut config.tcp;
     match words[1].as_str() {
-        "tso" => {
-            config.offload =
-                Offload { checksum: true, tcp_segmentation: true, max_frame_bytes: 65_535 };
-        }
+        "tso" => enable_offload(config),
         "mtu" => config.mtu = count(),
         "receive_buffer" => tcp.receive_buffer_bytes = count(),
         "send_buffer" => tcp.send_buffer_bytes = count(),

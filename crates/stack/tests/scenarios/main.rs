@@ -9,6 +9,7 @@ mod checks;
 mod commands;
 mod matching;
 mod notation;
+mod peer;
 mod script;
 mod wire;
 
@@ -25,9 +26,11 @@ macro_rules! scenarios {
     };
 }
 
+mod generated;
 mod rfc1122;
 mod rfc2018;
 mod rfc3168;
+mod rfc4015;
 mod rfc4987;
 mod rfc5482;
 mod rfc5681;

@@ -134,4 +134,68 @@ scenarios! {
         none .1
         accept none
     ";
+    /// 3.6: a cookie keeps no larger segment size than the peer's.
+    cookie_of_a_small_segment_size: "
+        config half_open 4
+        listen 1000
+        flood 300
+        < S 0:0(0) win 65535 <mss 100>
+        > S. 0:0(0) ack 1
+        +.1 < . 1:1(0) ack 1
+        accept
+        send 1000
+        sends 1 10 .05
+    ";
+    /// 3.6: a peer that states no segment size has 536.
+    cookie_without_segment_size: "
+        config half_open 4
+        listen 1000
+        flood 300
+        < S 0:0(0) win 65535
+        > S. 0:0(0) ack 1
+        +.1 < . 1:1(0) ack 1
+        accept
+        send 5000
+        sends 9 10 .05
+    ";
+    /// RFC 3168 and 3.6: an agreement on ECN that a cookie makes holds, or there is none.
+    cookie_and_ecn: "
+        config half_open 4
+        listen 1000
+        flood 300
+        < SEC 0:0(0) win 65535 <mss 1460,sackOK,TS,wscale 7>
+        > SE. 0:0(0) ack 1 <TS> | S. 0:0(0) ack 1 <TS>
+        +.1 < . 1:1(0) ack 1 win 1000 <TS>
+        ?> . 1:1(0) ack 1 <TS>
+        accept
+        send 3000
+        sends 2 10 .05
+    ";
+    /// 3.6: the peer repeats its SYN, and answers the first or the second cookie.
+    repeated_syn: "
+        config half_open 4
+        listen 1000
+        flood 300
+        < S 0:0(0) win 65535 <mss 1460>
+        > S. 0:0(0) ack 1
+        +1 ignore 0
+        < S 0:0(0) win 65535 <mss 1460>
+        > S. 0:0(0) ack 1
+        +.1 < . 1:1(0) ack 1
+        accept
+        state established
+    ";
+    /// RFC 9293, 3.10.7.1: after the handshake, the answer to a cookie is an ordinary acknowledgement.
+    answer_twice: "
+        config half_open 4
+        listen 1000
+        flood 300
+        < S 0:0(0) win 65535 <mss 1460>
+        > S. 0:0(0) ack 1
+        +.1 < . 1:1(0) ack 1
+        < . 1:1(0) ack 1
+        none .1
+        accept
+        accept none
+    ";
 }

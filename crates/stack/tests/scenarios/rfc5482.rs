@@ -215,4 +215,27 @@ scenarios! {
         ignore 0
         accept
     ";
+    /// RFC 9293, 3.8.3: the user timeout of a FIN.
+    user_timeout_of_a_fin: "
+        config user_timeout 10
+        passive rtt .1 win 65535 <mss 1000>
+        shutdown write
+        > F. 1:1(0) ack 1
+        ignore 9.5
+        error none
+        ignore 1
+        recv error timedout
+    ";
+    /// RFC 9293, 3.8.3: a peer that acknowledges ever the same is not silent, and yet gets no data.
+    peer_that_repeats_itself: "
+        config user_timeout 100
+        passive rtt .1 win 65535 <mss 500>
+        send 500
+        > P. 1:501(500) ack 1
+        answer 50 . 1:1(0) ack 1
+        state established
+        < . 1:1(0) ack 501
+        unsent 0
+        none 100
+    ";
 }

@@ -264,4 +264,83 @@ scenarios! {
         +.1 < . 1:1(0) ack 5002
         none 5
     ";
+    /// RFC 2018, 3: a report of a part of a segment; the rest is lost.
+    report_of_a_part: "
+        passive rtt .1 win 65535 <mss 1000,sackOK>
+        send 10000
+        > . 1:10001(1000x10) ack 1
+        +.1 < . 1:1(0) ack 1 <sack 1501:10001>
+        > . 1:1001(1000) ack 1
+        > . 1001:1501(500) ack 1
+        +.1 < . 1:1(0) ack 10001
+        none 5
+    ";
+    /// RFC 8985, 7.2: sending more does not put the probe off for ever.
+    probe_while_sending: "
+        passive rtt .1 win 65535 <mss 1000,sackOK>
+        nodelay
+        send 100
+        > . 1:101(100) ack 1
+        +.1 send 100
+        > . 101:201(100) ack 1
+        +.1 send 100
+        > . 201:301(100) ack 1
+        +0~.21 > . *:301(100..300) ack 1
+        ignore .05
+        < . 1:1(0) ack 301
+        none 5
+    ";
+    /// RFC 6298 and RFC 6675: a timeout in recovery.
+    timeout_in_recovery: "
+        passive rtt .1 win 65535 <mss 500,sackOK>
+        send 5000
+        > . 1:5001(500x10) ack 1
+        +.1 < . 1:1(0) ack 1 <sack 501:5001>
+        > . 1:501(500) ack 1
+        +.25~.35 > . 1:501(500) ack 1
+        +.1 < . 1:1(0) ack 5001
+        none 5
+        unsent 0
+    ";
+    /// RFC 6675, 5: new data after recovery, and a second recovery.
+    two_recoveries: "
+        passive rtt .1 win 65535 <mss 1000,sackOK>
+        send 10000
+        > . 1:10001(1000x10) ack 1
+        +.1 < . 1:1(0) ack 1 <sack 1001:10001>
+        > . 1:1001(1000) ack 1
+        +.1 < . 1:1(0) ack 10001
+        send 5000
+        > . 10001:15001(1000x5) ack 1
+        +.1 < . 1:1(0) ack 10001 <sack 11001:15001>
+        > . 10001:11001(1000) ack 1
+        +.1 < . 1:1(0) ack 15001
+        none 5
+        unsent 0
+    ";
+    /// RFC 8985, 7.2: if the retransmission timer is earlier, the probe goes at its time instead.
+    probe_at_the_time_of_the_timeout: "
+        passive rtt .4 win 65535 <mss 1000,sackOK>
+        send 1000
+        > . 1:1001(1000) ack 1
+        +.4 < . 1:1(0) ack 1001
+        send 1000
+        > . 1001:2001(1000) ack 1
+        +.4 < . 1:1(0) ack 2001
+        send 1000
+        > . 2001:3001(1000) ack 1
+        +.4 < . 1:1(0) ack 3001
+        send 1000
+        > . 3001:4001(1000) ack 1
+        +.4 < . 1:1(0) ack 4001
+        send 1000
+        > . 4001:5001(1000) ack 1
+        +.4 < . 1:1(0) ack 5001
+        # SRTT is .4, and RTO .6: less than the .8 after which a probe is due.
+        send 2000
+        > . 5001:7001(1000x2) ack 1
+        +.55~.81 > . 6001:7001(1000) ack 1
+        +.4 < . 1:1(0) ack 7001 <sack 6001:7001>
+        none 5
+    ";
 }

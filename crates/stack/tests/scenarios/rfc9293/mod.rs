@@ -4,4 +4,5 @@ mod closing;
 mod opening;
 mod options;
 mod segments;
+mod states;
 mod windows;

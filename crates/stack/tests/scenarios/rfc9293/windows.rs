@@ -276,4 +276,48 @@ scenarios! {
         +.1 < . 1:1(0) ack 2
         +0~2 > P. 2:3(1) ack 1
     ";
+    /// 3.8.6: a window that is always smaller than a segment.
+    window_below_a_segment: "
+        passive rtt .1 win 500 <mss 1000>
+        send 1500
+        > . 1:*(250..500) ack 1
+        ignore .05
+        +.05 < . 1:1(0) ack 501
+        > . 501:*(250..500) ack 1
+        ignore .05
+        +.05 < . 1:1(0) ack 1001
+        > . 1001:*(250..500) ack 1
+        ignore .05
+        +.05 < . 1:1(0) ack 1501
+        unsent 0
+    ";
+    /// 3.8.6.1: a FIN behind a closed window, without data.
+    fin_alone_behind_a_closed_window: "
+        passive rtt .1 win 65535 <mss 1000>
+        send 100
+        > P. 1:101(100) ack 1
+        +.1 < . 1:1(0) ack 101 win 0
+        shutdown write
+        answer 100 . 1:1(0) ack 101 win 0
+        < . 1:1(0) ack 101 win 1000
+        until 1 F. 101:101(0) ack 1
+        ignore 0
+        < . 1:1(0) ack 102
+        none 5
+        state closed
+    ";
+    /// 3.8.6: a window that opens by less than a segment, and then by more.
+    window_opens_in_steps: "
+        passive rtt .1 win 2000 <mss 1000>
+        send 5000
+        > . 1:2001(1000x2) ack 1
+        +.1 < . 1:1(0) ack 2001 win 1000
+        > . 2001:3001(1000) ack 1
+        +.1 < . 1:1(0) ack 3001 win 200
+        none .05
+        < . 1:1(0) ack 3001 win 2000
+        > . 3001:5001(1000x2) ack 1
+        +.1 < . 1:1(0) ack 5001
+        none 5
+    ";
 }
