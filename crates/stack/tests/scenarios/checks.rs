@@ -133,6 +133,9 @@ impl Checks {
         ensure(segment.ecn == 0, "a SYN with ECT (RFC 3168, 6.1.1)")?;
         let offer = Offer::of(segment);
         if segment.sequence != self.isn || self.stack.is_none() {
+            // RFC 9293, 3.4.1 and 3.6.1: so that segments of the old connection are old.
+            let is_later = !self.begun || before(self.sent_to, segment.sequence.wrapping_add(1));
+            ensure(is_later, "an initial sequence number that the last connection used")?;
             *self = Checks {
                 isn: segment.sequence,
                 sent_to: segment.end(),

@@ -65,7 +65,22 @@ fn long_transfer() -> String {
     script + "unsent 0\nnone 5\n"
 }
 
+/// RFC 9293, 3.6.1: the next connection begins above what a fast one has sent.
+fn fast_connection() -> String {
+    let mut script = String::from("passive win 65535 <mss 1000,sackOK,wscale 7>\n");
+    for round in 1..=40 {
+        writeln!(script, "send 10000\nignore 0\n< . 1:1(0) ack {}\nignore 0", 1 + round * 10_000)
+            .unwrap();
+    }
+    let end = 400_001;
+    writeln!(script, "close\n> F. {end}:{end}(0) ack 1\n< F. 1:1(0) ack {}", end + 1).unwrap();
+    writeln!(script, "ack > . {}:*(0) ack 2", end + 1).unwrap();
+    script + "+.1 < S 5000:5000(0) win 65535 <mss 1000>\n> S. 0:0(0) ack 5001\n"
+}
+
 scenarios! {
+    /// See the script.
+    numbers_of_a_reused_port: &fast_connection();
     /// See the script.
     sixty_holes: &many_holes();
     /// See the script.

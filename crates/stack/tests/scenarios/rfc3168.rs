@@ -201,4 +201,51 @@ scenarios! {
         +1 > S 0:0(0) | SEC 0:0(0)
         +2 > S 0:0(0) | SEC 0:0(0)
     ";
+    /// 6.1.2: new data after a loss has CWR too: it says that the window is smaller, for any reason.
+    loss_sets_cwr: "
+        config reno
+        listen
+        < SEC 0:0(0) win 65535 <mss 1000>
+        > SE. 0:0(0) ack 1
+        +.1 < . 1:1(0) ack 1
+        accept
+        send 10000
+        > ect0 . 1:10001(1000x10) ack 1
+        +.1 < . 1:1(0) ack 1
+        < . 1:1(0) ack 1
+        < . 1:1(0) ack 1
+        > nonect . 1:1001(1000) ack 1
+        +.1 < . 1:1(0) ack 10001
+        send 2000
+        > ect0 C. 10001:11001(1000) ack 1
+        > ect0 . 11001:12001(1000) ack 1
+    ";
+    /// 6.1.2: new data after a timeout has CWR too.
+    timeout_sets_cwr: "
+        listen
+        < SEC 0:0(0) win 65535 <mss 1000>
+        > SE. 0:0(0) ack 1
+        +.1 < . 1:1(0) ack 1
+        accept
+        send 1000
+        > ect0 . 1:1001(1000) ack 1
+        +.3 > nonect . 1:1001(1000) ack 1
+        +.1 < . 1:1(0) ack 1001
+        send 1000
+        > ect0 C. 1001:2001(1000) ack 1
+    ";
+    /// 6.1.6: a probe of a closed window is not ECT.
+    window_probe: "
+        listen
+        < SEC 0:0(0) win 65535 <mss 1000>
+        > SE. 0:0(0) ack 1
+        +.1 < . 1:1(0) ack 1
+        accept
+        send 100
+        > ect0 P. 1:101(100) ack 1
+        +.1 < . 1:1(0) ack 101 win 0
+        send 1000
+        +.2~.5 > nonect . 101:102(1) ack 1 | nonect . 100:100(0) ack 1
+        ignore .1
+    ";
 }

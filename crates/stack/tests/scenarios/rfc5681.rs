@@ -249,4 +249,34 @@ scenarios! {
         send 40000
         sends 2 10 .05
     ";
+    /// 3.1, equation 4: the threshold is half of what was in flight, and not half of the window.
+    loss_with_little_in_flight: "
+        config reno
+        passive rtt .1 win 65535 <mss 1000,wscale 7>
+        send 30000
+        > . 1:10001(1000x10) ack 1
+        +.1 < . 1:1(0) ack 2001
+        ignore 0
+        < . 1:1(0) ack 4001
+        ignore 0
+        < . 1:1(0) ack 6001
+        ignore 0
+        < . 1:1(0) ack 8001
+        ignore 0
+        < . 1:1(0) ack 10001
+        ignore 0
+        +.1 < . 1:1(0) ack 20001
+        ignore 0
+        < . 1:1(0) ack 30001
+        unsent 0
+        send 4000
+        > . 30001:34001(1000x4) ack 1
+        +.1 < . 1:1(0) ack 30001
+        < . 1:1(0) ack 30001
+        < . 1:1(0) ack 30001
+        > . 30001:31001(1000) ack 1
+        +.1 < . 1:1(0) ack 34001
+        send 30000
+        sends 2 6 .05
+    ";
 }

@@ -215,4 +215,29 @@ scenarios! {
         > . 2921:4381(1460) ack 1
         ignore .05
     ";
+    /// RFC 1122, 4.2.3.9: errors about a SYN-ACK do not end the half-open connection.
+    errors_about_a_syn_ack: "
+        listen
+        < S 0:0(0) win 65535 <mss 1000>
+        > S. 0:0(0) ack 1
+        < icmp 3 1 quote S. 0:0(0)
+        < icmp 11 0 quote S. 0:0(0)
+        none .1
+        < . 1:1(0) ack 1
+        accept
+    ";
+    /// RFC 1191, 6.5: a report in a recovery.
+    fragmentation_needed_in_recovery: "
+        passive rtt .1 win 65535 <mss 1460,sackOK>
+        send 14600
+        > . 1:14601(1460x10) ack 1
+        +.1 < . 1:1(0) ack 1 <sack 1461:14601>
+        > . 1:1461(1460) ack 1
+        < icmp 3 4 mtu 1000 quote . 1:1461(1460)
+        until .35 . 1:961(960) ack 1
+        ignore .05
+        < . 1:1(0) ack 14601
+        none 5
+        unsent 0
+    ";
 }

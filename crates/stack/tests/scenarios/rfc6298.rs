@@ -171,4 +171,37 @@ scenarios! {
         none 5
         unsent 0
     ";
+    /// 5 and RFC 1122, 4.2.3.1 (Karn): the doubled timeout stays until a measurement, so that a path
+    /// whose round trip has grown is measured at all.
+    doubled_timeout_stays: "
+        passive rtt .1 win 65535 <mss 500>
+        send 500
+        > . 1:501(500) ack 1
+        +.3 > . 1:501(500) ack 1
+        +.6 > . 1:501(500) ack 1
+        # The answer to the first, after a second: the round trip is longer now.
+        +.1 < . 1:1(0) ack 501
+        send 500
+        > . 501:1001(500) ack 1
+        none .95
+        +.05 < . 1:1(0) ack 1001
+        send 500
+        > . 1001:1501(500) ack 1
+        none .95
+        +.05 < . 1:1(0) ack 1501
+    ";
+    /// 5 and RFC 7323, 4: the same, where timestamps could measure the answer to the first.
+    round_trip_grows_with_timestamps: "
+        passive rtt .1 win 65535 <mss 512,TS>
+        send 500
+        > . 1:501(500) ack 1 <TS val $first ecr *>
+        +.3 > . 1:501(500) ack 1 <TS>
+        +.6 > . 1:501(500) ack 1 <TS>
+        +.1 < . 1:1(0) ack 501 <TS val 6000000 ecr $first>
+        send 500
+        > . 501:1001(500) ack 1 <TS val $second ecr *>
+        none .95
+        +.05 < . 1:1(0) ack 1001 <TS val 6001000 ecr $second>
+        unsent 0
+    ";
 }

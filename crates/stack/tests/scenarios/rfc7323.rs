@@ -194,4 +194,29 @@ scenarios! {
         send 10000
         > . 1:3001(1000x3) ack 1
     ";
+    /// 3.2: zero is a timestamp like others.
+    timestamp_of_zero: "
+        listen
+        < S 0:0(0) win 65535 <mss 1012,TS val 0 ecr 0>
+        > S. 0:0(0) ack 1 <TS val * ecr 0>
+        < . 1:1(0) ack 1 <TS val 0 ecr 0>
+        accept
+        < . 1:101(100) ack 1 <TS val 0 ecr 0>
+        ack > . 1:1(0) ack 101 <TS val * ecr 0>
+        send 1000
+        > . 1:1001(1000) ack 101 <TS>
+    ";
+    /// 5.3, R2 and R3: a segment beside the window does not change what counts as old.
+    paws_after_a_forged_segment: "
+        passive win 65535 <mss 1460,TS>
+        < . 1:101(100) ack 1 <TS val 6000000 ecr 1>
+        ack > . 1:1(0) ack 101 <TS val * ecr 6000000>
+        +1 < . 80001:80101(100) ack 1 <TS val 8000000 ecr 1>
+        > . 1:1(0) ack 101 <TS val * ecr 6000000>
+        +1 < . -80000:-79900(100) ack 1 <TS val 8000000 ecr 1>
+        > . 1:1(0) ack 101 <TS val * ecr 6000000>
+        < . 101:201(100) ack 1 <TS val 6000001 ecr 1>
+        ack > . 1:1(0) ack 201 <TS val * ecr 6000001>
+        recv 200
+    ";
 }

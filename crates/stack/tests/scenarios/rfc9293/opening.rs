@@ -292,4 +292,27 @@ scenarios! {
         < . 1:1(0) ack 1001
         none 2
     ";
+    /// 3.10.7.2, third: a SYN may have other flags and an urgent pointer.
+    syn_with_other_flags: "
+        listen
+        < SPU 0:0(0) win 65535 urg 1 <mss 1000>
+        > S. 0:0(0) ack 1
+        < . 1:1(0) ack 1
+        accept
+        < . 1:101(100) ack 1
+        ack > . 1:1(0) ack 101
+        recv 100
+    ";
+    /// 3.10.7.1: a closed port and a port with a connection of another peer.
+    other_peers_segments: "
+        passive win 65535 <mss 1000>
+        @1 < . 1:1(0) ack 500
+        > R 500:500(0)
+        @1 < S 0:0(0) win 65535 <mss 1000>
+        > S. 0:0(0) ack 1
+        @1 < R 1:1(0)
+        @0 state established
+        < . 1:101(100) ack 1
+        ack > . 1:1(0) ack 101
+    ";
 }
