@@ -228,25 +228,7 @@ pub fn parse_spec(text: &str) -> Spec {
         spec.ecn = ecn;
         words.next();
     }
-    for letter in words.next().expect("a segment has flags").chars() {
-        spec.flags |= match letter {
-            'F' => FIN,
-            'S' => SYN,
-            'R' => RST,
-            '.' => ACK,
-            'U' => URG,
-            'E' => ECE,
-            'C' => CWR,
-            'P' => PSH,
-            'p' | '-' => 0,
-            _ => panic!("{letter:?} is no flag"),
-        };
-        match letter {
-            'P' => spec.push = Some(true),
-            'p' => spec.push = Some(false),
-            _ => {}
-        }
-    }
+    parse_flags(words.next().expect("a segment has flags"), &mut spec);
     let place = words.next().expect("a segment has sequence numbers");
     let (from, rest) = place.split_once(':').expect("FROM:TO(BYTES)");
     let (to, bytes) = rest.split_once('(').expect("FROM:TO(BYTES)");
@@ -268,6 +250,28 @@ pub fn parse_spec(text: &str) -> Spec {
     let options = options.split(',').map(str::trim).filter(|option| !option.is_empty());
     spec.options = options.map(parse_option).collect();
     spec
+}
+
+fn parse_flags(letters: &str, spec: &mut Spec) {
+    for letter in letters.chars() {
+        spec.flags |= match letter {
+            'F' => FIN,
+            'S' => SYN,
+            'R' => RST,
+            '.' => ACK,
+            'U' => URG,
+            'E' => ECE,
+            'C' => CWR,
+            'P' => PSH,
+            'p' | '-' => 0,
+            _ => panic!("{letter:?} is no flag"),
+        };
+        match letter {
+            'P' => spec.push = Some(true),
+            'p' => spec.push = Some(false),
+            _ => {}
+        }
+    }
 }
 
 fn parse_option(text: &str) -> Choice {
