@@ -45,7 +45,7 @@ impl Sending {
         if delivery.duplicate {
             self.scoreboard.widen();
         }
-        self.end_tail_probe(ack, progress, &delivery);
+        self.end_tail_probe(ack, progress, &delivery, outstanding);
         if progress && self.was_nothing_lost(ack) {
             counters.tcp_spurious_recoveries += 1;
             self.take_back();
@@ -53,7 +53,7 @@ impl Sending {
         let marked = self.detect(now, ack, progress, &mut delivery);
         self.change_phase(counters, progress, marked, outstanding);
         if ack.marked {
-            self.note_mark(counters);
+            self.note_mark(counters, outstanding);
         }
         if delivery.bytes > 0 {
             self.adjust_window(now, &delivery, progress, marked, was_una);
@@ -85,7 +85,13 @@ impl Sending {
 
     /// Ends a probe of the tail (RFC 8985, 7.4.2): it repaired a loss if it was a repetition, and
     /// the peer reports it only once.
-    fn end_tail_probe(&mut self, ack: &Acknowledgement<'_>, progress: bool, delivery: &Delivery) {
+    fn end_tail_probe(
+        &mut self,
+        ack: &Acknowledgement<'_>,
+        progress: bool,
+        delivery: &Delivery,
+        outstanding: u32,
+    ) {
         let Some((end, again)) = self.recovery.tail else { return };
         if ack.number.before(end) {
             return;
@@ -96,7 +102,7 @@ impl Sending {
         } else if ack.number.after(end) {
             self.recovery.tail = None;
             if self.recovery.phase == Phase::Open {
-                self.congestion.reduce();
+                self.congestion.reduce(outstanding);
                 self.congestion.recovered();
             }
         }
@@ -185,8 +191,9 @@ impl Sending {
         let left = ended && self.scoreboard.has_lost();
         if (marked || left) && self.recovery.phase == Phase::Open {
             counters.tcp_fast_recoveries += 1;
-            self.congestion.reduce();
+            self.congestion.reduce(outstanding);
             let recovery = &mut self.recovery;
+            recovery.tell_reduced = true;
             recovery.phase = Phase::Recovery;
             recovery.forced = Forced::Lost;
             recovery.point = self.nxt;
@@ -199,7 +206,7 @@ impl Sending {
     }
 
     /// Reduces the window once per round trip, since a router marked a packet (RFC 3168, 6.1.2).
-    fn note_mark(&mut self, counters: &mut Counters) {
+    fn note_mark(&mut self, counters: &mut Counters, outstanding: u32) {
         let recovery = &mut self.recovery;
         let is_old = recovery.marked.is_some_and(|end| self.una.before(end));
         if is_old || recovery.phase != Phase::Open {
@@ -208,7 +215,7 @@ impl Sending {
         recovery.marked = Some(self.nxt);
         recovery.tell_reduced = true;
         counters.tcp_ecn_reductions += 1;
-        self.congestion.reduce();
+        self.congestion.reduce(outstanding);
         self.congestion.recovered();
     }
 
@@ -223,8 +230,8 @@ impl Sending {
         if self.recovery.phase == Phase::Recovery {
             return self.pace_recovery(delivery, progress && !marked);
         }
-        // Without progress, a duplicate acknowledgement does not let the window grow.
-        if !progress && !delivery.selected {
+        // Only new cumulative acknowledgements let the window grow (RFC 5681, 3.1).
+        if !progress {
             return;
         }
         let limited = self.limited.is_some_and(|end| !was_una.after(end));
@@ -233,7 +240,7 @@ impl Sending {
         }
         if limited || self.recovery.phase == Phase::Loss {
             let report = Report {
-                bytes: delivery.bytes,
+                bytes: self.una.since(was_una),
                 sample: delivery.sample,
                 smoothed: self.round_trip(),
                 acknowledged: self.una,

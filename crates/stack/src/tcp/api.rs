@@ -181,6 +181,7 @@ impl Tcp {
             connection.receiving.tune(now, round_trip, roomy);
             // The read made room: a window update may be due at once.
             if connection.state.receives() && connection.receiving.should_update() {
+                connection.receiving.acknowledge_now();
                 self.mark(id.index);
             }
             return Ok(len);

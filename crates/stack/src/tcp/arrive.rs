@@ -205,8 +205,10 @@ impl Connection {
             return;
         };
         let receiving = &mut self.receiving;
-        let covers = !seg.sequence.after(receiving.acknowledged);
-        if covers && clock.wrapping_sub(receiving.recent) as i32 >= 0 {
+        let last = receiving.acknowledged;
+        let covers = !seg.sequence.after(last) && !seg.end().before(last);
+        let is_newer = clock.wrapping_sub(receiving.recent) as i32 >= 0;
+        if covers && (is_newer || env.now.since(receiving.recent_at) >= TIMESTAMP_LASTS) {
             receiving.recent = clock;
             receiving.recent_at = env.now;
         }

@@ -121,6 +121,8 @@ pub(super) enum Ecn {
 pub(super) struct Narrowed {
     tried: Option<usize>,
     at: Seq,
+    /// The size that the path carried as far as known.
+    before: usize,
 }
 
 /// A segment that ends the connection, to be sent.
@@ -307,7 +309,11 @@ impl Connection {
 
     /// Starts or stops the time of a silent peer and of a dropped connection.
     pub(super) fn note_time(&mut self, now: Instant, config: &TcpConfig) {
-        if !self.owes() {
+        // While the window is closed, a peer that answered the last probe is not silent (RFC 9293,
+        // 3.8.6.1).
+        let sending = &self.sending;
+        let answered = sending.is_closed() && self.last_heard >= sending.last_sent;
+        if !self.owes() || answered {
             self.waiting_since = None;
         } else if self.waiting_since.is_none() {
             self.waiting_since = Some(now);
@@ -375,12 +381,26 @@ impl Connection {
         if sending.rtt.backoff() < SUSPICIOUS || !is_full || sending.is_closed() {
             return;
         }
-        let mss = self.sizes.mss();
-        let smaller = PLATEAUS.into_iter().map(|mtu| mtu - headers).find(|&size| size < mss);
-        if let Some(size) = smaller {
-            self.narrowed = Narrowed { tried: Some(size), at: self.sending.una };
+        let step = usize::from(sending.rtt.backoff() - SUSPICIOUS);
+        if step == 0 {
+            self.narrowed.before = self.sizes.path;
+        }
+        // Two timeouts for each size. If none gets through, the peer is absent.
+        let size = match PLATEAUS.get(step / 2) {
+            Some(mtu) => (mtu - headers).min(self.narrowed.before),
+            None => self.narrowed.before,
+        };
+        if size != self.sizes.path && size > 0 {
+            let narrower = size < self.narrowed.before;
+            self.narrowed.tried = narrower.then_some(size);
+            self.narrowed.at = self.sending.una;
             self.narrow(size);
         }
+    }
+
+    /// Returns `true` if the connection is trying a smaller segment size.
+    pub(super) fn tries_size(&self) -> bool {
+        self.narrowed.tried.is_some()
     }
 
     /// Returns the segment size that the path carries, once a smaller one got through.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::arrive::Verdict;
 use super::connection::{Connection, Owner, State};
-use super::segment::{ACK, HEADER_BYTES, RST, SYN, Segment};
+use super::segment::{ACK, FIN, HEADER_BYTES, RST, SYN, Segment};
 use super::table::Tcp;
 use super::time_wait::Remains;
 use super::tuple::Tuple;
@@ -74,7 +74,9 @@ impl Tcp {
             return;
         }
         host.counters.tcp_no_connection += 1;
-        if !seg.has(RST) {
+        // A listener drops what neither opens nor acknowledges (RFC 9293, 3.10.7.2).
+        let is_ignored = kind == 0 && self.listeners.find(tuple.local).is_some();
+        if !seg.has(RST) && !is_ignored {
             self.refuse(now, host, &tuple, &seg);
         }
     }
@@ -100,6 +102,9 @@ impl Tcp {
         }
         // Another such entry may be at the other side, and would answer the answer.
         if (seg.len() > 0 || !is_next) && self.time_wait.may_answer(now, tuple) {
+            if seg.has(FIN) {
+                self.time_wait.restart(now, tuple);
+            }
             let at = (remains.send_next, remains.receive_next);
             self.say(now, host, tuple, at, (ACK, 0), remains.stamps);
         }

@@ -274,8 +274,7 @@ impl Tcp {
         let is_within = seg.sequence.since(theirs + 1) <= window;
         let is_next = seg.sequence == theirs + 1;
         if !is_within || seg.has(RST) && !is_next {
-            // Another half-open connection may be at the other side, and would answer the answer.
-            if is_within || !seg.has(RST) && seg.len() > 0 {
+            if is_within || !seg.has(RST) {
                 self.challenge_half_open(now, host, &tuple, &agreement, stamps);
             }
             return;

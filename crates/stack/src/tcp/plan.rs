@@ -291,7 +291,11 @@ impl Connection {
         let left = sending.end().since(sending.nxt);
         let len = left.min(sending.usable().clamp(1, sending.segment));
         let block = (sending.nxt, sending.nxt + len);
-        Some(self.with_data(now, block, Kind::New(block)))
+        let mut plan = self.with_data(now, block, Kind::New(block));
+        // RFC 3168, 6.1.6: a probe's loss would go unnoticed.
+        plan.markable = false;
+        plan.header.flags &= !CWR;
+        Some(plan)
     }
 
     /// Returns a keep-alive: a number that the peer has acknowledged, so that it answers
@@ -308,7 +312,7 @@ impl Connection {
             AckDue::At(at) => at <= now,
             AckDue::No => false,
         };
-        if !due && !self.receiving.should_update() {
+        if !due {
             return None;
         }
         Some(self.segment(now, self.number(), ACK, Kind::Bare))
@@ -347,7 +351,8 @@ impl Connection {
                 if plan.header.flags & CWR != 0 {
                     self.sending.recovery.tell_reduced = false;
                 }
-                if !plan.len.is_multiple_of(plan.segment) {
+                let probes = self.sending.recovery.forced == Forced::Window;
+                if !plan.len.is_multiple_of(plan.segment) && !probes {
                     self.sending.small = Some(end);
                 }
                 self.sending.note_sent(now, start, end);

@@ -158,7 +158,7 @@ impl Receiving {
     /// Returns `true` if the application's reads opened the window so far that the peer should know
     /// at once: at least twice what it knows of.
     pub(super) fn should_update(&self) -> bool {
-        let (free, known) = (self.free(), self.window());
+        let (free, known) = (self.free().min(FIELD << self.shift), self.window());
         !self.finished && free >= known + self.step() && free >= 2 * known
     }
 

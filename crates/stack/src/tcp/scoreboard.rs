@@ -66,6 +66,11 @@ impl Scoreboard {
         all - self.sacked - self.lost
     }
 
+    /// Returns `true` if the peer reported the first data that it has not acknowledged.
+    pub(super) fn is_first_sacked(&self) -> bool {
+        self.records.front().is_some_and(|record| record.is(SACKED))
+    }
+
     /// Returns `true` if no further data can be recorded.
     pub(super) fn is_full(&self) -> bool {
         self.records.len() >= MAX_RECORDS

@@ -104,6 +104,14 @@ impl TimeWait {
         may
     }
 
+    /// Begins the time of an entry again, since the peer repeats its FIN (RFC 9293, 3.10.7.4).
+    pub(super) fn restart(&mut self, now: Instant, tuple: &Tuple) {
+        if let Some(entry) = self.entries.get_mut(tuple) {
+            entry.until = now + self.time;
+            self.order.push_back((entry.until, *tuple));
+        }
+    }
+
     pub(super) fn remove(&mut self, tuple: &Tuple, ports: &mut LocalPorts) {
         if self.entries.remove(tuple).is_some() {
             ports.remove(tuple.local);

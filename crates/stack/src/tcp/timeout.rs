@@ -96,7 +96,9 @@ impl Sending {
             self.recovery.forced = Forced::Window;
             return false;
         }
-        if now >= self.recovery.base + self.rtt.timeout() {
+        // A probe of the tail that would come later than the timeout takes its place (RFC 8985,
+        // 7.2).
+        if now >= self.recovery.base + self.rtt.timeout() && self.recovery.probe_at.is_none() {
             self.timed_out(counters);
             return true;
         }
@@ -122,7 +124,8 @@ impl Sending {
         self.recovery.tail = None;
         self.recovery.duplicates = 0;
         let again = self.rtt.backoff() > 0;
-        if again {
+        // The first segment goes again whatever the peer reported of it (RFC 2018, 8).
+        if again || self.scoreboard.is_first_sacked() {
             self.scoreboard.forget_selected();
         }
         self.rtt.back_off();
@@ -135,7 +138,9 @@ impl Sending {
         if self.recovery.phase != Phase::Loss {
             self.recovery.first_again = None;
         }
-        self.congestion.timed_out(again || self.recovery.phase == Phase::Loss);
+        let flight = self.nxt.since(self.una);
+        self.congestion.timed_out(flight, again || self.recovery.phase == Phase::Loss);
+        self.recovery.tell_reduced = true;
         self.recovery.phase = Phase::Loss;
         self.recovery.point = self.nxt;
     }

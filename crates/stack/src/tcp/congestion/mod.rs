@@ -121,17 +121,19 @@ impl Congestion {
         self.window = self.window.min(MAX_WINDOW);
     }
 
-    /// Reduces the threshold, since the path lost or marked packets. The caller then sets the
-    /// window, at once or step by step.
-    pub(super) fn reduce(&mut self) {
+    /// Reduces the threshold, since the path lost or marked packets while `flight` bytes were not
+    /// acknowledged: a window that was not in use says nothing of the path (RFC 5681, 3.1,
+    /// equation 4; RFC 9438, 4.6). The caller then sets the window, at once or step by step.
+    pub(super) fn reduce(&mut self, flight: u32) {
+        let used = self.window.min(flight);
         self.before = Some((self.window, self.threshold));
         self.slow_start = SlowStart::default();
         let least = 2 * self.segment;
         self.threshold = match &mut self.algorithm {
-            Algorithm::Cubic(cubic) => cubic.reduce(self.window, self.segment).max(least),
+            Algorithm::Cubic(cubic) => cubic.reduce(used, self.segment).max(least),
             Algorithm::Reno(acknowledged) => {
                 *acknowledged = 0;
-                (self.window / 2).max(least)
+                (used / 2).max(least)
             }
             Algorithm::Unlimited => MAX_WINDOW,
         };
@@ -144,11 +146,11 @@ impl Congestion {
         }
     }
 
-    /// Begins again with one segment after a timeout (RFC 5681, 3.1, equation 4). `again`: an
-    /// earlier timeout of the same data reduced the threshold already.
-    pub(super) fn timed_out(&mut self, again: bool) {
+    /// Begins again with one segment after a timeout (RFC 5681, 3.1, equation 4) of `flight` bytes.
+    /// `again`: an earlier timeout of the same data reduced the threshold already.
+    pub(super) fn timed_out(&mut self, flight: u32, again: bool) {
         if !again {
-            self.reduce();
+            self.reduce(flight);
         }
         self.slow_start = SlowStart::default();
         self.set_window(self.segment);
@@ -226,7 +228,7 @@ mod tests {
         let mut reno = Congestion::new(CongestionControl::Reno, 1000);
         reno.acknowledged(Instant::ZERO, &report(10_000));
         assert_eq!(reno.window(), 20_000);
-        reno.reduce();
+        reno.reduce(20_000);
         assert_eq!(reno.threshold(), 10_000);
         reno.recovered();
         for _ in 0..10 {
@@ -241,8 +243,8 @@ mod tests {
     #[test]
     fn a_timeout_begins_with_one_segment_and_can_be_taken_back() {
         let mut reno = Congestion::new(CongestionControl::Reno, 1000);
-        reno.timed_out(false);
-        reno.timed_out(true);
+        reno.timed_out(10_000, false);
+        reno.timed_out(10_000, true);
         assert_eq!((reno.window(), reno.threshold()), (1000, 5000));
         reno.restore();
         assert_eq!((reno.window(), reno.threshold()), (10_000, MAX_WINDOW));
