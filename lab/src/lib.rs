@@ -31,7 +31,7 @@
 //! | [`guest`] | virtual machines that run scripts of checks |
 //! | [`documents`] | writes all of these, or compares them with the results |
 //! | `techniques` | techniques that can be switched on and off |
-//! | `child`, `process` | the other processes of an experiment |
+//! | `child`, `process`, `programs` | the other processes of an experiment |
 //! | `trip` | the packet and the applications of round trips |
 
 #![forbid(unsafe_code)]
@@ -69,6 +69,7 @@ mod path_files;
 mod peers;
 mod penn;
 mod process;
+mod programs;
 pub mod prose;
 mod queue;
 mod race;

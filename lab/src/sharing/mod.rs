@@ -14,16 +14,17 @@ use anyhow::anyhow;
 
 use crate::Settings;
 use crate::process::XdpMode;
+use crate::programs::{own_program, program};
 use crate::report::Outcome;
 use host::{Hosts, Server};
 use others::Ssh;
 use web::Programs;
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
-    let towpath = host::own_program("towpath").map_err(|why| anyhow!(why))?;
+    let towpath = own_program("towpath").map_err(|why| anyhow!(why))?;
     let hosts = Hosts::new()?;
     let mut outcome = Outcome { how: HOW.into(), ..Outcome::default() };
-    let ping = found(host::program("ping", "iputils-ping"), &mut outcome);
+    let ping = found(program("ping", "iputils-ping"), &mut outcome);
     let ssh = found(Ssh::find(), &mut outcome);
     let programs = found(Programs::find(), &mut outcome);
     let window = Duration::from_millis(if settings.quick { 100 } else { 1000 });

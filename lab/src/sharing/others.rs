@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::host::{Hosts, NEAR, Running, program};
+use super::host::{Hosts, NEAR};
 use crate::latency::Latency;
+use crate::programs::{Running, program};
 
 /// The time between two pings, and two lines of the session.
 const INTERVAL: Duration = Duration::from_millis(10);

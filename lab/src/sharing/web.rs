@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
-use super::host::{Hosts, NEAR, Running, Server, own_program, program};
+use super::host::{Hosts, NEAR, Server};
 use crate::process::XdpMode;
+use crate::programs::{Running, own_program, program};
 use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;
 
