@@ -12,6 +12,7 @@ mod isolated;
 mod offloads;
 mod packet_socket;
 mod pages;
+mod realtime;
 mod ring;
 mod select;
 mod steps;
@@ -25,6 +26,7 @@ pub use isolated::{ISOLATED_LIMIT, REQUIRE_ALL, isolated, required, skip, test_n
 pub use offloads::set_tcp_segmentation;
 pub use packet_socket::PacketSocket;
 pub use pages::{Move, PAGE_BYTES, Pages};
+pub use realtime::run_before_others;
 pub use ring::Ring;
 pub use select::Selected;
 pub use steps::{StepWatch, Steps};
