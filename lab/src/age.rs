@@ -20,6 +20,7 @@ fn code(experiment: &str) -> &'static [&'static str] {
         Some(Experiment::Waiting | Experiment::Wakeups) => {
             &["crates/queue", "crates/waiting", "crates/device", "crates/server", "crates/client"]
         }
+        Some(Experiment::Wire) => &["crates/packet", "crates/stack", "crates/net"],
         Some(
             Experiment::Tcp
             | Experiment::Coexistence

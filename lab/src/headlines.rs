@@ -21,7 +21,7 @@ const fn headline(compared: &'static str, reference: &'static str, better: Bette
     Headline { compared, reference, better }
 }
 
-const HEADLINES: [Headline; 54] = [
+const HEADLINES: [Headline; 60] = [
     headline(
         "descriptor queue, checked, to a bare queue: packets/s, 64 B",
         "queue; queue to bare queue; packet_bytes=64",
@@ -222,6 +222,36 @@ const HEADLINES: [Headline; 54] = [
     headline(
         "TCP, application to kernel over TAP, to kernel to kernel over veth: throughput",
         "tcp; application to kernel, to kernel to kernel",
+        Higher,
+    ),
+    headline(
+        "TCP over 200 Mbit/s, round trip 20 ms, 0.1 % lost, Towpath to kernel, to kernel to kernel: throughput",
+        "wire; loss 0.1 %: Towpath to kernel, to kernel to kernel",
+        Higher,
+    ),
+    headline(
+        "TCP over 200 Mbit/s, round trip 20 ms, 0.1 % lost, kernel to Towpath, to kernel to kernel: throughput",
+        "wire; loss 0.1 %: kernel to Towpath, to kernel to kernel",
+        Higher,
+    ),
+    headline(
+        "TCP over 200 Mbit/s, round trip 20 ms, 1 % lost, Towpath to kernel, to kernel to kernel: throughput",
+        "wire; loss 1 %: Towpath to kernel, to kernel to kernel",
+        Higher,
+    ),
+    headline(
+        "TCP over 200 Mbit/s, round trip 20 ms, 1 % lost, kernel to Towpath, to kernel to kernel: throughput",
+        "wire; loss 1 %: kernel to Towpath, to kernel to kernel",
+        Higher,
+    ),
+    headline(
+        "TCP over 1 Gbit/s, round trip 100 ms, Towpath to kernel, to kernel to kernel: throughput",
+        "wire; long path: Towpath to kernel, to kernel to kernel",
+        Higher,
+    ),
+    headline(
+        "TCP over 1 Gbit/s, round trip 100 ms, kernel to Towpath, to kernel to kernel: throughput",
+        "wire; long path: kernel to Towpath, to kernel to kernel",
         Higher,
     ),
     headline(

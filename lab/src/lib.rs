@@ -21,6 +21,7 @@
 //! | `sharing` | a host that shares its address: TCP, a web server, and the kernel beside them |
 //! | `xdp` | round trips over AF_XDP on veth: bare, embedded, server, and kernel sockets |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
+//! | `wire` | TCP of the kernel and of Towpath over one wire with delay, a bottleneck and faults |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
 //! | `watchdog` | the cost of a device's watchdog |
 //! | `wakeups` | very many attempts to lose a wake-up |
@@ -89,6 +90,7 @@ mod trip;
 mod waiting;
 mod wakeups;
 mod watchdog;
+mod wire;
 mod xdp;
 
 pub use child::{ROLE_FLAG, act};
@@ -146,6 +148,8 @@ pub enum Experiment {
     Tap,
     /// TCP between the kernel and a host over TAP, beside the kernel's own over veth.
     Tcp,
+    /// TCP of the kernel and of Towpath over one wire with delay and faults.
+    Wire,
     /// An interface that the kernel and a server share.
     Coexistence,
     /// A host that shares its address with applications.
@@ -174,7 +178,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 23] = [
+    pub const ALL: [Experiment; 24] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -186,6 +190,7 @@ impl Experiment {
         Experiment::Scale,
         Experiment::Tap,
         Experiment::Tcp,
+        Experiment::Wire,
         Experiment::Coexistence,
         Experiment::Sharing,
         Experiment::Xdp,
@@ -215,6 +220,7 @@ impl Experiment {
             Experiment::Scale => "scale",
             Experiment::Tap => "tap",
             Experiment::Tcp => "tcp",
+            Experiment::Wire => "wire",
             Experiment::Coexistence => "coexistence",
             Experiment::Sharing => "sharing",
             Experiment::Xdp => "xdp",
@@ -255,6 +261,9 @@ impl Experiment {
             }
             Experiment::Tap => "reads and writes of a TAP: a call per packet, against io_uring",
             Experiment::Tcp => "TCP between the kernel and a host over TAP, and over veth",
+            Experiment::Wire => {
+                "TCP of the kernel and of Towpath over a wire with delay, queue and loss"
+            }
             Experiment::Coexistence => "TCP on an interface that the kernel and a server share",
             Experiment::Sharing => {
                 "a host's address, shared: TCP, a web server, and the kernel's own"
@@ -280,6 +289,7 @@ impl Experiment {
                 | Experiment::Attacks
                 | Experiment::Tap
                 | Experiment::Tcp
+                | Experiment::Wire
                 | Experiment::Coexistence
                 | Experiment::Sharing
                 | Experiment::Xdp
@@ -326,6 +336,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Scale => scale::measure(settings)?,
         Experiment::Tap => tap::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,
+        Experiment::Wire => wire::measure(settings)?,
         Experiment::Coexistence => coexistence::measure(settings)?,
         Experiment::Sharing => sharing::measure(settings)?,
         Experiment::Xdp => xdp::measure(settings)?,

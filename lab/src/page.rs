@@ -45,6 +45,10 @@ const TAP: &str = "\
 const TCP: &str = "\
     How much of the kernel's own TCP throughput is left when one of the two hosts is an \
     application with a stack of its own, behind a server and a TAP device?";
+const WIRE: &str = "\
+    How do Towpath's TCP and the kernel's compare over the same wire, with delay, a bottleneck and its \
+    queue, loss and late packets, and how do they share a bottleneck? Each sends and receives, to \
+    itself and to the other.";
 const COEXISTENCE: &str = "\
 What does the filter of an interface that the kernel and a server share cost the kernel's own TCP? What \
 is left for the kernel while an application receives, and how does the application's TCP compare with \
@@ -102,6 +106,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Scale => SCALE,
         Experiment::Tap => TAP,
         Experiment::Tcp => TCP,
+        Experiment::Wire => WIRE,
         Experiment::Coexistence => COEXISTENCE,
         Experiment::Sharing => SHARING,
         Experiment::Xdp => XDP,

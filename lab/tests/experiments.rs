@@ -168,6 +168,26 @@ fn tap() {
 }
 
 #[test]
+fn wire() {
+    whole(
+        "wire",
+        "wire",
+        &[
+            "clean: Towpath to kernel, to kernel to kernel",
+            "clean: kernel to Towpath behind a server, to kernel to kernel",
+            "loss 0.1 %: kernel to Towpath, to kernel to kernel",
+            "loss 1 %: Towpath to Towpath, to kernel to kernel",
+            "reordering 1 %: kernel to kernel",
+            "long path: Towpath to kernel, to kernel to kernel",
+            "no delay, no bottleneck: kernel to kernel",
+            "shared bottleneck: Towpath's share beside the kernel",
+            "wire: round trip of UDP, more than its delay",
+        ],
+        &["clean", "loss-0-1", "loss-1", "reordering", "long", "sharing"],
+    );
+}
+
+#[test]
 fn coexistence() {
     whole(
         "coexistence",
