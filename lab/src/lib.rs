@@ -21,6 +21,7 @@
 //! | `sharing` | a host that shares its address: TCP, a web server, and the kernel beside them |
 //! | `xdp` | round trips over AF_XDP on veth: bare, embedded, server, and kernel sockets |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
+//! | `flood` | a web server on Towpath under a SYN flood |
 //! | `wire` | TCP of the kernel and of Towpath over one wire with delay, a bottleneck and faults |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
 //! | `watchdog` | the cost of a device's watchdog |
@@ -48,6 +49,7 @@ pub mod documents;
 mod echo;
 pub mod figure;
 pub mod fit;
+mod flood;
 mod flow;
 mod freebsd;
 pub mod guest;
@@ -150,6 +152,8 @@ pub enum Experiment {
     Tcp,
     /// TCP of the kernel and of Towpath over one wire with delay and faults.
     Wire,
+    /// A web server on Towpath under a SYN flood.
+    Flood,
     /// An interface that the kernel and a server share.
     Coexistence,
     /// A host that shares its address with applications.
@@ -178,7 +182,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 24] = [
+    pub const ALL: [Experiment; 25] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -191,6 +195,7 @@ impl Experiment {
         Experiment::Tap,
         Experiment::Tcp,
         Experiment::Wire,
+        Experiment::Flood,
         Experiment::Coexistence,
         Experiment::Sharing,
         Experiment::Xdp,
@@ -221,6 +226,7 @@ impl Experiment {
             Experiment::Tap => "tap",
             Experiment::Tcp => "tcp",
             Experiment::Wire => "wire",
+            Experiment::Flood => "flood",
             Experiment::Coexistence => "coexistence",
             Experiment::Sharing => "sharing",
             Experiment::Xdp => "xdp",
@@ -264,6 +270,7 @@ impl Experiment {
             Experiment::Wire => {
                 "TCP of the kernel and of Towpath over a wire with delay, queue and loss"
             }
+            Experiment::Flood => "a web server's connections and memory under a SYN flood",
             Experiment::Coexistence => "TCP on an interface that the kernel and a server share",
             Experiment::Sharing => {
                 "a host's address, shared: TCP, a web server, and the kernel's own"
@@ -290,6 +297,7 @@ impl Experiment {
                 | Experiment::Tap
                 | Experiment::Tcp
                 | Experiment::Wire
+                | Experiment::Flood
                 | Experiment::Coexistence
                 | Experiment::Sharing
                 | Experiment::Xdp
@@ -337,6 +345,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Tap => tap::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,
         Experiment::Wire => wire::measure(settings)?,
+        Experiment::Flood => flood::measure(settings)?,
         Experiment::Coexistence => coexistence::measure(settings)?,
         Experiment::Sharing => sharing::measure(settings)?,
         Experiment::Xdp => xdp::measure(settings)?,

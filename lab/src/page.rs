@@ -49,6 +49,9 @@ const WIRE: &str = "\
     How do Towpath's TCP and the kernel's compare over the same wire, with delay, a bottleneck and its \
     queue, loss and late packets, and how do they share a bottleneck? Each sends and receives, to \
     itself and to the other.";
+const FLOOD: &str = "\
+    Do other hosts still connect to a web server on Towpath while a flood of SYNs from random addresses \
+    reaches it, and does the web server's memory grow?";
 const COEXISTENCE: &str = "\
 What does the filter of an interface that the kernel and a server share cost the kernel's own TCP? What \
 is left for the kernel while an application receives, and how does the application's TCP compare with \
@@ -107,6 +110,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Tap => TAP,
         Experiment::Tcp => TCP,
         Experiment::Wire => WIRE,
+        Experiment::Flood => FLOOD,
         Experiment::Coexistence => COEXISTENCE,
         Experiment::Sharing => SHARING,
         Experiment::Xdp => XDP,

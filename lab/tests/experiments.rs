@@ -1,5 +1,5 @@
 //! The experiments, each run whole. `make test-experiments` runs them, one after the other: they
-//! take two minutes of all processors. `bench.rs` has one more.
+//! take some minutes of all processors. `bench.rs` has one more.
 
 mod experiment;
 
@@ -184,6 +184,24 @@ fn wire() {
             "wire: round trip of UDP, more than its delay",
         ],
         &["clean", "loss-0-1", "loss-1", "reordering", "long", "sharing"],
+    );
+}
+
+/// The program `web` of the examples has to be built, as `make test-experiments` does.
+#[test]
+fn flood() {
+    whole(
+        "flood",
+        "flood",
+        &[
+            "no flood: connections made within a second",
+            "flood: connections made within a second",
+            "flood: memory of web, growth during it",
+            "flood: memory of web, growth after it",
+            "flood, as fast as the server takes it: connections made within a second",
+            "flood, as fast as the server takes it: SYNs sent",
+        ],
+        &[],
     );
 }
 
