@@ -153,6 +153,11 @@ pub(crate) enum Role {
         /// Uses the code with support for captures, though no capture is open.
         taps: bool,
     },
+    /// Makes idle connections between two stacks, and reports the memory of each end.
+    IdleConnections {
+        /// The number of connections.
+        connections: usize,
+    },
     /// Sends to itself through a server of its own, for a tool that counts an application's
     /// instructions.
     CountApplication {
@@ -213,6 +218,7 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         }
         Role::AnswerWire(answers) => crate::xdp::answer(&answers),
         Role::Count { way, train, packets, taps } => count(way, train, packets, taps),
+        Role::IdleConnections { connections } => crate::scale::idle_connections(connections),
         Role::CountApplication { packets } => crate::switch::count_application(packets),
     }
 }

@@ -283,6 +283,8 @@ fn scale() {
             "busy among idle sessions, to alone",
             "busy among idle endpoints, to alone",
             "busy among idle connections, to alone",
+            "memory of an end of an idle connection, without data",
+            "memory of an end of an idle connection, after data",
         ],
         &["idle"],
     );

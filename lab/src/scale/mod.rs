@@ -7,6 +7,7 @@
 //! sends as fast as it can, alone or among idle ones.
 
 mod connections;
+mod memory;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary};
 
 use connections::Hosts;
+pub(crate) use memory::idle_connections;
 
 /// Busy queue pairs.
 const BUSY: u32 = 8;
@@ -34,7 +36,7 @@ const SLOTS: u32 = 8;
 const LIMIT: f64 = 1.0 / 1.10;
 const SESSIONS: [usize; 3] = [10, 100, 1000];
 const ENDPOINTS: [u32; 3] = [1, 100, 10_000];
-const CONNECTIONS: usize = 10_000;
+const CONNECTIONS: [usize; 2] = [10_000, 100_000];
 /// The most descriptors of a session in one of the two processes.
 const DESCRIPTORS: u64 = 12;
 
@@ -232,9 +234,19 @@ impl Busy {
 }
 
 fn tcp(settings: Settings, window: Duration, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let most = if settings.quick { CONNECTIONS[0] } else { CONNECTIONS[1] };
+    let made = memory::measure(most, outcome)?;
     let mut alone = Hosts::new(0)?;
-    let mut among = Hosts::new(CONNECTIONS)?;
-    let pairs = Pairs::measure(pairs(settings), || among.run(window), || alone.run(window))?;
-    row(outcome, "connections", CONNECTIONS, "Gbit/s", &pairs);
+    for idle in CONNECTIONS.into_iter().filter(|idle| *idle <= most) {
+        // The first number is small enough for any memory of a connection.
+        if idle > made.max(CONNECTIONS[0]) {
+            let why = format!("{idle} idle connections: each takes too much memory");
+            outcome.missing.push(why);
+            continue;
+        }
+        let mut among = Hosts::new(idle)?;
+        let pairs = Pairs::measure(pairs(settings), || among.run(window), || alone.run(window))?;
+        row(outcome, "connections", idle, "Gbit/s", &pairs);
+    }
     Ok(())
 }
