@@ -414,3 +414,6 @@ impl Scoreboard {
 fn is_one_time(first: Instant, now: Instant, least: Duration) -> bool {
     now.since(first) <= least / 32
 }
+
+#[cfg(test)]
+mod tests;
