@@ -149,7 +149,7 @@ impl Tcp {
         }
         if connection.probe_peer(now) {
             env.counters.tcp_timeouts += 1;
-            return self.fail(now, host, index, SocketError::TimedOut);
+            self.fail(now, host, index, SocketError::TimedOut);
         }
     }
 
