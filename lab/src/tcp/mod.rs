@@ -1,8 +1,11 @@
-//! TCP between the kernel and a host over TAP, beside the kernel's own over veth.
+//! TCP between the kernel and a host over TAP, and between two hosts of one server, beside the
+//! kernel's own over veth, and beside a loop that only reads from a TAP.
 //!
 //! The host is an application: its own stack over a session with a server in another process, which
 //! serves a TAP device in a network namespace made for this. The kernel at the TAP's other side
 //! talks to the host, and in turn, over a veth pair, to itself in a second namespace.
+
+mod bare;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,10 +24,12 @@ use towpath_testkit::{End, Namespace, connect};
 use crate::Settings;
 use crate::child::{Child, OwnSocket, Role, tell, wait_for_end};
 use crate::report::{Outcome, Row};
-use crate::statistics::Pairs;
+use crate::statistics::{in_turn, ratios};
 
-/// The lower limit of each direction's ratio.
-const AT_LEAST: f64 = 0.5;
+/// The lower limits of the ratios.
+const INWARD_TO_LOOP: f64 = 0.85;
+const OUTWARD_TO_KERNEL: f64 = 1.3;
+const BETWEEN_TO_KERNEL: f64 = 2.0;
 /// The TAP, and the kernel's address there.
 const TAP: &str = "tpbench0";
 const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -73,7 +78,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let ours = ours.context("the host got no IPv4 address")?;
     let window = Duration::from_millis(if settings.quick { 250 } else { 1000 });
 
-    let kernel_to_kernel = || {
+    let mut kernel_to_kernel = || {
         let listener = std::net::TcpListener::bind(("192.0.2.1", 0))?;
         let at = listener.local_addr()?;
         flow(
@@ -82,7 +87,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             || kernel_stream(there.run(|| std::net::TcpStream::connect(at))??),
         )
     };
-    let to_application = || {
+    let mut to_application = || {
         let listener = towpath_net::TcpListener::bind(&network, SocketAddr::new(ours, 0))?;
         let at = listener.local_addr()?;
         flow(
@@ -91,7 +96,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             || kernel_stream(std::net::TcpStream::connect(at)?),
         )
     };
-    let to_kernel = || {
+    let mut to_kernel = || {
         let listener = std::net::TcpListener::bind((KERNEL, 0))?;
         let at = listener.local_addr()?;
         flow(
@@ -100,28 +105,88 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             || own_stream(towpath_net::TcpStream::connect(&network, at)?),
         )
     };
-    let inward = Pairs::measure(settings.pairs(), to_application, kernel_to_kernel)?;
-    let outward = Pairs::measure(settings.pairs(), to_kernel, kernel_to_kernel)?;
-    let parameters = [("mtu_bytes", 1500.0)];
-    let row = |name, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
-    Ok(Outcome {
-        how: "one TCP flow, 1 500 bytes of MTU, checksum and segmentation offload on both sides; \
-              server in a process of its own, its engine and the application sleep when idle; \
-              nothing pinned"
-            .into(),
-        rows: vec![
-            row("kernel to application, to kernel to kernel", "ratio", &inward.ratios())
-                .at_least(AT_LEAST),
-            row("application to kernel, to kernel to kernel", "ratio", &outward.ratios())
-                .at_least(AT_LEAST),
+    let other = Network::attach(socket.path())?;
+    let mut between = || {
+        let listener = towpath_net::TcpListener::bind(&network, SocketAddr::new(ours, 0))?;
+        let at = listener.local_addr()?;
+        flow(
+            window,
+            || own_stream(listener.accept()?.0),
+            || own_stream(towpath_net::TcpStream::connect(&other, at)?),
+        )
+    };
+    let bare = bare::Loop::start()?;
+    let mut measured = in_turn(
+        settings.pairs(),
+        &mut [
+            &mut to_application,
+            &mut to_kernel,
+            &mut between,
+            &mut || into_loop(window, &bare),
+            &mut kernel_to_kernel,
         ],
-        context: vec![
-            row("kernel to application, over TAP", "Gbit/s", &inward.ours),
-            row("application to kernel, over TAP", "Gbit/s", &outward.ours),
-            row("kernel to kernel, over veth", "Gbit/s", &[inward.base, outward.base].concat()),
-        ],
-        ..Outcome::default()
-    })
+    )?
+    .into_iter();
+    let mut next = || measured.next().unwrap_or_default();
+    Ok(Values { inward: next(), outward: next(), between: next(), looped: next(), kernel: next() }
+        .outcome())
+}
+
+/// Gigabits per second of each flow, in the same rounds.
+struct Values {
+    inward: Vec<f64>,
+    outward: Vec<f64>,
+    between: Vec<f64>,
+    looped: Vec<f64>,
+    kernel: Vec<f64>,
+}
+
+impl Values {
+    fn outcome(&self) -> Outcome {
+        let parameters = [("mtu_bytes", 1500.0)];
+        let row = |name, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
+        let ratio = |name, ours: &[f64], base: &[f64]| row(name, "ratio", &ratios(ours, base));
+        Outcome {
+            how: "one TCP flow, 1 500 bytes of MTU, checksum and segmentation offload on both \
+                  sides; server in a process of its own, its engine and the applications sleep \
+                  when idle; the loop: the same TCP of the kernel sends to a loop that reads its \
+                  packets from a TAP, copies each payload once and acknowledges it; nothing pinned"
+                .into(),
+            rows: vec![
+                ratio("kernel to application, to the loop", &self.inward, &self.looped)
+                    .at_least(INWARD_TO_LOOP),
+                ratio("kernel to application, to kernel to kernel", &self.inward, &self.kernel),
+                ratio("application to kernel, to kernel to kernel", &self.outward, &self.kernel)
+                    .at_least(OUTWARD_TO_KERNEL),
+                ratio(
+                    "application to application, to kernel to kernel",
+                    &self.between,
+                    &self.kernel,
+                )
+                .at_least(BETWEEN_TO_KERNEL),
+            ],
+            context: vec![
+                row("kernel to application, over TAP", "Gbit/s", &self.inward),
+                row("application to kernel, over TAP", "Gbit/s", &self.outward),
+                row("application to application, one server", "Gbit/s", &self.between),
+                row("kernel to the loop, over TAP", "Gbit/s", &self.looped),
+                row("kernel to kernel, over veth", "Gbit/s", &self.kernel),
+            ],
+            ..Outcome::default()
+        }
+    }
+}
+
+/// Sends from the kernel to the loop for a time; returns gigabits received per second.
+fn into_loop(window: Duration, bare: &bare::Loop) -> anyhow::Result<f64> {
+    let before = bare.bytes();
+    let mut stream = kernel_stream(std::net::TcpStream::connect(bare::Loop::address())?)?;
+    let (data, start, mut sent) = (vec![7; WRITE_BYTES], Instant::now(), 0);
+    while start.elapsed() < window {
+        sent += stream.write(&data).context("sending to the loop")? as u64;
+    }
+    bare.wait_for(before + sent)?;
+    Ok(sent as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e9)
 }
 
 pub(crate) fn kernel_stream(stream: std::net::TcpStream) -> anyhow::Result<std::net::TcpStream> {
