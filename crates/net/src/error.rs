@@ -19,7 +19,7 @@ pub(crate) fn socket(error: SocketError) -> Error {
         SocketError::AddressInUse => ErrorKind::AddrInUse,
         SocketError::AddressNotAvailable => ErrorKind::AddrNotAvailable,
         SocketError::Unreachable => ErrorKind::HostUnreachable,
-        SocketError::Revoked => ErrorKind::PermissionDenied,
+        SocketError::Revoked | SocketError::BroadcastNotEnabled => ErrorKind::PermissionDenied,
         SocketError::LimitReached => ErrorKind::QuotaExceeded,
         SocketError::MessageTooLong | SocketError::InvalidAddress => ErrorKind::InvalidInput,
     };

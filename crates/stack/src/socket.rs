@@ -81,6 +81,9 @@ pub enum SocketError {
     /// that shares its addresses and sends none.
     #[error("the datagram is too long")]
     MessageTooLong,
+    /// The destination is a broadcast address, and the socket may not send to such addresses.
+    #[error("the socket may not send to a broadcast address: enable broadcasts")]
+    BroadcastNotEnabled,
     /// The port belongs to this host no more.
     #[error(
         "the server's policy does not grant this port any more; ask the administrator for a grant, and \

@@ -93,6 +93,60 @@ impl Stack {
         self.udp.peer(id)
     }
 
+    /// Sets the hop limit (IPv4's time to live) of the socket's packets to other destinations than
+    /// multicast groups, at least 1. Default 64.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_set_hop_limit(&mut self, id: UdpId, hop_limit: u8) -> Result<(), SocketError> {
+        self.udp.set_hop_limit(id, hop_limit)
+    }
+
+    /// Returns the value set by [`Stack::udp_set_hop_limit`].
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_hop_limit(&mut self, id: UdpId) -> Result<u8, SocketError> {
+        self.udp.hop_limit(id)
+    }
+
+    /// Sets the hop limit of the socket's packets to multicast groups, at least 1. Default 1: no
+    /// router forwards them.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_set_multicast_hop_limit(
+        &mut self,
+        id: UdpId,
+        hop_limit: u8,
+    ) -> Result<(), SocketError> {
+        self.udp.set_multicast_hop_limit(id, hop_limit)
+    }
+
+    /// Returns the value set by [`Stack::udp_set_multicast_hop_limit`].
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_multicast_hop_limit(&mut self, id: UdpId) -> Result<u8, SocketError> {
+        self.udp.multicast_hop_limit(id)
+    }
+
+    /// Sets whether the socket may send to broadcast addresses. Default `false`.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_set_broadcast(&mut self, id: UdpId, broadcast: bool) -> Result<(), SocketError> {
+        self.udp.set_broadcast(id, broadcast)
+    }
+
+    /// Returns the value set by [`Stack::udp_set_broadcast`].
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_broadcast(&mut self, id: UdpId) -> Result<bool, SocketError> {
+        self.udp.broadcast(id)
+    }
+
     /// Returns the number of datagrams dropped because the receive queue was full.
     ///
     /// # Errors

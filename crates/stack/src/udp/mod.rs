@@ -42,6 +42,11 @@ struct Socket {
     told: bool,
     /// `true` if the socket is in the list of sockets that found no room to send.
     waits: bool,
+    /// The hop limit of sent packets, and that of packets to multicast groups.
+    hop_limit: u8,
+    multicast_hop_limit: u8,
+    /// `true` if the socket may send to broadcast addresses.
+    broadcast: bool,
 }
 
 impl Socket {
@@ -107,6 +112,9 @@ impl Udp {
             revoked: false,
             told: false,
             waits: false,
+            hop_limit: ip::HOP_LIMIT,
+            multicast_hop_limit: 1,
+            broadcast: false,
         };
         if self.free.pop().is_some() {
             self.sockets[index as usize] = Some(socket);
@@ -159,6 +167,10 @@ impl Udp {
             return Err(SocketError::InvalidAddress);
         }
         let route = host.route(to.ip()).ok_or(SocketError::Unreachable)?;
+        if !socket.broadcast && host.is_broadcast(to.ip()) {
+            return Err(SocketError::BroadcastNotEnabled);
+        }
+        let is_multicast = to.ip().is_multicast();
         let src = if socket.local.ip().is_unspecified() { route.src } else { socket.local.ip() };
         let len = HEADER_BYTES + data.len();
         if len + if src.is_ipv4() { 20 } else { 0 } > 65_535 {
@@ -168,7 +180,7 @@ impl Udp {
             src,
             dst: to.ip(),
             protocol: ip::UDP,
-            hop_limit: if to.ip().is_multicast() { 1 } else { ip::HOP_LIMIT },
+            hop_limit: if is_multicast { socket.multicast_hop_limit } else { socket.hop_limit },
             payload_bytes: len,
             fragment: None,
         };
@@ -255,6 +267,37 @@ impl Udp {
 
     pub(crate) fn dropped(&mut self, id: UdpId) -> Result<u64, SocketError> {
         Ok(self.get(id)?.dropped)
+    }
+
+    pub(crate) fn set_hop_limit(&mut self, id: UdpId, hop_limit: u8) -> Result<(), SocketError> {
+        self.get(id)?.hop_limit = hop_limit.max(1);
+        Ok(())
+    }
+
+    pub(crate) fn hop_limit(&mut self, id: UdpId) -> Result<u8, SocketError> {
+        Ok(self.get(id)?.hop_limit)
+    }
+
+    pub(crate) fn set_multicast_hop_limit(
+        &mut self,
+        id: UdpId,
+        hop_limit: u8,
+    ) -> Result<(), SocketError> {
+        self.get(id)?.multicast_hop_limit = hop_limit.max(1);
+        Ok(())
+    }
+
+    pub(crate) fn multicast_hop_limit(&mut self, id: UdpId) -> Result<u8, SocketError> {
+        Ok(self.get(id)?.multicast_hop_limit)
+    }
+
+    pub(crate) fn set_broadcast(&mut self, id: UdpId, broadcast: bool) -> Result<(), SocketError> {
+        self.get(id)?.broadcast = broadcast;
+        Ok(())
+    }
+
+    pub(crate) fn broadcast(&mut self, id: UdpId) -> Result<bool, SocketError> {
+        Ok(self.get(id)?.broadcast)
     }
 
     pub(crate) fn take_error(&mut self, id: UdpId) -> Result<Option<SocketError>, SocketError> {
