@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant as StdInstant};
 
-use crate::driver::Patience;
 use crate::lock::lock;
+use crate::wait::Patience;
 
 /// The options that clones of a socket share.
 #[derive(Default)]

@@ -1,18 +1,19 @@
 //! The counterpart of `std::net::TcpStream`.
 
+mod settings;
+
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant as StdInstant};
 
-use towpath_stack::{SocketError, SocketId, Stack, TcpId, TcpState};
+use towpath_stack::{SocketError, SocketId, Stack, TcpId};
 
-use crate::driver::Patience;
 use crate::lock::lock;
 use crate::options::{Options, each};
 use crate::poller::Poller;
-use crate::wait::Waiter;
+use crate::wait::{Patience, Waiter};
 use crate::{Network, PortProtocol, error};
 
 /// The maximum number of bytes copied at once, during which the thread holds the stack's lock.
@@ -199,104 +200,6 @@ impl TcpStream {
         let Inner { network, id, .. } = &*self.inner;
         let _ = network.shared().with(|core, now| core.stack.tcp_abort(now, *id));
         self.inner.waiter.tell();
-    }
-
-    /// Sets the linger time. With `Some(Duration::ZERO)`, dropping the stream resets the
-    /// connection, as on Linux. Other durations have no effect: a drop never waits, but
-    /// [`Network::drain`] does.
-    ///
-    /// # Errors
-    /// Never.
-    pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
-        self.inner.abort.store(linger == Some(Duration::ZERO), Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Sets whether the stack sends small segments at once instead of collecting them (Nagle's
-    /// algorithm).
-    ///
-    /// # Errors
-    /// Never, while the stream lives.
-    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        self.stack(|stack, id| stack.tcp_set_nodelay(id, nodelay))
-    }
-
-    /// Returns the value set by [`TcpStream::set_nodelay`].
-    ///
-    /// # Errors
-    /// Never, while the stream lives.
-    pub fn nodelay(&self) -> io::Result<bool> {
-        self.stack(Stack::tcp_nodelay)
-    }
-
-    /// Probes a silent peer every `interval`, and gives up after ten intervals without an answer.
-    ///
-    /// # Errors
-    /// Never, while the stream lives.
-    pub fn set_keep_alive(&self, interval: Option<Duration>) -> io::Result<()> {
-        let id = self.inner.id;
-        let shared = self.inner.network.shared();
-        let probes = interval.map(towpath_stack::KeepAlive::every);
-        let set = shared.with(|core, now| core.stack.tcp_set_keep_alive(now, id, probes));
-        set.map_err(error::socket)
-    }
-
-    /// Returns `true` if the handshake has ended, also if it failed and ended the connection.
-    ///
-    /// # Errors
-    /// Never, while the stream lives.
-    pub fn is_connected(&self) -> io::Result<bool> {
-        Ok(self.stack(Stack::tcp_state)? != TcpState::Connecting)
-    }
-
-    /// Takes the pending error, if any.
-    ///
-    /// # Errors
-    /// Never, while the stream lives.
-    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        Ok(self.stack(Stack::tcp_take_error)?.map(error::socket))
-    }
-
-    /// Sets non-blocking mode, in which calls that would have to wait fail with
-    /// [`io::ErrorKind::WouldBlock`].
-    ///
-    /// # Errors
-    /// Never.
-    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.inner.options.set_nonblocking(nonblocking);
-        Ok(())
-    }
-
-    /// Sets the timeout of reading.
-    ///
-    /// # Errors
-    /// If the timeout is zero.
-    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.inner.options.set_read_timeout(timeout)
-    }
-
-    /// Sets the timeout of writing.
-    ///
-    /// # Errors
-    /// If the timeout is zero.
-    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.inner.options.set_write_timeout(timeout)
-    }
-
-    /// Returns the value set by [`TcpStream::set_read_timeout`].
-    ///
-    /// # Errors
-    /// Never.
-    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
-        Ok(self.inner.options.read_timeout())
-    }
-
-    /// Returns the value set by [`TcpStream::set_write_timeout`].
-    ///
-    /// # Errors
-    /// Never.
-    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
-        Ok(self.inner.options.write_timeout())
     }
 
     /// Returns another handle to the same connection.

@@ -7,6 +7,17 @@ use std::time::Instant;
 use crate::lock::lock;
 use crate::poller::Registration;
 
+/// The maximum time that a call may block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    /// The call does not block.
+    None,
+    /// The call blocks until this time at most.
+    Until(Instant),
+    /// The call blocks without a limit.
+    Forever,
+}
+
 /// A socket's waiters, used with the stack's lock.
 #[derive(Default)]
 pub(crate) struct Waiter {
