@@ -37,8 +37,13 @@ pub(crate) struct Core {
     pub(crate) dead: Option<LinkError>,
     /// Which threads drive.
     pub(crate) standby: Standby,
-    /// In a network without a library thread: the threads that wait while another one drives.
+    /// In a network without a library thread: an entry for each thread that waits while another one
+    /// drives.
     followers: Vec<Arc<Waiter>>,
+    /// `true` if one of those was woken to drive, and is not awake yet.
+    succeeding: bool,
+    /// The waiters of [`Shared::drive`], which ends with the turn of any thread.
+    turn_ends: Vec<Arc<Waiter>>,
     telling: ToTell,
 }
 
@@ -53,6 +58,8 @@ pub(crate) struct Shared {
     sleeps_until: AtomicU64,
     /// The last wake-up time set for the driver.
     kept: AtomicU64,
+    /// The number of sleeps of threads that drive.
+    sleeps: AtomicU64,
     /// Ends the driver's sleep.
     wake: OwnedFd,
     /// Wakes the library's thread while it stands by.
@@ -98,6 +105,8 @@ impl Shared {
                 dead: None,
                 standby: Standby::default(),
                 followers: Vec::new(),
+                succeeding: false,
+                turn_ends: Vec::new(),
                 telling: Vec::new(),
             }),
             link: Mutex::new(link),
@@ -105,6 +114,7 @@ impl Shared {
             pending: AtomicBool::new(false),
             sleeps_until: AtomicU64::new(AWAKE),
             kept: AtomicU64::new(FOREVER),
+            sleeps: AtomicU64::new(0),
             wake,
             stands_by: Condvar::new(),
             link_fd,
@@ -260,10 +270,15 @@ impl Shared {
         }
         if !tell.is_empty() {
             for waiter in tell.drain(..) {
-                waiter.tell();
                 // A thread of the application that drives sleeps on the link, not on its condition
-                // variable. In its own round it is awake.
-                if round != Round::Application && waiter.leading.load(Ordering::Relaxed) {
+                // variable. In its own round it is awake, and repeats its call next.
+                let leads = waiter.leading.load(Ordering::Relaxed);
+                if leads && round == Round::Application {
+                    waiter.tell_others();
+                    continue;
+                }
+                waiter.tell();
+                if leads {
                     self.notify();
                 }
             }
@@ -279,9 +294,27 @@ impl Shared {
         core.dead.get_or_insert(error);
         let waiters: Vec<_> = core.waiters.values().cloned().collect();
         drop(core);
-        waiters.iter().for_each(|waiter| waiter.tell());
+        waiters.iter().for_each(|waiter| waiter.tell_all());
         self.notify();
         self.stands_by.notify_all();
+    }
+
+    /// Returns `true` if the thread that drives sleeps.
+    #[cfg(test)]
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.sleeps_until.load(Ordering::SeqCst) != AWAKE
+    }
+
+    /// Returns the number of sleeps of threads that drive.
+    #[cfg(test)]
+    pub(crate) fn sleeps(&self) -> u64 {
+        self.sleeps.load(Ordering::Relaxed)
+    }
+
+    /// Ends all calls that block.
+    #[cfg(test)]
+    pub(crate) fn end(&self) {
+        self.die(LinkError::Gone(Arc::from("the test is over")));
     }
 
     /// Ends the library's thread.
@@ -375,6 +408,7 @@ impl Shared {
 
     /// Sleeps until a time, a received frame, room for a frame, or a wake-up.
     fn sleep(&self, until: u64, writable: bool) -> Result<(), LinkError> {
+        self.sleeps.fetch_add(1, Ordering::Relaxed);
         let left = (until != FOREVER)
             .then(|| Duration::from_micros(until.saturating_sub(self.clock.now().as_micros())));
         let left = left.map(|left| Timespec {

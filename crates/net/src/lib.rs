@@ -39,7 +39,8 @@
 //! One lock guards the stack, another the link. The library makes system calls under the link's
 //! lock only, or under no lock. A thread that wants to send while another one holds the link's lock
 //! sets a flag, and the holder sends the frames. Each socket has its own condition variable, and
-//! the library wakes only waiting threads.
+//! the library wakes only waiting threads. Of several threads that accept, a connection wakes one;
+//! a connection and the data that arrived with it cost that thread one wake-up.
 
 #![forbid(unsafe_code)]
 
@@ -55,8 +56,12 @@ mod poller;
 mod session_link;
 mod standby;
 mod stream;
+#[cfg(test)]
+mod testing;
 mod udp;
 mod wait;
+#[cfg(test)]
+mod wakeup_tests;
 
 pub use link::{Armed, Link, LinkError, LinkInfo, PortProtocol};
 pub use listener::{Incoming, TcpListener};

@@ -60,17 +60,24 @@ impl TcpListener {
 
     /// Accepts the oldest waiting connection.
     ///
+    /// Several threads may wait in this call, on one handle or on clones: each connection wakes one
+    /// of them.
+    ///
     /// # Errors
     /// If no connection waits and the listener is non-blocking, or if the link is dead.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let patience = self.inner.options.reading();
-        let (id, peer) = self.inner.network.shared().block_on(
-            &self.inner.waiter,
-            patience,
-            false,
-            |stack, _| stack.tcp_accept(self.inner.id),
-        )?;
-        Ok((TcpStream::new(&self.inner.network, id), peer))
+        let Inner { network, id, waiter, options } = &*self.inner;
+        let mut more = false;
+        let accepted = network.shared().block_on(waiter, options.reading(), false, |stack, _| {
+            let accepted = stack.tcp_accept(*id);
+            more = stack.tcp_listener_readiness(*id).is_ok_and(|ready| ready.readable);
+            accepted
+        });
+        // The stack has reported all waiting connections together, to this thread.
+        if more {
+            waiter.wake_one();
+        }
+        accepted.map(|(id, peer)| (TcpStream::new(network, id), peer))
     }
 
     /// Returns an endless iterator over accepted connections.

@@ -128,7 +128,10 @@ impl Network {
 
     /// Registers a socket's waiter.
     pub(crate) fn register(&self, id: SocketId) -> Arc<Waiter> {
-        let waiter = Arc::new(Waiter::default());
+        let waiter = Arc::new(match id {
+            SocketId::Listener(_) => Waiter::waking_one(),
+            SocketId::Tcp(_) | SocketId::Udp(_) => Waiter::default(),
+        });
         self.shared().core().waiters.insert(id, waiter.clone());
         waiter
     }

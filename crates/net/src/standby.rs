@@ -27,6 +27,8 @@ pub(crate) struct Standby {
     pub(crate) blocked: usize,
     /// The times that threads of the application drove.
     pub(crate) turns: u64,
+    /// The times that blocked threads that did not drive woke.
+    pub(crate) wakes: u64,
     /// `true` once a socket was registered with a poller: its events need the library's thread,
     /// also while a thread that blocks elsewhere computes.
     pub(crate) polled: bool,

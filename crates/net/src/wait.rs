@@ -27,9 +27,16 @@ pub(crate) struct Waiter {
     /// `true` if the waiting thread drives the network, and sleeps on the link.
     pub(crate) leading: AtomicBool,
     pub(crate) registration: Mutex<Option<Registration>>,
+    /// `true` if one event is for one thread, which passes on what it leaves ([`Waiter::wake_one`]).
+    wakes_one: bool,
 }
 
 impl Waiter {
+    /// Returns the waiter of a listener, whose connections are for one thread each.
+    pub(crate) fn waking_one() -> Waiter {
+        Waiter { wakes_one: true, ..Waiter::default() }
+    }
+
     /// Returns `true` if a thread or poller waits for an event. Call it under the stack's lock.
     pub(crate) fn wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
@@ -42,16 +49,50 @@ impl Waiter {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Wakes the waiting threads and the poller. Call it after releasing the stack's lock, which
-    /// the threads need first.
+    /// Reports an event to the waiting threads and the poller. Call it after releasing the stack's
+    /// lock, which the threads need first.
     pub(crate) fn tell(&self) {
+        if self.wakes_one {
+            self.wake_one();
+        } else {
+            self.wake_all();
+        }
+        self.tell_poller();
+    }
+
+    /// Reports an event that the caller's own thread handles next, if the event is for one thread.
+    pub(crate) fn tell_others(&self) {
+        if self.wakes_one {
+            self.tell_poller();
+        } else {
+            self.tell();
+        }
+    }
+
+    fn tell_poller(&self) {
+        if let Some(registration) = lock(&self.registration).as_ref() {
+            registration.ready();
+        }
+    }
+
+    /// Reports an event that concerns each waiting thread, such as the end of the link.
+    pub(crate) fn tell_all(&self) {
+        self.wake_all();
+        self.tell();
+    }
+
+    fn wake_all(&self) {
         // A wake-up is a system call even if no thread waits. A thread that starts to wait after
         // this check has seen the present state of the stack, since it took the lock after us.
         if self.waiting.load(Ordering::Relaxed) != 0 {
             self.condvar.notify_all();
         }
-        if let Some(registration) = lock(&self.registration).as_ref() {
-            registration.ready();
+    }
+
+    /// Wakes one of the waiting threads, if any. Call it after releasing the stack's lock.
+    pub(crate) fn wake_one(&self) {
+        if self.waiting.load(Ordering::Relaxed) != 0 {
+            self.condvar.notify_one();
         }
     }
 

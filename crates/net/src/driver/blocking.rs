@@ -23,26 +23,18 @@ impl Shared {
     ) -> std::io::Result<R> {
         let mut core = self.core();
         let mut kicked = false;
-        loop {
+        let result = loop {
             if let Some(dead) = core.dead.as_ref().filter(|_| send) {
-                return Err(error::link(dead));
+                break Err(error::link(dead));
             }
-            let result = f(&mut core.stack, self.clock.now());
-            let wants = core.stack.wants_poll();
-            match result {
+            match f(&mut core.stack, self.clock.now()) {
                 Err(SocketError::WouldBlock) => {}
-                result => {
-                    drop(core);
-                    if wants {
-                        self.kick();
-                    }
-                    return result.map_err(error::socket);
-                }
+                result => break result.map_err(error::socket),
             }
             if let Some(dead) = &core.dead {
-                return Err(error::link(dead));
+                break Err(error::link(dead));
             }
-            if wants && !kicked {
+            if core.stack.wants_poll() && !kicked {
                 drop(core);
                 self.kick();
                 core = self.core();
@@ -51,15 +43,21 @@ impl Shared {
             }
             kicked = false;
             let until = match patience {
-                Patience::None => return Err(error::socket(SocketError::WouldBlock)),
+                Patience::None => break Err(error::socket(SocketError::WouldBlock)),
                 Patience::Forever => None,
                 Patience::Until(until) if until <= StdInstant::now() => {
-                    return Err(error::timeout());
+                    break Err(error::timeout());
                 }
                 Patience::Until(until) => Some(until),
             };
-            core = self.wait(core, waiter, until)?;
+            core = self.wait(core, waiter, until);
+        };
+        let wants = core.dead.is_none() && core.stack.wants_poll();
+        self.leave(core);
+        if wants {
+            self.kick();
         }
+        result
     }
 
     /// Waits for a wake-up, or drives if no other thread does.
@@ -68,7 +66,7 @@ impl Shared {
         mut core: MutexGuard<'a, Core>,
         waiter: &Arc<Waiter>,
         until: Option<StdInstant>,
-    ) -> std::io::Result<MutexGuard<'a, Core>> {
+    ) -> MutexGuard<'a, Core> {
         if !core.standby.begin(self.threaded) {
             if !self.threaded {
                 core.followers.push(waiter.clone());
@@ -76,7 +74,11 @@ impl Shared {
             core.standby.blocked += 1;
             let mut core = waiter.wait(core, until);
             core.standby.blocked -= 1;
-            return Ok(core);
+            core.standby.wakes += 1;
+            if !self.threaded {
+                core.follow_no_more(waiter);
+            }
+            return core;
         }
         waiter.leading.store(true, Ordering::Relaxed);
         drop(core);
@@ -87,27 +89,51 @@ impl Shared {
         }
         let mut core = self.core();
         let wakes = core.standby.end();
-        // Another thread must drive if this one does not come back. So this thread wakes all
-        // followers: some may have stopped waiting already, and a follower without a leader would
-        // wait for ever.
-        let followers = std::mem::take(&mut core.followers);
+        if !wakes && core.turn_ends.is_empty() {
+            return core;
+        }
+        let turn_ends = core.turn_ends.clone();
         drop(core);
         if wakes {
             self.stands_by.notify_all();
         }
-        followers.iter().for_each(|follower| follower.tell());
-        Ok(self.core())
+        turn_ends.iter().for_each(|waiter| waiter.tell());
+        self.core()
+    }
+
+    /// Ends a call. If no thread drives a network without a library thread now, one that waits has
+    /// to: this thread may not come back.
+    fn leave(&self, mut core: MutexGuard<'_, Core>) {
+        let is_led = self.threaded || core.standby.led || core.succeeding;
+        let successor = core.followers.last().filter(|_| !is_led).cloned();
+        core.succeeding |= successor.is_some();
+        drop(core);
+        if let Some(successor) = successor {
+            successor.wake_one();
+        }
     }
 
     /// Drives for at most `timeout`, until some work is done. Fails if the link is dead.
     pub(crate) fn drive(&self, timeout: Duration) -> std::io::Result<()> {
         let until = StdInstant::now().checked_add(timeout);
         let waiter = Arc::new(Waiter::default());
-        let core = self.core();
-        let core = self.wait(core, &waiter, until)?;
-        match &core.dead {
-            Some(error) => Err(error::link(error)),
-            None => Ok(()),
+        let mut core = self.core();
+        core.turn_ends.push(waiter.clone());
+        let mut core = self.wait(core, &waiter, until);
+        core.turn_ends.retain(|other| !Arc::ptr_eq(other, &waiter));
+        let result = core.dead.as_ref().map_or(Ok(()), |dead| Err(error::link(dead)));
+        self.leave(core);
+        result
+    }
+}
+
+impl Core {
+    /// Ends the waiting of a thread that another one was driving for. The thread drives now, or at
+    /// its end leaves that to the next one.
+    fn follow_no_more(&mut self, waiter: &Arc<Waiter>) {
+        if let Some(at) = self.followers.iter().position(|other| Arc::ptr_eq(other, waiter)) {
+            self.followers.swap_remove(at);
         }
+        self.succeeding = false;
     }
 }
