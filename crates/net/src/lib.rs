@@ -24,6 +24,12 @@
 //! # }
 //! ```
 //!
+//! # Compared to `std::net`
+//! Each method of `std::net` has its counterpart of the same name, except the options of multicast
+//! groups; so have most options of the crate `socket2`. A method takes the network as first
+//! argument if it makes a socket. `docs/sockets.md` in the repository lists all of them, with the
+//! few differences: in lingering, and in multicast.
+//!
 //! # Driving
 //! With [`Driving::Thread`] a thread of the library receives, acknowledges and retransmits while
 //! the application computes. A sending thread sends its frames itself, without waking the library's
@@ -57,6 +63,8 @@ mod session_link;
 mod standby;
 mod stream;
 #[cfg(test)]
+mod stream_tests;
+#[cfg(test)]
 mod testing;
 mod udp;
 mod wait;
@@ -64,13 +72,13 @@ mod wait;
 mod wakeup_tests;
 
 pub use link::{Armed, Link, LinkError, LinkInfo, PortProtocol};
-pub use listener::{Incoming, TcpListener};
+pub use listener::{Incoming, IntoIncoming, TcpListener};
 pub use network::{Driving, Network};
 pub use poller::{Event, Poller};
 pub use session_link::{HostError, SessionLink};
 pub use stream::TcpStream;
 pub use towpath_stack::{
-    Checksum, Config, CongestionControl, Counters, Limits, Meta, Offload, Segmentation,
-    SegmentationKind, TcpConfig,
+    Checksum, Config, CongestionControl, Counters, KeepAlive, Limits, Meta, Offload, Segmentation,
+    SegmentationKind, TcpConfig, TcpInfo,
 };
 pub use udp::UdpSocket;

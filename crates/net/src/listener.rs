@@ -1,14 +1,16 @@
 //! The counterpart of `std::net::TcpListener`.
 
 use std::io;
+use std::iter::FusedIterator;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use towpath_stack::{ListenerId, SocketId};
 
 use crate::driver::Core;
 use crate::lock::lock;
-use crate::options::{Options, each};
+use crate::options::{self, Options, each};
 use crate::poller::Poller;
 use crate::wait::Waiter;
 use crate::{Network, PortProtocol, TcpStream, error};
@@ -16,6 +18,9 @@ use crate::{Network, PortProtocol, TcpStream, error};
 /// The default limit of connections that wait to be accepted; [`TcpListener::bind_with`] sets
 /// another limit.
 const BACKLOG: usize = 1024;
+
+/// The stack's default time to live.
+const DEFAULT_TTL: u8 = 64;
 
 /// A listener of a [`Network`], used like `std::net::TcpListener`.
 pub struct TcpListener {
@@ -27,10 +32,16 @@ struct Inner {
     id: ListenerId,
     waiter: Arc<Waiter>,
     options: Options,
+    /// The time to live of accepted connections' packets.
+    ttl: AtomicU8,
 }
 
 impl TcpListener {
-    /// Listens at an address of the network.
+    /// Listens at an address of the network. An unspecified address stands for all addresses of its
+    /// family; `[::]` does not accept IPv4. Port 0 is any free port.
+    ///
+    /// A port is free unless a listener has it: connections of an earlier listener, also those in
+    /// TIME-WAIT, do not hinder a new one, as with `std::net` on Unix, which sets `SO_REUSEADDR`.
     ///
     /// # Errors
     /// If the address is not the network's, in use, or not allowed to this application.
@@ -52,8 +63,8 @@ impl TcpListener {
             let listen = |core: &mut Core, _, local| core.stack.tcp_listen(local, backlog);
             let id = network.shared().with_port(PortProtocol::Tcp, local, listen)?;
             let waiter = network.register(SocketId::Listener(id));
-            let options = Options::default();
-            let inner = Inner { network: network.clone(), id, waiter, options };
+            let (options, ttl) = (Options::default(), AtomicU8::new(DEFAULT_TTL));
+            let inner = Inner { network: network.clone(), id, waiter, options, ttl };
             Ok(TcpListener { inner: Arc::new(inner) })
         })
     }
@@ -66,11 +77,15 @@ impl TcpListener {
     /// # Errors
     /// If no connection waits and the listener is non-blocking, or if the link is dead.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let Inner { network, id, waiter, options } = &*self.inner;
+        let Inner { network, id, waiter, options, ttl } = &*self.inner;
         let mut more = false;
+        let ttl = ttl.load(Ordering::Relaxed);
         let accepted = network.shared().block_on(waiter, options.reading(), false, |stack, _| {
             let accepted = stack.tcp_accept(*id);
             more = stack.tcp_listener_readiness(*id).is_ok_and(|ready| ready.readable);
+            if let Ok((stream, _)) = accepted {
+                stack.tcp_set_hop_limit(stream, ttl)?;
+            }
             accepted
         });
         // The stack has reported all waiting connections together, to this thread.
@@ -84,6 +99,12 @@ impl TcpListener {
     #[must_use]
     pub fn incoming(&self) -> Incoming<'_> {
         Incoming { listener: self }
+    }
+
+    /// Turns the listener into an endless iterator over accepted connections.
+    #[must_use]
+    pub fn into_incoming(self) -> IntoIncoming {
+        IntoIncoming { listener: self }
     }
 
     /// Returns the listener's local address.
@@ -103,6 +124,33 @@ impl TcpListener {
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.inner.options.set_nonblocking(nonblocking);
         Ok(())
+    }
+
+    /// Sets the time to live (IPv4) or hop limit (IPv6) of the packets of connections accepted from
+    /// now on. Default 64, also of the answer to a SYN, which has always that.
+    ///
+    /// # Errors
+    /// If it is outside 1 to 255.
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        self.inner.ttl.store(options::hop_limit(ttl)?, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Returns the value set by [`TcpListener::set_ttl`].
+    ///
+    /// # Errors
+    /// Never.
+    pub fn ttl(&self) -> io::Result<u32> {
+        Ok(self.inner.ttl.load(Ordering::Relaxed).into())
+    }
+
+    /// Takes the pending error: always `None`, since a listener has none. [`TcpListener::accept`]
+    /// returns the error of a dead link or a revoked port, and continues to do so.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(None)
     }
 
     /// Returns another handle to the same listener.
@@ -156,4 +204,30 @@ impl Iterator for Incoming<'_> {
     fn next(&mut self) -> Option<io::Result<TcpStream>> {
         Some(self.listener.accept().map(|(stream, _)| stream))
     }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (usize::MAX, None)
+    }
 }
+
+impl FusedIterator for Incoming<'_> {}
+
+/// An iterator over accepted connections that owns the listener: [`TcpListener::into_incoming`].
+#[derive(Debug)]
+pub struct IntoIncoming {
+    listener: TcpListener,
+}
+
+impl Iterator for IntoIncoming {
+    type Item = io::Result<TcpStream>;
+
+    fn next(&mut self) -> Option<io::Result<TcpStream>> {
+        Some(self.listener.accept().map(|(stream, _)| stream))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (usize::MAX, None)
+    }
+}
+
+impl FusedIterator for IntoIncoming {}

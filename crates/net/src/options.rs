@@ -22,6 +22,10 @@ impl Options {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
     }
 
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn reading(&self) -> Patience {
         self.patience(*lock(&self.read_timeout))
     }
@@ -31,7 +35,7 @@ impl Options {
     }
 
     fn patience(&self, timeout: Option<Duration>) -> Patience {
-        if self.nonblocking.load(Ordering::Relaxed) {
+        if self.is_nonblocking() {
             return Patience::None;
         }
         let until = timeout.and_then(|timeout| StdInstant::now().checked_add(timeout));
@@ -47,23 +51,30 @@ impl Options {
     }
 
     pub(crate) fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        *lock(&self.read_timeout) = Self::checked(timeout)?;
+        *lock(&self.read_timeout) = not_zero(timeout, "use set_nonblocking")?;
         Ok(())
     }
 
     pub(crate) fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        *lock(&self.write_timeout) = Self::checked(timeout)?;
+        *lock(&self.write_timeout) = not_zero(timeout, "use set_nonblocking")?;
         Ok(())
     }
+}
 
-    /// Refuses a timeout of zero, as `std::net` does.
-    fn checked(timeout: Option<Duration>) -> io::Result<Option<Duration>> {
-        if timeout == Some(Duration::ZERO) {
-            let message = "a timeout of zero: use set_nonblocking";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
-        }
-        Ok(timeout)
+/// Refuses a timeout of zero, as `std::net` does. `remedy`: what to use instead.
+pub(crate) fn not_zero(timeout: Option<Duration>, remedy: &str) -> io::Result<Option<Duration>> {
+    if timeout == Some(Duration::ZERO) {
+        let message = format!("a timeout of zero: {remedy}");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
+    Ok(timeout)
+}
+
+/// Returns a time to live as the hop limit that it is.
+pub(crate) fn hop_limit(ttl: u32) -> io::Result<u8> {
+    u8::try_from(ttl).ok().filter(|&limit| limit > 0).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, "a time to live is from 1 to 255")
+    })
 }
 
 /// Calls `f` with each address of `to` until a call succeeds.
@@ -78,7 +89,10 @@ pub(crate) fn each<R>(
             Err(error) => last = Some(error),
         }
     }
-    Err(last.unwrap_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidInput, "the name resolves to no address")
-    }))
+    Err(last.unwrap_or_else(no_address))
+}
+
+/// Returns the error of a name without addresses.
+pub(crate) fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "the name resolves to no address")
 }

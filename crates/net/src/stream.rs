@@ -1,11 +1,13 @@
 //! The counterpart of `std::net::TcpStream`.
 
+mod closing;
 mod settings;
+mod vectored;
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant as StdInstant};
 
 use towpath_stack::{SocketError, SocketId, Stack, TcpId};
@@ -14,15 +16,18 @@ use crate::lock::lock;
 use crate::options::{Options, each};
 use crate::poller::Poller;
 use crate::wait::{Patience, Waiter};
-use crate::{Network, PortProtocol, error};
+use crate::{Network, PortProtocol, error, options};
 
 /// The maximum number of bytes copied at once, during which the thread holds the stack's lock.
 const CHUNK: usize = 128 * 1024;
 
 /// A TCP connection of a [`Network`], used like `std::net::TcpStream`.
 ///
+/// Threads may share a stream: one thread reads while another one writes.
+///
 /// Dropping the last handle closes the connection in the background. The stack still sends written
-/// data while the network lives ([`Network::drain`]).
+/// data while the network lives ([`Network::drain`]); [`TcpStream::set_linger`] makes the drop wait
+/// for that, or reset the connection. A drop with received data that was not read resets it, too.
 pub struct TcpStream {
     inner: Arc<Inner>,
 }
@@ -32,30 +37,17 @@ struct Inner {
     id: TcpId,
     waiter: Arc<Waiter>,
     options: Options,
-    /// `true` if dropping the stream resets the connection.
-    abort: AtomicBool,
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.network.unregister(SocketId::Tcp(self.id));
-        let abort = self.abort.load(Ordering::Relaxed);
-        self.network.shared().with(|core, now| {
-            if abort {
-                let _ = core.stack.tcp_abort(now, self.id);
-            }
-            let _ = core.stack.tcp_close(now, self.id);
-        });
-    }
+    /// `true` if dropping the stream may wait.
+    lingers: AtomicBool,
 }
 
 impl TcpStream {
     pub(crate) fn new(network: &Network, id: TcpId) -> TcpStream {
         let waiter = network.register(SocketId::Tcp(id));
         let options = Options::default();
-        let abort = AtomicBool::new(false);
+        let lingers = AtomicBool::new(false);
         TcpStream {
-            inner: Arc::new(Inner { network: network.clone(), id, waiter, options, abort }),
+            inner: Arc::new(Inner { network: network.clone(), id, waiter, options, lingers }),
         }
     }
 
@@ -71,12 +63,14 @@ impl TcpStream {
     /// Connects to a peer, and waits at most `timeout`.
     ///
     /// # Errors
-    /// As [`TcpStream::connect`]; [`io::ErrorKind::TimedOut`] if the peer did not answer in time.
+    /// As [`TcpStream::connect`]; [`io::ErrorKind::TimedOut`] if the peer did not answer in time;
+    /// [`io::ErrorKind::InvalidInput`] if the timeout is zero.
     pub fn connect_timeout(
         network: &Network,
         to: &SocketAddr,
         timeout: Duration,
     ) -> io::Result<TcpStream> {
+        options::not_zero(Some(timeout), "use connect_nonblocking")?;
         let until = StdInstant::now().checked_add(timeout);
         Self::start(network, *to, Some(timeout), until.map_or(Patience::Forever, Patience::Until))
     }
@@ -156,6 +150,29 @@ impl TcpStream {
             .block_on(waiter, options.writing(), true, |stack, _| stack.tcp_send(*id, data))
     }
 
+    /// Writes data that is urgent up to its end (RFC 9293, 3.8.5): the peer learns of it also while
+    /// its window is closed. The data stays in the stream. New protocols should not use it
+    /// (RFC 6093, 5).
+    ///
+    /// # Errors
+    /// As writing.
+    pub fn send_urgent(&self, data: &[u8]) -> io::Result<usize> {
+        let Inner { network, id, waiter, options, .. } = &*self.inner;
+        let data = &data[..data.len().min(CHUNK)];
+        network
+            .shared()
+            .block_on(waiter, options.writing(), true, |stack, _| stack.tcp_send_urgent(*id, data))
+    }
+
+    /// Returns the number of bytes to read until the end of the peer's urgent data; `None` without
+    /// urgent data. Reads return urgent data like any other, in order.
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn urgent(&self) -> io::Result<Option<usize>> {
+        self.stack(Stack::tcp_urgent)
+    }
+
     /// Copies the next data without removing it.
     ///
     /// # Errors
@@ -232,17 +249,29 @@ impl Read for &TcpStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.receive(buffer, false)
     }
+
+    fn read_vectored(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.receive_parts(parts)
+    }
 }
 
 impl Read for TcpStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.receive(buffer, false)
     }
+
+    fn read_vectored(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.receive_parts(parts)
+    }
 }
 
 impl Write for &TcpStream {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         self.transmit(data)
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.transmit_parts(parts)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -253,6 +282,10 @@ impl Write for &TcpStream {
 impl Write for TcpStream {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         self.transmit(data)
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.transmit_parts(parts)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -9,7 +9,7 @@ use rustix::event::EventfdFlags;
 use towpath_stack::{Meta, Offload};
 
 use crate::lock::lock;
-use crate::{Armed, Config, Driving, Link, LinkError, LinkInfo, Network};
+use crate::{Armed, Config, Driving, Link, LinkError, LinkInfo, Network, TcpListener, TcpStream};
 
 /// The addresses of the two networks.
 pub(crate) const A: &str = "10.0.0.1";
@@ -23,6 +23,8 @@ struct Frames {
     arrived: VecDeque<(Vec<u8>, Meta)>,
     held: VecDeque<(Vec<u8>, Meta)>,
     hold: Option<Hold>,
+    /// The time to live of each IPv4 packet, with its protocol.
+    ttls: Vec<(u8, u8)>,
 }
 
 /// One direction of the wire.
@@ -42,6 +44,12 @@ impl Direction {
     /// From now on, holds back the frames for which `hold` returns `true`.
     pub(crate) fn hold(&self, hold: Hold) {
         lock(&self.frames).hold = Some(hold);
+    }
+
+    /// Returns the time to live of the last packet of a protocol.
+    pub(crate) fn last_ttl(&self, protocol: u8) -> Option<u8> {
+        let frames = lock(&self.frames);
+        frames.ttls.iter().rev().find(|(of, _)| *of == protocol).map(|(_, ttl)| *ttl)
     }
 
     pub(crate) fn held(&self) -> usize {
@@ -105,6 +113,9 @@ impl Link for Wire {
         let mut frame = vec![0; len];
         fill(&mut frame);
         let mut frames = lock(&self.to.frames);
+        if frame[12..14] == [8, 0] {
+            frames.ttls.push((frame[23], frame[22]));
+        }
         if frames.hold.is_some_and(|hold| hold(&frame)) {
             frames.held.push_back((frame, meta));
         } else {
@@ -136,6 +147,7 @@ pub(crate) struct Pair {
     pub(crate) a: Network,
     pub(crate) b: Network,
     pub(crate) to_a: Direction,
+    pub(crate) to_b: Direction,
 }
 
 /// Returns two networks; `driving` is that of the first one.
@@ -151,7 +163,16 @@ pub(crate) fn pair(driving: Driving) -> Pair {
     };
     let a = network(1, A, &to_a, &to_b, driving);
     let b = network(2, B, &to_b, &to_a, Driving::Thread);
-    Pair { a, b, to_a }
+    Pair { a, b, to_a, to_b }
+}
+
+/// Returns both ends of a connection: the first network's, which accepted it, and the other one's.
+pub(crate) fn connection(pair: &Pair) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(&pair.a, format!("{A}:0")).unwrap();
+    let (b, at) = (pair.b.clone(), listener.local_addr().unwrap());
+    let connecting = std::thread::spawn(move || TcpStream::connect(&b, at).unwrap());
+    let (ours, _) = listener.accept().unwrap();
+    (ours, connecting.join().unwrap())
 }
 
 /// Waits until a condition holds.

@@ -5,11 +5,11 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use towpath_stack::{Received, SocketError, SocketId, UdpId};
+use towpath_stack::{Received, SocketError, SocketId, Stack, UdpId};
 
 use crate::driver::Core;
 use crate::lock::lock;
-use crate::options::{Options, each};
+use crate::options::{self, Options, each, no_address};
 use crate::poller::Poller;
 use crate::wait::Waiter;
 use crate::{Network, PortProtocol, error};
@@ -66,7 +66,7 @@ impl UdpSocket {
 
     fn stack<R>(
         &self,
-        f: impl FnOnce(&mut towpath_stack::Stack, UdpId) -> Result<R, SocketError>,
+        f: impl FnOnce(&mut Stack, UdpId) -> Result<R, SocketError>,
     ) -> io::Result<R> {
         f(&mut self.inner().network.shared().core().stack, self.inner().id).map_err(error::socket)
     }
@@ -79,12 +79,16 @@ impl UdpSocket {
         each(peer, |peer| self.stack(|stack, id| stack.udp_connect(id, Some(peer))))
     }
 
-    /// Sends a datagram. The stack fragments a datagram that exceeds the path's MTU.
+    /// Sends a datagram, to the first address if there are several. The stack fragments a datagram
+    /// that exceeds the path's MTU.
     ///
     /// # Errors
-    /// If no route leads to the address, the datagram is too long, or the write timeout passed.
+    /// If no route leads to the address, the datagram is too long, or the write timeout passed;
+    /// [`io::ErrorKind::PermissionDenied`] if it is a broadcast address
+    /// ([`UdpSocket::set_broadcast`]).
     pub fn send_to(&self, data: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
-        each(to, |to| self.send_one(data, Some(to)))
+        let first = to.to_socket_addrs()?.next().ok_or_else(no_address)?;
+        self.send_one(data, Some(first))
     }
 
     /// Sends a datagram to the connected peer.
@@ -127,6 +131,14 @@ impl UdpSocket {
         self.receive(buffer, true).map(|received| (received.len, received.from))
     }
 
+    /// Copies the next datagram from the connected peer without removing it.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.receive(buffer, true).map(|received| received.len)
+    }
+
     /// Receives a datagram from the connected peer.
     ///
     /// # Errors
@@ -140,7 +152,7 @@ impl UdpSocket {
     /// # Errors
     /// Never, while the socket lives.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.stack(towpath_stack::Stack::udp_local)
+        self.stack(Stack::udp_local)
     }
 
     /// Returns the peer to which the socket is connected.
@@ -148,7 +160,7 @@ impl UdpSocket {
     /// # Errors
     /// If the socket is not connected.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let peer = self.stack(towpath_stack::Stack::udp_peer)?;
+        let peer = self.stack(Stack::udp_peer)?;
         peer.ok_or_else(|| error::socket(SocketError::NotConnected))
     }
 
@@ -157,7 +169,7 @@ impl UdpSocket {
     /// # Errors
     /// Never, while the socket lives.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        Ok(self.stack(towpath_stack::Stack::udp_take_error)?.map(error::socket))
+        Ok(self.stack(Stack::udp_take_error)?.map(error::socket))
     }
 
     /// Returns the number of datagrams dropped because the receive queue was full.
@@ -165,7 +177,7 @@ impl UdpSocket {
     /// # Errors
     /// Never, while the socket lives.
     pub fn dropped(&self) -> io::Result<u64> {
-        self.stack(towpath_stack::Stack::udp_dropped)
+        self.stack(Stack::udp_dropped)
     }
 
     /// Sets non-blocking mode, in which calls that would have to wait fail with
@@ -192,6 +204,75 @@ impl UdpSocket {
     /// If the timeout is zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.inner().options.set_write_timeout(timeout)
+    }
+
+    /// Returns the value set by [`UdpSocket::set_read_timeout`].
+    ///
+    /// # Errors
+    /// Never.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.inner().options.read_timeout())
+    }
+
+    /// Returns the value set by [`UdpSocket::set_write_timeout`].
+    ///
+    /// # Errors
+    /// Never.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.inner().options.write_timeout())
+    }
+
+    /// Sets the time to live (IPv4) or hop limit (IPv6) of datagrams to other addresses than
+    /// multicast groups. Default 64.
+    ///
+    /// # Errors
+    /// If it is outside 1 to 255.
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        let ttl = options::hop_limit(ttl)?;
+        self.stack(|stack, id| stack.udp_set_hop_limit(id, ttl))
+    }
+
+    /// Returns the value set by [`UdpSocket::set_ttl`].
+    ///
+    /// # Errors
+    /// Never, while the socket lives.
+    pub fn ttl(&self) -> io::Result<u32> {
+        self.stack(Stack::udp_hop_limit).map(u32::from)
+    }
+
+    /// Sets the time to live (IPv4) or hop limit (IPv6) of datagrams to multicast groups. Default
+    /// 1: they stay on the link.
+    ///
+    /// # Errors
+    /// If it is outside 1 to 255. The kernel also takes 0, for datagrams that stay on this host;
+    /// its sockets would not receive them here.
+    pub fn set_multicast_ttl_v4(&self, ttl: u32) -> io::Result<()> {
+        let ttl = options::hop_limit(ttl)?;
+        self.stack(|stack, id| stack.udp_set_multicast_hop_limit(id, ttl))
+    }
+
+    /// Returns the value set by [`UdpSocket::set_multicast_ttl_v4`].
+    ///
+    /// # Errors
+    /// Never, while the socket lives.
+    pub fn multicast_ttl_v4(&self) -> io::Result<u32> {
+        self.stack(Stack::udp_multicast_hop_limit).map(u32::from)
+    }
+
+    /// Sets whether the socket may send to broadcast addresses. Default `false`.
+    ///
+    /// # Errors
+    /// Never, while the socket lives.
+    pub fn set_broadcast(&self, broadcast: bool) -> io::Result<()> {
+        self.stack(|stack, id| stack.udp_set_broadcast(id, broadcast))
+    }
+
+    /// Returns the value set by [`UdpSocket::set_broadcast`].
+    ///
+    /// # Errors
+    /// Never, while the socket lives.
+    pub fn broadcast(&self) -> io::Result<bool> {
+        self.stack(Stack::udp_broadcast)
     }
 
     /// Returns another handle to the same socket.
