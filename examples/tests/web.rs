@@ -27,6 +27,9 @@ fn http_requests_get_the_expected_answers() {
             let head = curl(&format!("-I http://{host}/big"));
             assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
             assert!(head.contains(&format!("Content-Length: {BIG_BYTES}\r\n")), "{head}");
+            assert!(!head.contains("Connection:"), "{head}");
+            let last = curl(&format!("-I -H Connection:close http://{host}/big"));
+            assert!(last.contains("\r\nConnection: close\r\n"), "{last}");
             for (target, expected) in
                 [("none", "404"), ("link", "404"), ("../secret", "404"), ("//etc/passwd", "404")]
             {

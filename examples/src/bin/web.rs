@@ -46,8 +46,7 @@ fn serve(mut stream: &TcpStream, root: &Path) -> io::Result<()> {
     stream.set_write_timeout(Some(SILENCE))?;
     // Without this, a body would wait for the peer's delayed acknowledgement of the head.
     stream.set_nodelay(true)?;
-    let mut input = BufReader::with_capacity(64 << 10, stream);
-    let mut more = true;
+    let (mut input, mut more) = (BufReader::with_capacity(64 << 10, stream), true);
     while more {
         let (mut head, mut lines) = (String::new(), (&mut input).take(HEAD_BYTES));
         while !head.ends_with("\r\n\r\n") {
@@ -70,10 +69,11 @@ fn serve(mut stream: &TcpStream, root: &Path) -> io::Result<()> {
         let mut words = head.split_whitespace();
         let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
         more = words.next() == Some("HTTP/1.1") && header("connection") != Some("close");
+        let ok = if more { "200 OK" } else { "200 OK\r\nConnection: close" };
         match (method, find(root, target)) {
-            ("HEAD", Some((_, len))) => answer(stream, "200 OK", len)?,
+            ("HEAD", Some((_, len))) => answer(stream, ok, len)?,
             ("GET", Some((file, len))) => {
-                answer(stream, "200 OK", len)?;
+                answer(stream, ok, len)?;
                 let mut file = BufReader::with_capacity(128 << 10, file.take(len));
                 // If the file has shrunk, only closing the connection tells the peer.
                 more &= io::copy(&mut file, &mut stream)? == len;
@@ -81,7 +81,7 @@ fn serve(mut stream: &TcpStream, root: &Path) -> io::Result<()> {
             ("GET" | "HEAD", None) => answer(stream, "404 Not Found", 0)?,
             ("POST" | "PUT", _) => {
                 let text = format!("{body} bytes\n");
-                answer(stream, "200 OK", text.len() as u64)?;
+                answer(stream, ok, text.len() as u64)?;
                 stream.write_all(text.as_bytes())?;
             }
             _ => answer(stream, "405 Method Not Allowed\r\nAllow: GET, HEAD, POST, PUT", 0)?,
