@@ -23,6 +23,7 @@ fn code(experiment: &str) -> &'static [&'static str] {
         Some(Experiment::Wire) => &["crates/packet", "crates/stack", "crates/net"],
         Some(
             Experiment::Tcp
+            | Experiment::Web
             | Experiment::Flood
             | Experiment::Coexistence
             | Experiment::Sharing

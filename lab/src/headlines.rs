@@ -21,7 +21,7 @@ const fn headline(compared: &'static str, reference: &'static str, better: Bette
     Headline { compared, reference, better }
 }
 
-const HEADLINES: [Headline; 60] = [
+const HEADLINES: [Headline; 67] = [
     headline(
         "descriptor queue, checked, to a bare queue: packets/s, 64 B",
         "queue; queue to bare queue; packet_bytes=64",
@@ -222,6 +222,41 @@ const HEADLINES: [Headline; 60] = [
     headline(
         "TCP, application to kernel over TAP, to kernel to kernel over veth: throughput",
         "tcp; application to kernel, to kernel to kernel",
+        Higher,
+    ),
+    headline(
+        "HTTP files of 1 KiB over TAP, 16 persistent connections, to the kernel over veth: files/s",
+        "web; persistent connections, application to the kernel; connections=16",
+        Higher,
+    ),
+    headline(
+        "the same: processor time per file",
+        "web; persistent connections, processor time per request, to the kernel; connections=16",
+        Lower,
+    ),
+    headline(
+        "HTTP files of 1 KiB over TAP, one persistent connection, to the kernel over veth: files/s",
+        "web; persistent connections, application to the kernel; connections=1",
+        Higher,
+    ),
+    headline(
+        "HTTP files of 1 KiB over TAP, 100 persistent connections, to the kernel over veth: files/s",
+        "web; persistent connections, application to the kernel; connections=100",
+        Higher,
+    ),
+    headline(
+        "the same: processor time per file",
+        "web; persistent connections, processor time per request, to the kernel; connections=100",
+        Lower,
+    ),
+    headline(
+        "HTTP files of 1 KiB over TAP, a connection per file, 16 at a time, to the kernel over veth: files/s",
+        "web; fresh connections, application to the kernel; connections=16",
+        Higher,
+    ),
+    headline(
+        "the same, 100 at a time",
+        "web; fresh connections, application to the kernel; connections=100",
         Higher,
     ),
     headline(

@@ -21,6 +21,7 @@
 //! | `sharing` | a host that shares its address: TCP, a web server, and the kernel beside them |
 //! | `xdp` | round trips over AF_XDP on veth: bare, embedded, server, and kernel sockets |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
+//! | `web` | HTTP over TAP: the example `web` beside the same source over the kernel's sockets |
 //! | `flood` | a web server on Towpath under a SYN flood |
 //! | `wire` | TCP of the kernel and of Towpath over one wire with delay, a bottleneck and faults |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
@@ -92,6 +93,7 @@ mod trip;
 mod waiting;
 mod wakeups;
 mod watchdog;
+mod web;
 mod wire;
 mod xdp;
 
@@ -152,6 +154,8 @@ pub enum Experiment {
     Tcp,
     /// TCP of the kernel and of Towpath over one wire with delay and faults.
     Wire,
+    /// HTTP over TAP, beside the kernel's own over veth.
+    Web,
     /// A web server on Towpath under a SYN flood.
     Flood,
     /// An interface that the kernel and a server share.
@@ -182,7 +186,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 25] = [
+    pub const ALL: [Experiment; 26] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -195,6 +199,7 @@ impl Experiment {
         Experiment::Tap,
         Experiment::Tcp,
         Experiment::Wire,
+        Experiment::Web,
         Experiment::Flood,
         Experiment::Coexistence,
         Experiment::Sharing,
@@ -226,6 +231,7 @@ impl Experiment {
             Experiment::Tap => "tap",
             Experiment::Tcp => "tcp",
             Experiment::Wire => "wire",
+            Experiment::Web => "web",
             Experiment::Flood => "flood",
             Experiment::Coexistence => "coexistence",
             Experiment::Sharing => "sharing",
@@ -270,6 +276,7 @@ impl Experiment {
             Experiment::Wire => {
                 "TCP of the kernel and of Towpath over a wire with delay, queue and loss"
             }
+            Experiment::Web => "HTTP of a web server over TAP, and over veth and std::net",
             Experiment::Flood => "a web server's connections and memory under a SYN flood",
             Experiment::Coexistence => "TCP on an interface that the kernel and a server share",
             Experiment::Sharing => {
@@ -297,6 +304,7 @@ impl Experiment {
                 | Experiment::Tap
                 | Experiment::Tcp
                 | Experiment::Wire
+                | Experiment::Web
                 | Experiment::Flood
                 | Experiment::Coexistence
                 | Experiment::Sharing
@@ -345,6 +353,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Tap => tap::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,
         Experiment::Wire => wire::measure(settings)?,
+        Experiment::Web => web::measure(settings)?,
         Experiment::Flood => flood::measure(settings)?,
         Experiment::Coexistence => coexistence::measure(settings)?,
         Experiment::Sharing => sharing::measure(settings)?,

@@ -49,6 +49,9 @@ const WIRE: &str = "\
     How do Towpath's TCP and the kernel's compare over the same wire, with delay, a bottleneck and its \
     queue, loss and late packets, and how do they share a bottleneck? Each sends and receives, to \
     itself and to the other.";
+const WEB: &str = "\
+    How many requests does a web server on Towpath over TAP answer, and how much processor time and \
+    how many wake-ups does one cost, beside the same source over the kernel's sockets and veth?";
 const FLOOD: &str = "\
     Do other hosts still connect to a web server on Towpath while a flood of SYNs from random addresses \
     reaches it, and does the web server's memory grow?";
@@ -110,6 +113,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Tap => TAP,
         Experiment::Tcp => TCP,
         Experiment::Wire => WIRE,
+        Experiment::Web => WEB,
         Experiment::Flood => FLOOD,
         Experiment::Coexistence => COEXISTENCE,
         Experiment::Sharing => SHARING,

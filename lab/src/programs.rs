@@ -4,9 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
+use towpath_net::Network;
 use towpath_testkit::Namespace;
+
+/// The time limit of a start.
+pub(crate) const STARTS: Duration = Duration::from_secs(10);
 
 /// Returns a program of this project, which lies beside this one; or the line of a report.
 pub(crate) fn own_program(name: &str) -> Result<PathBuf, String> {
@@ -63,5 +67,46 @@ impl Drop for Running {
         }
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// A server, `towpath serve`.
+pub(crate) struct Serve {
+    pub(crate) socket: PathBuf,
+    process: Running,
+}
+
+impl Serve {
+    /// Starts a server with its arguments and a first application's network. Its socket has this
+    /// name in a directory, where its log is, too.
+    pub(crate) fn start(
+        towpath: &Path,
+        (directory, name): (&Path, &str),
+        arguments: &[&str],
+    ) -> anyhow::Result<(Serve, Network)> {
+        let (socket, log) = (directory.join(format!("{name}.sock")), directory.join("log"));
+        let errors = std::fs::File::create(&log)?;
+        let mut process = Running::start(towpath, None, |command| {
+            command.arg("serve").args(arguments).arg("--socket").arg(&socket).stderr(errors);
+        })?;
+        let until = Instant::now() + STARTS;
+        loop {
+            match Network::attach(&socket) {
+                Ok(network) => return Ok((Serve { socket, process }, network)),
+                Err(error) => {
+                    let ended = process.0.try_wait()?.is_some();
+                    if ended || Instant::now() > until {
+                        let said = std::fs::read_to_string(&log).unwrap_or_default();
+                        bail!("towpath serve: {error}: {}", said.lines().last().unwrap_or(""));
+                    }
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+        }
+    }
+
+    /// Returns the server's process ID.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.0.id()
     }
 }

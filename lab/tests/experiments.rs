@@ -187,6 +187,35 @@ fn wire() {
     );
 }
 
+/// The programs of the project have to be built, as `make test-experiments` does.
+#[test]
+fn web() {
+    if !has_wrk() {
+        let cause = "there is no wrk".to_owned();
+        let remedy = "install it with: apt-get install wrk".to_owned();
+        towpath_testkit::skip("web", &towpath_testkit::Unavailable { cause, remedy });
+        return;
+    }
+    whole(
+        "web",
+        "web",
+        &[
+            "persistent connections, application to the kernel",
+            "persistent connections, processor time per request, to the kernel",
+            "fresh connections, application to the kernel",
+            "fresh connections, application: errors",
+            "persistent connections, application: wake-ups of server per request",
+        ],
+        &[],
+    );
+}
+
+/// Returns whether wrk is in a directory of `PATH`.
+fn has_wrk() -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|place| place.join("wrk").is_file())
+}
+
 /// The program `web` of the examples has to be built, as `make test-experiments` does.
 #[test]
 fn flood() {

@@ -7,10 +7,9 @@
 
 mod syns;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,13 +22,13 @@ use towpath_testkit::Census;
 use crate::Settings;
 use crate::child::{Child, OwnSocket, Role};
 use crate::process::{Process, Serving};
-use crate::programs::{Running, own_program};
+use crate::programs::own_program;
 use crate::report::{Outcome, Row};
+use crate::web::example;
 
 use syns::Traffic;
 
 const TAP: &str = "tpflood0";
-const PORT: u16 = 8080;
 /// The part of connections that succeed within [`PATIENCE`], at least.
 const SUCCEED: f64 = 0.95;
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -139,7 +138,7 @@ fn run(web: &Path, rate: Option<u32>, (flood, after): (Duration, Duration)) -> a
     let files = OwnSocket::new()?;
     let _keeper = Child::start(&Role::Keep { directory: files.directory().to_owned() })?;
     std::fs::write(files.directory().join("index.html"), "file")?;
-    let (web, to) = start(web, &server.socket(), files.directory())?;
+    let (web, to) = example::start(web, &server.socket(), files.directory())?;
     // The first connections make what the program makes once.
     let until = Instant::now() + STARTS;
     while !fetch(to).1 {
@@ -185,19 +184,6 @@ fn run(web: &Path, rate: Option<u32>, (flood, after): (Duration, Duration)) -> a
     })
 }
 
-/// Starts the example, and returns its address.
-fn start(web: &Path, socket: &Path, files: &Path) -> anyhow::Result<(Running, SocketAddrV4)> {
-    let mut running = Running::start(web, None, |command| {
-        command.args([socket, files]).arg(PORT.to_string()).stdout(Stdio::piped());
-        command.stderr(Stdio::inherit());
-    })?;
-    let said = running.0.stdout.take().context("web without its output")?;
-    let mut line = String::new();
-    BufReader::new(said).read_line(&mut line)?;
-    let Some(ip) = address(&line) else { bail!("web said {line:?}, without an IPv4 address") };
-    Ok((running, SocketAddrV4::new(ip, PORT)))
-}
-
 /// Returns how many received packets the engine has dropped at its sessions' endpoints.
 fn dropped(socket: &Path) -> anyhow::Result<u64> {
     Ok(dropped_of(&towpath_client::report(socket)?))
@@ -210,11 +196,6 @@ fn dropped_of(report: &Value) -> u64 {
     let counters = endpoints.filter_map(|it| it["counters"].as_object().cloned()).flatten();
     let dropped = counters.filter(|(name, _)| name.starts_with("rx_dropped"));
     dropped.filter_map(|(_, count)| count.as_u64()).sum()
-}
-
-/// Finds the IPv4 address in the line that the example prints.
-fn address(line: &str) -> Option<Ipv4Addr> {
-    line.split(['[', ']', ',', ' ']).find_map(|word| word.trim().parse().ok())
 }
 
 /// Returns the Ethernet address of a neighbour to which the kernel has just sent.
@@ -259,12 +240,5 @@ mod tests {
         ] });
         assert_eq!(dropped_of(&report), 63);
         assert_eq!(dropped_of(&json!({})), 0);
-    }
-
-    #[test]
-    fn the_address_is_that_of_the_first_line() {
-        let line = "serving /tmp/a at port 8080 of [10.77.0.2, fe80::1]\n";
-        assert_eq!(address(line), Some(Ipv4Addr::new(10, 77, 0, 2)));
-        assert_eq!(address("serving nothing"), None);
     }
 }

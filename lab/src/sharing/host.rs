@@ -2,16 +2,15 @@
 //! sockets of another host at the far end, and a second pair that nothing is attached to.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use towpath_net::Network;
 use towpath_testkit::{End, Namespace, connect};
 
 use crate::child::{Child, OwnSocket, Role};
 use crate::process::XdpMode;
-use crate::programs::Running;
+use crate::programs::Serve;
 
 /// The shared interface, and the addresses of both ends.
 pub(super) const INTERFACE: &str = "tpshare0";
@@ -20,9 +19,6 @@ pub(super) const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// The near end of the pair that nothing is attached to.
 pub(super) const UNTOUCHED: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 const UNTOUCHED_FAR: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
-/// The time limit of a start.
-const STARTS: Duration = Duration::from_secs(10);
-
 /// Both hosts, and a directory for files.
 pub(super) struct Hosts {
     pub(super) there: Namespace,
@@ -62,34 +58,15 @@ impl Hosts {
 pub(super) struct Server {
     // The application ends first.
     pub(super) network: Network,
-    pub(super) socket: PathBuf,
-    _process: Running,
+    pub(super) serve: Serve,
 }
 
 impl Server {
     pub(super) fn start(hosts: &Hosts, towpath: &Path, mode: XdpMode) -> anyhow::Result<Server> {
-        let socket = hosts.directory().join(format!("{}.sock", mode.name()));
         let device = format!("xdp:{INTERFACE},mode={}", mode.name());
-        let log = std::fs::File::create(hosts.directory().join("log"))?;
-        let mut process = Running::start(towpath, None, |command| {
-            command.args(["serve", "--device", &device, "--share-host", "--socket"]).arg(&socket);
-            command.stderr(log);
-        })?;
-        let until = Instant::now() + STARTS;
-        loop {
-            match Network::attach(&socket) {
-                Ok(network) => return Ok(Server { network, socket, _process: process }),
-                Err(error) => {
-                    let ended = process.0.try_wait()?.is_some();
-                    if ended || Instant::now() > until {
-                        let said = std::fs::read_to_string(hosts.directory().join("log"));
-                        let said = said.unwrap_or_default();
-                        bail!("towpath serve: {error}: {}", said.lines().last().unwrap_or(""));
-                    }
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-            }
-        }
+        let arguments = ["--device", &device, "--share-host"];
+        let (serve, network) = Serve::start(towpath, (hosts.directory(), mode.name()), &arguments)?;
+        Ok(Server { network, serve })
     }
 
     /// Returns the shared address, with a port.

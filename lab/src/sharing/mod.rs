@@ -16,9 +16,9 @@ use crate::Settings;
 use crate::process::XdpMode;
 use crate::programs::{own_program, program};
 use crate::report::Outcome;
+use crate::web::Programs;
 use host::{Hosts, Server};
 use others::Ssh;
-use web::Programs;
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let towpath = own_program("towpath").map_err(|why| anyhow!(why))?;
@@ -28,8 +28,6 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let ssh = found(Ssh::find(), &mut outcome);
     let programs = found(Programs::find(), &mut outcome);
     let window = Duration::from_millis(if settings.quick { 100 } else { 1000 });
-    // wrk counts whole seconds, so with --quick the web servers have one pair alone.
-    let seconds = if settings.quick { 1 } else { 2 };
     for mode in XdpMode::ALL {
         if let Some(ping) = &ping {
             beside::attachments(&hosts, ping, mode, &mut outcome)?;
@@ -43,8 +41,10 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             beside::bulk(&hosts, &server, programs, how, &mut outcome)?;
         }
         if let Some(programs) = programs.as_ref().filter(|_| !settings.quick || is_default(mode)) {
-            let pairs = if settings.quick { 1 } else { settings.pairs() };
-            web::measure(&hosts, &server, programs, (mode, pairs, seconds), &mut outcome)?;
+            let (pairs, window_ms) =
+                if settings.quick { (1, 250) } else { (settings.pairs(), 1000) };
+            let how = (mode, pairs, Duration::from_millis(window_ms));
+            web::measure(&hosts, &server, programs, how, &mut outcome)?;
         }
     }
     Ok(outcome)
@@ -64,5 +64,6 @@ const HOW: &str = "\
     a server, towpath serve --share-host, on one end of a veth pair, whose far end is another host of \
     the kernel's; engine and application sleep when idle; 1 500 bytes of MTU, TCP timestamps on both \
     sides; one TCP flow; the kernel's sockets use the same pair with the filter attached, and the \
-    untouched pair nothing is attached to; web: 16 connections of wrk, one thread, at the far end; \
-    nothing pinned";
+    untouched pair nothing is attached to; web: wrk, one thread, at the far end, 16 connections where the \
+    row has no number; processor time: of server, web and wrk, or of web over std::net and wrk, with the \
+    kernel's packet threads; nothing pinned";
