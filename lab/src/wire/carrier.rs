@@ -3,6 +3,7 @@
 //! It notes when it gets a frame, and hands the frame over when the frame is due. It sleeps until
 //! shortly before the next frame is due, and spins from there on.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -23,6 +24,11 @@ const BATCH: usize = 32;
 /// The time before a frame is due from which on the wire does not sleep, in nanoseconds: a sleep
 /// may be this much too long.
 const SPIN_NS: u64 = 20_000;
+/// The longest time awake, after which the wire naps even if frames are due: a real-time thread that
+/// never sleeps is stopped for much longer (the kernel's fair server gives ordinary threads 50 ms of
+/// each second), and ordinary threads on its core carry the data.
+const LONGEST_AWAKE: Duration = Duration::from_micros(200);
+const NAP: Duration = Duration::from_micros(20);
 /// The longest sleep, after which the wire checks whether it is over.
 const LONGEST_SLEEP_NS: u64 = 5_000_000;
 /// One side of the wire: the kernel behind a TAP, and perhaps a network of this process.
@@ -53,10 +59,14 @@ pub(super) struct Carrier<'a> {
     sides: [Side<'a>; 2],
     /// From the first side, and from the second.
     paths: [Path; 2],
+    /// Frames for the ports of the two sides that are due.
+    for_ports: [VecDeque<Frame>; 2],
     bell: Arc<Bell>,
     spare: Vec<Frame>,
     taken: Vec<Frame>,
     start: Instant,
+    /// The end of the last sleep.
+    awake_since: Instant,
     late: Latency,
 }
 
@@ -72,10 +82,12 @@ impl<'a> Carrier<'a> {
             sides,
             // The two directions have unrelated sequences from one seed.
             paths: [Path::new(conditions, seed), Path::new(conditions, !seed)],
+            for_ports: [VecDeque::with_capacity(BATCH), VecDeque::with_capacity(BATCH)],
             bell,
             spare: Vec::with_capacity(1024),
             taken: Vec::with_capacity(BATCH),
             start: Instant::now(),
+            awake_since: Instant::now(),
             late: Latency::new()?,
         })
     }
@@ -97,6 +109,10 @@ impl<'a> Carrier<'a> {
             }
             if !worked {
                 self.pause()?;
+            }
+            if self.awake_since.elapsed() > LONGEST_AWAKE {
+                std::thread::sleep(NAP);
+                self.awake_since = Instant::now();
             }
         }
         let counts = [self.paths[0].counts, self.paths[1].counts];
@@ -150,6 +166,11 @@ impl<'a> Carrier<'a> {
             self.hand_over(from, frame);
             worked = true;
         }
+        if let Some(port) = &self.sides[1 - from].port {
+            let refused = port.give(&mut self.for_ports[1 - from], &mut self.spare);
+            self.paths[from].counts.refused += refused;
+            worked |= !self.for_ports[1 - from].is_empty();
+        }
         worked
     }
 
@@ -159,20 +180,14 @@ impl<'a> Carrier<'a> {
         let destination = frame.destination();
         let is_group = destination[0] & 1 != 0;
         let port = to.port.as_ref().filter(|port| is_group || port.mac == destination);
-        let mut refused = 0;
         if is_group || port.is_none() {
-            refused += u64::from(rustix::io::write(to.tap, frame.for_tap()).is_err());
+            let refused = rustix::io::write(to.tap, frame.for_tap()).is_err();
+            self.paths[from].counts.refused += u64::from(refused);
         }
-        let back = match port {
-            Some(port) => {
-                let back = port.give(frame);
-                refused += u64::from(back.is_some());
-                back
-            }
-            None => Some(frame),
-        };
-        self.spare.extend(back);
-        self.paths[from].counts.refused += refused;
+        match port {
+            Some(_) => self.for_ports[1 - from].push_back(frame),
+            None => self.spare.push(frame),
+        }
     }
 
     /// Waits until shortly before a frame is due, or until a side sends one.
@@ -201,6 +216,7 @@ impl<'a> Carrier<'a> {
                 Err(error) => return Err(error).context("waiting for the wire's frames"),
             }
             self.bell.quiet();
+            self.awake_since = Instant::now();
         }
         ports.for_each(|port| port.wire_awake());
         Ok(())

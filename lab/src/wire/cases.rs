@@ -84,7 +84,7 @@ fn usual() -> Case {
         server: true,
         at_least: None,
         window: Duration::from_secs(5),
-        quick: Duration::from_millis(250),
+        quick: Duration::from_millis(150),
     }
 }
 
@@ -133,7 +133,7 @@ pub(super) fn all() -> Vec<Case> {
             server: true,
             at_least: Some(AT_LEAST),
             window: Duration::from_secs(10),
-            quick: Duration::from_millis(400),
+            quick: Duration::from_millis(300),
         },
     ]
 }
@@ -145,7 +145,7 @@ pub(super) fn sharing() -> Case {
         title: "two connections, 200 Mbit/s, round trip 20 ms",
         picture: "sharing",
         window: Duration::from_secs(15),
-        quick: Duration::from_millis(400),
+        quick: Duration::from_millis(300),
         ..usual()
     }
 }

@@ -92,7 +92,7 @@ fn rounds(settings: Settings) -> usize {
 
 /// Measures what the wire adds to its delay, and the most that it carries.
 fn wire_itself(settings: Settings, hosts: &Hosts, outcome: &mut Outcome) -> anyhow::Result<()> {
-    let trips = if settings.quick { 20 } else { 100 };
+    let trips = if settings.quick { 10 } else { 100 };
     let delay = Duration::from_millis(10);
     let conditions = Conditions { delay, ..Conditions::NONE };
     let (more, _) = hosts.join(conditions, 0, [End::Kernel; 2], |joined| {

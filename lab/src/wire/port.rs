@@ -1,12 +1,13 @@
 //! An end of the wire inside of this process: the link of a Towpath network.
 //!
 //! Frames pass in both directions under one lock, with their memory: nothing is copied. The lock is
-//! held for a few instructions, and never across a system call.
+//! held for a few instructions, and never across a system call. The wire never waits for it: the
+//! scheduler may stop the network's thread at any instruction, and the wire has to be punctual.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use rustix::event::{EventfdFlags, eventfd};
 use towpath_net::{Armed, Link, LinkError, LinkInfo, Meta, Offload};
@@ -82,9 +83,18 @@ impl Port {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the state, unless the link has it.
+    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Moves at most `budget` frames of the link to `out`. `spare` gives frames back for them.
     pub(super) fn take(&self, out: &mut Vec<Frame>, budget: usize, spare: &mut Vec<Frame>) {
-        let mut state = self.state();
+        let Some(mut state) = self.try_state() else { return };
         let count = budget.min(state.to_wire.len());
         out.extend(state.to_wire.drain(..count));
         let surplus = state.empty.len().saturating_sub(2 * RING_FRAMES);
@@ -101,30 +111,35 @@ impl Port {
         }
     }
 
-    /// Gives the link a frame; returns it if too many wait.
-    pub(super) fn give(&self, frame: Frame) -> Option<Frame> {
-        let mut state = self.state();
-        if state.to_link.len() >= WAITING_FRAMES {
-            return Some(frame);
-        }
-        state.to_link.push_back(frame);
+    /// Gives the link frames, unless it has the lock now. Returns how many it refused, because too
+    /// many wait; these are then in `spare`.
+    pub(super) fn give(&self, frames: &mut VecDeque<Frame>, spare: &mut Vec<Frame>) -> u64 {
+        let Some(mut state) = self.try_state().filter(|_| !frames.is_empty()) else { return 0 };
+        let room = WAITING_FRAMES.saturating_sub(state.to_link.len());
+        let count = room.min(frames.len());
+        state.to_link.extend(frames.drain(..count));
         let ring = std::mem::take(&mut state.link_sleeps);
         drop(state);
         if ring {
             self.link.notify();
         }
-        None
+        let refused = frames.len() as u64;
+        spare.extend(frames.drain(..));
+        refused
     }
 
-    /// Notes that the wire sleeps. Returns `false` if a frame waits for it.
+    /// Notes that the wire sleeps. Returns `false` if a frame waits for it, or may be about to.
     pub(super) fn wire_sleeps(&self) -> bool {
-        let mut state = self.state();
+        let Some(mut state) = self.try_state() else { return false };
         state.wire_sleeps = state.to_wire.is_empty();
         state.wire_sleeps
     }
 
+    /// Notes that the wire is awake. Otherwise the link notifies it for nothing.
     pub(super) fn wire_awake(&self) {
-        self.state().wire_sleeps = false;
+        if let Some(mut state) = self.try_state() {
+            state.wire_sleeps = false;
+        }
     }
 }
 
@@ -258,7 +273,7 @@ mod tests {
         assert!(rings(&bell));
 
         assert_eq!(link.arm(false).unwrap(), Armed::Sleep { writable: false });
-        assert!(port.give(out.remove(0)).is_none());
+        assert_eq!(port.give(&mut VecDeque::from(out), &mut spare), 0);
         assert!(rings(&port.link));
         assert_eq!(link.arm(false).unwrap(), Armed::Work);
         link.prepare().unwrap();
@@ -293,7 +308,23 @@ mod tests {
     #[test]
     fn a_network_that_does_not_receive_loses_frames() {
         let (port, _link, _bell) = port();
-        assert!((0..WAITING_FRAMES).all(|_| port.give(Frame::new()).is_none()));
-        assert!(port.give(Frame::new()).is_some());
+        let mut frames: VecDeque<_> = (0..WAITING_FRAMES + 3).map(|_| Frame::new()).collect();
+        let mut spare = Vec::new();
+        assert_eq!(port.give(&mut frames, &mut spare), 3);
+        assert_eq!((frames.len(), spare.len()), (0, 3));
+    }
+
+    #[test]
+    fn the_wire_does_not_wait_for_the_link() {
+        let (port, _link, _bell) = port();
+        let (mut frames, mut spare) = (VecDeque::from([Frame::new()]), Vec::new());
+        let state = port.state();
+        assert_eq!(port.give(&mut frames, &mut spare), 0);
+        port.take(&mut spare, 10, &mut Vec::new());
+        assert!(!port.wire_sleeps());
+        assert_eq!((frames.len(), spare.len()), (1, 0), "for the next time");
+        drop(state);
+        assert_eq!(port.give(&mut frames, &mut spare), 0);
+        assert_eq!((frames.len(), port.state().to_link.len()), (0, 1));
     }
 }
