@@ -278,17 +278,18 @@ impl Oracle {
         self.una = segment.acknowledgement;
         // The stack counts windows from here.
         self.max_window = 0;
+        self.wl1 = segment.sequence;
         self.note_window(segment);
     }
 
     fn note_window(&mut self, segment: &Segment) {
         let shift = if segment.has(SYN) { 0 } else { self.shifts.0 };
         let window = u32::from(segment.window) << shift;
-        self.max_window = self.max_window.max(window);
         // An old segment moves the window and does not change it.
         let is_old = !at_least(segment.sequence, self.wl1);
         self.wl1 = if is_old { self.wl1 } else { segment.sequence };
         let open = if is_old { self.max_window } else { window };
+        self.max_window = self.max_window.max(open);
         let edge = segment.acknowledgement.wrapping_add(open);
         self.shrunk |= !at_least(edge, self.edge) || window == 0;
         if at_least(edge, self.edge) || self.state == SynReceived {

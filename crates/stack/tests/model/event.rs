@@ -46,6 +46,8 @@ pub enum Place {
     Exact,
     Initial,
     Old(u16),
+    /// The last number: a repeated FIN, or a keep-alive probe.
+    Last,
     Ahead(u16),
     LastInWindow,
     Edge,
@@ -117,6 +119,8 @@ impl Packet {
             State::Closed | State::TimeWait => {
                 !(driver.stack.is_blocked() || held && self.flags & SYN != 0)
             }
+            // The window of a SYN that was not answered yet may not count.
+            State::SynReceived => oracle.iss.is_some() && !driver.stack.is_blocked(),
             _ => oracle.iss.is_some(),
         })
     }
@@ -134,6 +138,7 @@ impl Packet {
             Place::Exact => nxt,
             Place::Initial if synchronized => oracle.irs,
             Place::Initial => nxt,
+            Place::Last => nxt.wrapping_sub(1),
             Place::Old(by) => nxt.wrapping_sub(by.into()),
             Place::Ahead(by) => nxt.wrapping_add(by.into()),
             Place::LastInWindow => edge.wrapping_sub(1),
@@ -240,6 +245,7 @@ fn place() -> impl Strategy<Value = Place> {
     prop_oneof![
         12 => Just(Place::Exact),
         1 => Just(Place::Initial),
+        2 => Just(Place::Last),
         3 => (1..2000_u16).prop_map(Place::Old),
         4 => (1..4000_u16).prop_map(Place::Ahead),
         1 => Just(Place::LastInWindow),
