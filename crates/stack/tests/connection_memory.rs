@@ -11,7 +11,7 @@ use towpath_stack::{
     Checksum, Config, Instant, ListenerId, Meta, SocketError, Stack, TcpId, Transmit,
 };
 use towpath_testkit::CountingAllocator;
-use wire::{ACK, FIN, PSH, RST, SYN, Segment, TcpOption};
+use wire::{ACK, FIN, PSH, SYN, Segment, TcpOption};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -27,7 +27,6 @@ struct Peer {
     /// The next number of the peer and of the stack.
     nxt: u32,
     heard: u32,
-    answered: bool,
 }
 
 /// The link keeps what the stack's segments say, without any allocation.
@@ -35,7 +34,6 @@ struct Link {
     peers: Vec<Peer>,
     frame: [u8; 2048],
     arp: Option<Vec<u8>>,
-    resets: usize,
 }
 
 impl Transmit for Link {
@@ -54,17 +52,13 @@ impl Transmit for Link {
         let word = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
         let sequence = u32::from(word(4)) << 16 | u32::from(word(6));
         let index = usize::from(word(2).wrapping_sub(FIRST_PEER_PORT));
-        self.resets += usize::from(flags & RST != 0);
         let Some(peer) = self.peers.get_mut(index) else { return true };
         let data = tcp.len() - usize::from(tcp[12] >> 4) * 4;
         let ends = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
         let end = sequence.wrapping_add(data as u32 + ends);
-        if flags & SYN != 0 {
-            peer.heard = end;
-        } else if sequence == peer.heard {
+        if flags & SYN != 0 || sequence == peer.heard {
             peer.heard = end;
         }
-        peer.answered = true;
         true
     }
 }
@@ -90,12 +84,11 @@ impl Host {
         let mut stack = Stack::new(config, Instant::ZERO).unwrap();
         let listener = stack.tcp_listen((wire::STACK_IP, PORT).into(), PEERS).unwrap();
         let peers = vec![Peer::default(); PEERS];
-        let link = Link { peers, frame: [0; 2048], arp: None, resets: 0 };
+        let link = Link { peers, frame: [0; 2048], arp: None };
         let now = Instant::ZERO;
         let mut host = Host { stack, link, listener, now, live: 0, calls: 0 };
         // The stack learns the peer's link address by a reset to a closed port.
         host.hear(0, ACK, 0, &[], 81);
-        host.link.resets = 0;
         host
     }
 
@@ -301,6 +294,60 @@ fn a_flood_of_syns_takes_little_memory() {
     let kept = host.live;
     println!("{kept} bytes kept");
     assert!(kept <= 5 << 19, "{kept} bytes kept");
+}
+
+/// Returns the most memory that a connection takes while its peer acknowledges with these blocks.
+fn selectively(
+    host: &mut Host,
+    index: usize,
+    blocks: impl Iterator<Item = Vec<(u32, u32)>>,
+) -> i64 {
+    let before = host.live;
+    let mut most = 0;
+    for blocks in blocks {
+        let peer = host.link.peers[index];
+        let segment = Segment {
+            src_port: FIRST_PEER_PORT + index as u16,
+            dst_port: PORT,
+            sequence: peer.nxt,
+            acknowledgement: peer.heard,
+            flags: ACK,
+            window: 60_000,
+            options: vec![TcpOption::Sack(blocks)],
+            ..Segment::default()
+        };
+        host.call(|stack, _, now| stack.input(now, &segment.frame(), VERIFIED));
+        host.now = host.now + Duration::from_micros(10);
+        most = most.max(host.live - before);
+    }
+    most
+}
+
+/// A peer that acknowledges every other byte: the stack keeps a bounded number of records, and
+/// visits the connection once per acknowledgement.
+#[test]
+fn a_peer_that_acknowledges_every_other_byte_costs_little() {
+    let mut host = Host::new(|config| config.limits.tcp_buffer_bytes = 8 << 20);
+    let id = host.open(0);
+    host.send(0, id, 200_000);
+    let first = host.link.peers[0].heard;
+    let sent = host.call(|stack, _, _| stack.tcp_send(id, &[3; 60_000])).unwrap();
+    host.poll();
+    assert!(sent >= 40_000);
+    host.link.peers[0].heard = first;
+    let visits = host.stack.counters().tcp_visits;
+    let block = |at: u32| (first.wrapping_add(at), first.wrapping_add(at + 1));
+    let count = sent as u32 / 8;
+    let most = selectively(
+        &mut host,
+        0,
+        (0..count).map(|number| (0..4).map(|at| block(number * 8 + at * 2 + 1)).collect()),
+    );
+    println!("{most} bytes for {count} acknowledgements");
+    assert!(most <= 64 * 1024, "{most} bytes");
+    // The application's data is still there.
+    assert_eq!(host.call(|stack, _, _| stack.tcp_queues(id)).unwrap().0, sent);
+    assert_eq!(host.stack.counters().tcp_visits - visits, u64::from(count));
 }
 
 #[test]
