@@ -47,10 +47,14 @@ pub fn compare(oracle: &mut Oracle, answer: Answer, seen: &Observation) -> Resul
     let both_opened = oracle.active && oracle.state == State::SynReceived;
     if !seen.blocked && !seen.late {
         let just = oracle.challenged.is_some_and(|at| seen.now < at + CHALLENGE_US) || both_opened;
+        // An acknowledgement that is due goes with any event.
+        if oracle.owed.is_some() && matches!(answer, Answer::Nothing | Answer::Reset(..)) {
+            counts.pure = 0;
+        }
         counts.compare(answer, seen, just)?;
     }
     let counts = matches!(answer, Answer::Challenge | Answer::MustAck | Answer::MaySyn);
-    if (counts || oracle.state == State::TimeWait)
+    if (counts || both_opened || oracle.state == State::TimeWait)
         && (seen.blocked || both_opened || !seen.sent.is_empty())
     {
         oracle.challenged = Some(seen.now);
@@ -133,6 +137,7 @@ impl Oracle {
             counts.data += 1;
         }
         if seen.late && matches!(self.state, State::Closed | State::TimeWait) {
+            self.told = segment.acknowledgement;
             return Ok(());
         }
         // A connection that ended with this event may have sent before.

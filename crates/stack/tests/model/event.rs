@@ -214,7 +214,10 @@ impl Driver {
     /// Keeps the peer from contradicting itself about the end of its stream, on which the RFC is
     /// silent.
     fn keep_stream_consistent(&mut self, segment: &mut Segment) {
-        let acceptable = self.oracles.iter().any(|o| o.is_synchronized() && o.acceptable(segment));
+        let acceptable = self.oracles.iter().any(|oracle| {
+            let edge = segment.sequence == oracle.rcv_edge;
+            oracle.is_synchronized() && (edge || oracle.acceptable(segment))
+        });
         if !acceptable {
             return;
         }

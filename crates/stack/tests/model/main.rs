@@ -9,7 +9,7 @@
 //! | `driver` | the stack, its link and its application |
 //!
 //! A failure prints the smallest schedule, and every event and segment of it. `PROPTEST_CASES` sets
-//! the number of schedules, `PROPTEST_RNG_SEED` repeats a run.
+//! the number of schedules, `PROPTEST_RNG_SEED` chooses others.
 
 #![allow(unreachable_pub, reason = "a test program has no other users")]
 
@@ -26,6 +26,7 @@ mod wire;
 use driver::Driver;
 use event::{Case, Event, Packet, case, event};
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 fn run(case: &Case, events: &[Event]) {
     let mut driver = Driver::new(case);
@@ -44,10 +45,16 @@ fn run(case: &Case, events: &[Event]) {
     }
 }
 
+/// Returns the number in a variable of the environment.
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().expect(variable))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
-        cases: std::env::var("PROPTEST_CASES").map_or(1200, |cases| cases.parse().unwrap()),
+        rng_seed: RngSeed::Fixed(number("PROPTEST_RNG_SEED", 1)),
+        cases: number("PROPTEST_CASES", 1200) as u32,
         max_shrink_iters: 20_000,
         ..ProptestConfig::default()
     })]
