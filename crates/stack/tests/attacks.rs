@@ -246,6 +246,11 @@ fn poisoned_connections_fall_silent() {
     poisoned_connections(Duration::from_micros(100));
 }
 
+#[test]
+fn poisoned_connections_fall_silent_on_a_long_path() {
+    poisoned_connections(Duration::from_millis(200));
+}
+
 /// RFC 9293, 3.10.7.4: two sides in TIME-WAIT answer a stray segment, and then fall silent.
 fn both_in_time_wait(delay: Duration) {
     for (flags, data) in [(ACK, &b""[..]), (ACK, b"stray"), (SYN, b""), (ACK | 1, b"")] {
@@ -288,4 +293,23 @@ fn half_open_connections_fall_silent() {
             assert_eq!(world.nodes[1].stack.tcp_sizes().0, 0, "a reset ends it");
         }
     }
+}
+
+/// A timer that is due while the link is full fires once, and not at each poll.
+#[test]
+fn a_full_link_makes_no_work() {
+    let mut world = world(Duration::from_micros(100));
+    let (client, server) = world.connected(80, false);
+    let now = world.now;
+    world.nodes[1].end.room = Some(0);
+    world.nodes[0].stack.tcp_send(client, b"hello").unwrap();
+    let until = now + Duration::from_millis(1);
+    world.run(until, |_| false);
+    assert_eq!(world.nodes[1].stack.tcp_queues(server).unwrap().1, 5);
+    // The acknowledgement is due after 10 ms.
+    let later = now + Duration::from_millis(50);
+    let node = &mut world.nodes[1];
+    let worked = (0..10).filter(|_| node.stack.poll(later, &mut node.end)).count();
+    assert!(node.stack.is_blocked());
+    assert!(worked <= 1, "{worked} of 10 polls report work");
 }

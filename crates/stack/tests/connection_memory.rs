@@ -396,3 +396,98 @@ fn gaps_take_no_more_than_the_limit_and_stop_no_other_connection() {
     }
     assert_eq!(host.stack.tcp_buffer_bytes().0, 0);
 }
+
+/// Opens, uses and closes connections from several peers at once.
+fn round(host: &mut Host, closes_first: bool) {
+    // The stack asks for the peer's link address again, which is no part of the connections' work.
+    let calls = host.calls;
+    host.hear(100, ACK, 0, &[], 81);
+    host.wait(Duration::from_millis(100));
+    host.calls = calls;
+    let ids: Vec<TcpId> = (0..8).map(|index| host.open(index)).collect();
+    for (index, &id) in ids.iter().enumerate() {
+        host.receive(index, id, 300);
+        host.send(index, id, 5000);
+        if closes_first {
+            host.close(id);
+            host.hear(index, ACK | FIN, 0, &[], PORT);
+        } else {
+            host.hear(index, ACK | FIN, 0, &[], PORT);
+            let end = host.call(|stack, _, now| stack.tcp_recv(now, id, &mut [0; 10]));
+            assert_eq!(end, Ok(0));
+            host.close(id);
+            host.hear(index, ACK, 0, &[], PORT);
+        }
+    }
+    assert_eq!(host.stack.tcp_sizes(), (0, if closes_first { ids.len() } else { 0 }));
+    host.wait(Duration::from_secs(62));
+    assert_eq!(host.stack.tcp_sizes(), (0, 0));
+}
+
+#[test]
+fn connections_that_come_and_go_allocate_nothing() {
+    let counts = [true, false].map(|closes_first| {
+        let mut host = Host::new(|_| {});
+        for _ in 0..20 {
+            round(&mut host, closes_first);
+        }
+        host.calls = 0;
+        for _ in 0..100 {
+            round(&mut host, closes_first);
+        }
+        host.calls
+    });
+    assert_eq!(counts, [0, 0], "for 800 connections closed by the stack, and 800 by the peer");
+}
+
+#[test]
+fn a_half_open_connection_is_small() {
+    let mut host = Host::new(|_| {});
+    let most = flood(&mut host, 2000);
+    assert_eq!(host.stack.tcp_sizes().0, 2000);
+    println!("{} bytes each", most / 2000);
+    assert!(most <= 2000 * 300, "{} bytes each", most / 2000);
+}
+
+#[test]
+fn a_peer_that_repeats_its_fin_takes_no_memory() {
+    let mut host = Host::new(|_| {});
+    for index in 0..100 {
+        let id = host.open(index);
+        host.close(id);
+        host.hear(index, ACK | FIN, 0, &[], PORT);
+    }
+    assert_eq!(host.stack.tcp_sizes(), (0, 100));
+    let before = host.live;
+    for _ in 0..300 {
+        for index in 0..100 {
+            host.link.peers[index].nxt = host.link.peers[index].nxt.wrapping_sub(1);
+            host.hear(index, ACK | FIN, 0, &[], PORT);
+        }
+        host.wait(Duration::from_millis(110));
+    }
+    assert_eq!(host.stack.tcp_sizes(), (0, 100));
+    let grown = host.live - before;
+    assert!(grown <= 100 * 512, "{grown} bytes");
+}
+
+#[test]
+fn a_flood_of_syns_takes_little_memory_and_gives_it_back() {
+    let mut host = Host::new(|_| {});
+    // What one connection needs is not the flood's.
+    let id = host.open(0);
+    host.close(id);
+    host.hear(0, ACK | FIN, 0, &[], PORT);
+    host.wait(Duration::from_secs(62));
+    let before = host.live;
+    let most = flood(&mut host, 100_000);
+    println!("{most} bytes at most");
+    assert!(most <= 1 << 20, "{most} bytes");
+    assert!(host.stack.counters().tcp_cookies_sent > 90_000);
+    // The entries last for 15 s.
+    host.wait(Duration::from_secs(25));
+    assert_eq!(host.stack.tcp_sizes().0, 0);
+    let kept = host.live - before;
+    println!("{kept} bytes kept");
+    assert!(kept <= 64 * 1024, "{kept} bytes kept");
+}

@@ -68,3 +68,62 @@ proptest! {
         run(&case, &events);
     }
 }
+
+/// Runs a schedule, and prints its failure, which is silent.
+fn aloud(run: impl FnOnce()) {
+    if let Err(error) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
+        panic!("{}", error.downcast_ref::<String>().map_or("", |text| text));
+    }
+}
+
+/// A segment that carries selective acknowledgements has room for less data. (The link has no
+/// offloads.)
+#[test]
+fn a_segment_with_selective_acknowledgements_fits() {
+    let case = Case {
+        seed: 0,
+        active: false,
+        wraps: false,
+        peer_isn: 0,
+        stamps: false,
+        selective: true,
+        scale: None,
+        opens: true,
+    };
+    let ahead = Packet { place: event::Place::Ahead(1), ..Packet::ack() };
+    let events = [
+        Event::Segment(Packet { window: 1, len: 1, ..ahead }),
+        Event::Send(1449),
+        Event::Full(true),
+        Event::Wait(201),
+        Event::Segment(ahead),
+        Event::Full(false),
+    ];
+    aloud(|| run(&case, &events));
+}
+
+/// A FIN after the window does not replace one within.
+#[test]
+fn a_fin_after_the_window_is_ignored() {
+    let fin = |place| Packet { flags: wire::ACK | wire::FIN, place, ..Packet::ack() };
+    let case = Case {
+        seed: 0,
+        active: false,
+        wraps: false,
+        peer_isn: 0,
+        stamps: false,
+        selective: false,
+        scale: None,
+        opens: true,
+    };
+    aloud(|| {
+        let mut driver = Driver::new(&case);
+        driver.step(&Event::Segment(Packet::syn()));
+        driver.step(&Event::Segment(Packet::ack()));
+        driver.step(&Event::Segment(fin(event::Place::Ahead(1))));
+        driver.peer_fin = None;
+        driver.step(&Event::Segment(fin(event::Place::Edge)));
+        driver.peer_fin = Some(2);
+        driver.step(&Event::Segment(Packet { len: 1, ..Packet::ack() }));
+    });
+}

@@ -27,6 +27,7 @@ macro_rules! scenarios {
 }
 
 mod generated;
+mod reported;
 mod rfc1122;
 mod rfc2018;
 mod rfc3168;
