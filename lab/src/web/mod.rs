@@ -30,9 +30,10 @@ const NEAR: &str = "192.0.2.1/24";
 const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
-    if let Err(cause) = Programs::wrk() {
-        let remedy = "towpath-lab web runs it as the client".into();
-        return Err(towpath_testkit::Error::Unavailable(Unavailable { cause, remedy }).into());
+    if let Err(why) = Programs::wrk() {
+        let (cause, remedy) = why.split_once("; ").unwrap_or((&why, ""));
+        let why = Unavailable { cause: cause.to_owned(), remedy: remedy.to_owned() };
+        return Err(towpath_testkit::Error::Unavailable(why).into());
     }
     let programs = Programs::find().map_err(|why| anyhow!(why))?;
     let towpath = own_program("towpath").map_err(|why| anyhow!(why))?;
