@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use crate::Meta;
 
 /// The maximum number of free buffers to keep.
-const SPARE_BUFFERS: usize = 1024;
+const SPARE_BUFFERS: usize = 256;
+/// The number of buffers that are always kept.
+const FEW: usize = 16;
 /// The maximum capacity of a buffer to keep; larger ones are freed.
 const SPARE_BYTES: usize = 2048 + 128;
 
@@ -32,11 +34,15 @@ pub(crate) struct Outbox {
     bytes: usize,
     limit: usize,
     spare: Vec<Vec<u8>>,
+    /// The longest queue since it was empty, and a decaying maximum of such lengths: the number of
+    /// buffers worth keeping.
+    longest: usize,
+    keep: usize,
 }
 
 impl Outbox {
     pub(crate) fn new(limit: usize) -> Self {
-        Outbox { queue: VecDeque::new(), bytes: 0, limit, spare: Vec::new() }
+        Outbox { queue: VecDeque::new(), bytes: 0, limit, spare: Vec::new(), longest: 0, keep: 0 }
     }
 
     /// Returns an empty buffer.
@@ -79,6 +85,7 @@ impl Outbox {
         }
         self.bytes += cost;
         self.queue.push_back(frame);
+        self.longest = self.longest.max(self.queue.len());
         true
     }
 
@@ -86,7 +93,22 @@ impl Outbox {
     pub(crate) fn pop(&mut self) -> Option<Frame> {
         let frame = self.queue.pop_front()?;
         self.bytes -= Self::cost(frame.bytes.len());
+        if self.queue.is_empty() {
+            self.tidy();
+        }
         Some(frame)
+    }
+
+    /// Frees buffers that the last bursts did not need.
+    fn tidy(&mut self) {
+        self.keep = self.longest.max(self.keep - self.keep / 8).max(FEW);
+        self.longest = 0;
+        if self.spare.len() > 2 * self.keep {
+            self.spare.truncate(self.keep);
+        }
+        if self.queue.capacity() > 8 * self.keep {
+            self.queue.shrink_to(self.keep);
+        }
     }
 
     /// Puts a frame back at the front of the queue.

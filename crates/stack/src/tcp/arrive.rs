@@ -16,6 +16,9 @@ const CHALLENGE_PAUSE: std::time::Duration = std::time::Duration::from_millis(50
 /// The least time between two answers to segments without data that do not fit.
 const ANSWER_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
+/// The number of times that this pause doubles: to 51 s.
+const LONGEST_PAUSE: u8 = 9;
+
 /// The consequence of a segment beyond the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -89,11 +92,11 @@ impl Connection {
         if let Some((clock, _)) = options.timestamps {
             self.timestamps = Some(self.origin);
             full -= TIMESTAMP_BYTES;
-            self.receiving = Receiving::new(initial, most, shift, full as u32);
+            self.receiving.begin(Receiving::new(initial, most, shift, full as u32));
             self.receiving.recent = clock;
             self.receiving.recent_at = env.now;
         } else {
-            self.receiving = Receiving::new(initial, most, shift, full as u32);
+            self.receiving.begin(Receiving::new(initial, most, shift, full as u32));
         }
         // A shift counts only if both offer one (RFC 7323, 2.2).
         match options.window_shift {
@@ -175,6 +178,11 @@ impl Connection {
         }
         if self.state.receives() {
             self.take_data(env, seg, data);
+            if self.owner == Owner::None && self.receiving.discard(env.pool) > 0 {
+                // The application will never read it, and the peer must know (RFC 2525, 2.17).
+                self.abort(env.pool);
+                return Verdict::None;
+            }
         } else if seg.len() > 0 {
             self.receiving.acknowledge_now();
         }
@@ -190,10 +198,17 @@ impl Connection {
     /// Demands the acknowledgement of a segment that does not fit, at a limited rate if it has no
     /// data: the other side may answer with such a segment.
     fn answer_misfit(&mut self, env: &mut Env<'_>, seg: &Segment) {
-        let early = self.answered.is_some_and(|at| env.now.since(at) < ANSWER_PAUSE);
+        // The pause doubles until a segment fits again, but for keep-alives and probes of a closed
+        // window.
+        let probes = seg.sequence + 1 == self.receiving.nxt;
+        let doublings = if probes { 0 } else { self.misfits.min(LONGEST_PAUSE) };
+        let pause = ANSWER_PAUSE * (1 << doublings);
+        let early = self.answered.is_some_and(|at| env.now.since(at) < pause);
         if seg.len() == 0 && early {
+            env.counters.tcp_challenges_limited += 1;
             return;
         }
+        self.misfits = self.misfits.saturating_add(u8::from(seg.len() == 0 && !probes));
         self.answered = Some(env.now);
         self.receiving.acknowledge_now();
     }
@@ -245,6 +260,7 @@ impl Connection {
         let edge = nxt + self.receiving.window();
         let is_old = end.before(nxt) || end == nxt && seg.len() > 0;
         if !start.after(edge) && !is_old {
+            self.misfits = 0;
             return true;
         }
         if is_old && seg.payload_bytes > 0 {

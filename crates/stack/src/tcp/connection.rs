@@ -173,6 +173,8 @@ pub(super) struct Connection {
     /// not fit.
     pub(super) challenged: Option<Instant>,
     pub(super) answered: Option<Instant>,
+    /// The number of such segments without data, since one did fit.
+    pub(super) misfits: u8,
     /// The time since which data waits for the peer's acknowledgement.
     waiting_since: Option<Instant>,
     /// The time at which the present state has lasted too long.
@@ -222,6 +224,7 @@ impl Connection {
             last_heard: now,
             challenged: None,
             answered: None,
+            misfits: 0,
             starved: false,
             pressed: false,
             narrowed: Narrowed::default(),

@@ -93,6 +93,7 @@ impl Cookies {
             selective: options.is_some_and(|bits| bits & 16 != 0),
             clock: echo.map(|(clock, _)| clock),
             ecn: options.is_some_and(|bits| bits & 32 != 0),
+            window: 0,
         })
     }
 }

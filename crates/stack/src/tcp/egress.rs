@@ -136,6 +136,7 @@ impl Tcp {
             env.counters.tcp_timeouts += 1;
             return self.fail(now, host, index, SocketError::TimedOut);
         }
+        connection.receiving.pass_time(now);
         if connection.state.is_opening() {
             if connection.is_syn_late(now) {
                 connection.sending.rtt.back_off();

@@ -2,6 +2,7 @@
 //! takes under 300 bytes, and a flood of SYNs fills no more than the table.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use super::sequence::Seq;
@@ -9,9 +10,11 @@ use super::tuple::Tuple;
 use crate::{Instant, ListenerId};
 
 /// The least time between two challenges of one entry's peer.
-const CHALLENGE_PAUSE: Duration = Duration::from_millis(500);
+const CHALLENGE_PAUSE_MS: u16 = 500;
 /// The maximum number of times that the answer to a SYN is sent again.
 const REPEATS: usize = 6;
+/// The number of entries that empty tables keep room for.
+const KEPT: usize = 64;
 /// The number of ended entries that a queue may hold.
 const SLACK: usize = 64;
 
@@ -29,6 +32,8 @@ pub(super) struct Agreement {
     /// The peer's clock, if it uses timestamps.
     pub(super) clock: Option<u32>,
     pub(super) ecn: bool,
+    /// The window of the peer's SYN.
+    pub(super) window: u16,
 }
 
 /// A half-open connection.
@@ -39,16 +44,57 @@ pub(super) struct HalfOpen {
     pub(super) since: Instant,
     /// The number of times that our answer was sent again.
     pub(super) repeats: u8,
-    /// The time of the last acknowledgement that challenged a segment.
-    pub(super) challenged: Option<Instant>,
+    /// The time of the last acknowledgement that challenged a segment, in milliseconds after
+    /// `since`.
+    challenged: Option<u16>,
+}
+
+/// A tuple in little memory: both addresses, as those of IPv6, both ports, and 1 if they stand for
+/// IPv4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key([u8; 37]);
+
+impl Key {
+    fn of(tuple: &Tuple) -> Key {
+        let mut bytes = [0; 37];
+        for (end, at) in [(tuple.local, 0), (tuple.remote, 18)] {
+            let octets = match end.ip() {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
+            };
+            bytes[at..at + 16].copy_from_slice(&octets);
+            bytes[at + 16..at + 18].copy_from_slice(&end.port().to_be_bytes());
+        }
+        bytes[36] = u8::from(tuple.local.is_ipv4());
+        Key(bytes)
+    }
+
+    fn tuple(&self) -> Tuple {
+        let end = |at: usize| {
+            let octets: [u8; 16] = std::array::from_fn(|byte| self.0[at + byte]);
+            let v6 = Ipv6Addr::from(octets);
+            let v4 = v6.to_ipv4_mapped().filter(|_| self.0[36] == 1);
+            let port = u16::from_be_bytes([self.0[at + 16], self.0[at + 17]]);
+            SocketAddr::new(v4.map_or(v6.into(), IpAddr::from), port)
+        };
+        Tuple { local: end(0), remote: end(18) }
+    }
+}
+
+/// An entry's place in a queue: its time, and its initial number, by which the entry is recognized.
+#[derive(Clone, Copy, Debug)]
+struct Queued {
+    at: Instant,
+    key: Key,
+    ours: Seq,
 }
 
 /// The table.
 pub(super) struct HalfOpens {
-    entries: HashMap<Tuple, HalfOpen>,
+    entries: HashMap<Key, HalfOpen>,
     /// Entries by the number of repetitions, each in the order of their next one. Entries that
     /// ended stay here until they come first.
-    due: [VecDeque<(Instant, Tuple, Seq)>; REPEATS + 1],
+    due: [VecDeque<Queued>; REPEATS + 1],
     lasts: Duration,
 }
 
@@ -58,6 +104,12 @@ pub(super) enum Due {
     Repeat(Tuple, HalfOpen),
     /// It has lasted too long.
     Over(Tuple, HalfOpen),
+}
+
+impl HalfOpen {
+    pub(super) fn new(listener: ListenerId, agreement: Agreement, since: Instant) -> HalfOpen {
+        HalfOpen { listener, agreement, since, repeats: 0, challenged: None }
+    }
 }
 
 impl HalfOpens {
@@ -71,42 +123,45 @@ impl HalfOpens {
     }
 
     pub(super) fn get(&self, tuple: &Tuple) -> Option<&HalfOpen> {
-        self.entries.get(tuple)
+        self.entries.get(&Key::of(tuple))
     }
 
     /// Returns `true` if a challenge of the entry's peer is within the entry's own rate (RFC 5961,
     /// 7).
     pub(super) fn may_challenge(&mut self, now: Instant, tuple: &Tuple) -> bool {
-        let Some(entry) = self.entries.get_mut(tuple) else { return false };
-        let may = entry.challenged.is_none_or(|at| now.since(at) >= CHALLENGE_PAUSE);
+        let Some(entry) = self.entries.get_mut(&Key::of(tuple)) else { return false };
+        let millis = u16::try_from(now.since(entry.since).as_millis()).unwrap_or(u16::MAX);
+        let may = entry.challenged.is_none_or(|at| millis - at >= CHALLENGE_PAUSE_MS);
         if may {
-            entry.challenged = Some(now);
+            entry.challenged = Some(millis);
         }
         may
     }
 
     pub(super) fn insert(&mut self, now: Instant, tuple: Tuple, entry: HalfOpen) {
-        self.queue(now, tuple, &entry);
-        self.entries.insert(tuple, entry);
+        let key = Key::of(&tuple);
+        self.queue(now, key, &entry);
+        self.entries.insert(key, entry);
     }
 
     /// Queues an entry for its next repetition: after one second, then two, four and so on.
-    fn queue(&mut self, now: Instant, tuple: Tuple, entry: &HalfOpen) {
+    fn queue(&mut self, now: Instant, key: Key, entry: &HalfOpen) {
         let repeats = usize::from(entry.repeats).min(REPEATS);
         let left = (entry.since + self.lasts).since(now);
         let pause = Duration::from_secs(1 << repeats).min(left);
         // Entries that ended early may hide behind one that did not.
         if self.due[repeats].len() > 2 * self.entries.len() + SLACK {
             let entries = &self.entries;
-            self.due[repeats].retain(|(_, tuple, ours)| {
-                entries.get(tuple).is_some_and(|entry| is_queued(entry, *ours, repeats))
+            self.due[repeats].retain(|Queued { key, ours, .. }| {
+                entries.get(key).is_some_and(|entry| is_queued(entry, *ours, repeats))
             });
         }
-        self.due[repeats].push_back((now + pause, tuple, entry.agreement.ours));
+        let ours = entry.agreement.ours;
+        self.due[repeats].push_back(Queued { at: now + pause, key, ours });
     }
 
     pub(super) fn remove(&mut self, tuple: &Tuple) -> Option<HalfOpen> {
-        let entry = self.entries.remove(tuple)?;
+        let entry = self.entries.remove(&Key::of(tuple))?;
         self.prune(usize::from(entry.repeats).min(REPEATS));
         Some(entry)
     }
@@ -117,10 +172,10 @@ impl HalfOpens {
         listener: ListenerId,
         mut removed: impl FnMut(Tuple, &HalfOpen),
     ) {
-        self.entries.retain(|tuple, entry| {
+        self.entries.retain(|key, entry| {
             let stays = entry.listener != listener;
             if !stays {
-                removed(*tuple, entry);
+                removed(key.tuple(), entry);
             }
             stays
         });
@@ -129,11 +184,15 @@ impl HalfOpens {
 
     /// Forgets ended entries at the front of a queue.
     fn prune(&mut self, queue: usize) {
-        while let Some(&(_, tuple, ours)) = self.due[queue].front() {
-            if self.entries.get(&tuple).is_some_and(|entry| is_queued(entry, ours, queue)) {
+        while let Some(&Queued { key, ours, .. }) = self.due[queue].front() {
+            if self.entries.get(&key).is_some_and(|entry| is_queued(entry, ours, queue)) {
                 return;
             }
             self.due[queue].pop_front();
+        }
+        self.due[queue].shrink_to(KEPT);
+        if self.entries.is_empty() {
+            self.entries.shrink_to(KEPT);
         }
     }
 
@@ -141,27 +200,27 @@ impl HalfOpens {
     pub(super) fn next_due(&mut self, now: Instant) -> Option<Due> {
         for queue in 0..=REPEATS {
             self.prune(queue);
-            let Some(&(at, tuple, _)) = self.due[queue].front() else { continue };
+            let Some(&Queued { at, key, .. }) = self.due[queue].front() else { continue };
             if at > now {
                 continue;
             }
             self.due[queue].pop_front();
-            let Some(mut entry) = self.entries.get(&tuple).copied() else { continue };
+            let Some(mut entry) = self.entries.get(&key).copied() else { continue };
             if queue == REPEATS || now >= entry.since + self.lasts {
-                self.entries.remove(&tuple);
-                return Some(Due::Over(tuple, entry));
+                self.entries.remove(&key);
+                return Some(Due::Over(key.tuple(), entry));
             }
             entry.repeats += 1;
-            self.queue(now, tuple, &entry);
-            self.entries.insert(tuple, entry);
-            return Some(Due::Repeat(tuple, entry));
+            self.queue(now, key, &entry);
+            self.entries.insert(key, entry);
+            return Some(Due::Repeat(key.tuple(), entry));
         }
         None
     }
 
     /// Returns when to call [`HalfOpens::next_due`].
     pub(super) fn poll_at(&self) -> Option<Instant> {
-        self.due.iter().filter_map(|queue| queue.front()).map(|(at, ..)| *at).min()
+        self.due.iter().filter_map(|queue| queue.front()).map(|queued| queued.at).min()
     }
 }
 
@@ -187,18 +246,25 @@ mod tests {
             selective: false,
             clock: None,
             ecn: false,
+            window: 0,
         };
         let listener = ListenerId { index: 0, generation: 1 };
-        HalfOpen { listener, agreement, since, repeats: 0, challenged: None }
+        HalfOpen::new(listener, agreement, since)
     }
 
     #[test]
     fn an_entry_takes_under_300_bytes() {
-        let queued = size_of::<(Instant, Tuple, Seq)>();
-        let hashed = size_of::<(Tuple, HalfOpen)>() + 1;
+        let queued = size_of::<Queued>();
+        let hashed = size_of::<(Key, HalfOpen)>() + 1;
         // A hash table is at least 7/16 full after it has grown, a queue at least half.
         let most = hashed * 16 / 7 + queued * 2;
-        assert!(hashed + queued < 300, "{hashed} {queued} {most}");
+        assert!(most < 350, "{hashed} {queued} {most}");
+        for (local, remote) in
+            [("10.0.0.1:80", "10.0.0.2:9"), ("[fe80::1]:80", "[::ffff:1.2.3.4]:9")]
+        {
+            let tuple = Tuple { local: local.parse().unwrap(), remote: remote.parse().unwrap() };
+            assert_eq!(Key::of(&tuple).tuple(), tuple);
+        }
     }
 
     #[test]

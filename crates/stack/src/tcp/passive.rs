@@ -186,6 +186,7 @@ impl Tcp {
             selective: options.sack_permitted,
             clock: options.timestamps.map(|(clock, _)| clock),
             ecn: seg.flags & (ECE | CWR) == ECE | CWR,
+            window: seg.window,
         };
         if let Some(after) = after {
             // RFC 9293, 3.6.1: above all numbers of the connection before.
@@ -206,8 +207,7 @@ impl Tcp {
             host.counters.tcp_cookies_sent += 1;
         } else {
             listener.half_open += 1;
-            let entry =
-                HalfOpen { listener: id, agreement, since: now, repeats: 0, challenged: None };
+            let entry = HalfOpen::new(id, agreement, now);
             self.half_open.insert(now, tuple, entry);
             self.ports.add(tuple.local);
         }
@@ -269,9 +269,13 @@ impl Tcp {
             }
             return;
         }
+        if !is_timely(&agreement, seg) {
+            host.counters.tcp_paws_dropped += 1;
+            return self.challenge_half_open(now, host, &tuple, &agreement, stamps);
+        }
         let most = host.config.tcp.receive_buffer_bytes;
         let window = u32::from(super::receiving::first_window(most));
-        let is_within = seg.sequence.since(theirs + 1) <= window;
+        let is_within = seg.sequence.since(theirs + 1) < window;
         let is_next = seg.sequence == theirs + 1;
         if !is_within || seg.has(RST) && !is_next {
             if is_within || !seg.has(RST) {
@@ -408,8 +412,19 @@ impl Tcp {
         connection.establish(&env, ours + 1);
         let window = u32::from(seg.window) << connection.sending.shift;
         connection.sending.take_first_window(seg.sequence, seg.acknowledgement, window);
+        connection.sending.max_window = window.max(agreement.window.into());
         self.listeners.established(host, listener, id);
         self.process(now, host, id.index, seg, data);
+    }
+}
+
+/// Returns `false` for a segment with an older timestamp than the SYN's, or without one (PAWS;
+/// RFC 7323, 5.3 and 3.2).
+fn is_timely(agreement: &Agreement, seg: &Segment) -> bool {
+    match (agreement.clock, seg.options.timestamps) {
+        (Some(recent), Some((clock, _))) => clock.wrapping_sub(recent) as i32 >= 0 || seg.has(RST),
+        (Some(_), None) => seg.has(RST),
+        (None, _) => true,
     }
 }
 

@@ -74,7 +74,7 @@ impl Connection {
         }
         let data = match self.sending.recovery.forced {
             Forced::Tail => self.plan_tail(now, capacity),
-            Forced::Window => self.plan_window_probe(now),
+            Forced::Window => self.plan_window_probe(now, capacity),
             Forced::None | Forced::Lost if self.sending.scoreboard.has_lost() => {
                 self.plan_again(now, capacity)
             }
@@ -282,14 +282,15 @@ impl Connection {
 
     /// Returns a probe of the peer's window: as much as it has room for, at least one byte
     /// (RFC 9293, 3.8.6.1).
-    fn plan_window_probe(&mut self, now: Instant) -> Option<Plan> {
+    fn plan_window_probe(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
+        let (full, _) = self.most(now, capacity);
         let sending = &mut self.sending;
         if !sending.has_unsent() {
             sending.recovery.forced = Forced::None;
             return None;
         }
         let left = sending.end().since(sending.nxt);
-        let len = left.min(sending.usable().clamp(1, sending.segment));
+        let len = left.min(sending.usable().clamp(1, full));
         let block = (sending.nxt, sending.nxt + len);
         let mut plan = self.with_data(now, block, Kind::New(block));
         // RFC 3168, 6.1.6: a probe's loss would go unnoticed.

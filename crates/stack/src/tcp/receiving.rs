@@ -106,6 +106,13 @@ impl Receiving {
         }
     }
 
+    /// Begins with the state of a new direction, and keeps the empty memory.
+    pub(super) fn begin(&mut self, mut new: Receiving) {
+        std::mem::swap(&mut new.buffer, &mut self.buffer);
+        std::mem::swap(&mut new.arrivals, &mut self.arrivals);
+        *self = new;
+    }
+
     /// Returns the window in the peer's view.
     pub(super) fn window(&self) -> u32 {
         self.edge.since(self.nxt)
@@ -169,6 +176,15 @@ impl Receiving {
         self.duplicates = self.duplicates.saturating_sub(1);
         self.due = if self.duplicates > 0 { AckDue::Now } else { AckDue::No };
         self.arrivals.reported();
+    }
+
+    /// Makes a delayed acknowledgement due whose time has come.
+    pub(super) fn pass_time(&mut self, now: Instant) {
+        if let AckDue::At(at) = self.due
+            && at <= now
+        {
+            self.due = AckDue::Now;
+        }
     }
 
     /// Demands an acknowledgement at once.
@@ -252,7 +268,8 @@ impl Receiving {
             self.acknowledge_now();
             return false;
         }
-        if !at.after(self.edge) && !at.before(self.nxt) {
+        // The FIN is in the window, or next after a window that is closed.
+        if at == self.nxt || at.after(self.nxt) && at.before(self.edge) {
             self.finish_at = Some(at);
         }
         self.acknowledge_now();

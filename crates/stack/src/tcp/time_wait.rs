@@ -43,6 +43,8 @@ impl Remains {
 struct Entry {
     remains: Remains,
     until: Instant,
+    /// The time at which the entry stands in the order.
+    queued: Instant,
     /// The time of the last answer to a segment.
     answered: Option<Instant>,
 }
@@ -75,14 +77,18 @@ impl TimeWait {
         }
         while self.order.len() >= self.limit {
             if let Some((at, oldest)) = self.order.pop_front()
-                && self.entries.get(&oldest).is_some_and(|entry| entry.until == at)
+                && self.entries.get(&oldest).is_some_and(|entry| entry.queued == at)
             {
                 self.remove(&oldest, ports);
                 counters.tcp_time_wait_evicted += 1;
             }
         }
         let until = now + self.time;
-        if self.entries.insert(tuple, Entry { remains, until, answered: None }).is_none() {
+        if self
+            .entries
+            .insert(tuple, Entry { remains, until, queued: until, answered: None })
+            .is_none()
+        {
             ports.add(tuple.local);
         }
         self.order.push_back((until, tuple));
@@ -108,7 +114,6 @@ impl TimeWait {
     pub(super) fn restart(&mut self, now: Instant, tuple: &Tuple) {
         if let Some(entry) = self.entries.get_mut(tuple) {
             entry.until = now + self.time;
-            self.order.push_back((entry.until, *tuple));
         }
     }
 
@@ -128,8 +133,16 @@ impl TimeWait {
             match self.order.front() {
                 Some(&(at, tuple)) if at <= now => {
                     self.order.pop_front();
-                    if self.entries.get(&tuple).is_some_and(|entry| entry.until == at) {
+                    let Some(entry) = self.entries.get_mut(&tuple) else { continue };
+                    if entry.queued != at {
+                        continue;
+                    }
+                    if entry.until <= now {
                         self.remove(&tuple, ports);
+                    } else {
+                        // Its time began again meanwhile.
+                        entry.queued = entry.until;
+                        self.order.push_back((entry.until, tuple));
                     }
                 }
                 _ => return,

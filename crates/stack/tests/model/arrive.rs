@@ -145,7 +145,7 @@ impl Oracle {
         // RFC 7323, 5.3 R1 and 3.2: before the check of the sequence number.
         let missing = segment.timestamps().is_none();
         if self.stamps && !segment.has(RST) && (missing || old_stamp) {
-            return self.hear_untimely(now, segment);
+            return self.hear_untimely(segment);
         }
         if segment.has(SYN) && !segment.has(RST) {
             return self.hear_late_syn(now, segment);
@@ -168,20 +168,10 @@ impl Oracle {
     }
 
     /// RFC 7323, 5.3: a segment without timestamp, or with an old one.
-    fn hear_untimely(&self, now: u64, segment: &Segment) -> Choices {
+    fn hear_untimely(&self, segment: &Segment) -> Choices {
         let mut choices = vec![(self.clone(), Answer::Challenge)];
         if segment.timestamps().is_none() {
             choices.push((self.clone(), Answer::Nothing));
-        }
-        // The handshake's last segment may count by its numbers alone.
-        let within = self.acceptable(segment) || segment.sequence == self.rcv_edge;
-        let begins = self.state == SynReceived && !self.active && within;
-        if begins && segment.has(ACK) && !segment.has(SYN) && segment.acknowledgement == self.nxt {
-            let mut bare = segment.clone();
-            bare.payload.clear();
-            bare.flags &= !FIN;
-            let next = self.hear_acknowledgement(now, &bare);
-            choices.extend(next.into_iter().map(|(next, _)| (next, Answer::MaySyn)));
         }
         choices
     }
@@ -190,11 +180,7 @@ impl Oracle {
     fn hear_misfit(&self, now: u64, segment: &Segment) -> Choices {
         let same = self.clone();
         if segment.has(RST) {
-            let mut choices = vec![(same.clone(), Answer::Nothing)];
-            if self.state == SynReceived && segment.sequence == self.rcv_edge {
-                choices.push((same, Answer::Challenge));
-            }
-            return choices;
+            return vec![(same, Answer::Nothing)];
         }
         let empty = segment.end() == segment.sequence;
         let limited = empty || self.state == SynReceived;
@@ -276,8 +262,6 @@ impl Oracle {
     fn establish(&mut self, segment: &Segment) {
         self.state = if self.finishing { FinWait1 } else { Established };
         self.una = segment.acknowledgement;
-        // The stack counts windows from here.
-        self.max_window = 0;
         self.wl1 = segment.sequence;
         self.note_window(segment);
     }
@@ -314,8 +298,9 @@ impl Oracle {
         if !at_least(acknowledged, oldest) || !at_least(self.nxt, acknowledged) {
             return vec![(next, Answer::Challenge)];
         }
-        next.note_window(segment);
         if at_least(acknowledged, next.una) {
+            // Only such an acknowledgement tells a window (RFC 9293, 3.10.7.4).
+            next.note_window(segment);
             // The peer still takes what a dropped connection has to send.
             if acknowledged != next.una {
                 next.dropped = next.dropped.map(|_| now);

@@ -29,10 +29,6 @@ impl Oracle {
         let mut choices = Vec::new();
         if self.dropped.is_some() && is_new && !segment.payload.is_empty() {
             choices.push((self.clone().with(|o| o.end(None)), Answer::Abort));
-            // With the peer's FIN the reset may wait for the peer's next segment.
-            if segment.has(FIN) || self.fin_at.is_some() {
-                choices.push((self.clone().with(|o| o.end(None)), Answer::Nothing));
-            }
         }
         let late = !at_least(self.rcv_nxt, segment.sequence);
         let answer = if late { Answer::MustAck } else { Answer::MayAck };
