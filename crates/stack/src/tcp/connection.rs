@@ -7,9 +7,10 @@ use super::pool::Pool;
 use super::receiving::Receiving;
 use super::sending::Sending;
 use super::sequence::{Seq, timestamp};
+pub(super) use super::state::{Ecn, Owner, Reset, State};
 use super::tuple::Tuple;
 use crate::config::{KeepAlive, TcpConfig};
-use crate::{Counters, Instant, ListenerId, SocketError};
+use crate::{Counters, Instant, SocketError};
 
 /// The least segment of a peer, in bytes, its options included; smaller offers do not count. Linux
 /// has the same limit (`TCP_MIN_SND_MSS` in `include/net/tcp.h`): the options must fit.
@@ -23,55 +24,6 @@ const SUSPICIOUS: u8 = 3;
 /// The MTUs to try on such a path (RFC 4821, 7.2, recommends 1024 as a start; 1280 is the least MTU
 /// of IPv6 and common in tunnels).
 const PLATEAUS: [usize; 3] = [1280, 1064, 576];
-
-/// The state of a connection (RFC 9293, 3.3.2). LISTEN is a listener, and SYN-RECEIVED of a
-/// listener's connection an entry of its table of half-open connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    SynSent,
-    SynReceived,
-    Established,
-    FinWait1,
-    FinWait2,
-    CloseWait,
-    Closing,
-    LastAck,
-    TimeWait,
-    Closed,
-}
-
-impl State {
-    /// Returns `true` during the handshake.
-    pub(super) fn is_opening(self) -> bool {
-        matches!(self, State::SynSent | State::SynReceived)
-    }
-
-    /// Returns `true` if the peer may still send data.
-    pub(super) fn receives(self) -> bool {
-        matches!(self, State::Established | State::FinWait1 | State::FinWait2)
-    }
-
-    /// Returns `true` if this side may still send data.
-    pub(super) fn sends(self) -> bool {
-        matches!(self, State::Established | State::CloseWait)
-    }
-
-    /// Returns `true` if both directions are over.
-    pub(super) fn is_over(self) -> bool {
-        matches!(self, State::TimeWait | State::Closed)
-    }
-}
-
-/// The owner of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owner {
-    /// A listener: the connection waits to be accepted.
-    Listener(ListenerId),
-    /// The application.
-    Application,
-    /// No owner: the application closed the connection, which ends by itself.
-    None,
-}
 
 /// The sizes of segments, in bytes, without IP and TCP headers, options included.
 #[derive(Clone, Copy, Debug)]
@@ -105,16 +57,6 @@ pub(super) struct Env<'a> {
     pub(super) counters: &'a mut Counters,
 }
 
-/// Explicit congestion notification (RFC 3168).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Ecn {
-    #[default]
-    Off,
-    /// Our SYN asks for it.
-    Asked,
-    On,
-}
-
 /// A smaller segment size that a connection tries, and the first number that was not acknowledged
 /// then.
 #[derive(Clone, Copy, Debug, Default)]
@@ -123,14 +65,6 @@ pub(super) struct Narrowed {
     at: Seq,
     /// The size that the path carried as far as known.
     before: usize,
-}
-
-/// A segment that ends the connection, to be sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Reset {
-    #[default]
-    None,
-    Due,
 }
 
 /// See the module.

@@ -5,7 +5,7 @@
 //! | `table` | the table of connections |
 //! | `input` | the path of a received segment to its connection |
 //! | `egress`, `frame` | transmission and timers; the frame of a segment |
-//! | `connection` | one connection: state, both directions, owner |
+//! | `connection`, `state` | one connection: state, both directions, owner |
 //! | `arrive` | the arrival of a segment at a connection |
 //! | `plan` | the next segment of a connection |
 //! | `sending`, `receiving` | the two directions: numbers, windows, buffers |
@@ -16,7 +16,7 @@
 //! | `arrivals` | data ahead of a gap, and selective acknowledgements |
 //! | `buffer`, `pool` | the buffers, and the memory that all of them share |
 //! | `segment`, `options`, `sequence`, `tuple` | header, options, numbers, name |
-//! | `listener`, `passive` | listeners and accept queues; connections that begin with the peer's SYN |
+//! | `listener`, `listening`, `passive` | listeners and accept queues, and their operations; connections that begin with the peer's SYN |
 //! | `half_open`, `cookie` | half-open connections; SYN cookies |
 //! | `api`, `settings` | the application's operations; settings of a connection |
 //! | `lifecycle`, `time_wait` | the end of a connection; what is left of it |
@@ -38,6 +38,7 @@ mod half_open;
 mod input;
 mod lifecycle;
 mod listener;
+mod listening;
 mod options;
 mod passive;
 mod plan;
@@ -52,6 +53,7 @@ mod segment;
 mod sending;
 mod sequence;
 mod settings;
+mod state;
 mod table;
 mod time_wait;
 mod timeout;

@@ -1,4 +1,6 @@
-//! A record of sent data.
+//! A record of sent data, and what an acknowledgement tells of it.
+
+use std::time::Duration;
 
 use super::sequence::Seq;
 use crate::Instant;
@@ -33,4 +35,23 @@ impl Record {
 /// (RFC 8985, 6.1).
 pub(super) fn later(one: (Instant, Seq), other: (Instant, Seq)) -> bool {
     one.0 > other.0 || one.0 == other.0 && one.1.after(other.1)
+}
+
+/// What one acknowledgement told.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Delivery {
+    /// Bytes that it reported for the first time.
+    pub(super) bytes: u32,
+    /// The round trip time of the data sent last, if all of that was sent once.
+    pub(super) sample: Option<Duration>,
+    /// `true` if a selective acknowledgement reported new data.
+    pub(super) selected: bool,
+    /// `true` if the peer reported that data arrived twice (RFC 2883).
+    pub(super) duplicate: bool,
+}
+
+/// Returns `true` if data sent at the two times can share a record: the difference is small beside
+/// the round trip, and so beside the reordering window.
+pub(super) fn is_one_time(first: Instant, now: Instant, least: Duration) -> bool {
+    now.since(first) <= least / 32
 }

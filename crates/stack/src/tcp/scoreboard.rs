@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::options::Block;
-use super::record::{AGAIN, LOST, Record, SACKED, later};
+pub(super) use super::record::Delivery;
+use super::record::{AGAIN, LOST, Record, SACKED, is_one_time, later};
 use super::sequence::Seq;
 use crate::Instant;
 
@@ -18,19 +19,6 @@ const KEPT: usize = 8;
 const DUPLICATES: u32 = 3;
 /// The round trips after which the reordering window narrows again (RFC 8985, 6.2).
 const WIDE_ROUNDS: u8 = 16;
-
-/// What one acknowledgement told.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Delivery {
-    /// Bytes that it reported for the first time.
-    pub(super) bytes: u32,
-    /// The round trip time of the data sent last, if all of that was sent once.
-    pub(super) sample: Option<Duration>,
-    /// `true` if a selective acknowledgement reported new data.
-    pub(super) selected: bool,
-    /// `true` if the peer reported that data arrived twice (RFC 2883).
-    pub(super) duplicate: bool,
-}
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -407,12 +395,6 @@ impl Scoreboard {
         records.shrink_to(KEPT);
         *self = Scoreboard { records, ..Scoreboard::default() };
     }
-}
-
-/// Returns `true` if data sent at the two times can share a record: the difference is small beside
-/// the round trip, and so beside the reordering window.
-fn is_one_time(first: Instant, now: Instant, least: Duration) -> bool {
-    now.since(first) <= least / 32
 }
 
 #[cfg(test)]

@@ -148,7 +148,7 @@ impl Sending {
     pub(super) fn take_first_window(&mut self, number: Seq, acknowledgement: Seq, window: u32) {
         self.told_by = (number, acknowledgement);
         self.window = window;
-        self.max_window = window;
+        self.max_window = self.max_window.max(window);
     }
 
     /// Advances to the peer's acknowledgement.
