@@ -26,7 +26,7 @@
 //!
 //! # Compared to `std::net`
 //! Each method of `std::net` has its counterpart of the same name, except the options of multicast
-//! groups; so have most options of the crate `socket2`. A method takes the network as first
+//! groups and `only_v6`; so have most options of the crate `socket2`. A method takes the network as first
 //! argument if it makes a socket. `docs/sockets.md` in the repository lists all of them, with the
 //! few differences: in lingering, and in multicast.
 //!

@@ -127,7 +127,7 @@ impl TcpListener {
     }
 
     /// Sets the time to live (IPv4) or hop limit (IPv6) of the packets of connections accepted from
-    /// now on. Default 64, also of the answer to a SYN, which has always that.
+    /// now on. Default 64. The answer to a SYN always has 64.
     ///
     /// # Errors
     /// If it is outside 1 to 255.

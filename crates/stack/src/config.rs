@@ -41,20 +41,19 @@ pub enum CongestionControl {
 pub struct TcpConfig {
     /// The largest window that a connection announces, in bytes, and so the most that it receives
     /// before the application reads. A window begins with at most 256 KiB, and grows while the
-    /// application reads as fast as data arrives. Default 16 MiB.
+    /// application reads as fast as data arrives. 4 KiB to 64 MiB, default 16 MiB.
     pub receive_buffer_bytes: usize,
     /// The most that a connection holds of written data that the peer has not acknowledged, in
-    /// bytes. The room begins with at most 256 KiB, and follows the congestion window. Default
-    /// 8 MiB.
+    /// bytes. The room begins with at most 256 KiB, and follows the congestion window. 4 KiB to
+    /// 64 MiB, default 8 MiB.
     pub send_buffer_bytes: usize,
     /// Default CUBIC.
     pub congestion_control: CongestionControl,
     /// `true` if connections of this host ask for explicit congestion notification (RFC 3168).
     /// Connections of peers that ask always use it. Default `false`, as on Linux.
     pub ecn: bool,
-    /// The time that the acknowledgement of a small segment may wait for data to go with. Default
-    /// 10 ms, at most 500 ms (RFC 9293, 3.8.6.3). The acknowledgement of a large segment never
-    /// waits.
+    /// The longest time that an acknowledgement waits for data to go with. Default 10 ms, at most
+    /// 500 ms (RFC 9293, 3.8.6.3). The stack acknowledges more than one full segment at once.
     pub ack_delay: Duration,
     /// The time that data may stay unacknowledged by a silent peer before the stack gives the
     /// connection up. Default 900 s, as on Linux (RFC 9293, 3.8.3: at least 100 s). Retransmissions
@@ -64,7 +63,8 @@ pub struct TcpConfig {
     pub connect_timeout: Duration,
     /// The time that a listener keeps a half-open connection. Default 15 s.
     pub syn_received_timeout: Duration,
-    /// The time that a connection dropped by the application may take to end. Default 60 s.
+    /// The time for which a dropped connection may go without an acknowledgement of new data; then
+    /// a reset ends it. A linger time replaces this time. Default 60 s.
     pub orphan_timeout: Duration,
     /// The time for which the stack keeps a closed connection's tuple (TIME-WAIT). Default 60 s.
     pub time_wait: Duration,
@@ -90,11 +90,12 @@ impl Default for TcpConfig {
 /// Probes of a silent peer (RFC 9293, 3.8.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// The silence before the first probe.
+    /// The silence before the first probe; the stack takes at least 1 ms.
     pub idle: Duration,
-    /// The time between two probes.
+    /// The time between two probes; the stack takes at least 1 ms.
     pub interval: Duration,
-    /// The number of unanswered probes, after which the connection fails.
+    /// The number of unanswered probes, after which the connection fails. With 0, the silence alone
+    /// fails it.
     pub probes: u32,
 }
 

@@ -106,7 +106,7 @@ counters! {
     tcp_retransmitted,
     /// Segments dropped or answered with a reset: no connection, no listener.
     tcp_no_connection,
-    /// Resets sent in answer to segments.
+    /// Resets sent: in answer to segments, and at the abort of a connection.
     tcp_resets_sent,
     /// Resets received that ended a connection.
     tcp_resets_received,
@@ -122,9 +122,9 @@ counters! {
     tcp_cookies_refused,
     /// Half-open connections that timed out.
     tcp_half_open_timeout,
-    /// SYNs dropped: the accept queue is full.
+    /// SYNs and last segments of handshakes dropped: the accept queue is full.
     tcp_accept_overflow,
-    /// SYNs dropped or connects refused: too many connections.
+    /// SYNs or answers to cookies dropped, or connects refused: too many connections.
     tcp_connection_limit,
     /// Connections given up: the peer did not answer in time.
     tcp_timeouts,
@@ -134,11 +134,11 @@ counters! {
     tcp_time_wait_evicted,
     /// TIME-WAIT entries reused by a newer SYN.
     tcp_time_wait_reused,
-    /// Segments dropped: flags or addresses that no sender uses.
+    /// Segments dropped: too short, port zero, or flags that contradict each other.
     tcp_malformed,
     /// Segments that the link refused after reporting room; they are sent later.
     tcp_transmit_refused,
-    /// Losses detected by acknowledgements.
+    /// Recoveries begun without a retransmission timeout.
     tcp_fast_recoveries,
     /// Retransmission timeouts.
     tcp_retransmission_timeouts,
@@ -146,7 +146,7 @@ counters! {
     tcp_tail_probes,
     /// Recoveries taken back: nothing was lost.
     tcp_spurious_recoveries,
-    /// Path MTUs lowered since full segments vanished without an error.
+    /// Path MTUs lowered because full segments vanished without an error.
     tcp_black_holes,
     /// Reductions of the congestion window for the mark of a router (RFC 3168).
     tcp_ecn_reductions,
@@ -154,7 +154,8 @@ counters! {
     tcp_out_of_order,
     /// Bytes received again.
     tcp_duplicate_bytes,
-    /// Segments dropped: outside of the window.
+    /// Segments wholly outside of the window. The stack drops their data; the acknowledgement of an
+    /// old one counts.
     tcp_unacceptable,
     /// Segments dropped: an old timestamp, or none where they were agreed upon (PAWS, RFC 7323, 5).
     tcp_paws_dropped,
@@ -162,7 +163,7 @@ counters! {
     tcp_resets_ignored,
     /// Acknowledgements sent to challenge a segment which may be forged (RFC 5961).
     tcp_challenges,
-    /// Such acknowledgements not sent: too many.
+    /// Challenges, and answers to segments that do not fit the window, not sent: too many.
     tcp_challenges_limited,
     /// Times that data was not taken or written: the memory for buffers is used up, or too many gaps.
     tcp_buffer_limit,

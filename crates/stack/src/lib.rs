@@ -48,8 +48,8 @@
 //!
 //! # Memory of a connection
 //! All connections share one pool of blocks of 4 KiB. A connection holds blocks only for data: what
-//! the application has not read, and what the peer has not acknowledged. So an idle connection
-//! takes about a kilobyte, whatever its buffers' sizes. [`Limits::tcp_buffer_bytes`] bounds the
+//! the application has not read, and what the peer has not acknowledged. So a connection that
+//! never carried data takes at most 2 KiB, whatever its buffers' sizes. [`Limits::tcp_buffer_bytes`] bounds the
 //! pool. Memory that was not needed for a few seconds goes back to the system.
 //!
 //! # TCP

@@ -22,7 +22,7 @@ use super::path::Conditions;
 use super::port::{Bell, Port, PortLink};
 use crate::process::{Process, Serving, Wire, XdpMode};
 
-/// Who has the TCP at an end of a connection.
+/// The TCP at one end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Kernel,

@@ -15,8 +15,8 @@
 //! | `flow` | bulk data through connections |
 //! | `cases` | the conditions, and the limits of their ratios |
 //!
-//! The congestion window over time is not in the pictures: no TCP here reports it to its
-//! application yet. [`flow::Course`] is its place, beside the bytes of each slice.
+//! The pictures do not show the congestion window yet. `TcpStream::info` reports Towpath's; its place
+//! is [`flow::Course`], beside the bytes of each slice.
 
 mod carrier;
 mod cases;

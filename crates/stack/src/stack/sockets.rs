@@ -213,7 +213,8 @@ impl Stack {
         self.tcp.close_listener(now, &mut self.host, id)
     }
 
-    /// Starts a connection, from `local` if given. The connection is writable once established; if
+    /// Starts a connection, from `local` if given. `timeout`: the time limit of the handshake, by
+    /// default [`TcpConfig::connect_timeout`](crate::TcpConfig::connect_timeout). The connection is writable once established; if
     /// it fails, a read or write returns the reason.
     ///
     /// # Errors
@@ -344,8 +345,8 @@ impl Stack {
         self.tcp.take_error(id)
     }
 
-    /// With `nodelay`, the stack sends small segments at once. Without, it sends them only while no
-    /// data is in flight (Nagle's algorithm, the default).
+    /// Sets whether the stack sends small segments at once. By default it does not: at most one
+    /// small segment is in flight (Nagle's algorithm, as Minshall refined it).
     ///
     /// # Errors
     /// If there is no such connection.

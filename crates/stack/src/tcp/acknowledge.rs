@@ -187,7 +187,7 @@ impl Sending {
             self.recovery.phase = Phase::Open;
             self.recovery.first_again = None;
         }
-        // What was sent in this phase and lost as well is a loss of the next window.
+        // Data that this phase sent and that is lost as well is a loss of the next window.
         let left = ended && self.scoreboard.has_lost();
         if (marked || left) && self.recovery.phase == Phase::Open {
             counters.tcp_fast_recoveries += 1;

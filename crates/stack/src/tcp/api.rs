@@ -22,7 +22,7 @@ pub enum Shutdown {
     Both,
 }
 
-/// A connection's state, as RFC 9293 names it.
+/// The state of a connection, in groups of RFC 9293's states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpState {
     /// The handshake is in progress.

@@ -16,8 +16,8 @@ const CHALLENGE_PAUSE: std::time::Duration = std::time::Duration::from_millis(50
 /// The least time between two answers to segments without data that do not fit.
 const ANSWER_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// The number of times that this pause doubles: to 51 s.
-const LONGEST_PAUSE: u8 = 9;
+/// The maximum number of doublings of [`ANSWER_PAUSE`]: 100 ms becomes 51 s.
+const MAX_DOUBLINGS: u8 = 9;
 
 /// The consequence of a segment beyond the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,7 +201,7 @@ impl Connection {
         // The pause doubles until a segment fits again, but for keep-alives and probes of a closed
         // window.
         let probes = seg.sequence + 1 == self.receiving.nxt;
-        let doublings = if probes { 0 } else { self.misfits.min(LONGEST_PAUSE) };
+        let doublings = if probes { 0 } else { self.misfits.min(MAX_DOUBLINGS) };
         let pause = ANSWER_PAUSE * (1 << doublings);
         let early = self.answered.is_some_and(|at| env.now.since(at) < pause);
         if seg.len() == 0 && early {
@@ -250,10 +250,10 @@ impl Connection {
         true
     }
 
-    /// Returns `true` if the segment lies in the window, or before it by at most a window: the data
-    /// of such a segment is old, but its acknowledgement may be new, and both sides may be in this
-    /// state at once (RFC 9293, 3.4 and 3.10.7.4). The stack acknowledges each segment that is not
-    /// wholly in the window, so that the peer learns where the window is.
+    /// Returns `true` if the segment lies in the window, or before it by at most a window (RFC 9293,
+    /// 3.4 and 3.10.7.4). The data of an old segment is old, but its acknowledgement may be new. Both
+    /// sides may send old segments at once, when their probes cross. The stack acknowledges each
+    /// segment that is not wholly in the window, so that the peer learns where the window is.
     fn is_acceptable(&mut self, env: &mut Env<'_>, seg: &Segment) -> bool {
         let (start, end) = (seg.sequence, seg.end());
         let nxt = self.receiving.nxt;

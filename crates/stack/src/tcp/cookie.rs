@@ -1,8 +1,8 @@
 //! SYN cookies (RFC 4987, 3.6): once the table of half-open connections is full, the initial number
 //! of our answer holds all that the connection needs, and the stack keeps nothing.
 //!
-//! The number has 27 bits of a keyed hash over the tuple, the peer's number and the minute, 3 bits
-//! for the segment size, and 2 bits for the minute. If the peer uses timestamps, the lowest bits of
+//! The number has 27 bits of a keyed hash over the tuple, the peer's number and the time in units of
+//! 64 s, 3 bits for the segment size, and 2 bits for the time. If the peer uses timestamps, the lowest bits of
 //! ours hold the other options, as Linux does it.
 
 use std::time::Duration;

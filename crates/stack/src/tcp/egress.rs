@@ -168,7 +168,7 @@ impl Tcp {
         }
         let Some(connection) = self.at(index) else { return Progress::Done };
         if connection.sizes.path < connection.sizes.local && !connection.tries_size() {
-            // What was found out about the path does not last (RFC 1191, 6.3).
+            // A path's MTU expires (RFC 1191, 6.3).
             let remote = connection.tuple.remote.ip();
             let headers = ip::header_len(remote) + segment::HEADER_BYTES;
             connection.narrow(host.paths.mtu(now, remote) - headers);

@@ -1,4 +1,5 @@
-//! Passive opens: the operations of listeners, and connections that begin with the peer's SYN.
+//! Passive opens: answers to SYNs, half-open connections, SYN cookies, and the connections that
+//! result.
 
 use super::connection::{Connection, Ecn, Owner};
 use super::cookie;

@@ -317,7 +317,7 @@ impl Receiving {
         }
         let read = std::mem::take(&mut self.read);
         self.round = now;
-        // What a slow reader read in many round trips says nothing of one.
+        // Reads over many round trips tell nothing about one.
         if passed > 4 * round_trip {
             return;
         }

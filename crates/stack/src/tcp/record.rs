@@ -42,7 +42,7 @@ pub(super) fn later(one: (Instant, Seq), other: (Instant, Seq)) -> bool {
 pub(super) struct Delivery {
     /// Bytes that it reported for the first time.
     pub(super) bytes: u32,
-    /// The round trip time of the data sent last, if all of that was sent once.
+    /// The shortest round trip time of the newly delivered records that were sent once.
     pub(super) sample: Option<Duration>,
     /// `true` if a selective acknowledgement reported new data.
     pub(super) selected: bool,

@@ -7,7 +7,7 @@
 //! | RFC 6675, RFC 6582 | recovery with selective acknowledgements, and without (NewReno) |
 //! | RFC 6937 | the window during recovery (proportional rate reduction) |
 //! | RFC 6298 | the retransmission timeout |
-//! | RFC 3522, RFC 4015 | taking back a recovery that nothing was lost for (Eifel) |
+//! | RFC 3522, RFC 4015 | taking back a spurious recovery (Eifel) |
 //! | RFC 3168 | the reaction to marks of routers |
 
 use super::options::Block;
@@ -35,7 +35,7 @@ pub(super) enum Forced {
     Lost,
     /// A probe of the tail: new data, or the last segment again.
     Tail,
-    /// One byte beyond the peer's closed window.
+    /// A probe of the peer's window: as much as fits, at least one byte (RFC 9293, 3.8.6.1).
     Window,
 }
 

@@ -21,7 +21,9 @@ const MAX_BACKOFF: u8 = 16;
 /// See the module. Times are in microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rtt {
+    /// The smoothed round trip time (SRTT).
     smoothed: u32,
+    /// Its variation (RTTVAR).
     variation: u32,
     /// The least sample of the present and of the former period.
     least: [u32; 2],

@@ -17,8 +17,8 @@ const MAX_RECORDS: usize = 1024;
 const KEPT: usize = 8;
 /// Segments received beyond a gap that show a loss, unless the path reorders (RFC 8985, 6.2).
 const DUPLICATES: u32 = 3;
-/// The round trips after which the reordering window narrows again (RFC 8985, 6.2).
-const WIDE_ROUNDS: u8 = 16;
+/// The recoveries after which the reordering window narrows again (RFC 8985, 6.2).
+const WIDE_RECOVERIES: u8 = 16;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -31,8 +31,9 @@ pub(super) struct Scoreboard {
     sacked_records: u32,
     /// The number of records sent again.
     again: u32,
-    /// The delivered record that was sent last: its time and end, and its round trip time.
+    /// The time and end of the delivered record that was sent last (RACK.xmit_ts, RACK.end_seq).
     newest: Option<(Instant, Seq)>,
+    /// The round trip time of the record delivered last (RACK.rtt).
     round_trip: Duration,
     /// The end of the data delivered so far.
     furthest: Option<Seq>,
@@ -287,7 +288,7 @@ impl Scoreboard {
     /// early (RFC 8985, 6.2, step 4).
     pub(super) fn widen(&mut self) {
         self.quarters = self.quarters.max(1).saturating_add(1);
-        self.wide = WIDE_ROUNDS;
+        self.wide = WIDE_RECOVERIES;
     }
 
     /// Narrows the reordering window after a number of recoveries without such a report.

@@ -13,13 +13,13 @@ use crate::{Instant, SocketError, TcpId};
 pub struct TcpInfo {
     /// The payload of a full segment to the peer.
     pub segment: u32,
-    /// The bytes that congestion control allows in flight.
+    /// The bytes that congestion control allows in flight; 2^30 without congestion control.
     pub congestion_window: u32,
-    /// The congestion window at which slow start ends.
+    /// The congestion window at which slow start ends; 2^30 before the first loss.
     pub slow_start_threshold: u32,
     /// The bytes in flight.
     pub in_flight: u32,
-    /// The peer's window, and this side's as the peer knows it.
+    /// The peer's window.
     pub peer_window: u32,
     /// This side's window, as the peer knows it.
     pub receive_window: u32,

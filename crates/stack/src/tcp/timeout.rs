@@ -145,8 +145,8 @@ impl Sending {
         self.recovery.point = self.nxt;
     }
 
-    /// Handles the end of the time in which the peer's window was closed: what was sent as a probe
-    /// did not fit, and fits now.
+    /// Handles the end of the time in which the peer's window was closed: data sent as a probe did
+    /// not fit, and fits now.
     pub(super) fn opened(&mut self, now: Instant) {
         self.rtt.progress();
         self.recovery.base = now;

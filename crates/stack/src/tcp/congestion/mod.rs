@@ -171,7 +171,7 @@ impl Congestion {
         self.before = None;
     }
 
-    /// Shrinks the window after a pause: what it says of the path is old (RFC 5681, 4.1). It halves
+    /// Shrinks the window after a pause, because the path may have changed (RFC 5681, 4.1). It halves
     /// per retransmission timeout, as Linux does (RFC 2861).
     pub(super) fn paused(&mut self, pause: Duration, timeout: Duration) {
         if self.is_unlimited() {
