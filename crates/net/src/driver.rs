@@ -155,7 +155,15 @@ impl Shared {
         // Under the link's lock the port of a TCP socket that has just ended is not closed between
         // the two steps.
         let mut link = lock(&self.link);
-        let (opened, is_new) = link.open_port(protocol, local)?;
+        let (opened, is_new) = match link.open_port(protocol, local) {
+            Ok(opened) => opened,
+            Err(error) => {
+                drop(link);
+                // Another thread may have met the lock, and left its frames to this one.
+                self.kick();
+                return Err(error);
+            }
+        };
         let outcome = f(&mut self.core(), self.clock.now(), opened);
         if outcome.is_err() && (is_new || protocol == PortProtocol::Udp) {
             link.close_port(protocol, opened);
@@ -169,6 +177,8 @@ impl Shared {
     pub(crate) fn close_udp_port(&self, local: SocketAddr) {
         if self.opens_ports {
             lock(&self.link).close_port(PortProtocol::Udp, local);
+            // Another thread may have met the lock, and left its frames to this one.
+            self.kick();
         }
     }
 

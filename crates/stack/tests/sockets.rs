@@ -538,3 +538,32 @@ fn more_neighbours_than_the_table_holds() {
     world.idle(Duration::from_secs(60));
     assert_eq!(world.nodes[0].stack.tcp_state(client), Ok(TcpState::Established));
 }
+
+/// Another thread may wait for room while one writes a little.
+#[test]
+fn a_small_write_does_not_forget_a_waiting_writer() {
+    let mut world = world(21);
+    let (client, server) = world.connected(80, false);
+    let fill = |world: &mut World| {
+        while world.nodes[0].stack.tcp_send(client, &[7; 4096]).is_ok() {}
+        world.idle(Duration::from_millis(20));
+    };
+    // Both buffers are full at last.
+    for _ in 0..20 {
+        fill(&mut world);
+    }
+    assert_eq!(world.nodes[0].stack.tcp_send(client, &[7; 4096]), Err(SocketError::WouldBlock));
+    let read = |world: &mut World, most: usize| {
+        let (mut buffer, now) = (vec![0; most], world.now);
+        let got = world.nodes[1].stack.tcp_recv(now, server, &mut buffer).unwrap_or(0);
+        world.idle(Duration::from_millis(20));
+        got
+    };
+    while world.nodes[0].stack.tcp_queues(client).unwrap().0 == 64 * 1024 {
+        assert!(read(&mut world, 4096) > 0);
+    }
+    assert_eq!(world.nodes[0].stack.tcp_send(client, &[7; 20]), Ok(20));
+    world.nodes[0].news.clear();
+    while read(&mut world, 65_536) > 0 {}
+    assert!(world.nodes[0].news.contains(&SocketId::Tcp(client)));
+}

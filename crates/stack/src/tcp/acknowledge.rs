@@ -58,7 +58,10 @@ impl Sending {
         if delivery.bytes > 0 {
             self.adjust_window(now, &delivery, progress, marked, was_una);
         }
-        self.schedule_probe(now);
+        // A segment that tells nothing new does not put the probe of the tail off.
+        if progress || delivery.selected || marked {
+            self.schedule_probe(now);
+        }
     }
 
     /// Measures the round trip time, and ends the doubling of the timeout once it is measured

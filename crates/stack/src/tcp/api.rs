@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::connection::{Connection, Owner, State};
+use super::receiving::SCARCE;
 use super::sequence;
 use super::table::Tcp;
 use super::tuple::Tuple;
@@ -119,9 +120,12 @@ impl Tcp {
         if !connection.state.sends() {
             return Err(SocketError::Closed);
         }
-        let room = connection.sending.room(most).min(data.len());
+        let mut room = connection.sending.room(most).min(data.len());
+        if !self.pool.is_roomy() {
+            room = room.min(SCARCE.saturating_sub(connection.sending.buffer.len()));
+        }
         let sent = connection.sending.buffer.write(&mut self.pool, &data[..room]);
-        connection.wants_room = sent < data.len();
+        connection.wants_room |= sent < data.len();
         if sent < room && !connection.starved {
             host.counters.tcp_buffer_limit += 1;
             connection.starved = true;
@@ -180,7 +184,8 @@ impl Tcp {
             let (round_trip, roomy) = (connection.sending.round_trip(), self.pool.is_roomy());
             connection.receiving.tune(now, round_trip, roomy);
             // The read made room: a window update may be due at once.
-            if connection.state.receives() && connection.receiving.should_update() {
+            if connection.state.receives() && connection.receiving.should_update(connection.pressed)
+            {
                 connection.receiving.acknowledge_now();
                 self.mark(id.index);
             }
@@ -216,6 +221,11 @@ impl Tcp {
         if how != Shutdown::Write {
             connection.read_shut = true;
             self.discard(now, host, id.index);
+            if let Some(connection) = self.at(id.index)
+                && connection.receiving.should_update(connection.pressed)
+            {
+                connection.receiving.acknowledge_now();
+            }
         }
         self.mark(id.index);
         self.tell(host, id.index);

@@ -257,21 +257,15 @@ impl Connection {
     fn is_acceptable(&mut self, env: &mut Env<'_>, seg: &Segment) -> bool {
         let (start, end) = (seg.sequence, seg.end());
         let nxt = self.receiving.nxt;
-        let edge = nxt + self.receiving.window();
+        let edge = self.receiving.furthest();
         let is_old = end.before(nxt) || end == nxt && seg.len() > 0;
         if !start.after(edge) && !is_old {
             self.misfits = 0;
             return true;
         }
-        if is_old && seg.payload_bytes > 0 {
-            let first = start + u32::from(seg.has(SYN));
-            let block = (first, first + seg.payload_bytes as u32);
-            self.receiving.arrivals.note_duplicate(block);
-            env.counters.tcp_duplicate_bytes += seg.payload_bytes as u64;
-        }
         env.counters.tcp_unacceptable += 1;
         self.answer_misfit(env, seg);
-        is_old && nxt.since(end) <= env.config.receive_buffer_bytes as u32
+        is_old && nxt.since(end) <= self.receiving.limit()
     }
 
     /// Handles a reset: only one at exactly the expected number is believed, one elsewhere in the

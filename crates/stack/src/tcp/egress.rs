@@ -285,7 +285,7 @@ impl Tcp {
 
     /// Returns `true` if there is memory for applications that wait for it.
     fn feeds(&self) -> bool {
-        !self.starved.is_empty() && self.pool.is_roomy()
+        !self.starved.is_empty() && self.pool.has_room()
     }
 
     /// Reports connections whose applications waited for memory.

@@ -19,11 +19,17 @@ struct Before {
     state: State,
     /// Received bytes that the application has not read.
     unread: usize,
+    /// Written bytes that the peer has not acknowledged.
+    unsent: usize,
 }
 
 impl Before {
     fn of(connection: &Connection) -> Before {
-        Before { state: connection.state, unread: connection.receiving.buffer.len() }
+        Before {
+            state: connection.state,
+            unread: connection.receiving.buffer.len(),
+            unsent: connection.sending.buffer.len(),
+        }
     }
 }
 
@@ -102,7 +108,7 @@ impl Tcp {
         }
         // Another such entry may be at the other side, and would answer the answer.
         if (seg.len() > 0 || !is_next) && self.time_wait.may_answer(now, tuple) {
-            if seg.has(FIN) {
+            if seg.has(FIN) && seg.end() == remains.receive_next {
                 self.time_wait.restart(now, tuple);
             }
             let at = (remains.send_next, remains.receive_next);
@@ -152,7 +158,10 @@ impl Tcp {
         let Some(connection) = self.at(index) else { return };
         let after = Before::of(connection);
         let changed = after.state != before.state;
-        let room = connection.wants_room && connection.sending.has_much_room(most);
+        let wanted = connection.wants_room && connection.sending.has_much_room(most);
+        // A close may wait until the peer has everything.
+        let is_done = connection.sending.finish && before.unsent > 0 && after.unsent == 0;
+        let room = wanted || is_done;
         if room {
             connection.wants_room = false;
         }

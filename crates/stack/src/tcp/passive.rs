@@ -50,6 +50,12 @@ impl Tcp {
         let is_full = listener.half_open >= listener.backlog.max(LEAST_HALF_OPEN)
             || self.half_open.len() >= host.config.limits.half_open
             || self.live + self.half_open.len() >= host.config.limits.connections;
+        // A cookie could not keep its number above those of the connection before: the peer has to
+        // repeat its SYN.
+        if is_full && after.is_some() {
+            host.counters.tcp_accept_overflow += 1;
+            return true;
+        }
         let options = &seg.options;
         let mut agreement = Agreement {
             theirs: seg.sequence,

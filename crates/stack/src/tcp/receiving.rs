@@ -14,6 +14,8 @@ use crate::{Counters, Instant};
 const FIRST_WINDOW: u32 = 256 * 1024;
 /// The size of a full segment, as long as the peer sent no larger one (RFC 9293, 3.7.1).
 const LEAST_SEGMENT: u32 = 536;
+/// The bytes that each connection may hold in one direction while memory is short.
+pub(super) const SCARCE: usize = 16 * 1024;
 /// The least time over which reads are counted.
 const LEAST_ROUND: Duration = Duration::from_millis(10);
 /// The largest value of the window's field.
@@ -42,6 +44,8 @@ pub(super) struct Receiving {
     pub(super) nxt: Seq,
     /// The end of the window as the peer knows it.
     edge: Seq,
+    /// The furthest end that the peer was told. A full buffer's window ends before.
+    furthest: Seq,
     /// The shift of our windows (RFC 7323, 2.2).
     pub(super) shift: u8,
     pub(super) buffer: ReceiveBuffer,
@@ -84,6 +88,7 @@ impl Receiving {
         Receiving {
             nxt,
             edge: nxt,
+            furthest: nxt,
             shift,
             buffer: ReceiveBuffer::default(),
             arrivals: Arrivals::default(),
@@ -160,12 +165,25 @@ impl Receiving {
     /// Records the end of the window that a sent segment told the peer.
     pub(super) fn told(&mut self, edge: Seq) {
         self.edge = edge;
+        self.furthest = self.furthest.max(edge);
+    }
+
+    /// Returns the furthest number that a segment without data may have: the peer may have sent up
+    /// to the end of an earlier window.
+    pub(super) fn furthest(&self) -> Seq {
+        self.furthest.max(self.edge).max(self.nxt)
+    }
+
+    /// Returns the size of the window if the application has read everything.
+    pub(super) fn limit(&self) -> u32 {
+        self.limit
     }
 
     /// Returns `true` if the application's reads opened the window so far that the peer should know
-    /// at once: at least twice what it knows of.
-    pub(super) fn should_update(&self) -> bool {
-        let (free, known) = (self.free().min(FIELD << self.shift), self.window());
+    /// at once: at least twice what it knows of. `pressed`: as for [`Receiving::offer`].
+    pub(super) fn should_update(&self, pressed: bool) -> bool {
+        let free = if pressed { self.free().min(4 * self.full) } else { self.free() };
+        let (free, known) = (free.min(FIELD << self.shift), self.window());
         !self.finished && free >= known + self.step() && free >= 2 * known
     }
 
@@ -219,10 +237,12 @@ impl Receiving {
         if data.is_empty() {
             return false;
         }
-        // Data ahead of a gap cannot be read, so it may not take the last memory; where data in
-        // order finds none, it goes first (RFC 2018, 8, allows both).
+        // Data ahead of a gap cannot be read, so it may not take the last memory; nor may a
+        // connection that holds much already. Where data in order finds none, that ahead of a gap
+        // goes first (RFC 2018, 8, allows both).
         let offset = start.since(self.nxt) as usize;
-        if offset > 0 && !pool.is_roomy() {
+        let takes_much = offset > 0 || self.buffer.len() >= SCARCE;
+        if takes_much && !pool.is_roomy() {
             counters.tcp_buffer_limit += 1;
             self.acknowledge_now();
             return false;
@@ -252,6 +272,8 @@ impl Receiving {
         let count = to.since(self.nxt);
         self.buffer.extend(count as usize);
         self.nxt = to;
+        // An acknowledgement of the new number is no duplicate.
+        self.duplicates = 0;
         self.unacknowledged += count;
         // Two full segments are acknowledged at once, and so is what fills a gap.
         if was_gap || self.unacknowledged > self.segment {

@@ -28,7 +28,11 @@ impl Sending {
         self.last_sent = now;
         self.active = now;
         match self.recovery.forced {
-            Forced::Tail => self.recovery.tail = Some((end, false)),
+            Forced::Tail => {
+                self.recovery.tail = Some((end, false));
+                // RFC 8985, 7.3: the timeout counts from the probe.
+                self.recovery.base = now;
+            }
             Forced::Window => self.recovery.probes_window = true,
             Forced::None | Forced::Lost => {}
         }

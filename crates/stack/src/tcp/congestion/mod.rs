@@ -73,6 +73,8 @@ impl Congestion {
     /// initial one.
     pub(super) fn set_segment(&mut self, segment: u32, is_fresh: bool) {
         self.segment = segment;
+        // A window below one segment would hold everything back.
+        self.window = self.window.max(segment);
         if is_fresh && !self.is_unlimited() {
             self.window = initial(segment);
         }
@@ -238,6 +240,14 @@ mod tests {
         assert_eq!(reno.window(), 11_000);
         reno.restore();
         assert_eq!(reno.window(), 11_000, "recovered for good");
+    }
+
+    #[test]
+    fn a_window_holds_at_least_one_segment() {
+        let mut reno = Congestion::new(CongestionControl::Reno, 500);
+        reno.timed_out(5000, false);
+        reno.set_segment(1448, false);
+        assert_eq!(reno.window(), 1448);
     }
 
     #[test]
