@@ -237,9 +237,8 @@ impl Receiving {
         if data.is_empty() {
             return false;
         }
-        // Data ahead of a gap cannot be read, so it may not take the last memory; nor may a
-        // connection that holds much already. Where data in order finds none, that ahead of a gap
-        // goes first (RFC 2018, 8, allows both).
+        // Data ahead of a gap, and a connection that holds much, may not take the last memory. Where
+        // data in order finds none, that ahead of a gap goes first (RFC 2018, 8, allows both).
         let offset = start.since(self.nxt) as usize;
         let takes_much = offset > 0 || self.buffer.len() >= SCARCE;
         if takes_much && !pool.is_roomy() {
