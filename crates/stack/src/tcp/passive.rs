@@ -57,16 +57,7 @@ impl Tcp {
             return true;
         }
         let options = &seg.options;
-        let mut agreement = Agreement {
-            theirs: seg.sequence,
-            ours: sequence::initial(now, &host.random, &tuple),
-            mss: options.mss,
-            shift: options.window_shift,
-            selective: options.sack_permitted,
-            clock: options.timestamps.map(|(clock, _)| clock),
-            ecn: seg.flags & (ECE | CWR) == ECE | CWR,
-            window: seg.window,
-        };
+        let mut agreement = agree(seg, sequence::initial(now, &host.random, &tuple));
         if let Some(after) = after {
             // RFC 9293, 3.6.1: above all numbers of the connection before.
             agreement.ours = agreement.ours.max(after + REOPENED_AHEAD);
@@ -294,6 +285,21 @@ impl Tcp {
         connection.sending.max_window = window.max(agreement.window.into());
         self.listeners.established(host, listener, id);
         self.process(now, host, id.index, seg, data);
+    }
+}
+
+/// Returns what a SYN and our answer with the number `ours` agree upon.
+fn agree(syn: &Segment, ours: Seq) -> Agreement {
+    let options = &syn.options;
+    Agreement {
+        theirs: syn.sequence,
+        ours,
+        mss: options.mss,
+        shift: options.window_shift,
+        selective: options.sack_permitted,
+        clock: options.timestamps.map(|(clock, _)| clock),
+        ecn: syn.flags & (ECE | CWR) == ECE | CWR,
+        window: syn.window,
     }
 }
 
