@@ -22,6 +22,9 @@ const LARGEST_BYTES: usize = 65_535;
 
 /// The queue pair of all endpoints.
 const QUEUE_PAIR: u32 = 0;
+/// The largest window of a connection. While no thread of the network runs, the session's receive
+/// buffers hold the packets: a larger window would let one peer overrun them.
+const RECEIVE_WINDOW: usize = 512 * 1024;
 
 /// The endpoints that a session asks for. With an endpoint for each port, this limits the open
 /// ports. Each counts about 2.7 KB towards `session-bytes`.
@@ -106,6 +109,7 @@ impl SessionLink {
         let info = self.session.info();
         let mut config = Config::new(info.mac);
         config.mtu = info.mtu;
+        config.tcp.receive_buffer_bytes = RECEIVE_WINDOW;
         config.ipv4 = info.ipv4;
         config.ipv4_gateway = info.ipv4_gateway;
         config.ipv6 = info.ipv6.into_iter().collect();

@@ -181,7 +181,7 @@ impl Tcp {
         }
         let len = connection.receiving.read(&mut self.pool, buffer, peek);
         if len > 0 {
-            let (round_trip, roomy) = (connection.sending.round_trip(), self.pool.is_roomy());
+            let (round_trip, roomy) = (connection.sending.rtt.least(), self.pool.is_roomy());
             connection.receiving.tune(now, round_trip, roomy);
             // The read made room: a window update may be due at once.
             if connection.state.receives() && connection.receiving.should_update(connection.pressed)

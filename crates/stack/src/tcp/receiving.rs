@@ -16,8 +16,9 @@ const FIRST_WINDOW: u32 = 256 * 1024;
 const LEAST_SEGMENT: u32 = 536;
 /// The bytes that each connection may hold in one direction while memory is short.
 pub(super) const SCARCE: usize = 16 * 1024;
-/// The least time over which reads are counted.
-const LEAST_ROUND: Duration = Duration::from_millis(10);
+/// The least time over which reads are counted. A longer one would let windows of short paths grow
+/// beyond the packets that a link can hold.
+const LEAST_ROUND: Duration = Duration::from_millis(1);
 /// The largest value of the window's field.
 const FIELD: u32 = 0xffff;
 
