@@ -318,18 +318,18 @@ impl Connection {
         if sending.rtt.backoff() < SUSPICIOUS || !is_full || sending.is_closed() {
             return;
         }
-        let step = usize::from(sending.rtt.backoff() - SUSPICIOUS);
-        if step == 0 {
+        if self.narrowed.tried.is_none() {
             self.narrowed.before = self.sizes.path;
         }
-        // Two timeouts for each size. If none gets through, the peer is absent.
-        let size = match PLATEAUS.get(step / 2) {
-            Some(mtu) => (mtu - headers).min(self.narrowed.before),
-            None => self.narrowed.before,
-        };
-        if size != self.sizes.path && size > 0 {
-            let narrower = size < self.narrowed.before;
-            self.narrowed.tried = narrower.then_some(size);
+        // Two timeouts for each size below the present one. If none gets through, the peer is absent.
+        let before = self.narrowed.before;
+        let most = before.min(self.sizes.remote);
+        let step = usize::from(sending.rtt.backoff() - SUSPICIOUS) / 2;
+        let smaller =
+            PLATEAUS.iter().map(|mtu| mtu - headers).filter(|&size| size < most).nth(step);
+        let size = smaller.unwrap_or(before);
+        if size != self.sizes.path {
+            self.narrowed.tried = smaller;
             self.narrowed.at = self.sending.una;
             self.narrow(size);
         }

@@ -203,6 +203,14 @@ scenarios! {
         until 60 . 1:*(..1240) ack 1
         ignore 0
     ";
+    /// RFC 4821, 7.7: a size above the peer's own limit is not worth a try.
+    black_hole_below_a_small_offer: "
+        passive rtt .1 win 65535 <mss 1100>
+        send 2200
+        > . 1:2201(1100x2) ack 1
+        until 3 . 1:*(..1024) ack 1
+        ignore 0
+    ";
     /// RFC 4821, 7.7: one timeout is an ordinary loss, and changes no segment size.
     single_timeout_is_no_black_hole: "
         passive rtt .1 win 65535 <mss 1460>
