@@ -159,7 +159,12 @@ counters! {
     tcp_unacceptable,
     /// Segments dropped: an old timestamp, or none where they were agreed upon (PAWS, RFC 7323, 5).
     tcp_paws_dropped,
-    /// Resets ignored: outside of the window.
+    /// Segments ignored: no acknowledgement where each segment has one, or no SYN where one is
+    /// awaited.
+    tcp_ignored,
+    /// Bytes dropped: beyond the window.
+    tcp_excess_bytes,
+    /// Resets ignored: outside of the window, or without the acknowledgement of our SYN.
     tcp_resets_ignored,
     /// Acknowledgements sent to challenge a segment which may be forged (RFC 5961).
     tcp_challenges,

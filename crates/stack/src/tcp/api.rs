@@ -89,7 +89,7 @@ impl Tcp {
         let owner = Owner::Application;
         let mut connection = Connection::new(tuple, owner, sizes, config, initial, now);
         connection.give_up_at = Some(now + timeout.unwrap_or(config.connect_timeout));
-        connection.origin = sequence::timestamp_origin(&host.random, from.ip(), ip);
+        connection.origin = sequence::timestamp_origin(&host.random, &tuple);
         let id = self.insert(connection);
         self.mark(id.index);
         Ok(id)
@@ -129,7 +129,7 @@ impl Tcp {
         if sent < room && !connection.starved {
             host.counters.tcp_buffer_limit += 1;
             connection.starved = true;
-            self.starved.push_back(id);
+            self.starve(id);
         }
         if sent == 0 && !data.is_empty() {
             return Err(SocketError::WouldBlock);
@@ -184,8 +184,7 @@ impl Tcp {
             let (round_trip, roomy) = (connection.sending.rtt.least(), self.pool.is_roomy());
             connection.receiving.tune(now, round_trip, roomy);
             // The read made room: a window update may be due at once.
-            if connection.state.receives() && connection.receiving.should_update(connection.pressed)
-            {
+            if connection.state.receives() && connection.receiving.should_update(!roomy) {
                 connection.receiving.acknowledge_now();
                 self.mark(id.index);
             }
@@ -221,8 +220,9 @@ impl Tcp {
         if how != Shutdown::Write {
             connection.read_shut = true;
             self.discard(now, host, id.index);
+            let pressed = !self.pool.is_roomy();
             if let Some(connection) = self.at(id.index)
-                && connection.receiving.should_update(connection.pressed)
+                && connection.receiving.should_update(pressed)
             {
                 connection.receiving.acknowledge_now();
             }

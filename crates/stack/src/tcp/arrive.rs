@@ -43,19 +43,18 @@ impl Connection {
     fn arrive_syn_sent(&mut self, env: &mut Env<'_>, seg: &Segment) -> Verdict {
         let sending = &mut self.sending;
         let acceptable = seg.acknowledgement == sending.nxt && sending.nxt != sending.una;
-        if seg.has(ACK) && !acceptable {
-            return match seg.has(RST) {
-                true => Verdict::None,
-                false => Verdict::Refuse(seg.acknowledgement),
-            };
+        if seg.has(ACK) && !acceptable && !seg.has(RST) {
+            return Verdict::Refuse(seg.acknowledgement);
         }
         if seg.has(RST) {
-            return match seg.has(ACK) {
-                true => Verdict::Failed(SocketError::Refused),
-                false => Verdict::None,
-            };
+            if seg.has(ACK) && acceptable {
+                return Verdict::Failed(SocketError::Refused);
+            }
+            env.counters.tcp_resets_ignored += 1;
+            return Verdict::None;
         }
         if !seg.has(SYN) {
+            env.counters.tcp_ignored += 1;
             return Verdict::None;
         }
         self.last_heard = env.now;
@@ -90,7 +89,7 @@ impl Connection {
         let most = env.config.receive_buffer_bytes;
         let mut full = self.sizes.local;
         if let Some((clock, _)) = options.timestamps {
-            self.timestamps = Some(self.origin);
+            self.timestamps = true;
             full -= TIMESTAMP_BYTES;
             self.receiving.begin(Receiving::new(initial, most, shift, full as u32));
             self.receiving.recent = clock;
@@ -155,7 +154,11 @@ impl Connection {
             self.challenge(env);
             return Verdict::None;
         }
-        if !self.is_acceptable(env, seg) || !seg.has(ACK) {
+        if !self.is_acceptable(env, seg) {
+            return Verdict::None;
+        }
+        if !seg.has(ACK) {
+            env.counters.tcp_ignored += 1;
             return Verdict::None;
         }
         if self.state == State::SynReceived {
@@ -216,7 +219,7 @@ impl Connection {
     /// Takes a segment's timestamp over, if the next acknowledgement covers the segment (RFC 7323,
     /// 4.3).
     fn take_timestamp(&mut self, env: &Env<'_>, seg: &Segment) {
-        let Some((clock, _)) = seg.options.timestamps.filter(|_| self.timestamps.is_some()) else {
+        let Some((clock, _)) = seg.options.timestamps.filter(|_| self.timestamps) else {
             return;
         };
         let receiving = &mut self.receiving;
@@ -232,7 +235,7 @@ impl Connection {
     /// Returns `false` for a segment whose timestamp is older than the last one: it is an old
     /// duplicate (PAWS; RFC 7323, 5.3).
     fn is_timely(&mut self, env: &mut Env<'_>, seg: &Segment) -> bool {
-        if self.timestamps.is_none() {
+        if !self.timestamps {
             return true;
         }
         let Some((clock, _)) = seg.options.timestamps else {
@@ -290,6 +293,7 @@ impl Connection {
     /// what can be true, so that the segment is dropped (RFC 5961, 5.2).
     fn take_acknowledgement(&mut self, env: &mut Env<'_>, seg: &Segment, data: &[u8]) -> bool {
         let clock = self.clock(env.now);
+        let window = u32::from(seg.window) << self.scaled(seg);
         let sending = &mut self.sending;
         let number = seg.acknowledgement;
         if number.after(sending.nxt) || number.before(sending.una - sending.max_window) {
@@ -300,8 +304,6 @@ impl Connection {
             // Old, but its data counts.
             return true;
         }
-        let shift = if seg.has(SYN) { 0 } else { sending.shift };
-        let window = u32::from(seg.window) << shift;
         let is_bare = data.is_empty()
             && seg.flags & (SYN | FIN) == 0
             && window == sending.window
@@ -311,11 +313,7 @@ impl Connection {
             number,
             blocks: seg.options.sack.as_slice(),
             is_bare,
-            echo: seg
-                .options
-                .timestamps
-                .filter(|_| self.timestamps.is_some())
-                .map(|(_, echo)| echo),
+            echo: seg.options.timestamps.filter(|_| self.timestamps).map(|(_, echo)| echo),
             clock,
             marked: self.ecn == Ecn::On && seg.has(ECE),
         };
@@ -350,7 +348,7 @@ impl Connection {
         if seg.has(FIN) {
             self.receiving.take_finish(start + data.len() as u32);
         } else {
-            self.receiving.is_complete();
+            self.receiving.take_waiting_finish();
         }
         if seg.congested && self.ecn == Ecn::On && self.receiving.due != AckDue::No {
             self.receiving.acknowledge_now();

@@ -7,7 +7,7 @@ use super::pool::Pool;
 use super::receiving::Receiving;
 use super::sending::Sending;
 use super::sequence::{Seq, timestamp};
-pub(super) use super::state::{Ecn, Owner, Reset, State};
+pub(super) use super::state::{Ecn, Owner, State};
 use super::tuple::Tuple;
 use crate::config::{KeepAlive, TcpConfig};
 use crate::{Counters, Instant, SocketError};
@@ -75,15 +75,16 @@ pub(super) struct Connection {
     pub(super) sizes: Sizes,
     pub(super) sending: Sending,
     pub(super) receiving: Receiving,
-    /// The origin of our timestamp clock, if both sides use timestamps.
-    pub(super) timestamps: Option<u32>,
-    /// The origin, whether or not the peer uses timestamps.
+    /// `true` if both sides use timestamps.
+    pub(super) timestamps: bool,
+    /// The origin of our timestamp clock.
     pub(super) origin: u32,
     pub(super) ecn: Ecn,
     /// `true` if a SYN is to be sent, and when it was sent first.
     pub(super) syn_due: bool,
     pub(super) syn_at: Instant,
-    pub(super) reset: Reset,
+    /// `true` if a reset is to be sent.
+    pub(super) reset_due: bool,
     /// The reason why the connection ended, until the application has read it.
     pub(super) error: Option<SocketError>,
     /// `true` if the application has stopped reading: the stack discards received data.
@@ -98,8 +99,6 @@ pub(super) struct Connection {
     pub(super) wants_room: bool,
     /// `true` if the application waits for memory to write.
     pub(super) starved: bool,
-    /// `true` if memory for buffers was short at the last visit.
-    pub(super) pressed: bool,
     /// What the connection found out about the path's MTU by itself.
     pub(super) narrowed: Narrowed,
     pub(super) last_heard: Instant,
@@ -143,12 +142,12 @@ impl Connection {
             sizes,
             sending,
             receiving: Receiving::new(Seq(0), most, shift, sizes.local as u32),
-            timestamps: None,
+            timestamps: false,
             origin: 0,
             ecn: if config.ecn { Ecn::Asked } else { Ecn::Off },
             syn_due: true,
             syn_at: now,
-            reset: Reset::None,
+            reset_due: false,
             error: None,
             read_shut: false,
             detached: false,
@@ -160,7 +159,6 @@ impl Connection {
             answered: None,
             misfits: 0,
             starved: false,
-            pressed: false,
             narrowed: Narrowed::default(),
             waiting_since: None,
             give_up_at: None,
@@ -188,7 +186,7 @@ impl Connection {
 
     /// Sets the payload of a full segment by the sizes and the options that each segment has.
     pub(super) fn resize(&mut self) {
-        let options = if self.timestamps.is_some() { TIMESTAMP_BYTES } else { 0 };
+        let options = if self.timestamps { TIMESTAMP_BYTES } else { 0 };
         self.sending.set_segment((self.sizes.mss() - options) as u32);
     }
 
@@ -219,7 +217,7 @@ impl Connection {
     /// Ends the connection with a reset, if the peer knows of it.
     pub(super) fn abort(&mut self, pool: &mut Pool) {
         if !self.state.is_over() && self.state != State::SynSent {
-            self.reset = Reset::Due;
+            self.reset_due = true;
         }
         self.state = State::Closed;
         self.sending.buffer.clear(pool);
@@ -300,12 +298,11 @@ impl Connection {
         false
     }
 
-    /// Returns `true` if our SYN has waited too long for its answer.
-    pub(super) fn is_syn_late(&self, now: Instant) -> bool {
+    /// Returns when our SYN has waited too long for its answer.
+    pub(super) fn syn_timeout_at(&self) -> Option<Instant> {
         let sending = &self.sending;
-        !self.syn_due
-            && sending.is_outstanding()
-            && sending.last_sent + sending.rtt.timeout() <= now
+        let waits = self.state.is_opening() && !self.syn_due && sending.is_outstanding();
+        waits.then(|| sending.last_sent + sending.rtt.timeout())
     }
 
     /// Tries a smaller segment size after several timeouts in a row, while a full segment is first

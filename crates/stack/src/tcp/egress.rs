@@ -138,7 +138,7 @@ impl Tcp {
         }
         connection.receiving.pass_time(now);
         if connection.state.is_opening() {
-            if connection.is_syn_late(now) {
+            if connection.syn_timeout_at().is_some_and(|at| at <= now) {
                 connection.sending.rtt.back_off();
                 connection.syn_due = true;
             }
@@ -281,6 +281,19 @@ impl Tcp {
     /// Returns `true` if segments wait to be sent.
     pub(crate) fn wants_poll(&self) -> bool {
         !self.dirty.is_empty() || self.feeds()
+    }
+
+    /// Queues a connection whose application waits for memory. Connections that ended meanwhile
+    /// leave the queue once they are more than those that live.
+    pub(super) fn starve(&mut self, id: TcpId) {
+        if self.starved.len() > 2 * self.live {
+            let slots = &self.slots;
+            self.starved.retain(|id| {
+                let slot = &slots[id.index as usize];
+                slot.generation == id.generation && slot.connection.is_some()
+            });
+        }
+        self.starved.push_back(id);
     }
 
     /// Returns `true` if there is memory for applications that wait for it.

@@ -103,11 +103,18 @@ impl Tcp {
         if seg.has(RST) {
             if is_next {
                 self.time_wait.remove(tuple, &mut self.ports);
+            } else {
+                host.counters.tcp_resets_ignored += 1;
             }
             return;
         }
         // Another such entry may be at the other side, and would answer the answer.
-        if (seg.len() > 0 || !is_next) && self.time_wait.may_answer(now, tuple) {
+        if seg.len() == 0 && is_next {
+            return;
+        }
+        if !self.time_wait.may_answer(now, tuple) {
+            host.counters.tcp_challenges_limited += 1;
+        } else {
             if seg.has(FIN) && seg.end() == remains.receive_next {
                 self.time_wait.restart(now, tuple);
             }

@@ -1,6 +1,6 @@
 //! The life cycle of a connection: the consequences of its state, and its end.
 
-use super::connection::{Connection, Owner, Reset, State};
+use super::connection::{Connection, Owner, State};
 use super::receiving::AckDue;
 use super::table::{Slot, Tcp};
 use super::time_wait::Remains;
@@ -15,7 +15,7 @@ impl Tcp {
     pub(super) fn settle(&mut self, now: Instant, host: &mut Host, index: u32) {
         let Some(connection) = self.at(index) else { return };
         match connection.state {
-            State::Closed if connection.reset == Reset::Due && !connection.detached => {
+            State::Closed if connection.reset_due && !connection.detached => {
                 // The reset is still to be sent.
                 self.mark(index);
             }
@@ -24,12 +24,11 @@ impl Tcp {
             State::TimeWait if connection.receiving.due == AckDue::No => {
                 if !connection.detached {
                     let tuple = connection.tuple;
+                    let stamps = (connection.origin, connection.receiving.recent);
                     let remains = Remains {
                         send_next: connection.sending.nxt,
                         receive_next: connection.receiving.nxt,
-                        stamps: connection
-                            .timestamps
-                            .map(|origin| (origin, connection.receiving.recent)),
+                        stamps: connection.timestamps.then_some(stamps),
                     };
                     let counters = &mut host.counters;
                     self.time_wait.insert(now, tuple, remains, &mut self.ports, counters);
@@ -131,7 +130,7 @@ impl Tcp {
         let Some(connection) = self.at(index) else { return };
         connection.error.get_or_insert(error);
         connection.state = State::Closed;
-        connection.reset = Reset::None;
+        connection.reset_due = false;
         self.tell(host, index);
         self.retire(index);
     }

@@ -125,10 +125,8 @@ impl Tcp {
         let Some(entry) = self.half_open.get(&tuple).copied() else { return };
         let agreement = entry.agreement;
         let (theirs, ours) = (agreement.theirs, agreement.ours);
-        let stamps = agreement.clock.map(|clock| {
-            let (local, remote) = (tuple.local.ip(), tuple.remote.ip());
-            (sequence::timestamp_origin(&host.random, local, remote), clock)
-        });
+        let origin = sequence::timestamp_origin(&host.random, &tuple);
+        let stamps = agreement.clock.map(|clock| (origin, clock));
         if seg.has(SYN) && !seg.has(RST) {
             if seg.sequence == theirs && !seg.has(ACK) {
                 // The peer has not received our answer.
@@ -150,6 +148,8 @@ impl Tcp {
         if !is_within || seg.has(RST) && !is_next {
             if is_within || !seg.has(RST) {
                 self.challenge_half_open(now, host, &tuple, &agreement, stamps);
+            } else {
+                host.counters.tcp_resets_ignored += 1;
             }
             return;
         }
@@ -159,6 +159,7 @@ impl Tcp {
             return;
         }
         if !seg.has(ACK) {
+            host.counters.tcp_ignored += 1;
             return;
         }
         if seg.acknowledgement != ours + 1 {
@@ -258,8 +259,7 @@ impl Tcp {
         let ours = agreement.ours;
         let owner = Owner::Listener(listener);
         let mut connection = Connection::new(tuple, owner, sizes, config, ours, now);
-        let (local, remote) = (tuple.local.ip(), tuple.remote.ip());
-        connection.origin = sequence::timestamp_origin(&host.random, local, remote);
+        connection.origin = sequence::timestamp_origin(&host.random, &tuple);
         let id = self.insert(connection);
         let Some((connection, env)) = self.visit(now, host, id.index) else { return };
         let options = Options {
@@ -315,6 +315,5 @@ fn is_timely(agreement: &Agreement, seg: &Segment) -> bool {
 
 /// Returns the value of our clock toward a peer.
 pub(super) fn own_clock(now: Instant, host: &Host, tuple: &Tuple) -> u32 {
-    let (local, remote) = (tuple.local.ip(), tuple.remote.ip());
-    sequence::timestamp(now, sequence::timestamp_origin(&host.random, local, remote))
+    sequence::timestamp(now, sequence::timestamp_origin(&host.random, tuple))
 }

@@ -1,7 +1,7 @@
 //! The next segment of a connection, decided before the link is asked, and recorded once the link
 //! has taken it: a segment that the link refuses is not lost.
 
-use super::connection::{Connection, Ecn, Reset, State};
+use super::connection::{Connection, Ecn, State};
 use super::options::{Block, Written};
 use super::receiving::AckDue;
 use super::recovery::Forced;
@@ -20,6 +20,14 @@ pub(super) struct Capacity {
     pub(super) least_segment: usize,
     /// `true` if memory for buffers is short.
     pub(super) pressed: bool,
+}
+
+/// What all segments of a visit share.
+struct Visit<'a> {
+    now: Instant,
+    capacity: &'a Capacity,
+    /// The options of a segment after the handshake.
+    options: Written,
 }
 
 /// The kind of a segment, by what is recorded of it.
@@ -55,41 +63,41 @@ pub(super) struct Plan {
 impl Connection {
     /// Returns the next segment to send, if any is due.
     pub(super) fn plan(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
-        self.pressed = capacity.pressed;
-        if self.reset == Reset::Due {
-            return Some(self.segment(now, self.number(), RST | ACK, Kind::Reset));
+        let visit = Visit { now, capacity, options: self.options(now) };
+        if self.reset_due {
+            return Some(self.segment(&visit, self.number(), RST | ACK, Kind::Reset));
         }
         match self.state {
             State::Closed => None,
             State::SynSent | State::SynReceived => self.syn_due.then(|| self.plan_syn(now)),
-            State::TimeWait => self.plan_bare(now),
-            _ => self.plan_synchronized(now, capacity),
+            State::TimeWait => self.plan_bare(&visit),
+            _ => self.plan_synchronized(&visit),
         }
     }
 
-    fn plan_synchronized(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
+    fn plan_synchronized(&mut self, visit: &Visit<'_>) -> Option<Plan> {
         // A peer without selective acknowledgements counts those without data.
         if self.receiving.duplicates > 0 && !self.sending.recovery.selective {
-            return self.plan_bare(now);
+            return self.plan_bare(visit);
         }
         let data = match self.sending.recovery.forced {
-            Forced::Tail => self.plan_tail(now, capacity),
-            Forced::Window => self.plan_window_probe(now, capacity),
+            Forced::Tail => self.plan_tail(visit),
+            Forced::Window => self.plan_window_probe(visit),
             Forced::None | Forced::Lost if self.sending.scoreboard.has_lost() => {
-                self.plan_again(now, capacity)
+                self.plan_again(visit)
             }
             Forced::None | Forced::Lost => {
                 self.sending.recovery.forced = Forced::None;
-                self.plan_new(now, capacity, false)
+                self.plan_new(visit, false)
             }
         };
-        data.or_else(|| self.plan_keep_alive(now)).or_else(|| self.plan_bare(now))
+        data.or_else(|| self.plan_keep_alive(visit)).or_else(|| self.plan_bare(visit))
     }
 
     /// Returns the options of a segment after the handshake.
     fn options(&self, now: Instant) -> Written {
         let mut options = Written::default();
-        if self.timestamps.is_some() {
+        if self.timestamps {
             options.timestamps(self.clock(now), self.receiving.recent);
         }
         if self.sending.recovery.selective {
@@ -99,14 +107,14 @@ impl Connection {
     }
 
     /// Returns a segment without payload.
-    fn segment(&self, now: Instant, sequence: Seq, flags: u8, kind: Kind) -> Plan {
-        let (window, edge) = self.receiving.offer(false, self.pressed);
+    fn segment(&self, visit: &Visit<'_>, sequence: Seq, flags: u8, kind: Kind) -> Plan {
+        let (window, edge) = self.receiving.offer(false, visit.capacity.pressed);
         let mut flags = flags;
         if self.receiving.echo_mark && self.ecn == Ecn::On {
             flags |= ECE;
         }
         let ports = (self.tuple.local.port(), self.tuple.remote.port());
-        let options = if flags & RST != 0 { Written::default() } else { self.options(now) };
+        let options = if flags & RST != 0 { Written::default() } else { visit.options };
         let header = Header {
             ports,
             sequence,
@@ -128,7 +136,7 @@ impl Connection {
         if !answers || self.sending.recovery.selective {
             options.sack_permitted();
         }
-        if !answers || self.timestamps.is_some() {
+        if !answers || self.timestamps {
             options.timestamps(self.clock(now), self.receiving.recent);
         }
         if !answers || self.receiving.shift > 0 || self.sending.shift > 0 {
@@ -154,7 +162,7 @@ impl Connection {
     }
 
     /// Returns a segment with the data of a block, and the FIN if the block includes it.
-    fn with_data(&self, now: Instant, block: Block, kind: Kind) -> Plan {
+    fn with_data(&self, visit: &Visit<'_>, block: Block, kind: Kind) -> Plan {
         let (start, end) = block;
         let data_end = self.sending.data_end();
         let len = end.min(data_end).since(start.min(data_end)) as usize;
@@ -165,7 +173,7 @@ impl Connection {
         if len > 0 && !end.before(data_end) {
             flags |= PSH;
         }
-        let mut plan = self.segment(now, start, flags, kind);
+        let mut plan = self.segment(visit, start, flags, kind);
         plan.offset = start.since(self.sending.base) as usize;
         plan.len = len;
         if let Some(urgent) = self.sending.urgent
@@ -187,8 +195,8 @@ impl Connection {
     }
 
     /// Returns the payload of a full segment, and of the largest packet.
-    fn most(&self, now: Instant, capacity: &Capacity) -> (u32, u32) {
-        let options = self.options(now).as_slice().len();
+    fn most(&self, visit: &Visit<'_>) -> (u32, u32) {
+        let (options, capacity) = (visit.options.as_slice().len(), visit.capacity);
         let full = self.sizes.mss().saturating_sub(options).max(1);
         let headers = super::segment::HEADER_BYTES + options;
         let large = capacity.large.saturating_sub(headers).min(full * capacity.most_segments);
@@ -200,12 +208,12 @@ impl Connection {
 
     /// Returns a segment with data not sent before, if windows and Nagle's algorithm allow one.
     /// `probe`: the congestion window does not count.
-    fn plan_new(&mut self, now: Instant, capacity: &Capacity, probe: bool) -> Option<Plan> {
+    fn plan_new(&mut self, visit: &Visit<'_>, probe: bool) -> Option<Plan> {
         if !self.sending.has_unsent() || self.sending.scoreboard.is_full() {
             return None;
         }
-        self.sending.note_pause(now);
-        let (full, large) = self.most(now, capacity);
+        self.sending.note_pause(visit.now);
+        let (full, large) = self.most(visit);
         let sending = &mut self.sending;
         let unsent = sending.data_end().since(sending.nxt.min(sending.data_end()));
         let usable = sending.usable();
@@ -219,7 +227,7 @@ impl Connection {
         if unsent == 0 {
             // The FIN alone.
             let fin = (sending.nxt, sending.nxt + 1);
-            return (usable > 0).then(|| self.with_data(now, fin, Kind::New(fin)));
+            return (usable > 0).then(|| self.with_data(visit, fin, Kind::New(fin)));
         }
         let room = usable.min(window).min(if probe { full } else { large });
         let mut len = unsent.min(room);
@@ -240,12 +248,12 @@ impl Connection {
         }
         let fin = is_all && len == unsent && sending.finish;
         let block = (sending.nxt, sending.nxt + len + u32::from(fin));
-        Some(self.with_data(now, block, Kind::New(block)))
+        Some(self.with_data(visit, block, Kind::New(block)))
     }
 
     /// Returns lost data, if the congestion window allows it.
-    fn plan_again(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
-        let (full, large) = self.most(now, capacity);
+    fn plan_again(&mut self, visit: &Visit<'_>) -> Option<Plan> {
+        let (full, large) = self.most(visit);
         let sending = &self.sending;
         // A closed window is probed with one segment per timeout.
         if sending.is_closed() && sending.recovery.forced != Forced::Lost {
@@ -264,26 +272,26 @@ impl Connection {
         }
         end = end.min(start + room);
         let block = (start, end);
-        Some(self.with_data(now, block, Kind::Again(block)))
+        Some(self.with_data(visit, block, Kind::Again(block)))
     }
 
     /// Returns a probe of the tail: new data, or else the last segment again (RFC 8985, 7.3).
-    fn plan_tail(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
-        if let Some(plan) = self.plan_new(now, capacity, true) {
+    fn plan_tail(&mut self, visit: &Visit<'_>) -> Option<Plan> {
+        if let Some(plan) = self.plan_new(visit, true) {
             return Some(plan);
         }
-        let (full, _) = self.most(now, capacity);
+        let (full, _) = self.most(visit);
         let Some(block) = self.sending.scoreboard.last(full) else {
             self.sending.recovery.forced = Forced::None;
             return None;
         };
-        Some(self.with_data(now, block, Kind::Again(block)))
+        Some(self.with_data(visit, block, Kind::Again(block)))
     }
 
     /// Returns a probe of the peer's window: as much as it has room for, at least one byte
     /// (RFC 9293, 3.8.6.1).
-    fn plan_window_probe(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
-        let (full, _) = self.most(now, capacity);
+    fn plan_window_probe(&mut self, visit: &Visit<'_>) -> Option<Plan> {
+        let (full, _) = self.most(visit);
         let sending = &mut self.sending;
         if !sending.has_unsent() {
             sending.recovery.forced = Forced::None;
@@ -292,7 +300,7 @@ impl Connection {
         let left = sending.end().since(sending.nxt);
         let len = left.min(sending.usable().clamp(1, full));
         let block = (sending.nxt, sending.nxt + len);
-        let mut plan = self.with_data(now, block, Kind::New(block));
+        let mut plan = self.with_data(visit, block, Kind::New(block));
         // RFC 3168, 6.1.6: a probe's loss would go unnoticed.
         plan.markable = false;
         plan.header.flags &= !CWR;
@@ -301,22 +309,22 @@ impl Connection {
 
     /// Returns a keep-alive: a number that the peer has acknowledged, so that it answers
     /// (RFC 9293, 3.8.4).
-    fn plan_keep_alive(&mut self, now: Instant) -> Option<Plan> {
+    fn plan_keep_alive(&self, visit: &Visit<'_>) -> Option<Plan> {
         let before = self.sending.una - 1;
-        self.probe_due.then(|| self.segment(now, before, ACK, Kind::KeepAlive))
+        self.probe_due.then(|| self.segment(visit, before, ACK, Kind::KeepAlive))
     }
 
     /// Returns an acknowledgement, if one is due.
-    fn plan_bare(&mut self, now: Instant) -> Option<Plan> {
+    fn plan_bare(&self, visit: &Visit<'_>) -> Option<Plan> {
         let due = match self.receiving.due {
             AckDue::Now => true,
-            AckDue::At(at) => at <= now,
+            AckDue::At(at) => at <= visit.now,
             AckDue::No => false,
         };
         if !due {
             return None;
         }
-        Some(self.segment(now, self.number(), ACK, Kind::Bare))
+        Some(self.segment(visit, self.number(), ACK, Kind::Bare))
     }
 
     /// Returns the number of a segment without data: SND.NXT, but not beyond the peer's window,
@@ -346,7 +354,7 @@ impl Connection {
             }
             Kind::Reset => {
                 counters.tcp_resets_sent += 1;
-                self.reset = Reset::None;
+                self.reset_due = false;
             }
             Kind::New((start, end)) => {
                 if plan.header.flags & CWR != 0 {
@@ -379,10 +387,7 @@ impl Connection {
             AckDue::Now | AckDue::No => None,
         };
         let send = match self.state {
-            State::SynSent | State::SynReceived => {
-                let is_sent = self.sending.is_outstanding() && !self.syn_due;
-                is_sent.then(|| self.sending.last_sent + self.sending.rtt.timeout())
-            }
+            State::SynSent | State::SynReceived => self.syn_timeout_at(),
             State::TimeWait | State::Closed => None,
             _ => self.sending.deadline(),
         };

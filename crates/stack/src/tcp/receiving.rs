@@ -124,9 +124,11 @@ impl Receiving {
         self.edge.since(self.nxt)
     }
 
-    /// Returns the window that the buffer allows now.
-    fn free(&self) -> u32 {
-        self.limit.saturating_sub(self.buffer.len() as u32)
+    /// Returns the window that the buffer allows now. `pressed`: memory is short, so the window has
+    /// no more than a few segments.
+    fn free(&self, pressed: bool) -> u32 {
+        let free = self.limit.saturating_sub(self.buffer.len() as u32);
+        if pressed { free.min(4 * self.full) } else { free }
     }
 
     /// Returns by how much the window may move at least: less would invite small segments
@@ -137,9 +139,9 @@ impl Receiving {
 
     /// Returns the value of the window's field in the next segment, and the end of the window that
     /// it tells, for [`Receiving::told`]. `is_syn`: the segment has a SYN, whose window is not
-    /// scaled. `pressed`: memory is short, so the window grows by no more than a few segments.
+    /// scaled. `pressed`: as for [`Receiving::free`].
     pub(super) fn offer(&self, is_syn: bool, pressed: bool) -> (u16, Seq) {
-        let free = if pressed { self.free().min(4 * self.full) } else { self.free() };
+        let free = self.free(pressed);
         let wanted = self.nxt + free;
         let mut edge = self.edge;
         if wanted.after(edge) && wanted.since(edge) >= self.step() {
@@ -181,10 +183,9 @@ impl Receiving {
     }
 
     /// Returns `true` if the application's reads opened the window so far that the peer should know
-    /// at once: at least twice what it knows of. `pressed`: as for [`Receiving::offer`].
+    /// at once: at least twice what it knows of. `pressed`: as for [`Receiving::free`].
     pub(super) fn should_update(&self, pressed: bool) -> bool {
-        let free = if pressed { self.free().min(4 * self.full) } else { self.free() };
-        let (free, known) = (free.min(FIELD << self.shift), self.window());
+        let (free, known) = (self.free(pressed).min(FIELD << self.shift), self.window());
         !self.finished && free >= known + self.step() && free >= 2 * known
     }
 
@@ -212,7 +213,7 @@ impl Receiving {
     }
 
     /// Takes data of a segment that lies at least partly in the window. `counts`: the peer counts
-    /// duplicate acknowledgements. Returns `true` if the application can read more.
+    /// duplicate acknowledgements.
     pub(super) fn take(
         &mut self,
         (now, delay): (Instant, Duration),
@@ -220,7 +221,7 @@ impl Receiving {
         counters: &mut Counters,
         (mut start, mut data): (Seq, &[u8]),
         counts: bool,
-    ) -> bool {
+    ) {
         let end = start + data.len() as u32;
         if start.before(self.nxt) {
             let old = self.nxt.since(start).min(data.len() as u32);
@@ -232,11 +233,12 @@ impl Receiving {
         }
         if end.after(self.edge) {
             let fits = if start.before(self.edge) { self.edge.since(start) as usize } else { 0 };
+            counters.tcp_excess_bytes += data.len().saturating_sub(fits) as u64;
             data = &data[..data.len().min(fits)];
             self.acknowledge_now();
         }
         if data.is_empty() {
-            return false;
+            return;
         }
         // Data ahead of a gap, and a connection that holds much, may not take the last memory. Where
         // data in order finds none, that ahead of a gap goes first (RFC 2018, 8, allows both).
@@ -245,7 +247,7 @@ impl Receiving {
         if takes_much && !pool.is_roomy() {
             counters.tcp_buffer_limit += 1;
             self.acknowledge_now();
-            return false;
+            return;
         }
         if offset == 0 && !pool.has_room() && !self.arrivals.is_empty() {
             self.buffer.drop_ahead(pool);
@@ -265,7 +267,7 @@ impl Receiving {
             }
             self.duplicates = if counts { self.duplicates.saturating_add(1) } else { 1 };
             self.acknowledge_now();
-            return false;
+            return;
         }
         let was_gap = !self.arrivals.is_empty();
         let to = self.arrivals.advance(end);
@@ -281,33 +283,28 @@ impl Receiving {
         } else if self.due == AckDue::No {
             self.due = AckDue::At(now + delay);
         }
-        count > 0
     }
 
-    /// Takes a FIN at this number. Returns `true` if everything before it has arrived.
-    pub(super) fn take_finish(&mut self, at: Seq) -> bool {
-        if self.finished {
-            self.acknowledge_now();
-            return false;
-        }
+    /// Takes a FIN at this number.
+    pub(super) fn take_finish(&mut self, at: Seq) {
         // The FIN is in the window, or next after a window that is closed.
-        if at == self.nxt || at.after(self.nxt) && at.before(self.edge) {
+        let fits = at == self.nxt || at.after(self.nxt) && at.before(self.edge);
+        if !self.finished && fits {
             self.finish_at = Some(at);
         }
         self.acknowledge_now();
-        self.is_complete()
+        self.take_waiting_finish();
     }
 
-    /// Returns `true`, once, if the peer's FIN is next.
-    pub(super) fn is_complete(&mut self) -> bool {
+    /// Takes a FIN that arrived before, if it is next now.
+    pub(super) fn take_waiting_finish(&mut self) {
         if self.finished || self.finish_at != Some(self.nxt) {
-            return false;
+            return;
         }
         self.finished = true;
         self.nxt = self.nxt + 1;
         self.edge = self.edge.max(self.nxt);
         self.acknowledge_now();
-        true
     }
 
     /// Reads data. `keep`: copies without taking.

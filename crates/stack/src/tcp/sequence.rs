@@ -1,6 +1,5 @@
 //! Sequence numbers (RFC 9293, 3.4), initial ones (RFC 6528), and the origin of timestamps.
 
-use std::net::IpAddr;
 use std::ops::{Add, Sub};
 
 use super::tuple::Tuple;
@@ -66,8 +65,8 @@ pub(super) fn initial(now: Instant, random: &Random, tuple: &Tuple) -> Seq {
 /// the range of RFC 7323, 5.4. The same two addresses always have the same origin, so that a peer's
 /// TIME-WAIT entry recognizes a newer connection (RFC 6191); it is secret, since the clock would
 /// otherwise tell how long this host runs (RFC 7323, 7.1).
-pub(super) fn timestamp_origin(random: &Random, local: IpAddr, remote: IpAddr) -> u32 {
-    random.keyed(&("timestamps", local, remote)) as u32
+pub(super) fn timestamp_origin(random: &Random, tuple: &Tuple) -> u32 {
+    random.keyed(&("timestamps", tuple.local.ip(), tuple.remote.ip())) as u32
 }
 
 /// Returns the timestamp clock's value.

@@ -125,7 +125,7 @@ impl Tcp {
             receive_window: connection.receiving.window(),
             round_trip: sending.rtt.smoothed(),
             retransmission_timeout: sending.rtt.timeout(),
-            timestamps: connection.timestamps.is_some(),
+            timestamps: connection.timestamps,
             selective: sending.recovery.selective,
             ecn: connection.ecn == Ecn::On,
         })

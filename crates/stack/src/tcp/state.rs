@@ -60,11 +60,3 @@ pub(super) enum Ecn {
     Asked,
     On,
 }
-
-/// A segment that ends the connection, to be sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Reset {
-    #[default]
-    None,
-    Due,
-}
