@@ -270,8 +270,14 @@ impl Shared {
                 tell.push(waiter.clone());
             }
         }
-        if round == Round::Library {
-            standby.woke(tell.iter().filter(|waiter| waiter.is_waiting()).count());
+        // Each waiter as often as it has threads that wait.
+        let mut woken = tell
+            .iter()
+            .flat_map(|waiter| std::iter::repeat_n(Arc::as_ptr(waiter) as usize, waiter.waiting()));
+        match round {
+            Round::Library => standby.woke(woken),
+            Round::Application if woken.next().is_some() => standby.woke_others(),
+            Round::Application | Round::Send => {}
         }
         drop(core);
         let flushed = link.flush();

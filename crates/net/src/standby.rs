@@ -2,8 +2,9 @@
 //!
 //! A thread that blocks in one call after the other, as in requests and answers, would wait each
 //! time for the library's thread to wake, to work and to wake it in turn. So the library's thread
-//! stands by once it has woken the only blocked thread: from then on, the thread that blocks drives
-//! the network itself, and the link wakes it directly.
+//! stands by once it has woken the same thread, and no other, several times in a row: from then on,
+//! the thread that blocks drives the network itself, and the link wakes it directly. The first turn
+//! that wakes another thread ends that, and the library's thread drives again.
 //!
 //! Between two calls of that thread, no thread drives. The library's thread looks after a while
 //! whether the thread has come back, and drives again if it has not. While one call blocks for
@@ -15,6 +16,10 @@ use std::time::Duration;
 
 /// How long frames and timers may wait while no thread drives.
 pub(crate) const STANDBY: Duration = Duration::from_millis(1);
+
+/// The number of wake-ups in a row of one thread after which that thread drives. Threads that are
+/// all busy rarely wake in such a row by chance.
+const IN_A_ROW: u32 = 8;
 
 /// Which threads drive; under the stack's lock.
 #[derive(Debug, Default)]
@@ -34,6 +39,9 @@ pub(crate) struct Standby {
     pub(crate) polled: bool,
     /// `true` while the library's thread sleeps until it is woken.
     sleeps_without_limit: bool,
+    /// The waiter of the last thread that the library's thread woke, and how often in a row.
+    last: usize,
+    row: u32,
 }
 
 impl Standby {
@@ -44,20 +52,31 @@ impl Standby {
         free
     }
 
-    /// Ends that turn. Returns `true` if the caller must wake the library's thread: it would not
-    /// look, or other threads wait for a thread that drives.
+    /// Ends that turn, in a network with a thread of the library if `threaded`. Returns `true` if
+    /// the caller must wake that thread: it would not look, or must drive.
     #[must_use]
-    pub(crate) fn end(&mut self) -> bool {
+    pub(crate) fn end(&mut self, threaded: bool) -> bool {
         self.led = false;
         self.turns += 1;
-        self.active && (self.sleeps_without_limit || self.blocked > 0)
+        threaded && (self.sleeps_without_limit || !self.active)
     }
 
-    /// Records that the library's thread wakes `threads` threads. If exactly one thread is blocked
-    /// and the library's thread wakes it, and no socket has a poller, the library's thread stands
-    /// by from now on.
-    pub(crate) fn woke(&mut self, threads: usize) {
-        self.active |= threads == 1 && self.blocked == 1 && !self.polled;
+    /// Records whose blocked threads the library's thread wakes in a round: the waiter of each. If
+    /// it is one thread, as often before, and no socket has a poller, the library's thread stands by
+    /// from now on.
+    pub(crate) fn woke(&mut self, mut threads: impl Iterator<Item = usize>) {
+        let Some(first) = threads.next() else { return };
+        let alone = threads.next().is_none();
+        self.row = if alone && first == self.last { self.row + 1 } else { 1 };
+        self.last = first;
+        self.active |= alone && self.row >= IN_A_ROW && !self.polled;
+    }
+
+    /// Records that a thread of the application that drives wakes others: they need the library's
+    /// thread.
+    pub(crate) fn woke_others(&mut self) {
+        self.active = false;
+        self.row = 0;
     }
 
     /// Stands by, in the library's thread, until it must drive again or until `over`.
@@ -71,12 +90,12 @@ impl Standby {
             let before = of(&mut core).turns;
             core = woken.wait_timeout(core, STANDBY).unwrap_or_else(PoisonError::into_inner).0;
             let standby = of(&mut core);
-            if standby.turns != before && standby.blocked == 0 {
+            if standby.turns != before || !standby.active {
                 continue;
             }
             if !standby.led {
                 standby.active = false;
-            } else if standby.turns == before {
+            } else {
                 standby.sleeps_without_limit = true;
                 core = woken.wait(core).unwrap_or_else(PoisonError::into_inner);
                 of(&mut core).sleeps_without_limit = false;
@@ -100,27 +119,33 @@ mod tests {
     use crate::{Driving, Network, SessionLink, UdpSocket};
 
     #[test]
-    fn a_thread_drives_once_the_library_has_woken_the_only_one() {
+    fn a_thread_drives_once_the_library_has_woken_it_alone_in_a_row() {
         let mut standby = Standby::default();
+        let wake = |standby: &mut Standby, threads: &[usize]| standby.woke(threads.iter().copied());
         assert!(!standby.begin(true), "the library's thread drives");
-        standby.blocked = 2;
-        standby.woke(1);
+        for _ in 0..100 {
+            wake(&mut standby, &[1]);
+            wake(&mut standby, &[2]);
+            wake(&mut standby, &[2, 2]);
+            wake(&mut standby, &[]);
+        }
         assert!(!standby.begin(true), "another thread needs the library's");
-        standby.blocked = 1;
-        standby.woke(2);
-        standby.woke(0);
-        assert!(!standby.begin(true));
         standby.polled = true;
-        standby.woke(1);
+        (0..2 * IN_A_ROW).for_each(|_| wake(&mut standby, &[1]));
         assert!(!standby.begin(true), "a poller needs the library's thread");
         standby.polled = false;
-        standby.woke(1);
+        standby.woke_others();
+        for _ in 0..IN_A_ROW {
+            assert!(!standby.begin(true), "it may have been chance");
+            wake(&mut standby, &[3]);
+        }
         assert!(standby.begin(true));
         assert!(!standby.begin(true), "one drives");
-        assert!(standby.end(), "the other one still waits");
-        standby.blocked = 0;
+        assert!(!standby.end(true), "the library's thread looks by itself");
         assert!(standby.begin(true));
-        assert!(!standby.end(), "the library's thread looks by itself");
+        standby.woke_others();
+        assert!(standby.end(true), "the library's thread must drive");
+        assert!(!standby.begin(true));
     }
 
     #[test]
@@ -128,7 +153,7 @@ mod tests {
         let mut standby = Standby::default();
         assert!(standby.begin(false));
         assert!(!standby.begin(false));
-        assert!(!standby.end(), "there is no thread to wake");
+        assert!(!standby.end(false), "there is no thread to wake");
     }
 
     /// A thread that asks and waits for the answer, again and again, drives its network.
@@ -194,7 +219,7 @@ mod tests {
         while !lock().sleeps_without_limit {
             std::thread::yield_now();
         }
-        assert!(lock().end(), "it must be woken");
+        assert!(lock().end(true), "it must be woken");
         shared.1.notify_all();
         thread.join().unwrap();
         assert!(!lock().active && !lock().sleeps_without_limit);

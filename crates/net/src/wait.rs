@@ -44,9 +44,10 @@ impl Waiter {
             || lock(&self.registration).is_some()
     }
 
-    /// Returns `true` if a thread waits for the condition variable. Call it under the stack's lock.
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) != 0
+    /// Returns the number of threads that wait for the condition variable. Call it under the
+    /// stack's lock.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed) as usize
     }
 
     /// Reports an event to the waiting threads and the poller. Call it after releasing the stack's

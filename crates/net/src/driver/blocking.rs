@@ -88,7 +88,7 @@ impl Shared {
             self.die(error);
         }
         let mut core = self.core();
-        let wakes = core.standby.end();
+        let wakes = core.standby.end(self.threaded);
         if !wakes && core.turn_ends.is_empty() {
             return core;
         }
