@@ -7,7 +7,8 @@ use crate::Settings;
 use crate::latency::Latency;
 use crate::report::Row;
 
-/// The lower limit of Towpath's throughput to the kernel's, over lossy and long paths.
+/// The lower limit of Towpath's throughput to the kernel's, over paths that lose,
+/// reorder or are long.
 const AT_LEAST: f64 = 0.9;
 
 /// The connections of a run with losses: together they are far from filling the bottleneck.
@@ -122,6 +123,7 @@ pub(super) fn all() -> Vec<Case> {
             picture: "reordering",
             conditions: Conditions { reordered: 0.01, late, ..usual.conditions },
             server: false,
+            at_least: Some(AT_LEAST),
             ..usual
         },
         Case {

@@ -23,20 +23,29 @@ pub(super) struct Course {
     pub(super) bytes: u64,
     /// The bytes of each [`SLICE`] of the window.
     pub(super) slices: Vec<u64>,
+    /// The sender's congestion window in each slice, in bytes.
+    pub(super) windows: Vec<u64>,
 }
 
 impl Course {
     /// Adds up what several connections carried in one window.
     pub(super) fn sum(courses: &[Course]) -> Course {
         let slices = courses.iter().map(|course| course.slices.len()).max().unwrap_or(0);
-        let mut sum = Course { bytes: 0, slices: vec![0; slices] };
+        let mut sum = Course::of(slices);
         for course in courses {
             sum.bytes += course.bytes;
             for (to, from) in sum.slices.iter_mut().zip(&course.slices) {
                 *to += from;
             }
+            for (to, from) in sum.windows.iter_mut().zip(&course.windows) {
+                *to += from;
+            }
         }
         sum
+    }
+
+    fn of(slices: usize) -> Course {
+        Course { bytes: 0, slices: vec![0; slices], windows: vec![0; slices] }
     }
 
     /// Returns the throughput over a window, in Mbit/s.
@@ -54,12 +63,13 @@ pub(super) fn carry(
     let (pattern, over) = (pattern(), AtomicBool::new(false));
     let (pattern, over) = (&pattern, &over);
     let start = Instant::now();
+    let slices = window.as_nanos().div_ceil(SLICE.as_nanos()) as usize;
     thread::scope(|scope| {
         let mut ends = Vec::new();
         for (sender, receiver) in connections {
             ends.push((
-                scope.spawn(move || send(sender, pattern, over)),
-                scope.spawn(move || receive(receiver, pattern, start, window)),
+                scope.spawn(move || send(sender, pattern, (start, slices), over)),
+                scope.spawn(move || receive(receiver, pattern, (start, slices), window)),
             ));
         }
         let joined = |failed| move |_| anyhow::anyhow!("the {failed} thread failed");
@@ -69,15 +79,16 @@ pub(super) fn carry(
             courses.push(receiver.join().map_err(joined("receiving")));
         }
         over.store(true, Ordering::Relaxed);
+        let mut windows = Vec::new();
         for sender in senders {
-            sender.join().map_err(joined("sending"))??;
+            windows.push(sender.join().map_err(joined("sending"))??);
         }
         let mut ended = Vec::new();
-        for course in courses {
+        for (course, windows) in courses.into_iter().zip(windows) {
             let (course, receiver) = course??;
             // The receivers close only now, when no sender minds.
             drop(receiver);
-            ended.push(course);
+            ended.push(Course { windows, ..course });
         }
         Ok(ended)
     })
@@ -89,10 +100,19 @@ fn pattern() -> Vec<u8> {
 }
 
 /// Sends the pattern again and again until it is over. The end of the connection is no failure
-/// then.
-fn send(mut stream: Sender, pattern: &[u8], over: &AtomicBool) -> anyhow::Result<()> {
-    let mut at = 0;
+/// then. Returns the congestion window in each slice, read once in it.
+fn send(
+    mut stream: Sender,
+    pattern: &[u8],
+    (start, slices): (Instant, usize),
+    over: &AtomicBool,
+) -> anyhow::Result<Vec<u64>> {
+    let (mut at, mut windows) = (0, Vec::with_capacity(slices));
     while !over.load(Ordering::Relaxed) {
+        let slice = slice_of(start.elapsed()).min(slices - 1);
+        if slice >= windows.len() {
+            windows.resize(slice + 1, stream.congestion_window()?);
+        }
         match stream.write(&pattern[at..]) {
             Ok(len) => at = (at + len) % pattern.len(),
             Err(error) if is_glance(&error) => {}
@@ -100,18 +120,23 @@ fn send(mut stream: Sender, pattern: &[u8], over: &AtomicBool) -> anyhow::Result
             Err(error) => return Err(error).context("sending"),
         }
     }
-    Ok(())
+    windows.resize(slices, windows.last().copied().unwrap_or_default());
+    Ok(windows)
+}
+
+/// Returns the slice in which a time lies.
+fn slice_of(time: Duration) -> usize {
+    (time.as_nanos() / SLICE.as_nanos()) as usize
 }
 
 /// Receives until the window is over. A connection that stalls counts with what it carried.
 fn receive(
     mut stream: Receiver,
     pattern: &[u8],
-    start: Instant,
+    (start, slices): (Instant, usize),
     window: Duration,
 ) -> anyhow::Result<(Course, Receiver)> {
-    let slices = window.as_nanos().div_ceil(SLICE.as_nanos()) as usize;
-    let mut course = Course { bytes: 0, slices: vec![0; slices] };
+    let mut course = Course::of(slices);
     let mut buffer = vec![0; 2 * PATTERN_BYTES];
     loop {
         let read = stream.read(&mut buffer);
@@ -124,8 +149,7 @@ fn receive(
             Ok(len) => {
                 check(&buffer[..len], pattern, course.bytes)?;
                 course.bytes += len as u64;
-                let slice = (at.as_nanos() / SLICE.as_nanos()) as usize;
-                course.slices[slice.min(slices - 1)] += len as u64;
+                course.slices[slice_of(at).min(slices - 1)] += len as u64;
             }
             Err(error) if is_glance(&error) => {}
             Err(error) => return Err(error).context("receiving"),
@@ -156,8 +180,14 @@ fn is_glance(error: &std::io::Error) -> bool {
 mod tests {
     use std::os::unix::net::UnixStream;
 
-    use super::super::hosts::GLANCE;
+    use super::super::hosts::{GLANCE, Sends};
     use super::*;
+
+    impl Sends for UnixStream {
+        fn congestion_window(&self) -> std::io::Result<u64> {
+            Ok(7)
+        }
+    }
 
     fn connection() -> (Sender, Receiver) {
         let (near, far) = UnixStream::pair().unwrap();
@@ -175,9 +205,13 @@ mod tests {
             assert!(course.bytes > 0);
             assert_eq!(course.slices.len(), 3);
             assert_eq!(course.slices.iter().sum::<u64>(), course.bytes);
+            assert_eq!(course.windows, [7; 3]);
         }
-        let course =
-            |slices: [u64; 2]| Course { bytes: slices.iter().sum(), slices: slices.into() };
+        let course = |slices: [u64; 2]| Course {
+            bytes: slices.iter().sum(),
+            slices: slices.into(),
+            windows: slices.into(),
+        };
         assert_eq!(Course::sum(&[course([1, 2]), course([10, 20])]), course([11, 22]));
     }
 
@@ -198,6 +232,6 @@ mod tests {
         let (near, far) = UnixStream::pair().unwrap();
         drop(near);
         let window = Duration::from_secs(5);
-        assert!(receive(Box::new(far), &pattern(), Instant::now(), window).is_err());
+        assert!(receive(Box::new(far), &pattern(), (Instant::now(), 50), window).is_err());
     }
 }

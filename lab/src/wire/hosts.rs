@@ -44,8 +44,26 @@ const KERNEL_BUFFER_BYTES: usize = 64 << 20;
 const SMALLEST_BUFFER_BYTES: usize = 4 << 20;
 const LARGEST_BUFFER_BYTES: usize = 64 << 20;
 
+/// A sending end, which knows its congestion window.
+pub(super) trait Sends: Write + Send {
+    /// Returns the congestion window, in bytes.
+    fn congestion_window(&self) -> std::io::Result<u64>;
+}
+
+impl Sends for std::net::TcpStream {
+    fn congestion_window(&self) -> std::io::Result<u64> {
+        towpath_testkit::congestion_window(self)
+    }
+}
+
+impl Sends for towpath_net::TcpStream {
+    fn congestion_window(&self) -> std::io::Result<u64> {
+        Ok(self.info()?.congestion_window.into())
+    }
+}
+
 /// The sending and the receiving end of a connection.
-pub(super) type Sender = Box<dyn Write + Send>;
+pub(super) type Sender = Box<dyn Sends>;
 pub(super) type Receiver = Box<dyn Read + Send>;
 
 struct Host {

@@ -14,9 +14,6 @@
 //! | `hosts` | the namespaces, the TAPs, the networks, and connections between them |
 //! | `flow` | bulk data through connections |
 //! | `cases` | the conditions, and the limits of their ratios |
-//!
-//! The pictures do not show the congestion window yet. `TcpStream::info` reports Towpath's; its place
-//! is [`flow::Course`], beside the bytes of each slice.
 
 mod carrier;
 mod cases;
@@ -197,7 +194,8 @@ fn pairings(
         });
     }
     wire_rows(case, data, &late, outcome);
-    outcome.figures.push(picture(case, &courses));
+    let named = PAIRINGS.iter().zip(&courses).map(|((.., name), runs)| (*name, &runs[..]));
+    outcome.figures.extend(pictures(case, &named.collect::<Vec<_>>()));
     Ok(())
 }
 
@@ -218,30 +216,35 @@ fn wire_rows(case: &Case, data: Counts, late: &Latency, outcome: &mut Outcome) {
     outcome.context.extend(case.quantiles(&name, late));
 }
 
-/// Draws the throughput of each pairing over time: the mean of its runs.
-fn picture(case: &Case, courses: &[Vec<Course>]) -> Figure {
-    let title = format!("Throughput over time, {}", case.title);
-    let mut figure = Figure::new(
-        case.picture,
-        &title,
-        Axis::linear("time from the first byte", "s"),
-        Axis::linear("throughput", "Mbit/s"),
-    );
-    for ((_, _, pairing), runs) in PAIRINGS.iter().zip(courses) {
-        figure.series.push(Series::line(pairing, over_time(runs)));
+/// Draws throughput and congestion window over time of named runs: their means.
+fn pictures(case: &Case, named: &[(&str, &[Course])]) -> [Figure; 2] {
+    let figure = |suffix: &str, what: &str, unit: &str| {
+        let name = format!("{}{suffix}", case.picture);
+        let title = format!("{what} over time, {}", case.title);
+        let x = Axis::linear("time from the first byte", "s");
+        Figure::new(&name, &title, x, Axis::linear(&what.to_lowercase(), unit))
+    };
+    let mut throughput = figure("", "Throughput", "Mbit/s");
+    let mut window = figure("-window", "Congestion window", "KiB");
+    let mbit = 8.0 / SLICE.as_secs_f64() / 1e6;
+    for (name, runs) in named {
+        let bytes = over_time(runs, mbit, |course| &course.slices);
+        let windows = over_time(runs, 1.0 / 1024.0, |course| &course.windows);
+        throughput.series.push(Series::line(name, bytes));
+        window.series.push(Series::line(name, windows));
     }
-    figure
+    [throughput, window]
 }
 
-/// Returns the mean throughput of runs in each slice, at its middle: seconds and Mbit/s.
-fn over_time(runs: &[Course]) -> Vec<[f64; 2]> {
-    let slices = runs.iter().map(|course| course.slices.len()).min().unwrap_or(0);
-    let slice_s = SLICE.as_secs_f64();
+/// Returns the mean over runs of a figure of each slice, times a factor, at the slice's middle in
+/// seconds.
+fn over_time(runs: &[Course], factor: f64, of: fn(&Course) -> &[u64]) -> Vec<[f64; 2]> {
+    let slices = runs.iter().map(|course| of(course).len()).min().unwrap_or(0);
     (0..slices)
         .map(|slice| {
-            let bytes: u64 = runs.iter().map(|course| course.slices[slice]).sum();
-            let mbit_s = bytes as f64 * 8.0 / slice_s / 1e6 / runs.len() as f64;
-            [(slice as f64 + 0.5) * slice_s, mbit_s]
+            let sum: u64 = runs.iter().map(|course| of(course)[slice]).sum();
+            let middle = (slice as f64 + 0.5) * SLICE.as_secs_f64();
+            [middle, sum as f64 * factor / runs.len() as f64]
         })
         .collect()
 }
@@ -278,23 +281,17 @@ fn sharing(settings: Settings, hosts: &Hosts, outcome: &mut Outcome) -> anyhow::
     );
     let name = "shared bottleneck: one kernel connection's share beside another";
     outcome.context.push(row(name, "of 1", &shares[1]));
-    let mut figure = Figure::new(
-        case.picture,
-        &format!("Throughput over time, {}", case.title),
-        Axis::linear("time from the first byte", "s"),
-        Axis::linear("throughput", "Mbit/s"),
-    );
-    for (name, runs) in [
-        ("Towpath beside the kernel", &courses[0]),
-        ("kernel beside Towpath", &courses[1]),
-        ("kernel beside the kernel, first", &courses[2]),
-        ("kernel beside the kernel, second", &courses[3]),
-    ] {
-        figure.series.push(Series::line(name, over_time(runs)));
+    let named = [
+        ("Towpath beside the kernel", &courses[0][..]),
+        ("kernel beside Towpath", &courses[1][..]),
+        ("kernel beside the kernel, first", &courses[2][..]),
+        ("kernel beside the kernel, second", &courses[3][..]),
+    ];
+    for (name, runs) in named {
         let values: Vec<f64> = runs.iter().map(|course| course.mbit_s(window)).collect();
         outcome.context.push(row(&format!("shared bottleneck: {name}"), "Mbit/s", &values));
     }
-    outcome.figures.push(figure);
+    outcome.figures.extend(pictures(&case, &named));
     Ok(())
 }
 
@@ -310,12 +307,12 @@ mod tests {
 
     #[test]
     fn a_picture_shows_the_mean_of_the_runs() {
-        let course =
-            |slices: [u64; 2]| Course { bytes: slices.iter().sum(), slices: slices.into() };
-        let points = over_time(&[course([25_000, 0]), course([0, 100_000])]);
+        let course = |slices: [u64; 2]| Course { slices: slices.into(), ..Course::default() };
+        let runs = [course([25_000, 0]), course([0, 100_000])];
+        let points = over_time(&runs, 8e-5, |course| &course.slices);
         assert_eq!(points.len(), 2);
         assert!((points[0][0] - 0.05).abs() < 1e-9 && (points[0][1] - 1.0).abs() < 1e-9);
         assert!((points[1][0] - 0.15).abs() < 1e-9 && (points[1][1] - 4.0).abs() < 1e-9);
-        assert!(over_time(&[]).is_empty());
+        assert!(over_time(&[], 1.0, |course| &course.slices).is_empty());
     }
 }

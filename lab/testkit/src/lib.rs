@@ -17,6 +17,7 @@ mod ring;
 mod select;
 mod steps;
 mod syscalls;
+mod tcp_info;
 mod times;
 mod xdp_socket;
 
@@ -31,6 +32,7 @@ pub use ring::Ring;
 pub use select::Selected;
 pub use steps::{StepWatch, Steps};
 pub use syscalls::{SyscallCount, SyscallWatch, WatchEnd};
+pub use tcp_info::congestion_window;
 pub use times::{
     Moment, Participants, ProcessTimes, ThreadTimes, Usage, process_cpu_time, this_thread_cpu_time,
     this_thread_usage,
