@@ -1,9 +1,29 @@
 //! Finds another server of the same interface. The kernel lets programs of several servers attach
 //! to an ingress hook, but two servers would give the same addresses to their applications.
 
+use std::time::Duration;
+
 use towpath_bpf::Attached;
 
 use super::flow_filter::{PROGRAM_ALL, PROGRAM_FLOWS, PROGRAM_PACKETS};
+
+/// How often, and after which pause, [`until_gone`] looks again.
+const LOOKS: usize = 10;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Repeats `look` for a short time while it finds a program that is in the way. A server's programs
+/// leave the interface at its end; but whoever lists the system's links holds each of them for a
+/// moment, and the program of a link stays for that long.
+pub(crate) fn until_gone<T>(mut look: impl FnMut() -> T, is_there: impl Fn(&T) -> bool) -> T {
+    for _ in 0..LOOKS {
+        let found = look();
+        if !is_there(&found) {
+            return found;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    look()
+}
 
 /// Describes another server's program at the ingress hook of an interface, by the interface's
 /// number. Without CAP_SYS_ADMIN there seems to be none: a server that got its capabilities from a

@@ -70,7 +70,8 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
     let is_virtual = link.kind.is_some();
 
-    if let Some(program) = other_server::at_ingress(link.index) {
+    let at_ingress = || other_server::at_ingress(link.index);
+    if let Some(program) = other_server::until_gone(at_ingress, Option::is_some) {
         return Err(XdpError::OtherServer { name: name.clone(), program });
     }
     // The sockets come first: they show most clearly what this user may not do.
@@ -263,15 +264,14 @@ fn attach(
     };
     let mut cause = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
     for mode in modes {
-        cause = match Link::attach_xdp(attached_program.program(), index, *mode) {
+        let attach = || Link::attach_xdp(attached_program.program(), index, *mode);
+        let is_there = |attached: &Result<_, _>| attached.as_ref().is_err_and(has_program);
+        cause = match other_server::until_gone(attach, is_there) {
             Ok(link) => {
                 attached_program.keep(link);
                 return Ok(*mode);
             }
-            // EEXIST: a program of the other mode.
-            Err(error) if matches!(error.errno(), Some(libc::EBUSY | libc::EEXIST)) => {
-                return Err(other(name, index));
-            }
+            Err(error) if has_program(&error) => return Err(other(name, index)),
             Err(error) => error.into(),
         };
     }
@@ -284,6 +284,11 @@ fn attach(
         return Err(XdpError::NoNative { name: name.clone(), cause });
     }
     Err(refused(name, "attaching the XDP program")(cause))
+}
+
+/// Returns `true` if the interface has a program already; EEXIST: one of the other mode.
+fn has_program(error: &towpath_bpf::Error) -> bool {
+    matches!(error.errno(), Some(libc::EBUSY | libc::EEXIST))
 }
 
 /// Describes the program that is on the interface already.
