@@ -2,7 +2,7 @@
 //! `std::net`: `cargo run -p towpath-examples --bin web -- /run/towpath/tap0.sock public/`.
 #![forbid(unsafe_code)]
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::{error::Error, ffi::OsString, fs::File, path::Path, sync::Arc, time::Duration};
 
@@ -41,17 +41,19 @@ fn accept(listener: &TcpListener, root: &Arc<Path>) -> io::Result<()> {
 }
 
 /// Answers one request after the other until one of the two sides closes.
-fn serve(mut stream: &TcpStream, root: &Path) -> io::Result<()> {
+fn serve(stream: &TcpStream, root: &Path) -> io::Result<()> {
     stream.set_read_timeout(Some(SILENCE))?;
     stream.set_write_timeout(Some(SILENCE))?;
-    // Without this, a body would wait for the peer's delayed acknowledgement of the head.
+    // Without this, the end of a response would wait for an acknowledgement, which may be delayed.
     stream.set_nodelay(true)?;
-    let (mut input, mut more) = (BufReader::with_capacity(64 << 10, stream), true);
+    let mut input = BufReader::with_capacity(64 << 10, stream);
+    // Head and body go together: each write is a segment, and work for both sides.
+    let (mut output, mut more) = (BufWriter::with_capacity(128 << 10, stream), true);
     while more {
         let (mut head, mut lines) = (String::new(), (&mut input).take(HEAD_BYTES));
         while !head.ends_with("\r\n\r\n") {
             if lines.read_line(&mut head)? == 0 {
-                return if head.is_empty() { Ok(()) } else { answer(stream, "400 Bad Request", 0) };
+                return if head.is_empty() { Ok(()) } else { answer(output, "400 Bad Request", 0) };
             }
         }
         let header = |wanted: &str| {
@@ -60,10 +62,11 @@ fn serve(mut stream: &TcpStream, root: &Path) -> io::Result<()> {
         };
         let len = header("content-length").map_or(Ok(0), str::parse);
         let (None, Ok(len)) = (header("transfer-encoding"), len) else {
-            return answer(stream, "411 Length Required", 0);
+            return answer(output, "411 Length Required", 0);
         };
         if header("expect") == Some("100-continue") {
-            stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+            output.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+            output.flush()?;
         }
         let body = io::copy(&mut (&mut input).take(len), &mut io::sink())?;
         let mut words = head.split_whitespace();
@@ -71,27 +74,27 @@ fn serve(mut stream: &TcpStream, root: &Path) -> io::Result<()> {
         more = words.next() == Some("HTTP/1.1") && header("connection") != Some("close");
         let ok = if more { "200 OK" } else { "200 OK\r\nConnection: close" };
         match (method, find(root, target)) {
-            ("HEAD", Some((_, len))) => answer(stream, ok, len)?,
+            ("HEAD", Some((_, len))) => answer(&mut output, ok, len)?,
             ("GET", Some((file, len))) => {
-                answer(stream, ok, len)?;
-                let mut file = BufReader::with_capacity(128 << 10, file.take(len));
+                answer(&mut output, ok, len)?;
                 // If the file has shrunk, only closing the connection tells the peer.
-                more &= io::copy(&mut file, &mut stream)? == len;
+                more &= io::copy(&mut file.take(len), &mut output)? == len;
             }
-            ("GET" | "HEAD", None) => answer(stream, "404 Not Found", 0)?,
+            ("GET" | "HEAD", None) => answer(&mut output, "404 Not Found", 0)?,
             ("POST" | "PUT", _) => {
                 let text = format!("{body} bytes\n");
-                answer(stream, ok, text.len() as u64)?;
-                stream.write_all(text.as_bytes())?;
+                answer(&mut output, ok, text.len() as u64)?;
+                output.write_all(text.as_bytes())?;
             }
-            _ => answer(stream, "405 Method Not Allowed\r\nAllow: GET, HEAD, POST, PUT", 0)?,
+            _ => answer(&mut output, "405 Method Not Allowed\r\nAllow: GET, HEAD, POST, PUT", 0)?,
         }
+        output.flush()?;
     }
     Ok(())
 }
 
-fn answer(mut stream: &TcpStream, status: &str, len: u64) -> io::Result<()> {
-    stream.write_all(format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\n\r\n").as_bytes())
+fn answer(mut output: impl Write, status: &str, len: u64) -> io::Result<()> {
+    output.write_all(format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\n\r\n").as_bytes())
 }
 
 /// Returns the file that a target names, unless its real path is outside `root`.

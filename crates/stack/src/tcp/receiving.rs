@@ -73,8 +73,10 @@ pub(super) struct Receiving {
     pub(super) recent_at: Instant,
     /// The end of the urgent data (RCV.UP).
     pub(super) urgent: Option<Seq>,
-    /// Bytes read by the application in the present round trip, and its start.
+    /// Bytes read by the application in the present round trip and in the one before, and the start
+    /// of the present one.
     read: u32,
+    read_before: u32,
     round: Instant,
     /// `true` while the peer is to be told of a router's mark (RFC 3168, 6.1.3).
     pub(super) echo_mark: bool,
@@ -107,6 +109,7 @@ impl Receiving {
             recent_at: Instant::ZERO,
             urgent: None,
             read: 0,
+            read_before: 0,
             round: Instant::ZERO,
             echo_mark: false,
         }
@@ -327,7 +330,9 @@ impl Receiving {
     }
 
     /// Lets the window grow if the application reads as fast as the window allows: at least half of
-    /// it per round trip. The new window is twice what was read.
+    /// it per round trip. The new window is twice what was read, and up to three times as much again
+    /// as the reads grew: in slow start the peer sends twice as much in the next round trip, and the
+    /// window must stay ahead of it.
     pub(super) fn tune(&mut self, now: Instant, round_trip: Duration, roomy: bool) {
         let round_trip = round_trip.max(LEAST_ROUND);
         let passed = now.since(self.round);
@@ -335,13 +340,16 @@ impl Receiving {
             return;
         }
         let read = std::mem::take(&mut self.read);
+        let before = std::mem::replace(&mut self.read_before, read);
         self.round = now;
         // Reads over many round trips tell nothing about one.
         if passed > 4 * round_trip {
             return;
         }
         if roomy && read >= self.limit / 2 {
-            self.limit = read.saturating_mul(2).max(self.limit).min(self.most);
+            let growth = read.saturating_sub(before).min(read / 2);
+            let wanted = read.saturating_mul(2).saturating_add(growth.saturating_mul(4));
+            self.limit = wanted.max(self.limit).min(self.most);
         }
     }
 
