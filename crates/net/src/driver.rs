@@ -23,6 +23,11 @@ use crate::{Armed, Link, LinkError, PortProtocol, error};
 
 /// The maximum number of frames received per round, during which the thread holds the stack's lock.
 const RECEIVE_BUDGET: usize = 32;
+/// The bytes after which a round receives no more: the acknowledgement at its end is due before the
+/// peer has used up its window.
+const RECEIVE_BYTES: usize = 128 * 1024;
+/// The number of frames received at once.
+const RECEIVE_AT_ONCE: usize = 2;
 /// The maximum number of rounds that a sending thread makes before the driver has to take over.
 const KICK_ROUNDS: usize = 4;
 /// The value of `sleeps_until` for a driver that is awake.
@@ -258,8 +263,7 @@ impl Shared {
             }
         }
         if receive {
-            let mut take = |frame: &[u8], meta| stack.input(now, frame, meta);
-            worked |= link.receive(RECEIVE_BUDGET, &mut take)? > 0;
+            worked |= receive_some(link, stack, now)?;
         }
         worked |= stack.poll(now, &mut Way(link));
         let mut tell = std::mem::take(telling);
@@ -446,6 +450,23 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// Receives frames, within the budgets of a round. Returns `true` if there were any.
+fn receive_some(link: &mut dyn Link, stack: &mut Stack, now: Instant) -> Result<bool, LinkError> {
+    let (mut frames, mut bytes) = (0, 0);
+    while frames < RECEIVE_BUDGET && bytes < RECEIVE_BYTES {
+        let mut take = |frame: &[u8], meta| {
+            bytes += frame.len();
+            stack.input(now, frame, meta);
+        };
+        let received = link.receive(RECEIVE_AT_ONCE, &mut take)?;
+        frames += received;
+        if received < RECEIVE_AT_ONCE {
+            break;
+        }
+    }
+    Ok(frames > 0)
 }
 
 /// Which thread makes a round, and what for.
