@@ -29,16 +29,22 @@ pub(crate) fn until_gone<T>(mut look: impl FnMut() -> T, is_there: impl Fn(&T) -
 /// number. Without CAP_SYS_ADMIN there seems to be none: a server that got its capabilities from a
 /// unit does not find the other one.
 pub(crate) fn at_ingress(interface: u32) -> Option<String> {
-    let attached = towpath_bpf::attached_at_ingress(interface).ok()?;
-    let other = attached.iter().find(|one| one.program.name == PROGRAM_PACKETS);
-    other.map(Attached::to_string)
+    let look = || {
+        let attached = towpath_bpf::attached_at_ingress(interface).ok()?;
+        let other = attached.iter().find(|one| one.program.name == PROGRAM_PACKETS);
+        other.map(Attached::to_string)
+    };
+    until_gone(look, Option::is_some)
 }
 
 /// Describes the XDP program of this number, if it is a server's. Without CAP_SYS_ADMIN it seems to
 /// be none.
 pub(crate) fn with_xdp(interface: u32, program: u32) -> Option<String> {
-    let attached = towpath_bpf::attached(interface, program).ok()?;
-    has_xdp_name(&attached).then(|| attached.to_string())
+    let look = || {
+        let attached = towpath_bpf::attached(interface, program).ok()?;
+        has_xdp_name(&attached).then(|| attached.to_string())
+    };
+    until_gone(look, Option::is_some)
 }
 
 /// Returns `true` if an XDP program has the name of a server's.

@@ -58,8 +58,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, PacketError> {
     let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
 
     let xdp = || other_server::with_xdp(index, link.xdp?);
-    let other = || other_server::at_ingress(index).or_else(xdp);
-    if let Some(program) = other_server::until_gone(other, Option::is_some) {
+    if let Some(program) = other_server::at_ingress(index).or_else(xdp) {
         return Err(PacketError::OtherServer { name: name.clone(), program });
     }
     // The sockets come first: they show most clearly what this user may not do.

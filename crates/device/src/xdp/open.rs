@@ -70,8 +70,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
     let is_virtual = link.kind.is_some();
 
-    let at_ingress = || other_server::at_ingress(link.index);
-    if let Some(program) = other_server::until_gone(at_ingress, Option::is_some) {
+    if let Some(program) = other_server::at_ingress(link.index) {
         return Err(XdpError::OtherServer { name: name.clone(), program });
     }
     // The sockets come first: they show most clearly what this user may not do.
