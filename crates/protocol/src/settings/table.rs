@@ -11,7 +11,7 @@ impl Setting {
                 name: "wait",
                 scope: Scope::Device,
                 kind: Kind::Word(&["poll", "block", "spin-then-block", "timer-driven", "auto"]),
-                default: 1,
+                default: 2,
                 help: "how the engine waits for work: poll never sleeps, block sleeps until a \
                        notification, spin-then-block spins a while first, timer-driven sleeps from \
                        tick to tick, auto chooses the cheapest within latency_us and cpu_percent",

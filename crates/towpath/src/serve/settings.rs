@@ -105,8 +105,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["allow_user", "allow_group"])]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) policy: Option<PathBuf>,
-    /// How the engine waits for work: poll, block, spin-then-block, timer-driven or auto; block by
-    /// default
+    /// How the engine waits for work: poll, block, spin-then-block, timer-driven or auto;
+    /// spin-then-block by default
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wait: Option<Wait>,

@@ -69,7 +69,7 @@ fn an_interface_is_made_shown_and_taken_away() {
             let report = server.report();
             assert_eq!(report["device"]["name"], "opA");
             assert_eq!(report["device"]["mtu"], 9000);
-            assert_eq!(report["device"]["wait"], "block");
+            assert_eq!(report["device"]["wait"], "spin-then-block");
             assert!(report["device"]["counters"]["rx_packets"].as_u64().unwrap() >= 2);
             let network = Network::attach(&server.socket).unwrap();
             let listed = prints(&mut server.subcommand("ls", &[]));
@@ -463,7 +463,7 @@ fn an_unprivileged_user_serves_a_prepared_interface() {
         assert!(output.status.success(), "{printed}{said}");
         let socket = runtime.join("towpath/opA.sock");
         assert!(printed.starts_with(&format!("ready opA {}\n", socket.display())), "{printed}");
-        assert!(printed.contains("wait=block"), "{printed}");
+        assert!(printed.contains("wait=spin-then-block"), "{printed}");
         assert!(said.contains("set the MTU of opA: Operation not permitted"), "{said}");
     });
 }
