@@ -280,7 +280,11 @@ impl Shared {
             .flat_map(|waiter| std::iter::repeat_n(Arc::as_ptr(waiter) as usize, waiter.waiting()));
         match round {
             Round::Library => standby.woke(woken),
-            Round::Application if woken.next().is_some() => standby.woke_others(),
+            Round::Application if woken.next().is_some() => {
+                standby.woke_others();
+                // Ends the turn.
+                worked = true;
+            }
             Round::Application | Round::Send => {}
         }
         drop(core);

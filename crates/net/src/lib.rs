@@ -33,10 +33,11 @@
 //! # Driving
 //! With [`Driving::Thread`] a thread of the library receives, acknowledges and retransmits while
 //! the application computes. A sending thread sends its frames itself, without waking the library's
-//! thread. While one thread alone blocks in one call after the other, it receives by itself, and
-//! the library's thread only stands by: the library's thread drives again about 1 ms after the
-//! other thread stops blocking. With [`Driving::Application`] there is no such thread: a thread
-//! blocked in a call drives the network, or [`Network::drive`] does.
+//! thread. Once the library's thread has woken one thread, and no other, eight times in a row, that
+//! thread receives by itself, and the library's thread only stands by: it drives again when the
+//! other thread wakes a third one, or one to two milliseconds after the other thread stops blocking.
+//! With [`Driving::Application`] there is no such thread: a thread blocked in a call drives the
+//! network, or [`Network::drive`] does.
 //!
 //! # Locks
 //! A network with a library thread makes a program multi-threaded. A child made by `fork` has no

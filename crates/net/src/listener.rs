@@ -173,8 +173,11 @@ impl TcpListener {
         if ready.readable {
             registration.ready();
         }
-        core.standby.polled = true;
         *lock(&self.inner.waiter.registration) = Some(registration);
+        core.standby.watch();
+        drop(core);
+        // A thread that drives now leaves it to the library's thread.
+        self.inner.network.shared().notify();
         Ok(())
     }
 }

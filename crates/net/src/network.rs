@@ -16,8 +16,8 @@ use crate::wait::Waiter;
 /// The choice of the thread that receives, acknowledges and retransmits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driving {
-    /// A thread of the library. It stands by while one application thread alone blocks in one call
-    /// after the other; then that thread drives.
+    /// A thread of the library. Once it has woken one application thread, and no other, several
+    /// times in a row, it stands by, and that thread drives while it blocks.
     Thread,
     /// The application: a thread blocked in a call, or [`Network::drive`].
     Application,

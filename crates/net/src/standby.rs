@@ -2,9 +2,9 @@
 //!
 //! A thread that blocks in one call after the other, as in requests and answers, would wait each
 //! time for the library's thread to wake, to work and to wake it in turn. So the library's thread
-//! stands by once it has woken the same thread, and no other, several times in a row: from then on,
-//! the thread that blocks drives the network itself, and the link wakes it directly. The first turn
-//! that wakes another thread ends that, and the library's thread drives again.
+//! stands by once its last eight wake-ups went to one socket on which only one thread waits: from
+//! then on, the thread that blocks drives the network itself, and the link wakes it directly. The
+//! first turn that wakes another thread ends that, and the library's thread drives again.
 //!
 //! Between two calls of that thread, no thread drives. The library's thread looks after a while
 //! whether the thread has come back, and drives again if it has not. While one call blocks for
@@ -14,7 +14,8 @@
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long frames and timers may wait while no thread drives.
+/// The interval at which the library's thread checks whether a thread still drives. Without one,
+/// frames and timers wait at most twice as long.
 pub(crate) const STANDBY: Duration = Duration::from_millis(1);
 
 /// The number of wake-ups in a row of one thread after which that thread drives. Threads that are
@@ -30,16 +31,17 @@ pub(crate) struct Standby {
     pub(crate) led: bool,
     /// Threads that block and do not drive.
     pub(crate) blocked: usize,
-    /// The times that threads of the application drove.
+    /// The number of turns in which threads of the application drove.
     pub(crate) turns: u64,
     /// The times that blocked threads that did not drive woke.
     pub(crate) wakes: u64,
     /// `true` once a socket was registered with a poller: its events need the library's thread,
     /// also while a thread that blocks elsewhere computes.
-    pub(crate) polled: bool,
+    polled: bool,
     /// `true` while the library's thread sleeps until it is woken.
     sleeps_without_limit: bool,
-    /// The waiter of the last thread that the library's thread woke, and how often in a row.
+    /// The waiter (one per socket) of the last wake-up, and the number of wake-ups in a row of that
+    /// waiter alone.
     last: usize,
     row: u32,
 }
@@ -61,9 +63,15 @@ impl Standby {
         threaded && (self.sleeps_without_limit || !self.active)
     }
 
-    /// Records whose blocked threads the library's thread wakes in a round: the waiter of each. If
-    /// it is one thread, as often before, and no socket has a poller, the library's thread stands by
-    /// from now on.
+    /// Records that a socket has a poller, whose events need the library's thread.
+    pub(crate) fn watch(&mut self) {
+        self.polled = true;
+        self.woke_others();
+    }
+
+    /// Records the wake-ups of a round of the library's thread: `threads` has each waiter once per
+    /// thread that waits. After [`IN_A_ROW`] rounds in which one thread of one waiter wakes alone,
+    /// the library's thread stands by, unless a socket has a poller.
     pub(crate) fn woke(&mut self, mut threads: impl Iterator<Item = usize>) {
         let Some(first) = threads.next() else { return };
         let alone = threads.next().is_none();
@@ -86,7 +94,11 @@ impl Standby {
         of: impl Fn(&mut T) -> &mut Standby,
         over: impl Fn(&T) -> bool,
     ) -> MutexGuard<'a, T> {
-        while of(&mut core).active && !over(&core) {
+        // Until the turn of a thread that drives is over, even if it is to be the last one.
+        while {
+            let standby = of(&mut core);
+            (standby.active || standby.led) && !over(&core)
+        } {
             let before = of(&mut core).turns;
             core = woken.wait_timeout(core, STANDBY).unwrap_or_else(PoisonError::into_inner).0;
             let standby = of(&mut core);

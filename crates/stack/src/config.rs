@@ -55,9 +55,10 @@ pub struct TcpConfig {
     /// The longest time that an acknowledgement waits for data to go with. Default 10 ms, at most
     /// 500 ms (RFC 9293, 3.8.6.3). The stack acknowledges more than one full segment at once.
     pub ack_delay: Duration,
-    /// The time that data may stay unacknowledged by a silent peer before the stack gives the
-    /// connection up. Default 900 s, as on Linux (RFC 9293, 3.8.3: at least 100 s). Retransmissions
-    /// are up to a minute apart, so a shorter time allows few of them.
+    /// The time for which the peer may acknowledge nothing new while data waits, before the stack
+    /// gives the connection up; a peer whose window is closed has to answer probes. Default 900 s,
+    /// as on Linux (RFC 9293, 3.8.3: at least 100 s). Retransmissions are up to a minute apart, so a
+    /// shorter time allows few of them.
     pub user_timeout: Duration,
     /// The time that the handshake of an outgoing connection may take. Default 60 s.
     pub connect_timeout: Duration,
@@ -139,7 +140,7 @@ pub struct Limits {
     /// UDP frames that wait to be sent, in bytes, all sockets together. The stack's own frames may
     /// take as much again. Default 2 MiB.
     pub transmit_bytes: usize,
-    /// ICMP errors and TCP resets sent per second. Default 1 000.
+    /// ICMP errors and TCP resets sent per second, on average. Default 1 000.
     pub errors_per_second: u32,
 }
 

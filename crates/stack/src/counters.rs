@@ -118,7 +118,8 @@ counters! {
     tcp_cookies_sent,
     /// Connections opened by a cookie.
     tcp_cookies_accepted,
-    /// Acknowledgements without a connection that no cookie explains, while cookies were in use.
+    /// Of the segments without a connection, acknowledgements that no cookie explains while cookies
+    /// were in use.
     tcp_cookies_refused,
     /// Half-open connections that timed out.
     tcp_half_open_timeout,
@@ -159,10 +160,10 @@ counters! {
     tcp_unacceptable,
     /// Segments dropped: an old timestamp, or none where they were agreed upon (PAWS, RFC 7323, 5).
     tcp_paws_dropped,
-    /// Segments ignored: no acknowledgement where each segment has one, or no SYN where one is
-    /// awaited.
+    /// Segments ignored: no acknowledgement where each segment has one, no SYN where one is awaited,
+    /// data after the peer's FIN, or anything but a reset or a newer SYN in TIME-WAIT.
     tcp_ignored,
-    /// Bytes dropped: beyond the window.
+    /// Bytes dropped, a FIN as one: beyond the window.
     tcp_excess_bytes,
     /// Resets ignored: outside of the window, or without the acknowledgement of our SYN.
     tcp_resets_ignored,
@@ -172,7 +173,8 @@ counters! {
     tcp_challenges_limited,
     /// Times that data was not taken or written: the memory for buffers is used up, or too many gaps.
     tcp_buffer_limit,
-    /// Visits of connections, for a frame, a timer or the application: a measure of the work.
+    /// Received segments handled by a connection, and visits of connections in polls: a measure of
+    /// the work.
     tcp_visits,
     /// Timers fired.
     timers_fired,

@@ -72,6 +72,13 @@ impl Host {
         }
     }
 
+    /// Returns `true` if the stack may send another ICMP error or reset now. Counts a refusal.
+    pub(crate) fn may_refuse(&mut self, now: Instant) -> bool {
+        let may = self.errors.take(now, &mut self.random);
+        self.counters.errors_limited += u64::from(!may);
+        may
+    }
+
     /// Returns `true` if the address is one of ours.
     pub(crate) fn is_ours(&self, address: IpAddr) -> bool {
         match address {

@@ -89,7 +89,7 @@ fn usual() -> Case {
     }
 }
 
-/// Returns the cases of one connection at a time.
+/// Returns the cases in which one pairing at a time uses the wire.
 pub(super) fn all() -> Vec<Case> {
     let usual = usual();
     let loss = |loss: f64| Conditions { loss, ..usual.conditions };
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cases_are_those_of_the_page() {
+    fn the_cases_have_names_and_pictures_of_their_own() {
         let all = all();
         for (place, case) in all.iter().enumerate() {
             assert!(all[..place].iter().all(|other| other.name != case.name));

@@ -55,7 +55,7 @@ impl Course {
 }
 
 /// Sends through all connections at the same time, as fast as they take data. The window begins
-/// with the first byte sent.
+/// when the threads start.
 pub(super) fn carry(
     connections: Vec<(Sender, Receiver)>,
     window: Duration,

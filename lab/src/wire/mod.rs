@@ -62,7 +62,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
               TAP without offload, Towpath's a link in the process of the wire, with the \
               library's thread; behind a server: AF_XDP, generic, on the kernel's TAP, engine and \
               application sleep when idle; frames of at most 1500 bytes of IP on both; CUBIC on \
-              both, the kernel's buffers grow to 64 MiB, Towpath's hold four times the queue; new \
+              both, the kernel's buffers grow to 64 MiB, Towpath's hold at least four times the queue and 4 MiB; new \
               connections for each run, slow start included; the runs of a round have the same \
               seed of faults; nothing pinned, and the wire's thread runs before all others \
               (SCHED_FIFO) where the system allows it"
@@ -186,7 +186,7 @@ fn pairings(
         }
         let name = format!("{name}, to kernel to kernel");
         let row = case.row(&name, "ratio", &ratios(values_here, &values[0]));
-        // Where both ends are Towpath's, the limits of both directions hold it already.
+        // The limits of the pairings with one kernel end also cover Towpath at both ends.
         let is_limited = [*sender, *receiver].contains(&End::Kernel);
         outcome.rows.push(match case.at_least.filter(|_| is_limited) {
             Some(limit) => row.at_least(limit),

@@ -12,8 +12,8 @@ const LOOKS: usize = 10;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Repeats `look` for a short time while it finds a program that is in the way. A server's programs
-/// leave the interface at its end; but whoever lists the system's links holds each of them for a
-/// moment, and the program of a link stays for that long.
+/// leave the interface when the server ends. A process that lists the system's BPF links holds each
+/// link for a moment, and the link's program stays attached for that moment.
 pub(crate) fn until_gone<T>(mut look: impl FnMut() -> T, is_there: impl Fn(&T) -> bool) -> T {
     for _ in 0..LOOKS {
         let found = look();

@@ -122,7 +122,12 @@ impl Shared {
         let mut core = self.wait(core, &waiter, until);
         core.turn_ends.retain(|other| !Arc::ptr_eq(other, &waiter));
         let result = core.dead.as_ref().map_or(Ok(()), |dead| Err(error::link(dead)));
+        let wants = core.dead.is_none() && core.stack.wants_poll();
         self.leave(core);
+        if wants {
+            // Another thread met the lock during the turn, and left its frames to this one.
+            self.kick();
+        }
         result
     }
 }

@@ -318,8 +318,7 @@ impl Stack {
             self.host.counters.no_route += 1;
             return;
         };
-        if !self.host.errors.take(now) {
-            self.host.counters.errors_limited += 1;
+        if !self.host.may_refuse(now) {
             return;
         }
         let quote = packet.bytes.len().min(icmp::quote_bytes(packet.src));

@@ -42,7 +42,9 @@ impl Sending {
             self.scoreboard.select(now, ack.blocks, bounds, least, &mut delivery);
         }
         self.measure(now, ack, progress, &delivery);
-        if delivery.duplicate {
+        // Once per round trip (RFC 8985, 6.2, step 4).
+        if delivery.duplicate && self.recovery.widened.is_none_or(|end| !self.una.before(end)) {
+            self.recovery.widened = Some(self.nxt);
             self.scoreboard.widen();
         }
         self.end_tail_probe(ack, progress, &delivery, outstanding);
@@ -51,11 +53,14 @@ impl Sending {
             self.take_back();
         }
         let marked = self.detect(now, ack, progress, &mut delivery);
+        let was_open = self.recovery.phase == Phase::Open;
         self.change_phase(counters, progress, marked, outstanding);
+        let ended = !was_open && self.recovery.phase == Phase::Open;
         if ack.marked {
             self.note_mark(counters, outstanding);
         }
-        if delivery.bytes > 0 {
+        // The acknowledgement that ends a recovery leaves the window at the threshold.
+        if delivery.bytes > 0 && !ended {
             self.adjust_window(now, &delivery, progress, marked, was_una);
         }
         // A segment that tells nothing new does not put the probe of the tail off.
@@ -200,7 +205,7 @@ impl Sending {
             recovery.phase = Phase::Recovery;
             recovery.forced = Forced::Lost;
             recovery.point = self.nxt;
-            recovery.flight = outstanding.max(1);
+            recovery.flight = outstanding.max(self.congestion.threshold());
             recovery.delivered = 0;
             recovery.sent = 0;
             recovery.first_again = None;
@@ -243,7 +248,8 @@ impl Sending {
         }
         if limited || self.recovery.phase == Phase::Loss {
             let report = Report {
-                bytes: self.una.since(was_una),
+                // Reported data counted when it was reported.
+                bytes: self.una.since(was_una).min(delivery.bytes),
                 sample: delivery.sample,
                 smoothed: self.round_trip(),
                 acknowledged: self.una,
@@ -263,7 +269,8 @@ impl Sending {
         let (delivered, sent) = (recovery.delivered, recovery.sent);
         let mut allowed = if flight > threshold {
             let due = u64::from(delivered) * u64::from(threshold);
-            (due.div_ceil(recovery.flight.into()) as u32).saturating_sub(sent)
+            let due = due.div_ceil(recovery.flight.max(1).into());
+            u32::try_from(due).unwrap_or(u32::MAX).saturating_sub(sent)
         } else {
             let behind = delivered.saturating_sub(sent);
             let most = if good { behind.max(delivery.bytes) + self.segment } else { behind };
@@ -272,7 +279,8 @@ impl Sending {
         if recovery.forced == Forced::Lost {
             allowed = allowed.max(self.segment);
         }
-        self.congestion.set_window(flight + allowed.next_multiple_of(self.segment));
+        let allowed = allowed.checked_next_multiple_of(self.segment).unwrap_or(u32::MAX);
+        self.congestion.set_window(flight.saturating_add(allowed));
     }
 
     /// Returns the bytes in flight. A duplicate acknowledgement without selective ones tells that

@@ -54,8 +54,7 @@ impl Tcp {
 
     /// Answers a segment without a connection with a reset (RFC 9293, 3.10.7.1).
     pub(super) fn refuse(&mut self, now: Instant, host: &mut Host, tuple: &Tuple, seg: &Segment) {
-        if !host.errors.take(now) {
-            host.counters.errors_limited += 1;
+        if !host.may_refuse(now) {
             return;
         }
         host.counters.tcp_resets_sent += 1;

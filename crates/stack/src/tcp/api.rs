@@ -33,7 +33,7 @@ pub enum TcpState {
     /// The peer has ended its direction (CLOSE-WAIT).
     PeerClosed,
     /// This side has ended its direction (FIN-WAIT-1, FIN-WAIT-2).
-    Closed,
+    LocalClosed,
     /// Both sides have ended their direction; the last segments are in flight, or the connection is
     /// closed.
     Over,
@@ -261,8 +261,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// Ends a connection at once, with a reset; unsent data is lost. Later reads and writes return
-    /// that error.
+    /// Ends a connection at once, with a reset; the stack discards unsent data. The next write, or
+    /// the next read once no received data is left, returns [`SocketError::Aborted`].
     pub(crate) fn abort(
         &mut self,
         now: Instant,
@@ -282,7 +282,7 @@ impl Tcp {
             State::SynSent | State::SynReceived => TcpState::Connecting,
             State::Established => TcpState::Established,
             State::CloseWait => TcpState::PeerClosed,
-            State::FinWait1 | State::FinWait2 => TcpState::Closed,
+            State::FinWait1 | State::FinWait2 => TcpState::LocalClosed,
             State::Closing | State::LastAck | State::TimeWait | State::Closed => TcpState::Over,
         })
     }

@@ -33,7 +33,10 @@ impl Connection {
     /// Handles a segment.
     pub(super) fn arrive(&mut self, env: &mut Env<'_>, seg: &Segment, data: &[u8]) -> Verdict {
         match self.state {
-            State::Closed => Verdict::None,
+            State::Closed => {
+                env.counters.tcp_ignored += 1;
+                Verdict::None
+            }
             State::SynSent => self.arrive_syn_sent(env, seg),
             _ => self.arrive_synchronized(env, seg, data),
         }
@@ -187,6 +190,7 @@ impl Connection {
                 return Verdict::None;
             }
         } else if seg.len() > 0 {
+            env.counters.tcp_ignored += u64::from(!data.is_empty());
             self.receiving.acknowledge_now();
         }
         self.advance();
@@ -346,7 +350,7 @@ impl Connection {
             self.receiving.take(time, env.pool, env.counters, (start, data), counts);
         }
         if seg.has(FIN) {
-            self.receiving.take_finish(start + data.len() as u32);
+            self.receiving.take_finish(start + data.len() as u32, env.counters);
         } else {
             self.receiving.take_waiting_finish();
         }

@@ -65,6 +65,10 @@ pub(super) struct Narrowed {
     at: Seq,
     /// The size that the path carried as far as known.
     before: usize,
+    /// The end of the first full segment sent, and `true` once the peer acknowledged it: the path
+    /// has carried full segments.
+    full: Option<Seq>,
+    proven: bool,
 }
 
 /// See the module.
@@ -108,8 +112,8 @@ pub(super) struct Connection {
     pub(super) answered: Option<Instant>,
     /// The number of such segments without data, since one did fit.
     pub(super) misfits: u8,
-    /// The time since which data waits for the peer's acknowledgement.
-    waiting_since: Option<Instant>,
+    /// The time since which data waits for the peer's acknowledgement, and the first byte that waits.
+    pub(super) waiting: Option<(Instant, Seq)>,
     /// The time at which the present state has lasted too long.
     pub(super) give_up_at: Option<Instant>,
     pub(super) user_timeout: Option<Duration>,
@@ -160,7 +164,7 @@ impl Connection {
             misfits: 0,
             starved: false,
             narrowed: Narrowed::default(),
-            waiting_since: None,
+            waiting: None,
             give_up_at: None,
             user_timeout: None,
             keep_alive: None,
@@ -237,74 +241,6 @@ impl Connection {
         !sequence.before(sending.una) && sequence.before(sending.nxt)
     }
 
-    /// Returns `true` if the peer has yet to acknowledge bytes or a FIN, sent or not.
-    fn owes(&self) -> bool {
-        self.sending.is_outstanding() || self.sending.has_unsent()
-    }
-
-    /// Starts or stops the time of a silent peer and of a dropped connection.
-    pub(super) fn note_time(&mut self, now: Instant, config: &TcpConfig) {
-        // While the window is closed, a peer that answered the last probe is not silent (RFC 9293,
-        // 3.8.6.1).
-        let sending = &self.sending;
-        let answered = sending.is_closed() && self.last_heard >= sending.last_sent;
-        if !self.owes() || answered {
-            self.waiting_since = None;
-        } else if self.waiting_since.is_none() {
-            self.waiting_since = Some(now);
-        }
-        if self.owner == Owner::None && !self.detached && self.give_up_at.is_none() {
-            self.give_up_at = Some(now + config.orphan_timeout);
-        }
-    }
-
-    /// Returns the time at which to give the connection up, in its present state.
-    pub(super) fn give_up(&self, config: &TcpConfig) -> Option<Instant> {
-        // The time of a silent peer counts from its last segment.
-        let timeout = self.user_timeout.unwrap_or(config.user_timeout);
-        let silent = self
-            .waiting_since
-            .filter(|_| !self.state.is_opening() && self.state != State::Closed)
-            .map(|since| since.max(self.last_heard) + timeout);
-        [self.give_up_at, silent].into_iter().flatten().min()
-    }
-
-    /// Ends the waiting that [`Connection::give_up`] reported as too long.
-    pub(super) fn given_up(&mut self) {
-        self.give_up_at = None;
-        self.waiting_since = None;
-        self.keep_alive = None;
-    }
-
-    /// Returns when to probe a silent peer, or to give it up.
-    pub(super) fn keep_alive_at(&self) -> Option<Instant> {
-        let keep_alive = self.keep_alive?;
-        let ends = self.state.is_opening() || self.state.is_over();
-        (!ends).then(|| self.last_heard + keep_alive.idle + keep_alive.interval * self.probes)
-    }
-
-    /// Counts an unanswered keep-alive, if one is due, and demands the next one. Returns `true` if
-    /// there were too many.
-    pub(super) fn probe_peer(&mut self, now: Instant) -> bool {
-        let Some(keep_alive) = self.keep_alive else { return false };
-        if self.keep_alive_at().is_none_or(|at| at > now) {
-            return false;
-        }
-        if self.probes >= keep_alive.probes {
-            return true;
-        }
-        self.probes += 1;
-        self.probe_due = true;
-        false
-    }
-
-    /// Returns when our SYN has waited too long for its answer.
-    pub(super) fn syn_timeout_at(&self) -> Option<Instant> {
-        let sending = &self.sending;
-        let waits = self.state.is_opening() && !self.syn_due && sending.is_outstanding();
-        waits.then(|| sending.last_sent + sending.rtt.timeout())
-    }
-
     /// Tries a smaller segment size after several timeouts in a row, while a full segment is first
     /// to be sent again: such segments may vanish on the path without an error (RFC 4821, 7.7;
     /// RFC 2923, 2.1). `headers`: the length of IP and TCP header.
@@ -337,10 +273,22 @@ impl Connection {
         self.narrowed.tried.is_some()
     }
 
-    /// Returns the segment size that the path carries, once a smaller one got through.
+    /// Records that a full segment was sent, which ends at `end`.
+    pub(super) fn note_full(&mut self, end: Seq) {
+        if self.narrowed.tried.is_none() {
+            self.narrowed.full.get_or_insert(end);
+        }
+    }
+
+    /// Returns the segment size that the path carries, once a smaller one got through. If full
+    /// segments did before, the path may only have been down: the connection keeps the smaller
+    /// size, but others shall not.
     pub(super) fn take_found_size(&mut self) -> Option<usize> {
-        let passed = self.sending.una.after(self.narrowed.at);
-        self.narrowed.tried.take_if(|_| passed)
+        let (una, narrowed) = (self.sending.una, &mut self.narrowed);
+        narrowed.proven |=
+            narrowed.tried.is_none() && narrowed.full.is_some_and(|end| !una.before(end));
+        let passed = una.after(narrowed.at) && !narrowed.proven;
+        narrowed.tried.take_if(|_| passed)
     }
 
     /// Returns `true` if a read would not have to wait.

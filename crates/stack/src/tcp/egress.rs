@@ -17,8 +17,9 @@ use crate::neighbour::Lookup;
 use crate::outbox::NextHop;
 use crate::{Instant, SocketError, TcpId, Transmit};
 
-/// The maximum number of segments that a connection sends before the next connection's turn.
-const SEGMENTS_PER_CONNECTION: usize = 16;
+/// The maximum number of packets that a connection sends before the next connection's turn; a large
+/// packet counts as one.
+const PACKETS_PER_CONNECTION: usize = 16;
 /// The maximum number of timer moves per poll.
 const TIMERS: usize = 512;
 /// The time after which a connection that waits for its neighbour retries by itself.
@@ -39,8 +40,8 @@ enum Progress {
 /// The work of one poll.
 struct Work<'a, T> {
     link: &'a mut T,
-    /// The number of segments that connections may still send.
-    segments_left: usize,
+    /// The number of packets that connections may still send.
+    packets_left: usize,
     /// `true` once a timer fired, or a segment was sent.
     done: bool,
 }
@@ -55,7 +56,7 @@ fn capacity(host: &Host, local: IpAddr, pressed: bool) -> Capacity {
 }
 
 impl Tcp {
-    /// Fires timers, and sends at most `budget` segments. Returns whether it did any work, and
+    /// Fires timers, and sends at most `budget` packets. Returns whether it did any work, and
     /// whether the link ran out of room.
     pub(crate) fn poll<T: Transmit>(
         &mut self,
@@ -64,12 +65,12 @@ impl Tcp {
         link: &mut T,
         budget: usize,
     ) -> (bool, bool) {
-        let mut work = Work { link, segments_left: budget, done: false };
+        let mut work = Work { link, packets_left: budget, done: false };
         self.fire_timers(now, host, &mut work.done);
         self.feed(host);
         // Connections marked from now on have their turn at the next poll.
         for _ in 0..self.dirty.len() {
-            if work.segments_left == 0 {
+            if work.packets_left == 0 {
                 break;
             }
             let Some(index) = self.dirty.pop_front() else { break };
@@ -162,17 +163,19 @@ impl Tcp {
         index: u32,
         work: &mut Work<'_, T>,
     ) -> Progress {
+        let Some(connection) = self.at(index) else { return Progress::Done };
+        if connection.sizes.path < connection.sizes.local && !connection.tries_size() {
+            // A path's MTU expires (RFC 1191, 6.3), or another connection lowered it. Data that is
+            // lost by that is sent in this turn.
+            let remote = connection.tuple.remote.ip();
+            let headers = ip::header_len(remote) + segment::HEADER_BYTES;
+            connection.narrow(host.paths.mtu(now, remote) - headers);
+        }
         let result = self.send_segments(now, host, work, index);
         if let Progress::Neighbour = result {
             return result;
         }
         let Some(connection) = self.at(index) else { return Progress::Done };
-        if connection.sizes.path < connection.sizes.local && !connection.tries_size() {
-            // A path's MTU expires (RFC 1191, 6.3).
-            let remote = connection.tuple.remote.ip();
-            let headers = ip::header_len(remote) + segment::HEADER_BYTES;
-            connection.narrow(host.paths.mtu(now, remote) - headers);
-        }
         let ends = connection.state.is_over();
         connection.note_time(now, &host.config.tcp);
         if ends {
@@ -236,7 +239,7 @@ impl Tcp {
         for turn in 0.. {
             let Some(connection) = self.at(index) else { return Progress::Done };
             let Some(plan) = connection.plan(now, &capacity) else { break };
-            if turn == SEGMENTS_PER_CONNECTION || work.segments_left == 0 {
+            if turn == PACKETS_PER_CONNECTION || work.packets_left == 0 {
                 return Progress::More;
             }
             let station = match to {
@@ -264,7 +267,7 @@ impl Tcp {
             host.counters.tx_bytes += shape.bytes as u64;
             connection.sent(now, &plan, &mut host.counters);
             work.done = true;
-            work.segments_left -= 1;
+            work.packets_left -= 1;
         }
         Progress::Done
     }

@@ -20,7 +20,7 @@ struct Before {
     /// Received bytes that the application has not read.
     unread: usize,
     /// Written bytes that the peer has not acknowledged.
-    unsent: usize,
+    unacknowledged: usize,
 }
 
 impl Before {
@@ -28,7 +28,7 @@ impl Before {
         Before {
             state: connection.state,
             unread: connection.receiving.buffer.len(),
-            unsent: connection.sending.buffer.len(),
+            unacknowledged: connection.sending.buffer.len(),
         }
     }
 }
@@ -119,6 +119,7 @@ impl Tcp {
                 self.time_wait.restart(now, tuple);
             }
             let at = (remains.send_next, remains.receive_next);
+            host.counters.tcp_ignored += 1;
             self.say(now, host, tuple, at, (ACK, 0), remains.stamps);
         }
     }
@@ -140,12 +141,10 @@ impl Tcp {
             Verdict::None => self.follow_up(now, host, index, before),
             Verdict::Refuse(number) => {
                 let tuple = connection.tuple;
-                if host.errors.take(now) {
+                if host.may_refuse(now) {
                     host.counters.tcp_resets_sent += 1;
                     let at = (number, seg.end());
                     self.say(now, host, &tuple, at, (RST, 0), None);
-                } else {
-                    host.counters.errors_limited += 1;
                 }
             }
             Verdict::Failed(error) => {
@@ -167,7 +166,8 @@ impl Tcp {
         let changed = after.state != before.state;
         let wanted = connection.wants_room && connection.sending.has_much_room(most);
         // A close may wait until the peer has everything.
-        let is_done = connection.sending.finish && before.unsent > 0 && after.unsent == 0;
+        let is_done =
+            connection.sending.finish && before.unacknowledged > 0 && after.unacknowledged == 0;
         let room = wanted || is_done;
         if room {
             connection.wants_room = false;

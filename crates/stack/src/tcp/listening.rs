@@ -105,7 +105,7 @@ impl Tcp {
         table.remove_of(id, |tuple, entry| ended.push((tuple, entry.agreement)));
         for (tuple, agreement) in ended {
             self.ports.remove(tuple.local);
-            if host.errors.take(now) {
+            if host.may_refuse(now) {
                 host.counters.tcp_resets_sent += 1;
                 let at = (agreement.ours + 1, agreement.theirs + 1);
                 self.say(now, host, &tuple, at, (RST | ACK, 0), None);

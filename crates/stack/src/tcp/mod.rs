@@ -8,6 +8,7 @@
 //! | `connection`, `state` | one connection: state, both directions, owner |
 //! | `arrive` | the arrival of a segment at a connection |
 //! | `plan` | the next segment of a connection |
+//! | `deadlines` | the times at which a connection acts by itself |
 //! | `sending`, `receiving` | the two directions: numbers, windows, buffers |
 //! | `acknowledge`, `timeout`, `recovery` | loss detection and recovery: acknowledgements, timers, state |
 //! | `scoreboard`, `record` | the record of sent data |
@@ -32,6 +33,7 @@ mod buffer;
 mod congestion;
 mod connection;
 mod cookie;
+mod deadlines;
 mod egress;
 mod frame;
 mod half_open;

@@ -22,8 +22,8 @@ pub(super) struct Capacity {
     pub(super) pressed: bool,
 }
 
-/// What all segments of a visit share.
-struct Visit<'a> {
+/// The inputs of one plan.
+struct Inputs<'a> {
     now: Instant,
     capacity: &'a Capacity,
     /// The options of a segment after the handshake.
@@ -63,35 +63,35 @@ pub(super) struct Plan {
 impl Connection {
     /// Returns the next segment to send, if any is due.
     pub(super) fn plan(&mut self, now: Instant, capacity: &Capacity) -> Option<Plan> {
-        let visit = Visit { now, capacity, options: self.options(now) };
+        let inputs = Inputs { now, capacity, options: self.options(now) };
         if self.reset_due {
-            return Some(self.segment(&visit, self.number(), RST | ACK, Kind::Reset));
+            return Some(self.segment(&inputs, self.number(), RST | ACK, Kind::Reset));
         }
         match self.state {
             State::Closed => None,
             State::SynSent | State::SynReceived => self.syn_due.then(|| self.plan_syn(now)),
-            State::TimeWait => self.plan_bare(&visit),
-            _ => self.plan_synchronized(&visit),
+            State::TimeWait => self.plan_bare(&inputs),
+            _ => self.plan_synchronized(&inputs),
         }
     }
 
-    fn plan_synchronized(&mut self, visit: &Visit<'_>) -> Option<Plan> {
+    fn plan_synchronized(&mut self, inputs: &Inputs<'_>) -> Option<Plan> {
         // A peer without selective acknowledgements counts those without data.
         if self.receiving.duplicates > 0 && !self.sending.recovery.selective {
-            return self.plan_bare(visit);
+            return self.plan_bare(inputs);
         }
         let data = match self.sending.recovery.forced {
-            Forced::Tail => self.plan_tail(visit),
-            Forced::Window => self.plan_window_probe(visit),
+            Forced::Tail => self.plan_tail(inputs),
+            Forced::Window => self.plan_window_probe(inputs),
             Forced::None | Forced::Lost if self.sending.scoreboard.has_lost() => {
-                self.plan_again(visit)
+                self.plan_again(inputs)
             }
             Forced::None | Forced::Lost => {
                 self.sending.recovery.forced = Forced::None;
-                self.plan_new(visit, false)
+                self.plan_new(inputs, false)
             }
         };
-        data.or_else(|| self.plan_keep_alive(visit)).or_else(|| self.plan_bare(visit))
+        data.or_else(|| self.plan_keep_alive(inputs)).or_else(|| self.plan_bare(inputs))
     }
 
     /// Returns the options of a segment after the handshake.
@@ -107,14 +107,14 @@ impl Connection {
     }
 
     /// Returns a segment without payload.
-    fn segment(&self, visit: &Visit<'_>, sequence: Seq, flags: u8, kind: Kind) -> Plan {
-        let (window, edge) = self.receiving.offer(false, visit.capacity.pressed);
+    fn segment(&self, inputs: &Inputs<'_>, sequence: Seq, flags: u8, kind: Kind) -> Plan {
+        let (window, edge) = self.receiving.offer(false, inputs.capacity.pressed);
         let mut flags = flags;
         if self.receiving.echo_mark && self.ecn == Ecn::On {
             flags |= ECE;
         }
         let ports = (self.tuple.local.port(), self.tuple.remote.port());
-        let options = if flags & RST != 0 { Written::default() } else { visit.options };
+        let options = if flags & RST != 0 { Written::default() } else { inputs.options };
         let header = Header {
             ports,
             sequence,
@@ -162,7 +162,7 @@ impl Connection {
     }
 
     /// Returns a segment with the data of a block, and the FIN if the block includes it.
-    fn with_data(&self, visit: &Visit<'_>, block: Block, kind: Kind) -> Plan {
+    fn with_data(&self, inputs: &Inputs<'_>, block: Block, kind: Kind) -> Plan {
         let (start, end) = block;
         let data_end = self.sending.data_end();
         let len = end.min(data_end).since(start.min(data_end)) as usize;
@@ -173,7 +173,7 @@ impl Connection {
         if len > 0 && !end.before(data_end) {
             flags |= PSH;
         }
-        let mut plan = self.segment(visit, start, flags, kind);
+        let mut plan = self.segment(inputs, start, flags, kind);
         plan.offset = start.since(self.sending.base) as usize;
         plan.len = len;
         if let Some(urgent) = self.sending.urgent
@@ -195,8 +195,8 @@ impl Connection {
     }
 
     /// Returns the payload of a full segment, and of the largest packet.
-    fn most(&self, visit: &Visit<'_>) -> (u32, u32) {
-        let (options, capacity) = (visit.options.as_slice().len(), visit.capacity);
+    fn most(&self, inputs: &Inputs<'_>) -> (u32, u32) {
+        let (options, capacity) = (inputs.options.as_slice().len(), inputs.capacity);
         let full = self.sizes.mss().saturating_sub(options).max(1);
         let headers = super::segment::HEADER_BYTES + options;
         let large = capacity.large.saturating_sub(headers).min(full * capacity.most_segments);
@@ -208,12 +208,12 @@ impl Connection {
 
     /// Returns a segment with data not sent before, if windows and Nagle's algorithm allow one.
     /// `probe`: the congestion window does not count.
-    fn plan_new(&mut self, visit: &Visit<'_>, probe: bool) -> Option<Plan> {
+    fn plan_new(&mut self, inputs: &Inputs<'_>, probe: bool) -> Option<Plan> {
         if !self.sending.has_unsent() || self.sending.scoreboard.is_full() {
             return None;
         }
-        self.sending.note_pause(visit.now);
-        let (full, large) = self.most(visit);
+        self.sending.note_pause(inputs.now);
+        let (full, large) = self.most(inputs);
         let sending = &mut self.sending;
         let unsent = sending.data_end().since(sending.nxt.min(sending.data_end()));
         let usable = sending.usable();
@@ -227,7 +227,7 @@ impl Connection {
         if unsent == 0 {
             // The FIN alone.
             let fin = (sending.nxt, sending.nxt + 1);
-            return (usable > 0).then(|| self.with_data(visit, fin, Kind::New(fin)));
+            return (usable > 0).then(|| self.with_data(inputs, fin, Kind::New(fin)));
         }
         let room = usable.min(window).min(if probe { full } else { large });
         let mut len = unsent.min(room);
@@ -248,12 +248,12 @@ impl Connection {
         }
         let fin = is_all && len == unsent && sending.finish;
         let block = (sending.nxt, sending.nxt + len + u32::from(fin));
-        Some(self.with_data(visit, block, Kind::New(block)))
+        Some(self.with_data(inputs, block, Kind::New(block)))
     }
 
     /// Returns lost data, if the congestion window allows it.
-    fn plan_again(&mut self, visit: &Visit<'_>) -> Option<Plan> {
-        let (full, large) = self.most(visit);
+    fn plan_again(&mut self, inputs: &Inputs<'_>) -> Option<Plan> {
+        let (full, large) = self.most(inputs);
         let sending = &self.sending;
         // A closed window is probed with one segment per timeout.
         if sending.is_closed() && sending.recovery.forced != Forced::Lost {
@@ -272,26 +272,26 @@ impl Connection {
         }
         end = end.min(start + room);
         let block = (start, end);
-        Some(self.with_data(visit, block, Kind::Again(block)))
+        Some(self.with_data(inputs, block, Kind::Again(block)))
     }
 
     /// Returns a probe of the tail: new data, or else the last segment again (RFC 8985, 7.3).
-    fn plan_tail(&mut self, visit: &Visit<'_>) -> Option<Plan> {
-        if let Some(plan) = self.plan_new(visit, true) {
+    fn plan_tail(&mut self, inputs: &Inputs<'_>) -> Option<Plan> {
+        if let Some(plan) = self.plan_new(inputs, true) {
             return Some(plan);
         }
-        let (full, _) = self.most(visit);
+        let (full, _) = self.most(inputs);
         let Some(block) = self.sending.scoreboard.last(full) else {
             self.sending.recovery.forced = Forced::None;
             return None;
         };
-        Some(self.with_data(visit, block, Kind::Again(block)))
+        Some(self.with_data(inputs, block, Kind::Again(block)))
     }
 
     /// Returns a probe of the peer's window: as much as it has room for, at least one byte
     /// (RFC 9293, 3.8.6.1).
-    fn plan_window_probe(&mut self, visit: &Visit<'_>) -> Option<Plan> {
-        let (full, _) = self.most(visit);
+    fn plan_window_probe(&mut self, inputs: &Inputs<'_>) -> Option<Plan> {
+        let (full, _) = self.most(inputs);
         let sending = &mut self.sending;
         if !sending.has_unsent() {
             sending.recovery.forced = Forced::None;
@@ -300,7 +300,7 @@ impl Connection {
         let left = sending.end().since(sending.nxt);
         let len = left.min(sending.usable().clamp(1, full));
         let block = (sending.nxt, sending.nxt + len);
-        let mut plan = self.with_data(visit, block, Kind::New(block));
+        let mut plan = self.with_data(inputs, block, Kind::New(block));
         // RFC 3168, 6.1.6: a probe's loss would go unnoticed.
         plan.markable = false;
         plan.header.flags &= !CWR;
@@ -309,22 +309,22 @@ impl Connection {
 
     /// Returns a keep-alive: a number that the peer has acknowledged, so that it answers
     /// (RFC 9293, 3.8.4).
-    fn plan_keep_alive(&self, visit: &Visit<'_>) -> Option<Plan> {
+    fn plan_keep_alive(&self, inputs: &Inputs<'_>) -> Option<Plan> {
         let before = self.sending.una - 1;
-        self.probe_due.then(|| self.segment(visit, before, ACK, Kind::KeepAlive))
+        self.probe_due.then(|| self.segment(inputs, before, ACK, Kind::KeepAlive))
     }
 
     /// Returns an acknowledgement, if one is due.
-    fn plan_bare(&self, visit: &Visit<'_>) -> Option<Plan> {
+    fn plan_bare(&self, inputs: &Inputs<'_>) -> Option<Plan> {
         let due = match self.receiving.due {
             AckDue::Now => true,
-            AckDue::At(at) => at <= visit.now,
+            AckDue::At(at) => at <= inputs.now,
             AckDue::No => false,
         };
         if !due {
             return None;
         }
-        Some(self.segment(visit, self.number(), ACK, Kind::Bare))
+        Some(self.segment(inputs, self.number(), ACK, Kind::Bare))
     }
 
     /// Returns the number of a segment without data: SND.NXT, but not beyond the peer's window,
@@ -340,6 +340,11 @@ impl Connection {
         self.receiving.told(plan.edge);
         if plan.header.flags & ACK != 0 {
             self.receiving.note_acknowledged();
+        }
+        if let Kind::New((start, _)) | Kind::Again((start, _)) = plan.kind
+            && plan.len >= plan.segment
+        {
+            self.note_full(start + plan.segment as u32);
         }
         match plan.kind {
             Kind::Syn => {
@@ -374,24 +379,5 @@ impl Connection {
             Kind::Bare => {}
             Kind::KeepAlive => self.probe_due = false,
         }
-    }
-
-    /// Returns when to visit the connection next, if neither a segment nor the application comes
-    /// before.
-    pub(super) fn wake_at(&self, config: &crate::TcpConfig) -> Option<Instant> {
-        if self.detached {
-            return None;
-        }
-        let acknowledge = match self.receiving.due {
-            AckDue::At(at) => Some(at),
-            AckDue::Now | AckDue::No => None,
-        };
-        let send = match self.state {
-            State::SynSent | State::SynReceived => self.syn_timeout_at(),
-            State::TimeWait | State::Closed => None,
-            _ => self.sending.deadline(),
-        };
-        let times = [acknowledge, send, self.keep_alive_at(), self.give_up(config)];
-        times.into_iter().flatten().min()
     }
 }

@@ -280,7 +280,7 @@ impl Receiving {
         // An acknowledgement of the new number is no duplicate.
         self.duplicates = 0;
         self.unacknowledged += count;
-        // Two full segments are acknowledged at once, and so is what fills a gap.
+        // More than one full segment is acknowledged immediately, and so is data that fills a gap.
         if was_gap || self.unacknowledged > self.segment {
             self.acknowledge_now();
         } else if self.due == AckDue::No {
@@ -289,11 +289,13 @@ impl Receiving {
     }
 
     /// Takes a FIN at this number.
-    pub(super) fn take_finish(&mut self, at: Seq) {
+    pub(super) fn take_finish(&mut self, at: Seq, counters: &mut Counters) {
         // The FIN is in the window, or next after a window that is closed.
         let fits = at == self.nxt || at.after(self.nxt) && at.before(self.edge);
         if !self.finished && fits {
             self.finish_at = Some(at);
+        } else if at.after(self.nxt) {
+            counters.tcp_excess_bytes += 1;
         }
         self.acknowledge_now();
         self.take_waiting_finish();
@@ -329,10 +331,10 @@ impl Receiving {
         len
     }
 
-    /// Lets the window grow if the application reads as fast as the window allows: at least half of
-    /// it per round trip. The new window is twice what was read, and up to three times as much again
-    /// as the reads grew: in slow start the peer sends twice as much in the next round trip, and the
-    /// window must stay ahead of it.
+    /// Lets the window grow if the application reads at least half of it per round trip. The new
+    /// window is twice the bytes read, plus four times their growth since the round trip before, and
+    /// at most four times the bytes read: in slow start the peer sends twice as much in the next
+    /// round trip, and the window must stay ahead.
     pub(super) fn tune(&mut self, now: Instant, round_trip: Duration, roomy: bool) {
         let round_trip = round_trip.max(LEAST_ROUND);
         let passed = now.since(self.round);

@@ -56,6 +56,8 @@ pub(super) struct Recovery {
     pub(super) first_again: Option<u32>,
     /// A probe of the tail in flight: the end of the data then, and `true` if it was sent before.
     pub(super) tail: Option<(Seq, bool)>,
+    /// The end of the data sent when the reordering window widened last.
+    pub(super) widened: Option<Seq>,
     /// The end of the data sent when a router's mark reduced the window last.
     pub(super) marked: Option<Seq>,
     /// `true` if the next new data is to tell the peer of the reduction (CWR).

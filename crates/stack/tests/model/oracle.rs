@@ -151,7 +151,7 @@ impl Oracle {
             State::SynSent | State::SynReceived => TcpState::Connecting,
             State::Established => TcpState::Established,
             State::CloseWait => TcpState::PeerClosed,
-            State::FinWait1 | State::FinWait2 => TcpState::Closed,
+            State::FinWait1 | State::FinWait2 => TcpState::LocalClosed,
             State::Closing | State::LastAck | State::TimeWait | State::Closed => TcpState::Over,
         }
     }

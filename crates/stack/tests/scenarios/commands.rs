@@ -153,7 +153,7 @@ impl Runner {
                     "connecting" => TcpState::Connecting,
                     "established" => TcpState::Established,
                     "peerclosed" => TcpState::PeerClosed,
-                    "closed" => TcpState::Closed,
+                    "closed" => TcpState::LocalClosed,
                     "over" => TcpState::Over,
                     other => panic!("{other:?} is no state"),
                 };

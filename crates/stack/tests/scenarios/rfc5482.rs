@@ -14,6 +14,20 @@ scenarios! {
         send error timedout
         none 100
     ";
+    /// RFC 9293, 3.8.3: a peer that goes on but acknowledges nothing new is given up, too.
+    user_timeout_without_progress: "
+        config user_timeout 10
+        passive rtt .1 win 65535 <mss 1000>
+        send 1000
+        > . 1:1001(1000) ack 1
+        ignore 4
+        < . 1:11(10) ack 1
+        ignore 4
+        < . 11:21(10) ack 1
+        ignore 3
+        send error timedout
+        none 100
+    ";
     /// RFC 9293, 3.8.3: an acknowledgement in time keeps the connection.
     acknowledged_in_time: "
         config user_timeout 10

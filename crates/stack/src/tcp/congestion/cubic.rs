@@ -77,6 +77,11 @@ impl Cubic {
         (window as f32 * BETA) as u32
     }
 
+    /// Lets the growth after a timeout begin at the window of that time (RFC 9438, 4.8).
+    pub(super) fn forget(&mut self) {
+        self.w_max = 0.0;
+    }
+
     /// Begins a new growth from the present window.
     pub(super) fn restart(&mut self) {
         self.epoch = None;

@@ -35,8 +35,8 @@ pub(super) struct Congestion {
     segment: u32,
     algorithm: Algorithm,
     slow_start: SlowStart,
-    /// Window and threshold before the last reduction.
-    before: Option<(u32, u32)>,
+    /// Window, threshold and algorithm before the last reduction.
+    before: Option<(u32, u32, Algorithm)>,
 }
 
 impl Congestion {
@@ -128,7 +128,7 @@ impl Congestion {
     /// equation 4; RFC 9438, 4.6). The caller then sets the window, at once or step by step.
     pub(super) fn reduce(&mut self, flight: u32) {
         let used = self.window.min(flight);
-        self.before = Some((self.window, self.threshold));
+        self.before = Some((self.window, self.threshold, self.algorithm.clone()));
         self.slow_start = SlowStart::default();
         let least = 2 * self.segment;
         self.threshold = match &mut self.algorithm {
@@ -154,15 +154,19 @@ impl Congestion {
         if !again {
             self.reduce(flight);
         }
+        if let Algorithm::Cubic(cubic) = &mut self.algorithm {
+            cubic.forget();
+        }
         self.slow_start = SlowStart::default();
         self.set_window(self.segment);
     }
 
     /// Takes the last reduction back: nothing was lost.
     pub(super) fn restore(&mut self) {
-        if let Some((window, threshold)) = self.before.take() {
+        if let Some((window, threshold, algorithm)) = self.before.take() {
             self.window = self.window.max(window);
             self.threshold = self.threshold.max(threshold);
+            self.algorithm = algorithm;
         }
     }
 
