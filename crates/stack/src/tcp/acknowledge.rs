@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::congestion::Report;
 use super::pool::Pool;
-use super::recovery::{Acknowledgement, Forced, Phase};
+use super::recovery::{Acknowledgement, FirstAgain, Forced, Phase};
 use super::scoreboard::Delivery;
 use super::sending::Sending;
 use super::sequence::Seq;
@@ -122,10 +122,9 @@ impl Sending {
         if self.recovery.phase == Phase::Open {
             return false;
         }
-        let (Some(first), Some(echo)) = (self.recovery.first_again.take(), ack.echo) else {
-            return false;
-        };
-        (echo.wrapping_sub(first) as i32) < 0
+        let FirstAgain::At(first) = self.recovery.first_again else { return false };
+        self.recovery.first_again = FirstAgain::Judged;
+        ack.echo.is_some_and(|echo| (echo.wrapping_sub(first) as i32) < 0)
     }
 
     fn take_back(&mut self) {
@@ -193,7 +192,7 @@ impl Sending {
             }
             self.scoreboard.recovered();
             self.recovery.phase = Phase::Open;
-            self.recovery.first_again = None;
+            self.recovery.first_again = FirstAgain::None;
         }
         // Data that this phase sent and that is lost as well is a loss of the next window.
         let left = ended && self.scoreboard.has_lost();
@@ -208,7 +207,7 @@ impl Sending {
             recovery.flight = outstanding.max(self.congestion.threshold());
             recovery.delivered = 0;
             recovery.sent = 0;
-            recovery.first_again = None;
+            recovery.first_again = FirstAgain::None;
             recovery.tail = None;
         }
     }

@@ -39,6 +39,17 @@ pub(super) enum Forced {
     Window,
 }
 
+/// The first retransmission of a phase, which shows whether anything was lost (RFC 3522, 3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum FirstAgain {
+    #[default]
+    None,
+    /// Our clock when it was sent: an earlier echo shows that nothing was lost.
+    At(u32),
+    /// The peer has acknowledged new data since. Echoes of later retransmissions tell nothing.
+    Judged,
+}
+
 /// See the module.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Recovery {
@@ -52,8 +63,8 @@ pub(super) struct Recovery {
     pub(super) sent: u32,
     /// Duplicate acknowledgements, from a peer without selective ones.
     pub(super) duplicates: u8,
-    /// Our clock at the first retransmission, by which an earlier echo shows that nothing was lost.
-    pub(super) first_again: Option<u32>,
+    /// What the first retransmission tells of this phase.
+    pub(super) first_again: FirstAgain,
     /// A probe of the tail in flight: the end of the data then, and `true` if it was sent before.
     pub(super) tail: Option<(Seq, bool)>,
     /// The end of the data sent when the reordering window widened last.

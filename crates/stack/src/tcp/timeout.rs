@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::options::Block;
-use super::recovery::{Forced, Phase};
+use super::recovery::{FirstAgain, Forced, Phase};
 use super::scoreboard::Delivery;
 use super::sending::Sending;
 use super::sequence::Seq;
@@ -50,7 +50,9 @@ impl Sending {
         if is_probe {
             recovery.tail = Some((self.nxt, true));
         } else {
-            recovery.first_again.get_or_insert(clock);
+            if recovery.first_again == FirstAgain::None {
+                recovery.first_again = FirstAgain::At(clock);
+            }
         }
         if start == self.una || is_probe {
             recovery.base = now;
@@ -140,7 +142,7 @@ impl Sending {
             return;
         }
         if self.recovery.phase != Phase::Loss {
-            self.recovery.first_again = None;
+            self.recovery.first_again = FirstAgain::None;
         }
         let flight = self.nxt.since(self.una);
         self.congestion.timed_out(flight, again || self.recovery.phase == Phase::Loss);

@@ -45,6 +45,25 @@ scenarios! {
         send 40000
         sends 8 22 0
     ";
+    /// RFC 3522, 3.2: only the first retransmission is judged. The echo of one that was sent before
+    /// the last one does not mean that nothing was lost.
+    later_echoes_are_not_judged: "
+        config reno
+        passive rtt .1 win 65535 <mss 1012,sackOK,TS,wscale 7>
+        send 10000
+        > . 1:10001(1000x10) ack 1 <TS>
+        +.1 < . 1:1(0) ack 1 <TS,sack 1001:2001 3001:7001>
+        > . 1:1001(1000) ack 1 <TS val $first ecr *>
+        > . 2001:3001(1000) ack 1 <TS val $second ecr *>
+        +.1 < . 1:1(0) ack 2001 <TS val 6000000 ecr $first,sack 9001:10001 3001:7001>
+        > . 7001:9001(1000x2) ack 1 <TS>
+        ignore 0
+        +.05 < . 1:1(0) ack 7001 <TS val 6000001 ecr $second,sack 9001:10001>
+        ignore 0
+        # The window is five segments, two of which are in flight.
+        send 40000
+        sends 2 4 0
+    ";
     /// RFC 8985, 6.2, step 4: once the peer has reported a duplicate, the sender waits for longer.
     reordering_is_learned: "
         passive rtt .1 win 65535 <mss 1000,sackOK>
