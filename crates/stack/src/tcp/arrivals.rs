@@ -5,7 +5,7 @@ use super::options::{Block, Blocks};
 use super::sequence::Seq;
 
 /// The maximum number of ranges. A segment that would need one more is dropped, and counted.
-const MAX_RANGES: usize = 128;
+const MAX_RANGES: usize = 1024;
 /// The number of recently changed ranges that are remembered, as many as a header reports.
 const RECENT: usize = 4;
 
@@ -185,8 +185,8 @@ mod tests {
     #[test]
     fn the_number_of_ranges_is_bounded() {
         let mut arrivals = Arrivals::default();
-        let inserted = (0..1000).filter(|n| arrivals.insert(block(n * 10 + 1, n * 10 + 2)));
+        let inserted = (0..2 * MAX_RANGES as u32).filter(|n| arrivals.insert(block(n * 10 + 1, n * 10 + 2)));
         assert_eq!(inserted.count(), MAX_RANGES);
-        assert!(arrivals.insert(block(1, 1000)), "a range that closes gaps is always taken");
+        assert!(arrivals.insert(block(1, 20 * MAX_RANGES as u32)), "a range that closes gaps is always taken");
     }
 }

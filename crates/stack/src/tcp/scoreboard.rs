@@ -12,7 +12,7 @@ use crate::Instant;
 
 /// The maximum number of records. Beyond, the connection sends no new data, and a report of a part
 /// of a record is ignored. A record takes 24 bytes.
-const MAX_RECORDS: usize = 1024;
+const MAX_RECORDS: usize = 2048;
 /// The number of records that an empty scoreboard keeps room for.
 const KEPT: usize = 8;
 /// Segments received beyond a gap that show a loss, unless the path reorders (RFC 8985, 6.2).

@@ -279,4 +279,17 @@ scenarios! {
         send 30000
         sends 2 6 .05
     ";
+    /// RFC 5681, 3.2, step 6: the acknowledgement that ends a recovery leaves the window at the
+    /// threshold, although it covers all that was reported before.
+    window_after_recovery: "
+        config reno
+        passive rtt .1 win 65535 <mss 1000,sackOK,wscale 7>
+        send 40000
+        > . 1:10001(1000x10) ack 1
+        +.1 < . 1:1(0) ack 1 <sack 1001:10001>
+        > . 1:1001(1000) ack 1
+        ignore 0
+        +.1 < . 1:1(0) ack 14001
+        sends 5 5 0
+    ";
 }
