@@ -185,8 +185,12 @@ mod tests {
     #[test]
     fn the_number_of_ranges_is_bounded() {
         let mut arrivals = Arrivals::default();
-        let inserted = (0..2 * MAX_RANGES as u32).filter(|n| arrivals.insert(block(n * 10 + 1, n * 10 + 2)));
+        let inserted =
+            (0..2 * MAX_RANGES as u32).filter(|n| arrivals.insert(block(n * 10 + 1, n * 10 + 2)));
         assert_eq!(inserted.count(), MAX_RANGES);
-        assert!(arrivals.insert(block(1, 20 * MAX_RANGES as u32)), "a range that closes gaps is always taken");
+        assert!(
+            arrivals.insert(block(1, 20 * MAX_RANGES as u32)),
+            "a range that closes gaps is always taken"
+        );
     }
 }
