@@ -2,6 +2,7 @@
 //! nothing else.
 
 use towpath_client::{Endpoint, Kind, Scope, Session, Setting};
+use towpath_server::WaitStrategy as EngineStrategy;
 
 use crate::process::{Process, Serving, Wire};
 
@@ -162,10 +163,10 @@ fn of_settings(asleep: &Serving, other: &Serving) -> Vec<Technique> {
     let mut techniques = Vec::new();
     for (setting, spec) in Setting::ALL {
         let Kind::Word(words) = spec.kind else { continue };
-        for (value, against) in compared(words, spec.default) {
+        for (value, against) in compared(words, base(*setting)) {
             let (on, off) = (setting.show(value), setting.show(against));
             // Poll and block have rows of their own; the other wait strategies are compared with
-            // the default.
+            // block.
             let known = *setting == Setting::Wait && ["poll", "block"].contains(&on.as_str());
             if known {
                 continue;
@@ -186,15 +187,21 @@ fn of_settings(asleep: &Serving, other: &Serving) -> Vec<Technique> {
     techniques
 }
 
-/// Returns the words of a setting to compare: on with off, and any other word with the default.
-pub(crate) fn compared(words: &[&str], default: u64) -> Vec<(u64, u64)> {
+/// Returns the word of a setting that the others are compared with: the default; of the wait
+/// strategies `block`, which adds nothing to sleep.
+pub(crate) fn base(setting: Setting) -> u64 {
+    match setting {
+        Setting::Wait => EngineStrategy::Block as u64,
+        _ => setting.spec().default,
+    }
+}
+
+/// Returns the words of a setting to compare: on with off, and any other word with the base.
+pub(crate) fn compared(words: &[&str], base: u64) -> Vec<(u64, u64)> {
     if words == ["off", "on"] {
         return vec![(1, 0)];
     }
-    (0..words.len() as u64)
-        .filter(|value| *value != default)
-        .map(|value| (value, default))
-        .collect()
+    (0..words.len() as u64).filter(|value| *value != base).map(|value| (value, base)).collect()
 }
 
 #[cfg(test)]

@@ -183,7 +183,20 @@ fn wire() {
             "shared bottleneck: Towpath's share beside the kernel",
             "wire: round trip of UDP, more than its delay",
         ],
-        &["clean", "loss-0-1", "loss-1", "reordering", "long", "sharing"],
+        &[
+            "clean",
+            "clean-window",
+            "loss-0-1",
+            "loss-0-1-window",
+            "loss-1",
+            "loss-1-window",
+            "reordering",
+            "reordering-window",
+            "long",
+            "long-window",
+            "sharing",
+            "sharing-window",
+        ],
     );
 }
 

@@ -23,7 +23,7 @@ use crate::machine::two_cores;
 use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary};
-use crate::techniques::compared;
+use crate::techniques::{base, compared};
 pub(crate) use left::count_idle;
 
 use frames::{Bench, Direction, Load, Sample};
@@ -248,7 +248,7 @@ fn all_savings() -> Vec<Saving> {
     for setting in [Setting::Wait, Setting::NotificationSuppression] {
         let spec = setting.spec();
         let Kind::Word(words) = spec.kind else { continue };
-        for (value, against) in compared(words, spec.default) {
+        for (value, against) in compared(words, base(setting)) {
             let (on, off) = (setting.show(value), setting.show(against));
             // A polling engine has no idle time, and saves nothing.
             if on == "poll" {
