@@ -38,6 +38,12 @@ const WRITE_BYTES: usize = 128 * 1024;
 /// The time limit of a write or read, after which the run fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Returns the name of the kernel's default congestion control, on which its throughput depends.
+fn congestion_control() -> String {
+    let name = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
+    name.map_or_else(|_| "that".to_owned(), |name| name.trim().to_uppercase())
+}
+
 /// Runs the server's process: makes a TAP, and serves it until its parent is gone.
 pub(crate) fn serve(socket: PathBuf) -> anyhow::Result<()> {
     let device = TapDevice::open(&Options { name: TAP.into(), offloads: true })?;
@@ -147,11 +153,14 @@ impl Values {
         let row = |name, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
         let ratio = |name, ours: &[f64], base: &[f64]| row(name, "ratio", &ratios(ours, base));
         Outcome {
-            how: "one TCP flow, 1 500 bytes of MTU, checksum and segmentation offload on both \
-                  sides; server in a process of its own, its engine and the applications sleep \
-                  when idle; the loop: the same TCP of the kernel sends to a loop that reads its \
-                  packets from a TAP, copies each payload once and acknowledges it; nothing pinned"
-                .into(),
+            how: format!(
+                "one TCP flow, 1 500 bytes of MTU, checksum and segmentation offload on both \
+                 sides; server in a process of its own, its engine and the applications sleep when \
+                 idle; the loop: the same TCP of the kernel sends to a loop that reads its packets \
+                 from a TAP, copies each payload once and acknowledges it; nothing pinned; \
+                 congestion control: {} of the kernel's, as by default here, CUBIC of Towpath's",
+                congestion_control()
+            ),
             rows: vec![
                 ratio("kernel to application, to the loop", &self.inward, &self.looped)
                     .at_least(INWARD_TO_LOOP),

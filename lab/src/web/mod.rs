@@ -71,4 +71,5 @@ const HOW: &str = "\
     bytes of MTU; fresh connections send `Connection: close`; processor time: of server, web and wrk, \
     or of web over std::net and wrk, from the start of wrk to its end, with the kernel's packet threads \
     (ksoftirqd); wake-ups: voluntary context switches of a process's threads, context switches: those \
-    and preemptions of all these processes, in the middle half of a run; engine and application sleep when idle; nothing pinned";
+    and preemptions of all these processes, in the middle half of a run; the engine waits as by \
+    default (wait=spin-then-block), the application sleeps when idle; nothing pinned";
