@@ -158,6 +158,10 @@ mod tests {
         standby.woke_others();
         assert!(standby.end(true), "the library's thread must drive");
         assert!(!standby.begin(true));
+        (0..IN_A_ROW).for_each(|_| wake(&mut standby, &[3]));
+        assert!(standby.begin(true));
+        standby.watch();
+        assert!(standby.end(true) && !standby.begin(true), "a new poller needs it at once");
     }
 
     #[test]
