@@ -17,6 +17,7 @@ use towpath_stack::{Instant, Meta, SocketError, SocketId, Stack, Transmit};
 
 use crate::clock::Clock;
 use crate::lock::lock;
+use crate::poller::Registration;
 use crate::standby::Standby;
 use crate::wait::{ToTell, Waiter};
 use crate::{Armed, Link, LinkError, PortProtocol, error};
@@ -26,8 +27,10 @@ const RECEIVE_BUDGET: usize = 32;
 /// The bytes after which a round receives no more: the acknowledgement at its end is due before the
 /// peer has used up its window.
 const RECEIVE_BYTES: usize = 128 * 1024;
-/// The number of frames received at once.
-const RECEIVE_AT_ONCE: usize = 2;
+/// The number of large frames received at once, and the least mean size of these, in bytes. Smaller
+/// frames come as one batch.
+const LARGE_AT_ONCE: usize = 2;
+const LARGE_BYTES: usize = 4096;
 /// The maximum number of rounds that a sending thread makes before the driver has to take over.
 const KICK_ROUNDS: usize = 4;
 /// The value of `sleeps_until` for a driver that is awake.
@@ -236,6 +239,20 @@ impl Shared {
         if blocked || next < until {
             self.notify();
         }
+    }
+
+    /// Registers a socket with a poller. A thread of the application that drives now leaves that to
+    /// the library's thread.
+    pub(crate) fn watch(
+        &self,
+        mut core: MutexGuard<'_, Core>,
+        waiter: &Waiter,
+        registration: Registration,
+    ) {
+        *lock(&waiter.registration) = Some(registration);
+        core.standby.watch();
+        drop(core);
+        self.notify();
     }
 
     /// Ends the driver's sleep.
@@ -460,13 +477,15 @@ impl Shared {
 fn receive_some(link: &mut dyn Link, stack: &mut Stack, now: Instant) -> Result<bool, LinkError> {
     let (mut frames, mut bytes) = (0, 0);
     while frames < RECEIVE_BUDGET && bytes < RECEIVE_BYTES {
+        let is_small = frames > 0 && bytes < frames * LARGE_BYTES;
+        let at_once = if is_small { RECEIVE_BUDGET - frames } else { LARGE_AT_ONCE };
         let mut take = |frame: &[u8], meta| {
             bytes += frame.len();
             stack.input(now, frame, meta);
         };
-        let received = link.receive(RECEIVE_AT_ONCE, &mut take)?;
+        let received = link.receive(at_once, &mut take)?;
         frames += received;
-        if received < RECEIVE_AT_ONCE {
+        if received < at_once {
             break;
         }
     }

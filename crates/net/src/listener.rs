@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use towpath_stack::{ListenerId, SocketId};
 
 use crate::driver::Core;
-use crate::lock::lock;
 use crate::options::{self, Options, each};
 use crate::poller::Poller;
 use crate::wait::Waiter;
@@ -173,11 +172,7 @@ impl TcpListener {
         if ready.readable {
             registration.ready();
         }
-        *lock(&self.inner.waiter.registration) = Some(registration);
-        core.standby.watch();
-        drop(core);
-        // A thread that drives now leaves it to the library's thread.
-        self.inner.network.shared().notify();
+        self.inner.network.shared().watch(core, &self.inner.waiter, registration);
         Ok(())
     }
 }

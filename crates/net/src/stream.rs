@@ -12,7 +12,6 @@ use std::time::{Duration, Instant as StdInstant};
 
 use towpath_stack::{SocketError, SocketId, Stack, TcpId};
 
-use crate::lock::lock;
 use crate::options::{Options, each};
 use crate::poller::Poller;
 use crate::wait::{Patience, Waiter};
@@ -239,11 +238,7 @@ impl TcpStream {
         if ready.readable || ready.writable {
             registration.ready();
         }
-        *lock(&self.inner.waiter.registration) = Some(registration);
-        core.standby.watch();
-        drop(core);
-        // A thread that drives now leaves it to the library's thread.
-        self.inner.network.shared().notify();
+        self.inner.network.shared().watch(core, &self.inner.waiter, registration);
         Ok(())
     }
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use towpath_stack::{Received, SocketError, SocketId, Stack, UdpId};
 
 use crate::driver::Core;
-use crate::lock::lock;
 use crate::options::{self, Options, each, no_address};
 use crate::poller::Poller;
 use crate::wait::Waiter;
@@ -295,11 +294,7 @@ impl UdpSocket {
         if ready.readable || ready.writable {
             registration.ready();
         }
-        *lock(&self.inner().waiter.registration) = Some(registration);
-        core.standby.watch();
-        drop(core);
-        // A thread that drives now leaves it to the library's thread.
-        self.inner().network.shared().notify();
+        self.inner().network.shared().watch(core, &self.inner().waiter, registration);
         Ok(())
     }
 }

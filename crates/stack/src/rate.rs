@@ -8,10 +8,10 @@ const TOKEN: u64 = 1_000_000;
 
 /// A bucket that holds the tokens of half a second, at least one.
 ///
-/// All senders share it. If each answer took one token, a sender could find out whether segments that it
-/// forged in another one's name were answered: by how many answers are left for itself (Man et al.,
-/// "DNS Cache Poisoning Attack Reloaded", 2020). So an answer takes one token only on average, as
-/// on Linux (`icmp_global_consume` in net/ipv4/icmp.c).
+/// All senders share it. If each answer took one token, a sender could find out whether segments
+/// that it forged in another one's name were answered: by how many answers are left for itself (Man
+/// et al., "DNS Cache Poisoning Attack Reloaded", 2020). So an answer takes one token only on
+/// average, as on Linux (`icmp_global_consume` in net/ipv4/icmp.c).
 pub(crate) struct Rate {
     per_second: u32,
     /// Millionths of a token.

@@ -36,6 +36,7 @@ impl Sending {
             self.recovery.base = now;
             self.recovery.probes_window = false;
             self.recovery.marked = self.recovery.marked.filter(|end| self.una.before(*end));
+            self.recovery.widened = self.recovery.widened.filter(|end| self.una.before(*end));
         }
         if self.recovery.selective && !ack.blocks.is_empty() {
             let bounds = (self.una, self.nxt);
@@ -43,7 +44,7 @@ impl Sending {
         }
         self.measure(now, ack, progress, &delivery);
         // Once per round trip (RFC 8985, 6.2, step 4).
-        if delivery.duplicate && self.recovery.widened.is_none_or(|end| !self.una.before(end)) {
+        if delivery.duplicate && self.recovery.widened.is_none() {
             self.recovery.widened = Some(self.nxt);
             self.scoreboard.widen();
         }
