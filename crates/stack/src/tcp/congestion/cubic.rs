@@ -142,4 +142,27 @@ mod tests {
         cubic.reduce(window, 1000);
         assert!((cubic.w_max - 59.5).abs() < 0.1, "{}", cubic.w_max);
     }
+
+    /// After a timeout the window does not climb back to its former size (RFC 9438, 4.8).
+    #[test]
+    fn growth_after_a_timeout_begins_flat() {
+        let grown = |timed_out: bool| {
+            let mut cubic = Cubic::default();
+            let mut window = cubic.reduce(1_000_000, 1000);
+            if timed_out {
+                cubic.forget();
+            }
+            for round in 0..20u64 {
+                let now = Instant::from_millis(round * 100);
+                window = cubic.acknowledged(now, window, window, 1000, Duration::from_millis(100));
+            }
+            window
+        };
+        assert!(
+            grown(false) > 800_000 && grown(true) < 730_000,
+            "{} {}",
+            grown(false),
+            grown(true)
+        );
+    }
 }
