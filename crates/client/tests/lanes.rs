@@ -66,19 +66,18 @@ impl World {
         report_over(self.server.connect().unwrap()).unwrap()
     }
 
-    /// Returns a counter of each lane, and asserts that the device's is their sum.
+    /// Returns a counter of each lane, once the device's is their sum.
     fn lanes(&self, counter: &str) -> Vec<u64> {
-        // The engines publish the counts of their parts before each sleep.
-        let report = self.report();
-        let device = &report["device"];
-        let lanes: Vec<u64> = device["lanes"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|lane| lane[counter].as_u64().unwrap())
-            .collect();
-        assert_eq!(lanes.len(), LANES);
-        assert_eq!(device["counters"][counter], lanes.iter().sum::<u64>(), "{counter}");
+        let mut lanes = Vec::new();
+        // The engines publish the counts of their parts before each sleep, each at its own time.
+        comes(counter, || {
+            let report = self.report();
+            let device = &report["device"];
+            let counts = device["lanes"].as_array().unwrap();
+            lanes = counts.iter().map(|lane| lane[counter].as_u64().unwrap()).collect();
+            assert_eq!(lanes.len(), LANES);
+            device["counters"][counter] == lanes.iter().sum::<u64>()
+        });
         lanes
     }
 }
