@@ -33,7 +33,7 @@ pub struct Received<'a> {
 #[derive(Clone, Debug)]
 pub struct Parts<'a> {
     pool: &'a ReceivePool,
-    descriptors: std::slice::Iter<'a, Descriptor>,
+    descriptors: &'a [Descriptor],
 }
 
 impl<'a> Iterator for Parts<'a> {
@@ -41,15 +41,17 @@ impl<'a> Iterator for Parts<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<&'a [u8]> {
-        self.descriptors.next().map(|one| self.pool.bytes(one))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        self.descriptors.size_hint()
+        let first = self.descriptors.first()?;
+        // Buffers that follow each other in the pool hold one piece.
+        let mut pairs = self.descriptors.windows(2);
+        let more = pairs.position(|pair| !pair[0].leads_to(&pair[1], &self.pool.shape));
+        let count = more.map_or(self.descriptors.len(), |last| last + 1);
+        let (piece, rest) = self.descriptors.split_at(count);
+        self.descriptors = rest;
+        let len = piece.iter().map(|one| one.len as usize).sum();
+        Some(self.pool.bytes(first, len))
     }
 }
-
-impl ExactSizeIterator for Parts<'_> {}
 
 impl<'a> Received<'a> {
     #[inline]
@@ -91,13 +93,19 @@ impl<'a> Received<'a> {
     /// Returns the packet's pieces, in order.
     #[must_use]
     pub fn parts(&self) -> Parts<'a> {
-        Parts { pool: self.pool, descriptors: self.descriptors.iter() }
+        Parts { pool: self.pool, descriptors: self.descriptors }
     }
 
-    /// Returns the whole packet if it is in one piece; every packet up to the buffer size is.
+    /// Returns the whole packet if it is in one piece. Every packet up to the buffer size is, and so
+    /// is a larger one whose buffers follow each other in the pool.
     #[must_use]
+    #[inline]
     pub fn contiguous(&self) -> Option<&'a [u8]> {
-        if self.descriptors.len() == 1 { Some(self.pool.bytes(&self.descriptors[0])) } else { None }
+        if let [one] = self.descriptors {
+            return Some(self.pool.bytes(one, one.len as usize));
+        }
+        let whole = self.parts().next()?;
+        (whole.len() == self.len).then_some(whole)
     }
 
     /// Appends the packet to a vector.
@@ -131,14 +139,16 @@ impl ReceivePool {
         self.memory.prefetch(start, len.min(self.shape.data_bytes() as usize));
     }
 
+    /// Returns `len` bytes from the start of a descriptor's data on. They lie in buffers that the
+    /// queue gave to this side together.
     #[inline]
-    fn bytes(&self, descriptor: &Descriptor) -> &[u8] {
-        let offset = descriptor.pool_offset(&self.shape);
-        // SAFETY: the queue gave the buffer to this side, and the session provides it again only
+    fn bytes(&self, first: &Descriptor, len: usize) -> &[u8] {
+        let offset = first.pool_offset(&self.shape);
+        // SAFETY: the queue gave the buffers to this side, and the session provides them again only
         // after the borrow on which this slice depends has ended. The server writes only provided
         // buffers: that is its contract, which the application trusts (see the module). This
         // process does not write the pool, which it maps for reading.
-        unsafe { self.memory.bytes(offset, descriptor.len as usize) }.unwrap_or(&[])
+        unsafe { self.memory.bytes(offset, len) }.unwrap_or(&[])
     }
 
     fn meta(&self, buffer: u32) -> Meta {

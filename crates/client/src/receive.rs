@@ -85,8 +85,9 @@ impl Session {
             }
             let taken = &mut self.taken[..slots];
             let QueuePair { lane, first_buffer, .. } = self.queue_pairs[unit];
-            // The client provides no buffer before the last packet is read.
-            self.lanes[lane].receive_free.release_all(taken.iter().map(|one| one.buffer));
+            // The free list returns the last released buffer first: buffers that follow each other in
+            // the pool stay in order, so that the engine can place a large packet in one piece.
+            self.lanes[lane].receive_free.release_all(taken.iter().rev().map(|one| one.buffer));
             if first_buffer > 0 {
                 taken.iter_mut().for_each(|one| one.buffer += first_buffer);
             }
@@ -96,10 +97,11 @@ impl Session {
                 self.read_singles(unit, slots, each);
             }
             got += packets;
+            self.provide(unit);
         }
         if got > 0 {
             self.statistics.received += got as u64;
-            self.provide(unit);
+            // The server sees no provided buffer before the last packet is read.
             self.queue_pairs[unit].receive.publish();
             // Applications often answer, so this prefetches the next free transmit buffer.
             if let Some(next) = self.transmit_free.next(0) {

@@ -862,3 +862,47 @@ fn reserved_buffers_are_sent_in_any_order_and_freed_once() {
     assert_eq!(a.free_buffers().unwrap(), slots);
     server.stop().unwrap();
 }
+
+/// The engine continues a packet of several buffers without a gap, and the client provides buffers
+/// in the order in which it received them. So only a packet across the end of the pool is in two
+/// pieces.
+#[test]
+fn a_packet_of_several_buffers_is_in_one_piece() {
+    let (server, _far) = serve(EngineStrategy::Block);
+    let mut a = attach(&server, "a");
+    let options = Options {
+        receive_slots: 64,
+        receive_buffer_bytes: 256,
+        ..Options { name: "b".into(), ..Options::default() }
+    };
+    let mut b = Session::attach_over(server.connect().unwrap(), &options).unwrap();
+    let rule = Rule::new().ethertype(0x88b5);
+    let from_a = a.open(&rule).unwrap();
+    b.open(&rule).unwrap();
+    let (mac_a, mac_b) = (a.info().mac, b.info().mac);
+    let (mut number, mut seen, mut chains, mut cut) = (0, 0, 0, 0);
+    while seen < 2000 {
+        // Several at once, short and long.
+        for _ in 0..6 {
+            a.send_bytes(from_a, &frame(mac_b, mac_a, number)).unwrap();
+            number += 1;
+        }
+        a.flush().unwrap();
+        while seen < number {
+            assert!(is_woken(&mut b));
+            b.receive(0, 64, |packet| {
+                let expected = frame(mac_b, mac_a, seen);
+                let pieces: Vec<_> = packet.parts().collect();
+                assert_eq!(pieces.concat(), expected);
+                assert!(pieces.len() <= 2, "packet {seen}: {} pieces", pieces.len());
+                assert_eq!(packet.contiguous().is_some(), pieces.len() == 1);
+                chains += u32::from(expected.len() > 256);
+                cut += u32::from(pieces.len() > 1);
+                seen += 1;
+            })
+            .unwrap();
+        }
+    }
+    assert!(chains > 1500 && cut > 50 && cut < chains / 8, "{cut} of {chains} cut");
+    server.stop().unwrap();
+}

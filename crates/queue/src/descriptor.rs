@@ -111,7 +111,9 @@ impl PoolShape {
 pub struct Descriptor {
     /// The buffer's number in its pool.
     pub buffer: u32,
-    /// Where in the buffer its data starts, in bytes; at least [`HEADROOM_BYTES`].
+    /// Where in the buffer its data starts, in bytes: at least [`HEADROOM_BYTES`], or 0 in a received
+    /// packet that goes on from the end of the previous buffer of the pool, so that it is in one
+    /// piece.
     pub start: u32,
     /// The number of data bytes.
     pub len: u32,
@@ -133,12 +135,31 @@ impl Descriptor {
         ]
     }
 
-    /// Returns the descriptor that two fetched words form, if all of it lies inside the pool.
+    /// Returns the descriptor that two fetched words form, if all of it lies inside the pool, behind
+    /// the buffer's headroom.
     ///
     /// # Errors
     /// The check that failed.
     #[inline]
     pub fn check(words: [u64; 2], pool: &PoolShape, allowed: u16) -> Result<Descriptor, Violation> {
+        let descriptor = Self::check_inside(words, pool, allowed)?;
+        if descriptor.start < HEADROOM_BYTES {
+            return Err(Violation::Range);
+        }
+        Ok(descriptor)
+    }
+
+    /// Returns the descriptor that two fetched words form, as [`Descriptor::check`] does, for the
+    /// second or a later buffer of a received packet. Its data may lie in the headroom.
+    ///
+    /// # Errors
+    /// The check that failed.
+    #[inline]
+    pub fn check_inside(
+        words: [u64; 2],
+        pool: &PoolShape,
+        allowed: u16,
+    ) -> Result<Descriptor, Violation> {
         let descriptor = Descriptor {
             buffer: (words[0] & 0xff_ffff) as u32,
             start: (words[0] >> 24 & 0xf_ffff) as u32,
@@ -158,13 +179,19 @@ impl Descriptor {
             return Err(Violation::Buffer);
         }
         // Both are below 2^20, so the sum cannot wrap.
-        if descriptor.start < HEADROOM_BYTES
-            || descriptor.len == 0
-            || descriptor.start + descriptor.len > pool.frame_bytes
-        {
+        if descriptor.len == 0 || descriptor.start + descriptor.len > pool.frame_bytes {
             return Err(Violation::Range);
         }
         Ok(descriptor)
+    }
+
+    /// `true` if the data of `next` directly follows this descriptor's data in the pool.
+    #[inline]
+    #[must_use]
+    pub fn leads_to(&self, next: &Descriptor, pool: &PoolShape) -> bool {
+        next.start == 0
+            && next.buffer == self.buffer + 1
+            && self.start + self.len == pool.frame_bytes
     }
 
     /// `true` if the packet continues in the next descriptor.

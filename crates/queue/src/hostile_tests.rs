@@ -315,6 +315,53 @@ fn plain_packets_are_taken_up_to_the_first_other_one() {
     }
 }
 
+/// A faulty server cannot make the application read outside of the packet's buffers: only the second
+/// and later buffers of a received packet may have data in their headroom, and none beyond its end.
+#[test]
+fn received_chains_lie_in_their_buffers() {
+    let pair = Pair::new(8, 8);
+    let end = pair.pool.frame_bytes();
+    let first = Descriptor {
+        buffer: 0,
+        start: HEADROOM_BYTES,
+        len: end - HEADROOM_BYTES,
+        endpoint: 3,
+        flags: MORE,
+    };
+    let next = Descriptor { buffer: 1, start: 0, len: end, endpoint: 3, flags: 0 };
+    let chains = [
+        ([first, next], Ok(2)),
+        ([first, Descriptor { start: HEADROOM_BYTES, len: 1, ..next }], Ok(2)),
+        ([Descriptor { start: 0, len: end, ..first }, next], Err(Violation::Range)),
+        ([first, Descriptor { start: 1, ..next }], Err(Violation::Range)),
+        ([first, Descriptor { len: 0, ..next }], Err(Violation::Range)),
+        ([first, Descriptor { buffer: 2, ..next }], Err(Violation::Ownership)),
+        ([first, Descriptor { flags: MORE, ..next }], Err(Violation::Chain)),
+    ];
+    for (chain, expected) in chains {
+        let pair = Pair::new(8, 8);
+        let (_, mut consumer) = pair.application();
+        assert!((0..2).all(|buffer| consumer.provide(buffer)));
+        consumer.publish();
+        let words = 2 * LINE_WORDS;
+        for (slot, one) in chain.into_iter().enumerate() {
+            for (word, value) in one.to_words().into_iter().enumerate() {
+                pair.server.word(words + 2 * slot + word).store(value, Ordering::Relaxed);
+            }
+        }
+        pair.server.word(LINE_WORDS).store(2, Ordering::Release);
+        consumer.observe().unwrap();
+        let mut packet = [Descriptor::default(); MAX_CHAIN];
+        assert_eq!(consumer.take(&mut packet), expected);
+        assert!(expected.is_err() || packet[..2] == chain);
+    }
+    assert!(first.leads_to(&next, &pair.pool));
+    let strangers =
+        [Descriptor { start: HEADROOM_BYTES, len: 1, ..next }, Descriptor { buffer: 2, ..next }];
+    assert!(strangers.iter().all(|other| !first.leads_to(other, &pair.pool)));
+    assert!(!Descriptor { len: 1, ..first }.leads_to(&next, &pair.pool));
+}
+
 /// The application takes packets of one buffer up to the first of another kind, or that fails a
 /// check, which a faulty server wrote.
 #[test]

@@ -228,7 +228,10 @@ impl ReceiveConsumer {
             let index = self.taken.wrapping_add(count as u32);
             let slot = (index & (self.capacity - 1)) as usize * 2;
             let words = self.descriptors.fetch_pair(slot);
-            let descriptor = Descriptor::check(words, &self.pool, MORE | META | OUTGOING)?;
+            let descriptor = match count {
+                0 => Descriptor::check(words, &self.pool, MORE | META | OUTGOING)?,
+                _ => Descriptor::check_inside(words, &self.pool, MORE | META | OUTGOING)?,
+            };
             let slot = self.slots.get(index);
             if !is_theirs(&mut self.any_order, descriptor.buffer, slot) {
                 return Err(Violation::Ownership);

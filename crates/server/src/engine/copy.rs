@@ -9,8 +9,11 @@ use towpath_device::Meta;
 use towpath_memory::Region;
 use towpath_packet::checksum;
 use towpath_queue::buffers::Ledger;
-use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, prefetch_distance};
-use towpath_queue::{OwnWords, Violation};
+use towpath_queue::descriptor::{
+    Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, MORE, prefetch_distance,
+};
+use towpath_queue::receive::ReceiveProducer;
+use towpath_queue::{OwnWords, PoolShape, Violation};
 
 use crate::engine::session::{QueuePair, Session};
 use crate::engine::source::{Reader, Source};
@@ -119,6 +122,7 @@ pub(crate) fn observe(
     }
 }
 
+/// Delivers a packet into as many buffers as it needs.
 #[inline(never)]
 fn deliver_chain(
     session: &mut Session,
@@ -131,55 +135,83 @@ fn deliver_chain(
 ) -> Delivered {
     let len = source.len();
     let pool = session.shape.receive_pool;
-    let data_bytes = pool.data_bytes() as usize;
-    let buffers = len.div_ceil(data_bytes);
-    if buffers == 0 || buffers > MAX_CHAIN {
+    let most = len.div_ceil(pool.data_bytes() as usize);
+    if most == 0 || most > MAX_CHAIN {
         return Delivered::Unusable;
     }
     let set = &mut session.queue_pairs[queue_pair];
-    if (set.receive.available() as usize) < buffers
-        && !observe(set, &mut session.receive_ledger, &mut session.violation, buffers)
+    if (set.receive.available() as usize) < most
+        && !observe(set, &mut session.receive_ledger, &mut session.violation, most)
     {
         return Delivered::NoBuffers;
     }
+    let chain = Chain::place(&set.receive, &pool, len);
     let memory = &mut session.receive_pool;
     let mut reader = Reader::new(source);
-    for index in 0..buffers {
-        let offset = pool.buffer_offset(set.receive.buffer(index as u32)) + HEADROOM_BYTES as usize;
-        let now = data_bytes.min(len - index * data_bytes);
-        if !reader.copy(now, memory, offset) {
-            return Delivered::Unusable;
-        }
+    if !chain.pieces(&pool).all(|(offset, len)| reader.copy(len, memory, offset)) {
+        return Delivered::Unusable;
     }
     if let Some((start, offset)) = complete
-        && !complete_checksum(memory, &pool, len, start, offset, |index| set.receive.buffer(index))
+        && !complete_checksum(memory, &pool, &chain, start, offset)
     {
         return Delivered::Unusable;
     }
     let has_meta = meta != Meta::FULL;
-    for index in 0..buffers {
-        let buffer = set.receive.buffer(0);
-        let first = index == 0;
-        if first && has_meta {
-            let words = meta.to_words();
-            let start = pool.buffer_offset(buffer);
-            if !memory.copy_in(start, &words[0].to_ne_bytes())
-                || !memory.copy_in(start + 8, &words[1].to_ne_bytes())
-            {
-                return Delivered::Unusable;
-            }
-        }
-        let more = if index + 1 < buffers { towpath_queue::descriptor::MORE } else { 0 };
-        let descriptor = Descriptor {
-            buffer,
-            start: HEADROOM_BYTES,
-            len: data_bytes.min(len - index * data_bytes) as u32,
-            endpoint,
-            flags: flags | more | if first && has_meta { META } else { 0 },
-        };
-        set.receive.push(descriptor);
+    if has_meta && !copy_meta(memory, pool.buffer_offset(chain.parts[0].buffer), meta) {
+        return Delivered::Unusable;
+    }
+    for (index, part) in chain.parts().iter().enumerate() {
+        let more = if index + 1 < chain.count { MORE } else { 0 };
+        let meta = if index == 0 && has_meta { META } else { 0 };
+        set.receive.push(Descriptor { endpoint, flags: flags | more | meta, ..*part });
     }
     Delivered::Yes
+}
+
+/// The buffers of one packet, each as a descriptor without endpoint and flags.
+struct Chain {
+    parts: [Descriptor; MAX_CHAIN],
+    count: usize,
+}
+
+impl Chain {
+    /// Places a packet of `len` bytes in the next provided buffers, of which there are enough. A
+    /// buffer that follows the one before in the pool is used from its start on, so that the
+    /// application has the packet in one piece.
+    fn place(receive: &ReceiveProducer, pool: &PoolShape, len: usize) -> Chain {
+        let mut chain = Chain { parts: [Descriptor::default(); MAX_CHAIN], count: 0 };
+        let (mut left, mut follower) = (len as u32, None);
+        while left > 0 {
+            let buffer = receive.buffer(chain.count as u32);
+            let start = if follower == Some(buffer) { 0 } else { HEADROOM_BYTES };
+            let now = left.min(pool.frame_bytes() - start);
+            chain.parts[chain.count] = Descriptor { buffer, start, len: now, ..Default::default() };
+            chain.count += 1;
+            follower = Some(buffer + 1);
+            left -= now;
+        }
+        chain
+    }
+
+    fn parts(&self) -> &[Descriptor] {
+        &self.parts[..self.count]
+    }
+
+    /// Returns the offset and the length of each contiguous piece of the packet, in order.
+    fn pieces(&self, pool: &PoolShape) -> impl Iterator<Item = (usize, usize)> {
+        let pieces = self.parts().chunk_by(|one, next| one.leads_to(next, pool));
+        pieces.map(|piece| {
+            let len = piece.iter().map(|one| one.len as usize).sum();
+            (piece[0].pool_offset(pool), len)
+        })
+    }
+}
+
+/// Copies a packet's metadata into the headroom of its first buffer.
+fn copy_meta(memory: &mut Region, headroom: usize, meta: Meta) -> bool {
+    let words = meta.to_words();
+    memory.copy_in(headroom, &words[0].to_ne_bytes())
+        && memory.copy_in(headroom + 8, &words[1].to_ne_bytes())
 }
 
 /// Gives the application a buffer of its own, which the device filled with a packet. No copy is
@@ -211,13 +243,8 @@ pub(crate) fn deliver_in_place(
         }
     }
     let has_meta = meta != Meta::FULL;
-    if has_meta {
-        let words = meta.to_words();
-        if !memory.copy_in(offset, &words[0].to_ne_bytes())
-            || !memory.copy_in(offset + 8, &words[1].to_ne_bytes())
-        {
-            return Delivered::Unusable;
-        }
+    if has_meta && !copy_meta(memory, offset, meta) {
+        return Delivered::Unusable;
     }
     let flags = if has_meta { META } else { 0 };
     session.queue_pairs[0].receive.push_lent(Descriptor { flags, ..descriptor });
@@ -233,34 +260,82 @@ pub(crate) fn session_word(endpoint: u32, count: Count) -> usize {
     endpoint as usize * towpath_protocol::layout::ENDPOINT_COUNTERS + count as usize
 }
 
-/// Completes the checksum of a packet of `len` bytes in the buffers that `buffer` names.
+/// Completes the checksum of a packet that lies in a chain's buffers.
 fn complete_checksum(
     memory: &mut Region,
-    pool: &towpath_queue::PoolShape,
-    len: usize,
+    pool: &PoolShape,
+    chain: &Chain,
     start: u16,
     offset: u16,
-    buffer: impl Fn(u32) -> u32,
 ) -> bool {
-    let data_bytes = pool.data_bytes() as usize;
-    let buffers = len.div_ceil(data_bytes);
-    let at = |index: usize| pool.buffer_offset(buffer(index as u32)) + HEADROOM_BYTES as usize;
-    let mut parts: [&[u8]; MAX_CHAIN] = [&[]; MAX_CHAIN];
-    for (index, part) in parts.iter_mut().enumerate().take(buffers) {
-        let now = data_bytes.min(len - index * data_bytes);
+    let mut pieces: [&[u8]; MAX_CHAIN] = [&[]; MAX_CHAIN];
+    for (piece, (at, len)) in pieces.iter_mut().zip(chain.pieces(pool)) {
         // SAFETY: only this region maps a receive buffer pool's file writable: the server made the
         // file, and hands it out only for reading (`prepare.rs`).
-        match unsafe { memory.bytes_of_file(at(index), now) } {
-            Some(bytes) => *part = bytes,
+        match unsafe { memory.bytes_of_file(at, len) } {
+            Some(bytes) => *piece = bytes,
             None => return false,
         }
     }
-    let Ok((field, value)) = checksum::completed(&parts[..buffers], start, offset) else {
+    let Ok((field, value)) = checksum::completed(&pieces, start, offset) else {
         return false;
     };
-    // The checksum field may lie across two buffers.
+    // The checksum field may lie across two pieces.
     value.iter().enumerate().all(|(index, byte)| {
-        let byte_at = field + index;
-        memory.copy_in(at(byte_at / data_bytes) + byte_at % data_bytes, &[*byte])
+        let mut before = field + index;
+        for (at, len) in chain.pieces(pool) {
+            if before < len {
+                return memory.copy_in(at + before, &[*byte]);
+            }
+            before -= len;
+        }
+        false
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_memory::SharedFile;
+    use towpath_packet::Checksum;
+
+    use super::*;
+    use crate::engine::testing::{self, PORT};
+
+    /// Packets of all lengths arrive unchanged, and with their checksums completed, in whatever
+    /// order the application provides its buffers; those that follow each other hold one piece.
+    #[test]
+    fn chains_hold_their_packets_in_any_order_of_buffers() {
+        let (mut session, mut application) = testing::session(0);
+        let memory = SharedFile::create("test", 4096).unwrap().map_readable().unwrap();
+        let (mut gapless, mut gaps) = (0, 0);
+        for round in 0..400_u32 {
+            let payload: Vec<u8> = (0..61 * round + 1).map(|at| (at * round) as u8).collect();
+            let flow = testing::inward(PORT);
+            let whole = flow.udp(&payload);
+            let (partial, meta) = flow.udp_partial(&payload);
+            let Checksum::Partial { start, offset } = meta.checksum else { panic!("{meta:?}") };
+            let source = Source { prefix: &partial, memory: &memory, pieces: &[] };
+            let outcome = deliver(&mut session, 0, 0, source, Meta::FULL, Some((start, offset)), 0);
+            assert_eq!(outcome, Delivered::Yes);
+            session.queue_pairs[0].receive.publish(&mut session.receive_ledger);
+            let pool = session.shape.receive_pool;
+            let (taken, packets) = application.packets_in_order(|buffers| {
+                let half = buffers.len() / 2;
+                match round % 3 {
+                    0 => buffers.reverse(),
+                    1 => buffers.rotate_left(half),
+                    _ => buffers.sort_unstable(),
+                }
+            });
+            assert!(packets == [(0, whole)], "round {round}");
+            for pair in taken.windows(2) {
+                let follows = pair[1].buffer == pair[0].buffer + 1;
+                assert_eq!(pair[0].leads_to(&pair[1], &pool), follows);
+                assert_eq!(pair[1].start, if follows { 0 } else { HEADROOM_BYTES });
+                gapless += u32::from(follows);
+                gaps += u32::from(!follows);
+            }
+        }
+        assert!(gapless > 100 && gaps > 100, "{gapless} and {gaps}");
+    }
 }

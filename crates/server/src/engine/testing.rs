@@ -106,14 +106,22 @@ impl Application {
     /// Takes the received packets, and gives their buffers back. Returns the endpoint and the bytes
     /// of each.
     pub(crate) fn packets(&mut self) -> Vec<(u32, Vec<u8>)> {
+        self.packets_in_order(|_| {}).1
+    }
+
+    /// Takes the received packets as [`Application::packets`] does, but gives the buffers back in
+    /// the order of `order`. Returns all descriptors too.
+    pub(crate) fn packets_in_order(
+        &mut self,
+        order: impl FnOnce(&mut Vec<u32>),
+    ) -> (Vec<Descriptor>, Vec<(u32, Vec<u8>)>) {
         self.receive.observe().unwrap();
         let mut taken = [Descriptor::default(); MAX_CHAIN];
-        let mut packets = Vec::new();
+        let (mut descriptors, mut packets) = (Vec::<Descriptor>::new(), Vec::new());
         loop {
             let count = self.receive.take(&mut taken).unwrap();
             if count == 0 {
-                self.receive.publish();
-                return packets;
+                break;
             }
             let mut bytes = Vec::new();
             for one in &taken[..count] {
@@ -121,10 +129,15 @@ impl Application {
                 let at = one.pool_offset(&self.shape.receive_pool);
                 assert!(self.receive_pool.copy_out(at, &mut piece));
                 bytes.extend(piece);
-                assert!(self.receive.provide(one.buffer));
             }
+            descriptors.extend(&taken[..count]);
             packets.push((taken[0].endpoint, bytes));
         }
+        let mut buffers: Vec<u32> = descriptors.iter().map(|one| one.buffer).collect();
+        order(&mut buffers);
+        assert!(buffers.into_iter().all(|buffer| self.receive.provide(buffer)));
+        self.receive.publish();
+        (descriptors, packets)
     }
 
     /// Returns the number of packets that the server has completed.
