@@ -22,9 +22,6 @@ const LARGEST_BYTES: usize = 65_535;
 
 /// The queue pair of all endpoints.
 const QUEUE_PAIR: u32 = 0;
-/// The largest window of a connection. While no thread of the network runs, the session's receive
-/// buffers hold the packets: a larger window would let one peer overrun them.
-const RECEIVE_WINDOW: usize = 512 * 1024;
 
 /// The endpoints that a session asks for. With an endpoint for each port, this limits the open
 /// ports. Each counts about 2.7 KB towards `session-bytes`.
@@ -74,7 +71,7 @@ impl SessionLink {
             name: name.to_owned(),
             endpoints: ENDPOINTS,
             transmit_slots: 128,
-            receive_slots: 1024,
+            receive_slots: 2048,
             transmit_buffer_bytes: (LARGEST_BYTES as u32).next_multiple_of(128),
             receive_buffer_bytes: 2048,
             ..Options::default()
@@ -109,7 +106,6 @@ impl SessionLink {
         let info = self.session.info();
         let mut config = Config::new(info.mac);
         config.mtu = info.mtu;
-        config.tcp.receive_buffer_bytes = RECEIVE_WINDOW;
         config.ipv4 = info.ipv4;
         config.ipv4_gateway = info.ipv4_gateway;
         config.ipv6 = info.ipv6.into_iter().collect();

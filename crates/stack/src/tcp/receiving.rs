@@ -19,6 +19,8 @@ pub(super) const SCARCE: usize = 16 * 1024;
 /// The least time over which reads are counted. A longer one would let windows of short paths grow
 /// beyond the packets that a link can hold.
 const LEAST_ROUND: Duration = Duration::from_millis(1);
+/// The largest window of a short path that holds less.
+const SHORT_PATH: u32 = 1536 * 1024;
 /// The largest value of the window's field.
 const FIELD: u32 = 0xffff;
 
@@ -335,8 +337,11 @@ impl Receiving {
     /// window is twice the bytes read, plus four times their growth since the round trip before, and
     /// at most four times the bytes read: in slow start the peer sends twice as much in the next
     /// round trip, and the window must stay ahead.
-    pub(super) fn tune(&mut self, now: Instant, round_trip: Duration, roomy: bool) {
-        let round_trip = round_trip.max(LEAST_ROUND);
+    ///
+    /// On a path shorter than [`LEAST_ROUND`] nearly all of the window waits in this host's queues, so
+    /// it ends at [`SHORT_PATH`] unless the path itself holds more.
+    pub(super) fn tune(&mut self, now: Instant, least: Duration, roomy: bool) {
+        let round_trip = least.max(LEAST_ROUND);
         let passed = now.since(self.round);
         if passed < round_trip {
             return;
@@ -351,7 +356,9 @@ impl Receiving {
         if roomy && read >= self.limit / 2 {
             let growth = read.saturating_sub(before).min(read / 2);
             let wanted = read.saturating_mul(2).saturating_add(growth.saturating_mul(4));
-            self.limit = wanted.max(self.limit).min(self.most);
+            let on_path = u128::from(wanted) * least.as_nanos() / passed.as_nanos().max(1);
+            let most = if least < LEAST_ROUND { SHORT_PATH.max(on_path as u32) } else { u32::MAX };
+            self.limit = wanted.min(most).max(self.limit).min(self.most);
         }
     }
 
@@ -359,5 +366,27 @@ impl Receiving {
     pub(super) fn clear(&mut self, pool: &mut Pool) {
         self.buffer.clear(pool);
         self.arrivals.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_follow_what_the_path_holds() {
+        // The round trip in microseconds, and the bytes read per microsecond.
+        for (least, rate) in [(50, 4000), (900, 4000), (20_000, 100)] {
+            let mut receiving = Receiving::new(Seq(0), 16 << 20, 9, 1460);
+            let step = least.max(1000);
+            for round in 1..40 {
+                receiving.read = receiving.limit.min(rate * step);
+                let now = Instant::from_micros(u64::from(round * step));
+                receiving.tune(now, Duration::from_micros(least.into()), true);
+            }
+            let path = least * rate;
+            let expected = (2 * path).max(SHORT_PATH)..=(4 * path).max(SHORT_PATH);
+            assert!(expected.contains(&receiving.limit), "{least} us: {}", receiving.limit);
+        }
     }
 }
