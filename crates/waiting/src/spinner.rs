@@ -72,8 +72,9 @@ impl Spinner {
     pub fn found(&mut self, now: u64, slept: bool) {
         self.preemption.over(now);
         let Some(since) = self.idle_since.take() else { return };
-        let wake_up = if slept { self.wake_up } else { 0 };
-        let idle = now.saturating_sub(since).saturating_sub(wake_up);
+        let idle = now.saturating_sub(since);
+        // A side that slept had spun before in vain.
+        let idle = if slept { idle.saturating_sub(self.wake_up).max(self.spin) } else { idle };
         let part = idle.saturating_mul(PARTS as u64) / self.wake_up;
         self.lengths[(part as usize).min(PARTS)] += 1;
         self.seen += 1;
@@ -152,6 +153,26 @@ mod tests {
         // Half of the idle times are very short: spinning pays for them.
         paid(&mut spinner, (0..600).map(|n| if n % 2 == 0 { 2_000 } else { 1_000_000 }));
         assert!((2_000..=4_000).contains(&spinner.spin()), "{}", spinner.spin());
+    }
+
+    /// A peer that answers sooner while this side is awake: idle times that end in a sleep seem
+    /// shorter than a spin that was in vain.
+    #[test]
+    fn a_spin_in_vain_is_followed_by_longer_ones_until_they_help() {
+        let mut spinner = Spinner::new(COST);
+        let (mut now, mut slept_last) = (0, 0);
+        for turn in 0..600 {
+            let since = now;
+            let awake = spinner.spin() > 20_000;
+            while spinner.poll_again(now) && (!awake || now < since + 20_000) {
+                now += 200;
+            }
+            let slept = now < since + 20_000;
+            now = if slept { since + COST + 4_000 } else { now };
+            spinner.found(now, slept);
+            slept_last = if slept { turn } else { slept_last };
+        }
+        assert!(slept_last < 300 && spinner.spin() > 20_000, "{slept_last}, {}", spinner.spin());
     }
 
     #[test]
