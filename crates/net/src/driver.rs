@@ -18,6 +18,7 @@ use towpath_stack::{Instant, Meta, SocketError, SocketId, Stack, Transmit};
 use crate::clock::Clock;
 use crate::lock::lock;
 use crate::poller::Registration;
+use crate::spinning::Spinning;
 use crate::standby::Standby;
 use crate::wait::{ToTell, Waiter};
 use crate::{Link, LinkError, PortProtocol, error};
@@ -68,6 +69,7 @@ pub(crate) struct Shared {
     kept: AtomicU64,
     /// The number of sleeps of threads that drive.
     sleeps: AtomicU64,
+    spinning: Mutex<Spinning>,
     /// Ends the driver's sleep.
     wake: OwnedFd,
     /// Wakes the library's thread while it stands by.
@@ -123,6 +125,7 @@ impl Shared {
             sleeps_until: AtomicU64::new(AWAKE),
             kept: AtomicU64::new(FOREVER),
             sleeps: AtomicU64::new(0),
+            spinning: Mutex::default(),
             wake,
             stands_by: Condvar::new(),
             link_fd,

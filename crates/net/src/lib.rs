@@ -61,6 +61,7 @@ mod network;
 mod options;
 mod poller;
 mod session_link;
+mod spinning;
 mod standby;
 mod stream;
 #[cfg(test)]

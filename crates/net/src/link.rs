@@ -94,6 +94,15 @@ pub trait Link: Send {
         take: &mut dyn FnMut(&[u8], Meta),
     ) -> Result<usize, LinkError>;
 
+    /// Returns `true` if frames have arrived, without a system call. A link that cannot tell returns
+    /// `false`; then no thread spins for long.
+    ///
+    /// # Errors
+    /// If the link is dead.
+    fn has_news(&mut self) -> Result<bool, LinkError> {
+        Ok(false)
+    }
+
     /// Returns `true` if the link has room for a frame of `len` bytes. An empty link must return
     /// `true` for the largest frame that [`LinkInfo::offload`] names.
     fn room(&mut self, len: usize) -> bool;

@@ -207,6 +207,10 @@ impl Link for SessionLink {
         outcome.map_err(gone)
     }
 
+    fn has_news(&mut self) -> Result<bool, LinkError> {
+        self.session.poll().map_err(gone)
+    }
+
     fn room(&mut self, len: usize) -> bool {
         self.session.has_room_in(QUEUE_PAIR, len)
     }
@@ -276,5 +280,47 @@ impl Link for SessionLink {
         if let Endpoints::ByPort(ports) = &mut self.endpoints {
             ports.close(&mut self.session, protocol, local);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use towpath_device::loopback;
+    use towpath_protocol::store::MemoryStore;
+    use towpath_server::{Config, Server, Subnet, Subnets};
+
+    use super::*;
+
+    /// A link has news from the time at which the server publishes a frame until the network has
+    /// received it.
+    #[test]
+    fn a_link_has_news_while_frames_wait() {
+        let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
+        let ipv4 = Some(Subnet::new("10.77.0.1".parse().unwrap(), 24));
+        let config = Config { subnets: Subnets { ipv4, ipv6: None }, ..Config::default() };
+        let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+        let attach = || {
+            let socket = server.connect().unwrap();
+            Session::attach_over(socket, &SessionLink::options("test")).unwrap()
+        };
+        let (mut link, mut other) = (SessionLink::new(attach()).unwrap(), attach());
+        assert!(!link.has_news().unwrap());
+        let from = other.open(&Rule::new()).unwrap();
+        let mut frame = [0; 60];
+        frame[..6].copy_from_slice(&link.info().mac);
+        frame[6..12].copy_from_slice(&other.info().mac);
+        frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+        other.send_bytes(from, &frame).unwrap();
+        other.flush().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while !link.has_news().unwrap() {
+            assert!(Instant::now() < until, "the frame did not come");
+            std::thread::yield_now();
+        }
+        assert!(link.has_news().unwrap(), "it waits");
+        assert_eq!(link.receive(8, &mut |_, _| {}).unwrap(), 1);
+        assert!(!link.has_news().unwrap());
     }
 }

@@ -9,7 +9,7 @@ use towpath_stack::Instant;
 use super::{AWAKE, Core, FOREVER, Round, Shared};
 use crate::lock::lock;
 use crate::standby::Standby;
-use crate::{Armed, LinkError};
+use crate::{Armed, Link, LinkError};
 
 impl Shared {
     /// Drives until the network is closed or the link dies; runs in the library's thread.
@@ -41,6 +41,7 @@ impl Shared {
             self.pending.store(false, Ordering::Relaxed);
             let worked = self.round(link.as_mut(), round)?;
             if worked && caller.is_some() {
+                lock(&self.spinning).found(self.clock.now());
                 return Ok(());
             }
             if caller.is_none() && self.core().standby.active {
@@ -56,7 +57,7 @@ impl Shared {
         let core = self.core();
         let (next, blocked) = (core.stack.poll_at(now), core.stack.is_blocked());
         drop(core);
-        if next.is_some_and(|next| next <= now) {
+        if next.is_some_and(|next| next <= now) || caller.is_some() && self.spin(link.as_mut())? {
             return Ok(());
         }
         let Armed::Sleep { writable } = link.arm(blocked)? else { return Ok(()) };
@@ -82,6 +83,19 @@ impl Shared {
         self.sleeps_until.store(AWAKE, Ordering::SeqCst);
         lock(&self.link).disarm();
         slept
+    }
+
+    /// Spins until there may be work, and returns `true`, or until it is better to sleep.
+    fn spin(&self, link: &mut dyn Link) -> Result<bool, LinkError> {
+        let mut spinning = lock(&self.spinning);
+        while spinning.goes_on(self.clock.now()) {
+            if self.pending.load(Ordering::Relaxed) || link.has_news()? {
+                return Ok(true);
+            }
+            // The thread that would send the awaited frame may need this processor.
+            rustix::thread::sched_yield();
+        }
+        Ok(false)
     }
 
     /// Ends the driving of the library's thread, which has just released the link. Frames of a
