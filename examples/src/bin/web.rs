@@ -47,7 +47,7 @@ fn serve(stream: &TcpStream, root: &Path) -> io::Result<()> {
     // A response does not wait for an acknowledgement of the one before.
     stream.set_nodelay(true)?;
     let mut output = BufWriter::with_capacity(128 << 10, stream);
-    let (mut input, mut more) = (BufReader::with_capacity(64 << 10, stream), true);
+    let (mut input, mut more) = (BufReader::new(stream), true);
     while more {
         let (mut head, mut lines) = (String::new(), (&mut input).take(HEAD_BYTES));
         while !head.ends_with("\r\n\r\n") {
