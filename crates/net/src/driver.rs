@@ -70,6 +70,8 @@ pub(crate) struct Shared {
     /// The number of sleeps of threads that drive.
     sleeps: AtomicU64,
     spinning: Mutex<Spinning>,
+    /// `true` if the last call that did not block wrote data: the next one to read awaits an answer.
+    wrote: AtomicBool,
     /// Ends the driver's sleep.
     wake: OwnedFd,
     /// Wakes the library's thread while it stands by.
@@ -126,6 +128,7 @@ impl Shared {
             kept: AtomicU64::new(FOREVER),
             sleeps: AtomicU64::new(0),
             spinning: Mutex::default(),
+            wrote: AtomicBool::new(false),
             wake,
             stands_by: Condvar::new(),
             link_fd,

@@ -1,8 +1,9 @@
 //! Spinning before a sleep, in a thread of the application that drives.
 //!
-//! The thread spins as long as that has recently cost less than the wake-ups that it saved
-//! ([`Spinner`]). The library's thread does not spin: it would do so beside the threads for which it
-//! works.
+//! A thread that awaits an answer to what it wrote spins as long as that has recently cost less than
+//! the wake-ups that it saved ([`Spinner`]). A stream in one direction keeps itself going, and its
+//! threads need the processors. The library's thread does not spin: it would do so beside the
+//! threads for which it works.
 
 use towpath_stack::Instant;
 use towpath_waiting::{Costs, Spinner};

@@ -18,7 +18,7 @@ use towpath_device::tap::{Options, TapDevice};
 use towpath_net::Network;
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{Config, Server, Subnet, Subnets};
 use towpath_testkit::{End, Namespace, connect};
 
 use crate::Settings;
@@ -52,7 +52,6 @@ pub(crate) fn serve(socket: PathBuf) -> anyhow::Result<()> {
     netlink.set_up(TAP)?;
     let config = Config {
         socket: Some(socket),
-        settings: EngineStrategy::Block.into(),
         subnets: Subnets { ipv4: Some(Subnet::new(KERNEL, 24)), ipv6: None },
         ..Config::default()
     };
@@ -155,8 +154,8 @@ impl Values {
         Outcome {
             how: format!(
                 "one TCP flow, 1 500 bytes of MTU, checksum and segmentation offload on both \
-                 sides; server in a process of its own, its engine and the applications sleep when \
-                 idle; the loop: the same TCP of the kernel sends to a loop that reads its packets \
+                 sides; server in a process of its own, its engine and the applications wait as by \
+                 default; the loop: the same TCP of the kernel sends to a loop that reads its packets \
                  from a TAP, copies each payload once and acknowledges it; nothing pinned; \
                  congestion control: {} of the kernel's, as by default here, CUBIC of Towpath's",
                 congestion_control()

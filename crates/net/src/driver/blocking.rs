@@ -6,6 +6,7 @@ use std::time::{Duration, Instant as StdInstant};
 
 use towpath_stack::{Instant, SocketError, Stack};
 
+use super::sleeping::Caller;
 use super::{Core, Shared};
 use crate::error;
 use crate::wait::{Patience, Waiter};
@@ -29,7 +30,10 @@ impl Shared {
             }
             match f(&mut core.stack, self.clock.now()) {
                 Err(SocketError::WouldBlock) => {}
-                result => break result.map_err(error::socket),
+                result => {
+                    self.wrote.store(send, Ordering::Relaxed);
+                    break result.map_err(error::socket);
+                }
             }
             if let Some(dead) = &core.dead {
                 break Err(error::link(dead));
@@ -50,7 +54,8 @@ impl Shared {
                 }
                 Patience::Until(until) => Some(until),
             };
-            core = self.wait(core, waiter, until);
+            let awaits_answer = !send && self.wrote.load(Ordering::Relaxed);
+            core = self.wait(core, waiter, Caller { until, awaits_answer });
         };
         let wants = core.dead.is_none() && core.stack.wants_poll();
         self.leave(core);
@@ -65,14 +70,14 @@ impl Shared {
         &'a self,
         mut core: MutexGuard<'a, Core>,
         waiter: &Arc<Waiter>,
-        until: Option<StdInstant>,
+        caller: Caller,
     ) -> MutexGuard<'a, Core> {
         if !core.standby.begin(self.threaded) {
             if !self.threaded {
                 core.followers.push(waiter.clone());
             }
             core.standby.blocked += 1;
-            let mut core = waiter.wait(core, until);
+            let mut core = waiter.wait(core, caller.until);
             core.standby.blocked -= 1;
             core.standby.wakes += 1;
             if !self.threaded {
@@ -82,7 +87,7 @@ impl Shared {
         }
         waiter.leading.store(true, Ordering::Relaxed);
         drop(core);
-        let worked = self.work_or_sleep(Some(until));
+        let worked = self.work_or_sleep(Some(&caller));
         waiter.leading.store(false, Ordering::Relaxed);
         if let Err(error) = worked {
             self.die(error);
@@ -119,7 +124,7 @@ impl Shared {
         let waiter = Arc::new(Waiter::default());
         let mut core = self.core();
         core.turn_ends.push(waiter.clone());
-        let mut core = self.wait(core, &waiter, until);
+        let mut core = self.wait(core, &waiter, Caller { until, awaits_answer: false });
         core.turn_ends.retain(|other| !Arc::ptr_eq(other, &waiter));
         let result = core.dead.as_ref().map_or(Ok(()), |dead| Err(error::link(dead)));
         let wants = core.dead.is_none() && core.stack.wants_poll();

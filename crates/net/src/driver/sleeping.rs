@@ -11,6 +11,13 @@ use crate::lock::lock;
 use crate::standby::Standby;
 use crate::{Armed, Link, LinkError};
 
+/// A blocked call whose thread drives.
+pub(super) struct Caller {
+    pub(super) until: Option<StdInstant>,
+    /// `true` if the call waits for data, and the program has written some since it last read.
+    pub(super) awaits_answer: bool,
+}
+
 impl Shared {
     /// Drives until the network is closed or the link dies; runs in the library's thread.
     pub(crate) fn run(&self) {
@@ -28,13 +35,9 @@ impl Shared {
         }
     }
 
-    /// Works while there is work, then sleeps once. A blocked caller that drives passes its
-    /// deadline. The function returns to such a caller after the work and before any sleep: the
+    /// Works while there is work, then sleeps once. A blocked caller that drives passes itself. The function returns to such a caller after the work and before any sleep: the
     /// caller may wait for the result of that work.
-    pub(super) fn work_or_sleep(
-        &self,
-        caller: Option<Option<StdInstant>>,
-    ) -> Result<(), LinkError> {
+    pub(super) fn work_or_sleep(&self, caller: Option<&Caller>) -> Result<(), LinkError> {
         let round = if caller.is_some() { Round::Application } else { Round::Library };
         let mut link = lock(&self.link);
         for _ in 0..64 {
@@ -57,12 +60,15 @@ impl Shared {
         let core = self.core();
         let (next, blocked) = (core.stack.poll_at(now), core.stack.is_blocked());
         drop(core);
-        if next.is_some_and(|next| next <= now) || caller.is_some() && self.spin(link.as_mut())? {
+        if next.is_some_and(|next| next <= now) {
+            return Ok(());
+        }
+        if caller.is_some_and(|caller| caller.awaits_answer) && self.spin(link.as_mut())? {
             return Ok(());
         }
         let Armed::Sleep { writable } = link.arm(blocked)? else { return Ok(()) };
         let mut next = next.map_or(FOREVER, Instant::as_micros);
-        if let Some(until) = caller.flatten() {
+        if let Some(until) = caller.and_then(|caller| caller.until) {
             let left = until.saturating_duration_since(StdInstant::now());
             next = next.min((now + left).as_micros());
         }
