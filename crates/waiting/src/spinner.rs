@@ -12,19 +12,32 @@ use crate::preemption::Preemption;
 const PARTS: usize = 16;
 /// Idle times after which the spinner chooses anew.
 const EACH: u32 = 16;
+/// The most choices that the spinner skips after one that was in vain.
+const MAX_PAUSE: u32 = 64;
 /// Idle times after which the spinner halves all counts, so that older ones count less.
 const HISTORY: u32 = 128;
 
 /// Chooses how long to spin, from the last idle times.
 #[derive(Clone, Debug)]
 pub struct Spinner {
+    /// The longest time to spin: what a sleep costs.
+    price: u64,
+    /// The part of an idle time that ended in a sleep for which the packet had come already.
     wake_up: u64,
-    /// Idle times by their length in parts of a wake-up's cost; the last counts longer ones.
+    /// Idle times by their length in parts of the price; the last counts longer ones.
     lengths: [u32; PARTS + 1],
     seen: u32,
     until_choice: u32,
-    spin: u64,
+    /// The chosen time to spin, in parts of the price.
+    parts: usize,
+    /// Spins since the last choice during which a packet came.
+    helped: u32,
+    /// Choices to skip, and how many the next spin in vain will skip.
+    paused: u32,
+    pause: u32,
     idle_since: Option<u64>,
+    /// `true` if the present idle time was spun to the end.
+    spun: bool,
     pub(crate) preemption: Preemption,
 }
 
@@ -33,13 +46,25 @@ impl Spinner {
     /// spin until idle times show that spinning helps.
     #[must_use]
     pub fn new(wake_up: u64) -> Spinner {
+        Spinner::with_price(wake_up, wake_up)
+    }
+
+    /// Creates a spinner as [`Spinner::new`] does, for a side that spins for up to `price`
+    /// nanoseconds to avoid a sleep, which may cost others a wake-up too.
+    #[must_use]
+    pub fn with_price(wake_up: u64, price: u64) -> Spinner {
         Spinner {
-            wake_up: wake_up.max(PARTS as u64),
+            price: price.max(PARTS as u64),
+            wake_up,
             lengths: [0; PARTS + 1],
             seen: 0,
             until_choice: EACH,
-            spin: 0,
+            parts: 0,
+            helped: 0,
+            paused: 0,
+            pause: 1,
             idle_since: None,
+            spun: false,
             preemption: Preemption::default(),
         }
     }
@@ -51,32 +76,43 @@ impl Spinner {
         self.preemption.times
     }
 
-    /// Returns how long the side spins, in nanoseconds: 0 to the cost of a wake-up.
+    /// Returns how long the side spins, in nanoseconds: 0 to the price of a sleep.
     #[must_use]
     pub fn spin(&self) -> u64 {
-        self.spin
+        self.price * self.parts as u64 / PARTS as u64
     }
 
     /// Returns whether to poll again when no work is left; if not, the side sleeps.
     pub fn poll_again(&mut self, now: u64) -> bool {
         let since = *self.idle_since.get_or_insert(now);
-        if now.saturating_sub(since) < self.spin {
+        if now.saturating_sub(since) < self.spin() {
             return self.preemption.may_spin(now);
         }
+        self.spun = self.parts > 0;
         self.preemption.over(now);
         false
+    }
+
+    /// Forgets the present idle time: the side stops waiting.
+    pub fn stop(&mut self, now: u64) {
+        self.preemption.over(now);
+        self.idle_since = None;
+        self.spun = false;
     }
 
     /// Notes that a poll found work. `slept`: the side slept, so a wake-up lies between the
     /// packet's arrival and now.
     pub fn found(&mut self, now: u64, slept: bool) {
         self.preemption.over(now);
+        let spun = std::mem::take(&mut self.spun);
         let Some(since) = self.idle_since.take() else { return };
-        let idle = now.saturating_sub(since);
-        // A side that slept had spun before in vain.
-        let idle = if slept { idle.saturating_sub(self.wake_up).max(self.spin) } else { idle };
-        let part = idle.saturating_mul(PARTS as u64) / self.wake_up;
-        self.lengths[(part as usize).min(PARTS)] += 1;
+        self.helped += u32::from(!slept && self.parts > 0);
+        let wake_up = if slept { self.wake_up } else { 0 };
+        let idle = now.saturating_sub(since).saturating_sub(wake_up);
+        let part = (idle.saturating_mul(PARTS as u64) / self.price) as usize;
+        // A spin in vain shows that the idle time was at least as long.
+        let part = if slept && spun { part.max(self.parts) } else { part };
+        self.lengths[part.min(PARTS)] += 1;
         self.seen += 1;
         if self.seen >= HISTORY {
             self.seen /= 2;
@@ -93,6 +129,10 @@ impl Spinner {
 
     /// Chooses the time to spin with which the counted idle times would have cost least.
     fn choose(&mut self) {
+        if self.paused > 0 {
+            self.paused -= 1;
+            return;
+        }
         let total: u64 = self.lengths.iter().map(|count| u64::from(*count)).sum();
         // Costs are in halves of parts. For a spin of n parts, an idle time within them costs its
         // own length, and any other costs n parts and a wake-up.
@@ -107,7 +147,15 @@ impl Spinner {
                 (best, best_cost) = (parts, cost);
             }
         }
-        self.spin = self.wake_up * best as u64 / PARTS as u64;
+        if best == 0 && self.parts > 0 {
+            // Spinning was in vain, perhaps because wake-ups take less time than this side believes.
+            self.paused = self.pause;
+            self.pause = (2 * self.pause).min(MAX_PAUSE);
+        } else if self.helped * 2 > EACH {
+            self.pause = 1;
+        }
+        self.helped = 0;
+        self.parts = best;
     }
 }
 
@@ -159,20 +207,41 @@ mod tests {
     /// shorter than a spin that was in vain.
     #[test]
     fn a_spin_in_vain_is_followed_by_longer_ones_until_they_help() {
+        for (wake_up, price) in [(COST, COST), (32_001, 32_001), (33_333, 33_333), (30_000, 60_001)]
+        {
+            let mut spinner = Spinner::with_price(wake_up, price);
+            let (mut now, mut slept_last) = (0, 0);
+            for turn in 0..600 {
+                let since = now;
+                let awake = spinner.spin() > 20_000;
+                while spinner.poll_again(now) && (!awake || now < since + 20_000) {
+                    now += 200;
+                }
+                let slept = now < since + 20_000;
+                now = if slept { since + wake_up + 4_000 } else { now };
+                spinner.found(now, slept);
+                slept_last = if slept { turn } else { slept_last };
+            }
+            assert!(slept_last < 300, "{wake_up}: {slept_last}, {}", spinner.spin());
+        }
+    }
+
+    /// Wake-ups that take far less time than the side believes make idle times that no spin covers
+    /// seem short.
+    #[test]
+    fn a_side_that_never_spins_with_success_rarely_spins() {
         let mut spinner = Spinner::new(COST);
-        let (mut now, mut slept_last) = (0, 0);
-        for turn in 0..600 {
+        let (mut now, mut spun) = (0, 0);
+        for _ in 0..20_000 {
             let since = now;
-            let awake = spinner.spin() > 20_000;
-            while spinner.poll_again(now) && (!awake || now < since + 20_000) {
+            while spinner.poll_again(now) {
                 now += 200;
             }
-            let slept = now < since + 20_000;
-            now = if slept { since + COST + 4_000 } else { now };
-            spinner.found(now, slept);
-            slept_last = if slept { turn } else { slept_last };
+            spun += now - since;
+            now = since + COST + 10_000;
+            spinner.found(now, true);
         }
-        assert!(slept_last < 300 && spinner.spin() > 20_000, "{slept_last}, {}", spinner.spin());
+        assert!(spun > 0 && spun < 20_000 * COST / 6, "{} ns each", spun / 20_000);
     }
 
     #[test]
