@@ -61,10 +61,7 @@ pub enum Lost {
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// No server listens at the path.
-    #[error(
-        "{path}: {cause}; start a server with `towpath serve`, or give the path of a running \
-        server's socket"
-    )]
+    #[error("{path}: {cause}; {}", remedy(.cause))]
     NoServer {
         /// The socket's path.
         path: PathBuf,
@@ -178,4 +175,14 @@ pub enum SendError {
     /// The session is over.
     #[error(transparent)]
     Lost(#[from] Lost),
+}
+
+/// Returns what the user of a program that could not connect can do.
+fn remedy(cause: &io::Error) -> &'static str {
+    if cause.kind() == io::ErrorKind::PermissionDenied {
+        "run the program as the server's user, or let an administrator add this user to the server's \
+         allow-user or policy"
+    } else {
+        "start a server with `towpath serve`, or give the path of a running server's socket"
+    }
 }

@@ -44,7 +44,7 @@ impl<'a> Iterator for Parts<'a> {
         let first = self.descriptors.first()?;
         // Buffers that follow each other in the pool hold one piece.
         let mut pairs = self.descriptors.windows(2);
-        let more = pairs.position(|pair| !pair[0].leads_to(&pair[1], &self.pool.shape));
+        let more = pairs.position(|pair| !pair[0].is_followed_by(&pair[1], &self.pool.shape));
         let count = more.map_or(self.descriptors.len(), |last| last + 1);
         let (piece, rest) = self.descriptors.split_at(count);
         self.descriptors = rest;
@@ -129,6 +129,11 @@ impl ReceivePool {
     pub(crate) fn new(memory: Mapping, shape: PoolShape) -> Option<ReceivePool> {
         let fits = memory.len() >= shape.pool_bytes();
         fits.then(|| ReceivePool { memory: Arc::new(memory), shape })
+    }
+
+    /// Returns how many bytes of packets the pool holds.
+    pub(crate) fn data_bytes(&self) -> usize {
+        self.shape.buffers() as usize * self.shape.data_bytes() as usize
     }
 
     /// Prefetches `len` bytes of a buffer that the application will read soon; the server's core

@@ -191,6 +191,12 @@ impl Session {
         all
     }
 
+    /// Returns how many bytes of packets the session's receive buffers hold.
+    #[must_use]
+    pub fn receive_bytes(&self) -> usize {
+        self.receive_pool.data_bytes()
+    }
+
     /// Opens an endpoint.
     ///
     /// # Errors

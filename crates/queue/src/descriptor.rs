@@ -16,7 +16,8 @@ pub const MAX_CHAIN: usize = 48;
 /// The largest packet, in bytes: an IP packet of 64 KiB with its Ethernet and VLAN header.
 pub const MAX_PACKET_BYTES: usize = 65_535 + 18;
 
-/// Bytes at the start of each buffer. They hold metadata. They also make the distance between
+/// Bytes at the start of each buffer. They hold the packet's metadata, or, in the second or a later
+/// buffer of a received packet, data. They also make the distance between
 /// buffers an odd number of cache line pairs, so that headers spread over the cache's sets.
 pub const HEADROOM_BYTES: u32 = 128;
 
@@ -111,9 +112,8 @@ impl PoolShape {
 pub struct Descriptor {
     /// The buffer's number in its pool.
     pub buffer: u32,
-    /// Where in the buffer its data starts, in bytes: at least [`HEADROOM_BYTES`], or 0 in a received
-    /// packet that goes on from the end of the previous buffer of the pool, so that it is in one
-    /// piece.
+    /// Where in the buffer its data starts, in bytes: at least [`HEADROOM_BYTES`]; or 0 in the second
+    /// or a later buffer of a received packet, if the packet continues there without a gap.
     pub start: u32,
     /// The number of data bytes.
     pub len: u32,
@@ -150,12 +150,27 @@ impl Descriptor {
     }
 
     /// Returns the descriptor that two fetched words form, as [`Descriptor::check`] does, for the
-    /// second or a later buffer of a received packet. Its data may lie in the headroom.
+    /// second or a later buffer of a received packet. Its data may also follow that of `before`,
+    /// the packet's previous descriptor, without a gap.
     ///
     /// # Errors
     /// The check that failed.
     #[inline]
-    pub fn check_inside(
+    pub fn check_next(
+        words: [u64; 2],
+        pool: &PoolShape,
+        allowed: u16,
+        before: &Descriptor,
+    ) -> Result<Descriptor, Violation> {
+        let descriptor = Self::check_inside(words, pool, allowed)?;
+        if descriptor.start < HEADROOM_BYTES && !before.is_followed_by(&descriptor, pool) {
+            return Err(Violation::Range);
+        }
+        Ok(descriptor)
+    }
+
+    #[inline]
+    fn check_inside(
         words: [u64; 2],
         pool: &PoolShape,
         allowed: u16,
@@ -188,7 +203,7 @@ impl Descriptor {
     /// `true` if the data of `next` directly follows this descriptor's data in the pool.
     #[inline]
     #[must_use]
-    pub fn leads_to(&self, next: &Descriptor, pool: &PoolShape) -> bool {
+    pub fn is_followed_by(&self, next: &Descriptor, pool: &PoolShape) -> bool {
         next.start == 0
             && next.buffer == self.buffer + 1
             && self.start + self.len == pool.frame_bytes

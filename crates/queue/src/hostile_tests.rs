@@ -334,8 +334,14 @@ fn received_chains_lie_in_their_buffers() {
         ([first, Descriptor { start: HEADROOM_BYTES, len: 1, ..next }], Ok(2)),
         ([Descriptor { start: 0, len: end, ..first }, next], Err(Violation::Range)),
         ([first, Descriptor { start: 1, ..next }], Err(Violation::Range)),
+        ([first, Descriptor { start: 1, len: 1, ..next }], Err(Violation::Range)),
+        ([Descriptor { len: 1, ..first }, next], Err(Violation::Range)),
+        ([first, Descriptor { buffer: 3, ..next }], Err(Violation::Range)),
         ([first, Descriptor { len: 0, ..next }], Err(Violation::Range)),
-        ([first, Descriptor { buffer: 2, ..next }], Err(Violation::Ownership)),
+        (
+            [first, Descriptor { buffer: 2, start: HEADROOM_BYTES, len: 1, ..next }],
+            Err(Violation::Ownership),
+        ),
         ([first, Descriptor { flags: MORE, ..next }], Err(Violation::Chain)),
     ];
     for (chain, expected) in chains {
@@ -355,11 +361,25 @@ fn received_chains_lie_in_their_buffers() {
         assert_eq!(consumer.take(&mut packet), expected);
         assert!(expected.is_err() || packet[..2] == chain);
     }
-    assert!(first.leads_to(&next, &pair.pool));
+    assert!(first.is_followed_by(&next, &pair.pool));
     let strangers =
         [Descriptor { start: HEADROOM_BYTES, len: 1, ..next }, Descriptor { buffer: 2, ..next }];
-    assert!(strangers.iter().all(|other| !first.leads_to(other, &pair.pool)));
-    assert!(!Descriptor { len: 1, ..first }.leads_to(&next, &pair.pool));
+    assert!(strangers.iter().all(|other| !first.is_followed_by(other, &pair.pool)));
+    assert!(!Descriptor { len: 1, ..first }.is_followed_by(&next, &pair.pool));
+}
+
+/// A faulty server cannot fill buffers that it does not see yet.
+#[test]
+fn buffers_are_filled_once_published() {
+    let pair = Pair::new(8, 8);
+    let (_, mut consumer) = pair.application();
+    assert!(consumer.provide(0));
+    consumer.publish();
+    assert!(consumer.provide(1));
+    pair.server.word(LINE_WORDS).store(2, Ordering::Release);
+    assert_eq!(consumer.observe(), Err(Violation::Index));
+    consumer.publish();
+    assert_eq!(consumer.observe(), Ok(2));
 }
 
 /// The application takes packets of one buffer up to the first of another kind, or that fails a

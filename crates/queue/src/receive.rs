@@ -143,7 +143,9 @@ impl ReceiveConsumer {
     /// [`Violation::Index`] when the server's index is impossible.
     #[inline]
     pub fn observe(&mut self) -> Result<u32, Violation> {
-        let commit = self.commit.observe(self.head.now())?;
+        // The server cannot have filled buffers that it does not see yet.
+        let published = self.head.now().wrapping_sub(self.head.unpublished());
+        let commit = self.commit.observe(published)?;
         self.prefetch();
         Ok(commit.wrapping_sub(self.taken))
     }
@@ -228,9 +230,10 @@ impl ReceiveConsumer {
             let index = self.taken.wrapping_add(count as u32);
             let slot = (index & (self.capacity - 1)) as usize * 2;
             let words = self.descriptors.fetch_pair(slot);
-            let descriptor = match count {
-                0 => Descriptor::check(words, &self.pool, MORE | META | OUTGOING)?,
-                _ => Descriptor::check_inside(words, &self.pool, MORE | META | OUTGOING)?,
+            let allowed = MORE | META | OUTGOING;
+            let descriptor = match packet[..count].last() {
+                None => Descriptor::check(words, &self.pool, allowed)?,
+                Some(before) => Descriptor::check_next(words, &self.pool, allowed, before)?,
             };
             let slot = self.slots.get(index);
             if !is_theirs(&mut self.any_order, descriptor.buffer, slot) {

@@ -199,7 +199,7 @@ impl Chain {
 
     /// Returns the offset and the length of each contiguous piece of the packet, in order.
     fn pieces(&self, pool: &PoolShape) -> impl Iterator<Item = (usize, usize)> {
-        let pieces = self.parts().chunk_by(|one, next| one.leads_to(next, pool));
+        let pieces = self.parts().chunk_by(|one, next| one.is_followed_by(next, pool));
         pieces.map(|piece| {
             let len = piece.iter().map(|one| one.len as usize).sum();
             (piece[0].pool_offset(pool), len)
@@ -330,7 +330,7 @@ mod tests {
             assert!(packets == [(0, whole)], "round {round}");
             for pair in taken.windows(2) {
                 let follows = pair[1].buffer == pair[0].buffer + 1;
-                assert_eq!(pair[0].leads_to(&pair[1], &pool), follows);
+                assert_eq!(pair[0].is_followed_by(&pair[1], &pool), follows);
                 assert_eq!(pair[1].start, if follows { 0 } else { HEADROOM_BYTES });
                 gapless += u32::from(follows);
                 gaps += u32::from(!follows);
