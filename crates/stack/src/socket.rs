@@ -91,7 +91,9 @@ pub enum SocketError {
     )]
     Revoked,
     /// A limit of this stack is reached.
-    #[error("a limit of this host is reached")]
+    #[error(
+        "a limit of this host is reached: close sockets, or raise `Limits` of its configuration"
+    )]
     LimitReached,
     /// The port is zero, or no packet can be sent to the address.
     #[error("the address names no destination")]

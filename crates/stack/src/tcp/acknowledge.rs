@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::congestion::Report;
 use super::pool::Pool;
-use super::recovery::{Acknowledgement, FirstAgain, Forced, Phase};
+use super::recovery::{Acknowledgement, FirstRetransmission, Forced, Phase};
 use super::scoreboard::Delivery;
 use super::sending::Sending;
 use super::sequence::Seq;
@@ -35,7 +35,8 @@ impl Sending {
             self.advance(pool, ack.number);
             self.recovery.base = now;
             self.recovery.probes_window = false;
-            self.recovery.marked = self.recovery.marked.filter(|end| self.una.before(*end));
+            self.recovery.ecn_reduced =
+                self.recovery.ecn_reduced.filter(|end| self.una.before(*end));
             self.recovery.widened = self.recovery.widened.filter(|end| self.una.before(*end));
         }
         if self.recovery.selective && !ack.blocks.is_empty() {
@@ -49,23 +50,23 @@ impl Sending {
             self.scoreboard.widen();
         }
         self.end_tail_probe(ack, progress, &delivery, outstanding);
-        if progress && self.was_nothing_lost(ack) {
+        if progress && self.is_spurious(ack) {
             counters.tcp_spurious_recoveries += 1;
-            self.take_back();
+            self.undo_recovery();
         }
-        let marked = self.detect(now, ack, progress, &mut delivery);
+        let newly_lost = self.detect(now, ack, progress, &mut delivery);
         let was_open = self.recovery.phase == Phase::Open;
-        self.change_phase(counters, progress, marked, outstanding);
+        self.change_phase(counters, progress, newly_lost, outstanding);
         let ended = !was_open && self.recovery.phase == Phase::Open;
-        if ack.marked {
+        if ack.ece {
             self.note_mark(counters, outstanding);
         }
         // The acknowledgement that ends a recovery leaves the window at the threshold.
         if delivery.bytes > 0 && !ended {
-            self.adjust_window(now, &delivery, progress, marked, was_una);
+            self.adjust_window(now, &delivery, progress, newly_lost, was_una);
         }
-        // A segment that tells nothing new does not put the probe of the tail off.
-        if progress || delivery.selected || marked {
+        // A segment that tells nothing new does not put the tail loss probe off.
+        if progress || delivery.selected || newly_lost {
             self.schedule_probe(now);
         }
     }
@@ -92,7 +93,7 @@ impl Sending {
         }
     }
 
-    /// Ends a probe of the tail (RFC 8985, 7.4.2): it repaired a loss if it was a repetition, and
+    /// Ends a tail loss probe (RFC 8985, 7.4.2): it repaired a loss if it was a repetition, and
     /// the peer reports it only once.
     fn end_tail_probe(
         &mut self,
@@ -119,18 +120,20 @@ impl Sending {
 
     /// Returns `true` if the first copy of the data sent again arrived: the echo is older than the
     /// second copy (RFC 3522, 3.2).
-    fn was_nothing_lost(&mut self, ack: &Acknowledgement<'_>) -> bool {
+    fn is_spurious(&mut self, ack: &Acknowledgement<'_>) -> bool {
         if self.recovery.phase == Phase::Open {
             return false;
         }
-        let FirstAgain::At(first) = self.recovery.first_again else { return false };
-        self.recovery.first_again = FirstAgain::Judged;
+        let FirstRetransmission::At(first) = self.recovery.first_retransmission else {
+            return false;
+        };
+        self.recovery.first_retransmission = FirstRetransmission::Judged;
         ack.echo.is_some_and(|echo| (echo.wrapping_sub(first) as i32) < 0)
     }
 
-    fn take_back(&mut self) {
+    fn undo_recovery(&mut self) {
         self.congestion.restore();
-        self.scoreboard.lose_none();
+        self.scoreboard.unmark_lost();
         self.recovery.phase = Phase::Open;
         self.recovery.forced = Forced::None;
     }
@@ -151,11 +154,11 @@ impl Sending {
             self.recovery.duplicates = 0;
             // A partial acknowledgement shows the next loss (RFC 6582, 3.2, step 3).
             let is_partial = recovering && ack.number.before(self.recovery.point);
-            let marked = is_partial && self.scoreboard.lose_first(self.segment);
-            if marked {
+            let newly_lost = is_partial && self.scoreboard.mark_first_lost(self.segment);
+            if newly_lost {
                 self.recovery.forced = Forced::Lost;
             }
-            return marked;
+            return newly_lost;
         }
         if !ack.is_bare || !self.is_outstanding() || ack.number != self.una {
             return false;
@@ -165,16 +168,16 @@ impl Sending {
         delivery.bytes = self.segment;
         self.recovery.duplicates == DUPLICATES
             && self.recovery.phase == Phase::Open
-            && self.scoreboard.lose_first(self.segment)
+            && self.scoreboard.mark_first_lost(self.segment)
     }
 
     /// Marks what is lost by time (RFC 8985). Returns `true` if there is any.
     pub(super) fn detect_by_time(&mut self, now: Instant) -> bool {
         let times = (self.rtt.least(), self.round_trip());
         let recovering = self.recovery.phase != Phase::Open;
-        let (marked, next) = self.scoreboard.detect(now, times, self.segment, recovering);
+        let (newly_lost, next) = self.scoreboard.detect(now, times, self.segment, recovering);
         self.recovery.reorder_at = next;
-        marked
+        newly_lost
     }
 
     /// Begins and ends recovery. `outstanding`: the bytes sent and not acknowledged before.
@@ -182,7 +185,7 @@ impl Sending {
         &mut self,
         counters: &mut Counters,
         progress: bool,
-        marked: bool,
+        newly_lost: bool,
         outstanding: u32,
     ) {
         let passed = !self.una.before(self.recovery.point);
@@ -193,11 +196,11 @@ impl Sending {
             }
             self.scoreboard.recovered();
             self.recovery.phase = Phase::Open;
-            self.recovery.first_again = FirstAgain::None;
+            self.recovery.first_retransmission = FirstRetransmission::None;
         }
         // Data that this phase sent and that is lost as well is a loss of the next window.
         let left = ended && self.scoreboard.has_lost();
-        if (marked || left) && self.recovery.phase == Phase::Open {
+        if (newly_lost || left) && self.recovery.phase == Phase::Open {
             counters.tcp_fast_recoveries += 1;
             self.congestion.reduce(outstanding);
             let recovery = &mut self.recovery;
@@ -208,7 +211,7 @@ impl Sending {
             recovery.flight = outstanding.max(self.congestion.threshold());
             recovery.delivered = 0;
             recovery.sent = 0;
-            recovery.first_again = FirstAgain::None;
+            recovery.first_retransmission = FirstRetransmission::None;
             recovery.tail = None;
         }
     }
@@ -216,11 +219,11 @@ impl Sending {
     /// Reduces the window once per round trip, since a router marked a packet (RFC 3168, 6.1.2).
     fn note_mark(&mut self, counters: &mut Counters, outstanding: u32) {
         let recovery = &mut self.recovery;
-        let is_old = recovery.marked.is_some_and(|end| self.una.before(end));
+        let is_old = recovery.ecn_reduced.is_some_and(|end| self.una.before(end));
         if is_old || recovery.phase != Phase::Open {
             return;
         }
-        recovery.marked = Some(self.nxt);
+        recovery.ecn_reduced = Some(self.nxt);
         recovery.tell_reduced = true;
         counters.tcp_ecn_reductions += 1;
         self.congestion.reduce(outstanding);
@@ -232,11 +235,11 @@ impl Sending {
         now: Instant,
         delivery: &Delivery,
         progress: bool,
-        marked: bool,
+        newly_lost: bool,
         was_una: Seq,
     ) {
         if self.recovery.phase == Phase::Recovery {
-            return self.pace_recovery(delivery, progress && !marked);
+            return self.reduce_proportionally(delivery, progress && !newly_lost);
         }
         // Only new cumulative acknowledgements let the window grow (RFC 5681, 3.1).
         if !progress {
@@ -261,7 +264,7 @@ impl Sending {
 
     /// Sets the window so that the bytes sent follow those delivered (RFC 6937, 3.1). `good`: the
     /// acknowledgement shows progress and no further loss, so that the window may grow again.
-    pub(super) fn pace_recovery(&mut self, delivery: &Delivery, good: bool) {
+    pub(super) fn reduce_proportionally(&mut self, delivery: &Delivery, good: bool) {
         let threshold = self.congestion.threshold();
         let flight = self.in_flight();
         let recovery = &mut self.recovery;

@@ -1,4 +1,4 @@
-//! Segments without a connection's state, and ICMP errors about connections.
+//! Replies that the stack makes without a connection, and ICMP errors about connections.
 
 use std::net::SocketAddr;
 
@@ -37,7 +37,7 @@ impl Tcp {
         match problem {
             Problem::TooBig(_) => {
                 let mtu = host.paths.mtu(now, quoted.dst);
-                connection.narrow(mtu - ip::header_len(quoted.dst) - segment::HEADER_BYTES);
+                connection.set_path_mss(mtu - ip::header_len(quoted.dst) - segment::HEADER_BYTES);
                 self.mark(index);
             }
             // Once the connection is established, these errors are hints that may soon be wrong
@@ -59,15 +59,15 @@ impl Tcp {
         }
         host.counters.tcp_resets_sent += 1;
         if seg.has(ACK) {
-            self.say(now, host, tuple, (seg.acknowledgement, Seq(0)), (RST, 0), None);
+            self.send_reply(now, host, tuple, (seg.acknowledgement, Seq(0)), (RST, 0), None);
         } else {
-            self.say(now, host, tuple, (Seq(0), seg.end()), (RST | ACK, 0), None);
+            self.send_reply(now, host, tuple, (Seq(0), seg.end()), (RST | ACK, 0), None);
         }
     }
 
     /// Sends a segment without data; `at` is its sequence number and acknowledgement, `fields` its
     /// flags and window, `stamps` the origin of our clock and the value to echo.
-    pub(super) fn say(
+    pub(super) fn send_reply(
         &mut self,
         now: Instant,
         host: &mut Host,
@@ -80,11 +80,11 @@ impl Tcp {
         if let Some((origin, echo)) = stamps {
             options.timestamps(timestamp(now, origin), echo);
         }
-        self.say_with(now, host, tuple, at, fields, &options);
+        self.send_reply_with(now, host, tuple, at, fields, &options);
     }
 
     /// Sends a segment without data, with these flags and this window.
-    pub(super) fn say_with(
+    pub(super) fn send_reply_with(
         &mut self,
         now: Instant,
         host: &mut Host,

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::connection::{Connection, Owner, State};
-use super::receiving::SCARCE;
+use super::receiving::BYTES_UNDER_PRESSURE;
 use super::sequence;
 use super::table::Tcp;
 use super::tuple::Tuple;
@@ -122,14 +122,14 @@ impl Tcp {
         }
         let mut room = connection.sending.room(most).min(data.len());
         if !self.pool.is_roomy() {
-            room = room.min(SCARCE.saturating_sub(connection.sending.buffer.len()));
+            room = room.min(BYTES_UNDER_PRESSURE.saturating_sub(connection.sending.buffer.len()));
         }
         let sent = connection.sending.buffer.write(&mut self.pool, &data[..room]);
         connection.wants_room |= sent < data.len();
-        if sent < room && !connection.starved {
+        if sent < room && !connection.wants_memory {
             host.counters.tcp_buffer_limit += 1;
-            connection.starved = true;
-            self.starve(id);
+            connection.wants_memory = true;
+            self.queue_for_memory(id);
         }
         if sent == 0 && !data.is_empty() {
             return Err(SocketError::WouldBlock);
@@ -220,9 +220,9 @@ impl Tcp {
         if how != Shutdown::Write {
             connection.read_shut = true;
             self.discard(now, host, id.index);
-            let pressed = !self.pool.is_roomy();
+            let under_pressure = !self.pool.is_roomy();
             if let Some(connection) = self.at(id.index)
-                && connection.receiving.should_update(pressed)
+                && connection.receiving.should_update(under_pressure)
             {
                 connection.receiving.acknowledge_now();
             }
@@ -255,7 +255,7 @@ impl Tcp {
         } else {
             connection.finish();
             connection.give_up_at = linger.map(|linger| now + linger);
-            connection.note_time(now, &host.config.tcp);
+            connection.update_deadlines(now, &host.config.tcp);
             self.mark(id.index);
         }
         Ok(())

@@ -8,7 +8,7 @@ use super::segment::{ACK, CWR, ECE, FIN, RST, SYN, Segment, URG};
 use super::sequence::Seq;
 use crate::SocketError;
 
-/// The age from which a timestamp says nothing (RFC 7323, 5.5: 24 days).
+/// The age from which the stack ignores a stored timestamp (RFC 7323, 5.5: 24 days).
 const TIMESTAMP_LASTS: std::time::Duration = std::time::Duration::from_secs(24 * 86_400);
 /// The least time between two challenge acknowledgements of one connection (RFC 5961, 7).
 const CHALLENGE_PAUSE: std::time::Duration = std::time::Duration::from_millis(500);
@@ -74,7 +74,7 @@ impl Connection {
         self.sending.take_first_window(seg.sequence, seg.acknowledgement, window);
         if answered {
             // The peer knows the window of our SYN.
-            self.receiving.tell_first();
+            self.receiving.advertise_first();
             self.establish(env, seg.acknowledgement);
             self.receiving.acknowledge_now();
         } else {
@@ -89,16 +89,15 @@ impl Connection {
     pub(super) fn negotiate(&mut self, env: &Env<'_>, initial: Seq, options: &Options) {
         self.sizes.take_offer(options.mss);
         let shift = self.receiving.shift;
-        let most = env.config.receive_buffer_bytes;
         let mut full = self.sizes.local;
         if let Some((clock, _)) = options.timestamps {
             self.timestamps = true;
             full -= TIMESTAMP_BYTES;
-            self.receiving.begin(Receiving::new(initial, most, shift, full as u32));
+            self.receiving.begin(Receiving::new(initial, env.config, shift, full as u32));
             self.receiving.recent = clock;
             self.receiving.recent_at = env.now;
         } else {
-            self.receiving.begin(Receiving::new(initial, most, shift, full as u32));
+            self.receiving.begin(Receiving::new(initial, env.config, shift, full as u32));
         }
         // A shift counts only if both offer one (RFC 7323, 2.2).
         match options.window_shift {
@@ -204,18 +203,19 @@ impl Connection {
 
     /// Demands the acknowledgement of a segment that does not fit, at a limited rate if it has no
     /// data: the other side may answer with such a segment.
-    fn answer_misfit(&mut self, env: &mut Env<'_>, seg: &Segment) {
+    fn answer_unacceptable(&mut self, env: &mut Env<'_>, seg: &Segment) {
         // The pause doubles until a segment fits again, but for keep-alives and probes of a closed
         // window.
         let probes = seg.sequence + 1 == self.receiving.nxt;
-        let doublings = if probes { 0 } else { self.misfits.min(MAX_DOUBLINGS) };
+        let doublings = if probes { 0 } else { self.unacceptable_answers.min(MAX_DOUBLINGS) };
         let pause = ANSWER_PAUSE * (1 << doublings);
         let early = self.answered.is_some_and(|at| env.now.since(at) < pause);
         if seg.len() == 0 && early {
             env.counters.tcp_challenges_limited += 1;
             return;
         }
-        self.misfits = self.misfits.saturating_add(u8::from(seg.len() == 0 && !probes));
+        self.unacceptable_answers =
+            self.unacceptable_answers.saturating_add(u8::from(seg.len() == 0 && !probes));
         self.answered = Some(env.now);
         self.receiving.acknowledge_now();
     }
@@ -251,7 +251,7 @@ impl Connection {
         let is_old = (clock.wrapping_sub(receiving.recent) as i32) < 0;
         if is_old && !seg.has(RST) && env.now.since(receiving.recent_at) < TIMESTAMP_LASTS {
             env.counters.tcp_paws_dropped += 1;
-            self.answer_misfit(env, seg);
+            self.answer_unacceptable(env, seg);
             return false;
         }
         true
@@ -267,11 +267,11 @@ impl Connection {
         let edge = self.receiving.furthest();
         let is_old = end.before(nxt) || end == nxt && seg.len() > 0;
         if !start.after(edge) && !is_old {
-            self.misfits = 0;
+            self.unacceptable_answers = 0;
             return true;
         }
         env.counters.tcp_unacceptable += 1;
-        self.answer_misfit(env, seg);
+        self.answer_unacceptable(env, seg);
         is_old && nxt.since(end) <= self.receiving.limit()
     }
 
@@ -319,7 +319,7 @@ impl Connection {
             is_bare,
             echo: seg.options.timestamps.filter(|_| self.timestamps).map(|(_, echo)| echo),
             clock,
-            marked: self.ecn == Ecn::On && seg.has(ECE),
+            ece: self.ecn == Ecn::On && seg.has(ECE),
         };
         if number.after(sending.una) && self.owner == Owner::None && self.linger.is_none() {
             // The peer still takes what a dropped connection has to send.

@@ -20,7 +20,7 @@ const DEFAULT_MSS: usize = 536;
 
 /// The number of timeouts in a row after which full segments may be too large for the path, as many
 /// as on Linux (`tcp_retries1`).
-const SUSPICIOUS: u8 = 3;
+const BLACK_HOLE_TIMEOUTS: u8 = 3;
 /// The MTUs to try on such a path (RFC 4821, 7.2, recommends 1024 as a start; 1280 is the least MTU
 /// of IPv6 and common in tunnels).
 const PLATEAUS: [usize; 3] = [1280, 1064, 576];
@@ -60,7 +60,7 @@ pub(super) struct Env<'a> {
 /// A smaller segment size that a connection tries, and the first number that was not acknowledged
 /// then.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Narrowed {
+pub(super) struct BlackHoleSearch {
     tried: Option<usize>,
     at: Seq,
     /// The size that the path carried as far as known.
@@ -102,16 +102,16 @@ pub(super) struct Connection {
     /// `true` if the application waits for room to write.
     pub(super) wants_room: bool,
     /// `true` if the application waits for memory to write.
-    pub(super) starved: bool,
+    pub(super) wants_memory: bool,
     /// What the connection found out about the path's MTU by itself.
-    pub(super) narrowed: Narrowed,
+    pub(super) black_hole: BlackHoleSearch,
     pub(super) last_heard: Instant,
     /// The time of the last challenge acknowledgement, and of the last answer to a segment that did
     /// not fit.
     pub(super) challenged: Option<Instant>,
     pub(super) answered: Option<Instant>,
     /// The number of such segments without data, since one did fit.
-    pub(super) misfits: u8,
+    pub(super) unacceptable_answers: u8,
     /// The time since which data waits for the peer's acknowledgement, and the first byte that waits.
     pub(super) waiting: Option<(Instant, Seq)>,
     /// The time at which the present state has lasted too long.
@@ -138,14 +138,13 @@ impl Connection {
     ) -> Self {
         let sending = Sending::new(initial, sizes.mss() as u32, config.congestion_control);
         let shift = offered_shift(config.receive_buffer_bytes);
-        let most = config.receive_buffer_bytes;
         Connection {
             tuple,
             owner,
             state: State::SynSent,
             sizes,
             sending,
-            receiving: Receiving::new(Seq(0), most, shift, sizes.local as u32),
+            receiving: Receiving::new(Seq(0), config, shift, sizes.local as u32),
             timestamps: false,
             origin: 0,
             ecn: if config.ecn { Ecn::Asked } else { Ecn::Off },
@@ -161,9 +160,9 @@ impl Connection {
             last_heard: now,
             challenged: None,
             answered: None,
-            misfits: 0,
-            starved: false,
-            narrowed: Narrowed::default(),
+            unacceptable_answers: 0,
+            wants_memory: false,
+            black_hole: BlackHoleSearch::default(),
             waiting: None,
             give_up_at: None,
             user_timeout: None,
@@ -195,7 +194,7 @@ impl Connection {
     }
 
     /// Lowers the size that the path carries, and sends again what was too large.
-    pub(super) fn narrow(&mut self, path: usize) {
+    pub(super) fn set_path_mss(&mut self, path: usize) {
         if path >= self.sizes.path {
             self.sizes.path = path;
             return self.resize();
@@ -248,47 +247,47 @@ impl Connection {
         let sending = &self.sending;
         let first = sending.scoreboard.first_lost(u32::MAX).map(|(start, end)| end.since(start));
         let is_full = first.is_some_and(|len| len >= sending.segment);
-        if sending.rtt.backoff() < SUSPICIOUS || !is_full || sending.is_closed() {
+        if sending.rtt.backoff() < BLACK_HOLE_TIMEOUTS || !is_full || sending.is_closed() {
             return;
         }
-        if self.narrowed.tried.is_none() {
-            self.narrowed.before = self.sizes.path;
+        if self.black_hole.tried.is_none() {
+            self.black_hole.before = self.sizes.path;
         }
         // Two timeouts for each size below the present one. If none gets through, the peer is absent.
-        let before = self.narrowed.before;
+        let before = self.black_hole.before;
         let most = before.min(self.sizes.remote);
-        let step = usize::from(sending.rtt.backoff() - SUSPICIOUS) / 2;
+        let step = usize::from(sending.rtt.backoff() - BLACK_HOLE_TIMEOUTS) / 2;
         let smaller =
             PLATEAUS.iter().map(|mtu| mtu - headers).filter(|&size| size < most).nth(step);
         let size = smaller.unwrap_or(before);
         if size != self.sizes.path {
-            self.narrowed.tried = smaller;
-            self.narrowed.at = self.sending.una;
-            self.narrow(size);
+            self.black_hole.tried = smaller;
+            self.black_hole.at = self.sending.una;
+            self.set_path_mss(size);
         }
     }
 
     /// Returns `true` if the connection is trying a smaller segment size.
     pub(super) fn tries_size(&self) -> bool {
-        self.narrowed.tried.is_some()
+        self.black_hole.tried.is_some()
     }
 
     /// Records that a full segment was sent, which ends at `end`.
     pub(super) fn note_full(&mut self, end: Seq) {
-        if self.narrowed.tried.is_none() {
-            self.narrowed.full.get_or_insert(end);
+        if self.black_hole.tried.is_none() {
+            self.black_hole.full.get_or_insert(end);
         }
     }
 
     /// Returns the segment size that the path carries, once a smaller one got through. If full
     /// segments did before, the path may only have been down: the connection keeps the smaller
     /// size, but others shall not.
-    pub(super) fn take_found_size(&mut self) -> Option<usize> {
-        let (una, narrowed) = (self.sending.una, &mut self.narrowed);
-        narrowed.proven |=
-            narrowed.tried.is_none() && narrowed.full.is_some_and(|end| !una.before(end));
-        let passed = una.after(narrowed.at) && !narrowed.proven;
-        narrowed.tried.take_if(|_| passed)
+    pub(super) fn take_found_mss(&mut self) -> Option<usize> {
+        let (una, black_hole) = (self.sending.una, &mut self.black_hole);
+        black_hole.proven |=
+            black_hole.tried.is_none() && black_hole.full.is_some_and(|end| !una.before(end));
+        let passed = una.after(black_hole.at) && !black_hole.proven;
+        black_hole.tried.take_if(|_| passed)
     }
 
     /// Returns `true` if a read would not have to wait.
@@ -303,7 +302,7 @@ impl Connection {
     pub(super) fn writable(&self, config: &TcpConfig) -> bool {
         !self.state.is_opening()
             && (!self.state.sends()
-                || !self.starved && self.sending.room(config.send_buffer_bytes) > 0)
+                || !self.wants_memory && self.sending.room(config.send_buffer_bytes) > 0)
     }
 
     /// Returns `true` if both directions are closed, or an error is pending.

@@ -13,7 +13,7 @@ impl Connection {
     }
 
     /// Starts or stops the time of a silent peer and of a dropped connection.
-    pub(super) fn note_time(&mut self, now: Instant, config: &TcpConfig) {
+    pub(super) fn update_deadlines(&mut self, now: Instant, config: &TcpConfig) {
         // While the window is closed, a peer that answered the last probe is not silent (RFC 9293,
         // 3.8.6.1).
         let sending = &self.sending;
@@ -29,8 +29,8 @@ impl Connection {
     }
 
     /// Returns the time at which to give the connection up, in its present state.
-    pub(super) fn give_up(&self, config: &TcpConfig) -> Option<Instant> {
-        // A peer that acknowledges nothing new is as good as silent (RFC 9293, 3.8.3).
+    pub(super) fn gives_up_at(&self, config: &TcpConfig) -> Option<Instant> {
+        // A peer that acknowledges nothing new counts as silent (RFC 9293, 3.8.3).
         let timeout = self.user_timeout.unwrap_or(config.user_timeout);
         let silent = self
             .waiting
@@ -39,8 +39,8 @@ impl Connection {
         [self.give_up_at, silent].into_iter().flatten().min()
     }
 
-    /// Ends the waiting that [`Connection::give_up`] reported as too long.
-    pub(super) fn given_up(&mut self) {
+    /// Ends the waiting that [`Connection::gives_up_at`] reported as too long.
+    pub(super) fn clear_deadlines(&mut self) {
         self.give_up_at = None;
         self.waiting = None;
         self.keep_alive = None;
@@ -90,7 +90,7 @@ impl Connection {
             State::TimeWait | State::Closed => None,
             _ => self.sending.deadline(),
         };
-        let times = [acknowledge, send, self.keep_alive_at(), self.give_up(config)];
+        let times = [acknowledge, send, self.keep_alive_at(), self.gives_up_at(config)];
         times.into_iter().flatten().min()
     }
 }

@@ -17,7 +17,7 @@ use crate::neighbour::Lookup;
 use crate::outbox::NextHop;
 use crate::{Instant, SocketError, TcpId, Transmit};
 
-/// The maximum number of packets that a connection sends before the next connection's turn; a large
+/// The maximum number of packets that a connection sends before the next connection is visited; a large
 /// packet counts as one.
 const PACKETS_PER_CONNECTION: usize = 16;
 /// The maximum number of timer moves per poll.
@@ -25,11 +25,11 @@ const TIMERS: usize = 512;
 /// The time after which a connection that waits for its neighbour retries by itself.
 const NEIGHBOUR_RETRY: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// The reason why a connection's turn ended.
+/// The reason why a visit ended.
 enum Progress {
     /// It has nothing more to send now.
     Done,
-    /// It has more to send, but its turn is over.
+    /// It has more to send, but the visit is over.
     More,
     /// It waits for its neighbour's address.
     Neighbour,
@@ -47,12 +47,12 @@ struct Work<'a, T> {
 }
 
 /// Returns what the link segments for connections of an address family.
-fn capacity(host: &Host, local: IpAddr, pressed: bool) -> Capacity {
+fn capacity(host: &Host, local: IpAddr, under_pressure: bool) -> Capacity {
     let offload = &host.config.offload;
     let most = offload.max_frame_bytes.min(0xffff + ETHERNET_BYTES) - ETHERNET_BYTES;
     let large = if offload.tcp_segmentation { most - ip::header_len(local) } else { 0 };
     let (most_segments, least_segment) = (MAX_SENT_SEGMENTS, usize::from(MIN_SEGMENT_BYTES));
-    Capacity { large, most_segments, least_segment, pressed }
+    Capacity { large, most_segments, least_segment, under_pressure }
 }
 
 impl Tcp {
@@ -67,8 +67,8 @@ impl Tcp {
     ) -> (bool, bool) {
         let mut work = Work { link, packets_left: budget, done: false };
         self.fire_timers(now, host, &mut work.done);
-        self.feed(host);
-        // Connections marked from now on have their turn at the next poll.
+        self.notify_memory_waiters(host);
+        // Connections marked from now on are visited at the next poll.
         for _ in 0..self.dirty.len() {
             if work.packets_left == 0 {
                 break;
@@ -83,7 +83,7 @@ impl Tcp {
                 continue;
             }
             host.counters.tcp_visits += 1;
-            match self.turn(now, host, index, &mut work) {
+            match self.visit(now, host, index, &mut work) {
                 Progress::Done | Progress::Neighbour => {}
                 Progress::More => self.mark(index),
                 Progress::NoRoom => {
@@ -131,9 +131,9 @@ impl Tcp {
 
     /// Handles a connection's timer.
     fn expire(&mut self, now: Instant, host: &mut Host, index: u32) {
-        let Some((connection, env)) = self.visit(now, host, index) else { return };
-        if connection.give_up(env.config).is_some_and(|at| at <= now) {
-            connection.given_up();
+        let Some((connection, env)) = self.connection_and_env(now, host, index) else { return };
+        if connection.gives_up_at(env.config).is_some_and(|at| at <= now) {
+            connection.clear_deadlines();
             env.counters.tcp_timeouts += 1;
             return self.fail(now, host, index, SocketError::TimedOut);
         }
@@ -156,7 +156,7 @@ impl Tcp {
     }
 
     /// Lets one connection send, and applies the consequences.
-    fn turn<T: Transmit>(
+    fn visit<T: Transmit>(
         &mut self,
         now: Instant,
         host: &mut Host,
@@ -166,10 +166,10 @@ impl Tcp {
         let Some(connection) = self.at(index) else { return Progress::Done };
         if connection.sizes.path < connection.sizes.local && !connection.tries_size() {
             // A path's MTU expires (RFC 1191, 6.3), or another connection lowered it. Data that is
-            // lost by that is sent in this turn.
+            // lost by that is sent in this visit.
             let remote = connection.tuple.remote.ip();
             let headers = ip::header_len(remote) + segment::HEADER_BYTES;
-            connection.narrow(host.paths.mtu(now, remote) - headers);
+            connection.set_path_mss(host.paths.mtu(now, remote) - headers);
         }
         let result = self.send_segments(now, host, work, index);
         if let Progress::Neighbour = result {
@@ -177,7 +177,7 @@ impl Tcp {
         }
         let Some(connection) = self.at(index) else { return Progress::Done };
         let ends = connection.state.is_over();
-        connection.note_time(now, &host.config.tcp);
+        connection.update_deadlines(now, &host.config.tcp);
         if ends {
             self.settle(now, host, index);
         }
@@ -188,7 +188,7 @@ impl Tcp {
     }
 
     /// Returns the MAC address to which a connection's segments go. If the stack does not have it,
-    /// returns the reason why the connection's turn ends.
+    /// returns the reason why the visit ends.
     fn station(
         &mut self,
         now: Instant,
@@ -207,9 +207,9 @@ impl Tcp {
                         host.neighbours.wait(hop, TcpId { index, generation });
                         // Retry, in case the stack forgets the neighbour meanwhile.
                         let Some(connection) = self.at(index) else { return Err(Progress::Done) };
-                        connection.note_time(now, &host.config.tcp);
+                        connection.update_deadlines(now, &host.config.tcp);
                         let retry = now + NEIGHBOUR_RETRY;
-                        let give_up = connection.give_up(&host.config.tcp);
+                        let give_up = connection.gives_up_at(&host.config.tcp);
                         self.wheel.set(index, Some(give_up.map_or(retry, |at| at.min(retry))));
                         Err(Progress::Neighbour)
                     }
@@ -223,8 +223,8 @@ impl Tcp {
         }
     }
 
-    /// Sends a connection's segments, within the limits of its turn. Returns the reason why the
-    /// turn ended.
+    /// Sends a connection's segments, within the limits of a visit. Returns the reason why the
+    /// visit ended.
     fn send_segments<T: Transmit>(
         &mut self,
         now: Instant,
@@ -236,10 +236,10 @@ impl Tcp {
         let tuple = connection.tuple;
         let capacity = capacity(host, tuple.local.ip(), !self.pool.is_roomy());
         let mut to = None;
-        for turn in 0.. {
+        for sent in 0.. {
             let Some(connection) = self.at(index) else { return Progress::Done };
             let Some(plan) = connection.plan(now, &capacity) else { break };
-            if turn == PACKETS_PER_CONNECTION || work.packets_left == 0 {
+            if sent == PACKETS_PER_CONNECTION || work.packets_left == 0 {
                 return Progress::More;
             }
             let station = match to {
@@ -283,33 +283,33 @@ impl Tcp {
 
     /// Returns `true` if segments wait to be sent.
     pub(crate) fn wants_poll(&self) -> bool {
-        !self.dirty.is_empty() || self.feeds()
+        !self.dirty.is_empty() || self.can_serve_memory_waiters()
     }
 
     /// Queues a connection whose application waits for memory. Connections that ended meanwhile
     /// leave the queue once they are more than those that live.
-    pub(super) fn starve(&mut self, id: TcpId) {
-        if self.starved.len() > 2 * self.live {
+    pub(super) fn queue_for_memory(&mut self, id: TcpId) {
+        if self.memory_waiters.len() > 2 * self.live {
             let slots = &self.slots;
-            self.starved.retain(|id| {
+            self.memory_waiters.retain(|id| {
                 let slot = &slots[id.index as usize];
                 slot.generation == id.generation && slot.connection.is_some()
             });
         }
-        self.starved.push_back(id);
+        self.memory_waiters.push_back(id);
     }
 
     /// Returns `true` if there is memory for applications that wait for it.
-    fn feeds(&self) -> bool {
-        !self.starved.is_empty() && self.pool.has_room()
+    fn can_serve_memory_waiters(&self) -> bool {
+        !self.memory_waiters.is_empty() && self.pool.has_room()
     }
 
     /// Reports connections whose applications waited for memory.
-    fn feed(&mut self, host: &mut Host) {
-        while self.feeds() {
-            let Some(id) = self.starved.pop_front() else { break };
+    fn notify_memory_waiters(&mut self, host: &mut Host) {
+        while self.can_serve_memory_waiters() {
+            let Some(id) = self.memory_waiters.pop_front() else { break };
             if let Ok(connection) = self.get(id) {
-                connection.starved = false;
+                connection.wants_memory = false;
                 self.tell(host, id.index);
             }
         }

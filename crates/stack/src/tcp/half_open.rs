@@ -21,7 +21,7 @@ const SLACK: usize = 64;
 /// What the two SYNs agreed upon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Agreement {
-    /// The peer's initial number, and ours.
+    /// The initial sequence numbers: the peer's (IRS), and ours (ISS).
     pub(super) theirs: Seq,
     pub(super) ours: Seq,
     /// The peer's segment size, if it stated one.
@@ -149,7 +149,7 @@ impl HalfOpens {
         let repeats = usize::from(entry.repeats).min(REPEATS);
         let left = (entry.since + self.lasts).since(now);
         let pause = Duration::from_secs(1 << repeats).min(left);
-        // Entries that ended early may hide behind one that did not.
+        // Entries that ended early stay queued behind one that has not ended.
         if self.due[repeats].len() > 2 * self.entries.len() + SLACK {
             let entries = &self.entries;
             self.due[repeats].retain(|Queued { key, ours, .. }| {

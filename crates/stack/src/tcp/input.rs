@@ -120,7 +120,7 @@ impl Tcp {
             }
             let at = (remains.send_next, remains.receive_next);
             host.counters.tcp_ignored += 1;
-            self.say(now, host, tuple, at, (ACK, 0), remains.stamps);
+            self.send_reply(now, host, tuple, at, (ACK, 0), remains.stamps);
         }
     }
 
@@ -134,7 +134,7 @@ impl Tcp {
         data: &[u8],
     ) {
         host.counters.tcp_visits += 1;
-        let Some((connection, mut env)) = self.visit(now, host, index) else { return };
+        let Some((connection, mut env)) = self.connection_and_env(now, host, index) else { return };
         let before = Before::of(connection);
         let verdict = connection.arrive(&mut env, seg, data);
         match verdict {
@@ -144,7 +144,7 @@ impl Tcp {
                 if host.may_refuse(now) {
                     host.counters.tcp_resets_sent += 1;
                     let at = (number, seg.end());
-                    self.say(now, host, &tuple, at, (RST, 0), None);
+                    self.send_reply(now, host, &tuple, at, (RST, 0), None);
                 }
             }
             Verdict::Failed(error) => {
@@ -172,7 +172,7 @@ impl Tcp {
         if room {
             connection.wants_room = false;
         }
-        if let Some(size) = connection.take_found_size() {
+        if let Some(size) = connection.take_found_mss() {
             let remote = connection.tuple.remote.ip();
             let mtu = size + ip::header_len(remote) + HEADER_BYTES;
             host.counters.tcp_black_holes += 1;
@@ -191,10 +191,10 @@ impl Tcp {
     }
 
     /// Discards data that the application will never read. If the application has dropped the
-    /// connection, the data is lost, and the stack sends a reset (RFC 9293, 3.10.7.3 and RFC 2525,
+    /// connection, the data is lost, and the stack sends a reset (RFC 9293, 3.6.1, and RFC 2525,
     /// 2.17).
     pub(super) fn discard(&mut self, now: Instant, host: &mut Host, index: u32) {
-        let Some((connection, env)) = self.visit(now, host, index) else { return };
+        let Some((connection, env)) = self.connection_and_env(now, host, index) else { return };
         if connection.receiving.discard(env.pool) > 0 && connection.owner == Owner::None {
             self.abort_now(now, host, index);
         }

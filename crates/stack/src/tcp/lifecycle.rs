@@ -51,7 +51,7 @@ impl Tcp {
 
     /// Ends a connection with a reset.
     pub(super) fn abort_now(&mut self, now: Instant, host: &mut Host, index: u32) {
-        if let Some((connection, env)) = self.visit(now, host, index) {
+        if let Some((connection, env)) = self.connection_and_env(now, host, index) {
             connection.abort(env.pool);
             connection.give_up_at = None;
             self.settle(now, host, index);
@@ -65,7 +65,7 @@ impl Tcp {
             return;
         }
         connection.detached = true;
-        connection.given_up();
+        connection.clear_deadlines();
         let tuple = connection.tuple;
         let Some(connection) = self.slots[index as usize].connection.as_deref_mut() else { return };
         connection.sending.buffer.clear(&mut self.pool);

@@ -108,7 +108,7 @@ impl Tcp {
             if host.may_refuse(now) {
                 host.counters.tcp_resets_sent += 1;
                 let at = (agreement.ours + 1, agreement.theirs + 1);
-                self.say(now, host, &tuple, at, (RST | ACK, 0), None);
+                self.send_reply(now, host, &tuple, at, (RST | ACK, 0), None);
             }
         }
     }

@@ -41,7 +41,7 @@ impl Blocks {
     }
 }
 
-/// The options of a received segment. An option that lies about its length ends the list.
+/// The options of a received segment. An option with an invalid length ends the list.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
     pub(super) mss: Option<u16>,

@@ -110,7 +110,7 @@ impl Tcp {
         let flags = if agreement.ecn { SYN | ACK | ECE } else { SYN | ACK };
         let window = super::receiving::first_window(most);
         let at = (agreement.ours, agreement.theirs + 1);
-        self.say_with(now, host, tuple, at, (flags, window), &options);
+        self.send_reply_with(now, host, tuple, at, (flags, window), &options);
     }
 
     /// Handles a segment for a half-open connection (RFC 9293, 3.10.7.4, SYN-RECEIVED).
@@ -196,7 +196,7 @@ impl Tcp {
             let most = host.config.tcp.receive_buffer_bytes;
             let shift = agreement.shift.map_or(0, |_| super::connection::offered_shift(most));
             let window = super::receiving::first_window(most) >> shift;
-            self.say(now, host, tuple, at, (ACK, window), stamps);
+            self.send_reply(now, host, tuple, at, (ACK, window), stamps);
         } else {
             host.counters.tcp_challenges_limited += 1;
         }
@@ -261,7 +261,7 @@ impl Tcp {
         let mut connection = Connection::new(tuple, owner, sizes, config, ours, now);
         connection.origin = sequence::timestamp_origin(&host.random, &tuple);
         let id = self.insert(connection);
-        let Some((connection, env)) = self.visit(now, host, id.index) else { return };
+        let Some((connection, env)) = self.connection_and_env(now, host, id.index) else { return };
         let options = Options {
             mss: agreement.mss,
             window_shift: agreement.shift,
@@ -272,7 +272,7 @@ impl Tcp {
         connection.syn_due = false;
         connection.negotiate(&env, agreement.theirs, &options);
         // The peer knows the window of our answer.
-        connection.receiving.tell_first();
+        connection.receiving.advertise_first();
         connection.ecn = if agreement.ecn { Ecn::On } else { Ecn::Off };
         connection.sending.nxt = ours + 1;
         connection.syn_at = measured.unwrap_or(now);

@@ -19,7 +19,7 @@ pub(super) struct Capacity {
     pub(super) most_segments: usize,
     pub(super) least_segment: usize,
     /// `true` if memory for buffers is short.
-    pub(super) pressed: bool,
+    pub(super) under_pressure: bool,
 }
 
 /// The inputs of one plan.
@@ -37,7 +37,7 @@ pub(super) enum Kind {
     Reset,
     /// Data or a FIN for the first time, or again.
     New(Block),
-    Again(Block),
+    Retransmission(Block),
     /// An acknowledgement alone.
     Bare,
     KeepAlive,
@@ -81,10 +81,10 @@ impl Connection {
             return self.plan_bare(inputs);
         }
         let data = match self.sending.recovery.forced {
-            Forced::Tail => self.plan_tail(inputs),
-            Forced::Window => self.plan_window_probe(inputs),
+            Forced::TailLossProbe => self.plan_tail_loss_probe(inputs),
+            Forced::WindowProbe => self.plan_window_probe(inputs),
             Forced::None | Forced::Lost if self.sending.scoreboard.has_lost() => {
-                self.plan_again(inputs)
+                self.plan_retransmission(inputs)
             }
             Forced::None | Forced::Lost => {
                 self.sending.recovery.forced = Forced::None;
@@ -108,7 +108,7 @@ impl Connection {
 
     /// Returns a segment without payload.
     fn segment(&self, inputs: &Inputs<'_>, sequence: Seq, flags: u8, kind: Kind) -> Plan {
-        let (window, edge) = self.receiving.offer(false, inputs.capacity.pressed);
+        let (window, edge) = self.receiving.offer(false, inputs.capacity.under_pressure);
         let mut flags = flags;
         if self.receiving.echo_mark && self.ecn == Ecn::On {
             flags |= ECE;
@@ -252,7 +252,7 @@ impl Connection {
     }
 
     /// Returns lost data, if the congestion window allows it.
-    fn plan_again(&mut self, inputs: &Inputs<'_>) -> Option<Plan> {
+    fn plan_retransmission(&mut self, inputs: &Inputs<'_>) -> Option<Plan> {
         let (full, large) = self.most(inputs);
         let sending = &self.sending;
         // A closed window is probed with one segment per timeout.
@@ -272,11 +272,11 @@ impl Connection {
         }
         end = end.min(start + room);
         let block = (start, end);
-        Some(self.with_data(inputs, block, Kind::Again(block)))
+        Some(self.with_data(inputs, block, Kind::Retransmission(block)))
     }
 
-    /// Returns a probe of the tail: new data, or else the last segment again (RFC 8985, 7.3).
-    fn plan_tail(&mut self, inputs: &Inputs<'_>) -> Option<Plan> {
+    /// Returns a tail loss probe: new data, or else the last segment again (RFC 8985, 7.3).
+    fn plan_tail_loss_probe(&mut self, inputs: &Inputs<'_>) -> Option<Plan> {
         if let Some(plan) = self.plan_new(inputs, true) {
             return Some(plan);
         }
@@ -285,10 +285,10 @@ impl Connection {
             self.sending.recovery.forced = Forced::None;
             return None;
         };
-        Some(self.with_data(inputs, block, Kind::Again(block)))
+        Some(self.with_data(inputs, block, Kind::Retransmission(block)))
     }
 
-    /// Returns a probe of the peer's window: as much as it has room for, at least one byte
+    /// Returns a zero-window probe: as much as it has room for, at least one byte
     /// (RFC 9293, 3.8.6.1).
     fn plan_window_probe(&mut self, inputs: &Inputs<'_>) -> Option<Plan> {
         let (full, _) = self.most(inputs);
@@ -337,11 +337,11 @@ impl Connection {
     /// Records that the link took the segment.
     pub(super) fn sent(&mut self, now: Instant, plan: &Plan, counters: &mut Counters) {
         counters.tcp_sent += 1;
-        self.receiving.told(plan.edge);
+        self.receiving.advertised(plan.edge);
         if plan.header.flags & ACK != 0 {
             self.receiving.note_acknowledged();
         }
-        if let Kind::New((start, _)) | Kind::Again((start, _)) = plan.kind
+        if let Kind::New((start, _)) | Kind::Retransmission((start, _)) = plan.kind
             && plan.len >= plan.segment
         {
             self.note_full(start + plan.segment as u32);
@@ -365,16 +365,16 @@ impl Connection {
                 if plan.header.flags & CWR != 0 {
                     self.sending.recovery.tell_reduced = false;
                 }
-                let probes = self.sending.recovery.forced == Forced::Window;
+                let probes = self.sending.recovery.forced == Forced::WindowProbe;
                 if !plan.len.is_multiple_of(plan.segment) && !probes {
                     self.sending.small = Some(end);
                 }
                 self.sending.note_sent(now, start, end);
             }
-            Kind::Again(block) => {
+            Kind::Retransmission(block) => {
                 counters.tcp_retransmitted += 1;
                 let clock = self.clock(now);
-                self.sending.note_again(now, block, clock);
+                self.sending.note_retransmission(now, block, clock);
             }
             Kind::Bare => {}
             Kind::KeepAlive => self.probe_due = false,

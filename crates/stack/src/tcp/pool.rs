@@ -10,7 +10,7 @@ use crate::Instant;
 pub(super) const BLOCK_BYTES: usize = 4096;
 const SLAB_BLOCKS: usize = 64;
 const WORD: usize = 64;
-/// The time between two looks at unused slabs. A slab is given back after at most two of them.
+/// The time between two checks for unused slabs. The pool frees an unused slab at the second check at the latest.
 const TIDY: std::time::Duration = std::time::Duration::from_secs(3);
 /// The number of slabs that are kept.
 const KEPT: usize = 1;
@@ -31,7 +31,7 @@ pub(super) struct Pool {
     /// A bit per slab with a free block.
     roomy: Vec<u64>,
     used: usize,
-    /// The largest `used` since the last look at unused slabs.
+    /// The largest `used` since the last check for unused slabs.
     peak: usize,
     limit: usize,
     tidy_at: Option<Instant>,

@@ -7,7 +7,7 @@ use super::arrivals::Arrivals;
 use super::buffer::ReceiveBuffer;
 use super::pool::Pool;
 use super::sequence::Seq;
-use crate::{Counters, Instant};
+use crate::{Counters, Instant, TcpConfig};
 
 /// The window at the start of a connection, in bytes, unless the configured one is smaller. It
 /// grows while the application keeps up with the peer.
@@ -15,12 +15,10 @@ const FIRST_WINDOW: u32 = 256 * 1024;
 /// The size of a full segment, as long as the peer sent no larger one (RFC 9293, 3.7.1).
 const LEAST_SEGMENT: u32 = 536;
 /// The bytes that each connection may hold in one direction while memory is short.
-pub(super) const SCARCE: usize = 16 * 1024;
+pub(super) const BYTES_UNDER_PRESSURE: usize = 16 * 1024;
 /// The least time over which reads are counted. A longer one would let windows of short paths grow
 /// beyond the packets that a link can hold.
 const LEAST_ROUND: Duration = Duration::from_millis(1);
-/// The largest window of a short path that holds less.
-const SHORT_PATH: u32 = 1536 * 1024;
 /// The largest value of the window's field.
 const FIELD: u32 = 0xffff;
 
@@ -53,9 +51,12 @@ pub(super) struct Receiving {
     pub(super) shift: u8,
     pub(super) buffer: ReceiveBuffer,
     pub(super) arrivals: Arrivals,
-    /// The present size of the window, if the application has read everything, and its limit.
+    /// The present size of the window in bytes, if the application has read everything, and its
+    /// limit.
     limit: u32,
     most: u32,
+    /// The limit on a path shorter than [`LEAST_ROUND`], unless the path itself holds more.
+    short_path: u32,
     /// `true` once the peer ended its direction, and everything before arrived.
     pub(super) finished: bool,
     /// The number of a FIN that arrived ahead of a gap.
@@ -85,10 +86,10 @@ pub(super) struct Receiving {
 }
 
 impl Receiving {
-    /// Creates the direction for a peer whose SYN has the number `initial`. `most`: the configured
-    /// size of the buffer; `shift` the shift that our SYN offers; `full` the largest segment.
-    pub(super) fn new(initial: Seq, most: usize, shift: u8, full: u32) -> Receiving {
-        let most = most as u32;
+    /// Creates the direction for a peer whose SYN has the number `initial`. `shift`: the one that our
+    /// SYN offers; `full`: the largest segment.
+    pub(super) fn new(initial: Seq, config: &TcpConfig, shift: u8, full: u32) -> Receiving {
+        let most = config.receive_buffer_bytes as u32;
         let nxt = initial + 1;
         Receiving {
             nxt,
@@ -98,6 +99,7 @@ impl Receiving {
             buffer: ReceiveBuffer::default(),
             arrivals: Arrivals::default(),
             limit: FIRST_WINDOW.min(most),
+            short_path: config.short_path_bytes as u32,
             most,
             finished: false,
             finish_at: None,
@@ -129,11 +131,11 @@ impl Receiving {
         self.edge.since(self.nxt)
     }
 
-    /// Returns the window that the buffer allows now. `pressed`: memory is short, so the window has
+    /// Returns the window that the buffer allows now. `under_pressure`: memory is short, so the window has
     /// no more than a few segments.
-    fn free(&self, pressed: bool) -> u32 {
+    fn free(&self, under_pressure: bool) -> u32 {
         let free = self.limit.saturating_sub(self.buffer.len() as u32);
-        if pressed { free.min(4 * self.full) } else { free }
+        if under_pressure { free.min(4 * self.full) } else { free }
     }
 
     /// Returns by how much the window may move at least: less would invite small segments
@@ -143,10 +145,10 @@ impl Receiving {
     }
 
     /// Returns the value of the window's field in the next segment, and the end of the window that
-    /// it tells, for [`Receiving::told`]. `is_syn`: the segment has a SYN, whose window is not
-    /// scaled. `pressed`: as for [`Receiving::free`].
-    pub(super) fn offer(&self, is_syn: bool, pressed: bool) -> (u16, Seq) {
-        let free = self.free(pressed);
+    /// it tells, for [`Receiving::advertised`]. `is_syn`: the segment has a SYN, whose window is not
+    /// scaled. `under_pressure`: as for [`Receiving::free`].
+    pub(super) fn offer(&self, is_syn: bool, under_pressure: bool) -> (u16, Seq) {
+        let free = self.free(under_pressure);
         let wanted = self.nxt + free;
         let mut edge = self.edge;
         if wanted.after(edge) && wanted.since(edge) >= self.step() {
@@ -165,13 +167,13 @@ impl Receiving {
     }
 
     /// Records that the peer knows the window of our SYN or of its answer.
-    pub(super) fn tell_first(&mut self) {
+    pub(super) fn advertise_first(&mut self) {
         let (_, edge) = self.offer(true, false);
-        self.told(edge);
+        self.advertised(edge);
     }
 
     /// Records the end of the window that a sent segment told the peer.
-    pub(super) fn told(&mut self, edge: Seq) {
+    pub(super) fn advertised(&mut self, edge: Seq) {
         self.edge = edge;
         self.furthest = self.furthest.max(edge);
     }
@@ -188,9 +190,9 @@ impl Receiving {
     }
 
     /// Returns `true` if the application's reads opened the window so far that the peer should know
-    /// at once: at least twice what it knows of. `pressed`: as for [`Receiving::free`].
-    pub(super) fn should_update(&self, pressed: bool) -> bool {
-        let (free, known) = (self.free(pressed).min(FIELD << self.shift), self.window());
+    /// at once: at least twice what it knows of. `under_pressure`: as for [`Receiving::free`].
+    pub(super) fn should_update(&self, under_pressure: bool) -> bool {
+        let (free, known) = (self.free(under_pressure).min(FIELD << self.shift), self.window());
         !self.finished && free >= known + self.step() && free >= 2 * known
     }
 
@@ -248,7 +250,7 @@ impl Receiving {
         // Data ahead of a gap, and a connection that holds much, may not take the last memory. Where
         // data in order finds none, that ahead of a gap goes first (RFC 2018, 8, allows both).
         let offset = start.since(self.nxt) as usize;
-        let takes_much = offset > 0 || self.buffer.len() >= SCARCE;
+        let takes_much = offset > 0 || self.buffer.len() >= BYTES_UNDER_PRESSURE;
         if takes_much && !pool.is_roomy() {
             counters.tcp_buffer_limit += 1;
             self.acknowledge_now();
@@ -339,7 +341,9 @@ impl Receiving {
     /// round trip, and the window must stay ahead.
     ///
     /// On a path shorter than [`LEAST_ROUND`] nearly all of the window waits in this host's queues, so
-    /// it ends at [`SHORT_PATH`] unless the path itself holds more.
+    /// it ends at [`TcpConfig::short_path_bytes`] unless the path itself holds more.
+    ///
+    /// `least`: the least recent round trip time, zero if unknown; `roomy`: the pool may grow.
     pub(super) fn tune(&mut self, now: Instant, least: Duration, roomy: bool) {
         let round_trip = least.max(LEAST_ROUND);
         let passed = now.since(self.round);
@@ -357,7 +361,8 @@ impl Receiving {
             let growth = read.saturating_sub(before).min(read / 2);
             let wanted = read.saturating_mul(2).saturating_add(growth.saturating_mul(4));
             let on_path = u128::from(wanted) * least.as_nanos() / passed.as_nanos().max(1);
-            let most = if least < LEAST_ROUND { SHORT_PATH.max(on_path as u32) } else { u32::MAX };
+            let is_short = least < LEAST_ROUND;
+            let most = if is_short { self.short_path.max(on_path as u32) } else { u32::MAX };
             self.limit = wanted.min(most).max(self.limit).min(self.most);
         }
     }
@@ -375,9 +380,11 @@ mod tests {
 
     #[test]
     fn windows_follow_what_the_path_holds() {
+        let config = TcpConfig::default();
+        let short = config.short_path_bytes as u32;
         // The round trip in microseconds, and the bytes read per microsecond.
         for (least, rate) in [(50, 4000), (900, 4000), (20_000, 100)] {
-            let mut receiving = Receiving::new(Seq(0), 16 << 20, 9, 1460);
+            let mut receiving = Receiving::new(Seq(0), &config, 9, 1460);
             let step = least.max(1000);
             for round in 1..40 {
                 receiving.read = receiving.limit.min(rate * step);
@@ -385,7 +392,7 @@ mod tests {
                 receiving.tune(now, Duration::from_micros(least.into()), true);
             }
             let path = least * rate;
-            let expected = (2 * path).max(SHORT_PATH)..=(4 * path).max(SHORT_PATH);
+            let expected = (2 * path).max(short)..=(4 * path).max(short);
             assert!(expected.contains(&receiving.limit), "{least} us: {}", receiving.limit);
         }
     }

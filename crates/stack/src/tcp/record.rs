@@ -10,7 +10,7 @@ pub(super) const SACKED: u8 = 1;
 /// The data counts as lost, and is to be sent again.
 pub(super) const LOST: u8 = 2;
 /// The data was sent more than once.
-pub(super) const AGAIN: u8 = 4;
+pub(super) const RETRANSMITTED: u8 = 4;
 
 /// Data that was sent at one time.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ impl Record {
 }
 
 /// Returns `true` if the first record was sent after the second, by time and sequence number
-/// (RFC 8985, 6.1).
+/// (RFC 8985, 6.2).
 pub(super) fn later(one: (Instant, Seq), other: (Instant, Seq)) -> bool {
     one.0 > other.0 || one.0 == other.0 && one.1.after(other.1)
 }

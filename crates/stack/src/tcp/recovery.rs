@@ -3,7 +3,7 @@
 //!
 //! | source | used for |
 //! |---|---|
-//! | RFC 8985 | detection by time (RACK), probes of the tail (TLP) |
+//! | RFC 8985 | detection by time (RACK), tail loss probes (TLP) |
 //! | RFC 6675, RFC 6582 | recovery with selective acknowledgements, and without (NewReno) |
 //! | RFC 6937 | the window during recovery (proportional rate reduction) |
 //! | RFC 6298 | the retransmission timeout |
@@ -33,15 +33,15 @@ pub(super) enum Forced {
     None,
     /// The first lost segment, whatever the congestion window.
     Lost,
-    /// A probe of the tail: new data, or the last segment again.
-    Tail,
-    /// A probe of the peer's window: as much as fits, at least one byte (RFC 9293, 3.8.6.1).
-    Window,
+    /// A tail loss probe: new data, or the last segment again.
+    TailLossProbe,
+    /// A zero-window probe: as much as fits, at least one byte (RFC 9293, 3.8.6.1).
+    WindowProbe,
 }
 
 /// The first retransmission of a phase, which shows whether anything was lost (RFC 3522, 3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum FirstAgain {
+pub(super) enum FirstRetransmission {
     #[default]
     None,
     /// Our clock when it was sent: an earlier echo shows that nothing was lost.
@@ -64,22 +64,22 @@ pub(super) struct Recovery {
     /// Duplicate acknowledgements, from a peer without selective ones.
     pub(super) duplicates: u8,
     /// What the first retransmission tells of this phase.
-    pub(super) first_again: FirstAgain,
-    /// A probe of the tail in flight: the end of the data then, and `true` if it was sent before.
+    pub(super) first_retransmission: FirstRetransmission,
+    /// A tail loss probe in flight: the end of the data then, and `true` if it was sent before.
     pub(super) tail: Option<(Seq, bool)>,
     /// The end of the data sent when the reordering window widened last.
     pub(super) widened: Option<Seq>,
     /// The end of the data sent when a router's mark reduced the window last.
-    pub(super) marked: Option<Seq>,
+    pub(super) ecn_reduced: Option<Seq>,
     /// `true` if the next new data is to tell the peer of the reduction (CWR).
     pub(super) tell_reduced: bool,
-    /// The start of the retransmission timeout.
+    /// The time from which the retransmission timeout counts.
     pub(super) base: Instant,
-    /// The time when data may count as lost, and the time of the next probe of the tail.
+    /// The time when data may count as lost, and the time of the next tail loss probe.
     pub(super) reorder_at: Option<Instant>,
     pub(super) probe_at: Option<Instant>,
     pub(super) has_sent: bool,
-    /// `true` while a probe of the peer's closed window is in flight.
+    /// `true` while a zero-window probe is in flight.
     pub(super) probes_window: bool,
     /// `true` if the peer reports received data selectively.
     pub(super) selective: bool,
@@ -96,5 +96,5 @@ pub(super) struct Acknowledgement<'a> {
     pub(super) echo: Option<u32>,
     pub(super) clock: u32,
     /// `true` if a router marked a packet of ours (ECE).
-    pub(super) marked: bool,
+    pub(super) ece: bool,
 }

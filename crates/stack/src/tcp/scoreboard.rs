@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::options::Block;
 pub(super) use super::record::Delivery;
-use super::record::{AGAIN, LOST, Record, SACKED, is_one_time, later};
+use super::record::{LOST, RETRANSMITTED, Record, SACKED, is_one_time, later};
 use super::sequence::Seq;
 use crate::Instant;
 
@@ -88,7 +88,7 @@ impl Scoreboard {
     }
 
     /// Records that data was sent again.
-    pub(super) fn sent_again(&mut self, start: Seq, end: Seq, now: Instant, least: Duration) {
+    pub(super) fn retransmitted(&mut self, start: Seq, end: Seq, now: Instant, least: Duration) {
         let first = self.index_of(start);
         let index = first + usize::from(self.split(first, start));
         self.split(index, end);
@@ -96,12 +96,12 @@ impl Scoreboard {
         if record.is(LOST) {
             self.lost -= record.len();
         }
-        self.again += u32::from(!record.is(AGAIN));
-        record.state = (record.state & !LOST) | AGAIN;
+        self.again += u32::from(!record.is(RETRANSMITTED));
+        record.state = (record.state & !LOST) | RETRANSMITTED;
         record.sent_at = now;
         // One record for what was sent again at about one time.
         if let Some(before) = index.checked_sub(1)
-            && self.records[before].state == AGAIN
+            && self.records[before].state == RETRANSMITTED
             && is_one_time(self.records[before].sent_at, now, least)
         {
             self.merge(before);
@@ -111,7 +111,7 @@ impl Scoreboard {
     /// Merges a record with the next one, of the same state.
     fn merge(&mut self, index: usize) {
         if let Some(next) = self.records.remove(index + 1) {
-            self.again -= u32::from(next.is(AGAIN));
+            self.again -= u32::from(next.is(RETRANSMITTED));
             self.sacked_records -= u32::from(next.is(SACKED));
             self.records[index].end = next.end;
         }
@@ -141,7 +141,7 @@ impl Scoreboard {
         }
         let rest = Record { start: at, ..*record };
         record.end = at;
-        self.again += u32::from(rest.is(AGAIN));
+        self.again += u32::from(rest.is(RETRANSMITTED));
         self.sacked_records += u32::from(rest.is(SACKED));
         self.records.insert(index + 1, rest);
         true
@@ -177,7 +177,7 @@ impl Scoreboard {
             if record.is(LOST) {
                 self.lost -= record.len();
             }
-            self.again -= u32::from(record.is(AGAIN));
+            self.again -= u32::from(record.is(RETRANSMITTED));
         }
         if self.records.is_empty() && self.records.capacity() > 4 * KEPT {
             self.records.shrink_to(KEPT);
@@ -264,12 +264,12 @@ impl Scoreboard {
     ) {
         delivery.bytes += record.len();
         let round_trip = now.since(record.sent_at);
-        if !record.is(AGAIN) {
+        if !record.is(RETRANSMITTED) {
             let sample = delivery.sample.map_or(round_trip, |sample| sample.min(round_trip));
             delivery.sample = Some(sample);
         }
         // A report sooner than the path allows is about the first copy.
-        if !record.is(AGAIN) || round_trip >= least {
+        if !record.is(RETRANSMITTED) || round_trip >= least {
             self.round_trip = round_trip;
             let sent = (record.sent_at, record.end);
             if self.newest.is_none_or(|newest| later(sent, newest)) {
@@ -278,7 +278,7 @@ impl Scoreboard {
         }
         match self.furthest {
             Some(furthest) if record.end.before(furthest) => {
-                self.reordered |= !record.is(AGAIN);
+                self.reordered |= !record.is(RETRANSMITTED);
             }
             _ => self.furthest = Some(record.end),
         }
@@ -309,7 +309,7 @@ impl Scoreboard {
     }
 
     /// Marks the data as lost that was sent long enough before delivered data (RFC 8985, 6.2,
-    /// step 5). Returns whether it marked any, and when to look again.
+    /// step 5). Returns whether it marked any, and when to check again.
     pub(super) fn detect(
         &mut self,
         now: Instant,
@@ -344,7 +344,7 @@ impl Scoreboard {
     }
 
     /// Marks all data as lost that the peer has not reported: the retransmission timeout passed.
-    pub(super) fn lose_all(&mut self) {
+    pub(super) fn mark_all_lost(&mut self) {
         for record in &mut self.records {
             if !record.is(SACKED | LOST) {
                 record.state |= LOST;
@@ -355,7 +355,7 @@ impl Scoreboard {
 
     /// Marks the first data as lost, at most `most` bytes, unless it is marked. Returns `true` if it
     /// marked any.
-    pub(super) fn lose_first(&mut self, most: u32) -> bool {
+    pub(super) fn mark_first_lost(&mut self, most: u32) -> bool {
         let Some(&first) = self.records.front() else { return false };
         if first.is(SACKED | LOST) {
             return false;
@@ -368,7 +368,7 @@ impl Scoreboard {
     }
 
     /// Takes all losses back: they were none.
-    pub(super) fn lose_none(&mut self) {
+    pub(super) fn unmark_lost(&mut self) {
         for record in &mut self.records {
             record.state &= !LOST;
         }
@@ -382,8 +382,8 @@ impl Scoreboard {
         for record in &mut self.records {
             if record.is(SACKED) {
                 // The next report of it measures no round trip.
-                self.again += u32::from(!record.is(AGAIN));
-                record.state = (record.state & !SACKED) | AGAIN;
+                self.again += u32::from(!record.is(RETRANSMITTED));
+                record.state = (record.state & !SACKED) | RETRANSMITTED;
             }
         }
         self.sacked = 0;

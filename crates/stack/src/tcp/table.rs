@@ -42,7 +42,7 @@ pub(crate) struct Tcp {
     pub(super) dirty: VecDeque<u32>,
     pub(super) pool: Pool,
     /// Connections whose applications wait for memory to write.
-    pub(super) starved: VecDeque<TcpId>,
+    pub(super) memory_waiters: VecDeque<TcpId>,
 }
 
 impl Tcp {
@@ -63,12 +63,12 @@ impl Tcp {
             wheel: Wheel::new(now),
             dirty: VecDeque::new(),
             pool: Pool::new(limits.tcp_buffer_bytes),
-            starved: VecDeque::new(),
+            memory_waiters: VecDeque::new(),
         }
     }
 
     /// Returns a connection with the parts of the stack that it uses.
-    pub(super) fn visit<'a>(
+    pub(super) fn connection_and_env<'a>(
         &'a mut self,
         now: Instant,
         host: &'a mut Host,

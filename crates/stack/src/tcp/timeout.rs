@@ -1,10 +1,10 @@
-//! The timers of sent data: the retransmission timeout (RFC 6298), probes of the tail and reordering
+//! The timers of sent data: the retransmission timeout (RFC 6298), tail loss probes and reordering
 //! (RFC 8985), probes of a closed window (RFC 9293, 3.8.6.1); and the record of what was sent.
 
 use std::time::Duration;
 
 use super::options::Block;
-use super::recovery::{FirstAgain, Forced, Phase};
+use super::recovery::{FirstRetransmission, Forced, Phase};
 use super::scoreboard::Delivery;
 use super::sending::Sending;
 use super::sequence::Seq;
@@ -12,7 +12,7 @@ use crate::{Counters, Instant};
 
 /// The time that a peer may delay the acknowledgement of a single segment (RFC 8985, 7.2).
 const PEER_DELAY: Duration = Duration::from_millis(200);
-/// The least time before a probe of the tail.
+/// The least time before a tail loss probe.
 const LEAST_PROBE: Duration = Duration::from_millis(10);
 
 impl Sending {
@@ -28,12 +28,12 @@ impl Sending {
         self.last_sent = now;
         self.active = now;
         match self.recovery.forced {
-            Forced::Tail => {
+            Forced::TailLossProbe => {
                 self.recovery.tail = Some((end, false));
                 // RFC 8985, 7.3: the timeout counts from the probe.
                 self.recovery.base = now;
             }
-            Forced::Window => self.recovery.probes_window = true,
+            Forced::WindowProbe => self.recovery.probes_window = true,
             Forced::None | Forced::Lost => {}
         }
         self.recovery.forced = Forced::None;
@@ -41,17 +41,17 @@ impl Sending {
     }
 
     /// Records that data was sent again. `clock`: our clock in that segment.
-    pub(super) fn note_again(&mut self, now: Instant, (start, end): Block, clock: u32) {
-        let is_probe = self.recovery.forced == Forced::Tail;
-        self.scoreboard.sent_again(start, end, now, self.rtt.least());
+    pub(super) fn note_retransmission(&mut self, now: Instant, (start, end): Block, clock: u32) {
+        let is_probe = self.recovery.forced == Forced::TailLossProbe;
+        self.scoreboard.retransmitted(start, end, now, self.rtt.least());
         self.last_sent = now;
         let recovery = &mut self.recovery;
         recovery.sent = recovery.sent.saturating_add(end.since(start));
         if is_probe {
             recovery.tail = Some((self.nxt, true));
         } else {
-            if recovery.first_again == FirstAgain::None {
-                recovery.first_again = FirstAgain::At(clock);
+            if recovery.first_retransmission == FirstRetransmission::None {
+                recovery.first_retransmission = FirstRetransmission::At(clock);
             }
         }
         if start == self.una || is_probe {
@@ -60,7 +60,7 @@ impl Sending {
         recovery.forced = Forced::None;
     }
 
-    /// Plans a probe of the tail, if no loss is in question (RFC 8985, 7.2).
+    /// Plans a tail loss probe, if no loss is in question (RFC 8985, 7.2).
     pub(super) fn schedule_probe(&mut self, now: Instant) {
         let possible = self.recovery.selective
             && self.recovery.phase == Phase::Open
@@ -99,10 +99,10 @@ impl Sending {
         }
         if !self.is_outstanding() {
             self.rtt.back_off();
-            self.recovery.forced = Forced::Window;
+            self.recovery.forced = Forced::WindowProbe;
             return false;
         }
-        // A probe of the tail that would come later than the timeout takes its place (RFC 8985,
+        // A tail loss probe that would come later than the timeout takes its place (RFC 8985,
         // 7.2).
         if now >= self.recovery.base + self.rtt.timeout() && self.recovery.probe_at.is_none() {
             self.timed_out(counters);
@@ -110,14 +110,14 @@ impl Sending {
         }
         if self.recovery.reorder_at.take().is_some_and(|at| at <= now) {
             let outstanding = self.nxt.since(self.una);
-            let marked = self.detect_by_time(now);
-            self.change_phase(counters, false, marked, outstanding);
-            if marked && self.recovery.phase == Phase::Recovery {
-                self.pace_recovery(&Delivery::default(), false);
+            let newly_lost = self.detect_by_time(now);
+            self.change_phase(counters, false, newly_lost, outstanding);
+            if newly_lost && self.recovery.phase == Phase::Recovery {
+                self.reduce_proportionally(&Delivery::default(), false);
             }
         } else if self.recovery.probe_at.take().is_some() {
             counters.tcp_tail_probes += 1;
-            self.recovery.forced = Forced::Tail;
+            self.recovery.forced = Forced::TailLossProbe;
         }
         false
     }
@@ -135,14 +135,14 @@ impl Sending {
             self.scoreboard.forget_selected();
         }
         self.rtt.back_off();
-        self.scoreboard.lose_all();
+        self.scoreboard.mark_all_lost();
         self.recovery.forced = Forced::Lost;
-        // A closed window says nothing of the path.
+        // A closed window is no evidence about the path.
         if self.is_closed() {
             return;
         }
         if self.recovery.phase != Phase::Loss {
-            self.recovery.first_again = FirstAgain::None;
+            self.recovery.first_retransmission = FirstRetransmission::None;
         }
         let flight = self.nxt.since(self.una);
         self.congestion.timed_out(flight, again || self.recovery.phase == Phase::Loss);
@@ -157,9 +157,9 @@ impl Sending {
         self.rtt.progress();
         self.recovery.base = now;
         if std::mem::take(&mut self.recovery.probes_window) {
-            self.scoreboard.lose_all();
+            self.scoreboard.mark_all_lost();
             self.recovery.forced = Forced::Lost;
-        } else if self.recovery.forced == Forced::Window {
+        } else if self.recovery.forced == Forced::WindowProbe {
             self.recovery.forced = Forced::None;
         }
     }
@@ -167,7 +167,7 @@ impl Sending {
     /// Makes all data in flight count as lost, since the path carries only smaller packets.
     pub(super) fn resend(&mut self) {
         if self.is_outstanding() {
-            self.scoreboard.lose_all();
+            self.scoreboard.mark_all_lost();
             self.recovery.forced = Forced::Lost;
         }
     }

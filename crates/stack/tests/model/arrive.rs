@@ -151,7 +151,7 @@ impl Oracle {
             return self.hear_late_syn(now, segment);
         }
         if !self.acceptable(segment) {
-            return self.hear_misfit(now, segment);
+            return self.hear_unacceptable(now, segment);
         }
         if segment.has(RST) {
             return self.hear_reset(exact);
@@ -177,7 +177,7 @@ impl Oracle {
     }
 
     /// First: a segment that is not acceptable.
-    fn hear_misfit(&self, now: u64, segment: &Segment) -> Choices {
+    fn hear_unacceptable(&self, now: u64, segment: &Segment) -> Choices {
         let same = self.clone();
         if segment.has(RST) {
             return vec![(same, Answer::Nothing)];

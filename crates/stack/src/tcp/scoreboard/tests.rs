@@ -125,7 +125,7 @@ impl Both {
         assert_eq!(start, self.seq(self.oracle.una + first as u32));
         let len = end.since(start) as usize;
         assert!((1..=most as usize).contains(&len));
-        self.board.sent_again(start, end, self.now, Duration::ZERO);
+        self.board.retransmitted(start, end, self.now, Duration::ZERO);
         for byte in &mut self.oracle.bytes[first..first + len] {
             assert_eq!(byte.state, State::Lost);
             *byte = Byte { sent_at: self.now, state: State::Flying, again: true };
@@ -159,7 +159,7 @@ fn run(seed: u64) {
             }
             8 => both.repeat(1 + below(60)),
             9 if below(8) == 0 => {
-                both.board.lose_all();
+                both.board.mark_all_lost();
                 let flying = |byte: &&mut Byte| byte.state == State::Flying;
                 both.oracle.bytes.iter_mut().filter(flying).for_each(|b| b.state = State::Lost);
             }
