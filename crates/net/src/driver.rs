@@ -69,9 +69,7 @@ pub(crate) struct Shared {
     kept: AtomicU64,
     /// The number of sleeps of threads that drive.
     sleeps: AtomicU64,
-    spinning: Mutex<Spinning>,
-    /// `true` if the last call that did not block wrote data: the next one to read awaits an answer.
-    wrote: AtomicBool,
+    pub(crate) spinning: Mutex<Spinning>,
     /// Ends the driver's sleep.
     wake: OwnedFd,
     /// Wakes the library's thread while it stands by.
@@ -84,9 +82,9 @@ pub(crate) struct Shared {
 }
 
 /// Adapts the link to the stack.
-struct Way<'a>(&'a mut dyn Link);
+struct LinkTransmit<'a>(&'a mut dyn Link);
 
-impl Transmit for Way<'_> {
+impl Transmit for LinkTransmit<'_> {
     fn room(&mut self, len: usize) -> bool {
         self.0.room(len)
     }
@@ -128,7 +126,6 @@ impl Shared {
             kept: AtomicU64::new(FOREVER),
             sleeps: AtomicU64::new(0),
             spinning: Mutex::default(),
-            wrote: AtomicBool::new(false),
             wake,
             stands_by: Condvar::new(),
             link_fd,
@@ -209,7 +206,7 @@ impl Shared {
     pub(crate) fn kick(&self) {
         for _ in 0..KICK_ROUNDS {
             self.pending.store(true, Ordering::Relaxed);
-            // Pairs with the fence after the lock is released, below and in `run`: either this
+            // Pairs with the fence after the lock is released, below and in `sleeping.rs`: either this
             // thread gets the lock, or its holder sees that frames wait.
             fence(Ordering::SeqCst);
             let mut link = match self.link.try_lock() {
@@ -228,11 +225,11 @@ impl Shared {
                 break;
             }
         }
-        self.rouse();
+        self.wake_driver();
     }
 
     /// Wakes the driver if its sleep would last too long.
-    fn rouse(&self) {
+    fn wake_driver(&self) {
         let until = self.sleeps_until.load(Ordering::SeqCst);
         if until == AWAKE {
             return;
@@ -266,10 +263,10 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Makes one round. Returns `true` if it did any work.
-    fn round(&self, link: &mut dyn Link, round: Round) -> Result<bool, LinkError> {
+    /// Makes one round.
+    fn round(&self, link: &mut dyn Link, round: Round) -> Result<Done, LinkError> {
         let receive = round != Round::Send;
-        let mut worked = false;
+        let (mut worked, mut received) = (false, false);
         if receive {
             link.prepare()?;
         }
@@ -286,9 +283,10 @@ impl Shared {
             }
         }
         if receive {
-            worked |= receive_some(link, stack, now)?;
+            received = receive_some(link, stack, now)?;
+            worked |= received;
         }
-        worked |= stack.poll(now, &mut Way(link));
+        worked |= stack.poll(now, &mut LinkTransmit(link));
         let mut tell = std::mem::take(telling);
         while let Some(news) = stack.next_news() {
             if let Some(waiter) = waiters.get(&news)
@@ -332,7 +330,7 @@ impl Shared {
             // Keeps the allocation for the next round.
             self.core().telling = tell;
         }
-        flushed.map(|()| worked)
+        flushed.map(|()| Done { worked, received })
     }
 
     /// Reports to all waiting threads that the link is dead.
@@ -391,6 +389,15 @@ fn receive_some(link: &mut dyn Link, stack: &mut Stack, now: Instant) -> Result<
         }
     }
     Ok(frames > 0)
+}
+
+/// The result of a round.
+#[derive(Clone, Copy, Debug)]
+struct Done {
+    /// `true` if there was any work.
+    worked: bool,
+    /// `true` if frames arrived.
+    received: bool,
 }
 
 /// Which thread makes a round, and what for.

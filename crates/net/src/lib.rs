@@ -6,23 +6,28 @@
 //! into epoll.
 //!
 //! ```no_run
-//! use std::io::{Read, Write};
-//! use towpath_net::{Config, Driving, Network, TcpListener};
+//! use std::io::{self, Read, Write};
+//! use towpath_net::{Network, TcpListener, TcpStream};
 //!
-//! # fn serve(link: Box<dyn towpath_net::Link>) -> std::io::Result<()> {
-//! let mut config = Config::new(link.info().mac);
-//! config.ipv4 = Some(("10.0.0.2".parse().unwrap(), 24));
-//! let network = Network::new(link, config, Driving::Thread)?;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let network = Network::attach("/run/towpath/tap0.sock")?;
 //! let listener = TcpListener::bind(&network, "0.0.0.0:80")?;
 //! for stream in listener.incoming() {
-//!     let mut stream = stream?;
+//!     let stream = stream?;
+//!     // An error of one connection ends only that connection.
+//!     std::thread::spawn(move || answer(stream));
+//! }
+//!
+//! fn answer(mut stream: TcpStream) -> io::Result<()> {
 //!     let mut request = [0; 1024];
 //!     let len = stream.read(&mut request)?;
-//!     stream.write_all(&request[..len])?;
+//!     stream.write_all(&request[..len])
 //! }
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! [`Network::attach_with`] changes the host's settings, and [`Network::new`] takes any [`Link`].
 //!
 //! # Compared to `std::net`
 //! Each method of `std::net` has its counterpart of the same name, except the options of multicast
@@ -37,7 +42,12 @@
 //! thread receives by itself, and the library's thread only stands by: it drives again when the
 //! other thread wakes a third one, or one to two milliseconds after the other thread stops blocking.
 //! With [`Driving::Application`] there is no such thread: a thread blocked in a call drives the
-//! network, or [`Network::drive`] does.
+//! network, or [`Network::drive`] does. A [`Poller`] then has events only while another thread
+//! blocks in a call or in [`Network::drive`].
+//!
+//! A thread that drives, and that waits to read from a socket to which the program has written since
+//! it last read, spins for up to 68 µs before it sleeps, as long as that recently cost less than
+//! sleep.
 //!
 //! # Locks
 //! A network with a library thread makes a program multi-threaded. A child made by `fork` has no

@@ -57,7 +57,8 @@ pub enum PortProtocol {
     Udp,
 }
 
-/// A carrier of frames: a session with a driver server, or a TAP device.
+/// A carrier of frames: a session with a driver server ([`SessionLink`](crate::SessionLink)), or for
+/// example a TAP device, by an implementation of your own.
 ///
 /// One thread at a time calls the link, under the network's lock for the link. The network calls
 /// `receive`, `room` and `transmit` under the stack's lock too, so they must make no system call;
@@ -94,13 +95,13 @@ pub trait Link: Send {
         take: &mut dyn FnMut(&[u8], Meta),
     ) -> Result<usize, LinkError>;
 
-    /// Returns `true` if frames have arrived, without a system call. A link that cannot tell returns
-    /// `false`; then no thread spins for long.
+    /// Returns whether frames have arrived, without a system call; `None` if the link cannot tell.
+    /// Then no thread spins before it sleeps.
     ///
     /// # Errors
     /// If the link is dead.
-    fn has_news(&mut self) -> Result<bool, LinkError> {
-        Ok(false)
+    fn has_news(&mut self) -> Result<Option<bool>, LinkError> {
+        Ok(None)
     }
 
     /// Returns `true` if the link has room for a frame of `len` bytes. An empty link must return

@@ -73,7 +73,8 @@ impl Network {
     }
 
     /// Receives, sends and handles due timers. Without work, waits for some, at most `timeout`.
-    /// Only for networks without a library thread; one thread at a time may call it.
+    /// Only for networks without a library thread. If another thread drives, waits for the end of
+    /// its turn.
     ///
     /// # Errors
     /// If the link is dead.
@@ -87,8 +88,8 @@ impl Network {
         *self.shared().core().stack.counters()
     }
 
-    /// Returns the number of TCP connections that are not closed yet, including those that the
-    /// application has dropped.
+    /// Returns the number of TCP connections that are not closed yet: also those that the
+    /// application has dropped, half-open ones, and closed ones of which it still has a handle.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.shared().core().stack.tcp_sizes().0
@@ -100,8 +101,9 @@ impl Network {
         self.shared().core().stack.addresses().map(|(address, _)| address).collect()
     }
 
-    /// Waits until every connection is closed: the peers then have all data that was written before
-    /// its stream was dropped. A deadline beyond the clock's range never expires. Dropping the last
+    /// Waits until [`Network::connections`] is zero. The peers then have all data that was written
+    /// before its stream was dropped, unless a reset or a timeout ended the connection. Drop
+    /// listeners and streams first: a handle counts as a connection. A deadline beyond the clock's range never expires. Dropping the last
     /// handle ends the host without waiting.
     ///
     /// # Errors

@@ -32,7 +32,8 @@ struct Shared {
 /// sockets.
 ///
 /// Events are edge-triggered: after one, use the socket until it returns `WouldBlock`. All events
-/// before the next [`Poller::take`] together cost one system call.
+/// before the next [`Poller::take`] together cost one system call. A socket has one registration:
+/// a second one, also of a clone, replaces the first.
 #[derive(Clone)]
 pub struct Poller {
     shared: Arc<Shared>,

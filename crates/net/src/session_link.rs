@@ -23,6 +23,10 @@ const LARGEST_BYTES: usize = 65_535;
 /// The queue pair of all endpoints.
 const QUEUE_PAIR: u32 = 0;
 
+/// The range of the bound of windows on short paths, in bytes, whatever a session's receive buffers
+/// hold.
+const SHORT_PATH_BYTES: (usize, usize) = (64 << 10, 64 << 20);
+
 /// The endpoints that a session asks for. With an endpoint for each port, this limits the open
 /// ports. Each counts about 2.7 KB towards `session-bytes`.
 const ENDPOINTS: u32 = 1024;
@@ -61,10 +65,20 @@ pub enum HostError {
     Start(#[from] std::io::Error),
 }
 
+impl From<HostError> for io::Error {
+    fn from(error: HostError) -> io::Error {
+        match error {
+            HostError::Start(error) => error,
+            HostError::Attach(_) | HostError::Open(_) => io::Error::other(error),
+        }
+    }
+}
+
 impl SessionLink {
     /// Returns the options of a session for a host. Each transmit buffer has room for a large
     /// packet in one piece. The receive buffers are many, of 2 KiB each, so that small packets take
-    /// little memory.
+    /// little memory. Their 4 MiB hold a TCP window of 1.5 MiB while no thread of the network
+    /// runs.
     #[must_use]
     pub fn options(name: &str) -> Options {
         Options {
@@ -106,6 +120,8 @@ impl SessionLink {
         let info = self.session.info();
         let mut config = Config::new(info.mac);
         config.mtu = info.mtu;
+        config.tcp.short_path_bytes =
+            (self.session.receive_bytes() * 3 / 8).clamp(SHORT_PATH_BYTES.0, SHORT_PATH_BYTES.1);
         config.ipv4 = info.ipv4;
         config.ipv4_gateway = info.ipv4_gateway;
         config.ipv6 = info.ipv6.into_iter().collect();
@@ -130,9 +146,22 @@ impl Network {
     /// # Errors
     /// [`HostError`] gives the reason.
     pub fn attach(path: impl AsRef<Path>) -> Result<Network, HostError> {
+        Network::attach_with(path, Driving::Thread, |_| {})
+    }
+
+    /// Starts the same host with other settings: `adjust` changes those that the server's answer
+    /// gives, for example `|config| config.tcp.congestion_control = CongestionControl::Reno`.
+    ///
+    /// # Errors
+    /// [`HostError`] gives the reason.
+    pub fn attach_with(
+        path: impl AsRef<Path>,
+        driving: Driving,
+        adjust: impl FnOnce(&mut Config),
+    ) -> Result<Network, HostError> {
         let name = Options::default().name;
         let session = Session::attach(path, &SessionLink::options(&name))?;
-        Network::over(session, Driving::Thread)
+        Network::over_with(session, driving, adjust)
     }
 
     /// Starts the same host over an attached session.
@@ -140,8 +169,17 @@ impl Network {
     /// # Errors
     /// [`HostError`] gives the reason.
     pub fn over(session: Session, driving: Driving) -> Result<Network, HostError> {
+        Network::over_with(session, driving, |_| {})
+    }
+
+    fn over_with(
+        session: Session,
+        driving: Driving,
+        adjust: impl FnOnce(&mut Config),
+    ) -> Result<Network, HostError> {
         let link = SessionLink::new(session)?;
-        let config = link.config();
+        let mut config = link.config();
+        adjust(&mut config);
         Ok(Network::new(Box::new(link), config, driving)?)
     }
 }
@@ -207,8 +245,8 @@ impl Link for SessionLink {
         outcome.map_err(gone)
     }
 
-    fn has_news(&mut self) -> Result<bool, LinkError> {
-        self.session.poll().map_err(gone)
+    fn has_news(&mut self) -> Result<Option<bool>, LinkError> {
+        self.session.poll().map(Some).map_err(gone)
     }
 
     fn room(&mut self, len: usize) -> bool {
@@ -306,7 +344,7 @@ mod tests {
             Session::attach_over(socket, &SessionLink::options("test")).unwrap()
         };
         let (mut link, mut other) = (SessionLink::new(attach()).unwrap(), attach());
-        assert!(!link.has_news().unwrap());
+        assert_eq!(link.has_news().unwrap(), Some(false));
         let from = other.open(&Rule::new()).unwrap();
         let mut frame = [0; 60];
         frame[..6].copy_from_slice(&link.info().mac);
@@ -315,12 +353,12 @@ mod tests {
         other.send_bytes(from, &frame).unwrap();
         other.flush().unwrap();
         let until = Instant::now() + Duration::from_secs(60);
-        while !link.has_news().unwrap() {
+        while link.has_news().unwrap() != Some(true) {
             assert!(Instant::now() < until, "the frame did not come");
             std::thread::yield_now();
         }
-        assert!(link.has_news().unwrap(), "it waits");
+        assert_eq!(link.has_news().unwrap(), Some(true), "it waits");
         assert_eq!(link.receive(8, &mut |_, _| {}).unwrap(), 1);
-        assert!(!link.has_news().unwrap());
+        assert_eq!(link.has_news().unwrap(), Some(false));
     }
 }

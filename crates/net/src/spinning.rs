@@ -5,6 +5,9 @@
 //! threads need the processors. The library's thread does not spin: it would do so beside the
 //! threads for which it works.
 
+#[cfg(test)]
+use std::time::Duration;
+
 use towpath_stack::Instant;
 use towpath_waiting::{Costs, Spinner};
 
@@ -12,8 +15,11 @@ use towpath_waiting::{Costs, Spinner};
 #[derive(Debug)]
 pub(crate) struct Spinning {
     spinner: Spinner,
-    /// `true` if the thread has slept since it last had work.
+    /// `true` if the thread has slept since it last had received something.
     slept: bool,
+    /// How long each spin lasts, whatever the spinner says.
+    #[cfg(test)]
+    pub(crate) forced: Option<Duration>,
 }
 
 impl Default for Spinning {
@@ -21,20 +27,117 @@ impl Default for Spinning {
     /// wake it, nor the peer wait for that. Their time is the usual one, since to measure it takes
     /// longer than some programs run.
     fn default() -> Spinning {
-        Spinning { spinner: Spinner::new(2 * Costs::USUAL.wake_up), slept: false }
+        let wake_up = Costs::USUAL.wake_up;
+        Spinning {
+            spinner: Spinner::with_price(wake_up, 2 * wake_up),
+            slept: false,
+            #[cfg(test)]
+            forced: None,
+        }
     }
 }
 
 impl Spinning {
-    /// Records that a round had work.
-    pub(crate) fn found(&mut self, now: Instant) {
-        self.spinner.found(now.as_micros() * 1000, std::mem::take(&mut self.slept));
+    /// Records that frames arrived.
+    pub(crate) fn received(&mut self, now: Instant) {
+        self.spinner.found(nanoseconds(now), std::mem::take(&mut self.slept));
     }
 
-    /// Returns `true` if the thread is to look for work again instead of a sleep.
-    pub(crate) fn goes_on(&mut self, now: Instant) -> bool {
-        let goes_on = self.spinner.poll_again(now.as_micros() * 1000);
-        self.slept |= !goes_on;
-        goes_on
+    /// Records that the thread sleeps.
+    pub(crate) fn sleeps(&mut self) {
+        self.slept = true;
+    }
+
+    /// Records that the thread no longer waits.
+    pub(crate) fn stop(&mut self, now: Instant) {
+        self.spinner.stop(nanoseconds(now));
+        self.slept = false;
+    }
+
+    /// Returns `true` if the thread, idle since then, is to look for frames again instead of a
+    /// sleep.
+    #[cfg_attr(not(test), expect(unused_variables, reason = "tests force the length of spins"))]
+    pub(crate) fn goes_on(&mut self, since: Instant, now: Instant) -> bool {
+        #[cfg(test)]
+        if let Some(forced) = self.forced {
+            return now < since + forced;
+        }
+        self.spinner.poll_again(nanoseconds(now))
+    }
+}
+
+fn nanoseconds(at: Instant) -> u64 {
+    at.as_micros() * 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::thread;
+
+    use super::*;
+    use crate::lock::lock;
+    use crate::testing::{Pair, connection, eventually, pair};
+    use crate::{Driving, Network, TcpStream};
+
+    /// Longer than any test.
+    const FOREVER: Duration = Duration::from_secs(3600);
+
+    fn spin_forever(network: &Network) {
+        lock(&network.shared().spinning).forced = Some(FOREVER);
+    }
+
+    fn exchange(from: &TcpStream, to: &TcpStream) {
+        { from }.write_all(b"?").unwrap();
+        { to }.read_exact(&mut [0]).unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_awaits_an_answer_spins_and_another_reader_sleeps() {
+        let pair = pair(Driving::Application);
+        let (ours, theirs) = connection(&pair);
+        let Pair { a, .. } = &pair;
+        spin_forever(a);
+        thread::scope(|scope| {
+            let answering = scope.spawn(|| {
+                for _ in 0..20 {
+                    { &theirs }.read_exact(&mut [0]).unwrap();
+                    { &theirs }.write_all(b"!").unwrap();
+                }
+                // Nobody answers these.
+                for _ in 0..20 {
+                    eventually("the reader sleeps", || a.shared().is_asleep());
+                    { &theirs }.write_all(b"!").unwrap();
+                }
+            });
+            let before = a.shared().sleeps();
+            (0..20).for_each(|_| {
+                { &ours }.write_all(b"?").unwrap();
+                { &ours }.read_exact(&mut [0]).unwrap();
+            });
+            assert_eq!(a.shared().sleeps(), before, "it slept");
+            (0..20).for_each(|_| { &ours }.read_exact(&mut [0]).unwrap());
+            answering.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_spin_holds_up_no_other_thread_and_no_timeout() {
+        let pair = pair(Driving::Application);
+        let ((ours, theirs), (other, end)) = (connection(&pair), connection(&pair));
+        spin_forever(&pair.a);
+        exchange(&ours, &theirs);
+        thread::scope(|scope| {
+            let spinning = scope.spawn(|| { &ours }.read_exact(&mut [0]).unwrap());
+            eventually("a thread drives", || pair.a.shared().core().standby.led);
+            // Each send finds the link free, or leaves its frames to the thread that spins.
+            (0..1000).for_each(|_| exchange(&other, &end));
+            { &theirs }.write_all(b"!").unwrap();
+            spinning.join().unwrap();
+        });
+        ours.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        exchange(&ours, &theirs);
+        let outcome = { &ours }.read(&mut [0]);
+        assert!(matches!(outcome.unwrap_err().kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut));
     }
 }

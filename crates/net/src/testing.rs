@@ -105,6 +105,10 @@ impl Link for Wire {
         Ok(count)
     }
 
+    fn has_news(&mut self) -> Result<Option<bool>, LinkError> {
+        Ok(Some(!lock(&self.from.frames).arrived.is_empty()))
+    }
+
     fn room(&mut self, _: usize) -> bool {
         true
     }

@@ -10,16 +10,15 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rustix::net::sockopt;
-use towpath_client::Session;
 use towpath_device::Device;
 use towpath_device::tap::{Options, TapDevice};
-use towpath_net::{Config, CongestionControl, Driving, Network, SessionLink};
+use towpath_net::{Config, CongestionControl, Driving, Network};
 use towpath_netlink::Netlink;
 use towpath_testkit::Namespace;
 
-use super::carrier::{Carried, Carrier, EndOf, Side};
 use super::path::Conditions;
-use super::port::{Bell, Port, PortLink};
+use super::port::{Doorbell, Port, PortLink};
+use super::wire_thread::{Side, StopOnDrop, WireReport, WireThread};
 use crate::process::{Process, Serving, Wire, XdpMode};
 
 /// The TCP at one end of a connection.
@@ -140,11 +139,8 @@ impl Host {
 
 /// Starts a network of an application at a server.
 fn attached(server: &Process, conditions: &Conditions) -> anyhow::Result<Network> {
-    let session = Session::attach(server.socket(), &SessionLink::options("wire"))?;
-    let link = SessionLink::new(session)?;
-    let mut config = link.config();
-    set_tcp(&mut config, conditions);
-    Ok(Network::new(Box::new(link), config, Driving::Thread)?)
+    let adjust = |config: &mut Config| set_tcp(config, conditions);
+    Ok(Network::attach_with(server.socket(), Driving::Thread, adjust)?)
 }
 
 /// Returns why the wire's thread cannot run before all others.
@@ -198,15 +194,15 @@ impl Hosts {
         seed: u64,
         ends: [End; 2],
         work: impl FnOnce(&Joined<'_>) -> anyhow::Result<R>,
-    ) -> anyhow::Result<(R, Carried)> {
-        let bell = Arc::new(Bell::new()?);
+    ) -> anyhow::Result<(R, WireReport)> {
+        let doorbell = Arc::new(Doorbell::new()?);
         let (mut ports, mut links) = ([None, None], [None, None]);
         let mut servers = [None, None];
         for side in 0..2 {
             match ends[side] {
                 End::Kernel => {}
                 End::Towpath => {
-                    let (port, link) = Port::new(self.hosts[side].mac, bell.clone())?;
+                    let (port, link) = Port::new(self.hosts[side].mac, doorbell.clone())?;
                     (ports[side], links[side]) = (Some(port), Some(link));
                 }
                 End::Server => servers[side] = Some(self.hosts[side].server()?),
@@ -217,12 +213,12 @@ impl Hosts {
             Side { tap: self.hosts[0].tap()?, port: first },
             Side { tap: self.hosts[1].tap()?, port: second },
         ];
-        let carrier = Carrier::new(sides, conditions, seed, bell)?;
+        let wire_thread = WireThread::new(sides, conditions, seed, doorbell)?;
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let end = EndOf(&over);
+            let end = StopOnDrop(&over);
             let builder = std::thread::Builder::new().name("wire".to_owned());
-            let wire = builder.spawn_scoped(scope, || carrier.run(&over))?;
+            let wire = builder.spawn_scoped(scope, || wire_thread.run(&over))?;
             let mut networks = [None, None];
             for (side, link) in links.into_iter().enumerate() {
                 let network = link.map(|link| self.hosts[side].network(link, &conditions));

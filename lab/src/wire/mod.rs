@@ -9,19 +9,19 @@
 //! | module | holds |
 //! |---|---|
 //! | `path` | one direction: rate, queue, delay and faults; time is an argument |
-//! | `carrier` | the thread that carries the frames |
+//! | `wire_thread` | the thread that carries the frames |
 //! | `port` | an end of the wire inside of this process, a `Link` |
 //! | `hosts` | the namespaces, the TAPs, the networks, and connections between them |
 //! | `flow` | bulk data through connections |
 //! | `cases` | the conditions, and the limits of their ratios |
 
-mod carrier;
 mod cases;
 mod flow;
 mod frame;
 mod hosts;
 mod path;
 mod port;
+mod wire_thread;
 
 use std::time::{Duration, Instant};
 
@@ -33,11 +33,11 @@ use crate::latency::Latency;
 use crate::report::{Outcome, Row};
 use crate::statistics::ratios;
 
-use carrier::Carried;
 use cases::Case;
 use flow::{Course, SLICE};
 use hosts::{End, Hosts};
 use path::{Conditions, Counts};
+use wire_thread::WireReport;
 
 /// The limits of Towpath's share of a bottleneck beside one connection of the kernel.
 const SHARE: [f64; 2] = [0.4, 0.6];
@@ -140,7 +140,7 @@ fn run(
     seed: u64,
     (sender, receiver, name): Pairing,
     window: Duration,
-) -> anyhow::Result<(Course, Carried)> {
+) -> anyhow::Result<(Course, WireReport)> {
     let (courses, carried) = hosts
         .join(conditions, seed, [sender, receiver], |joined| {
             let connect = |_| joined.connect(sender, receiver);

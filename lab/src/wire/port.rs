@@ -22,11 +22,11 @@ const BATCH: usize = 64;
 const WAITING_FRAMES: usize = 4096;
 
 /// Wakes a sleeper.
-pub(super) struct Bell(OwnedFd);
+pub(super) struct Doorbell(OwnedFd);
 
-impl Bell {
-    pub(super) fn new() -> anyhow::Result<Bell> {
-        Ok(Bell(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+impl Doorbell {
+    pub(super) fn new() -> anyhow::Result<Doorbell> {
+        Ok(Doorbell(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
     pub(super) fn notify(&self) {
@@ -60,14 +60,14 @@ struct State {
 pub(super) struct Port {
     pub(super) mac: [u8; 6],
     state: Mutex<State>,
-    wire: Arc<Bell>,
-    link: Bell,
+    wire: Arc<Doorbell>,
+    link: Doorbell,
 }
 
 impl Port {
     /// Makes a port, and the link at its other side. `wire` wakes the wire.
-    pub(super) fn new(mac: [u8; 6], wire: Arc<Bell>) -> anyhow::Result<(Arc<Port>, PortLink)> {
-        let port = Port { mac, state: Mutex::default(), wire, link: Bell::new()? };
+    pub(super) fn new(mac: [u8; 6], wire: Arc<Doorbell>) -> anyhow::Result<(Arc<Port>, PortLink)> {
+        let port = Port { mac, state: Mutex::default(), wire, link: Doorbell::new()? };
         let port = Arc::new(port);
         let link = PortLink {
             port: port.clone(),
@@ -230,7 +230,7 @@ impl Link for PortLink {
         if !self.received.is_empty() || !state.to_link.is_empty() || blocked && has_room {
             return Ok(Armed::Work);
         }
-        // The bell announces room, too, so the descriptor need never be writable.
+        // The doorbell announces room, too, so the descriptor need never be writable.
         state.wants_room |= blocked;
         state.link_sleeps = true;
         Ok(Armed::Sleep { writable: false })
@@ -246,23 +246,23 @@ impl Link for PortLink {
 mod tests {
     use super::*;
 
-    fn port() -> (Arc<Port>, PortLink, Arc<Bell>) {
-        let bell = Arc::new(Bell::new().unwrap());
-        let (port, link) = Port::new([2, 0, 0, 0, 0, 1], bell.clone()).unwrap();
-        (port, link, bell)
+    fn port() -> (Arc<Port>, PortLink, Arc<Doorbell>) {
+        let doorbell = Arc::new(Doorbell::new().unwrap());
+        let (port, link) = Port::new([2, 0, 0, 0, 0, 1], doorbell.clone()).unwrap();
+        (port, link, doorbell)
     }
 
-    fn rings(bell: &Bell) -> bool {
+    fn rings(doorbell: &Doorbell) -> bool {
         let mut counter = [0; 8];
-        rustix::io::read(bell.fd(), &mut counter).is_ok()
+        rustix::io::read(doorbell.fd(), &mut counter).is_ok()
     }
 
     #[test]
     fn frames_pass_and_sleepers_wake() {
-        let (port, mut link, bell) = port();
+        let (port, mut link, doorbell) = port();
         assert!(link.transmit(60, Meta::FULL, &mut |frame| frame.fill(7)));
         link.flush().unwrap();
-        assert!(!rings(&bell), "the wire is awake");
+        assert!(!rings(&doorbell), "the wire is awake");
         assert!(!port.wire_sleeps(), "a frame waits");
         let (mut out, mut spare) = (Vec::new(), Vec::new());
         port.take(&mut out, 10, &mut spare);
@@ -270,7 +270,7 @@ mod tests {
         assert!(port.wire_sleeps());
         assert!(link.transmit(60, Meta::FULL, &mut |frame| frame.fill(8)));
         link.flush().unwrap();
-        assert!(rings(&bell));
+        assert!(rings(&doorbell));
 
         assert_eq!(link.arm(false).unwrap(), Armed::Sleep { writable: false });
         assert_eq!(port.give(&mut VecDeque::from(out), &mut spare), 0);

@@ -9,6 +9,7 @@ use towpath_stack::{Instant, SocketError, Stack};
 use super::sleeping::Caller;
 use super::{Core, Shared};
 use crate::error;
+use crate::lock::lock;
 use crate::wait::{Patience, Waiter};
 
 impl Shared {
@@ -23,7 +24,7 @@ impl Shared {
         mut f: impl FnMut(&mut Stack, Instant) -> Result<R, SocketError>,
     ) -> std::io::Result<R> {
         let mut core = self.core();
-        let mut kicked = false;
+        let (mut kicked, mut spins) = (false, false);
         let result = loop {
             if let Some(dead) = core.dead.as_ref().filter(|_| send) {
                 break Err(error::link(dead));
@@ -31,7 +32,7 @@ impl Shared {
             match f(&mut core.stack, self.clock.now()) {
                 Err(SocketError::WouldBlock) => {}
                 result => {
-                    self.wrote.store(send, Ordering::Relaxed);
+                    waiter.wrote.store(send, Ordering::Relaxed);
                     break result.map_err(error::socket);
                 }
             }
@@ -54,11 +55,15 @@ impl Shared {
                 }
                 Patience::Until(until) => Some(until),
             };
-            let awaits_answer = !send && self.wrote.load(Ordering::Relaxed);
+            let awaits_answer = !send && waiter.wrote.load(Ordering::Relaxed);
+            spins |= awaits_answer;
             core = self.wait(core, waiter, Caller { until, awaits_answer });
         };
         let wants = core.dead.is_none() && core.stack.wants_poll();
         self.leave(core);
+        if spins {
+            lock(&self.spinning).stop(self.clock.now());
+        }
         if wants {
             self.kick();
         }

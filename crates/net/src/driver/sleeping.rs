@@ -1,6 +1,7 @@
 //! The loop of the thread that drives: rounds while there is work, then sleep.
 
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{MutexGuard, TryLockError};
 use std::time::{Duration, Instant as StdInstant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -13,9 +14,17 @@ use crate::{Armed, Link, LinkError};
 
 /// A blocked call whose thread drives.
 pub(super) struct Caller {
+    /// The call's deadline; `None`: it waits without a limit.
     pub(super) until: Option<StdInstant>,
-    /// `true` if the call waits for data, and the program has written some since it last read.
+    /// `true` if the call waits for data of a socket to which the program has written since it last
+    /// read.
     pub(super) awaits_answer: bool,
+}
+
+type LinkGuard<'a> = MutexGuard<'a, Box<dyn Link>>;
+
+fn left(until: StdInstant) -> Duration {
+    until.saturating_duration_since(StdInstant::now())
 }
 
 impl Shared {
@@ -35,16 +44,19 @@ impl Shared {
         }
     }
 
-    /// Works while there is work, then sleeps once. A blocked caller that drives passes itself. The function returns to such a caller after the work and before any sleep: the
-    /// caller may wait for the result of that work.
+    /// Works while there is work, then sleeps once. `caller`: the blocked call whose thread drives;
+    /// `None` in the library's thread. Returns to such a call after the work and before any sleep:
+    /// the call may wait for the result of that work.
     pub(super) fn work_or_sleep(&self, caller: Option<&Caller>) -> Result<(), LinkError> {
         let round = if caller.is_some() { Round::Application } else { Round::Library };
         let mut link = lock(&self.link);
         for _ in 0..64 {
             self.pending.store(false, Ordering::Relaxed);
-            let worked = self.round(link.as_mut(), round)?;
-            if worked && caller.is_some() {
-                lock(&self.spinning).found(self.clock.now());
+            let done = self.round(link.as_mut(), round)?;
+            if done.received && caller.is_some() {
+                lock(&self.spinning).received(self.clock.now());
+            }
+            if done.worked && caller.is_some() {
                 return Ok(());
             }
             if caller.is_none() && self.core().standby.active {
@@ -52,8 +64,16 @@ impl Shared {
                 drop(link);
                 return self.leave_to_others();
             }
-            if !worked {
+            if !done.worked {
                 break;
+            }
+        }
+        if let Some(caller) = caller
+            && caller.awaits_answer
+        {
+            match self.spin(link, caller)? {
+                Some(held) => link = held,
+                None => return Ok(()),
             }
         }
         let now = self.clock.now();
@@ -63,14 +83,10 @@ impl Shared {
         if next.is_some_and(|next| next <= now) {
             return Ok(());
         }
-        if caller.is_some_and(|caller| caller.awaits_answer) && self.spin(link.as_mut())? {
-            return Ok(());
-        }
         let Armed::Sleep { writable } = link.arm(blocked)? else { return Ok(()) };
         let mut next = next.map_or(FOREVER, Instant::as_micros);
         if let Some(until) = caller.and_then(|caller| caller.until) {
-            let left = until.saturating_duration_since(StdInstant::now());
-            next = next.min((now + left).as_micros());
+            next = next.min((now + left(until)).as_micros());
         }
         // The driver keeps a wake-up time until it has passed, even if no work is due then any
         // more. A connection in use always has a timer due within a second, so a writer need not
@@ -86,22 +102,58 @@ impl Shared {
         fence(Ordering::SeqCst);
         let stay = !self.pending.load(Ordering::SeqCst) && !self.closing.load(Ordering::SeqCst);
         let slept = if stay { self.sleep(next, writable) } else { Ok(()) };
+        if stay && caller.is_some() {
+            lock(&self.spinning).sleeps();
+        }
         self.sleeps_until.store(AWAKE, Ordering::SeqCst);
         lock(&self.link).disarm();
         slept
     }
 
-    /// Spins until there may be work, and returns `true`, or until it is better to sleep.
-    fn spin(&self, link: &mut dyn Link) -> Result<bool, LinkError> {
-        let mut spinning = lock(&self.spinning);
-        while spinning.goes_on(self.clock.now()) {
-            if self.pending.load(Ordering::Relaxed) || link.has_news()? {
-                return Ok(true);
-            }
-            // The thread that would send the awaited frame may need this processor.
-            rustix::thread::sched_yield();
+    /// Spins until there may be work, and returns `None`, or until it is better to sleep, and
+    /// returns the link. A frame that waits for room, a timer and the caller's deadline end the
+    /// spin.
+    fn spin<'a>(
+        &'a self,
+        link: LinkGuard<'a>,
+        caller: &Caller,
+    ) -> Result<Option<LinkGuard<'a>>, LinkError> {
+        let since = self.clock.now();
+        let core = self.core();
+        let (next, blocked) = (core.stack.poll_at(since), core.stack.is_blocked());
+        drop(core);
+        if blocked {
+            return Ok(Some(link));
         }
-        Ok(false)
+        let deadline = caller.until.map(|until| since + left(until));
+        let end = next.into_iter().chain(deadline).min();
+        let mut held = Some(link);
+        loop {
+            let now = self.clock.now();
+            if let Some(link) = &mut held {
+                match link.has_news()? {
+                    Some(false) => {}
+                    Some(true) => return Ok(None),
+                    None => return Ok(held),
+                }
+            }
+            if self.pending.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            let is_over = end.is_some_and(|end| end <= now);
+            if is_over || !lock(&self.spinning).goes_on(since, now) {
+                return Ok(Some(held.unwrap_or_else(|| lock(&self.link))));
+            }
+            // A thread that writes sends its frames itself meanwhile, and the thread that would send
+            // the awaited frame may need this processor.
+            drop(held.take());
+            rustix::thread::sched_yield();
+            held = match self.link.try_lock() {
+                Ok(link) => Some(link),
+                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            };
+        }
     }
 
     /// Ends the driving of the library's thread, which has just released the link. Frames of a

@@ -131,6 +131,10 @@ impl Link for Counted {
         Ok(count)
     }
 
+    fn has_news(&mut self) -> Result<Option<bool>, LinkError> {
+        self.link.has_news()
+    }
+
     fn room(&mut self, len: usize) -> bool {
         self.link.room(len)
     }

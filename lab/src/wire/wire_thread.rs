@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::frame::Frame;
 use super::path::{Conditions, Counts, Path};
-use super::port::{Bell, Port};
+use super::port::{Doorbell, Port};
 use crate::latency::Latency;
 
 /// Frames that the wire takes from one source before it looks at the others.
@@ -38,16 +38,16 @@ pub(super) struct Side<'a> {
 }
 
 /// Ends the wire's thread, also when the work beside it panics.
-pub(super) struct EndOf<'a>(pub(super) &'a AtomicBool);
+pub(super) struct StopOnDrop<'a>(pub(super) &'a AtomicBool);
 
-impl Drop for EndOf<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 /// What the wire did.
-pub(super) struct Carried {
+pub(super) struct WireReport {
     /// Of the frames from the first side, and of those from the second.
     pub(super) counts: [Counts; 2],
     /// How long after its time each frame was handed over.
@@ -55,13 +55,13 @@ pub(super) struct Carried {
 }
 
 /// The wire's thread.
-pub(super) struct Carrier<'a> {
+pub(super) struct WireThread<'a> {
     sides: [Side<'a>; 2],
     /// From the first side, and from the second.
     paths: [Path; 2],
     /// Frames for the ports of the two sides that are due.
     for_ports: [VecDeque<Frame>; 2],
-    bell: Arc<Bell>,
+    doorbell: Arc<Doorbell>,
     spare: Vec<Frame>,
     taken: Vec<Frame>,
     start: Instant,
@@ -70,20 +70,20 @@ pub(super) struct Carrier<'a> {
     late: Latency,
 }
 
-impl<'a> Carrier<'a> {
-    /// Makes a wire with the same conditions in both directions. `bell` is that of the ports.
+impl<'a> WireThread<'a> {
+    /// Makes a wire with the same conditions in both directions. `doorbell` is that of the ports.
     pub(super) fn new(
         sides: [Side<'a>; 2],
         conditions: Conditions,
         seed: u64,
-        bell: Arc<Bell>,
-    ) -> anyhow::Result<Carrier<'a>> {
-        Ok(Carrier {
+        doorbell: Arc<Doorbell>,
+    ) -> anyhow::Result<WireThread<'a>> {
+        Ok(WireThread {
             sides,
             // The two directions have unrelated sequences from one seed.
             paths: [Path::new(conditions, seed), Path::new(conditions, !seed)],
             for_ports: [VecDeque::with_capacity(BATCH), VecDeque::with_capacity(BATCH)],
-            bell,
+            doorbell,
             spare: Vec::with_capacity(1024),
             taken: Vec::with_capacity(BATCH),
             start: Instant::now(),
@@ -93,7 +93,7 @@ impl<'a> Carrier<'a> {
     }
 
     /// Carries frames until it is over. Those that the kernel sent before are discarded.
-    pub(super) fn run(mut self, over: &AtomicBool) -> anyhow::Result<Carried> {
+    pub(super) fn run(mut self, over: &AtomicBool) -> anyhow::Result<WireReport> {
         // Without the right to this, the wire is as punctual as the scheduler lets it be.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let _ = towpath_testkit::run_before_others();
@@ -116,7 +116,7 @@ impl<'a> Carrier<'a> {
             }
         }
         let counts = [self.paths[0].counts, self.paths[1].counts];
-        Ok(Carried { counts, late: self.late })
+        Ok(WireReport { counts, late: self.late })
     }
 
     fn now(&self) -> u64 {
@@ -209,13 +209,13 @@ impl<'a> Carrier<'a> {
             let mut sources = [
                 PollFd::from_borrowed_fd(self.sides[0].tap, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.sides[1].tap, PollFlags::IN),
-                PollFd::new(self.bell.fd(), PollFlags::IN),
+                PollFd::new(self.doorbell.fd(), PollFlags::IN),
             ];
             match poll(&mut sources, Some(&timeout)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error).context("waiting for the wire's frames"),
             }
-            self.bell.quiet();
+            self.doorbell.quiet();
             self.awake_since = Instant::now();
         }
         ports.for_each(|port| port.wire_awake());
@@ -264,20 +264,20 @@ mod tests {
     #[test]
     fn frames_reach_those_that_they_are_for_and_no_sooner_than_due() {
         let ((first, from), (second, to)) = (tap(), tap());
-        let bell = Arc::new(Bell::new().unwrap());
-        let (port, mut link) = Port::new(MAC, bell.clone()).unwrap();
+        let doorbell = Arc::new(Doorbell::new().unwrap());
+        let (port, mut link) = Port::new(MAC, doorbell.clone()).unwrap();
         let sides = [
             Side { tap: first.as_fd(), port: None },
             Side { tap: second.as_fd(), port: Some(port) },
         ];
         let delay = Duration::from_millis(3);
         let conditions = Conditions { delay, ..Conditions::NONE };
-        let carrier = Carrier::new(sides, conditions, 1, bell).unwrap();
+        let wire_thread = WireThread::new(sides, conditions, 1, doorbell).unwrap();
         let over = AtomicBool::new(false);
         let start = Instant::now();
         thread::scope(|scope| {
-            let end = EndOf(&over);
-            let wire = scope.spawn(|| carrier.run(&over));
+            let end = StopOnDrop(&over);
+            let wire = scope.spawn(|| wire_thread.run(&over));
             let mut buffer = [0; 200];
             // The wire discards what comes before it runs.
             while to.recv(&mut buffer).is_err() {
