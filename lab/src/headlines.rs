@@ -123,12 +123,12 @@ const HEADLINES: [Headline; 67] = [
         Lower,
     ),
     headline(
-        "HTTP files of 1 KiB over TAP to the kernel over veth, two cores: files/s",
+        "HTTP files of 1 KiB over TAP to the kernel over veth, a connection per file, four clients, two cores: files/s",
         "freebsd; files over HTTP, two cores, Towpath to the kernel; unit=ratio of files/s",
         Higher,
     ),
     headline(
-        "HTTP files of 1 KiB over TAP to the kernel over veth, one core: files/s",
+        "HTTP files of 1 KiB over TAP to the kernel over veth, a connection per file, four clients, one core: files/s",
         "freebsd; files over HTTP, one core, Towpath to the kernel; unit=ratio of files/s",
         Higher,
     ),

@@ -107,7 +107,8 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Returns a TAP with offloads on, and an engine that sleeps when idle: the server's defaults.
+    /// Returns a TAP with offloads on, and an engine that blocks when idle (`wait=block`, not the
+    /// server's default).
     pub(crate) fn tap(name: &str) -> Serving {
         let wire = Wire::Tap { name: name.to_owned(), offloads: true };
         Serving { wire, polls: false, batch: 64, engine_cpu: None, lanes: 1, users: Vec::new() }

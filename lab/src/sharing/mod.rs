@@ -62,7 +62,7 @@ fn found<T>(found: Result<T, String>, outcome: &mut Outcome) -> Option<T> {
 
 const HOW: &str = "\
     a server, towpath serve --share-host, on one end of a veth pair, whose far end is another host of \
-    the kernel's; engine and application sleep when idle; 1 500 bytes of MTU, TCP timestamps on both \
+    the kernel's; engine and application wait as by default; 1 500 bytes of MTU, TCP timestamps on both \
     sides; one TCP flow; the kernel's sockets use the same pair with the filter attached, and the \
     untouched pair nothing is attached to; web: wrk, one thread, at the far end, 16 connections where the \
     row has no number; processor time: of server, web and wrk, or of web over std::net and wrk, with the \

@@ -72,4 +72,4 @@ const HOW: &str = "\
     or of web over std::net and wrk, from the start of wrk to its end, with the kernel's packet threads \
     (ksoftirqd); wake-ups: voluntary context switches of a process's threads, context switches: those \
     and preemptions of all these processes, in the middle half of a run; the engine waits as by \
-    default (wait=spin-then-block), and so does the application; nothing pinned";
+    default (wait=spin-then-block), and the application as by its default; nothing pinned";
