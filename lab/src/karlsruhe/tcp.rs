@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use towpath_net::Network;
+use towpath_protocol::settings::Setting;
 use towpath_testkit::{Participants, Usage};
 
 use super::WINDOW_S;
@@ -37,14 +38,15 @@ pub(super) fn measure(
     // Nothing is pinned: idle time is that of both cores.
     let wire = KernelWire::new("tpkarv", 1500)?;
     let process = Process::start(&Serving::tap(TAP), None)?;
+    process.set(Setting::Wait, Setting::Wait.spec().default)?;
     let network = Network::attach(process.socket())?;
     let ours = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4);
     let ours = ours.context("the host got no IPv4 address")?;
     let with_server = Participants::new(&[std::process::id(), process.pid()]);
     let alone = Participants::new(&[std::process::id()]);
     outcome.how += &format!(
-        "; TCP in writes of {WRITE_BYTES} bytes, paced, nothing pinned, both ends of a connection \
-         counted: the kernel is one of them on both sides"
+        "; TCP in writes of {WRITE_BYTES} bytes, paced, engine and application wait as by default, \
+         nothing pinned, both ends of a connection counted: the kernel is one of them on both sides"
     );
     let rates = if settings.quick { &RATES[1..2] } else { &RATES[..] };
     let left = RefCell::new(None);
