@@ -191,10 +191,10 @@ impl Session {
         all
     }
 
-    /// Returns how many bytes of packets the session's receive buffers hold.
+    /// Returns how many bytes of packets the receive buffers of one lane hold. A flow uses one lane.
     #[must_use]
     pub fn receive_bytes(&self) -> usize {
-        self.receive_pool.data_bytes()
+        self.receive_pool.data_bytes() / self.lanes.len()
     }
 
     /// Opens an endpoint.

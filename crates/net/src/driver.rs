@@ -350,6 +350,12 @@ impl Shared {
         self.sleeps_until.load(Ordering::SeqCst) != AWAKE
     }
 
+    /// Returns `true` if no thread holds the link now.
+    #[cfg(test)]
+    pub(crate) fn is_link_free(&self) -> bool {
+        self.link.try_lock().is_ok()
+    }
+
     /// Returns the number of sleeps of threads that drive.
     #[cfg(test)]
     pub(crate) fn sleeps(&self) -> u64 {

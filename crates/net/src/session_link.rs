@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use towpath_client::{
-    AttachError, Endpoint, Info, Lost, OpenError, Options, Rule, SendError, Session,
+    AttachError, Endpoint, Info, Lost, OpenError, Options, Refusal, Rule, SendError, Session,
 };
 use towpath_stack::{Config, Meta, Offload};
 
@@ -25,7 +25,7 @@ const QUEUE_PAIR: u32 = 0;
 
 /// The range of the bound of windows on short paths, in bytes, whatever a session's receive buffers
 /// hold.
-const SHORT_PATH_BYTES: (usize, usize) = (64 << 10, 64 << 20);
+const SHORT_PATH_BYTES: (usize, usize) = (256 << 10, 64 << 20);
 
 /// The endpoints that a session asks for. With an endpoint for each port, this limits the open
 /// ports. Each counts about 2.7 KB towards `session-bytes`.
@@ -69,6 +69,12 @@ impl From<HostError> for io::Error {
     fn from(error: HostError) -> io::Error {
         match error {
             HostError::Start(error) => error,
+            HostError::Attach(AttachError::NoServer { ref cause, .. }) => {
+                io::Error::new(cause.kind(), error)
+            }
+            HostError::Attach(AttachError::Refused { refusal: Refusal::Permission, .. }) => {
+                io::Error::new(io::ErrorKind::PermissionDenied, error)
+            }
             HostError::Attach(_) | HostError::Open(_) => io::Error::other(error),
         }
     }
@@ -150,7 +156,8 @@ impl Network {
     }
 
     /// Starts the same host with other settings: `adjust` changes those that the server's answer
-    /// gives, for example `|config| config.tcp.congestion_control = CongestionControl::Reno`.
+    /// gives, for example `|config| config.tcp.congestion_control = CongestionControl::Reno`. The
+    /// link determines MAC address, MTU and offloads, whatever `adjust` says.
     ///
     /// # Errors
     /// [`HostError`] gives the reason.

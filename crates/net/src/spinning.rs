@@ -43,9 +43,10 @@ impl Spinning {
         self.spinner.found(nanoseconds(now), std::mem::take(&mut self.slept));
     }
 
-    /// Records that the thread sleeps.
-    pub(crate) fn sleeps(&mut self) {
-        self.slept = true;
+    /// Records that the thread goes to sleep.
+    pub(crate) fn sleeps(&mut self, now: Instant) {
+        self.slept = self.spinner.is_idle();
+        self.spinner.sleeps(nanoseconds(now));
     }
 
     /// Records that the thread no longer waits.
@@ -80,8 +81,17 @@ mod tests {
     use crate::testing::{Pair, connection, eventually, pair};
     use crate::{Driving, Network, TcpStream};
 
-    /// Longer than any test.
-    const FOREVER: Duration = Duration::from_secs(3600);
+    /// Longer than the tests take unless they fail.
+    const FOREVER: Duration = Duration::from_secs(60);
+
+    /// Ends all calls of a network that block, also if the test fails.
+    struct Ending(Network);
+
+    impl Drop for Ending {
+        fn drop(&mut self) {
+            self.0.shared().end();
+        }
+    }
 
     fn spin_forever(network: &Network) {
         lock(&network.shared().spinning).forced = Some(FOREVER);
@@ -125,19 +135,22 @@ mod tests {
     fn a_spin_holds_up_no_other_thread_and_no_timeout() {
         let pair = pair(Driving::Application);
         let ((ours, theirs), (other, end)) = (connection(&pair), connection(&pair));
+        other.set_nodelay(true).unwrap();
         spin_forever(&pair.a);
         exchange(&ours, &theirs);
         thread::scope(|scope| {
+            let _ending = Ending(pair.a.clone());
             let spinning = scope.spawn(|| { &ours }.read_exact(&mut [0]).unwrap());
             eventually("a thread drives", || pair.a.shared().core().standby.led);
+            eventually("the link is free", || pair.a.shared().is_link_free());
             // Each send finds the link free, or leaves its frames to the thread that spins.
             (0..1000).for_each(|_| exchange(&other, &end));
             { &theirs }.write_all(b"!").unwrap();
             spinning.join().unwrap();
+            ours.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+            exchange(&ours, &theirs);
+            let kind = { &ours }.read(&mut [0]).unwrap_err().kind();
+            assert!(matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut), "{kind:?}");
         });
-        ours.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        exchange(&ours, &theirs);
-        let outcome = { &ours }.read(&mut [0]);
-        assert!(matches!(outcome.unwrap_err().kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut));
     }
 }

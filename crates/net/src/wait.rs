@@ -26,7 +26,7 @@ pub(crate) struct Waiter {
     waiting: AtomicU32,
     /// `true` if the waiting thread drives the network, and sleeps on the link.
     pub(crate) leading: AtomicBool,
-    /// `true` if the last completed call of the socket wrote.
+    /// `true` if the last completed call of the socket wrote or connected.
     pub(crate) wrote: AtomicBool,
     pub(crate) registration: Mutex<Option<Registration>>,
     /// `true` if one event is for one thread, which passes on what it leaves ([`Waiter::wake_one`]).

@@ -16,7 +16,7 @@ use towpath_pdu::{
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// An address that no session has.
 const ELSEWHERE: [u8; 6] = [2, 9, 9, 9, 9, 9];
 /// At an MTU of 1500.

@@ -45,8 +45,8 @@ pub struct TcpConfig {
     pub receive_buffer_bytes: usize,
     /// The largest window, in bytes, on a path with a round trip of less than 1 ms, unless the path
     /// itself holds more: there a window waits in queues of this host. At most
-    /// `receive_buffer_bytes`, if that is less. Default 1.5 MiB; over a session, three eighths of
-    /// its receive buffers.
+    /// `receive_buffer_bytes`, if that is less; a window still begins with 256 KiB if this is less.
+    /// 4 KiB to 64 MiB. Default 1.5 MiB; over a session, three eighths of one lane's receive buffers.
     pub short_path_bytes: usize,
     /// The most that a connection holds of written data that the peer has not acknowledged, in
     /// bytes. The room begins with at most 256 KiB, and follows the congestion window. 4 KiB to

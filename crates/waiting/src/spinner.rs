@@ -2,7 +2,7 @@
 //!
 //! A side without work may poll for a while, which costs that time, or sleep, which costs a
 //! wake-up. From the lengths of the last idle times, the spinner finds the time to spin that would
-//! have cost least. That time is at most the cost of a wake-up, so this side pays at most twice the
+//! have cost least. That time is at most the price of a sleep, so this side pays at most twice the
 //! best possible cost (the ski rental problem). The time is zero when no packet is likely to come
 //! within it. The side also does not spin while another thread needs the processor.
 
@@ -91,6 +91,17 @@ impl Spinner {
         self.spun = self.parts > 0;
         self.preemption.over(now);
         false
+    }
+
+    /// Returns `true` if the side has polled without work since it last found some.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.idle_since.is_some()
+    }
+
+    /// Notes that the side sleeps, which is no preemption.
+    pub fn sleeps(&mut self, now: u64) {
+        self.preemption.over(now);
     }
 
     /// Forgets the present idle time: the side stops waiting.

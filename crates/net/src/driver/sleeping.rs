@@ -101,18 +101,18 @@ impl Shared {
         // Pairs with the fence in `kick`.
         fence(Ordering::SeqCst);
         let stay = !self.pending.load(Ordering::SeqCst) && !self.closing.load(Ordering::SeqCst);
-        let slept = if stay { self.sleep(next, writable) } else { Ok(()) };
         if stay && caller.is_some() {
-            lock(&self.spinning).sleeps();
+            lock(&self.spinning).sleeps(self.clock.now());
         }
+        let slept = if stay { self.sleep(next, writable) } else { Ok(()) };
         self.sleeps_until.store(AWAKE, Ordering::SeqCst);
         lock(&self.link).disarm();
         slept
     }
 
     /// Spins until there may be work, and returns `None`, or until it is better to sleep, and
-    /// returns the link. A frame that waits for room, a timer and the caller's deadline end the
-    /// spin.
+    /// returns the link. A frame that waits for room, the next timer, as of the spin's start, and the
+    /// caller's deadline end the spin.
     fn spin<'a>(
         &'a self,
         link: LinkGuard<'a>,

@@ -50,7 +50,7 @@ impl Sending {
             self.scoreboard.widen();
         }
         self.end_tail_probe(ack, progress, &delivery, outstanding);
-        if progress && self.is_spurious(ack) {
+        if progress && self.judge_first_retransmission(ack) {
             counters.tcp_spurious_recoveries += 1;
             self.undo_recovery();
         }
@@ -120,7 +120,7 @@ impl Sending {
 
     /// Returns `true` if the first copy of the data sent again arrived: the echo is older than the
     /// second copy (RFC 3522, 3.2).
-    fn is_spurious(&mut self, ack: &Acknowledgement<'_>) -> bool {
+    fn judge_first_retransmission(&mut self, ack: &Acknowledgement<'_>) -> bool {
         if self.recovery.phase == Phase::Open {
             return false;
         }
