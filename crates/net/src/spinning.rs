@@ -114,7 +114,7 @@ mod tests {
                     { &theirs }.read_exact(&mut [0]).unwrap();
                     { &theirs }.write_all(b"!").unwrap();
                 }
-                // Nobody answers these.
+                // These answer no request.
                 for _ in 0..20 {
                     eventually("the reader sleeps", || a.shared().is_asleep());
                     { &theirs }.write_all(b"!").unwrap();
