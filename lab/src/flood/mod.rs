@@ -46,7 +46,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome {
         how: format!(
             "a server on a TAP and the example web, each a process, started for each run; both \
-             sleep when idle; the flood, one thread, sends SYNs from random addresses for \
+             wait as by default; the flood, one thread, sends SYNs from random addresses for \
              {flood} s; every {} ms a further thread connects from the kernel at the TAP's other \
              side and fetches a file of 4 bytes; memory: resident bytes of web, before, during \
              and {after} s after the flood; nothing pinned",
