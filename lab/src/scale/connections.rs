@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use towpath_stack::{Config, Meta, SocketError, Stack, TcpId, Transmit};
 
-/// The most connections to one port: a host has no more ports of its own.
-const PER_PORT: usize = 20_000;
+/// The most connections to one port: a host has 16 384 ports of its own for them (RFC 6335, 6).
+const PER_PORT: usize = 16_000;
 /// The time limit of all handshakes.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Connections that exchange data at a time.
