@@ -180,9 +180,27 @@ pub enum SendError {
 /// Returns what the user of a program that could not connect can do.
 fn remedy(cause: &io::Error) -> &'static str {
     if cause.kind() == io::ErrorKind::PermissionDenied {
-        "run the program as the server's user, or let an administrator add this user to the server's \
-         allow-user or policy"
+        "run the program as root or as the server's user, or let an administrator add this user to \
+         the server's allow-user or policy"
     } else {
         "start a server with `towpath serve`, or give the path of a running server's socket"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forbidden_socket_is_not_taken_for_a_missing_server() {
+        let text = |kind: io::ErrorKind| {
+            let path = PathBuf::from("/run/towpath/tap0.sock");
+            AttachError::NoServer { path, cause: kind.into() }.to_string()
+        };
+        let forbidden = text(io::ErrorKind::PermissionDenied);
+        assert!(forbidden.starts_with("/run/towpath/tap0.sock: permission denied"), "{forbidden}");
+        assert!(forbidden.contains("as root") && forbidden.contains("allow-user"), "{forbidden}");
+        assert!(!forbidden.contains("start a server"), "{forbidden}");
+        assert!(text(io::ErrorKind::NotFound).contains("start a server"));
     }
 }

@@ -15,7 +15,6 @@ use towpath_packet::pcapng::{Direction, InterfaceId, Writer};
 use crate::failure::{Failure, says};
 use crate::find::Target;
 use crate::number::Number;
-use crate::report::refusal;
 use crate::signals::Signals;
 use out::Out;
 
@@ -71,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ..Options::default()
     };
     let mut session = Session::attach(&socket, &options)
-        .map_err(|error| Failure::new(format!("capture: {}", refusal(&error, &socket))))?;
+        .map_err(|error| Failure::new(format!("capture: {error}")))?;
     let device = session.info().device.clone();
     // A refused capture leaves the file as it is.
     let endpoint =

@@ -4,11 +4,9 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::Deserialize;
-use towpath_client::AttachError;
 
 use crate::failure::Failure;
 
@@ -73,29 +71,9 @@ pub(crate) fn drops(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&
         .map(|(name, count)| (name.as_str(), *count))
 }
 
-/// Returns the text for a server that this user does not reach, with a remedy.
-pub(crate) fn refusal(error: &AttachError, socket: &Path) -> String {
-    match error {
-        AttachError::NoServer { path, cause } if cause.kind() == ErrorKind::PermissionDenied => {
-            format!(
-                "{}: this user may not connect to {}; run the command as root or as the server's \
-                 user, or let an administrator add this user to the server's allow-user",
-                device(socket),
-                path.display()
-            )
-        }
-        _ => error.to_string(),
-    }
-}
-
-/// Returns the name of the device that is served at a socket's path, as the path tells it.
-fn device(socket: &Path) -> String {
-    socket.file_stem().unwrap_or(socket.as_os_str()).to_string_lossy().into_owned()
-}
-
 /// Asks a server for its report, and returns the JSON.
 pub(crate) fn ask(socket: &Path) -> Result<serde_json::Value, Failure> {
-    towpath_client::report(socket).map_err(|error| Failure::new(refusal(&error, socket)))
+    towpath_client::report(socket).map_err(|error| Failure::new(error.to_string()))
 }
 
 /// Reads a server's report.
@@ -106,22 +84,4 @@ pub(crate) fn read(socket: &Path, value: serde_json::Value) -> Result<Report, Fa
             socket.display()
         ))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_forbidden_socket_is_not_taken_for_a_missing_server() {
-        let socket = Path::new("/run/towpath/tap0.sock");
-        let text = |kind: ErrorKind| {
-            let error = AttachError::NoServer { path: socket.to_owned(), cause: kind.into() };
-            refusal(&error, socket)
-        };
-        let forbidden = text(ErrorKind::PermissionDenied);
-        assert!(forbidden.starts_with("tap0: this user may not connect to /run/"), "{forbidden}");
-        assert!(forbidden.contains("as root") && forbidden.contains("allow-user"), "{forbidden}");
-        assert!(text(ErrorKind::NotFound).contains("start a server"));
-    }
 }

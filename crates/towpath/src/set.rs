@@ -8,7 +8,6 @@ use towpath_client::{Scope, Setting};
 
 use crate::failure::{Failure, print};
 use crate::find;
-use crate::report::refusal;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
@@ -86,7 +85,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let socket = find::named(args.device.as_deref().unwrap_or_default())?;
     for (of, setting, value) in asked {
         towpath_client::set(&socket, of, setting, value)
-            .map_err(|error| Failure::new(refusal(&error, &socket)))?;
+            .map_err(|error| Failure::new(error.to_string()))?;
     }
     Ok(())
 }
