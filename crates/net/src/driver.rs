@@ -206,8 +206,8 @@ impl Shared {
     pub(crate) fn kick(&self) {
         for _ in 0..KICK_ROUNDS {
             self.pending.store(true, Ordering::Relaxed);
-            // Pairs with the fence after the lock is released, below and in `sleeping.rs`: either this
-            // thread gets the lock, or its holder sees that frames wait.
+            // Pairs with the fence after the lock is released, below and in `sleeping.rs`: either
+            // this thread gets the lock, or its holder sees that frames wait.
             fence(Ordering::SeqCst);
             let mut link = match self.link.try_lock() {
                 Ok(link) => link,

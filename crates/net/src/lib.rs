@@ -45,9 +45,9 @@
 //! network, or [`Network::drive`] does. A [`Poller`] then has events only while another thread
 //! blocks in a call or in [`Network::drive`].
 //!
-//! A thread that drives, and that waits to read from a socket to which the program has written since
-//! it last read, spins for up to 68 µs before it sleeps, as long as that recently cost less than
-//! sleep.
+//! A thread that drives, and that waits to read from a socket to which the program has written
+//! since it last read, spins for up to 68 µs before it sleeps, as long as that recently cost less
+//! than sleep.
 //!
 //! # Locks
 //! A network with a library thread makes a program multi-threaded. A child made by `fork` has no

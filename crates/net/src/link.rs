@@ -57,8 +57,8 @@ pub enum PortProtocol {
     Udp,
 }
 
-/// A carrier of frames: a session with a driver server ([`SessionLink`](crate::SessionLink)), or for
-/// example a TAP device, by an implementation of your own.
+/// A carrier of frames: a session with a driver server ([`SessionLink`](crate::SessionLink)), or
+/// for example a TAP device, by an implementation of your own.
 ///
 /// One thread at a time calls the link, under the network's lock for the link. The network calls
 /// `receive`, `room` and `transmit` under the stack's lock too, so they must make no system call;

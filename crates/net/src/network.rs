@@ -103,8 +103,8 @@ impl Network {
 
     /// Waits until [`Network::connections`] is zero. The peers then have all data that was written
     /// before its stream was dropped, unless a reset or a timeout ended the connection. Drop
-    /// listeners and streams first: a handle counts as a connection. A deadline beyond the clock's range never expires. Dropping the last
-    /// handle ends the host without waiting.
+    /// listeners and streams first: a handle counts as a connection. A deadline beyond the clock's
+    /// range never expires. Dropping the last handle ends the host without waiting.
     ///
     /// # Errors
     /// [`io::ErrorKind::TimedOut`] if connections are still open then, or the link's error.

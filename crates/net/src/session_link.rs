@@ -332,20 +332,14 @@ impl Link for SessionLink {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use towpath_device::loopback;
-    use towpath_protocol::store::MemoryStore;
-    use towpath_server::{Config, Server, Subnet, Subnets};
-
     use super::*;
+    use crate::testing::serve;
 
     /// A link has news from the time at which the server publishes a frame until the network has
     /// received it.
     #[test]
     fn a_link_has_news_while_frames_wait() {
-        let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
-        let ipv4 = Some(Subnet::new("10.77.0.1".parse().unwrap(), 24));
-        let config = Config { subnets: Subnets { ipv4, ipv6: None }, ..Config::default() };
-        let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+        let (server, _far) = serve();
         let attach = || {
             let socket = server.connect().unwrap();
             Session::attach_over(socket, &SessionLink::options("test")).unwrap()

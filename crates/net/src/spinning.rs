@@ -1,12 +1,9 @@
 //! Spinning before a sleep, in a thread of the application that drives.
 //!
-//! A thread that awaits an answer to what it wrote spins as long as that has recently cost less than
-//! the wake-ups that it saved ([`Spinner`]). A stream in one direction keeps itself going, and its
-//! threads need the processors. The library's thread does not spin: it would do so beside the
+//! A thread that awaits an answer to what it wrote spins as long as that has recently cost less
+//! than the wake-ups that it saved ([`Spinner`]). A stream in one direction keeps itself going, and
+//! its threads need the processors. The library's thread does not spin: it would do so beside the
 //! threads for which it works.
-
-#[cfg(test)]
-use std::time::Duration;
 
 use towpath_stack::Instant;
 use towpath_waiting::{Costs, Spinner};
@@ -17,9 +14,9 @@ pub(crate) struct Spinning {
     spinner: Spinner,
     /// `true` if the thread has slept since it last had received something.
     slept: bool,
-    /// How long each spin lasts, whatever the spinner says.
+    /// Until when each spin goes on, whatever the spinner says.
     #[cfg(test)]
-    pub(crate) forced: Option<Duration>,
+    pub(crate) forced: Option<Instant>,
 }
 
 impl Default for Spinning {
@@ -55,13 +52,11 @@ impl Spinning {
         self.slept = false;
     }
 
-    /// Returns `true` if the thread, idle since then, is to look for frames again instead of a
-    /// sleep.
-    #[cfg_attr(not(test), expect(unused_variables, reason = "tests force the length of spins"))]
-    pub(crate) fn goes_on(&mut self, since: Instant, now: Instant) -> bool {
+    /// Returns `true` if the thread is to look for frames again instead of a sleep.
+    pub(crate) fn goes_on(&mut self, now: Instant) -> bool {
         #[cfg(test)]
-        if let Some(forced) = self.forced {
-            return now < since + forced;
+        if let Some(until) = self.forced {
+            return now < until;
         }
         self.spinner.poll_again(nanoseconds(now))
     }
@@ -75,26 +70,18 @@ fn nanoseconds(at: Instant) -> u64 {
 mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::thread;
+    use std::time::Duration;
 
-    use super::*;
     use crate::lock::lock;
-    use crate::testing::{Pair, connection, eventually, pair};
+    use crate::testing::{Ending, Pair, connection, eventually, pair};
     use crate::{Driving, Network, TcpStream};
 
     /// Longer than the tests take unless they fail.
     const FOREVER: Duration = Duration::from_secs(60);
 
-    /// Ends all calls of a network that block, also if the test fails.
-    struct Ending(Network);
-
-    impl Drop for Ending {
-        fn drop(&mut self) {
-            self.0.shared().end();
-        }
-    }
-
     fn spin_forever(network: &Network) {
-        lock(&network.shared().spinning).forced = Some(FOREVER);
+        let shared = network.shared();
+        lock(&shared.spinning).forced = Some(shared.clock.now() + FOREVER);
     }
 
     fn exchange(from: &TcpStream, to: &TcpStream) {

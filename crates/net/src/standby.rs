@@ -122,13 +122,10 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, Mutex};
 
-    use towpath_client::Session;
-    use towpath_device::loopback;
-    use towpath_protocol::store::MemoryStore;
-    use towpath_server::{Config, Server, Subnet, Subnets};
-
     use super::*;
+    use crate::testing::serve;
     use crate::{Driving, Network, SessionLink, UdpSocket};
+    use towpath_client::Session;
 
     #[test]
     fn a_thread_drives_once_the_library_has_woken_it_alone_in_a_row() {
@@ -175,10 +172,7 @@ mod tests {
     /// A thread that asks and waits for the answer, again and again, drives its network.
     #[test]
     fn a_thread_that_blocks_drives_its_network() {
-        let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
-        let ipv4 = Some(Subnet::new("10.77.0.1".parse().unwrap(), 24));
-        let config = Config { subnets: Subnets { ipv4, ipv6: None }, ..Config::default() };
-        let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+        let (server, _far) = serve();
         let host = |name| {
             let socket = server.connect().unwrap();
             let session = Session::attach_over(socket, &SessionLink::options(name)).unwrap();

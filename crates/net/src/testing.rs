@@ -6,6 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
+use towpath_device::loopback;
+use towpath_protocol::store::MemoryStore;
+use towpath_server::{Server, Subnet, Subnets};
 use towpath_stack::{Meta, Offload};
 
 use crate::lock::lock;
@@ -186,4 +189,22 @@ pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
         assert!(Instant::now() < until, "{what}: not within 20 seconds");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Ends all calls of a network that block, also if the test fails.
+pub(crate) struct Ending(pub(crate) Network);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.shared().end();
+    }
+}
+
+/// Starts a server over a device in memory, with addresses of 10.77.0.0/24 for its sessions.
+pub(crate) fn serve() -> (Server, loopback::LoopbackDevice) {
+    let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let ipv4 = Some(Subnet::new("10.77.0.1".parse().unwrap(), 24));
+    let subnets = Subnets { ipv4, ipv6: None };
+    let config = towpath_server::Config { subnets, ..towpath_server::Config::default() };
+    (Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap(), far)
 }

@@ -29,7 +29,8 @@ pub(crate) struct Waiter {
     /// `true` if the last completed call of the socket wrote or connected.
     pub(crate) wrote: AtomicBool,
     pub(crate) registration: Mutex<Option<Registration>>,
-    /// `true` if one event is for one thread, which passes on what it leaves ([`Waiter::wake_one`]).
+    /// `true` if one event is for one thread, which passes on what it leaves
+    /// ([`Waiter::wake_one`]).
     wakes_one: bool,
 }
 

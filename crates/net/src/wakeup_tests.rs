@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::testing::{A, Pair, eventually, is_tcp_without_syn, pair};
+use crate::testing::{A, Ending, Pair, eventually, is_tcp_without_syn, pair};
 use crate::{Driving, Network, TcpListener, TcpStream};
 
 const THREADS: usize = 4;
@@ -15,15 +15,6 @@ const THREADS: usize = 4;
 /// Returns how often a blocked thread woke that did not drive.
 fn woken(network: &Network) -> u64 {
     network.shared().core().standby.wakes
-}
-
-/// Ends all calls of a network that block, also if the test fails.
-struct Ending(Network);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        self.0.shared().end();
-    }
 }
 
 /// Waits until `blocked` threads are blocked, and in a network without a library thread another one

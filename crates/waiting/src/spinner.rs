@@ -146,7 +146,7 @@ impl Spinner {
         }
         let total: u64 = self.lengths.iter().map(|count| u64::from(*count)).sum();
         // Costs are in halves of parts. For a spin of n parts, an idle time within them costs its
-        // own length, and any other costs n parts and a wake-up.
+        // own length, and any other costs n parts and a sleep.
         let (mut best, mut best_cost) = (0, total * 2 * PARTS as u64);
         let (mut came, mut came_cost) = (0, 0);
         for parts in 1..=PARTS {
@@ -159,7 +159,8 @@ impl Spinner {
             }
         }
         if best == 0 && self.parts > 0 {
-            // Spinning was in vain, perhaps because wake-ups take less time than this side believes.
+            // Spinning was in vain, perhaps because wake-ups take less time than this side
+            // believes.
             self.paused = self.pause;
             self.pause = (2 * self.pause).min(MAX_PAUSE);
         } else if self.helped * 2 > EACH {

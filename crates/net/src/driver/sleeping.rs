@@ -49,11 +49,12 @@ impl Shared {
     /// the call may wait for the result of that work.
     pub(super) fn work_or_sleep(&self, caller: Option<&Caller>) -> Result<(), LinkError> {
         let round = if caller.is_some() { Round::Application } else { Round::Library };
+        let awaits_answer = caller.is_some_and(|caller| caller.awaits_answer);
         let mut link = lock(&self.link);
         for _ in 0..64 {
             self.pending.store(false, Ordering::Relaxed);
             let done = self.round(link.as_mut(), round)?;
-            if done.received && caller.is_some() {
+            if done.received && awaits_answer {
                 lock(&self.spinning).received(self.clock.now());
             }
             if done.worked && caller.is_some() {
@@ -68,9 +69,7 @@ impl Shared {
                 break;
             }
         }
-        if let Some(caller) = caller
-            && caller.awaits_answer
-        {
+        if awaits_answer && let Some(caller) = caller {
             match self.spin(link, caller)? {
                 Some(held) => link = held,
                 None => return Ok(()),
@@ -101,7 +100,7 @@ impl Shared {
         // Pairs with the fence in `kick`.
         fence(Ordering::SeqCst);
         let stay = !self.pending.load(Ordering::SeqCst) && !self.closing.load(Ordering::SeqCst);
-        if stay && caller.is_some() {
+        if stay && awaits_answer {
             lock(&self.spinning).sleeps(self.clock.now());
         }
         let slept = if stay { self.sleep(next, writable) } else { Ok(()) };
@@ -111,14 +110,17 @@ impl Shared {
     }
 
     /// Spins until there may be work, and returns `None`, or until it is better to sleep, and
-    /// returns the link. A frame that waits for room, the next timer, as of the spin's start, and the
-    /// caller's deadline end the spin.
+    /// returns the link. A frame that waits for room, the next timer, as of the spin's start, and
+    /// the caller's deadline end the spin.
     fn spin<'a>(
         &'a self,
         link: LinkGuard<'a>,
         caller: &Caller,
     ) -> Result<Option<LinkGuard<'a>>, LinkError> {
         let since = self.clock.now();
+        if !lock(&self.spinning).goes_on(since) {
+            return Ok(Some(link));
+        }
         let core = self.core();
         let (next, blocked) = (core.stack.poll_at(since), core.stack.is_blocked());
         drop(core);
@@ -141,11 +143,11 @@ impl Shared {
                 return Ok(None);
             }
             let is_over = end.is_some_and(|end| end <= now);
-            if is_over || !lock(&self.spinning).goes_on(since, now) {
+            if is_over || !lock(&self.spinning).goes_on(now) {
                 return Ok(Some(held.unwrap_or_else(|| lock(&self.link))));
             }
-            // A thread that writes sends its frames itself meanwhile, and the thread that would send
-            // the awaited frame may need this processor.
+            // A thread that writes sends its frames itself meanwhile, and the thread that would
+            // send the awaited frame may need this processor.
             drop(held.take());
             rustix::thread::sched_yield();
             held = match self.link.try_lock() {
