@@ -96,8 +96,8 @@ impl<'a> Received<'a> {
         Parts { pool: self.pool, descriptors: self.descriptors }
     }
 
-    /// Returns the whole packet if it is in one piece. Every packet up to the buffer size is, and so
-    /// is a larger one whose buffers follow each other in the pool.
+    /// Returns the whole packet if it is in one piece. Every packet up to the buffer size is, and
+    /// so is a larger one whose buffers follow each other in the pool.
     #[must_use]
     #[inline]
     pub fn contiguous(&self) -> Option<&'a [u8]> {

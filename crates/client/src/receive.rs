@@ -85,8 +85,8 @@ impl Session {
             }
             let taken = &mut self.taken[..slots];
             let QueuePair { lane, first_buffer, .. } = self.queue_pairs[unit];
-            // The free list returns the last released buffer first: buffers that follow each other in
-            // the pool stay in order, so that the engine can place a large packet in one piece.
+            // The free list returns the last released buffer first: buffers that follow each other
+            // in the pool stay in order, so that the engine can place a large packet in one piece.
             self.lanes[lane].receive_free.release_all(taken.iter().rev().map(|one| one.buffer));
             if first_buffer > 0 {
                 taken.iter_mut().for_each(|one| one.buffer += first_buffer);

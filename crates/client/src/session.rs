@@ -191,7 +191,8 @@ impl Session {
         all
     }
 
-    /// Returns how many bytes of packets the receive buffers of one lane hold. A flow uses one lane.
+    /// Returns how many bytes of packets the receive buffers of one lane hold. A flow uses one
+    /// lane.
     #[must_use]
     pub fn receive_bytes(&self) -> usize {
         self.receive_pool.data_bytes() / self.lanes.len()

@@ -136,8 +136,8 @@ pub const SHARED: u32 = 2;
 pub const BY_PORT: u32 = 4;
 
 /// The session has a hardware queue of its own. The server fills the receive buffers of its first
-/// queue pair in any order, and data may start anywhere behind a buffer's headroom, or where the packet continues without a
-/// gap from the previous buffer of the pool.
+/// queue pair in any order, and data may start anywhere behind a buffer's headroom, or where the
+/// packet continues without a gap from the previous buffer of the pool.
 pub const OWN_QUEUE: u32 = 8;
 
 /// Asks for an endpoint.

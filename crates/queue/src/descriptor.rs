@@ -112,8 +112,8 @@ impl PoolShape {
 pub struct Descriptor {
     /// The buffer's number in its pool.
     pub buffer: u32,
-    /// Where in the buffer its data starts, in bytes: at least [`HEADROOM_BYTES`]; or 0 in the second
-    /// or a later buffer of a received packet, if the packet continues there without a gap.
+    /// Where in the buffer its data starts, in bytes: at least [`HEADROOM_BYTES`]; or 0 in the
+    /// second or a later buffer of a received packet, if the packet continues there without a gap.
     pub start: u32,
     /// The number of data bytes.
     pub len: u32,
@@ -135,8 +135,8 @@ impl Descriptor {
         ]
     }
 
-    /// Returns the descriptor that two fetched words form, if all of it lies inside the pool, behind
-    /// the buffer's headroom.
+    /// Returns the descriptor that two fetched words form, if all of it lies inside the pool,
+    /// behind the buffer's headroom.
     ///
     /// # Errors
     /// The check that failed.

@@ -315,8 +315,9 @@ fn plain_packets_are_taken_up_to_the_first_other_one() {
     }
 }
 
-/// A faulty server cannot make the application read outside of the packet's buffers: only the second
-/// and later buffers of a received packet may have data in their headroom, and none beyond its end.
+/// A faulty server cannot make the application read outside of the packet's buffers: only the
+/// second and later buffers of a received packet may have data in their headroom, and none beyond
+/// its end.
 #[test]
 fn received_chains_lie_in_their_buffers() {
     let pair = Pair::new(8, 8);

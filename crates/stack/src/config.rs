@@ -62,8 +62,8 @@ pub struct TcpConfig {
     pub ack_delay: Duration,
     /// The time for which the peer may acknowledge nothing new while data waits, before the stack
     /// gives the connection up; a peer whose window is closed has to answer probes. Default 900 s,
-    /// as on Linux (RFC 9293, 3.8.3: at least 100 s). Retransmissions are up to a minute apart, so a
-    /// shorter time allows few of them.
+    /// as on Linux (RFC 9293, 3.8.3: at least 100 s). Retransmissions are up to a minute apart, so
+    /// a shorter time allows few of them.
     pub user_timeout: Duration,
     /// The time that the handshake of an outgoing connection may take. Default 60 s.
     pub connect_timeout: Duration,

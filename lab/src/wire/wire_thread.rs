@@ -24,9 +24,9 @@ const BATCH: usize = 32;
 /// The time before a frame is due from which on the wire does not sleep, in nanoseconds: a sleep
 /// may be this much too long.
 const SPIN_NS: u64 = 20_000;
-/// The longest time awake, after which the wire naps even if frames are due: a real-time thread that
-/// never sleeps is stopped for much longer (the kernel's fair server gives ordinary threads 50 ms of
-/// each second), and ordinary threads on its core carry the data.
+/// The longest time awake, after which the wire naps even if frames are due: a real-time thread
+/// that never sleeps is stopped for much longer (the kernel's fair server gives ordinary threads 50
+/// ms of each second), and ordinary threads on its core carry the data.
 const LONGEST_AWAKE: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(20);
 /// The longest sleep, after which the wire checks whether it is over.

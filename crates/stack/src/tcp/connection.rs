@@ -112,7 +112,8 @@ pub(super) struct Connection {
     pub(super) answered: Option<Instant>,
     /// The number of such segments without data, since one did fit.
     pub(super) unacceptable_answers: u8,
-    /// The time since which data waits for the peer's acknowledgement, and the first byte that waits.
+    /// The time since which data waits for the peer's acknowledgement, and the first byte that
+    /// waits.
     pub(super) waiting: Option<(Instant, Seq)>,
     /// The time at which the present state has lasted too long.
     pub(super) give_up_at: Option<Instant>,
@@ -253,7 +254,8 @@ impl Connection {
         if self.black_hole.tried.is_none() {
             self.black_hole.before = self.sizes.path;
         }
-        // Two timeouts for each size below the present one. If none gets through, the peer is absent.
+        // Two timeouts for each size below the present one. If none gets through, the peer is
+        // absent.
         let before = self.black_hole.before;
         let most = before.min(self.sizes.remote);
         let step = usize::from(sending.rtt.backoff() - BLACK_HOLE_TIMEOUTS) / 2;

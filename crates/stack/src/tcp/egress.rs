@@ -17,8 +17,8 @@ use crate::neighbour::Lookup;
 use crate::outbox::NextHop;
 use crate::{Instant, SocketError, TcpId, Transmit};
 
-/// The maximum number of packets that a connection sends before the next connection is visited; a large
-/// packet counts as one.
+/// The maximum number of packets that a connection sends before the next connection is visited; a
+/// large packet counts as one.
 const PACKETS_PER_CONNECTION: usize = 16;
 /// The maximum number of timer moves per poll.
 const TIMERS: usize = 512;

@@ -10,7 +10,8 @@ use crate::Instant;
 pub(super) const BLOCK_BYTES: usize = 4096;
 const SLAB_BLOCKS: usize = 64;
 const WORD: usize = 64;
-/// The time between two checks for unused slabs. The pool frees an unused slab at the second check at the latest.
+/// The time between two checks for unused slabs. The pool frees an unused slab at the second check
+/// at the latest.
 const TIDY: std::time::Duration = std::time::Duration::from_secs(3);
 /// The number of slabs that are kept.
 const KEPT: usize = 1;

@@ -86,8 +86,8 @@ pub(super) struct Receiving {
 }
 
 impl Receiving {
-    /// Creates the direction for a peer whose SYN has the number `initial`. `shift`: the one that our
-    /// SYN offers; `full`: the largest segment.
+    /// Creates the direction for a peer whose SYN has the number `initial`. `shift`: the one that
+    /// our SYN offers; `full`: the largest segment.
     pub(super) fn new(initial: Seq, config: &TcpConfig, shift: u8, full: u32) -> Receiving {
         let most = config.receive_buffer_bytes as u32;
         let nxt = initial + 1;
@@ -131,8 +131,8 @@ impl Receiving {
         self.edge.since(self.nxt)
     }
 
-    /// Returns the window that the buffer allows now. `under_pressure`: memory is short, so the window has
-    /// no more than a few segments.
+    /// Returns the window that the buffer allows now. `under_pressure`: memory is short, so the
+    /// window has no more than a few segments.
     fn free(&self, under_pressure: bool) -> u32 {
         let free = self.limit.saturating_sub(self.buffer.len() as u32);
         if under_pressure { free.min(4 * self.full) } else { free }
@@ -145,8 +145,8 @@ impl Receiving {
     }
 
     /// Returns the value of the window's field in the next segment, and the end of the window that
-    /// it tells, for [`Receiving::advertised`]. `is_syn`: the segment has a SYN, whose window is not
-    /// scaled. `under_pressure`: as for [`Receiving::free`].
+    /// it tells, for [`Receiving::advertised`]. `is_syn`: the segment has a SYN, whose window is
+    /// not scaled. `under_pressure`: as for [`Receiving::free`].
     pub(super) fn offer(&self, is_syn: bool, under_pressure: bool) -> (u16, Seq) {
         let free = self.free(under_pressure);
         let wanted = self.nxt + free;
@@ -247,8 +247,9 @@ impl Receiving {
         if data.is_empty() {
             return;
         }
-        // Data ahead of a gap, and a connection that holds much, may not take the last memory. Where
-        // data in order finds none, that ahead of a gap goes first (RFC 2018, 8, allows both).
+        // Data ahead of a gap, and a connection that holds much, may not take the last memory.
+        // Where data in order finds none, that ahead of a gap goes first (RFC 2018, 8, allows
+        // both).
         let offset = start.since(self.nxt) as usize;
         let takes_much = offset > 0 || self.buffer.len() >= BYTES_UNDER_PRESSURE;
         if takes_much && !pool.is_roomy() {
@@ -336,12 +337,12 @@ impl Receiving {
     }
 
     /// Lets the window grow if the application reads at least half of it per round trip. The new
-    /// window is twice the bytes read, plus four times their growth since the round trip before, and
-    /// at most four times the bytes read: in slow start the peer sends twice as much in the next
-    /// round trip, and the window must stay ahead.
+    /// window is twice the bytes read, plus four times their growth since the round trip before,
+    /// and at most four times the bytes read: in slow start the peer sends twice as much in the
+    /// next round trip, and the window must stay ahead.
     ///
-    /// On a path shorter than [`LEAST_ROUND`] nearly all of the window waits in this host's queues, so
-    /// it ends at [`TcpConfig::short_path_bytes`] unless the path itself holds more.
+    /// On a path shorter than [`LEAST_ROUND`] nearly all of the window waits in this host's queues,
+    /// so it ends at [`TcpConfig::short_path_bytes`] unless the path itself holds more.
     ///
     /// `least`: the least recent round trip time, zero if unknown; `roomy`: the pool may grow.
     pub(super) fn tune(&mut self, now: Instant, least: Duration, roomy: bool) {

@@ -353,8 +353,8 @@ impl Scoreboard {
         }
     }
 
-    /// Marks the first data as lost, at most `most` bytes, unless it is marked. Returns `true` if it
-    /// marked any.
+    /// Marks the first data as lost, at most `most` bytes, unless it is marked. Returns `true` if
+    /// it marked any.
     pub(super) fn mark_first_lost(&mut self, most: u32) -> bool {
         let Some(&first) = self.records.front() else { return false };
         if first.is(SACKED | LOST) {
