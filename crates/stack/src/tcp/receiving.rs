@@ -247,9 +247,8 @@ impl Receiving {
         if data.is_empty() {
             return;
         }
-        // Data ahead of a gap, and a connection that holds much, may not take the last memory.
-        // Where data in order finds none, that ahead of a gap goes first (RFC 2018, 8, allows
-        // both).
+        // Data ahead of a gap, and a connection that holds much, may not take the last memory. Data
+        // in order takes that of data ahead of a gap (RFC 2018, 8, allows both).
         let offset = start.since(self.nxt) as usize;
         let takes_much = offset > 0 || self.buffer.len() >= BYTES_UNDER_PRESSURE;
         if takes_much && !pool.is_roomy() {

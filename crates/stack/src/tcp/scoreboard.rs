@@ -29,8 +29,8 @@ pub(super) struct Scoreboard {
     sacked: u32,
     lost: u32,
     sacked_records: u32,
-    /// The number of records sent again.
-    again: u32,
+    /// The number of retransmitted records.
+    retransmitted: u32,
     /// The time and end of the delivered record that was sent last (RACK.xmit_ts, RACK.end_seq).
     newest: Option<(Instant, Seq)>,
     /// The round trip time of the record delivered last (RACK.rtt).
@@ -96,7 +96,7 @@ impl Scoreboard {
         if record.is(LOST) {
             self.lost -= record.len();
         }
-        self.again += u32::from(!record.is(RETRANSMITTED));
+        self.retransmitted += u32::from(!record.is(RETRANSMITTED));
         record.state = (record.state & !LOST) | RETRANSMITTED;
         record.sent_at = now;
         // One record for what was sent again at about one time.
@@ -111,7 +111,7 @@ impl Scoreboard {
     /// Merges a record with the next one, of the same state.
     fn merge(&mut self, index: usize) {
         if let Some(next) = self.records.remove(index + 1) {
-            self.again -= u32::from(next.is(RETRANSMITTED));
+            self.retransmitted -= u32::from(next.is(RETRANSMITTED));
             self.sacked_records -= u32::from(next.is(SACKED));
             self.records[index].end = next.end;
         }
@@ -141,7 +141,7 @@ impl Scoreboard {
         }
         let rest = Record { start: at, ..*record };
         record.end = at;
-        self.again += u32::from(rest.is(RETRANSMITTED));
+        self.retransmitted += u32::from(rest.is(RETRANSMITTED));
         self.sacked_records += u32::from(rest.is(SACKED));
         self.records.insert(index + 1, rest);
         true
@@ -177,7 +177,7 @@ impl Scoreboard {
             if record.is(LOST) {
                 self.lost -= record.len();
             }
-            self.again -= u32::from(record.is(RETRANSMITTED));
+            self.retransmitted -= u32::from(record.is(RETRANSMITTED));
         }
         if self.records.is_empty() && self.records.capacity() > 4 * KEPT {
             self.records.shrink_to(KEPT);
@@ -299,17 +299,9 @@ impl Scoreboard {
         }
     }
 
-    /// Returns the time by which data may overtake other data. `recovering`: the connection is in
-    /// loss recovery already.
-    fn reordering_window(&self, least: Duration, smoothed: Duration, recovering: bool) -> Duration {
-        if !self.reordered && (recovering || self.sacked_records >= DUPLICATES) {
-            return Duration::ZERO;
-        }
-        (least / 4 * u32::from(self.quarters.max(1))).min(smoothed)
-    }
-
     /// Marks the data as lost that was sent long enough before delivered data (RFC 8985, 6.2,
-    /// step 5). Returns whether it marked any, and when to check again.
+    /// step 5). `recovering`: the connection is in loss recovery already. Returns whether it marked
+    /// any, and when to check again.
     pub(super) fn detect(
         &mut self,
         now: Instant,
@@ -317,14 +309,16 @@ impl Scoreboard {
         segment_bytes: u32,
         recovering: bool,
     ) -> (bool, Option<Instant>) {
-        let Some(newest) = self.newest.filter(|_| self.sacked > 0 || self.again > 0) else {
+        let Some(newest) = self.newest.filter(|_| self.sacked > 0 || self.retransmitted > 0) else {
             return (false, None);
         };
         // Many segments can share a record.
-        let many = self.sacked >= DUPLICATES * segment_bytes;
-        let window = match many && !self.reordered {
-            true => Duration::ZERO,
-            false => self.reordering_window(least, smoothed, recovering),
+        let many = self.sacked_records >= DUPLICATES || self.sacked >= DUPLICATES * segment_bytes;
+        // The time by which data may overtake other data.
+        let window = if !self.reordered && (recovering || many) {
+            Duration::ZERO
+        } else {
+            (least / 4 * u32::from(self.quarters.max(1))).min(smoothed)
         };
         let (mut marked, mut next) = (false, None::<Instant>);
         for record in &mut self.records {
@@ -353,8 +347,7 @@ impl Scoreboard {
         }
     }
 
-    /// Marks the first data as lost, at most `most` bytes, unless it is marked. Returns `true` if
-    /// it marked any.
+    /// Marks the first data as lost, at most `most` bytes. Returns `true` unless it was marked.
     pub(super) fn mark_first_lost(&mut self, most: u32) -> bool {
         let Some(&first) = self.records.front() else { return false };
         if first.is(SACKED | LOST) {
@@ -382,7 +375,7 @@ impl Scoreboard {
         for record in &mut self.records {
             if record.is(SACKED) {
                 // The next report of it measures no round trip.
-                self.again += u32::from(!record.is(RETRANSMITTED));
+                self.retransmitted += u32::from(!record.is(RETRANSMITTED));
                 record.state = (record.state & !SACKED) | RETRANSMITTED;
             }
         }

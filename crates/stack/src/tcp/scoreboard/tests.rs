@@ -193,7 +193,7 @@ fn records_are_bounded_by_reports_of_single_bytes() {
     assert!(board.records.len() <= super::MAX_RECORDS + 1, "{}", board.records.len());
     assert_eq!(board.in_flight() + board.sacked, 100_000);
     board.acknowledge(now + RTT, Seq(100_000), RTT, &mut Delivery::default());
-    assert_eq!((board.in_flight(), board.sacked, board.again), (0, 0, 0));
+    assert_eq!((board.in_flight(), board.sacked, board.retransmitted), (0, 0, 0));
 }
 
 #[test]
