@@ -333,6 +333,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::UdpSocket;
     use crate::testing::serve;
 
     /// A link has news from the time at which the server publishes a frame until the network has
@@ -361,5 +362,23 @@ mod tests {
         assert_eq!(link.has_news().unwrap(), Some(true), "it waits");
         assert_eq!(link.receive(8, &mut |_, _| {}).unwrap(), 1);
         assert_eq!(link.has_news().unwrap(), Some(false));
+    }
+
+    #[test]
+    fn a_host_has_the_settings_that_its_program_gives() {
+        let (server, _far) = serve();
+        let socket = server.connect().unwrap();
+        let session = Session::attach_over(socket, &SessionLink::options("test")).unwrap();
+        let adjust = |config: &mut Config| config.limits.sockets = 1;
+        let network = Network::over_with(session, Driving::Thread, adjust).unwrap();
+        let bind = || UdpSocket::bind(&network, "0.0.0.0:0");
+        let _only = bind().unwrap();
+        assert_eq!(bind().unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
+    }
+
+    #[test]
+    fn an_error_of_attaching_keeps_its_kind() {
+        let error = Network::attach("/missing/towpath.sock").err().unwrap();
+        assert_eq!(io::Error::from(error).kind(), io::ErrorKind::NotFound);
     }
 }
