@@ -127,6 +127,20 @@ impl Marker {
         Ok(true)
     }
 
+    /// Forgets all pending events, after the server that had them died. The caller then checks, or
+    /// marks, every queue pair that may have news. Meanwhile the other side neither takes nor
+    /// acknowledges events, and it calls [`Acknowledger::restart`] before it takes the next one.
+    ///
+    /// A server that dies between two stores can leave a toggle or an acknowledgement that fits no
+    /// event of the queue. The restart makes both agree.
+    pub fn restart(&mut self) {
+        self.head.publish();
+        self.tail.assume(self.head.now());
+        for (word, toggles) in self.toggles.iter_mut().enumerate() {
+            *toggles = self.acknowledged.observe(word);
+        }
+    }
+
     /// Publishes the events. Returns whether there were any. Only then may the caller have to wake
     /// the other side: while an earlier event is pending, the other side has yet to check.
     #[inline]
@@ -217,6 +231,19 @@ impl Acknowledger {
         // SYNC: this side acknowledges before it checks the queues. Partner: `MarkerChecks`.
         full_fence(Barrier::AcknowledgerChecks);
         Ok(count)
+    }
+
+    /// Skips all events and acknowledges none, after the server died that took or marked them. See
+    /// [`Marker::restart`].
+    ///
+    /// # Errors
+    /// [`Violation::Index`] when the peer's index is impossible.
+    pub fn restart(&mut self) -> Result<(), Violation> {
+        let tail = self.tail.now();
+        let head = self.head.observe(tail.wrapping_add(self.shape.capacity()))?;
+        self.tail.advance(head.wrapping_sub(tail));
+        self.tail.publish();
+        Ok(())
     }
 
     /// `true` if there are no events left to take: a sleeper checks this last.

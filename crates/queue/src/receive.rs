@@ -337,7 +337,7 @@ impl ReceiveProducer {
             if let Some(violation) = failed {
                 // The server can fill only buffers that it checked and took, also if the caller
                 // does not end the session at once.
-                self.head.forget_beyond(before.wrapping_add(done));
+                self.head.assume(before.wrapping_add(done));
                 self.close_gap(before, done);
                 return Err(violation);
             }

@@ -123,8 +123,9 @@ impl Observed {
         self.words.prefetch(0);
     }
 
-    /// Forgets the observation beyond `index`, because a check of the entries there failed.
-    pub(crate) fn forget_beyond(&mut self, index: u32) {
+    /// Takes `index` for the last observation: a check of the entries beyond it failed, or the other
+    /// side is about to reach it.
+    pub(crate) fn assume(&mut self, index: u32) {
         self.seen = index;
     }
 

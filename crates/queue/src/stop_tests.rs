@@ -9,7 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::buffers::FreeBuffers;
 use crate::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
-use crate::test_memory::{Pair, ServerSide};
+use crate::events::{Acknowledger, EventShape, Marker, fence};
+use crate::test_memory::{Memory, Pair, ServerSide};
 
 thread_local! {
     static STORES_LEFT: Cell<Option<u64>> = const { Cell::new(None) };
@@ -326,5 +327,92 @@ fn a_completion_note_applies_to_one_packet() {
         let (first, got) = take(&mut successor, &mut packet).expect("it is sent");
         assert_eq!(got, buffer);
         successor.transmit.complete(&mut successor.transmit_ledger, first, 1);
+    }
+}
+
+/// The memories of two event queues, one in each direction.
+struct Events {
+    shape: EventShape,
+    /// What each side writes: the server first. Of each side, its marker and its acknowledger.
+    words: [[Memory; 2]; 2],
+}
+
+impl Events {
+    fn new(queue_pairs: u32) -> Events {
+        let shape = EventShape::new(queue_pairs).unwrap();
+        let both =
+            || [Memory::new(shape.marker_words()), Memory::new(shape.acknowledger_words())];
+        Events { shape, words: [both(), both()] }
+    }
+
+    fn side(&self, side: usize) -> (Marker, Acknowledger) {
+        let [ours, theirs] = [&self.words[side], &self.words[1 - side]];
+        (
+            Marker::new(self.shape, ours[0].own(), &theirs[1].peer()),
+            Acknowledger::new(self.shape, ours[1].own(), &theirs[0].peer()),
+        )
+    }
+}
+
+fn mark_all(marker: &mut Marker, queue_pairs: &[u32]) -> usize {
+    let fenced = fence();
+    let new = queue_pairs.iter().filter(|pair| marker.mark(fenced, **pair).unwrap()).count();
+    marker.publish();
+    new
+}
+
+fn take_all(events: &mut Acknowledger) -> Vec<u32> {
+    let mut all = Vec::new();
+    events.take(u32::MAX, |pair| all.push(pair)).unwrap();
+    all
+}
+
+/// Wherever the server stops between two stores, both sides restart, and from then on each mark is
+/// an event once, in both directions.
+#[test]
+fn events_restart_after_a_stop_at_every_store() {
+    for rounds in 0..5 {
+        let mut stops = 0;
+        loop {
+            let events = Events::new(70);
+            let (mut marker, mut taken) = events.side(1);
+            let mut server = events.side(0);
+            for round in 0..rounds {
+                mark_all(&mut marker, &[round, 64 + round]);
+                take_all(&mut server.1);
+                mark_all(&mut server.0, &[3, round]);
+                take_all(&mut taken);
+            }
+            mark_all(&mut marker, &[1, 2, 69]);
+            let ended = run_stopped(stops, || {
+                take_all(&mut server.1);
+                mark_all(&mut server.0, &[5, 6, 69]);
+            });
+            // The application goes on without the server for a while.
+            mark_all(&mut marker, &[2, 7]);
+            if stops % 2 == 0 {
+                take_all(&mut taken);
+            }
+            let mut successor = events.side(0);
+            // The application restarts before it asks, and the successor before it answers.
+            taken.restart().unwrap();
+            marker.restart();
+            successor.1.restart().unwrap();
+            successor.0.restart();
+            assert_eq!(take_all(&mut taken), []);
+            assert_eq!(take_all(&mut successor.1), []);
+            // More events than the queue has slots, one by one: each is told once.
+            for pair in (0..70).chain(0..70) {
+                assert_eq!(mark_all(&mut successor.0, &[pair, pair]), 1, "{pair} after {stops}");
+                assert_eq!(take_all(&mut taken), [pair]);
+                assert_eq!(mark_all(&mut marker, &[pair, pair]), 1, "{pair} after {stops}");
+                assert_eq!(take_all(&mut successor.1), [pair]);
+            }
+            if ended {
+                break;
+            }
+            stops += 1;
+        }
+        assert!(stops >= 10, "only {stops} stops");
     }
 }
