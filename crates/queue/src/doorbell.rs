@@ -124,6 +124,12 @@ impl PeerSleepFlag {
         PeerSleepFlag { flag, notified: 0 }
     }
 
+    /// Forgets the sleep for which this side notified the other one: the notification may have gone
+    /// with a doorbell that exists no more.
+    pub fn restart(&mut self) {
+        self.notified = 0;
+    }
+
     /// Returns whether this side must notify the other one. The caller asks once per batch, after
     /// publishing and [`fence`]. A caller that gets [`Due::Now`] must send the notification, since
     /// later calls do not ask for it again for the same sleep. With `urgent`, a timer-driven side

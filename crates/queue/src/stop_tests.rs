@@ -340,8 +340,7 @@ struct Events {
 impl Events {
     fn new(queue_pairs: u32) -> Events {
         let shape = EventShape::new(queue_pairs).unwrap();
-        let both =
-            || [Memory::new(shape.marker_words()), Memory::new(shape.acknowledger_words())];
+        let both = || [Memory::new(shape.marker_words()), Memory::new(shape.acknowledger_words())];
         Events { shape, words: [both(), both()] }
     }
 
