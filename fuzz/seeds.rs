@@ -11,7 +11,7 @@ use towpath_pdu::{Fragment, OVERHEAD_BYTES};
 use towpath_protocol::VERSION;
 use towpath_protocol::message::{
     Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, Cursor, ErrorBody, MAX_BYTES, Message,
-    OPEN_ALL, Open, Opened, RULE_ALL, Refusal, SHARED, Set, TRUSTED, fixed_name,
+    OPEN_ALL, Open, Opened, RULE_ALL, Refusal, Resume, SHARED, Set, TRUSTED, fixed_name,
 };
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
@@ -224,6 +224,7 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         remote_ip: [10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         port: 53,
         remote_port: 5353,
+        sequence: 1,
     };
     let refused = Message::Error(Box::new(ErrorBody::new(Refusal::Version, "use matching builds")));
     let mut messages: Vec<_> = [
@@ -236,6 +237,8 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         ("open", Message::Open(open), 0),
         ("opened", Message::Opened(Opened { endpoint: 2, port: 80 }), 0),
         ("close", Message::Close(Close { endpoint: 2 }), 0),
+        ("resume", Message::Resume(Resume { epoch: 7, session: 1, reserved: 0 }), 0),
+        ("resumed", Message::Attached(attached), 2),
         ("report", Message::Report(Cursor::default()), 0),
         ("reported", Message::Reported(Cursor::END, b"{}".to_vec()), 0),
         (

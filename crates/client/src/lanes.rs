@@ -120,6 +120,11 @@ impl Lane {
         self.header.observe(CLOSED_WORD) as u32
     }
 
+    /// Returns `true` if the lane's engine closed the session. A server that is killed does not.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.header.observe(CLOSED_WORD) != 0
+    }
+
     /// Returns how many endpoints the lane's engine closed because the policy changed.
     pub(crate) fn revoked(&self) -> u64 {
         self.header.observe(REVOKED_WORD)

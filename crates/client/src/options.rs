@@ -47,6 +47,10 @@ pub struct Options {
     /// session (open, close, set); 10 s by default. A request that gets no answer in time ends the
     /// session with [`crate::Lost::NoAnswer`]. A deadline beyond the clock's range never expires.
     pub answer_timeout: Duration,
+    /// How long a session waits for another server after its server was killed, by default 30 s.
+    /// Calls that wait go on waiting meanwhile. Then the session is over
+    /// ([`crate::Lost::ServerGone`]). Zero: the session does not wait.
+    pub resume_timeout: Duration,
 }
 
 /// The kind of a session's addresses.
@@ -131,6 +135,7 @@ impl Default for Options {
             wait_strategy: WaitStrategy::default(),
             expedited_queue_pair: None,
             answer_timeout: crate::control::ANSWER_TIMEOUT,
+            resume_timeout: Duration::from_secs(30),
         }
     }
 }
@@ -226,6 +231,8 @@ pub struct Statistics {
     pub notifications_deferred: u64,
     /// Times that the client notified the server because half of a queue was in flight.
     pub notifications_early: u64,
+    /// Times that another server resumed the session, after the session's server was killed.
+    pub resumptions: u64,
     /// Times that the client published a batch of packets to the server.
     pub batches: u64,
     /// Ticks of [`WaitStrategy::TimerDriven`] that the client kept.

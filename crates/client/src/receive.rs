@@ -42,7 +42,7 @@ impl Session {
         } else {
             self.receive_lanes(queue_pair, budget, &mut each)?
         };
-        if got == 0 && self.hung_up {
+        if got == 0 && self.hung_up && !self.begins_to_resume() {
             return Err(self.over());
         }
         Ok(got)

@@ -178,6 +178,7 @@ impl Rule {
             remote_ip: [0; 16],
             port: self.port.unwrap_or(0),
             remote_port: self.remote_port.unwrap_or(0),
+            sequence: 0,
         };
         for (ip, octets) in [(self.ip, &mut open.ip), (self.remote_ip, &mut open.remote_ip)] {
             match ip {

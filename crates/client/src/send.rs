@@ -311,6 +311,15 @@ impl Session {
         if self.dirty.is_empty() {
             return Ok(());
         }
+        if self.hung_up {
+            // The next server learns of all packets when it resumes the session.
+            for queue_pair in self.dirty.drain(..) {
+                let set = &mut self.queue_pairs[queue_pair as usize];
+                set.transmit.publish();
+                set.dirty = false;
+            }
+            return Ok(());
+        }
         let mut outcome = Ok(());
         for queue_pair in &self.dirty {
             let transmit = &mut self.queue_pairs[*queue_pair as usize].transmit;

@@ -3,9 +3,9 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::marker::PhantomData;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use towpath_memory::{own_words, peer_words};
 use towpath_protocol::channel::Channel;
@@ -19,12 +19,13 @@ use towpath_queue::{PoolShape, Violation};
 
 use crate::attach::{Attachment, attach};
 use crate::control::{Answer, Deadline, ask, connect};
-use crate::error::{AttachError, Lost, OpenError};
+use crate::error::{AttachError, Lost, OpenError, Refusal};
 use crate::fork::ForkGuard;
 use crate::hold::DoorbellHold;
 use crate::lanes::{Lane, QueuePair, lanes, no_counters};
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::pool::{ReceivePool, TransmitPool};
+use crate::reconnect::Resumable;
 use crate::rule::Rule;
 use crate::waiter::Waiter;
 
@@ -68,6 +69,10 @@ pub struct Session {
     /// `true` if the doorbell's other end is closed. The application may still take the packets in
     /// the queues.
     pub(crate) hung_up: bool,
+    /// What the client needs when the server is killed; `None` if no server resumes the session.
+    pub(crate) resumable: Option<Resumable>,
+    /// The number of requests for endpoints so far.
+    requests: u32,
     info: Info,
     guard: ForkGuard,
     /// Not `Sync`: queues have one producer and one consumer.
@@ -88,7 +93,13 @@ impl Session {
     pub fn attach(path: impl AsRef<Path>, options: &Options) -> Result<Session, AttachError> {
         let (path, deadline) = (path.as_ref(), Deadline::after(options.answer_timeout));
         let socket = connect(path, deadline)?;
-        Session::attach_by(socket, options, deadline).map_err(|error| error.at(path))
+        let (mut session, flags) =
+            Session::attach_by(socket, options, deadline).map_err(|error| error.at(path))?;
+        if flags & message::RESUMABLE != 0 && !options.resume_timeout.is_zero() {
+            let doorbell = session.doorbell.as_fd();
+            session.resumable = Some(Resumable::new(path, options.resume_timeout, doorbell)?);
+        }
+        Ok(session)
     }
 
     /// Attaches over a connected socket, from a server in this process or from another process.
@@ -96,14 +107,15 @@ impl Session {
     /// # Errors
     /// [`AttachError`].
     pub fn attach_over(socket: OwnedFd, options: &Options) -> Result<Session, AttachError> {
-        Session::attach_by(socket, options, Deadline::after(options.answer_timeout))
+        let deadline = Deadline::after(options.answer_timeout);
+        Session::attach_by(socket, options, deadline).map(|(session, _)| session)
     }
 
     fn attach_by(
         socket: OwnedFd,
         options: &Options,
         deadline: Deadline,
-    ) -> Result<Session, AttachError> {
+    ) -> Result<(Session, u32), AttachError> {
         let Attachment { channel, shape, granted, memories, doorbell, wakes } =
             attach(socket, options, deadline)?;
         let (server, state) = (peer_words(&memories.server), peer_words(&memories.state));
@@ -148,6 +160,8 @@ impl Session {
             statistics: Statistics::default(),
             lost: None,
             hung_up: false,
+            resumable: None,
+            requests: 0,
             info: read_info(&granted),
             guard: ForkGuard::new()?,
             _one_thread: PhantomData,
@@ -156,13 +170,17 @@ impl Session {
             session.provide(unit);
             session.queue_pairs[unit].receive.publish();
         }
-        Ok(session)
+        Ok((session, granted.flags))
     }
 
     /// Returns the server's grant to the session.
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.info
+    }
+
+    pub(crate) fn set_info(&mut self, info: Info) {
+        self.info = info;
     }
 
     /// Returns the client's counts.
@@ -204,7 +222,9 @@ impl Session {
     /// [`OpenError`].
     pub fn open(&mut self, rule: &Rule) -> Result<Endpoint, OpenError> {
         self.check()?;
-        match self.ask(&Message::Open(rule.to_message()))? {
+        self.requests = self.requests.wrapping_add(1).max(1);
+        let open = message::Open { sequence: self.requests, ..rule.to_message() };
+        match self.ask(&Message::Open(open))? {
             Message::Opened(opened) => Ok(Endpoint {
                 number: opened.endpoint,
                 queue_pair: rule.uses(),
@@ -279,8 +299,30 @@ impl Session {
         .map(|_| ())
     }
 
+    /// Asks the server. A server that resumes the session is asked again: a request to close may
+    /// then find its endpoint closed.
     fn ask(&mut self, message: &Message) -> Result<Message, OpenError> {
-        match ask(&self.channel, message, Deadline::after(self.answer_timeout)) {
+        let mut is_repeated = false;
+        loop {
+            match ask(&self.channel, message, Deadline::after(self.answer_timeout)) {
+                Answer::HungUp if self.begins_to_resume() => {
+                    // The session's own timeout ends this.
+                    let far = Instant::now() + Duration::from_secs(86_400);
+                    while !self.resume(Some(far))? {}
+                    is_repeated = true;
+                }
+                Answer::Refused(Refusal::NotFound, _)
+                    if is_repeated && matches!(message, Message::Close(_)) =>
+                {
+                    return Ok(Message::Done);
+                }
+                answer => return self.answered(answer),
+            }
+        }
+    }
+
+    fn answered(&mut self, answer: Answer) -> Result<Message, OpenError> {
+        match answer {
             Answer::Message(message, _) => Ok(message),
             Answer::Refused(refusal, text) => Err(OpenError::Refused { refusal, text }),
             Answer::HungUp | Answer::Wrong(_) => Err(self.over().into()),

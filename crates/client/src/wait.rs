@@ -10,8 +10,12 @@ use towpath_waiting::Step;
 
 use crate::error::{Lost, OpenError, Refusal};
 use crate::options::WaitStrategy;
+use crate::reconnect::Resumable;
 use crate::session::Session;
 use crate::waiter::Waiter;
+
+/// A time that no wait reaches.
+const FAR: Duration = Duration::from_secs(86_400);
 
 impl Session {
     /// Waits until a queue pair has news: packets, or room that the application requested
@@ -21,7 +25,8 @@ impl Session {
     /// and not taken are news too. The client first flushes the transmit queues.
     ///
     /// # Errors
-    /// [`Lost`], within milliseconds of the server's end.
+    /// [`Lost`], within milliseconds of the server's end. If the server was killed, the call waits
+    /// for the next one instead, and returns once that resumed the session.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut slept = false;
@@ -30,6 +35,20 @@ impl Session {
             if self.has_news()? {
                 self.waiter.found(slept);
                 return Ok(true);
+            }
+            if self.hung_up {
+                if !self.begins_to_resume() {
+                    return Err(self.over());
+                }
+                let until = match timeout {
+                    None => Instant::now() + FAR,
+                    Some(timeout) => deadline.unwrap_or_else(|| Instant::now() + timeout.min(FAR)),
+                };
+                match self.resume(Some(until))? {
+                    true => return Ok(true),
+                    false if timeout.is_some() => return Ok(false),
+                    false => continue,
+                }
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) && timeout != Some(Duration::ZERO) {
@@ -178,7 +197,11 @@ impl Session {
     pub fn arm(&mut self) -> Result<bool, Lost> {
         self.check()?;
         if self.hung_up {
-            return if self.has_news()? { Ok(true) } else { Err(self.over()) };
+            return match self.has_news()? {
+                true => Ok(true),
+                false if self.begins_to_resume() => self.resume(None),
+                false => Err(self.over()),
+            };
         }
         self.flush()?;
         self.notify_deferred();
@@ -278,7 +301,7 @@ impl Session {
         self.take_notifications();
         if self.hung_up {
             self.awake();
-            if self.has_news()? {
+            if self.has_news()? || self.begins_to_resume() {
                 return Ok(true);
             }
             return Err(self.over());
@@ -309,9 +332,10 @@ impl Session {
 }
 
 impl AsFd for Session {
-    /// Returns a descriptor that becomes readable when the server notifies the client, and hangs up
-    /// when the server ends. See [`Session::arm`].
+    /// Returns a descriptor that becomes readable when the server notifies the client, and when the
+    /// server ends. It stays the same when another server resumes the session. See
+    /// [`Session::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.doorbell.as_fd()
+        self.resumable.as_ref().map_or_else(|| self.doorbell.as_fd(), Resumable::ready)
     }
 }

@@ -23,4 +23,4 @@ pub mod store;
 
 /// The version of messages and layout together. Each change of either raises the version. A side
 /// refuses a peer of another version, and names both numbers.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;

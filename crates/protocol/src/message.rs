@@ -9,6 +9,7 @@
 //! |---|---|---|---|
 //! | attach | application | [`Attach`] | attached with six descriptors and one for each lane, or error |
 //! | attached | server | [`Attached`] | |
+//! | resume | application | [`Resume`] | attached with the new doorbell and one descriptor for each lane, or error |
 //! | mapped | application | none | done: the session exists |
 //! | open | application | [`Open`] | opened, or error |
 //! | opened | server | [`Opened`] | |
@@ -140,6 +141,24 @@ pub const BY_PORT: u32 = 4;
 /// packet continues without a gap from the previous buffer of the pool.
 pub const OWN_QUEUE: u32 = 8;
 
+/// [`Attached::flags`]: if the server is killed, the next one resumes the session.
+pub const RESUMABLE: u32 = 16;
+
+/// Asks a server for a session of an earlier server that was killed. The peer must be the process
+/// that attached. It has restarted its event queues, and touches them no more before the answer.
+/// With the answer come the session's new doorbell, and for each lane the eventfd that notifies its
+/// engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Resume {
+    /// The number of the server that the application knows last ([`Attached::epoch`]).
+    pub epoch: u64,
+    /// The session's number.
+    pub session: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
 /// Asks for an endpoint.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -171,6 +190,9 @@ pub struct Open {
     pub port: u16,
     /// Remote port.
     pub remote_port: u16,
+    /// The number of the request among those of the session, from 1; 0 for none. A server that
+    /// resumed a session answers a request that its predecessor carried out with that endpoint.
+    pub sequence: u32,
 }
 
 /// [`Open::mac`] counts.
@@ -346,7 +368,8 @@ const _: () = {
     assert!(size_of::<Header>() == 8);
     assert!(size_of::<Attach>() == 64);
     assert!(size_of::<Attached>() == 88);
-    assert!(size_of::<Open>() == 60);
+    assert!(size_of::<Open>() == 64);
+    assert!(size_of::<Resume>() == 16);
     assert!(size_of::<Set>() == 24);
     assert!(size_of::<Cursor>() == 16);
     assert!(size_of::<ErrorBody>() == 248);
@@ -367,6 +390,7 @@ pub enum Message {
     Set(Set),
     Done,
     Error(Box<ErrorBody>),
+    Resume(Resume),
 }
 
 /// The reason why bytes are no message.
@@ -407,6 +431,7 @@ impl Message {
             Message::Set(_) => 9,
             Message::Done => 10,
             Message::Error(_) => 11,
+            Message::Resume(_) => 12,
         }
     }
 
@@ -423,6 +448,7 @@ impl Message {
             Message::Report(body) => (body.as_bytes(), &[]),
             Message::Reported(body, text) => (body.as_bytes(), text),
             Message::Set(body) => (body.as_bytes(), &[]),
+            Message::Resume(body) => (body.as_bytes(), &[]),
             Message::Error(body) => (body.as_bytes(), &[]),
             Message::Mapped | Message::Done => (&[], &[]),
         };
@@ -465,6 +491,7 @@ impl Message {
             }
             9 => Ok(Message::Set(read(body, length())?)),
             10 => empty(Message::Done),
+            12 => Ok(Message::Resume(read(body, length())?)),
             kind => Err(MessageError::Kind(kind)),
         }
     }

@@ -6,6 +6,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use zerocopy::FromBytes;
 
 /// A peer.
@@ -71,6 +73,48 @@ impl Peer {
             process,
         })
     }
+}
+
+/// The kind of file system of process descriptors, from Linux 6.9 on (`PID_FS_MAGIC`).
+const PID_FS_MAGIC: i64 = 0x5049_4446;
+
+/// Returns `true` if a process descriptor's process has ended.
+///
+/// # Errors
+/// The error of `poll`.
+pub fn has_ended(process: impl AsFd) -> io::Result<bool> {
+    let mut heard = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
+    loop {
+        match poll(&mut heard, Some(&Timespec::default())) {
+            Err(Errno::INTR) => {}
+            other => return Ok(other? > 0),
+        }
+    }
+}
+
+/// Returns `true` if two process descriptors are of one process, which still runs.
+///
+/// # Errors
+/// The kernel's error. Before Linux 6.9 that of reading `/proc/self/fdinfo`.
+pub fn is_same_process(one: impl AsFd, other: impl AsFd) -> io::Result<bool> {
+    let (one, other) = (one.as_fd(), other.as_fd());
+    if has_ended(one)? || has_ended(other)? {
+        return Ok(false);
+    }
+    let is_numbered =
+        |fd| -> io::Result<bool> { Ok(rustix::fs::fstatfs(fd)?.f_type as i64 == PID_FS_MAGIC) };
+    if is_numbered(one)? && is_numbered(other)? {
+        let (one, other) = (rustix::fs::fstat(one)?, rustix::fs::fstat(other)?);
+        return Ok((one.st_dev, one.st_ino) == (other.st_dev, other.st_ino));
+    }
+    // Two processes that both still run have different numbers.
+    let number = |fd: BorrowedFd<'_>| -> io::Result<Option<i32>> {
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("Pid:"));
+        Ok(line.and_then(|number| number.trim().parse().ok()).filter(|number| *number > 0))
+    };
+    let first = number(one)?;
+    Ok(first.is_some() && first == number(other)?)
 }
 
 const SO_LOCK_FILTER: i32 = 44;
@@ -143,6 +187,24 @@ mod tests {
         assert!(!maps_all("") && !maps_all("what\n"));
     }
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn processes_are_told_apart() {
+        let flags = rustix::process::PidfdFlags::empty();
+        let open = |pid| rustix::process::pidfd_open(pid, flags).unwrap();
+        let me = rustix::process::getpid();
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let number = rustix::process::Pid::from_child(&child);
+        let [first, again, other] = [open(me), open(me), open(number)];
+        assert!(is_same_process(&first, &again).unwrap());
+        assert!(!is_same_process(&first, &other).unwrap());
+        assert!(is_same_process(&other, open(number)).unwrap());
+        assert!(!has_ended(&other).unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(has_ended(&other).unwrap());
+        assert!(!is_same_process(&other, &other).unwrap(), "it has ended");
+    }
 
     #[test]
     fn a_socketpair_reports_this_process_as_peer() {

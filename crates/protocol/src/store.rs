@@ -21,8 +21,20 @@ pub trait Store: Send {
     /// last close of one may take long, so the caller decides when and where to close it.
     fn remove(&mut self, name: &str) -> Vec<OwnedFd>;
 
-    /// Returns all descriptors that the store had at the start of this server.
-    fn take_all(&mut self) -> Vec<(String, OwnedFd)>;
+    /// Returns copies of all descriptors that the store had at the start of this server, with their
+    /// names. The store keeps them until the server removes them.
+    ///
+    /// # Errors
+    /// If the process has no descriptors left.
+    fn found(&self) -> io::Result<Vec<(String, OwnedFd)>>;
+
+    /// Returns `true` if the store keeps something under a name.
+    fn holds(&self, name: &str) -> bool;
+
+    /// Returns `true` if the content outlives a server that is killed.
+    fn outlives_server(&self) -> bool {
+        false
+    }
 
     /// Returns a descriptor that hangs up when the store cannot keep anything any more; `None` for
     /// a store that ends with its process.
@@ -63,12 +75,22 @@ impl Store for MemoryStore {
         self.kept.remove(name).unwrap_or_default()
     }
 
-    fn take_all(&mut self) -> Vec<(String, OwnedFd)> {
-        std::mem::take(&mut self.kept)
-            .into_iter()
-            .flat_map(|(name, all)| all.into_iter().map(move |one| (name.clone(), one)))
-            .collect()
+    fn found(&self) -> io::Result<Vec<(String, OwnedFd)>> {
+        copies(&self.kept)
     }
+
+    fn holds(&self, name: &str) -> bool {
+        self.kept.contains_key(name)
+    }
+}
+
+/// Returns copies of descriptors with their names.
+///
+/// # Errors
+/// If the process has no descriptors left.
+pub fn copies(kept: &BTreeMap<String, Vec<OwnedFd>>) -> io::Result<Vec<(String, OwnedFd)>> {
+    let named = kept.iter().flat_map(|(name, all)| all.iter().map(move |one| (name, one)));
+    named.map(|(name, one)| Ok((name.clone(), one.try_clone()?))).collect()
 }
 
 #[cfg(test)]
@@ -85,8 +107,9 @@ mod tests {
         assert_eq!(store.len(), 3);
         assert_eq!(store.remove("session-2").len(), 1);
         assert!(store.remove("session-2").is_empty());
-        let names: Vec<_> = store.take_all().into_iter().map(|(name, _)| name).collect();
+        let names: Vec<_> = store.found().unwrap().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["session-1", "session-1"]);
-        assert!(store.is_empty());
+        assert!(store.holds("session-1") && !store.holds("session-2"));
+        assert_eq!(store.len(), 2, "it keeps what it told");
     }
 }

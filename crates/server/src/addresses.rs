@@ -113,6 +113,11 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// Returns the index of the addresses in the pool; 0 for shared ones.
+    pub(crate) fn host_number(&self) -> u32 {
+        self.host_number
+    }
+
     /// Returns a lease of the host's own addresses. It comes from no pool.
     #[must_use]
     pub(crate) fn shared(
@@ -308,6 +313,21 @@ impl Pool {
                     None => PoolError::Full,
                 })?,
         };
+        Ok(self.give(host_number, terms))
+    }
+
+    /// Gives the addresses that a session of an earlier server has.
+    ///
+    /// # Errors
+    /// Fails with [`PoolError::Full`] if the pool does not have them, or another session does.
+    pub(crate) fn lease_again(
+        &mut self,
+        host_number: u32,
+        terms: &Terms,
+    ) -> Result<Lease, PoolError> {
+        if !(1..=self.last).contains(&host_number) || self.taken.contains(&host_number) {
+            return Err(PoolError::Full);
+        }
         Ok(self.give(host_number, terms))
     }
 

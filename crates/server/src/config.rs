@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::thread::CpuSet;
 use towpath_device::DeviceError;
@@ -46,6 +47,9 @@ pub struct Config {
     /// The processors that the engine threads are bound to, one for each lane; none to bind no
     /// thread. A missing processor is an error.
     pub engine_cpus: Vec<usize>,
+    /// How long a session of a killed server waits for its application, if the application has not
+    /// ended.
+    pub claim_timeout: Duration,
 }
 
 impl Default for Config {
@@ -61,6 +65,7 @@ impl Default for Config {
             transmit_budget: 64,
             lanes: 1,
             engine_cpus: Vec::new(),
+            claim_timeout: Duration::from_secs(60),
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::engine::demux::Rule;
 use crate::engine::session::{Mappings, Session};
 use crate::policy::{Account, Standing, Terms};
 use crate::prepare::Prepared;
+use crate::resume::record::Record;
 
 /// The most promiscuous and capturing endpoints of a session, except for administrators.
 const MAX_LISTENING: usize = 2;
@@ -37,6 +38,8 @@ pub(crate) enum Progress {
     Populating,
     /// The engine has its session.
     Lives,
+    /// The engine has a session of an earlier server, whose application has yet to come.
+    Unclaimed,
     /// The session is over; the engine may still hold a part of it.
     Over,
 }
@@ -80,12 +83,16 @@ pub(crate) struct Connection {
     pub(crate) is_ending: bool,
     /// Descriptors that keep the pages of the session's memory in place while the engine uses them.
     pub(crate) pins: Vec<OwnedFd>,
+    /// What a successor must know of the session.
+    pub(crate) record: Option<Record>,
     /// The session's notification counter.
     pub(crate) counter: Option<u32>,
     /// The session's endpoints by number.
     pub(crate) endpoints: Vec<Option<Opened>>,
     /// Endpoint numbers that were returned, and the first number that was never given.
     pub(crate) free: (BinaryHeap<Reverse<u32>>, u32),
+    /// The last request for an endpoint that an earlier server carried out, and the endpoint.
+    pub(crate) last_resumed: Option<(u32, u32)>,
 }
 
 /// The control thread's view of an endpoint.
@@ -108,6 +115,8 @@ pub(crate) struct Opened {
     /// `true` if the server closed the endpoint because the policy changed. It receives and sends
     /// nothing, and its number is the application's until it closes the endpoint too.
     pub(crate) revoked: bool,
+    /// The number of the request that opened the endpoint.
+    pub(crate) sequence: u32,
     /// The endpoint's settings.
     pub(crate) settings: Values,
     /// The priority that the endpoint was granted; the application may go below it, and back.
@@ -147,12 +156,14 @@ impl Connection {
             own_queue: None,
             shape: None,
             mappings: None,
+            record: None,
             counter: None,
             returned: Vec::new(),
             is_ending: false,
             pins: Vec::new(),
             endpoints: Vec::new(),
             free: (BinaryHeap::new(), 0),
+            last_resumed: None,
         }
     }
 
@@ -164,14 +175,20 @@ impl Connection {
         released.peek().map(|Reverse(number)| *number).or(fresh)
     }
 
-    /// Enters an endpoint under the number [`Connection::free_endpoint`].
-    pub(crate) fn put_in(&mut self, opened: Opened) {
-        let Some(number) = self.free_endpoint() else { return };
+    /// Takes the number [`Connection::free_endpoint`].
+    pub(crate) fn take_free_endpoint(&mut self) {
         let (released, next) = &mut self.free;
         if released.pop().is_none() {
             *next += 1;
         }
-        self.endpoints[number as usize] = Some(opened);
+    }
+
+    /// Returns the endpoint, and its port, if an earlier server carried this request out. That can
+    /// only be the last one: an application waits for each answer.
+    pub(crate) fn resumed_request(&self, sequence: u32) -> Option<(u32, u32)> {
+        let (_, number) = self.last_resumed.filter(|(last, _)| *last == sequence)?;
+        let opened = self.endpoints.get(number as usize)?.as_ref()?;
+        Some((number, opened.rule.port.map_or(0, u32::from)))
     }
 
     /// Checks that the terms allow an endpoint of this session.
@@ -206,6 +223,19 @@ impl Connection {
             ));
         }
         Ok(())
+    }
+
+    /// Finds the free numbers for endpoints, and the last request, after endpoints were entered under the numbers that an
+    /// earlier server gave.
+    pub(crate) fn find_free_endpoints(&mut self) {
+        let next = self.endpoints.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        let gaps = (0u32..).zip(&self.endpoints[..next]);
+        let gaps = gaps.filter(|(_, one)| one.is_none()).map(|(number, _)| Reverse(number));
+        self.free = (gaps.collect(), next as u32);
+        let opened = (0u32..).zip(&self.endpoints).filter_map(|(number, one)| {
+            one.as_ref().filter(|one| one.sequence != 0).map(|one| (one.sequence, number))
+        });
+        self.last_resumed = opened.max();
     }
 
     /// Removes an endpoint and frees its number.

@@ -7,7 +7,7 @@
 //! control thread has answered the last one, so a flooding user delays no other. A connection ends
 //! when it sends an invalid message, does not read its answers, or does not finish attaching.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -38,6 +38,7 @@ use crate::log::LogLimit;
 use crate::own_queues::OwnQueues;
 use crate::policy::{Account, Admission, Policy, PolicyChange, Standing};
 use crate::queue_opener::QueueOpener;
+use crate::resume::settings::ChangedSettings;
 use crate::slow::Slow;
 use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;
@@ -53,6 +54,8 @@ const WAKE: u64 = u64::MAX - 1;
 const DEVICE: u64 = u64::MAX - 2;
 const HOST: u64 = u64::MAX - 3;
 const KEEPER: u64 = u64::MAX - 4;
+/// With the token of a session that no application has claimed: its process has ended.
+pub(crate) const UNCLAIMED: u64 = 1 << 62;
 
 /// A request of the server's owner to the control thread.
 #[derive(Debug)]
@@ -92,8 +95,12 @@ pub(crate) struct Parts {
     pub(crate) host: Option<Host>,
     /// The device's settings.
     pub(crate) settings: Values,
+    /// Those that requests have changed, for a successor.
+    pub(crate) changed_settings: ChangedSettings,
     /// Packets per poll iteration that the engine has memory for.
     pub(crate) batch: usize,
+    /// How long a session of an earlier server waits for its application.
+    pub(crate) claim_timeout: Duration,
     /// Keeps everything that must outlive the server.
     pub(crate) store: Box<dyn Store>,
     /// The engines.
@@ -116,7 +123,7 @@ pub(crate) struct Parts {
 pub(crate) struct Control {
     pub(crate) parts: Parts,
     pub(crate) state: OwnedFd,
-    epoll: Arc<OwnedFd>,
+    pub(crate) epoll: Arc<OwnedFd>,
     pub(crate) workers: Workers,
     pub(crate) slow: Slow,
     pub(crate) log: LogLimit,
@@ -138,6 +145,9 @@ pub(crate) struct Control {
     pub(crate) rule_sets: Sets,
     pub(crate) filters: Filters,
     pub(crate) own_queues: OwnQueues,
+    /// The sessions of an earlier server that no application has claimed, each with the end of its
+    /// time. Some may be claimed or over.
+    pub(crate) unclaimed: VecDeque<(Instant, u64)>,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
     /// The error that stops the control thread, if it stops without a request.
@@ -199,6 +209,7 @@ impl Control {
             rule_sets: Sets::default(),
             filters: Filters::default(),
             own_queues: OwnQueues::new(parts.headers.take(), opener),
+            unclaimed: VecDeque::new(),
             ended: None,
             stopping: false,
             failed: None,
@@ -240,12 +251,16 @@ impl Control {
                     DEVICE => self.device_events(),
                     HOST => self.host_events(),
                     KEEPER => self.keeper_ended(),
+                    unclaimed if unclaimed & UNCLAIMED != 0 => {
+                        self.end_unclaimed(unclaimed & !UNCLAIMED, "its application has ended");
+                    }
                     worker => self.hear(worker, event.flags),
                 }
             }
             // This thread reads the engine's replies even if its wake-up came with other events.
             self.engine_events();
             self.go_on_slowly();
+            self.expire_unclaimed();
             self.go_on_with_host();
             self.go_on_with_queues();
             self.give_up_workers();
@@ -316,7 +331,10 @@ impl Control {
             deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1)
         });
         let queues = self.own_queues.next_deadline();
-        host.into_iter().chain(workers).chain(queues).min()
+        let unclaimed = self.unclaimed.front().map(|(deadline, _)| {
+            deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1)
+        });
+        host.into_iter().chain(workers).chain(queues).chain(unclaimed).min()
     }
 
     fn accept(&mut self) {
@@ -343,7 +361,7 @@ impl Control {
     /// peer. The worker of the peer's user does everything else. For a user that may not attach,
     /// the common worker of all refused users does it.
     fn adopt(&mut self, socket: OwnedFd) {
-        let mut peer = match Peer::of(&socket) {
+        let peer = match Peer::of(&socket) {
             Ok(peer) => peer,
             Err(error) => {
                 let text = format!("the kernel does not say who you are: {error}");
@@ -383,7 +401,9 @@ impl Control {
         };
         let token = self.next_token;
         self.next_token += 1;
-        let descriptors = [Some(socket), peer.process.take()].into_iter().flatten().collect();
+        // The worker watches the process, and this thread knows it again after a resume.
+        let process = peer.process.as_ref().and_then(|process| process.try_clone().ok());
+        let descriptors = [Some(socket), process].into_iter().flatten().collect();
         let adopt = Packet::new(command::ADOPT, token, command::TIMED).with(descriptors);
         let trusted = peer.uid == self.own_uid || peer.uid == 0;
         let connection = Connection::new(worker, peer, standing, terms, account, trusted);
@@ -394,7 +414,7 @@ impl Control {
 
     /// Returns the worker of a user. Without the spawner process the server ends, because it could
     /// serve no new user.
-    fn worker_of(&mut self, owner: Owner) -> Option<u64> {
+    pub(crate) fn worker_of(&mut self, owner: Owner) -> Option<u64> {
         match self.workers.of(owner) {
             Ok(worker) => Some(worker),
             Err(cause) if cause.kind() == io::ErrorKind::BrokenPipe => {
@@ -438,7 +458,7 @@ impl Control {
             match report {
                 EngineReport::Done { ticket } => {
                     if let Some(reply) = self.parts.engines.executed(ticket) {
-                        self.reply(&reply);
+                        self.reply(reply);
                     }
                 }
                 EngineReport::Closed { session, doorbell } => {
@@ -467,20 +487,21 @@ impl Control {
         }
     }
 
-    fn reply(&mut self, reply: &Reply) {
+    fn reply(&mut self, reply: Reply) {
         let (token, message) = match reply {
-            Reply::Done(token) => (*token, Message::Done),
+            Reply::Done(token) => (token, Message::Done),
             Reply::Closed(token, rule) => {
                 if let (Some(host), Some(rule)) = (&mut self.parts.host, rule) {
-                    host.release(rule);
+                    host.release(&rule);
                 }
                 let Some(token) = token else { return };
-                (*token, Message::Done)
+                (token, Message::Done)
             }
             Reply::Opened(token, endpoint, port) => {
-                let (endpoint, port) = (*endpoint, u32::from(*port));
-                (*token, Message::Opened(message::Opened { endpoint, port }))
+                let port = u32::from(port);
+                (token, Message::Opened(message::Opened { endpoint, port }))
             }
+            Reply::Resumed(token, handed) => return self.answer_resumed(token, handed),
             Reply::Nothing => return,
         };
         self.answer(token, &message);

@@ -222,6 +222,9 @@ impl Engine {
     /// session.
     pub fn run(mut self) {
         self.wait.begin(&self.values, &self.port);
+        // What the control thread asked for before the start, such as the sessions of an earlier
+        // server, comes before the first packet.
+        while self.execute_commands() > 0 {}
         let outcome = loop {
             let work = match self.poll_once() {
                 Ok(_) if self.stop => break Ok(()),

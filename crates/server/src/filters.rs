@@ -225,6 +225,7 @@ mod tests {
             offload: false,
             sends: true,
             revoked: false,
+            sequence: 0,
             queue_pair: 0,
             settings: Values::default(),
             granted_priority: 0,

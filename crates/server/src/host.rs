@@ -22,7 +22,7 @@ use towpath_protocol::message::Refusal;
 use crate::addresses::Lease;
 use crate::connection::Refused;
 use crate::engine::demux::Rule;
-use crate::keeper::{KeeperAccess, PortProtocol};
+use crate::keeper::{KeeperAccess, PortProtocol, port_name};
 use crate::log::LogLimit;
 use crate::policy::{Account, Policy, PortRange, Terms};
 use neighbours::Neighbours;
@@ -221,6 +221,29 @@ impl Host {
             }
         }
         Err(explain(refused, rule, &self.interface))
+    }
+
+    /// Holds the port of a rule of an earlier server's session again. `ports`: the sockets that held
+    /// its ports, by name. Takes one out.
+    ///
+    /// # Errors
+    /// Fails with the reason, in words.
+    pub(crate) fn hold_again(
+        &mut self,
+        rule: &Rule,
+        account: Account,
+        ports: &mut HashMap<String, OwnedFd>,
+    ) -> Result<(), String> {
+        let (Some(protocol), Some(ip), Some(port)) = (port_protocol(rule), rule.ip, rule.port)
+        else {
+            return Err("its rule has no port".to_owned());
+        };
+        let local = SocketAddr::new(ip, port);
+        let socket = ports.remove(&port_name(protocol, local));
+        let socket =
+            socket.ok_or_else(|| format!("the keeper does not hold port {port} of {ip}"))?;
+        self.ports.insert((protocol, local), Held { _socket: socket, account });
+        Ok(())
     }
 
     /// Returns the reason why an account gets no further port.

@@ -20,6 +20,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `process`, `held` | the keeper's side, and the descriptors that it holds |
+//! | `supervise` | the start of servers, one after the other |
 //! | `client`, `store` | the server's side: requests, and the store |
 //! | `wire`, `notify` | the requests, and the messages of the store |
 //! | `take_over` | the next server's way in |
@@ -35,14 +36,16 @@ mod notify;
 mod options;
 mod process;
 mod store;
+mod supervise;
 mod take_over;
 #[cfg(test)]
 mod tests;
 mod wire;
 
 pub use client::KeeperAccess;
-pub(crate) use holder::PortProtocol;
+pub(crate) use holder::{PortProtocol, port_name};
 pub use options::{KeeperOptions, keeper_connection, keeper_path};
 pub use process::run_keeper;
 pub use store::KeeperStore;
+pub use supervise::{Supervised, Supervision, supervise};
 pub use take_over::{TakeOver, take_over};

@@ -41,6 +41,7 @@ mod prepare;
 mod queue_opener;
 mod report;
 mod requests;
+mod resume;
 mod revocation;
 mod rights;
 mod server;
@@ -55,8 +56,8 @@ pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
 pub use host::HostAccess;
 pub use keeper::{
-    KeeperAccess, KeeperOptions, KeeperStore, TakeOver, keeper_connection, keeper_path, run_keeper,
-    take_over,
+    KeeperAccess, KeeperOptions, KeeperStore, Supervised, Supervision, TakeOver, keeper_connection,
+    keeper_path, run_keeper, supervise, take_over,
 };
 pub use policy::{
     AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,

@@ -76,6 +76,7 @@ pub(crate) fn read_open(
         queue_pair: open.queue_pair,
         sends,
         revoked: false,
+        sequence: open.sequence,
         settings,
         granted_priority,
     })

@@ -1,6 +1,6 @@
 //! Reports of workers on connections, and the end of connections and sessions.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
@@ -17,7 +17,7 @@ use crate::engine::forbidden::Forbidden;
 use crate::engine::relays::Relay;
 use crate::engine::session::{Mappings, Session};
 use crate::engines::Reply;
-use crate::prepare::{Mapped, remove_stored};
+use crate::prepare::{self, Mapped, remove_stored};
 use crate::slow::Job;
 use crate::worker::link::{Packet, Report};
 use crate::worker::wire::{command, report};
@@ -158,6 +158,7 @@ impl Control {
                 }
                 return self.end_session(token, 0);
             }
+            Progress::Unclaimed => return self.end_session(token, 0),
             Progress::Populating | Progress::Over => {}
         }
         self.drop_connection(token);
@@ -167,6 +168,9 @@ impl Control {
     pub(crate) fn end_session(&mut self, token: u64, reason: u32) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.is_ending = true;
+        if let Some(record) = &mut connection.record {
+            record.end();
+        }
         let number = connection.number;
         self.command(Command::RemoveSession { number, reason }, Reply::Nothing);
     }
@@ -190,6 +194,9 @@ impl Control {
         };
         let (number, worker, uid) = (connection.number, connection.worker, connection.account.uid);
         let outcome = outcome.map_err(std::io::Error::from_raw_os_error).and_then(|pins| {
+            for pin in &pins {
+                prepare::store(self.parts.store.as_mut(), number, prepare::PINS, pin.as_fd())?;
+            }
             let relay = self.workers.notified(worker).zip(connection.counter);
             let ended = || std::io::Error::other("the worker process has ended");
             Ok((pins, relay.ok_or_else(ended)?))
@@ -247,6 +254,9 @@ impl Control {
             session.forbidden = most.map(Forbidden::new);
         }
         connection.progress = Progress::Lives;
+        if let Some(record) = &mut connection.record {
+            record.begin();
+        }
         let uid = connection.account.uid;
         if self.log.allows(uid)
             && let Some(connection) = self.connections.get(token)
@@ -266,7 +276,7 @@ impl Control {
     }
 
     /// Locks the memory if there is a swap device, so that the engine need not wait for it.
-    fn lock(&mut self, mappings: &Mappings) {
+    pub(crate) fn lock(&mut self, mappings: &Mappings) {
         if !self.slow.populates_all {
             return;
         }
@@ -317,7 +327,7 @@ impl Control {
         let (mut left, mut doorbell) = (Vec::with_capacity(sessions.len()), None);
         for session in sessions {
             let (wake, last) = session.into_closed();
-            left.push(wake);
+            left.extend(wake);
             doorbell = doorbell.or(last);
         }
         if let (Some(number), Some(doorbell)) =
@@ -391,6 +401,10 @@ impl Control {
         if self.log.allows(connection.account.uid) {
             let name = &connection.name;
             warn!(session, name, %violation, "closed: its application broke the protocol");
+        }
+        // The engine of a lane closed it; an unclaimed session has no doorbell that would tell.
+        if matches!(connection.progress, Progress::Unclaimed) {
+            self.end_unclaimed(token, "its memory breaks the protocol");
         }
     }
 

@@ -7,10 +7,12 @@
 //! that an application can prolong.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
 use towpath_memory::{FilePart, Mapping, SharedFile};
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::store::Store;
@@ -32,7 +34,13 @@ pub(crate) struct Files {
 }
 
 /// The names of these files in the store, after the session's.
-const MEMORIES: [&str; 5] = ["server", "receive-pool", "ledger", "application", "transmit-pool"];
+pub(crate) const MEMORIES: [&str; 5] =
+    ["server", "receive-pool", "ledger", "application", "transmit-pool"];
+/// The names of a session's other objects in the store: its record, its application's process, and
+/// the descriptors that keep its pages in place.
+pub(crate) const RECORD: &str = "record";
+pub(crate) const PROCESS: &str = "process";
+pub(crate) const PINS: &str = "pins";
 
 /// A session whose memory is not mapped yet.
 #[derive(Debug)]
@@ -78,6 +86,74 @@ impl Files {
         receive_pool.seal_seals()?;
         ledger.seal_seals()?;
         Ok(Files { server, receive_pool, ledger, application, transmit_pool })
+    }
+
+    /// Takes over the files that an earlier server left, in the order of [`MEMORIES`].
+    ///
+    /// # Errors
+    /// Fails with `EINVAL` if one is missing, is too short or is not sealed as its server sealed it.
+    pub(crate) fn resume(
+        files: [Option<OwnedFd>; MEMORIES.len()],
+        shape: &SessionShape,
+        lanes: usize,
+    ) -> io::Result<Files> {
+        let [server, receive_pool, ledger, application, transmit_pool] = files;
+        let adopt = |file: Option<OwnedFd>, bytes: usize, seals: SealFlags| {
+            let file = file.ok_or(Errno::INVAL)?;
+            let has = rustix::fs::fcntl_get_seals(&file)?;
+            let file = SharedFile::adopt(file)?;
+            if file.len() < bytes || !has.contains(seals) {
+                return Err(io::Error::from(Errno::INVAL));
+            }
+            Ok(file)
+        };
+        let (ours, theirs) = (SealFlags::SEAL, SealFlags::SEAL | SealFlags::FUTURE_WRITE);
+        let receive_bytes = shape.receive_pool.pool_bytes() * lanes;
+        Ok(Files {
+            server: adopt(server, shape.server_words() * 8 * lanes, ours)?,
+            receive_pool: adopt(receive_pool, receive_bytes, ours)?,
+            ledger: adopt(ledger, shape.ledger_words() * 8 * lanes, ours)?,
+            application: adopt(application, shape.application_words() * 8 * lanes, theirs)?,
+            transmit_pool: adopt(transmit_pool, shape.transmit_pool.pool_bytes(), theirs)?,
+        })
+    }
+
+    /// Maps all memories.
+    ///
+    /// # Errors
+    /// Fails with the kernel's error.
+    fn map(&self) -> io::Result<Memories> {
+        let memories = Memories {
+            server: self.server.map_writable()?,
+            application: Arc::new(self.application.map_readable()?),
+            ledger: self.ledger.map_writable()?,
+            receive_pool: self.receive_pool.map_writable()?,
+            transmit_pool: Arc::new(self.transmit_pool.map_readable()?),
+        };
+        for mapping in memories.mappings().all {
+            mapping.keep_from_children()?;
+        }
+        Ok(memories)
+    }
+
+    /// Maps the memories of a session that this server resumes, and makes the engines' sessions,
+    /// which their application has yet to claim.
+    ///
+    /// # Errors
+    /// Fails with the kernel's error.
+    pub(crate) fn map_unclaimed(
+        &self,
+        number: u32,
+        shape: SessionShape,
+        lanes: usize,
+    ) -> io::Result<Mapped> {
+        let mut memories = self.map()?;
+        let mappings = memories.mappings();
+        let session = |lane| {
+            let memories = memories.split_off_lane(&shape, lane);
+            Session::of_lane(number, shape, memories, Doorbell::none(), None)
+        };
+        Ok(Mapped { sessions: (0..lanes).map(session).collect(), mappings, joined: None })
     }
 
     fn all(&self) -> [&SharedFile; 5] {
@@ -167,7 +243,7 @@ impl Prepared {
         number: u32,
         relay: Relay,
     ) -> Result<Mapped, (io::Error, Vec<OwnedFd>)> {
-        let memories = match self.memories() {
+        let memories = match self.files.map() {
             Ok(memories) => memories,
             Err(error) => return Err((error, self.into_descriptors())),
         };
@@ -177,25 +253,10 @@ impl Prepared {
         let mut memories = memories;
         let session = |(lane, wake)| {
             let memories = memories.split_off_lane(&shape, lane);
-            Session::of_lane(number, shape, memories, doorbell.clone(), wake)
+            Session::of_lane(number, shape, memories, doorbell.clone(), Some(wake))
         };
         let sessions = wakes.into_iter().enumerate().map(session).collect();
         Ok(Mapped { sessions, mappings, joined })
-    }
-
-    fn memories(&self) -> io::Result<Memories> {
-        let files = &self.files;
-        let memories = Memories {
-            server: files.server.map_writable()?,
-            application: Arc::new(files.application.map_readable()?),
-            ledger: files.ledger.map_writable()?,
-            receive_pool: files.receive_pool.map_writable()?,
-            transmit_pool: Arc::new(files.transmit_pool.map_readable()?),
-        };
-        for mapping in memories.mappings().all {
-            mapping.keep_from_children()?;
-        }
-        Ok(memories)
     }
 
     /// Returns every descriptor that an application can reach.
@@ -226,7 +287,7 @@ pub(crate) struct Mapped {
 
 /// Makes the descriptors by which an application notifies an engine. Returns the engine's and the
 /// application's.
-fn wake() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn wake() -> io::Result<(OwnedFd, OwnedFd)> {
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     // The engine never touches the eventfd itself, to which the application may attach any number
     // of waiters. The engine waits for an epoll instance of the server's own. The server enters the
@@ -242,8 +303,27 @@ fn stored_name(number: u32, memory: &str) -> String {
     format!("session-{number}-{memory}")
 }
 
-/// Removes a session's memories from the store. Returns the store's own descriptors of them, the
-/// server pages first.
+/// Removes a session's objects from the store. Returns the store's own descriptors of its memories,
+/// the server pages first.
 pub(crate) fn remove_stored(store: &mut dyn Store, number: u32) -> Vec<OwnedFd> {
-    MEMORIES.iter().flat_map(|memory| store.remove(&stored_name(number, memory))).collect()
+    let memories = MEMORIES.iter().flat_map(|memory| store.remove(&stored_name(number, memory)));
+    let memories = memories.collect();
+    // No application can prolong the close of these.
+    for other in [RECORD, PROCESS, PINS] {
+        store.remove(&stored_name(number, other));
+    }
+    memories
+}
+
+/// Stores another object of a session.
+///
+/// # Errors
+/// Fails if the store cannot keep it.
+pub(crate) fn store(
+    store: &mut dyn Store,
+    number: u32,
+    name: &str,
+    object: BorrowedFd<'_>,
+) -> io::Result<()> {
+    store.put(&stored_name(number, name), object)
 }

@@ -70,6 +70,9 @@ pub(crate) struct Session {
     /// `true` if server pages are not protected from the session: its user is the server's, or
     /// root.
     pub trusted: bool,
+    /// `true` for a session of a killed server whose application has not come back yet.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub unclaimed: bool,
     /// The session's MAC address.
     pub mac: String,
     /// The session's IPv4 address.
@@ -233,7 +236,7 @@ fn session(
     lanes: usize,
     first: u32,
 ) -> Option<(Session, impl Iterator<Item = Endpoint> + '_)> {
-    let (Progress::Lives, Some(lease), Some(shape), Some(mappings)) =
+    let (Progress::Lives | Progress::Unclaimed, Some(lease), Some(shape), Some(mappings)) =
         (&connection.progress, &connection.lease, &connection.shape, &connection.mappings)
     else {
         return None;
@@ -261,6 +264,7 @@ fn session(
         pid: connection.peer.pid,
         uid: connection.peer.uid,
         trusted: connection.trusted,
+        unclaimed: matches!(connection.progress, Progress::Unclaimed),
         mac: mac_text(lease.mac),
         ipv4: lease.ipv4.map(|(ip, prefix)| format!("{ip}/{prefix}")),
         ipv6: lease.ipv6.map(|(ip, prefix)| format!("{ip}/{prefix}")),

@@ -1,6 +1,8 @@
 //! The requests of a connection to the control thread, and their replies.
 
+use std::io;
 use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use towpath_device::Filter;
@@ -10,7 +12,7 @@ use towpath_protocol::settings::{Scope, Setting, SettingError};
 use tracing::{debug, info};
 
 use crate::addresses::{Holder, Lease, PoolError};
-use crate::connection::{Opened, Progress, Refused, read_attach};
+use crate::connection::{Connection, Opened, Progress, Refused, read_attach};
 use crate::control::{Control, Parts};
 use crate::engine::coalescing;
 use crate::engine::commands::Command;
@@ -24,8 +26,9 @@ use crate::filters;
 use crate::host::port_protocol;
 use crate::open::read_open;
 use crate::policy::{Limits, PortRange, Standing, Terms};
-use crate::prepare::{Prepared, remove_stored, session_bytes};
+use crate::prepare::{self, Prepared, remove_stored, session_bytes};
 use crate::report;
+use crate::resume::record::Record;
 use crate::rights::Rights;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
@@ -39,6 +42,7 @@ impl Control {
             Message::Close(close) => self.close(token, close.endpoint),
             Message::Report(cursor) => self.report(token, cursor),
             Message::Set(set) => self.set(token, set),
+            Message::Resume(resume) => self.resume(token, resume),
             Message::Attached(_)
             | Message::Opened(_)
             | Message::Reported(..)
@@ -89,14 +93,9 @@ impl Control {
             return Err(refused);
         }
         let number = self.next_number;
-        let headers = self.own_queues.headers().filter(|_| hardware.is_some());
-        let outcome = Prepared::new(number, (shape, lanes), &self.state, self.parts.store.as_mut())
-            .and_then(|(mut prepared, handed)| {
-                headers.map_or(Ok(()), |headers| prepared.join(headers))?;
-                Ok((prepared, handed))
-            });
-        let (prepared, handed) = match outcome {
-            Ok(both) => both,
+        let outcome = self.make_session(token, number, (&shape, lanes), (&name, &lease), hardware);
+        let (prepared, handed, record) = match outcome {
+            Ok(all) => all,
             Err(error) => {
                 self.release(&address);
                 self.parts.pool.release(&lease, holder);
@@ -107,10 +106,8 @@ impl Control {
         self.next_number = self.next_number.wrapping_add(1).max(1);
         self.connections.give_number(token, number, bytes);
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
-        let by_port = lease.shared || !connection.terms.allow_every_flow();
-        let is = (connection.trusted, by_port, hardware.is_some());
-        let attached = attached(&self.parts, number, is, &lease);
         connection.own_queue = hardware;
+        connection.record = record;
         if let Some(hardware) = hardware {
             self.own_queues.reserve(hardware);
         }
@@ -119,8 +116,50 @@ impl Control {
         connection.shape = Some(shape);
         connection.endpoints = vec![None; shape.endpoints as usize];
         connection.progress = Progress::Given(Box::new(prepared));
+        let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        let attached = self.attached(connection, &lease);
         self.answer_with(token, &Message::Attached(attached), handed, 0);
         Ok(())
+    }
+
+    /// Makes the memory of a session, with the descriptors for its application, and the record for
+    /// a successor: `None` if no successor can resume the session.
+    fn make_session(
+        &mut self,
+        token: u64,
+        number: u32,
+        (shape, lanes): (&SessionShape, usize),
+        (name, lease): (&str, &Lease),
+        hardware: Option<u32>,
+    ) -> io::Result<(Prepared, Vec<OwnedFd>, Option<Record>)> {
+        let store = self.parts.store.as_mut();
+        let (mut prepared, handed) = Prepared::new(number, (*shape, lanes), &self.state, store)?;
+        if let Some(headers) = self.own_queues.headers().filter(|_| hardware.is_some()) {
+            prepared.join(headers)?;
+        }
+        let peer = self.connections.get(token).map(|connection| &connection.peer);
+        let process = peer.and_then(|peer| Some((peer, peer.process.as_ref()?)));
+        let process = process.filter(|_| hardware.is_none() && store.outlives_server());
+        let Some((peer, process)) = process else { return Ok((prepared, handed, None)) };
+        let (record, file) = Record::create(number, (shape, lanes), peer, name, lease)?;
+        prepare::store(store, number, prepare::RECORD, file.as_fd())?;
+        prepare::store(store, number, prepare::PROCESS, process.as_fd())?;
+        Ok((prepared, handed, Some(record)))
+    }
+
+    /// Returns the reply to a granted session.
+    pub(crate) fn attached(&self, connection: &Connection, lease: &Lease) -> Attached {
+        let by_port = lease.shared || !connection.terms.allow_every_flow();
+        let has_queue = connection.own_queue.is_some();
+        let attached = attached(
+            &self.parts,
+            connection.number,
+            (connection.trusted, by_port, has_queue),
+            lease,
+        );
+        let is_resumable = connection.record.is_some();
+        let flags = attached.flags | if is_resumable { message::RESUMABLE } else { 0 };
+        Attached { flags, ..attached }
     }
 
     /// Returns `true` if a session shares the host's addresses, by the flags of its request and the
@@ -187,11 +226,15 @@ impl Control {
             return Err((Refusal::State, "open: there is no session on this connection".into()));
         }
         let mut opened = read_open(open, connection, self.parts.free_addresses)?;
+        if let Some((number, port)) = connection.resumed_request(open.sequence) {
+            // An earlier server carried the request out, and was killed before it answered.
+            self.answer(token, &Message::Opened(message::Opened { endpoint: number, port }));
+            return Ok(());
+        }
         let number = connection.free_endpoint().ok_or_else(|| {
             let text = "open: the session has all endpoints that it asked for; attach with more";
             (Refusal::Limit, text.to_owned())
         })?;
-        let session = connection.number;
         if opened.has_rule()
             && let Some(owner) = self.rules.get(&opened.rule)
         {
@@ -211,11 +254,28 @@ impl Control {
             );
             return Err((Refusal::Limit, text));
         }
-        let Some(lease) = connection.lease else { return Ok(()) };
         self.choose_port(token, &mut opened)?;
         // The device receives the endpoint's packets before its application may expect them.
         self.claim_endpoint(token, &opened)?;
-        let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
+        let port = opened.rule.port.unwrap_or(0);
+        if let Some(connection) = self.connections.get_mut(token) {
+            connection.take_free_endpoint();
+            if let Some(record) = &mut connection.record {
+                let chosen = opened.rule.port.filter(|_| open.given & message::RULE_PORT != 0);
+                let request = Open { port: chosen.unwrap_or(open.port), ..*open };
+                record.open(number, &request, &opened.settings, opened.granted_priority);
+            }
+        }
+        self.enter_endpoint(token, number, opened, Reply::Opened(token, number, port));
+        Ok(())
+    }
+
+    /// Enters an endpoint under a number, and has the engines add it. The application may send when
+    /// they have.
+    pub(crate) fn enter_endpoint(&mut self, token: u64, number: u32, opened: Opened, reply: Reply) {
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        let Some(lease) = connection.lease else { return };
+        let session = connection.number;
         let rights = match opened.sends {
             false => Rights::nothing(),
             true if opened.is_for_neighbours => Rights::neighbours(lease.mac, lease.addresses()),
@@ -229,29 +289,39 @@ impl Control {
             coalescing: coalescing::UNSET,
             offload: opened.offload,
             captures: opened.listening.is_some(),
+            is_resumed: matches!(connection.progress, Progress::Unclaimed),
             iteration: 0,
             received: 0,
             requests_left: opened.is_for_neighbours.then_some(MAX_REQUESTS),
             last_sent: LastSent::default(),
         };
         let (listening, group) = (opened.listening, opened.group);
-        let terms = connection.terms.clone();
-        let port = opened.rule.port.unwrap_or(0);
-        if opened.has_rule() {
-            self.rules.insert(opened.rule, session);
-            self.rule_sets.add(&opened.rule);
+        let mut commands = vec![Command::AddEndpoint {
+            session,
+            number,
+            endpoint: Box::new(endpoint),
+            listening,
+            group,
+        }];
+        commands.extend(settings_of(&opened, (session, number)));
+        let rule = opened.has_rule().then_some(opened.rule);
+        connection.endpoints[number as usize] = Some(opened);
+        if let Some(rule) = rule {
+            self.rules.insert(rule, session);
+            self.rule_sets.add(&rule);
         }
-        connection.put_in(opened);
-        let endpoint = Box::new(endpoint);
-        let command = Command::AddEndpoint { session, number, endpoint, listening, group };
-        let reply = Reply::Opened(token, number, port);
-        self.add_endpoint(command, &terms.settings, (session, number), reply);
-        Ok(())
+        let last = commands.pop();
+        for command in commands {
+            self.command(command, Reply::Nothing);
+        }
+        if let Some(last) = last {
+            self.command(last, reply);
+        }
     }
 
     /// Tells the device what an endpoint receives. The flow of a session with a hardware queue of
     /// its own is that queue's; packets that arrive elsewhere come as always.
-    fn claim_endpoint(&mut self, token: u64, opened: &Opened) -> Result<(), Refused> {
+    pub(crate) fn claim_endpoint(&mut self, token: u64, opened: &Opened) -> Result<(), Refused> {
         let filters = filters::of_endpoint(opened);
         if let Err(refused) = self.claim("open", &filters) {
             self.release_port(opened);
@@ -297,31 +367,12 @@ impl Control {
         }
     }
 
-    /// Has the engine add an endpoint and set its settings. The application may send when the
-    /// engine has executed the last of these commands.
-    fn add_endpoint(
-        &mut self,
-        add: Command,
-        settings: &[(Setting, u64)],
-        (session, endpoint): (u32, u32),
-        reply: Reply,
-    ) {
-        let set = |(setting, value): &(Setting, u64)| Command::Set {
-            setting: *setting,
-            session,
-            endpoint,
-            value: *value,
-        };
-        let mut last = add;
-        for next in settings.iter().map(set) {
-            self.command(std::mem::replace(&mut last, next), Reply::Nothing);
-        }
-        self.command(last, reply);
-    }
-
     fn close(&mut self, token: u64, number: u32) -> Result<(), Refused> {
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         let opened = connection.take_out(number);
+        if let Some(record) = &mut connection.record {
+            record.close(number);
+        }
         let session = connection.number;
         let Some(opened) = opened else {
             return Err((Refusal::NotFound, format!("close: there is no endpoint {number}")));
@@ -433,6 +484,7 @@ impl Control {
             return Err((Refusal::NotFound, text));
         }
         self.parts.settings.set(setting, set.value).map_err(not_set)?;
+        self.parts.changed_settings.set(setting, set.value);
         info!(name, value, uid, "set");
         Ok(())
     }
@@ -473,6 +525,12 @@ impl Control {
         if setting == Setting::Priority && administrator {
             opened.granted_priority = set.value;
         }
+        let opened = opened.clone();
+        if let Some(connection) = self.connections.living(set.session)
+            && let Some(record) = &mut connection.record
+        {
+            record.set(set.endpoint, &opened.settings, opened.granted_priority);
+        }
         if administrator {
             info!(name, value, endpoint = at, uid, "set");
         } else {
@@ -480,6 +538,20 @@ impl Control {
         }
         Ok(())
     }
+}
+
+/// Returns the commands for the settings of an endpoint that were chosen, by the policy or by a
+/// request.
+fn settings_of(
+    opened: &Opened,
+    (session, endpoint): (u32, u32),
+) -> impl Iterator<Item = Command> + '_ {
+    let theirs = Setting::ALL.iter().filter(|(_, spec)| spec.scope != Scope::Device);
+    let chosen = theirs.filter(|(setting, _)| opened.settings.is_chosen(*setting));
+    chosen.map(move |(setting, _)| {
+        let value = opened.settings.get(*setting);
+        Command::Set { setting: *setting, session, endpoint, value }
+    })
 }
 
 fn not_set(error: SettingError) -> Refused {

@@ -69,7 +69,7 @@ impl Control {
         match connection.progress {
             // The session is over already; the application has yet to close the connection.
             Progress::Over => return false,
-            Progress::Lives => {
+            Progress::Lives | Progress::Unclaimed => {
                 // The application closes the connection when it has read the reason.
                 connection.progress = Progress::Over;
                 if self.log.allows(uid) {
@@ -87,7 +87,7 @@ impl Control {
 
     /// Closes the endpoints of a connection that the policy does not grant any more. Returns their
     /// number.
-    fn revoke_endpoints(&mut self, token: u64) -> usize {
+    pub(crate) fn revoke_endpoints(&mut self, token: u64) -> usize {
         let Some(connection) = self.connections.get(token) else { return 0 };
         let (session, revoked) = (connection.number, not_granted(connection));
         for number in &revoked {
@@ -95,6 +95,9 @@ impl Control {
             let Some(opened) = connection.endpoints[*number as usize].as_mut() else { continue };
             let before = opened.clone();
             opened.revoked = true;
+            if let Some(record) = &mut connection.record {
+                record.revoke(*number);
+            }
             self.forget_rule(&before);
             let number = *number;
             let rule = before.has_rule().then_some(before.rule);

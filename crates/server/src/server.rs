@@ -15,6 +15,7 @@ use towpath_protocol::layout::STATE_WORDS;
 use towpath_protocol::settings::Values;
 use towpath_protocol::store::Store;
 use towpath_queue::PeerWords;
+use towpath_waiting::Costs;
 use tracing::info;
 
 use crate::addresses::{Pool, Subnets};
@@ -25,6 +26,8 @@ use crate::engine::{Budgets, Engine, Link};
 use crate::engines::{EngineEnd, Engines};
 use crate::host::Host;
 use crate::policy::{Policy, PolicyChange};
+use crate::resume::left::{Left, STATE};
+use crate::resume::settings::ChangedSettings;
 use crate::socket::{Bound, STORED_NAME, bind};
 use crate::worker::held::{Doorbells, Entries};
 use crate::worker::pin::pin;
@@ -69,12 +72,14 @@ impl Server {
         mut store: Box<dyn Store>,
     ) -> Result<Server, StartError> {
         config.check_ranges()?;
-        let settings = config.initial_settings()?;
+        let mut settings = config.initial_settings()?;
         check_lanes(config, device.as_ref())?;
         let (relays, spawner) = start_spawner(&config.policy, config.lanes)?;
-        let (listener, bound) = listen(config, store.take_all())?;
-        let state = StatePage::create(config.lanes)?;
+        let mut left = Left::sort(store.found().map_err(resources("what an earlier server left"))?);
+        let (listener, bound) = listen(config, &mut left)?;
+        let state = StatePage::take_over_or_create(&mut left, config.lanes)?;
         keep(store.as_mut(), &state, listener.as_ref())?;
+        let mut changed = changed_settings(&mut left, store.as_mut(), &mut settings)?;
         let control_wake = event()?;
         let (requests, control_requests) = channel();
         let (epoch, seed) = epoch_and_seed()?;
@@ -82,7 +87,7 @@ impl Server {
         let pool = address_pool(config, info.mac)?;
         let host = open_host(config, device.as_ref())?;
         // The server measures before its threads could disturb the result.
-        let _ = towpath_waiting::Costs::of_this_machine();
+        changed.set_costs(Costs::of_this_machine());
         let StatePage { file, region, mapping, pins } = state;
         let maker = EngineMaker {
             settings: &settings,
@@ -106,7 +111,9 @@ impl Server {
             gives_addresses: config.subnets != Subnets::default() || host.is_none(),
             host,
             settings,
+            changed_settings: changed,
             batch: config.batch,
+            claim_timeout: config.claim_timeout,
             store,
             engines: Engines::new(ends),
             requests: control_requests,
@@ -116,7 +123,8 @@ impl Server {
             locks_memory: has_swap(),
             _state_pins: pins,
         };
-        let control = Control::new(parts, spawner).map_err(resources("the control thread"))?;
+        let mut control = Control::new(parts, spawner).map_err(resources("the control thread"))?;
+        control.restore(left);
         let engines = run_engines(engines, &config.engine_cpus, &control_wake)?;
         let (control, over) = run_control(control)?;
         Ok(Server {
@@ -280,10 +288,29 @@ struct StatePage {
 }
 
 impl StatePage {
+    /// Takes over the page of an earlier server, which applications have mapped, or creates one.
+    fn take_over_or_create(left: &mut Left, lanes: usize) -> Result<StatePage, StartError> {
+        let Some(file) = left.state.take() else { return StatePage::create(lanes) };
+        match SharedFile::adopt(file) {
+            Ok(file) if file.len() >= lanes * STATE_WORDS * 8 => StatePage::over(file),
+            Ok(file) => {
+                // A server of fewer lanes made it. The store must not go on to hold it.
+                left.rest.push((STATE.to_owned(), file.into()));
+                StatePage::create(lanes)
+            }
+            Err(cause) => Err(resources("the state page of an earlier server")(cause)),
+        }
+    }
+
     fn create(lanes: usize) -> Result<StatePage, StartError> {
         let (what, bytes) = ("the state page", lanes * STATE_WORDS * 8);
         let file = SharedFile::create("towpath-state", bytes).map_err(resources(what))?;
         file.seal_seals().map_err(resources(what))?;
+        StatePage::over(file)
+    }
+
+    fn over(file: SharedFile) -> Result<StatePage, StartError> {
+        let what = "the state page";
         let region = file.map_writable().map_err(resources(what))?;
         let mapping = region.mapping().clone();
         let pins = pin(&[file.as_fd()]).map_err(resources(what))?;
@@ -300,6 +327,17 @@ fn address_pool(config: &Config, mac: [u8; 6]) -> Result<Pool, StartError> {
     }
 }
 
+/// Applies the settings that were changed while an earlier server ran, and records changes from now
+/// on.
+fn changed_settings(
+    left: &mut Left,
+    store: &mut dyn Store,
+    settings: &mut Values,
+) -> Result<ChangedSettings, StartError> {
+    ChangedSettings::take_over_or_create(left.settings.take(), store, settings)
+        .map_err(resources("keeping changed settings"))
+}
+
 /// Begins to follow the host, if applications share its addresses.
 fn open_host(config: &Config, device: &dyn Device) -> Result<Option<Host>, StartError> {
     let Some(access) = &config.host else { return Ok(None) };
@@ -307,25 +345,13 @@ fn open_host(config: &Config, device: &dyn Device) -> Result<Option<Host>, Start
     opened.map(Some).map_err(resources("following the host's addresses"))
 }
 
-/// Closes what an earlier server left, since no session is resumed. Applications can prolong that,
-/// so another thread does it.
-fn discard(left: Vec<(String, OwnedFd)>) -> Result<(), StartError> {
-    if left.is_empty() {
-        return Ok(());
-    }
-    let thread = std::thread::Builder::new().name("closer".into());
-    thread.spawn(move || drop(left)).map(|_| ()).map_err(resources("a thread"))
-}
-
-/// Listens for applications, if they may connect from outside, and closes what else an earlier
-/// server left.
+/// Listens for applications, if they may connect from outside.
 fn listen(
     config: &Config,
-    mut left: Vec<(String, OwnedFd)>,
+    left: &mut Left,
 ) -> Result<(Option<OwnedFd>, Option<Bound>), StartError> {
     let path = config.socket.as_deref();
-    let bound = path.map(|path| bind(path, &config.policy, &mut left)).transpose()?;
-    discard(left)?;
+    let bound = path.map(|path| bind(path, &config.policy, &mut left.listener)).transpose()?;
     Ok(bound.map_or((None, None), |(listener, bound)| (Some(listener), Some(bound))))
 }
 
@@ -335,8 +361,10 @@ fn keep(
     state: &StatePage,
     listener: Option<&OwnedFd>,
 ) -> Result<(), StartError> {
-    store.put("state", state.file.as_fd()).map_err(resources("keeping the state page"))?;
-    if let Some(listener) = listener {
+    if !store.holds(STATE) {
+        store.put(STATE, state.file.as_fd()).map_err(resources("keeping the state page"))?;
+    }
+    if let Some(listener) = listener.filter(|_| !store.holds(STORED_NAME)) {
         store.put(STORED_NAME, listener.as_fd()).map_err(resources("keeping the socket"))?;
     }
     Ok(())
@@ -350,7 +378,10 @@ fn keep_device<'a>(
     memories: impl Iterator<Item = Option<BorrowedFd<'a>>>,
 ) -> Result<(), StartError> {
     let failed = resources("keeping the device");
-    for (name, object) in device.objects() {
+    // A device that goes on with objects of an earlier server has them in the store already.
+    let mut new = device.objects();
+    new.retain(|(name, _)| !store.holds(name));
+    for (name, object) in new {
         store.put(name, object).map_err(&failed)?;
     }
     for file in memories.flatten() {

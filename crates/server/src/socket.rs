@@ -35,7 +35,7 @@ pub(crate) const STORED_NAME: &str = "listener";
 pub(crate) fn bind(
     path: &Path,
     policy: &Policy,
-    left: &mut Vec<(String, OwnedFd)>,
+    left: &mut Option<OwnedFd>,
 ) -> Result<(OwnedFd, Bound), StartError> {
     let failed = |cause: io::Error| StartError::Socket { path: path.to_owned(), cause };
     let mut lock_path = path.as_os_str().to_owned();
@@ -54,11 +54,9 @@ pub(crate) fn bind(
         },
     )?;
     let bound = Bound { path: path.to_owned(), lock_path, _lock: lock };
-    let usable =
-        |(name, socket): &(String, OwnedFd)| name == STORED_NAME && listens_at(socket, path);
-    if let Some(place) = left.iter().position(usable) {
+    if let Some(socket) = left.take_if(|socket| listens_at(socket, path)) {
         set_mode(path, policy).map_err(failed)?;
-        return Ok((left.swap_remove(place).1, bound));
+        return Ok((socket, bound));
     }
     match std::fs::symlink_metadata(path) {
         Ok(found) => {

@@ -185,6 +185,7 @@ fn packets_are_handed_over_without_a_race() {
         rights: Rights::new(rule, MAC, addresses),
         offload: false,
         captures: false,
+        is_resumed: false,
         coalescing: (1, 0),
         iteration: 0,
         received: 0,

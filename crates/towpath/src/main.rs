@@ -57,9 +57,12 @@ enum Subcommand {
     /// Serve a network interface to applications, until SIGTERM or SIGINT
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
-    /// Do the privileged acts of a server; the server starts this process by itself
+    /// Serve; the keeper, which `towpath serve` is, starts this process by itself
     #[command(hide = true)]
-    Keeper(serve::keeper::Args),
+    Server(serve::server::Args),
+    /// Hold what a killed server had until the next one takes over; the keeper starts this process
+    #[command(hide = true)]
+    Holder(serve::keeper::HolderArgs),
     /// List the applications attached to a server, and the flow rules of their endpoints
     #[command(after_help = ls::EXAMPLES)]
     Ls(ls::Args),
@@ -109,8 +112,11 @@ fn main() -> ExitCode {
         Err(error) => return failure::usage(&error),
     };
     let outcome = match cli.subcommand {
-        Subcommand::Serve(args) => serve::run(&args),
-        Subcommand::Keeper(args) => serve::keeper::run(&args),
+        Subcommand::Serve(args) => {
+            return serve::run(&args).unwrap_or_else(|failure| Failure::report(&failure));
+        }
+        Subcommand::Server(args) => serve::server::run(&args),
+        Subcommand::Holder(args) => serve::keeper::hold(&args),
         Subcommand::Ls(args) => ls::run(&args),
         Subcommand::Stat(args) => stat::run(&args),
         Subcommand::Capture(args) => capture::run(&args),

@@ -6,31 +6,22 @@ mod interface;
 pub(crate) mod keeper;
 mod log;
 mod ready;
+pub(crate) mod server;
 mod settings;
 pub(crate) mod values;
 
-use std::fs::{File, OpenOptions};
-use std::io::BufWriter;
-use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::process::ExitCode;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
-use towpath_device::fault::FaultDevice;
-use towpath_device::{Device, DeviceError};
-use towpath_server::{Policy, PolicyError, Server, StartError};
-use tracing::{info, warn};
+use towpath_device::DeviceError;
+use towpath_server::{PolicyError, StartError};
 
 use crate::failure::{Failure, print, remedy, says};
 use crate::policy::file::PolicyFile;
 use crate::signals::Signals;
-use interface::Opened;
-use keeper::Keeper;
 use log::start_log;
 use ready::Ready;
 use settings::{Level, Settings};
-use values::Identity;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
@@ -61,11 +52,8 @@ pub(crate) struct Args {
     settings: Settings,
 }
 
-/// The time between two checks that the file of `--pcap` can still be written.
-const PCAP_POLL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-
-/// Serves.
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+/// Serves: starts a server, and another one whenever a server is killed.
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let ready = Ready::take(args.ready_fd)?;
     let file = args.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
     let settings = args.settings.clone().over(file);
@@ -73,67 +61,29 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     settings.check_lanes()?;
     settings.config(PathBuf::new())?.check().map_err(|error| explain(&error, &settings))?;
     if args.print_config {
-        return print(&settings.with_defaults().to_text()?);
+        print(&settings.with_defaults().to_text()?)?;
+        return Ok(ExitCode::SUCCESS);
     }
-    let served = settings.device.as_ref().ok_or_else(no_device)?;
+    let served = settings.device.as_ref().ok_or_else(no_device)?.clone();
     start_log(settings.log.unwrap_or(Level::Info));
     let signals = Signals::block()
         .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;
-
     let default_socket = || towpath_client::default_socket(&served.interface);
     let socket = settings.socket.clone().unwrap_or_else(default_socket);
-    let left = keeper::take_over_from_killed(&socket, settings.user.as_ref())?;
+    let settings = Settings { socket: Some(socket.clone()), ..settings };
+    confine::raise_descriptor_limit();
+    let is_tap = interface::is_served_as_tap(&served)?;
+    let found = keeper::take_over_from_killed(&socket, settings.user.as_ref(), is_tap)?;
     confine::raise_memory_limit();
-    let mut config = settings.config(socket.clone())?;
-    let own_queues = config.policy.own_queues();
-    let Opened { mut device, subnets, xdp_sockets } =
-        interface::open(served, &settings, own_queues)?;
-    let device_info = device.info().clone();
-    let name = device_info.name;
-    config.subnets = subnets.unwrap_or(config.subnets);
-    warn_without_grants(&config.policy, &name);
     directory::prepare(&socket, settings.user.as_ref())?;
-    let mut pcap = None;
-    if let Some(fault) = &settings.fault {
-        device = Box::new(FaultDevice::new(device, &fault.spec));
-    }
-    if let Some(path) = &settings.pcap {
-        let (wrapped, status) = record(device, path, settings.user.as_ref())?;
-        device = wrapped;
-        pcap = Some((path.as_path(), status));
-    }
-    // The keeper needs privileges that the next step gives up. It ends after the server, with this
-    // value.
-    let keeper = Keeper::start(&settings, &served.interface, &socket, xdp_sockets)?;
-    if let Some(keeper) = &keeper {
-        keeper.serve(device.as_mut());
-    }
-    let access = |keeper: &Keeper| keeper.host_access(&settings, &served.interface);
-    config.host = keeper.as_ref().and_then(access);
-    confine::confine(settings.user.as_ref())?;
-    warn_of_unreadable_policy(settings.policy.as_deref());
-    let store = keeper::store(keeper.as_ref(), left);
-    let failed = |error: StartError| explain(&error, &settings);
-    let server = Server::start(&config, device, store).map_err(failed)?;
-    drop(config);
-    info!(
-        device = name,
-        mtu = device_info.mtu,
-        socket = %socket.display(),
-        uid = rustix::process::geteuid().as_raw(),
-        "serving"
-    );
-    ready.tell(&name, &socket);
-
-    // Without a policy, SIGHUP says that the terminal was closed.
-    while wait(&server, &signals, &mut pcap)? == Action::ReloadPolicy && settings.policy.is_some() {
-        reload_policy(&server, &settings, &socket, &name);
-    }
-    signals.release_soon();
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-    let outcome = server.stop();
-    info!(device = name, "ended");
-    outcome.map_err(|error| ended(&error))
+    keeper::supervise_servers(
+        &settings,
+        &served.interface,
+        (&socket, is_tap),
+        found,
+        ready,
+        &signals,
+    )
 }
 
 fn no_device() -> Failure {
@@ -141,46 +91,6 @@ fn no_device() -> Failure {
         "no device to serve; give --device tap:NAME, xdp:INTERFACE, packet:INTERFACE or \
          auto:INTERFACE, or device = \"tap:NAME\" in a file",
     )
-}
-
-/// Reads the policy file again. With an error in it, the old policy stays in force.
-fn reload_policy(server: &Server, settings: &Settings, socket: &Path, device: &str) {
-    let _ = sd_notify::NotifyState::monotonic_usec_now()
-        .and_then(|now| sd_notify::notify(&[sd_notify::NotifyState::Reloading, now]));
-    let outcome = settings.config(socket.to_owned()).and_then(|config| {
-        warn_without_grants(&config.policy, device);
-        server.set_policy(config.policy).map_err(|error| explain_policy(&error, settings))
-    });
-    match outcome {
-        Ok(change) => info!(
-            sessions_closed = change.sessions,
-            endpoints_closed = change.endpoints,
-            "policy reloaded"
-        ),
-        Err(failure) => warn!("{}; the old policy stays in force", failure.text()),
-    }
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-}
-
-/// Warns of a policy without a grant for this device.
-fn warn_without_grants(policy: &Policy, device: &str) {
-    if policy.may_change && policy.grants.is_empty() {
-        warn!("no grant of the policy is for {device}: only administrators may attach");
-    }
-}
-
-/// Warns of a policy file that the server could read before its change of user, and not after it.
-fn warn_of_unreadable_policy(file: Option<&Path>) {
-    let Some((path, error)) = file.and_then(|path| Some((path, File::open(path).err()?))) else {
-        return;
-    };
-    let (shown, gid) = (path.display(), rustix::process::getegid().as_raw());
-    warn!(
-        "{shown}: {}: user {} will not be able to read a changed policy at SIGHUP; chgrp {gid} \
-         {shown}, chmod g+r {shown}, and let that group search its directory",
-        says(&error),
-        rustix::process::geteuid().as_raw()
-    );
 }
 
 /// Returns the reason why a server did not start, with the option that helps or another remedy.
@@ -230,94 +140,4 @@ fn explain_policy(error: &PolicyError, settings: &Settings) -> Failure {
         "{shown}{}: reservation of {address}: {interface} gives {given}",
         line.unwrap_or_default()
     ))
-}
-
-/// Returns the remedy for a server that ended by itself.
-fn ended(error: &DeviceError) -> Failure {
-    match error {
-        DeviceError::Gone { .. } => {
-            Failure::new(format!("{error}; start the server again when the interface is back"))
-        }
-        DeviceError::Failed { cause, .. } => Failure::new(format!("{error}{}", remedy(cause))),
-        DeviceError::Stalled { .. } => Failure::new(format!("{error}; start the server again")),
-    }
-}
-
-/// The action that a signal requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Action {
-    /// Read the policy file again.
-    ReloadPolicy,
-    /// Stop, or the server has ended by itself.
-    Stop,
-}
-
-/// Waits until a signal arrives, or the server has ended by itself.
-fn wait(
-    server: &Server,
-    signals: &Signals,
-    pcap: &mut Option<(&Path, CaptureStatus)>,
-) -> Result<Action, Failure> {
-    loop {
-        let timeout = pcap.as_ref().map(|_| PCAP_POLL);
-        let mut heard = [
-            PollFd::new(signals, PollFlags::IN),
-            PollFd::from_borrowed_fd(server.over().as_fd(), PollFlags::IN),
-        ];
-        match poll(&mut heard, timeout.as_ref()) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            Ok(_) if heard[1].revents().is_empty() => match signals.take() {
-                Some(libc::SIGHUP) => return Ok(Action::ReloadPolicy),
-                Some(_) => return Ok(Action::Stop),
-                None => {}
-            },
-            Ok(_) => return Ok(Action::Stop),
-            Err(errno) => {
-                return Err(Failure::new(format!("waiting: {}", says(&errno.into()))));
-            }
-        }
-        if let Some((path, status)) = pcap
-            && let Some(failure) = status.take_failure()
-        {
-            warn!(
-                "--pcap {}: {}; the capture ends after {} packets, the server goes on",
-                path.display(),
-                says(&failure),
-                status.frames()
-            );
-            *pcap = None;
-        }
-    }
-}
-
-/// Wraps a device so that the wrapper writes its packets to a file.
-fn record(
-    device: Box<dyn Device>,
-    path: &Path,
-    user: Option<&Identity>,
-) -> Result<(Box<dyn Device>, CaptureStatus), Failure> {
-    let failed = |error: std::io::Error| {
-        let said = says(&error);
-        Failure::new(format!(
-            "--pcap {}: {said}; choose a file that can be written",
-            path.display()
-        ))
-    };
-    // Captured traffic is private to this user.
-    let file: File = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(failed)?;
-    if let Some(user) = user {
-        let (uid, gid) = (user.uid, user.gid);
-        // Where root may not change the owner, the file stays root's; the server has it open.
-        let _ = std::os::unix::fs::fchown(&file, Some(uid), Some(gid));
-    }
-    let wrapped = CaptureDevice::new(device, BufWriter::new(file), capture::Options::default())
-        .map_err(failed)?;
-    let status = wrapped.status();
-    Ok((Box::new(wrapped), status))
 }

@@ -31,6 +31,9 @@ pub struct Costs {
     pub tick_late: u64,
 }
 
+/// The costs of this machine, once they are known.
+static MEASURED: OnceLock<Costs> = OnceLock::new();
+
 impl Costs {
     /// The default costs of a machine without measurements, typical of virtual machines.
     pub const USUAL: Costs =
@@ -39,8 +42,13 @@ impl Costs {
     /// Returns the costs of this machine. The first call measures them within a tenth of a second,
     /// and takes [`Costs::USUAL`] if the measurement fails.
     pub fn of_this_machine() -> Costs {
-        static MEASURED: OnceLock<Costs> = OnceLock::new();
         *MEASURED.get_or_init(|| Costs::measure().unwrap_or(Costs::USUAL))
+    }
+
+    /// Takes these costs for those of this machine, unless they are measured already. For a process
+    /// that follows another one on the same machine, and must not lose the time.
+    pub fn assume(self) {
+        let _ = MEASURED.set(self);
     }
 
     /// Measures the costs.

@@ -37,8 +37,12 @@ impl Store for Counted {
         removed
     }
 
-    fn take_all(&mut self) -> Vec<(String, OwnedFd)> {
-        self.store.take_all()
+    fn found(&self) -> io::Result<Vec<(String, OwnedFd)>> {
+        self.store.found()
+    }
+
+    fn holds(&self, name: &str) -> bool {
+        self.store.holds(name)
     }
 }
 

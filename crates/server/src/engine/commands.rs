@@ -10,7 +10,7 @@ use towpath_protocol::settings::Setting;
 use towpath_queue::Violation;
 
 use crate::engine::neighbours::NeighbourRequest;
-use crate::engine::session::{Endpoint, Session};
+use crate::engine::session::{Doorbell, Endpoint, Session};
 
 /// A command of the control thread. The engine answers each with `EngineReport::Done` and the
 /// command's ticket.
@@ -36,6 +36,11 @@ pub enum Command {
     },
     /// Closes an endpoint because the policy changed, and tells the application.
     RevokeEndpoint {
+        session: u32,
+        number: u32,
+    },
+    /// Tells an application that an endpoint which an earlier server opened is closed.
+    TellRevoked {
         session: u32,
         number: u32,
     },
@@ -78,6 +83,8 @@ pub enum Command {
     },
     /// Serves a hardware queue again.
     RestoreQueue(HardwareQueue),
+    /// Gives a session of an earlier server to its application.
+    ClaimSession(Box<Claim>),
     Stop,
 }
 
@@ -86,7 +93,10 @@ impl Command {
     /// own part, and for a hardware queue, which only the first lane cedes.
     fn again(&self) -> Option<Command> {
         Some(match self {
-            Command::AddSession(_) | Command::CedeQueue { .. } | Command::RestoreQueue(_) => {
+            Command::AddSession(_)
+            | Command::ClaimSession(_)
+            | Command::CedeQueue { .. }
+            | Command::RestoreQueue(_) => {
                 return None;
             }
             Command::RemoveSession { number, reason } => {
@@ -107,6 +117,9 @@ impl Command {
             }
             Command::RevokeEndpoint { session, number } => {
                 Command::RevokeEndpoint { session: *session, number: *number }
+            }
+            Command::TellRevoked { session, number } => {
+                Command::TellRevoked { session: *session, number: *number }
             }
             Command::AnswerNeighbour { session, endpoint, packet, answered } => {
                 let (session, endpoint, answered) = (*session, *endpoint, *answered);
@@ -150,6 +163,16 @@ impl Command {
         all.insert(0, self);
         all
     }
+}
+
+/// What an engine needs to give a session to its application.
+#[derive(Debug)]
+pub struct Claim {
+    /// The session's number.
+    pub session: u32,
+    pub doorbell: Doorbell,
+    /// As `Session::wake`.
+    pub wake: OwnedFd,
 }
 
 /// The way in which an endpoint without a flow rule listens.

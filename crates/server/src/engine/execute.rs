@@ -7,7 +7,7 @@ use towpath_protocol::settings::{Scope, Setting};
 
 use crate::engine::Engine;
 use crate::engine::closing::Step;
-use crate::engine::commands::{Command, EngineReport, Listening};
+use crate::engine::commands::{Claim, Command, EngineReport, Listening};
 use crate::engine::delivery::{Delivery, Packet};
 use crate::engine::demux::{Destination, FlowCache, FlowTable};
 use crate::engine::forbidden::Forbidden;
@@ -72,6 +72,12 @@ impl Engine {
                     self.revoke_endpoint(key, number);
                 }
             }
+            Command::TellRevoked { session, number } => {
+                let key = self.sessions.key(session);
+                if let Some(session) = key.and_then(|key| self.sessions.get_mut(key)) {
+                    session.tell_revoked(number);
+                }
+            }
             Command::AnswerNeighbour { session, endpoint, packet, answered } => {
                 if let Some(key) = self.sessions.key(session) {
                     self.answer_neighbour(key, endpoint, packet.as_deref(), answered);
@@ -107,6 +113,7 @@ impl Engine {
                 self.port.restore(queue, &mut buffers);
                 self.rx.take_back(&self.port, &buffers);
             }
+            Command::ClaimSession(claim) => self.claim_session(*claim),
             Command::Stop => self.stop = true,
         }
     }
@@ -178,6 +185,24 @@ impl Engine {
         self.sessions.insert(key, session);
     }
 
+    /// Gives a session of an earlier server to its application. The application has checks of its
+    /// own for what happened before: it marks every queue pair with packets to send, and looks into
+    /// every receive queue.
+    fn claim_session(&mut self, claim: Claim) {
+        let Some(key) = self.sessions.key(claim.session) else { return };
+        let Some(session) = self.sessions.get_mut(key) else { return };
+        if session.closing {
+            // Its memory broke the protocol meanwhile.
+            if let Some(doorbell) = claim.doorbell.into_socket() {
+                self.commands.tell(EngineReport::Closed { session: claim.session, doorbell });
+            }
+            return;
+        }
+        if let Err(violation) = session.claim(claim.doorbell, claim.wake) {
+            self.sessions.condemn(key, violation);
+        }
+    }
+
     fn add_endpoint(
         &mut self,
         key: u32,
@@ -201,9 +226,11 @@ impl Engine {
             Some(Listening::Capture) => self.flows.add_capture(destination),
         }
         // The counters of a reused number start at zero.
-        let first = number as usize * ENDPOINT_COUNTERS;
-        for word in first..first + ENDPOINT_COUNTERS {
-            session.counters.store(word, 0);
+        if !endpoint.is_resumed {
+            let first = number as usize * ENDPOINT_COUNTERS;
+            for word in first..first + ENDPOINT_COUNTERS {
+                session.counters.store(word, 0);
+            }
         }
         session.put_in(number, endpoint);
     }
@@ -329,7 +356,9 @@ impl Engine {
     fn remove_ended(&mut self, key: u32) {
         let Some(mut session) = self.sessions.take_ended(key) else { return };
         debug_assert!(!self.notifier.knows(key), "another session may get the key now");
-        self.wait.forget(&session.wake);
+        if let Some(wake) = &session.wake {
+            self.wait.forget(wake);
+        }
         if let Some(own) = session.own.place() {
             if let Some(fd) = self.port.own_sleep_fd(own.number) {
                 self.wait.forget_own(fd);

@@ -214,7 +214,8 @@ impl Notifier {
             let set = &mut session.queue_pairs[*queue_pair as usize];
             let wanted = set.transmit.is_wanted() || session.news.revoked;
             session.news.urgent |= wanted;
-            if set.touched || wanted {
+            // The application of an unclaimed session checks all its queue pairs when it comes.
+            if (set.touched || wanted) && session.wake.is_some() {
                 match session.marker.mark(fenced, *queue_pair) {
                     Ok(new) => session.news.marked |= new,
                     Err(violation) => {

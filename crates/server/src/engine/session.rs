@@ -88,6 +88,8 @@ pub struct Endpoint {
     pub offload: bool,
     /// `true` if the endpoint has no flow rule: it captures, or receives everything.
     pub captures: bool,
+    /// `true` if an earlier server opened the endpoint, whose counters go on.
+    pub is_resumed: bool,
     /// The poll iteration for which `received` counts.
     pub iteration: u64,
     /// Packets received in that poll iteration.
@@ -128,8 +130,10 @@ pub struct Session {
     /// The way in which the server notifies the application.
     pub doorbell: Doorbell,
     /// Readable when the application notifies the engine. This is an epoll instance that no
-    /// application has.
-    pub wake: OwnedFd,
+    /// application has. `None` while the session is unclaimed: its server was killed, and its
+    /// application has yet to connect to this one. Until then the engine takes no packet from the
+    /// session and marks no event, since the event queues may be inconsistent.
+    pub wake: Option<OwnedFd>,
     /// The session's queue pairs.
     pub queue_pairs: Vec<QueuePair>,
     /// The owner of each buffer of the transmit buffer pool.
@@ -192,6 +196,16 @@ impl Doorbell {
     #[must_use]
     pub fn direct(socket: OwnedFd) -> Doorbell {
         Doorbell { socket: Some(Arc::new(socket)), relay: None }
+    }
+
+    /// Returns the server's end of the doorbell.
+    pub(crate) fn into_socket(self) -> Option<Arc<OwnedFd>> {
+        self.socket
+    }
+
+    /// Returns the doorbell of a session that its application has yet to claim.
+    pub(crate) fn none() -> Doorbell {
+        Doorbell { socket: None, relay: None }
     }
 
     /// Returns the worker that can notify in place of the engine.
@@ -327,16 +341,17 @@ impl Session {
         wake: OwnedFd,
     ) -> Session {
         let memories = memories.split_off_lane(&shape, 0);
-        Session::of_lane(number, shape, memories, doorbell, wake)
+        Session::of_lane(number, shape, memories, doorbell, Some(wake))
     }
 
-    /// Creates a lane's part of a session.
+    /// Creates a lane's part of a session. `wake`: `None` for a session of an earlier server, which
+    /// its application has yet to claim.
     pub(crate) fn of_lane(
         number: u32,
         shape: SessionShape,
         memories: LaneMemories,
         doorbell: Doorbell,
-        wake: OwnedFd,
+        wake: Option<OwnedFd>,
     ) -> Session {
         let mut server = shape.server_own(own_words(memories.server));
         let header = server.header.split_off_front(PARKED_WORD);
@@ -423,8 +438,26 @@ impl Session {
 
     /// Returns the remaining descriptors of a session that is over, and the doorbell if it is still
     /// open, and no other lane has it.
-    pub(crate) fn into_closed(self) -> (OwnedFd, Option<OwnedFd>) {
+    pub(crate) fn into_closed(self) -> (Option<OwnedFd>, Option<OwnedFd>) {
         (self.wake, self.doorbell.socket.and_then(Arc::into_inner))
+    }
+
+    /// Returns `true` if an application has the session, and `false` until one claims a session of an
+    /// earlier server.
+    #[inline]
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.wake.is_some()
+    }
+
+    /// Gives the session to its application, which has restarted its event queues.
+    ///
+    /// # Errors
+    /// [`Violation::Index`] if the application's index is impossible.
+    pub(crate) fn claim(&mut self, doorbell: Doorbell, wake: OwnedFd) -> Result<(), Violation> {
+        (self.doorbell, self.wake) = (doorbell, Some(wake));
+        self.notifier.restart();
+        self.marker.restart();
+        self.work.restart()
     }
 
     /// Changes the coalescing of an endpoint. For endpoints that share a queue pair, the engine

@@ -237,6 +237,9 @@ impl SessionTable {
         found: &mut impl FnMut(u32, &mut Session, u32) -> Result<(), Violation>,
     ) -> u32 {
         let Some(session) = self.by_key[key as usize].as_deref_mut() else { return 0 };
+        if !session.is_claimed() {
+            return 0;
+        }
         let named = &mut self.named;
         named.clear();
         if let Ok(Some(expected)) = session.work.expected()
@@ -272,7 +275,7 @@ impl SessionTable {
     /// Returns `true` if a session has nothing new to send. A session that violates the protocol
     /// has: its end.
     fn has_no_news(&mut self, key: u32) -> bool {
-        let Some(session) = self.get_mut(key) else { return true };
+        let Some(session) = self.get_mut(key).filter(|one| one.is_claimed()) else { return true };
         match session.work.is_idle() {
             Ok(idle) => idle,
             Err(violation) => {

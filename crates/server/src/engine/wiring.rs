@@ -132,6 +132,7 @@ pub(crate) fn endpoint(rule: Rule, rights: Rights) -> Endpoint {
         coalescing: coalescing::UNSET,
         offload: false,
         captures: false,
+        is_resumed: false,
         iteration: 0,
         received: 0,
         requests_left: None,

@@ -18,8 +18,8 @@ use super::holder::PortProtocol;
 use super::notify;
 use super::options::ANSWER_TIMEOUT;
 use super::wire::{
-    Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP, Received, Request,
-    XDP_SOCKET, is_gone, receive, send,
+    ALL_GIVEN, ALLOW_XDP, Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP,
+    Received, Request, XDP_SOCKET, is_gone, receive, send,
 };
 
 /// The descriptors that the keeper holds for this server, and the most that it can hold.
@@ -67,12 +67,16 @@ impl KeeperAccess {
     /// process serves with [`run_keeper`](super::run_keeper). Asks the keeper how many descriptors
     /// it can hold.
     ///
+    /// Also returns copies of the descriptors that the keeper holds, with their names: those of an
+    /// earlier server.
+    ///
     /// # Errors
     /// Fails if the keeper has ended or does not answer for 5 s.
-    pub fn new(socket: OwnedFd) -> io::Result<KeeperAccess> {
+    pub fn new(socket: OwnedFd) -> io::Result<(KeeperAccess, Vec<(String, OwnedFd)>)> {
         for direction in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&socket, direction, Some(ANSWER_TIMEOUT))?;
         }
+        let found = receive_found(&socket)?;
         let socket = Arc::new(socket);
         let mut requests = Requests {
             socket: socket.clone(),
@@ -81,9 +85,25 @@ impl KeeperAccess {
             unsent: VecDeque::new(),
         };
         let limit = requests.ask(&Request::bare(LIMIT), None)?.0.value as usize;
-        let room = Arc::new(Room { used: AtomicUsize::new(0), limit });
+        let room = Arc::new(Room { used: AtomicUsize::new(found.len()), limit });
         let (requests, sockets) = (Arc::new(Mutex::new(requests)), Arc::default());
-        Ok(KeeperAccess { socket, room, requests, sockets })
+        Ok((KeeperAccess { socket, room, requests, sockets }, found))
+    }
+
+    /// Tells the keeper that this server serves: from now on the keeper starts another one if this
+    /// one is killed. A keeper that has ended is no error.
+    pub fn ready(&self) {
+        let _ = send(&self.socket, notify::READY.as_bytes(), &[], SendFlags::empty());
+    }
+
+    /// Lets this server and later ones have AF_XDP sockets made. `busy_poll`: they poll the hardware.
+    ///
+    /// # Errors
+    /// Fails if the keeper has ended, or if a server has served with it before.
+    pub fn allow_xdp_sockets(&self, busy_poll: bool) -> io::Result<()> {
+        let request = Request { port: busy_poll.into(), ..Request::bare(ALLOW_XDP) };
+        self.ask(&request, None)?;
+        Ok(())
     }
 
     /// Tells the keeper that no server will use it any more. Without this, the keeper takes the
@@ -204,6 +224,27 @@ impl KeeperAccess {
 
     fn sockets(&self) -> MutexGuard<'_, HashSet<String>> {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Receives the descriptors that a keeper holds.
+fn receive_found(socket: &OwnedFd) -> io::Result<Vec<(String, OwnedFd)>> {
+    let mut found = Vec::new();
+    let mut buffer = [0; notify::MESSAGE_BYTES];
+    loop {
+        let Received { bytes, descriptors, .. } = match receive(socket, &mut buffer) {
+            Err(Errno::INTR) => continue,
+            other => other?,
+        };
+        match &buffer[..bytes] {
+            [] => return Err(Errno::PIPE.into()),
+            ALL_GIVEN => return Ok(found),
+            text => {
+                if let Some(notify::Notification::Store(name)) = notify::parse(text) {
+                    found.extend(descriptors.into_iter().map(|one| (name.to_owned(), one)));
+                }
+            }
+        }
     }
 }
 

@@ -29,20 +29,27 @@ pub(super) struct Held {
     all: BTreeMap<String, Vec<OwnedFd>>,
     count: usize,
     limit: usize,
-    /// The thread that closes objects that applications can reach.
-    closer: Sender<Vec<OwnedFd>>,
+    /// The thread that closes objects that applications can reach; `None` until it starts.
+    closer: Option<Sender<Vec<OwnedFd>>>,
 }
 
 impl Held {
     /// Holds at most `limit` descriptors.
+    pub(super) fn new(limit: usize) -> Held {
+        Held { all: BTreeMap::new(), count: 0, limit, closer: None }
+    }
+
+    /// Starts the thread that closes objects which applications can reach. A process calls this once
+    /// it has given up its privileges: each thread has its own.
     ///
     /// # Errors
     /// Fails if no thread is available.
-    pub(super) fn new(limit: usize) -> io::Result<Held> {
+    pub(super) fn start_closer(&mut self) -> io::Result<()> {
         let (closer, closing) = channel::<Vec<OwnedFd>>();
         let run = move || closing.into_iter().for_each(drop);
         std::thread::Builder::new().name("closer".into()).spawn(run)?;
-        Ok(Held { all: BTreeMap::new(), count: 0, limit, closer })
+        self.closer = Some(closer);
+        Ok(())
     }
 
     /// Returns `true` if there is room for another descriptor.
@@ -71,13 +78,21 @@ impl Held {
     /// Has the other thread close descriptors.
     pub(super) fn close(&self, descriptors: Vec<OwnedFd>) {
         // The thread ends only after this value.
-        let _ = self.closer.send(descriptors);
+        let _ = self.closer.as_ref().map(|closer| closer.send(descriptors));
     }
 
     /// Returns everything with its names.
     pub(super) fn all(&self) -> impl Iterator<Item = (&str, BorrowedFd<'_>)> {
         let each = |(name, all)| <&Vec<OwnedFd>>::into_iter(all).map(move |one| (name, one));
         self.all.iter().flat_map(each).map(|(name, one): (&String, _)| (name.as_str(), one.as_fd()))
+    }
+
+    /// Returns everything with its names.
+    pub(super) fn into_all(self) -> Vec<(String, OwnedFd)> {
+        let each = |(name, all): (String, Vec<OwnedFd>)| {
+            all.into_iter().map(move |one| (name.clone(), one))
+        };
+        self.all.into_iter().flat_map(each).collect()
     }
 
     /// Closes everything. Closes device objects and ports before it returns, so that the kernel has
@@ -99,7 +114,8 @@ mod tests {
 
     #[test]
     fn names_are_counted_and_closed() {
-        let mut held = Held::new(2).unwrap();
+        let mut held = Held::new(2);
+        held.start_closer().unwrap();
         let (mut reader, writer) = io::pipe().unwrap();
         let copy = writer.try_clone().unwrap();
         held.put("session-1".into(), writer.into());

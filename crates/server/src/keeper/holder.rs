@@ -15,7 +15,7 @@ pub(crate) enum PortProtocol {
 
 /// Returns the name under which the keeper holds a port. A name has no colon, so an IPv6 address is
 /// its 32 digits.
-pub(super) fn port_name(protocol: PortProtocol, local: SocketAddr) -> String {
+pub(crate) fn port_name(protocol: PortProtocol, local: SocketAddr) -> String {
     let protocol = match protocol {
         PortProtocol::Tcp => "tcp",
         PortProtocol::Udp => "udp",

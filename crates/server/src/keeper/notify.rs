@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `FDSTORE=1`, `FDNAME=name`, `FDPOLL=0` | hold the descriptors that come with it, under a name |
 //! | `FDSTOREREMOVE=1`, `FDNAME=name` | close everything under a name |
+//! | `READY=1` | the server serves |
 //! | `BARRIER=1` | close the descriptor that comes with it, once all earlier messages are handled |
 //!
 //! `FDPOLL=0` is required. Without it, systemd would drop a port holder at once: a bound socket
@@ -31,7 +32,12 @@ pub(super) enum Notification<'a> {
     Remove(&'a str),
     /// Tell the server that all earlier messages are handled.
     Barrier,
+    /// The server serves.
+    Ready,
 }
+
+/// The text of a server that serves.
+pub(super) const READY: &str = "READY=1";
 
 /// Returns the text with which descriptors are stored under a name.
 pub(super) fn store(name: &str) -> String {
@@ -56,6 +62,9 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Notification<'_>> {
     let text = text.strip_suffix('\n').unwrap_or(text);
     if text == BARRIER {
         return Some(Notification::Barrier);
+    }
+    if text == READY {
+        return Some(Notification::Ready);
     }
     let (mut stores, mut removes, mut name, mut unpolled) = (false, false, None, false);
     for line in text.split('\n') {
@@ -117,6 +126,7 @@ mod tests {
         assert_eq!(parse(b"FDSTORE=1\nFDNAME=\xff\nFDPOLL=0"), None);
         assert_eq!(parse(b"FDPOLL=0\nFDNAME=a\nFDSTORE=1\n"), Some(Notification::Store("a")));
         assert_eq!(parse(b"BARRIER=1"), Some(Notification::Barrier));
+        assert_eq!(parse(b"READY=1\n"), Some(Notification::Ready));
     }
 
     proptest! {
@@ -128,7 +138,7 @@ mod tests {
                     Some(Notification::Store(name) | Notification::Remove(name)) => {
                         prop_assert!(is_name(name));
                     }
-                    Some(Notification::Barrier) | None => {}
+                    Some(Notification::Barrier | Notification::Ready) | None => {}
                 }
             }
         }

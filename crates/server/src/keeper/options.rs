@@ -32,11 +32,10 @@ pub struct KeeperOptions {
     /// `true` if the server may have the keeper bind ports of the interface's addresses, and have
     /// the kernel confirm neighbours there.
     pub shares_host: bool,
-    /// Whether the server may have the keeper make AF_XDP sockets for the interface, and if so,
-    /// whether they poll the hardware (`busy-poll`).
-    pub xdp_sockets: Option<bool>,
-    /// The time for which the keeper holds flows and ports after the server was killed.
+    /// The time for which the keeper holds flows, ports and sessions while no server serves.
     pub hold: Duration,
+    /// `true` if the keeper starts another server after one that was killed.
+    pub restarts: bool,
     /// The path of the socket at which the next server takes over.
     pub path: PathBuf,
 }

@@ -7,20 +7,20 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::SendFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{RecvFlags, SendFlags};
 use towpath_device::xdp::unbound_socket;
 use towpath_netlink::Netlink;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::held::{self, Held};
 use super::holder::{PortProtocol, hold, port_name};
-use super::notify::{self, MESSAGE_BYTES, Notification};
+use super::notify::{self, MESSAGE_BYTES, Notification, store};
 use super::options::{ANSWER_TIMEOUT, KeeperOptions, PAUSE};
 use super::take_over::{BUSY, Listener};
 use super::wire::{
-    Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP, Received, Request,
-    XDP_SOCKET, is_gone, receive, send,
+    ALL_GIVEN, ALLOW_XDP, Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP,
+    Received, Request, XDP_SOCKET, is_gone, receive, receive_with, send,
 };
 use crate::log::LogLimit;
 
@@ -41,24 +41,30 @@ struct Host {
 }
 
 /// The keeper's state.
-struct Keeper {
+pub(super) struct Keeper {
     socket: OwnedFd,
+    /// The interface whose addresses the server shares; `None` if it shares none.
+    shares_host: bool,
     host: Option<Host>,
     interface: String,
-    xdp_sockets: Option<bool>,
-    held: Held,
+    /// Whether the server may have AF_XDP sockets made, and if so, whether they poll the hardware.
+    pub(super) xdp_sockets: Option<bool>,
+    pub(super) held: Held,
     limit: usize,
     log: LogLimit,
     /// `true` once the server has said that it is about to end.
-    is_told_to_end: bool,
+    pub(super) is_told_to_end: bool,
+    /// `true` once the server has said that it serves.
+    pub(super) is_ready: bool,
+    /// `true` once some server has said that it serves.
+    was_ready: bool,
 }
 
 /// Serves a server's requests over `socket` until the server closes its end. If the server did not
-/// say that it ends, holds its ports and descriptors for `options.hold`. Runs in a process of its
-/// own. With `options.shares_host`, the process needs `CAP_NET_BIND_SERVICE` and `CAP_NET_ADMIN`;
-/// with `options.xdp_sockets`, `CAP_NET_RAW` and `CAP_NET_ADMIN`. `stop`: a descriptor that is
-/// readable when the keeper must end its hold. If the keeper cannot start, the server gets the
-/// reason: there is no such interface, or the path cannot be used.
+/// say that it ends, holds its ports and descriptors for `options.hold`. Runs in a process or
+/// thread of its own, which starts no other server: see [`supervise`](super::supervise). `stop`: a
+/// descriptor that is readable when the keeper must end its hold. If the keeper cannot start, the
+/// server gets the reason: the path cannot be used.
 ///
 /// # Errors
 /// Fails if the kernel fails.
@@ -67,14 +73,14 @@ pub fn run_keeper(
     options: &KeeperOptions,
     stop: BorrowedFd<'_>,
 ) -> io::Result<()> {
-    // A server that does not read its answers stops only itself.
-    set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
     let (listener, mut keeper) = match Keeper::new(socket.try_clone()?, options) {
         Ok(both) => both,
         Err(error) => return refuse_to_start(&socket, &error),
     };
     drop(socket);
-    while keeper.serve_once(&listener)? {
+    keeper.held.start_closer()?;
+    keeper.give_held()?;
+    while keeper.serve_once(&listener, &[])?.is_connected {
         // Other copies of the server's end may still be open.
         if keeper.is_told_to_end {
             return Ok(());
@@ -96,8 +102,18 @@ pub fn run_keeper(
     Ok(())
 }
 
+/// What a keeper heard.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heard {
+    /// `false` at the end of the server's connection.
+    pub(super) is_connected: bool,
+    /// A bit for each of the other descriptors that is readable.
+    pub(super) others: u32,
+}
+
 /// Tells the server why there is no keeper, as the answer to its first request.
 fn refuse_to_start(socket: &OwnedFd, error: &io::Error) -> io::Result<()> {
+    send(socket, ALL_GIVEN, &[], SendFlags::empty())?;
     let mut buffer = [0; MESSAGE_BYTES];
     let bytes = receive(socket, &mut buffer)?.bytes;
     let number = Request::read_from_bytes(&buffer[..bytes]).map_or(0, |request| request.number);
@@ -131,46 +147,91 @@ impl Host {
 }
 
 impl Keeper {
-    fn new(socket: OwnedFd, options: &KeeperOptions) -> io::Result<(Listener, Keeper)> {
-        let host = options.shares_host.then(|| Host::open(&options.interface)).transpose()?;
+    pub(super) fn new(socket: OwnedFd, options: &KeeperOptions) -> io::Result<(Listener, Keeper)> {
+        // A server that does not read its answers stops only itself.
+        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
         let limit = held::limit();
-        let held = Held::new(limit)?;
         let listener = Listener::bind(&options.path)?;
         let keeper = Keeper {
             socket,
-            host,
+            shares_host: options.shares_host,
+            host: None,
             interface: options.interface.clone(),
-            xdp_sockets: options.xdp_sockets,
-            held,
+            xdp_sockets: None,
+            held: Held::new(limit),
             limit,
             log: LogLimit::default(),
             is_told_to_end: false,
+            is_ready: false,
+            was_ready: false,
         };
         Ok((listener, keeper))
     }
 
-    /// Waits for a message, or for another server that wants to take over, and handles it. Returns
-    /// `false` at the end of the server.
-    fn serve_once(&mut self, listener: &Listener) -> io::Result<bool> {
-        let mut heard = [
+    /// Serves another server from now on, over `socket`.
+    pub(super) fn connect(&mut self, socket: OwnedFd) -> io::Result<()> {
+        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
+        self.socket = socket;
+        (self.is_told_to_end, self.is_ready) = (false, false);
+        Ok(())
+    }
+
+    /// Gives the server copies of everything that the keeper holds. A server that has ended is no
+    /// error.
+    pub(super) fn give_held(&self) -> io::Result<()> {
+        let give =
+            |(name, one)| send(&self.socket, store(name).as_bytes(), &[one], SendFlags::empty());
+        let given = self.held.all().try_for_each(give);
+        match given.and_then(|()| send(&self.socket, ALL_GIVEN, &[], SendFlags::empty())) {
+            Err(errno) if !is_gone(errno) => Err(errno.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for a message, for another server that wants to take over, or for one of `others`. It
+    /// handles the first two.
+    pub(super) fn serve_once(
+        &mut self,
+        listener: &Listener,
+        others: &[BorrowedFd<'_>],
+    ) -> io::Result<Heard> {
+        let mut heard = vec![
             PollFd::new(&self.socket, PollFlags::IN),
             PollFd::new(&listener.socket, PollFlags::IN),
         ];
+        heard.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
         match poll(&mut heard, None) {
-            Err(Errno::INTR) => return Ok(true),
+            Err(Errno::INTR) => return Ok(Heard { is_connected: true, others: 0 }),
             other => other?,
         };
-        let [from_server, from_next] = heard.map(|one| !one.revents().is_empty());
-        if from_next {
+        let readable: Vec<_> = heard.iter().map(|one| !one.revents().is_empty()).collect();
+        drop(heard);
+        let others = readable[2..].iter().rev().fold(0, |bits, one| bits << 1 | u32::from(*one));
+        if readable[1] {
             listener.answer(BUSY);
         }
-        if !from_server {
-            return Ok(true);
-        }
+        let is_connected = !readable[0] || self.hear(RecvFlags::empty())?;
+        Ok(Heard { is_connected, others })
+    }
+
+    /// Returns `true` once some server has said that it serves.
+    pub(super) fn was_ready(&self) -> bool {
+        self.was_ready
+    }
+
+    /// Handles the messages that a server left which has ended.
+    pub(super) fn finish(&mut self) -> io::Result<()> {
+        while self.hear(RecvFlags::DONTWAIT)? {}
+        Ok(())
+    }
+
+    /// Handles a message. Returns `false` at the end of the server, and with `DONTWAIT` if there is
+    /// no message.
+    fn hear(&mut self, flags: RecvFlags) -> io::Result<bool> {
         let mut buffer = [0; MESSAGE_BYTES];
-        let received = match receive(&self.socket, &mut buffer) {
+        let received = match receive_with(&self.socket, &mut buffer, flags) {
             Err(Errno::INTR) => return Ok(true),
-            Err(Errno::CONNRESET) => return Ok(false),
+            Err(Errno::CONNRESET | Errno::AGAIN) => return Ok(false),
             Err(Errno::NOMEM | Errno::NOBUFS) => {
                 std::thread::sleep(PAUSE);
                 return Ok(true);
@@ -206,6 +267,7 @@ impl Keeper {
             (Some(Notification::Remove(name)), 0) => self.held.remove(name),
             // The server waits for the close.
             (Some(Notification::Barrier), 1) => drop(descriptors),
+            (Some(Notification::Ready), 0) => (self.is_ready, self.was_ready) = (true, true),
             _ => self.refuse(descriptors, "the descriptor store has no such message"),
         }
     }
@@ -267,9 +329,12 @@ impl Keeper {
             HOLD_UDP => self.hold(PortProtocol::Udp, request),
             RELEASE_TCP => self.release(PortProtocol::Tcp, request),
             RELEASE_UDP => self.release(PortProtocol::Udp, request),
-            PROBE => {
-                self.host.as_mut().ok_or(Errno::OPNOTSUPP)?.probe(request).map(|()| Done::default())
+            PROBE => self.host()?.probe(request).map(|()| Done::default()),
+            ALLOW_XDP if !self.was_ready => {
+                self.xdp_sockets = Some(request.port == 1);
+                Ok(Done::default())
             }
+            ALLOW_XDP => Err(Errno::PERM),
             LIMIT => {
                 let value = u32::try_from(self.limit).unwrap_or(u32::MAX);
                 Ok(Done { value, ..Done::default() })
@@ -288,8 +353,20 @@ impl Keeper {
         }
     }
 
+    /// Returns the interface whose addresses the server shares.
+    fn host(&mut self) -> Result<&mut Host, Errno> {
+        if !self.shares_host {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if self.host.is_none() {
+            let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::NODEV);
+            self.host = Some(Host::open(&self.interface).map_err(failed)?);
+        }
+        self.host.as_mut().ok_or(Errno::NODEV)
+    }
+
     fn hold(&mut self, protocol: PortProtocol, request: &Request) -> Result<Done, Errno> {
-        let host = self.host.as_mut().ok_or(Errno::OPNOTSUPP)?;
+        let host = self.host()?;
         let local = SocketAddr::new(request.address().ok_or(Errno::BADMSG)?, request.port);
         if !host.has(local)? {
             return Err(Errno::ADDRNOTAVAIL);

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use towpath_protocol::store::Store;
+use towpath_protocol::store::{Store, copies};
 
 use super::client::KeeperAccess;
 use super::notify;
@@ -22,16 +22,18 @@ pub struct KeeperStore {
     kept: BTreeMap<String, Vec<OwnedFd>>,
     /// The names, and numbers of descriptors, of removals that the connection has no room for yet.
     unsent: VecDeque<(String, usize)>,
-    /// The descriptors that an earlier server left.
-    left: Vec<(String, OwnedFd)>,
 }
 
 impl KeeperStore {
-    /// Makes the store of a server with this keeper. `left`: the descriptors of a server that was
-    /// killed, from [`take_over`](super::take_over).
+    /// Makes the store of a server with this keeper. `found`: copies of the descriptors that the
+    /// keeper holds already, from [`KeeperAccess::new`].
     #[must_use]
-    pub fn new(keeper: &KeeperAccess, left: Vec<(String, OwnedFd)>) -> KeeperStore {
-        KeeperStore { keeper: keeper.clone(), kept: BTreeMap::new(), unsent: VecDeque::new(), left }
+    pub fn new(keeper: &KeeperAccess, found: Vec<(String, OwnedFd)>) -> KeeperStore {
+        let mut kept = BTreeMap::<_, Vec<_>>::new();
+        for (name, one) in found {
+            kept.entry(name).or_default().push(one);
+        }
+        KeeperStore { keeper: keeper.clone(), kept, unsent: VecDeque::new() }
     }
 
     /// Sends the removals that wait. With `DONTWAIT`, stops where the connection has no room.
@@ -49,8 +51,10 @@ impl KeeperStore {
     }
 
     /// Waits until the keeper has handled every message before.
-    #[cfg(test)]
-    pub(super) fn barrier(&mut self) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Fails if the keeper does not answer for 5 s.
+    pub fn barrier(&mut self) -> io::Result<()> {
         self.send_removals(SendFlags::empty())?;
         self.keeper.barrier()
     }
@@ -89,8 +93,16 @@ impl Store for KeeperStore {
         removed
     }
 
-    fn take_all(&mut self) -> Vec<(String, OwnedFd)> {
-        std::mem::take(&mut self.left)
+    fn found(&self) -> io::Result<Vec<(String, OwnedFd)>> {
+        copies(&self.kept)
+    }
+
+    fn holds(&self, name: &str) -> bool {
+        self.kept.contains_key(name)
+    }
+
+    fn outlives_server(&self) -> bool {
+        true
     }
 
     fn end_fd(&self) -> Option<BorrowedFd<'_>> {

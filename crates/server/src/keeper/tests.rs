@@ -38,9 +38,11 @@ impl Started {
         let (stopped, stop) = std::io::pipe().unwrap();
         let path = keeper_path(&directory.join("s"));
         let options =
-            KeeperOptions { interface: "lo".into(), shares_host, xdp_sockets: None, hold, path };
+            KeeperOptions { interface: "lo".into(), shares_host, hold, restarts: false, path };
         let thread = std::thread::spawn(move || run_keeper(theirs, &options, stopped.as_fd()));
-        let client = Some(KeeperAccess::new(ours).unwrap());
+        let (client, found) = KeeperAccess::new(ours).unwrap();
+        assert!(found.is_empty());
+        let client = Some(client);
         Started { client, thread: Some(thread), directory, stop: Some(stop.into()) }
     }
 
@@ -175,8 +177,13 @@ fn a_killed_servers_objects_are_held_until_the_next_one_takes_over() {
     assert!(!is_free(held));
     let mut next = Started::start("next", LONG);
     let mut store = KeeperStore::new(next.client(), left);
-    assert_eq!(store.take_all().len(), 5);
-    assert!(store.take_all().is_empty());
+    assert_eq!(store.found().unwrap().len(), 5);
+    assert!(store.holds("session-1-server") && !store.holds("session-1"));
+    assert_eq!(store.remove("session-1-server").len(), 2);
+    assert!(!store.holds("session-1-server") && !is_free(held));
+    for (name, _) in store.found().unwrap() {
+        store.remove(&name);
+    }
     assert!(is_free(held));
     assert_eq!(io::Read::read(&mut &copied, &mut [0; 1]).unwrap(), 0, "every copy is closed");
     next.client().end().unwrap();

@@ -26,6 +26,13 @@ pub(super) const XDP_SOCKET: u32 = 8;
 /// The server is about to end: hold nothing.
 pub(super) const END: u32 = 7;
 
+/// Allow requests for AF_XDP sockets from now on, which poll the hardware if the port is 1. Only
+/// before the server serves for the first time.
+pub(super) const ALLOW_XDP: u32 = 9;
+
+/// The keeper's first message to a server, after the descriptors that it holds: that was all.
+pub(super) const ALL_GIVEN: &[u8] = &[2];
+
 /// A request to the keeper.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -94,10 +101,19 @@ pub(super) struct Received {
 
 /// Receives a message. A length of 0 is the peer's end.
 pub(super) fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Received, Errno> {
+    receive_with(socket, buffer, RecvFlags::empty())
+}
+
+/// Receives a message with flags.
+pub(super) fn receive_with(
+    socket: &OwnedFd,
+    buffer: &mut [u8],
+    flags: RecvFlags,
+) -> Result<Received, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [io::IoSliceMut::new(buffer)];
-    let received = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let received = recvmsg(socket, &mut parts, &mut control, flags | RecvFlags::CMSG_CLOEXEC)?;
     let mut descriptors = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {

@@ -82,6 +82,17 @@ impl Workers {
         })
     }
 
+    /// Closes descriptors in the thread for that.
+    pub(crate) fn close(&self, descriptors: Vec<OwnedFd>) {
+        // The thread ends only after this value.
+        let _ = self.closer.send(descriptors);
+    }
+
+    /// Returns the epoll set of a lane's engine.
+    pub(crate) fn engine(&self, lane: usize) -> Option<&OwnedFd> {
+        self.engines.get(lane)
+    }
+
     /// Returns the worker of an owner, and makes one if there is none.
     ///
     /// # Errors

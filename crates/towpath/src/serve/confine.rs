@@ -4,7 +4,7 @@
 //! In Linux, each thread has its own credentials: all this happens before any other thread starts.
 
 use rustix::io::Errno;
-use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Uid};
+use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Signal, Uid};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
     remove_capability_from_bounding_set, set_capabilities, set_keep_capabilities, set_no_new_privs,
@@ -49,6 +49,13 @@ pub(super) fn confine_keeper(
         kept.insert(XDP_SOCKETS);
     }
     drop_all_but(kept, user)
+}
+
+/// Has the kernel send SIGTERM to this process when its parent, the keeper, ends. Call it after the
+/// last change of rights, which cancels it.
+pub(super) fn end_with_parent() -> Result<(), Failure> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
+        .map_err(|errno| failed("PR_SET_PDEATHSIG", errno))
 }
 
 /// Becomes `user`, if given, and drops every right that serving does not need.

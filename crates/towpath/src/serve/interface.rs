@@ -12,6 +12,8 @@
 mod host;
 mod tap;
 
+use std::os::fd::OwnedFd;
+
 use towpath_device::Device;
 use towpath_netlink::Netlink;
 use towpath_server::Subnets;
@@ -34,15 +36,19 @@ pub(super) struct Opened {
 }
 
 /// Opens the device. `own_queues`: the hardware queues that sessions may have to themselves.
+/// `adopted`: the TAP of an earlier server, as that server configured it.
 pub(super) fn open(
     served: &DeviceSpec,
     settings: &Settings,
     own_queues: Vec<u32>,
+    adopted: Option<OwnedFd>,
 ) -> Result<Opened, Failure> {
     let name = &served.interface;
     let (Attached { device, xdp_sockets }, subnets) = match &served.driver {
-        Driver::Tap => return open_tap(name, settings),
-        Driver::Auto if is_tap(name)? => return open_tap(name, settings),
+        Driver::Tap => return open_tap(name, settings, adopted),
+        Driver::Auto if adopted.is_some() || is_tap(name)? => {
+            return open_tap(name, settings, adopted);
+        }
         Driver::Xdp(options) => {
             host::open(name, settings, own_queues, |wanted| wanted.xdp(options))?
         }
@@ -50,6 +56,15 @@ pub(super) fn open(
         Driver::Auto => host::open(name, settings, own_queues, Wanted::best)?,
     };
     Ok(Opened { device, subnets, xdp_sockets })
+}
+
+/// Returns `true` if a server serves this interface as a TAP.
+pub(super) fn is_served_as_tap(served: &DeviceSpec) -> Result<bool, Failure> {
+    match &served.driver {
+        Driver::Tap => Ok(true),
+        Driver::Auto => is_tap(&served.interface),
+        Driver::Xdp(_) | Driver::Packet => Ok(false),
+    }
 }
 
 /// Returns `true` for a TAP interface, by its name.
@@ -61,13 +76,16 @@ fn is_tap(name: &str) -> Result<bool, Failure> {
     Ok(link.kind.as_deref() == Some(TAP_KIND))
 }
 
-fn open_tap(name: &str, settings: &Settings) -> Result<Opened, Failure> {
+fn open_tap(name: &str, settings: &Settings, adopted: Option<OwnedFd>) -> Result<Opened, Failure> {
     if settings.share_host {
         return Err(Failure::usage(format!(
             "--share-host is for interfaces that the kernel keeps, such as --device xdp:eth0: the \
              kernel is at the other end of {name}"
         )));
     }
-    let device = tap::open(name, settings)?;
+    let device = match adopted {
+        Some(descriptor) => tap::adopt(descriptor)?,
+        None => tap::open(name, settings)?,
+    };
     Ok(Opened { xdp_sockets: None, device: Box::new(device), subnets: None })
 }

@@ -1,101 +1,52 @@
-//! The keeper's process: it does privileged acts for a server, and holds applications' flows if the
-//! server is killed.
+//! The keeper: the process that an operator starts. It starts the server, and another one whenever a
+//! server is killed; does privileged acts for it; and holds what must outlive it.
 
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
-use towpath_device::Device;
-use towpath_protocol::store::{MemoryStore, Store};
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
+use towpath_protocol::store::Store;
 use towpath_server::{
-    HostAccess, KeeperAccess, KeeperOptions, KeeperStore, TakeOver, keeper_connection, keeper_path,
-    run_keeper, take_over,
+    KeeperAccess, KeeperOptions, KeeperStore, Supervised, Supervision, TakeOver, keeper_connection,
+    keeper_path, run_keeper, supervise, take_over,
 };
 
-use super::confine::{confine_keeper, raise_descriptor_limit};
+use super::confine::confine_keeper;
 use super::directory::{busy, lock_path};
 use super::log::start_log;
+use super::ready::Ready;
 use super::settings::{HOLD_S, Level, Settings};
 use super::values::{Identity, InterfaceName};
 use crate::failure::{Failure, remedy, says};
 use crate::number::Number;
 use crate::signals::Signals;
 
-/// Arguments of the hidden subcommand that is the process.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// The interface that the server serves
-    interface: InterfaceName,
-    /// Bind ports of the interface's addresses, and have its neighbours confirmed
-    #[arg(long)]
-    share_host: bool,
-    /// Make AF_XDP sockets for the interface
-    #[arg(long)]
-    xdp_sockets: bool,
-    /// Have these sockets poll the hardware
-    #[arg(long)]
-    busy_poll: bool,
-    /// Socket at which the next server takes over
-    #[arg(long)]
-    path: PathBuf,
-    /// Seconds for which the keeper holds flows and ports after the server was killed
-    #[arg(long)]
-    hold: Number<0, 3600>,
-    /// User that the process changes to
-    #[arg(long)]
-    user: Option<Identity>,
-}
-
-/// Serves the requests of a server, on standard input, until the server ends.
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let failed = |error: io::Error| {
-        let path = args.path.display();
-        Failure::new(format!("the keeper {path}: {}", says(&error)))
-    };
-    // A terminal or a service manager signals all processes at once; this one ends with the server.
-    let signals = Signals::block_termination().map_err(failed)?;
-    let _ = rustix::thread::set_name(c"towpath-keeper");
-    start_log(Level::Info);
-    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3);
-    confine_keeper(args.user.as_ref(), args.share_host, args.xdp_sockets)?;
-    let options = KeeperOptions {
-        interface: args.interface.to_string(),
-        shares_host: args.share_host,
-        xdp_sockets: args.xdp_sockets.then_some(args.busy_poll),
-        hold: Duration::from_secs(args.hold.get() as u64),
-        path: args.path.clone(),
-    };
-    let socket = socket.map_err(|errno| failed(errno.into()))?;
-    // Nothing else has a copy: the end of the server is the end of the connection.
-    run_keeper(socket, &options, signals.as_fd()).map_err(failed)
-}
+/// The name of the settings among the keeper's objects: a file of TOML.
+pub(super) const SETTINGS: &str = "keeper-settings";
 
 /// What a server that was killed left behind, by name.
-pub(super) type Left = Vec<(String, OwnedFd)>;
+pub(super) type Found = Vec<(String, OwnedFd)>;
 
-/// Takes over from a server with this socket that was killed. Then gives its flows and ports back
-/// to the kernel, and returns the rest.
+/// Takes over from the keeper of a server with this socket that was killed. Without `is_tap`, gives
+/// the device's objects back to the kernel: the next server makes its own.
 pub(super) fn take_over_from_killed(
     socket: &Path,
     user: Option<&Identity>,
-) -> Result<Left, Failure> {
+    is_tap: bool,
+) -> Result<Found, Failure> {
     let shown = socket.display();
-    // The keeper may hold more than this process may open by default.
-    raise_descriptor_limit();
     match take_over(socket, user.map(|user| user.uid)) {
         Ok(TakeOver::Busy) => Err(busy(socket)),
-        Ok(TakeOver::Done(mut left)) => {
-            tracing::info!(objects = left.len(), "took over from a server that was killed");
-            // Sessions are not resumed, so nothing needs these.
-            left.retain(|(name, _)| !name.starts_with("device-") && !name.starts_with("port-"));
-            Ok(left)
+        Ok(TakeOver::Done(mut found)) => {
+            tracing::info!(objects = found.len(), "took over from a server that was killed");
+            found.retain(|(name, _)| name != SETTINGS && (is_tap || !name.starts_with("device-")));
+            Ok(found)
         }
-        Ok(TakeOver::Nothing) => Ok(Left::new()),
+        Ok(TakeOver::Nothing) => Ok(Found::new()),
         Err(_) if is_served(socket) => Err(busy(socket)),
         Err(error) => Err(Failure::new(format!(
             "taking over from the keeper {shown}.keeper: {}; serve with --user as the killed server \
@@ -115,93 +66,161 @@ fn is_served(socket: &Path) -> bool {
     locked == Err(rustix::io::Errno::WOULDBLOCK)
 }
 
-/// The server's side of the process.
-pub(super) struct Keeper {
-    child: Child,
-    access: Option<KeeperAccess>,
+/// The servers of a keeper.
+struct Servers<'a> {
+    settings: &'a Settings,
+    interface: &'a str,
+    socket: &'a Path,
+    signals: &'a Signals,
+    /// Who waits for the first server.
+    ready: Option<Ready>,
+    /// Why the keeper cannot go on after the start of the first server.
+    failure: Option<Failure>,
 }
 
-impl Keeper {
-    /// Starts the process, with the privileges that this one still has, if the server needs one: to
-    /// bind ports, to make AF_XDP sockets, or to hold anything. `xdp_sockets`: as in
-    /// [`Opened`](super::interface::Opened).
-    pub(super) fn start(
-        settings: &Settings,
-        interface: &str,
-        socket: &Path,
-        xdp_sockets: Option<bool>,
-    ) -> Result<Option<Keeper>, Failure> {
-        let hold_s = settings.hold.map_or(HOLD_S, |hold| hold.get() as u64);
-        if hold_s == 0 && !settings.share_host && xdp_sockets.is_none() {
-            return Ok(None);
-        }
-        let failed = |error: io::Error| {
-            Failure::new(format!("starting the keeper: {}{}", says(&error), remedy(&error)))
-        };
-        let (ours, theirs): (OwnedFd, OwnedFd) = keeper_connection().map_err(failed)?;
+impl Supervised for Servers<'_> {
+    fn launch(&mut self, connection: OwnedFd, number: u32) -> io::Result<Child> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("towpath");
-        command.args(["keeper", interface, "--hold", &hold_s.to_string(), "--path"]);
-        command.arg(keeper_path(socket));
-        if settings.share_host {
-            command.arg("--share-host");
+        command.args(["server", self.interface]);
+        if number > 0 {
+            command.arg("--again");
         }
-        if let Some(busy_poll) = xdp_sockets {
-            command.arg("--xdp-sockets").args(busy_poll.then_some("--busy-poll"));
+        command.stdin(Stdio::from(connection)).spawn()
+    }
+
+    fn ready(&mut self, makes_xdp_sockets: bool) -> io::Result<()> {
+        let Some(ready) = self.ready.take() else { return Ok(()) };
+        let Settings { user, share_host, .. } = self.settings;
+        if let Err(failure) = confine_keeper(user.as_ref(), *share_host, makes_xdp_sockets) {
+            self.failure = Some(failure);
+            return Err(io::Error::other("not confined"));
         }
-        if let Some(user) = &settings.user {
-            command.args(["--user", &user.to_string()]);
-        }
-        let child = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
-        // The command has a copy of the keeper's end.
-        drop(command);
-        let mut keeper = Keeper { child: child.map_err(failed)?, access: None };
-        let refused = |error: io::Error| {
-            let path = keeper_path(socket);
-            let (path, said) = (path.display(), says(&error));
-            let remedy = match remedy(&error) {
-                "" => "; choose a socket path that this user may write with --socket",
-                remedy => remedy,
-            };
-            Failure::new(format!("starting the keeper, {path}: {said}{remedy}"))
+        ready.tell(self.interface, self.socket);
+        Ok(())
+    }
+
+    fn take_signal(&mut self) -> Option<i32> {
+        self.signals.take()
+    }
+}
+
+/// Starts servers until one ends by itself, or a signal ends the last one.
+pub(super) fn supervise_servers(
+    settings: &Settings,
+    interface: &str,
+    (socket, is_tap): (&Path, bool),
+    mut found: Found,
+    ready: Ready,
+    signals: &Signals,
+) -> Result<ExitCode, Failure> {
+    let path = keeper_path(socket);
+    let failed = |error: io::Error| {
+        let remedy = match remedy(&error) {
+            "" => "; choose a socket path that this user may write with --socket",
+            remedy => remedy,
         };
-        keeper.access = Some(KeeperAccess::new(ours).map_err(refused)?);
-        Ok(Some(keeper))
+        Failure::new(format!("the keeper, {}: {}{remedy}", path.display(), says(&error)))
+    };
+    let text = settings.clone().to_text()?;
+    found.push((SETTINGS.to_owned(), in_memory(&text).map_err(failed)?));
+    let hold_s = settings.hold.map_or(HOLD_S, |hold| hold.get() as u64);
+    let options = KeeperOptions {
+        interface: interface.to_owned(),
+        shares_host: settings.share_host,
+        hold: Duration::from_secs(hold_s),
+        // The next server can go on with the descriptor of a TAP. It makes every other device anew,
+        // for which it needs the rights of the start.
+        restarts: is_tap,
+        path: path.clone(),
+    };
+    let _ = rustix::thread::set_name(c"towpath-keeper");
+    let (ready, failure) = (Some(ready), None);
+    let mut servers = Servers { settings, interface, socket, signals, ready, failure };
+    let outcome = supervise(&options, found, signals.as_fd(), &mut servers);
+    if let Some(failure) = servers.failure {
+        return Err(failure);
     }
-
-    /// Lets a device use the keeper.
-    pub(super) fn serve(&self, device: &mut dyn Device) {
-        if let Some(access) = &self.access {
-            device.set_keeper(Arc::new(access.clone()));
+    match outcome.map_err(failed)? {
+        Supervision::Ended(status) | Supervision::GaveUp(status) => Ok(exit_code(status)),
+        Supervision::Killed(status, held) => {
+            leave_to_holder(&options, held).map_err(failed)?;
+            Ok(exit_code(status))
         }
-    }
-
-    /// Returns the access to the addresses of the interface, if the server shares them.
-    pub(super) fn host_access(&self, settings: &Settings, interface: &str) -> Option<HostAccess> {
-        let access = self.access.as_ref().filter(|_| settings.share_host);
-        access.map(|access| HostAccess::new(access, interface))
+        Supervision::Stopped => Ok(ExitCode::SUCCESS),
     }
 }
 
-/// Returns the store of a server: its keeper's, or one that ends with the server.
-pub(super) fn store(keeper: Option<&Keeper>, left: Left) -> Box<dyn Store> {
-    match keeper.and_then(|keeper| keeper.access.as_ref()) {
-        Some(access) => Box::new(KeeperStore::new(access, left)),
-        None => {
-            // An application can prolong the close of what it reaches.
-            std::thread::spawn(move || drop(left));
-            Box::<MemoryStore>::default()
-        }
-    }
+/// Arguments of the hidden subcommand that is the process which holds objects until the next server
+/// takes over.
+#[derive(Debug, clap::Args)]
+pub(crate) struct HolderArgs {
+    /// The interface that the server served
+    interface: InterfaceName,
+    /// Socket at which the next server takes over
+    #[arg(long)]
+    path: PathBuf,
+    /// Seconds for which the process holds them
+    #[arg(long)]
+    hold: Number<0, 3600>,
 }
 
-impl Drop for Keeper {
-    /// Ends the process, and waits for it. The server has stopped, or did not start.
-    fn drop(&mut self) {
-        if let Some(access) = self.access.take() {
-            // A keeper that has ended already is what this asks for.
-            let _ = access.end();
-        }
-        let _ = self.child.wait();
+/// Holds what comes on standard input, until the next server takes over.
+pub(crate) fn hold(args: &HolderArgs) -> Result<(), Failure> {
+    let failed = |error: io::Error| {
+        let path = args.path.display();
+        Failure::new(format!("the keeper {path}: {}", says(&error)))
+    };
+    // The terminal's signals are for the programs that it waits for.
+    let signals = Signals::block_termination().map_err(failed)?;
+    let _ = rustix::thread::set_name(c"towpath-keeper");
+    start_log(Level::Info);
+    confine_keeper(None, false, false)?;
+    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3);
+    let nothing = std::fs::File::open("/dev/null").map_err(failed)?;
+    rustix::stdio::dup2_stdin(&nothing).map_err(|errno| failed(errno.into()))?;
+    let options = KeeperOptions {
+        interface: args.interface.to_string(),
+        shares_host: false,
+        hold: Duration::from_secs(args.hold.get() as u64),
+        restarts: false,
+        path: args.path.clone(),
+    };
+    let socket = socket.map_err(|errno| failed(errno.into()))?;
+    run_keeper(socket, &options, signals.as_fd()).map_err(failed)
+}
+
+/// Leaves what a killed server had to a process that holds it until the next server takes over, for
+/// the service manager to start one meanwhile.
+fn leave_to_holder(options: &KeeperOptions, held: Found) -> io::Result<()> {
+    if options.hold.is_zero() {
+        return Ok(());
     }
+    let (ours, theirs) = keeper_connection()?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("towpath").args(["holder", &options.interface, "--path"]).arg(&options.path);
+    command.args(["--hold", &options.hold.as_secs().to_string()]);
+    command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn()?;
+    // The command has a copy of the holder's end.
+    drop(command);
+    let (access, _) = KeeperAccess::new(ours)?;
+    let mut store = KeeperStore::new(&access, Found::new());
+    for (name, object) in held {
+        store.put(&name, object.as_fd())?;
+    }
+    store.barrier()
+}
+
+/// Returns the exit code of a server as the keeper's own. The server has printed the reason.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    code.map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+/// Returns a memory file with a text.
+fn in_memory(text: &str) -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("towpath-settings", MemfdFlags::CLOEXEC)?;
+    let mut file = std::fs::File::from(file);
+    file.write_all(text.as_bytes())?;
+    Ok(file.into())
 }

@@ -219,7 +219,7 @@ impl Settings {
 
     /// Parses settings as [`Settings::read`] does, from a text. An error has the number of its
     /// line, from 1, and a message.
-    fn parse(text: &str) -> Result<Settings, (usize, String)> {
+    pub(super) fn parse(text: &str) -> Result<Settings, (usize, String)> {
         toml::from_str(text).map_err(|error: toml::de::Error| {
             let at = error.span().map_or(0, |span| span.start.min(text.len()));
             (line_of(text, at), in_words(error.message(), &text[at..]))

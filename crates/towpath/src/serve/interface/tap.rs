@@ -4,7 +4,7 @@
 //! that root created and configured for that user.
 #![forbid(unsafe_code)]
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use towpath_device::Device;
 use towpath_device::tap::{Options, TapDevice, TapError};
@@ -16,13 +16,16 @@ use super::super::values::Subnet;
 use crate::failure::{Failure, remedy};
 use crate::number::Number;
 
+/// The server uses all offloads of a TAP.
+const OFFLOADS: bool = true;
+
 /// Opens the TAP interface and configures it. An interface that this function created vanishes with
 /// the device.
 pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure> {
     let mut netlink = Netlink::open().map_err(refused)?;
     check_addresses(&mut netlink, name, &settings.address)?;
 
-    let options = Options { name: name.to_owned(), offloads: true };
+    let options = Options { name: name.to_owned(), offloads: OFFLOADS };
     let mut device = TapDevice::open(&options).map_err(explain)?;
     let name = device.info().name.clone();
     let link = netlink.link(&name).map_err(refused)?;
@@ -59,6 +62,11 @@ pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure
         netlink.set_up(&name).map_err(|error| change_refused(&error, &by_hand))?;
     }
     Ok(device)
+}
+
+/// Goes on with the TAP of an earlier server, with the settings that the interface has now.
+pub(super) fn adopt(descriptor: OwnedFd) -> Result<TapDevice, Failure> {
+    TapDevice::from_fd(descriptor, OFFLOADS).map_err(explain)
 }
 
 fn refused(error: towpath_netlink::Error) -> Failure {

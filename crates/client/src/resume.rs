@@ -1,0 +1,167 @@
+//! Resuming a session: the server was killed, and the next one has the session's memory.
+//!
+//! The client notices the hang-up of its doorbell, restarts its event queues, connects again, and
+//! asks for its session. Until the answer it marks no events, and afterwards it marks every queue
+//! pair with packets in flight and looks into every receive queue. So nothing depends on the events
+//! that the killed server left.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use towpath_protocol::channel::Channel;
+use towpath_protocol::message::{Attached, Resume};
+use towpath_queue::events;
+
+use crate::error::Lost;
+use crate::options::read_info;
+use crate::reconnect::Step;
+use crate::session::Session;
+
+impl Session {
+    /// Returns `true` if the server was killed, and the next one may resume the session. Begins with
+    /// that.
+    pub(crate) fn begins_to_resume(&mut self) -> bool {
+        if self.lost.is_some() || self.lanes.iter().any(crate::lanes::Lane::is_closed) {
+            return false;
+        }
+        let Some(resumable) = &mut self.resumable else { return false };
+        self.hung_up = true;
+        if !resumable.begin() {
+            return true;
+        }
+        resumable.forget(self.doorbell.as_fd());
+        for lane in &mut self.lanes {
+            if let Err(violation) = lane.events.restart() {
+                self.lost.get_or_insert(Lost::ServerWrong(violation));
+            }
+            lane.marker.restart();
+        }
+        self.look_everywhere();
+        true
+    }
+
+    /// Has every queue pair checked.
+    fn look_everywhere(&mut self) {
+        let ready: &mut VecDeque<u32> = &mut self.ready;
+        for (unit, set) in (0..).zip(&mut self.queue_pairs) {
+            if !std::mem::replace(&mut set.ready, true) {
+                ready.push_back(unit);
+            }
+        }
+    }
+
+    /// Goes on resuming, at most until a time. Returns `false` if the session is not resumed by
+    /// then; without a time, returns at once.
+    ///
+    /// # Errors
+    /// [`Lost`] if no server resumed the session in time.
+    pub(crate) fn resume(&mut self, until: Option<Instant>) -> Result<bool, Lost> {
+        loop {
+            let question =
+                Resume { epoch: self.info().epoch, session: self.info().session, reserved: 0 };
+            let Some(resumable) = &mut self.resumable else { return Err(self.over()) };
+            match resumable.step(question) {
+                Step::Resumed(granted, descriptors, channel) => {
+                    self.go_on_with(&granted, descriptors, channel)?;
+                    return Ok(true);
+                }
+                Step::Refused => return Err(self.not_resumed()),
+                Step::Pending => {}
+            }
+            let Some(wake_at) = resumable.wake_at() else { return Err(self.not_resumed()) };
+            let limit = until.unwrap_or_else(Instant::now);
+            if limit <= Instant::now() {
+                // The caller sleeps in its own epoll.
+                resumable.set_timer(Some(wake_at));
+                return Ok(false);
+            }
+            let left = wake_at.min(limit).saturating_duration_since(Instant::now());
+            let mut heard: Vec<_> = resumable
+                .asked()
+                .iter()
+                .map(|channel| PollFd::new(*channel, PollFlags::IN))
+                .collect();
+            match poll(&mut heard, Timespec::try_from(left).ok().as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return Err(self.not_resumed()),
+            }
+        }
+    }
+
+    fn not_resumed(&mut self) -> Lost {
+        self.end_attempt();
+        self.over()
+    }
+
+    fn end_attempt(&mut self) {
+        if let Some(resumable) = &mut self.resumable {
+            resumable.end();
+        }
+    }
+
+    /// Goes on with another server.
+    fn go_on_with(
+        &mut self,
+        granted: &Attached,
+        mut descriptors: Vec<OwnedFd>,
+        channel: Channel,
+    ) -> Result<(), Lost> {
+        self.end_attempt();
+        if descriptors.len() != 1 + self.lanes.len()
+            || granted.session != self.info().session
+            || usize::from(granted.lanes) != self.lanes.len()
+        {
+            return Err(self.over());
+        }
+        let wakes = descriptors.split_off(1);
+        let Some(doorbell) = descriptors.pop() else { return Err(self.over()) };
+        if let Some(resumable) = &self.resumable
+            && resumable.watch(doorbell.as_fd()).is_err()
+        {
+            return Err(self.over());
+        }
+        (self.channel, self.doorbell, self.hung_up) = (channel, doorbell, false);
+        self.set_info(read_info(granted));
+        for (lane, wake) in self.lanes.iter_mut().zip(wakes) {
+            lane.wake = wake;
+            lane.server_sleep_flag.restart();
+            lane.parked_flag.restart();
+            lane.sleeper.awake();
+        }
+        self.statistics.resumptions += 1;
+        self.look_everywhere();
+        self.mark_everything()?;
+        self.update_revoked();
+        Ok(())
+    }
+
+    /// Marks every queue pair with packets in flight, and notifies the server.
+    fn mark_everything(&mut self) -> Result<(), Lost> {
+        self.dirty.clear();
+        let mut outcome = Ok(());
+        for set in &mut self.queue_pairs {
+            set.transmit.publish();
+            set.dirty = false;
+        }
+        let fenced = events::fence();
+        for set in &mut self.queue_pairs {
+            if set.transmit.in_flight() > 0 {
+                let lane = &mut self.lanes[set.lane];
+                lane.unnotified = true;
+                outcome = outcome.and(lane.marker.mark(fenced, set.number).map(|_| ()));
+            }
+        }
+        if let Err(violation) = outcome {
+            return Err(self.wrong(violation));
+        }
+        for lane in &mut self.lanes {
+            lane.marker.publish();
+        }
+        self.doorbell_hold.hurry();
+        self.notify_deferred();
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! A keeper that starts servers, one after the other.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::options::{KeeperOptions, keeper_connection};
+use super::process::Keeper;
+use super::take_over::{BUSY, Listener};
+
+/// The pause before another start, after a server that ended before it served. It doubles with each
+/// such end, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// The bits of the descriptors that a keeper waits for beside a server's messages.
+const ENDED: u32 = 1;
+const SIGNALLED: u32 = 2;
+
+/// What a keeper starts, and for whom.
+pub trait Supervised {
+    /// Starts a server, to which the keeper is at the other end of `connection`
+    /// ([`KeeperAccess::new`](super::KeeperAccess::new)). `number`: how many were started before.
+    ///
+    /// # Errors
+    /// If the process does not start.
+    fn launch(&mut self, connection: OwnedFd, number: u32) -> io::Result<Child>;
+
+    /// The first server serves. From now on the process needs only the privileges of a keeper.
+    /// `makes_xdp_sockets`: the keeper makes AF_XDP sockets for servers.
+    ///
+    /// # Errors
+    /// If the process cannot give up its privileges. This ends the keeper.
+    fn ready(&mut self, makes_xdp_sockets: bool) -> io::Result<()>;
+
+    /// Returns the number of a signal for the server, which has arrived.
+    fn take_signal(&mut self) -> Option<i32>;
+}
+
+/// How a supervision ended.
+#[derive(Debug)]
+pub enum Supervision {
+    /// The server ended by itself, or was told to.
+    Ended(ExitStatus),
+    /// The server was killed, and [`KeeperOptions::restarts`] is off. With everything that the
+    /// keeper held, by name.
+    Killed(ExitStatus, Vec<(String, OwnedFd)>),
+    /// A signal ended the supervision while no server ran.
+    Stopped,
+    /// No server could serve for the time that the keeper holds objects.
+    GaveUp(ExitStatus),
+}
+
+/// Starts a server and serves its requests. A server that ends without saying so is followed by
+/// another one, which gets everything that the keeper holds. `found`: what an earlier keeper held.
+/// `signals`: a descriptor that is readable when [`Supervised::take_signal`] has a signal.
+///
+/// # Errors
+/// Fails if the kernel fails, or with an error of `supervised`.
+pub fn supervise(
+    options: &KeeperOptions,
+    found: Vec<(String, OwnedFd)>,
+    signals: BorrowedFd<'_>,
+    supervised: &mut dyn Supervised,
+) -> io::Result<Supervision> {
+    let (ours, theirs) = keeper_connection()?;
+    let (listener, mut keeper) = Keeper::new(ours, options)?;
+    for (name, object) in found {
+        keeper.held.put(name, object);
+    }
+    let mut next = Some(theirs);
+    let (mut number, mut in_vain) = (0, 0u32);
+    let mut served_at: Option<Instant> = None;
+    loop {
+        let theirs = match next.take() {
+            Some(theirs) => theirs,
+            None => {
+                let (ours, theirs) = keeper_connection()?;
+                keeper.connect(ours)?;
+                theirs
+            }
+        };
+        let mut child = supervised.launch(theirs, number)?;
+        number += 1;
+        keeper.give_held()?;
+        let status = serve(&mut keeper, &listener, &mut child, signals, supervised)?;
+        if keeper.is_told_to_end || served_at.is_none() && !keeper.is_ready {
+            return Ok(Supervision::Ended(status));
+        }
+        if !options.restarts {
+            tracing::error!("{}", describe(status));
+            drop(listener);
+            return Ok(Supervision::Killed(status, keeper.held.into_all()));
+        }
+        let now = Instant::now();
+        in_vain = if keeper.is_ready { 0 } else { in_vain + 1 };
+        let last = if keeper.is_ready { now } else { served_at.unwrap_or(now) };
+        served_at = Some(last);
+        if options.hold.is_zero() || last + options.hold <= now {
+            tracing::error!("{}: no further start", describe(status));
+            return Ok(Supervision::GaveUp(status));
+        }
+        if in_vain == 0 {
+            tracing::warn!("{}: another one starts, and resumes all sessions", describe(status));
+            continue;
+        }
+        let pause =
+            (FIRST_PAUSE * 2u32.saturating_pow(in_vain - 1).min(1 << 10)).min(LONGEST_PAUSE);
+        tracing::error!(
+            "{} before it served, for the {in_vain}. time: another start in {} ms",
+            describe(status),
+            pause.as_millis()
+        );
+        if pause_until(&listener, now + pause, signals, supervised)? {
+            return Ok(Supervision::Stopped);
+        }
+    }
+}
+
+/// Returns how a server ended, in words.
+fn describe(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("the server was killed by signal {signal}"),
+        (None, code) => format!("the server ended with exit code {}", code.unwrap_or(-1)),
+    }
+}
+
+/// Serves one server until its process has ended.
+fn serve(
+    keeper: &mut Keeper,
+    listener: &Listener,
+    child: &mut Child,
+    signals: BorrowedFd<'_>,
+    supervised: &mut dyn Supervised,
+) -> io::Result<ExitStatus> {
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    let mut is_connected = true;
+    let mut was_ready = keeper.was_ready();
+    loop {
+        let others = [process.as_fd(), signals];
+        let others = if is_connected {
+            let heard = keeper.serve_once(listener, &others)?;
+            is_connected = heard.is_connected;
+            heard.others
+        } else {
+            // The server closed its connection, or is about to be gone.
+            wait(listener, &others, None)?
+        };
+        if keeper.is_ready && !was_ready {
+            was_ready = true;
+            supervised.ready(keeper.xdp_sockets.is_some())?;
+            keeper.held.start_closer()?;
+        }
+        if others & SIGNALLED != 0 {
+            while let Some(signal) = supervised.take_signal() {
+                keeper.is_told_to_end |= signal != libc::SIGHUP;
+                if let Some(signal) = Signal::from_named_raw(signal) {
+                    // A process that has ended is what follows.
+                    let _ = pidfd_send_signal(&process, signal);
+                }
+            }
+        }
+        if others & ENDED != 0 {
+            // The server may have sent more before it ended.
+            keeper.finish()?;
+            return child.wait();
+        }
+    }
+}
+
+/// Waits for descriptors, and answers servers that want to take over. Returns a bit for each of
+/// `others` that is readable.
+fn wait(
+    listener: &Listener,
+    others: &[BorrowedFd<'_>],
+    timeout: Option<Duration>,
+) -> io::Result<u32> {
+    let mut heard = vec![PollFd::new(&listener.socket, PollFlags::IN)];
+    heard.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    match poll(&mut heard, timeout.as_ref()) {
+        Err(Errno::INTR) => return Ok(0),
+        other => other?,
+    };
+    if !heard[0].revents().is_empty() {
+        listener.answer(BUSY);
+    }
+    let readable = heard[1..].iter().rev().map(|one| !one.revents().is_empty());
+    Ok(readable.fold(0, |bits, one| bits << 1 | u32::from(one)))
+}
+
+/// Pauses. Returns `true` if a signal ends the pause and the supervision.
+fn pause_until(
+    listener: &Listener,
+    until: Instant,
+    signals: BorrowedFd<'_>,
+    supervised: &mut dyn Supervised,
+) -> io::Result<bool> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        if wait(listener, &[signals], Some(left))? & 1 != 0
+            && supervised.take_signal().is_some_and(|signal| signal != libc::SIGHUP)
+        {
+            return Ok(true);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What an earlier server left in the store, by the names of the objects.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+
+use super::settings::SETTINGS;
+use crate::prepare::{MEMORIES, PINS, PROCESS, RECORD};
+use crate::socket::STORED_NAME;
+
+/// The name of the state page in the store.
+pub(crate) const STATE: &str = "state";
+/// The beginnings of the names of objects of sessions, and of ports.
+const SESSION: &str = "session-";
+const PORT: &str = "port-";
+/// The beginning of the names of the device's objects.
+const DEVICE: &str = "device-";
+/// The beginning of the names of the keeper's own objects.
+const KEEPER: &str = "keeper-";
+
+/// The objects of a session.
+#[derive(Debug, Default)]
+pub(crate) struct LeftSession {
+    /// The memory files, in the order of [`MEMORIES`].
+    pub(crate) files: [Option<OwnedFd>; MEMORIES.len()],
+    pub(crate) record: Option<OwnedFd>,
+    /// The application's process.
+    pub(crate) process: Option<OwnedFd>,
+    pub(crate) pins: Vec<OwnedFd>,
+}
+
+/// The objects of an earlier server.
+#[derive(Debug, Default)]
+pub(crate) struct Left {
+    pub(crate) listener: Option<OwnedFd>,
+    pub(crate) state: Option<OwnedFd>,
+    /// The changes of the device's settings.
+    pub(crate) settings: Option<OwnedFd>,
+    pub(crate) sessions: BTreeMap<u32, LeftSession>,
+    /// Sockets that hold ports, by their names.
+    pub(crate) ports: HashMap<String, OwnedFd>,
+    /// Everything else, which this server does not use.
+    pub(crate) rest: Vec<(String, OwnedFd)>,
+}
+
+impl Left {
+    /// Sorts the objects of a store.
+    pub(crate) fn sort(objects: Vec<(String, OwnedFd)>) -> Left {
+        let mut left = Left::default();
+        for (name, object) in objects {
+            let unused = left.put(&name, object);
+            left.rest.extend(unused.map(|object| (name, object)));
+        }
+        left
+    }
+
+    /// Enters an object. Returns it if this server does not use it.
+    fn put(&mut self, name: &str, object: OwnedFd) -> Option<OwnedFd> {
+        if let Some(part) = name.strip_prefix(SESSION) {
+            let (number, part) = part.split_once('-')?;
+            let Ok(number) = number.parse() else { return Some(object) };
+            return self.sessions.entry(number).or_default().put(part, object);
+        }
+        match name {
+            STORED_NAME => self.listener.replace(object),
+            STATE => self.state.replace(object),
+            SETTINGS => self.settings.replace(object),
+            // The device has taken its objects already, and the keeper's own are not for the server.
+            _ if name.starts_with(DEVICE) || name.starts_with(KEEPER) => None,
+            _ if name.starts_with(PORT) => self.ports.insert(name.to_owned(), object),
+            _ => Some(object),
+        }
+    }
+}
+
+impl LeftSession {
+    fn put(&mut self, part: &str, object: OwnedFd) -> Option<OwnedFd> {
+        if let Some(at) = MEMORIES.iter().position(|memory| *memory == part) {
+            return self.files[at].replace(object);
+        }
+        match part {
+            RECORD => self.record.replace(object),
+            PROCESS => self.process.replace(object),
+            PINS => {
+                self.pins.push(object);
+                None
+            }
+            _ => Some(object),
+        }
+    }
+
+    /// Returns all descriptors, some of which an application can reach.
+    pub(crate) fn into_descriptors(self) -> Vec<OwnedFd> {
+        let LeftSession { files, record, process, pins } = self;
+        files.into_iter().flatten().chain(record).chain(process).chain(pins).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_sorted_by_their_names() {
+        let object = |name: &str| (name.to_owned(), std::io::pipe().unwrap().0.into());
+        let left = Left::sort(
+            [
+                "session-7-server",
+                "session-7-ledger",
+                "session-7-pins",
+                "session-7-pins",
+                "session-7-record",
+                "session-12-process",
+                "listener",
+                "state",
+                "state",
+                "port-tcp-127.0.0.1-80",
+                "device-memory",
+                "session-x-server",
+                "session-7-unknown",
+            ]
+            .map(object)
+            .into(),
+        );
+        assert_eq!(left.sessions.keys().copied().collect::<Vec<_>>(), [7, 12]);
+        assert_eq!(left.sessions[&7].files.iter().flatten().count(), 2);
+        assert!(left.sessions[&7].record.is_some() && left.sessions[&12].process.is_some());
+        assert_eq!(left.sessions[&7].pins.len(), 2);
+        assert!(left.listener.is_some() && left.state.is_some());
+        assert_eq!(left.ports.len(), 1);
+        let rest: Vec<_> = left.rest.iter().map(|(name, _)| &name[..]).collect();
+        assert_eq!(rest, ["state", "session-x-server", "session-7-unknown"]);
+    }
+}

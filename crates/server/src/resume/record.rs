@@ -1,0 +1,344 @@
+//! The record of a session: a memory file that only servers write, and that a successor reads.
+//!
+//! | words | hold |
+//! |---|---|
+//! | 0, 1 | the layout's version; the state: 0 until the session begins |
+//! | 2 to 24 | the session: number, shape, user, addresses, name |
+//! | 32 to 543 | the user's groups, two in a word |
+//! | from 544 on | [`ENDPOINT_WORDS`] words for each endpoint: state, request, settings |
+//!
+//! A server may be killed between any two stores. It therefore stores an endpoint's state last when
+//! it opens one, and first when it closes one. Every other change is that of a single word.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use towpath_memory::{Mapping, SharedFile, own_words, peer_words};
+use towpath_protocol::VERSION;
+use towpath_protocol::layout::SessionShape;
+use towpath_protocol::message::{self, Open};
+use towpath_protocol::peer::Peer;
+use towpath_protocol::settings::{Setting, Values};
+use towpath_queue::{OwnWords, PeerWords};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::addresses::Lease;
+
+/// The layout of the record and of what it describes: of each change, one of both numbers rises.
+const LAYOUT: u64 = u64::from_le_bytes(*b"Towpath1") ^ ((VERSION as u64) << 32);
+
+const STATE: usize = 1;
+const NUMBER: usize = 2;
+const SHAPE: usize = 3;
+const USER: usize = 9;
+const COUNTS: usize = 10;
+const HOST_NUMBER: usize = 11;
+const MAC: usize = 12;
+const IPV4: usize = 13;
+const IPV6: usize = 15;
+const NAME: usize = 18;
+const FLAGS: usize = 22;
+const PID: usize = 23;
+const GROUPS: usize = 32;
+const MAX_GROUPS: usize = 1024;
+const ENDPOINTS: usize = GROUPS + MAX_GROUPS / 2;
+
+/// Words of an endpoint.
+const ENDPOINT_WORDS: usize = REQUEST + REQUEST_WORDS + 2 + Setting::ALL.len();
+const REQUEST: usize = 1;
+const REQUEST_WORDS: usize = size_of::<Open>() / 8;
+const PRIORITY: usize = REQUEST + REQUEST_WORDS;
+const CHOSEN: usize = PRIORITY + 1;
+const SETTINGS: usize = CHOSEN + 1;
+
+/// States of an endpoint; 0 for none.
+const OPEN: u64 = 1;
+const REVOKED: u64 = 2;
+
+/// A flag: the session shares the host's addresses.
+const SHARED: u64 = 1;
+
+/// A session's record, as its server writes it.
+#[derive(Debug)]
+pub(crate) struct Record {
+    words: OwnWords,
+}
+
+/// What a record says of a session.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    pub(crate) number: u32,
+    pub(crate) shape: SessionShape,
+    pub(crate) lanes: usize,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) groups: Vec<u32>,
+    pub(crate) pid: i32,
+    pub(crate) name: String,
+    pub(crate) addresses: RecordedAddresses,
+    words: PeerWords,
+}
+
+/// The addresses of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecordedAddresses {
+    /// The index in the pool.
+    pub(crate) host_number: u32,
+    pub(crate) shared: bool,
+    pub(crate) mac: [u8; 6],
+    pub(crate) ipv4: Option<(Ipv4Addr, u8)>,
+    pub(crate) ipv6: Option<(Ipv6Addr, u8)>,
+}
+
+/// What a record says of an endpoint.
+#[derive(Debug)]
+pub(crate) struct RecordedEndpoint {
+    /// The request, with the port that the server chose.
+    pub(crate) request: Open,
+    pub(crate) revoked: bool,
+    pub(crate) settings: Values,
+    pub(crate) granted_priority: u64,
+}
+
+impl RecordedAddresses {
+    pub(crate) fn of(lease: &Lease) -> RecordedAddresses {
+        let Lease { shared, mac, ipv4, ipv6, .. } = *lease;
+        RecordedAddresses { host_number: lease.host_number(), shared, mac, ipv4, ipv6 }
+    }
+}
+
+fn endpoint(number: u32) -> usize {
+    ENDPOINTS + number as usize * ENDPOINT_WORDS
+}
+
+fn bytes(shape: &SessionShape) -> usize {
+    endpoint(shape.endpoints) * 8
+}
+
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+fn halves(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+impl Record {
+    /// Makes the record of a session that is about to begin, and the file for the store.
+    ///
+    /// # Errors
+    /// Fails if there is no memory.
+    pub(crate) fn create(
+        number: u32,
+        (shape, lanes): (&SessionShape, usize),
+        peer: &Peer,
+        name: &str,
+        lease: &Lease,
+    ) -> io::Result<(Record, OwnedFd)> {
+        let file = SharedFile::create("towpath-record", bytes(shape))?;
+        file.seal_seals()?;
+        let region = file.map_writable()?;
+        region.mapping().keep_from_children()?;
+        let mut words = own_words(region);
+        words.store(0, LAYOUT);
+        words.store(NUMBER, pair(number, lanes as u32));
+        let queues = shape.queues;
+        for (index, value) in (SHAPE..).zip([
+            shape.queue_pairs,
+            shape.endpoints,
+            queues.transmit(),
+            queues.receive(),
+            shape.transmit_pool.data_bytes(),
+            shape.receive_pool.data_bytes(),
+        ]) {
+            words.store(index, value.into());
+        }
+        words.store(USER, pair(peer.uid, peer.gid));
+        words.store(PID, peer.pid as u32 as u64);
+        let groups = &peer.groups[..peer.groups.len().min(MAX_GROUPS)];
+        words.store(COUNTS, groups.len() as u64);
+        for (index, two) in (GROUPS..).zip(groups.chunks(2)) {
+            words.store(index, pair(two[0], two.get(1).copied().unwrap_or(0)));
+        }
+        let name: [u8; 32] = message::fixed_name(name);
+        for (index, eight) in (NAME..).zip(name.as_chunks::<8>().0) {
+            words.store(index, u64::from_le_bytes(*eight));
+        }
+        let RecordedAddresses { host_number, shared, mac, ipv4, ipv6 } =
+            RecordedAddresses::of(lease);
+        words.store(FLAGS, if shared { SHARED } else { 0 });
+        words.store(HOST_NUMBER, host_number.into());
+        let [a, b, c, d, e, f] = mac;
+        words.store(MAC, u64::from_le_bytes([a, b, c, d, e, f, 0, 0]));
+        if let Some((ip, prefix)) = ipv4 {
+            words.store(IPV4, 1 << 63 | pair(ip.to_bits(), prefix.into()));
+        }
+        if let Some((ip, prefix)) = ipv6 {
+            words.store(IPV6, ip.to_bits() as u64);
+            words.store(IPV6 + 1, (ip.to_bits() >> 64) as u64);
+            words.store(IPV6 + 2, 1 << 63 | u64::from(prefix));
+        }
+        Ok((Record { words }, file.into()))
+    }
+
+    /// Goes on with the record of a session that this server resumes.
+    ///
+    /// # Errors
+    /// Fails with the kernel's error if the file cannot be mapped.
+    pub(crate) fn resume(file: BorrowedFd<'_>) -> io::Result<Record> {
+        let region = SharedFile::adopt(file.try_clone_to_owned()?)?.map_writable()?;
+        region.mapping().keep_from_children()?;
+        Ok(Record { words: own_words(region) })
+    }
+
+    /// Records that the session has begun: a successor can resume it from now on.
+    pub(crate) fn begin(&mut self) {
+        self.words.publish(STATE, 1);
+    }
+
+    /// Records that the session is over.
+    pub(crate) fn end(&mut self) {
+        self.words.publish(STATE, 0);
+    }
+
+    /// Records an endpoint that opens. `request`: the application's, with the port that the server
+    /// chose.
+    pub(crate) fn open(
+        &mut self,
+        number: u32,
+        request: &Open,
+        settings: &Values,
+        granted_priority: u64,
+    ) {
+        let at = endpoint(number);
+        self.words.publish(at, 0);
+        for (index, eight) in (at + REQUEST..).zip(request.as_bytes().as_chunks::<8>().0) {
+            self.words.store(index, u64::from_le_bytes(*eight));
+        }
+        self.set(number, settings, granted_priority);
+        self.words.publish(at, OPEN);
+    }
+
+    /// Records an endpoint's settings.
+    pub(crate) fn set(&mut self, number: u32, settings: &Values, granted_priority: u64) {
+        let at = endpoint(number);
+        self.words.store(at + PRIORITY, granted_priority);
+        let mut chosen = 0;
+        for (index, (setting, _)) in Setting::ALL.iter().enumerate() {
+            self.words.store(at + SETTINGS + index, settings.get(*setting));
+            chosen |= u64::from(settings.is_chosen(*setting)) << index;
+        }
+        self.words.store(at + CHOSEN, chosen);
+    }
+
+    /// Records that the server closed an endpoint because the policy changed.
+    pub(crate) fn revoke(&mut self, number: u32) {
+        self.words.publish(endpoint(number), REVOKED);
+    }
+
+    /// Records that an endpoint is closed.
+    pub(crate) fn close(&mut self, number: u32) {
+        self.words.publish(endpoint(number), 0);
+    }
+}
+
+impl Recorded {
+    /// Reads a record that an earlier server left. Returns `None` if its session had not begun.
+    ///
+    /// # Errors
+    /// Fails with the reason why the record cannot be used.
+    pub(crate) fn read(file: BorrowedFd<'_>) -> io::Result<Option<Recorded>> {
+        let wrong = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
+        let file = SharedFile::adopt(file.try_clone_to_owned()?)?;
+        if file.len() < ENDPOINTS * 8 {
+            return Err(wrong(format!("a record of {} bytes", file.len())));
+        }
+        let mapping: Mapping = file.map_readable()?;
+        mapping.keep_from_children()?;
+        let words = peer_words(&std::sync::Arc::new(mapping));
+        let get = |index| words.fetch(index);
+        if get(0) != LAYOUT {
+            let text = "a record of another layout: its server was of another version";
+            return Err(wrong(text.to_owned()));
+        }
+        if words.observe(STATE) != 1 {
+            return Ok(None);
+        }
+        let (number, lanes) = halves(get(NUMBER));
+        let of_shape = |index| u32::try_from(get(SHAPE + index)).unwrap_or(u32::MAX);
+        let [pairs, endpoints, transmit, receive, sent, received] = std::array::from_fn(of_shape);
+        let shape = SessionShape::new(pairs, endpoints, transmit, receive, sent, received)
+            .and_then(|shape| shape.check_lanes(lanes as usize).map(|()| shape))
+            .map_err(|error| wrong(error.to_string()))?;
+        if file.len() < bytes(&shape) || number == 0 {
+            return Err(wrong(format!(
+                "a record of {} bytes for {endpoints} endpoints",
+                file.len()
+            )));
+        }
+        let (uid, gid) = halves(get(USER));
+        let count = usize::try_from(get(COUNTS)).unwrap_or(usize::MAX);
+        if count > MAX_GROUPS {
+            return Err(wrong(format!("a record of {count} groups")));
+        }
+        let groups = (0..count).map(|index| {
+            let (even, odd) = halves(get(GROUPS + index / 2));
+            if index % 2 == 0 { even } else { odd }
+        });
+        let mut name = [0; 32];
+        for (index, eight) in (NAME..).zip(name.as_chunks_mut::<8>().0) {
+            *eight = get(index).to_le_bytes();
+        }
+        let [a, b, c, d, e, f, ..] = get(MAC).to_le_bytes();
+        let (ipv4, prefix) = halves(get(IPV4));
+        let has = |index| get(index) >> 63 != 0;
+        let ipv6 = u128::from(get(IPV6)) | u128::from(get(IPV6 + 1)) << 64;
+        let addresses = RecordedAddresses {
+            host_number: get(HOST_NUMBER) as u32,
+            shared: get(FLAGS) & SHARED != 0,
+            mac: [a, b, c, d, e, f],
+            ipv4: has(IPV4).then(|| (Ipv4Addr::from_bits(ipv4), prefix as u8)),
+            ipv6: has(IPV6 + 2).then(|| (Ipv6Addr::from_bits(ipv6), get(IPV6 + 2) as u8)),
+        };
+        Ok(Some(Recorded {
+            number,
+            shape,
+            lanes: lanes as usize,
+            uid,
+            gid,
+            groups: groups.collect(),
+            pid: get(PID) as i32,
+            name: message::shown_name(&name),
+            addresses,
+            words,
+        }))
+    }
+
+    /// Returns an endpoint of the session.
+    pub(crate) fn endpoint(&self, number: u32) -> Option<RecordedEndpoint> {
+        let at = endpoint(number);
+        let state = self.words.observe(at);
+        if number >= self.shape.endpoints || !matches!(state, OPEN | REVOKED) {
+            return None;
+        }
+        let mut request = [0; size_of::<Open>()];
+        for (index, eight) in (at + REQUEST..).zip(request.as_chunks_mut::<8>().0) {
+            *eight = self.words.fetch(index).to_le_bytes();
+        }
+        let chosen = self.words.fetch(at + CHOSEN);
+        let mut settings = Values::default();
+        for (index, (setting, _)) in Setting::ALL.iter().enumerate() {
+            if chosen >> index & 1 != 0 {
+                // A value that is out of range leaves the default one.
+                let _ = settings.set(*setting, self.words.fetch(at + SETTINGS + index));
+            }
+        }
+        Some(RecordedEndpoint {
+            request: Open::read_from_bytes(&request).ok()?,
+            revoked: state == REVOKED,
+            settings,
+            granted_priority: self.words.fetch(at + PRIORITY),
+        })
+    }
+}

@@ -1,0 +1,278 @@
+//! The server's process, which the keeper starts: one device, served until a signal ends it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Read, Seek};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
+use towpath_device::fault::FaultDevice;
+use towpath_device::{Device, DeviceError};
+use towpath_protocol::store::Store;
+use towpath_server::{HostAccess, KeeperAccess, KeeperStore, Policy, Server, StartError};
+use tracing::{info, warn};
+
+use super::interface::{self, Opened};
+use super::keeper::SETTINGS;
+use super::log::start_log;
+use super::settings::{Level, Settings};
+use super::values::{Identity, InterfaceName};
+use super::{confine, explain, explain_policy, no_device};
+use crate::failure::{Failure, remedy, says};
+use crate::signals::Signals;
+
+/// Arguments of the hidden subcommand that is the process.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The interface that the server serves
+    interface: InterfaceName,
+    /// Go on with a file of --pcap: an earlier server was killed
+    #[arg(long)]
+    again: bool,
+}
+
+/// The time between two checks that the file of `--pcap` can still be written.
+const PCAP_POLL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// The name of a TAP's descriptor among a keeper's objects, and the beginning of the names of all
+/// objects of devices.
+const TAP: &str = "device-tap";
+const DEVICE: &str = "device-";
+
+/// Serves, with the keeper at standard input.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::new(format!("the server of {}: {}", args.interface, says(&error)))
+    };
+    let signals = Signals::block().map_err(failed)?;
+    let _ = rustix::thread::set_name(c"towpath-server");
+    let (keeper, found) = take_standard_input().and_then(KeeperAccess::new).map_err(failed)?;
+    let settings = read_settings(&found).map_err(failed)?;
+    let served = settings.device.as_ref().ok_or_else(no_device)?;
+    let socket = settings.socket.clone().unwrap_or_default();
+    start_log(settings.log.unwrap_or(Level::Info));
+    let mut store = KeeperStore::new(&keeper, found);
+    let adopted = take_device(&mut store).map_err(failed)?;
+
+    let mut config = settings.config(socket.clone())?;
+    let own_queues = config.policy.own_queues();
+    let Opened { mut device, subnets, xdp_sockets } =
+        interface::open(served, &settings, own_queues, adopted)?;
+    let device_info = device.info().clone();
+    let name = device_info.name;
+    config.subnets = subnets.unwrap_or(config.subnets);
+    warn_without_grants(&config.policy, &name);
+    let mut pcap = None;
+    if let Some(fault) = &settings.fault {
+        device = Box::new(FaultDevice::new(device, &fault.spec));
+    }
+    if let Some(path) = &settings.pcap {
+        let (wrapped, status) = record(device, path, settings.user.as_ref(), args.again)?;
+        device = wrapped;
+        pcap = Some((path.as_path(), status));
+    }
+    if let Some(busy_poll) = xdp_sockets.filter(|_| !args.again) {
+        keeper.allow_xdp_sockets(busy_poll).map_err(failed)?;
+    }
+    device.set_keeper(Arc::new(keeper.clone()));
+    let shares = settings.share_host;
+    config.host = shares.then(|| HostAccess::new(&keeper, &served.interface));
+    confine::confine(settings.user.as_ref())?;
+    confine::end_with_parent()?;
+    warn_of_unreadable_policy(settings.policy.as_deref());
+    let failed = |error: StartError| explain(&error, &settings);
+    let server = Server::start(&config, device, Box::new(store)).map_err(failed)?;
+    drop(config);
+    info!(
+        device = name,
+        mtu = device_info.mtu,
+        socket = %socket.display(),
+        uid = rustix::process::geteuid().as_raw(),
+        "serving"
+    );
+    keeper.ready();
+
+    // Without a policy, SIGHUP says that the terminal was closed.
+    while wait(&server, &signals, &mut pcap)? == Action::ReloadPolicy && settings.policy.is_some() {
+        reload_policy(&server, &settings, &socket, &name);
+    }
+    signals.release_soon();
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    // A keeper that has ended already is what this asks for.
+    let _ = keeper.end();
+    let outcome = server.stop();
+    info!(device = name, "ended");
+    outcome.map_err(|error| ended(&error))
+}
+
+/// Returns the connection at standard input, in whose place comes `/dev/null`.
+fn take_standard_input() -> std::io::Result<OwnedFd> {
+    let connection = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+    let nothing = File::open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&nothing)?;
+    Ok(connection)
+}
+
+/// Reads the settings that the keeper holds.
+fn read_settings(found: &[(String, OwnedFd)]) -> std::io::Result<Settings> {
+    let wrong = |text: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
+    let file = found.iter().find(|(name, _)| name == SETTINGS);
+    let (_, file) = file.ok_or_else(|| wrong("the keeper gave no settings"))?;
+    let mut file = File::from(file.try_clone()?);
+    let mut text = String::new();
+    file.rewind()?;
+    file.read_to_string(&mut text)?;
+    Settings::parse(&text).map_err(|(line, message)| wrong(&format!("settings:{line}: {message}")))
+}
+
+/// Returns the descriptor of a TAP that an earlier server had. Closes the objects of another device:
+/// a server opens that device anew.
+fn take_device(store: &mut KeeperStore) -> std::io::Result<Option<OwnedFd>> {
+    let found = store.found()?;
+    let mut tap = None;
+    for (name, object) in found {
+        if name == TAP {
+            tap = Some(object);
+        } else if name.starts_with(DEVICE) {
+            store.remove(&name);
+        }
+    }
+    store.barrier()?;
+    Ok(tap)
+}
+
+/// Reads the policy file again. With an error in it, the old policy stays in force.
+fn reload_policy(server: &Server, settings: &Settings, socket: &Path, device: &str) {
+    let _ = sd_notify::NotifyState::monotonic_usec_now()
+        .and_then(|now| sd_notify::notify(&[sd_notify::NotifyState::Reloading, now]));
+    let outcome = settings.config(socket.to_owned()).and_then(|config| {
+        warn_without_grants(&config.policy, device);
+        server.set_policy(config.policy).map_err(|error| explain_policy(&error, settings))
+    });
+    match outcome {
+        Ok(change) => info!(
+            sessions_closed = change.sessions,
+            endpoints_closed = change.endpoints,
+            "policy reloaded"
+        ),
+        Err(failure) => warn!("{}; the old policy stays in force", failure.text()),
+    }
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+}
+
+/// Warns of a policy without a grant for this device.
+fn warn_without_grants(policy: &Policy, device: &str) {
+    if policy.may_change && policy.grants.is_empty() {
+        warn!("no grant of the policy is for {device}: only administrators may attach");
+    }
+}
+
+/// Warns of a policy file that the server could read before its change of user, and not after it.
+fn warn_of_unreadable_policy(file: Option<&Path>) {
+    let Some((path, error)) = file.and_then(|path| Some((path, File::open(path).err()?))) else {
+        return;
+    };
+    let (shown, gid) = (path.display(), rustix::process::getegid().as_raw());
+    warn!(
+        "{shown}: {}: user {} will not be able to read a changed policy at SIGHUP; chgrp {gid} \
+         {shown}, chmod g+r {shown}, and let that group search its directory",
+        says(&error),
+        rustix::process::geteuid().as_raw()
+    );
+}
+
+/// Returns the remedy for a server that ended by itself.
+fn ended(error: &DeviceError) -> Failure {
+    match error {
+        DeviceError::Gone { .. } => {
+            Failure::new(format!("{error}; start the server again when the interface is back"))
+        }
+        DeviceError::Failed { cause, .. } => Failure::new(format!("{error}{}", remedy(cause))),
+        DeviceError::Stalled { .. } => Failure::new(format!("{error}; start the server again")),
+    }
+}
+
+/// The action that a signal requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    /// Read the policy file again.
+    ReloadPolicy,
+    /// Stop, or the server has ended by itself.
+    Stop,
+}
+
+/// Waits until a signal arrives, or the server has ended by itself.
+fn wait(
+    server: &Server,
+    signals: &Signals,
+    pcap: &mut Option<(&Path, CaptureStatus)>,
+) -> Result<Action, Failure> {
+    loop {
+        let timeout = pcap.as_ref().map(|_| PCAP_POLL);
+        let mut heard = [
+            PollFd::new(signals, PollFlags::IN),
+            PollFd::from_borrowed_fd(server.over().as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut heard, timeout.as_ref()) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) if heard[1].revents().is_empty() => match signals.take() {
+                Some(libc::SIGHUP) => return Ok(Action::ReloadPolicy),
+                Some(_) => return Ok(Action::Stop),
+                None => {}
+            },
+            Ok(_) => return Ok(Action::Stop),
+            Err(errno) => {
+                return Err(Failure::new(format!("waiting: {}", says(&errno.into()))));
+            }
+        }
+        if let Some((path, status)) = pcap
+            && let Some(failure) = status.take_failure()
+        {
+            warn!(
+                "--pcap {}: {}; the capture ends after {} packets, the server goes on",
+                path.display(),
+                says(&failure),
+                status.frames()
+            );
+            *pcap = None;
+        }
+    }
+}
+
+/// Wraps a device so that the wrapper writes its packets to a file.
+fn record(
+    device: Box<dyn Device>,
+    path: &Path,
+    user: Option<&Identity>,
+    goes_on: bool,
+) -> Result<(Box<dyn Device>, CaptureStatus), Failure> {
+    let failed = |error: std::io::Error| {
+        let said = says(&error);
+        Failure::new(format!(
+            "--pcap {}: {said}; choose a file that can be written",
+            path.display()
+        ))
+    };
+    // Captured traffic is private to this user.
+    let file: File = OpenOptions::new()
+        .write(true)
+        .create(true)
+        // A capture file may have several sections.
+        .append(goes_on)
+        .truncate(!goes_on)
+        .mode(0o600)
+        .open(path)
+        .map_err(failed)?;
+    if let Some(user) = user {
+        let (uid, gid) = (user.uid, user.gid);
+        // Where root may not change the owner, the file stays root's; the server has it open.
+        let _ = std::os::unix::fs::fchown(&file, Some(uid), Some(gid));
+    }
+    let wrapped = CaptureDevice::new(device, BufWriter::new(file), capture::Options::default())
+        .map_err(failed)?;
+    let status = wrapped.status();
+    Ok((Box::new(wrapped), status))
+}
