@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use towpath_client::Session;
 use towpath_device::xdp::{Mode, Options, XdpDevice, XdpError};
 use towpath_net::{Driving, Network, SessionLink, TcpStream};
@@ -169,7 +169,7 @@ fn attach(server: &Running) -> (Network, std::net::IpAddr) {
 
 /// A server that does not end loses the interface by `detach`, which leaves other programs alone.
 fn detached(server: &mut Running, mode: &str) {
-    signal(&server.child, Signal::STOP);
+    kill_process(server.server().unwrap(), Signal::STOP).unwrap();
     let said = prints(&mut towpath(&["detach", "uplink"]));
     assert!(said.contains("detached from uplink: id ") && said.contains("link "), "{said}");
     let copies = "their server's packet sockets still copy them; end that server";

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_client::{Options, Session};
+use towpath_client::{Lost, Options, Session};
+use towpath_netlink::Netlink;
 
 use crate::beside_the_kernel::{FAR, NEAR, device, is_bare, may_attach, sockets, until_bare, user};
 use crate::networks::{sh, wire};
@@ -12,15 +13,24 @@ use crate::running::*;
 use crate::serving::{link_exists, round_trip};
 use crate::sharing::{ECHO, Shared};
 
+/// Returns the process that holds what a killed server had, for the next one to take over.
+pub(crate) fn holder_of(server: &Running) -> Pid {
+    let path = format!("{}.keeper", server.socket);
+    let mut found = None;
+    until("a process holds the objects", || {
+        found = fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+            let command = fs::read_to_string(entry.path().join("cmdline")).ok()?;
+            let is_it = command.contains("\0holder\0") && command.contains(&path);
+            entry.file_name().to_str().filter(|_| is_it)?.parse().ok()
+        });
+        found.is_some()
+    });
+    found.and_then(Pid::from_raw).unwrap()
+}
+
 /// Returns the keeper of a server.
 pub(crate) fn keeper_of(server: &Running) -> Pid {
-    let children = format!("/proc/{0}/task/{0}/children", server.child.id());
-    let children = fs::read_to_string(children).unwrap();
-    let keeper = children.split_whitespace().find(|child| {
-        let name = fs::read_to_string(format!("/proc/{child}/comm"));
-        name.is_ok_and(|name| name.trim() == "towpath-keeper")
-    });
-    Pid::from_raw(keeper.unwrap().parse().unwrap()).unwrap()
+    Pid::from_child(&server.child)
 }
 
 /// Returns `true` if a process lives, and is no zombie.
@@ -47,53 +57,91 @@ fn idle(server: &Running) -> Session {
     Session::attach(&server.socket, &Options::default()).unwrap()
 }
 
+/// Another server follows one that is killed, with the same interface, and resumes its sessions.
 #[test]
-fn a_killed_servers_interface_is_held_for_the_next_one() {
+fn a_killed_server_is_followed_by_another_one() {
     towpath_testkit::isolated!(|| {
-        if !tun("keeping::a_killed_servers_interface_is_held_for_the_next_one") {
+        if !tun("keeping::a_killed_server_is_followed_by_another_one") {
             return;
         }
         let directory = Directory::new();
         let arguments = ["--device", "tap:opA", "--address", "10.77.0.1/24", "--hold", "60"];
         let mut server = serve(&directory, "s.sock", &arguments);
-        let session = idle(&server);
-        let keeper = keeper_of(&server);
-        server.kill();
+        let index = Netlink::open().unwrap().index("opA").unwrap();
+        let mut session = idle(&server);
+        let (keeper, epoch) = (keeper_of(&server), session.info().epoch);
+        for resumed in 1..=10 {
+            server.kill_server();
+            assert!(session.wait(Some(LIMIT)).unwrap(), "it waits for the next server");
+            assert_eq!(session.statistics().resumptions, resumed);
+            assert_ne!(session.info().epoch, epoch);
+        }
+        round_trip(&server, 7);
+        assert_eq!(server.log().matches("another one starts").count(), 10);
+        assert_eq!(Netlink::open().unwrap().index("opA").unwrap(), index, "one interface");
+        assert_eq!(server.report()["sessions"][0]["session"], session.info().session);
         drop(session);
-        assert!(link_exists("opA") && lives(keeper));
-        assert!(exists(directory.join("s.sock.keeper")));
-        // An application that attaches meanwhile waits for the next server.
-        let socket = server.socket.clone();
-        let attaching = std::thread::spawn(move || Session::attach(socket, &Options::default()));
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        assert!(!attaching.is_finished());
-        let mut server = serve(&directory, "s.sock", &arguments);
-        assert!(server.log().contains("took over from a server that was killed"));
-        attaching.join().unwrap().unwrap();
-        until("the first keeper has ended", || !lives(keeper));
-        round_trip(&server, 7);
-
-        // The keeper ends, too: the kernel removes everything.
-        let keeper = keeper_of(&server);
-        server.kill();
-        assert!(link_exists("opA"));
-        kill_process(keeper, Signal::TERM).unwrap();
-        until("the interface goes", || !link_exists("opA"));
-        let mut server = serve(&directory, "s.sock", &arguments);
-        let keeper = keeper_of(&server);
-        kill_process(keeper, Signal::KILL).unwrap();
-        until("the server says so", || server.log().contains("the keeper has ended"));
-        // The server serves without it.
-        round_trip(&server, 7);
-        server.kill();
-        until("the interface goes", || !link_exists("opA"));
-
+        until("the session is over", || server.report()["device"]["addresses_in_use"] == 0);
         // After an orderly end, nothing is held.
-        let mut server = serve(&directory, "s.sock", &arguments);
-        let keeper = keeper_of(&server);
         assert!(server.stop(Signal::TERM).success());
         assert!(!lives(keeper) && !link_exists("opA"));
         assert!(!exists(directory.join("s.sock.keeper")));
+
+        // A server does not outlive its keeper.
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let mut session = idle(&server);
+        let process = server.server().unwrap();
+        server.child.kill().unwrap();
+        until("the server ends", || !lives(process));
+        assert!(server.log().contains("the keeper has ended"));
+        assert!(!link_exists("opA") && !exists(&server.socket));
+        assert_eq!(session.wait(Some(LIMIT)).unwrap_err(), Lost::ServerGone);
+    });
+}
+
+/// With server and keeper killed, an application does not wait for another server.
+#[test]
+fn without_a_keeper_no_session_waits() {
+    towpath_testkit::isolated!(|| {
+        if !tun("keeping::without_a_keeper_no_session_waits") {
+            return;
+        }
+        let directory = Directory::new();
+        let arguments = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let mut session = idle(&server);
+        server.kill();
+        assert_eq!(session.wait(None).unwrap_err(), Lost::ServerGone);
+        until("the interface goes", || !link_exists("opA"));
+    });
+}
+
+/// A server that cannot start again is tried again after a pause, until the time to hold is over.
+#[test]
+fn a_server_that_cannot_serve_is_tried_again() {
+    towpath_testkit::isolated!(|| {
+        const TEST: &str = "keeping::a_server_that_cannot_serve_is_tried_again";
+        if !tun(TEST) {
+            return;
+        }
+        let directory = Directory::new();
+        let policy = directory.text("policy.toml");
+        fs::write(&policy, "").unwrap();
+        let arguments = ["--device", "tap:opA", "--hold", "1", "--policy", &policy];
+        let mut server = serve(&directory, "s.sock", &arguments);
+        // The next server reads the policy again.
+        fs::write(&policy, "no policy").unwrap();
+        server.kill_server();
+        until("a second start", || {
+            server.log().contains("for the 1. time: another start in 100 ms")
+        });
+        fs::write(&policy, "").unwrap();
+        until("a server", || server.log().matches("serving device=").count() == 2);
+        fs::write(&policy, "no policy").unwrap();
+        server.kill_server();
+        assert_eq!(wait(&mut server.child).code(), Some(2), "that of the last server");
+        assert!(server.log().contains("no further start"), "{}", server.log());
+        assert!(!link_exists("opA"));
     });
 }
 
@@ -117,13 +165,13 @@ fn the_keeper_holds_what_there_is_and_no_more() {
             let each = found.iter().filter(|(kind, _)| kind.starts_with("/memfd:towpath"));
             each.map(|(_, count)| count).sum::<usize>()
         };
-        // The state page.
-        assert_eq!(memories(&first), 1, "{first:?}");
+        // The state page, and the settings.
+        assert_eq!(memories(&first), 2, "{first:?}");
         assert_eq!(first.get("/dev/net/tun"), Some(&1), "{first:?}");
         for _ in 0..40 {
             let sessions = [idle(&server), idle(&server)];
-            until("five memories of each session", || {
-                memories(&descriptors(keeper).unwrap()) == 1 + 5 * sessions.len()
+            until("five memories of each session, and its record", || {
+                memories(&descriptors(keeper).unwrap()) == 2 + 6 * sessions.len()
             });
             drop(sessions);
             until("as many as at first", || descriptors(keeper).unwrap() == first);
@@ -154,21 +202,23 @@ fn a_killed_servers_program_is_held_for_a_time() {
             let memory = held.keys().any(|kind| kind.contains("towpath-packets"));
             assert_eq!(memory, mode == "generic", "the memory of AF_XDP's packets: {held:?}");
             assert!(held.keys().any(|kind| kind.contains("bpf-map")), "{held:?}");
-            server.kill();
-            assert!(!is_bare() && lives(keeper));
-            let mut server = serve_for("1");
+            server.kill_server();
+            let holder = holder_of(&server);
+            assert_eq!(wait(&mut server.child).code(), Some(1), "a service manager starts another");
+            assert!(!is_bare() && lives(holder));
+            let server = serve_for("1");
             assert!(server.log().contains("took over from a server that was killed"));
+            until("the first one has ended", || !lives(holder));
             let _session = idle(&server);
-            server.kill();
+            server.kill_server();
             until_bare();
-            let mut server = serve_for("60");
-            let keeper = keeper_of(&server);
-            server.kill();
+            let server = serve_for("60");
+            server.kill_server();
+            let holder = holder_of(&server);
             assert!(!is_bare());
-            kill_process(keeper, Signal::KILL).unwrap();
+            kill_process(holder, Signal::KILL).unwrap();
             until_bare();
-            let mut server = serve_for("0");
-            server.kill();
+            serve_for("0").kill_server();
             until_bare();
             sh("ip link delete uplink");
         }
@@ -269,8 +319,9 @@ fn rights_are_those_of_the_table() {
         for (device, arguments) in devices {
             let arguments = [&arguments[..], &["--user", &user]].concat();
             let mut server = serve(&directory, "s.sock", &arguments);
-            check_rights(server.child.id(), right("server, after the start", "all"));
-            check_rights(keeper_of(&server).as_raw_nonzero().get() as u32, right("keeper", device));
+            let process = server.server().unwrap().as_raw_nonzero().get() as u32;
+            check_rights(process, right("server, after the start", "all"));
+            check_rights(server.child.id(), right("keeper", device));
             assert_eq!(server.stop(Signal::TERM).code(), Some(0));
         }
     });

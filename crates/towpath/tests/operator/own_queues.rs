@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
 use towpath_client::{AttachError, Options, Rule, Session};
 use towpath_net::{Driving, Network, SessionLink};
 use towpath_packet::build::Flow;
@@ -299,7 +299,7 @@ fn leave_while_opening(world: &World) {
 
 /// Calls a function while the kernel locks no further memory for the server.
 fn without_memory_to_lock(world: &World, call: impl FnOnce()) {
-    let server = Pid::from_raw(world.server.child.id() as i32);
+    let server = world.server.server();
     // A process may change the limits of another one of its user.
     let user = (user_id(), user_id());
     let limit = |to: Rlimit| as_user(user, || prlimit(server, Resource::Memlock, to)).unwrap();

@@ -318,7 +318,10 @@ fn a_machine_without_tun_is_status_77() {
         assert!(said.contains("load the kernel module tun"), "{said}");
         assert!(!exists(&socket));
         let Some(users) = other_users(test) else { return };
-        // As a user without rights, with a copy of the program that this user may start.
+        // As a user without rights, who may write the socket's directory, with a copy of the program
+        // that this user may start.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(directory.join(""), open).unwrap();
         let program = directory.text("towpath");
         std::fs::copy(env!("CARGO_BIN_EXE_towpath"), &program).unwrap();
         let uid = users.applications[0].uid;

@@ -10,8 +10,9 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use towpath_testkit::{User, Users};
 
 /// The time limit of operations that should take no time.
@@ -213,9 +214,10 @@ pub(crate) fn settings() -> Vec<String> {
     names
 }
 
-/// A server that applications can attach to. Dropping it kills the server, unless the test ended it
-/// before.
+/// A server that applications can attach to. Dropping it kills the server and its keeper, unless the
+/// test ended them before.
 pub(crate) struct Running {
+    /// The keeper, which started the server.
     pub(crate) child: Child,
     pub(crate) socket: String,
     log: PathBuf,
@@ -281,7 +283,34 @@ impl Running {
         wait(&mut self.child)
     }
 
+    /// Returns the server's process; `None` if there is none now.
+    pub(crate) fn server(&self) -> Option<Pid> {
+        let children = format!("/proc/{0}/task/{0}/children", self.child.id());
+        let children = fs::read_to_string(children).unwrap_or_default();
+        let server = children.split_whitespace().find(|child| {
+            let name = fs::read_to_string(format!("/proc/{child}/comm"));
+            // Before it has set its name, it has the program's.
+            name.is_ok_and(|name| ["towpath-server", "exe", "towpath"].contains(&name.trim()))
+        });
+        server.and_then(|server| Pid::from_raw(server.parse().ok()?))
+    }
+
+    /// Kills the server alone, and waits for its end.
+    pub(crate) fn kill_server(&self) {
+        let server = self.server().expect("there is a server");
+        let process = pidfd_open(server, PidfdFlags::empty()).unwrap();
+        pidfd_send_signal(&process, Signal::KILL).unwrap();
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
+    }
+
+    /// Kills the keeper and the server, so that neither ends in order.
     pub(crate) fn kill(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            signal(&self.child, Signal::STOP);
+            if self.server().is_some() {
+                self.kill_server();
+            }
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

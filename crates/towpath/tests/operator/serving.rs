@@ -220,7 +220,8 @@ fn the_server_keeps_no_right_that_it_does_not_need() {
             arguments.extend(["--user", "61001:61001", "--allow-user", "61002"]);
         }
         let mut server = serve(&directory, "run/s.sock", &arguments);
-        let path = format!("/proc/{}/status", server.child.id());
+        let process = server.server().unwrap().as_raw_nonzero();
+        let path = format!("/proc/{process}/status");
         let status = std::fs::read_to_string(path).unwrap();
         let field = |name: &str| {
             let line = status.lines().find(|line| line.starts_with(name)).unwrap();
@@ -238,7 +239,7 @@ fn the_server_keeps_no_right_that_it_does_not_need() {
             assert_eq!(std::fs::metadata(&pcap).unwrap().uid(), 61001);
             // A process of the server's own user may not open the server's open files.
             let mut look = Command::new("ls");
-            look.arg(format!("/proc/{}/fd", server.child.id()));
+            look.arg(format!("/proc/{process}/fd"));
             users.server.confine(&mut look);
             assert!(!finish(&mut look).status.success(), "the server's descriptors can be opened");
 

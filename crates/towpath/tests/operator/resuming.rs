@@ -1,0 +1,366 @@
+//! Servers that are killed under load: what applications notice, and what they do not.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use towpath_client::{Lost, Options, Rule, SendError, Session, Setting};
+use towpath_net::{Network, TcpListener, TcpStream, UdpSocket};
+use towpath_protocol::channel::{Channel, Incoming};
+use towpath_protocol::message::{Message, Refusal, Resume};
+
+use crate::running::*;
+
+const ARGUMENTS: [&str; 5] =
+    ["--device", "tap:opA", "--address", "10.77.0.1/24", "--address=fd77::1/64"];
+
+/// Returns a network's address of the family that the tests use.
+fn own(network: &Network) -> IpAddr {
+    network.addresses().into_iter().find(IpAddr::is_ipv4).unwrap()
+}
+
+/// Returns the byte at a place of a stream.
+fn byte_at(stream: usize, place: usize) -> u8 {
+    let word = (place / 8 + stream * 1_000_003) as u64;
+    word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()[place % 8]
+}
+
+fn send(mut to: impl Write, stream: usize, bytes: usize) {
+    let all: Vec<u8> = (0..bytes).map(|place| byte_at(stream, place)).collect();
+    to.write_all(&all).unwrap();
+}
+
+fn receive(mut from: impl Read, stream: usize) -> usize {
+    let (mut buffer, mut got) = (vec![0; 1 << 16], 0);
+    loop {
+        let count = from.read(&mut buffer).unwrap();
+        if count == 0 {
+            return got;
+        }
+        for (place, byte) in buffer[..count].iter().enumerate() {
+            assert_eq!(*byte, byte_at(stream, got + place), "stream {stream}, byte {got}+{place}");
+        }
+        got += count;
+    }
+}
+
+/// TCP in both directions with the kernel at the other end: every byte arrives once and in order,
+/// through any number of servers.
+#[test]
+fn connections_outlive_their_servers() {
+    const CONNECTIONS: usize = 8;
+    const BYTES: usize = 8 << 20;
+    const KILLS: usize = 10;
+    towpath_testkit::isolated!(|| {
+        if !tun("resuming::connections_outlive_their_servers") {
+            return;
+        }
+        let directory = Directory::new();
+        let mut server = serve(&directory, "s.sock", &ARGUMENTS);
+        let network = Network::attach(&server.socket).unwrap();
+        let listener = TcpListener::bind(&network, (own(&network), 80)).unwrap();
+        let at = listener.local_addr().unwrap();
+        std::thread::scope(|scope| {
+            let kernel = scope.spawn(move || {
+                let streams: Vec<_> = (0..CONNECTIONS)
+                    .map(|_| {
+                        let stream = std::net::TcpStream::connect(at).unwrap();
+                        stream.set_read_timeout(Some(LIMIT)).unwrap();
+                        stream
+                    })
+                    .collect();
+                std::thread::scope(|scope| {
+                    for (number, stream) in streams.iter().enumerate() {
+                        scope.spawn(move || {
+                            send(stream, number, BYTES);
+                            stream.shutdown(std::net::Shutdown::Write).unwrap();
+                        });
+                        scope.spawn(move || assert_eq!(receive(stream, number), BYTES));
+                    }
+                });
+            });
+            for _ in 0..CONNECTIONS {
+                let (stream, _) = listener.accept().unwrap();
+                // The application answers each byte with the same.
+                scope.spawn(move || {
+                    let mut stream = stream;
+                    let mut buffer = vec![0; 1 << 16];
+                    loop {
+                        let count = stream.read(&mut buffer).unwrap();
+                        if count == 0 {
+                            break;
+                        }
+                        stream.write_all(&buffer[..count]).unwrap();
+                    }
+                    stream.shutdown(std::net::Shutdown::Write).unwrap();
+                });
+            }
+            for killed in 1..=KILLS {
+                std::thread::sleep(Duration::from_millis(20));
+                server.kill_server();
+                until("another server", || {
+                    server.log().matches("serving device=").count() == killed + 1
+                });
+            }
+            kernel.join().unwrap();
+        });
+        // The application connects, too, and datagrams go both ways.
+        let far = std::net::TcpListener::bind("10.77.0.1:0").unwrap();
+        let stream = TcpStream::connect(&network, far.local_addr().unwrap()).unwrap();
+        drop((far.accept().unwrap(), stream));
+        crate::serving::round_trip(&server, 7);
+        assert!(server.stop(Signal::TERM).success());
+    });
+}
+
+/// Datagrams that the kernel queued for the interface while no server ran are delivered, and a
+/// socket that waits goes on waiting.
+#[test]
+fn a_waiting_application_gets_what_came_meanwhile() {
+    towpath_testkit::isolated!(|| {
+        if !tun("resuming::a_waiting_application_gets_what_came_meanwhile") {
+            return;
+        }
+        let directory = Directory::new();
+        let server = serve(&directory, "s.sock", &ARGUMENTS);
+        let network = Network::attach(&server.socket).unwrap();
+        let socket = UdpSocket::bind(&network, (own(&network), 7)).unwrap();
+        let at: SocketAddr = socket.local_addr().unwrap();
+        let kernel = std::net::UdpSocket::bind("10.77.0.1:0").unwrap();
+        // The kernel learns the link address.
+        kernel.send_to(b"first", at).unwrap();
+        let mut bytes = [0; 16];
+        assert_eq!(socket.recv_from(&mut bytes).unwrap().0, 5);
+        let waiting = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let mut got = 0;
+                while got < 100 {
+                    socket.recv_from(&mut [0; 16]).unwrap();
+                    got += 1;
+                }
+                got
+            });
+            // A keeper that does not run starts no server.
+            kill_process(Pid::from_child(&server.child), Signal::STOP).unwrap();
+            server.kill_server();
+            for number in 0..100u32 {
+                kernel.send_to(&number.to_le_bytes(), at).unwrap();
+            }
+            kill_process(Pid::from_child(&server.child), Signal::CONT).unwrap();
+            waiting.join().unwrap()
+        });
+        assert_eq!(waiting, 100);
+    });
+}
+
+/// Returns the report on a session's endpoints, without the counters.
+fn endpoints(server: &Running) -> Vec<serde_json::Value> {
+    let mut report = server.report();
+    let sessions = report["sessions"].as_array_mut().unwrap();
+    let mut endpoints = sessions[0]["endpoints"].take();
+    for endpoint in endpoints.as_array_mut().unwrap() {
+        endpoint.as_object_mut().unwrap().remove("counters");
+    }
+    endpoints.as_array().unwrap().clone()
+}
+
+/// Endpoints keep their numbers, rules, ports and settings, and closed ones stay closed.
+#[test]
+fn endpoints_and_settings_are_as_before() {
+    towpath_testkit::isolated!(|| {
+        if !tun("resuming::endpoints_and_settings_are_as_before") {
+            return;
+        }
+        let directory = Directory::new();
+        let server = serve(&directory, "s.sock", &ARGUMENTS);
+        let options =
+            Options { name: "many".into(), queue_pairs: 3, endpoints: 64, ..Options::default() };
+        let mut session = Session::attach(&server.socket, &options).unwrap();
+        let address = session.info().ipv4;
+        let mut opened = Vec::new();
+        for number in 0..20u16 {
+            let rule = Rule::new().queue_pair(u32::from(number % 3)).udp(1000 + number);
+            opened.push(session.open(&rule).unwrap());
+        }
+        opened.push(session.open(&Rule::new().tcp(0)).unwrap());
+        session.open(&Rule::new().ethertype(0x88b5).with_offload()).unwrap();
+        session.set(opened[3], Setting::RxUsecs, 77).unwrap();
+        let at = format!("{}/{}", session.info().session, 4);
+        prints(&mut towpath(&["set", &server.socket, &at, "rate_bps=8000000", "weight=3"]));
+        prints(&mut towpath(&["set", &server.socket, "rx_batch=17"]));
+        for one in [5, 9, 10] {
+            session.close(opened[one]).unwrap();
+        }
+        let before = endpoints(&server);
+        assert_eq!(before.len(), 19);
+        for kills in 1..=3 {
+            server.kill_server();
+            assert!(session.wait(Some(LIMIT)).unwrap());
+            assert_eq!(session.statistics().resumptions, kills);
+            assert_eq!(endpoints(&server), before);
+            assert_eq!(session.info().ipv4, address);
+            assert_eq!(server.report()["device"]["settings"]["rx_batch"], "17");
+        }
+        // Free numbers are used again, taken ones are not.
+        let next = session.open(&Rule::new().udp(2000)).unwrap();
+        assert_eq!(next.number(), opened[5].number());
+        let taken = session.open(&Rule::new().udp(1003)).unwrap_err().to_string();
+        assert!(taken.contains("an endpoint with the same flow rule"), "{taken}");
+        session.close(opened[3]).unwrap();
+        session.open(&Rule::new().udp(1003)).unwrap();
+        // The address stays this application's.
+        let other = Options { ipv4: address.map(|(ip, _)| ip), ..Options::default() };
+        assert!(Session::attach(&server.socket, &other).is_err());
+        drop(session);
+        until("the session is over", || server.report()["device"]["addresses_in_use"] == 0);
+    });
+}
+
+/// What the policy grants no more is closed when the next server starts, and the application reads
+/// why.
+#[test]
+fn the_policy_of_the_next_server_holds() {
+    towpath_testkit::isolated!(|| {
+        const TEST: &str = "resuming::the_policy_of_the_next_server_holds";
+        if !tun(TEST) {
+            return;
+        }
+        let Some(users) = other_users(TEST) else { return };
+        let directory = Directory::new();
+        let policy = directory.text("policy.toml");
+        let grant = |text: &str| std::fs::write(&policy, text).unwrap();
+        let (user, gid) = (users.applications[0].uid, users.applications[0].gid);
+        let wait = |session: &mut Session| {
+            crate::policies::as_user((user, gid), || session.wait(Some(LIMIT)))
+        };
+        grant("[[grant]]\nusers = [61002]\nports = [\"udp:1000-2000\"]\n");
+        let arguments = [&ARGUMENTS[..], &["--policy", &policy]].concat();
+        let server = serve(&directory, "s.sock", &arguments);
+        let options = Options::default();
+        let mut session =
+            crate::policies::attach_by(&users.applications[0], &server.socket, &options).unwrap();
+        let stays = session.open(&Rule::new().udp(1000)).unwrap();
+        let goes = session.open(&Rule::new().udp(2000)).unwrap();
+        grant("[[grant]]\nusers = [61002]\nports = [\"udp:1000\"]\n");
+        // The second time, the application knows already. It may close the endpoint at any time.
+        for resumed in 1..=2 {
+            server.kill_server();
+            while session.statistics().resumptions < resumed {
+                assert!(wait(&mut session).unwrap());
+            }
+            assert!(!session.is_revoked(stays) && session.is_revoked(goes));
+            assert_eq!(session.send_bytes(goes, &[0; 60]), Err(SendError::Revoked));
+        }
+        assert_eq!(session.revoked_endpoints(), 1);
+        session.close(goes).unwrap();
+        grant("[[grant]]\nusers = [61003]\n");
+        server.kill_server();
+        let lost = loop {
+            if let Err(lost) = wait(&mut session) {
+                break lost;
+            }
+        };
+        assert_eq!(lost, Lost::Revoked);
+        let log = server.log();
+        assert!(log.contains("an endpoint is not resumed: open: "), "{log}");
+        assert!(log.contains("not resumed: the server's policy grants nothing"), "{log}");
+        assert_eq!(server.report()["device"]["addresses_in_use"], 0);
+    });
+}
+
+/// An application that ends while no server runs leaves nothing behind.
+#[test]
+fn an_application_ends_while_no_server_runs() {
+    towpath_testkit::isolated!(|| {
+        if !tun("resuming::an_application_ends_while_no_server_runs") {
+            return;
+        }
+        let directory = Directory::new();
+        let server = serve(&directory, "s.sock", &ARGUMENTS);
+        let file = directory.text("c.pcapng");
+        for stays_for_a_while in [false, true] {
+            let mut capture = server.subcommand("capture", &["-w", &file]).spawn().unwrap();
+            let sessions = |server: &Running| server.report()["sessions"].as_array().unwrap().len();
+            until("it is attached", || sessions(&server) == 1);
+            // The application does not come back, and its process may go on for a while.
+            kill_process(Pid::from_child(&capture), Signal::STOP).unwrap();
+            kill_process(Pid::from_child(&server.child), Signal::STOP).unwrap();
+            server.kill_server();
+            if !stays_for_a_while {
+                capture.kill().unwrap();
+            }
+            kill_process(Pid::from_child(&server.child), Signal::CONT).unwrap();
+            until("another server", || {
+                server.subcommand("ls", &[]).output().unwrap().status.success()
+            });
+            if stays_for_a_while {
+                assert_eq!(sessions(&server), 1, "{}", server.log());
+                capture.kill().unwrap();
+            }
+            capture.wait().unwrap();
+            until("nothing is left", || sessions(&server) == 0);
+            assert_eq!(server.report()["device"]["addresses_in_use"], 0);
+        }
+    });
+}
+
+/// Sends a request over a new connection, and returns the error that answers it.
+fn refusal(path: &str, request: Resume) -> Refusal {
+    let kind = rustix::net::SocketType::SEQPACKET;
+    let family = rustix::net::AddressFamily::UNIX;
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family, kind, flags, None).unwrap();
+    rustix::net::connect(&socket, &rustix::net::SocketAddrUnix::new(path).unwrap()).unwrap();
+    let channel = Channel::new(socket);
+    channel.send(&Message::Resume(request), &[]).unwrap();
+    match channel.receive().unwrap() {
+        Incoming::Message(Message::Error(body), _) => body.refusal(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Only the process that attached gets its session back, and only once.
+#[test]
+fn a_session_is_its_own_processs() {
+    towpath_testkit::isolated!(|| {
+        if !tun("resuming::a_session_is_its_own_processs") {
+            return;
+        }
+        let directory = Directory::new();
+        let server = serve(&directory, "s.sock", &ARGUMENTS);
+        let mut capture =
+            server.subcommand("capture", &["-w", &directory.text("c.pcapng")]).spawn().unwrap();
+        until("it is attached", || server.report()["sessions"][0]["session"] == 1);
+        let mut session = Session::attach(&server.socket, &Options::default()).unwrap();
+        kill_process(Pid::from_child(&capture), Signal::STOP).unwrap();
+        server.kill_server();
+        while session.statistics().resumptions < 1 {
+            assert!(session.wait(Some(LIMIT)).unwrap());
+        }
+        let epoch = session.info().epoch;
+        let ask = |session, reserved| refusal(&server.socket, Resume { epoch, session, reserved });
+        assert_eq!(server.report()["sessions"][0]["unclaimed"], true);
+        // Another process's, one that does not exist, one that is claimed, and nonsense.
+        assert_eq!(ask(1, 0), Refusal::NotFound);
+        assert_eq!(ask(99, 0), Refusal::NotFound);
+        assert_eq!(ask(session.info().session, 0), Refusal::NotFound);
+        assert_eq!(ask(1, 1), Refusal::Malformed);
+        // Nothing came of that.
+        assert!(!session.wait(Some(Duration::ZERO)).unwrap());
+        kill_process(Pid::from_child(&capture), Signal::CONT).unwrap();
+        until("its own process claims it", || {
+            server.report()["sessions"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|one| one["unclaimed"].is_null())
+        });
+        signal(&capture, Signal::TERM);
+        assert!(wait(&mut capture).success());
+        until("only one session is left", || {
+            server.report()["sessions"].as_array().unwrap().len() == 1
+        });
+        session.open(&Rule::new().udp(1)).unwrap();
+    });
+}
