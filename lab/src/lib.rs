@@ -23,6 +23,7 @@
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
 //! | `web` | HTTP over TAP: the example `web` beside the same source over the kernel's sockets |
 //! | `flood` | a web server on Towpath under a SYN flood |
+//! | `kills` | connections of an application whose server is killed again and again |
 //! | `wire` | TCP of the kernel and of Towpath over one wire with delay, a bottleneck and faults |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
 //! | `watchdog` | the cost of a device's watchdog |
@@ -58,6 +59,7 @@ mod headlines;
 mod isolation;
 mod karlsruhe;
 mod kernel_wire;
+mod kills;
 mod lanes;
 mod latency;
 pub mod limits;
@@ -158,6 +160,8 @@ pub enum Experiment {
     Web,
     /// A web server on Towpath under a SYN flood.
     Flood,
+    /// Connections whose server is killed again and again.
+    Kills,
     /// An interface that the kernel and a server share.
     Coexistence,
     /// A host that shares its address with applications.
@@ -186,7 +190,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 26] = [
+    pub const ALL: [Experiment; 27] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -201,6 +205,7 @@ impl Experiment {
         Experiment::Wire,
         Experiment::Web,
         Experiment::Flood,
+        Experiment::Kills,
         Experiment::Coexistence,
         Experiment::Sharing,
         Experiment::Xdp,
@@ -233,6 +238,7 @@ impl Experiment {
             Experiment::Wire => "wire",
             Experiment::Web => "web",
             Experiment::Flood => "flood",
+            Experiment::Kills => "kills",
             Experiment::Coexistence => "coexistence",
             Experiment::Sharing => "sharing",
             Experiment::Xdp => "xdp",
@@ -278,6 +284,7 @@ impl Experiment {
             }
             Experiment::Web => "HTTP of a web server over TAP, and over veth and std::net",
             Experiment::Flood => "a web server's connections and memory under a SYN flood",
+            Experiment::Kills => "connections while their server is killed again and again",
             Experiment::Coexistence => "TCP on an interface that the kernel and a server share",
             Experiment::Sharing => {
                 "a host's address, shared: TCP, a web server, and the kernel's own"
@@ -306,6 +313,7 @@ impl Experiment {
                 | Experiment::Wire
                 | Experiment::Web
                 | Experiment::Flood
+                | Experiment::Kills
                 | Experiment::Coexistence
                 | Experiment::Sharing
                 | Experiment::Xdp
@@ -355,6 +363,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Wire => wire::measure(settings)?,
         Experiment::Web => web::measure(settings)?,
         Experiment::Flood => flood::measure(settings)?,
+        Experiment::Kills => kills::measure(settings)?,
         Experiment::Coexistence => coexistence::measure(settings)?,
         Experiment::Sharing => sharing::measure(settings)?,
         Experiment::Xdp => xdp::measure(settings)?,

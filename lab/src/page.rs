@@ -55,6 +55,9 @@ const WEB: &str = "\
 const FLOOD: &str = "\
     Do other hosts still connect to a web server on Towpath while a flood of SYNs from random addresses \
     reaches it, and does the web server's memory grow?";
+const KILLS: &str = "\
+    Does an application notice that its server is killed and another one follows: are connections lost \
+    or bytes wrong, and for how long does each connection stand still?";
 const COEXISTENCE: &str = "\
 What does the filter of an interface that the kernel and a server share cost the kernel's own TCP? What \
 is left for the kernel while an application receives, and how does the application's TCP compare with \
@@ -115,6 +118,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Wire => WIRE,
         Experiment::Web => WEB,
         Experiment::Flood => FLOOD,
+        Experiment::Kills => KILLS,
         Experiment::Coexistence => COEXISTENCE,
         Experiment::Sharing => SHARING,
         Experiment::Xdp => XDP,

@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use towpath_net::Network;
 use towpath_testkit::Namespace;
 
@@ -73,6 +74,8 @@ impl Drop for Running {
 /// A server, `towpath serve`.
 pub(crate) struct Serve {
     pub(crate) socket: PathBuf,
+    log: PathBuf,
+    /// The keeper, which starts the server.
     process: Running,
 }
 
@@ -92,7 +95,7 @@ impl Serve {
         let until = Instant::now() + STARTS;
         loop {
             match Network::attach(&socket) {
-                Ok(network) => return Ok((Serve { socket, process }, network)),
+                Ok(network) => return Ok((Serve { socket, log, process }, network)),
                 Err(error) => {
                     let ended = process.0.try_wait()?.is_some();
                     if ended || Instant::now() > until {
@@ -105,8 +108,31 @@ impl Serve {
         }
     }
 
+    /// Returns the server's process ID; `None` between two servers.
+    pub(crate) fn server(&self) -> Option<u32> {
+        let keeper = self.process.0.id();
+        let children = format!("/proc/{keeper}/task/{keeper}/children");
+        let children = std::fs::read_to_string(children).unwrap_or_default();
+        children.split_whitespace().next()?.parse().ok()
+    }
+
     /// Returns the server's process ID.
-    pub(crate) fn pid(&self) -> u32 {
-        self.process.0.id()
+    pub(crate) fn pid(&self) -> anyhow::Result<u32> {
+        self.server().context("towpath serve has no server")
+    }
+
+    /// Kills the server, and waits for its end. Returns its process ID.
+    pub(crate) fn kill_server(&self) -> anyhow::Result<u32> {
+        let server = self.pid()?;
+        let process = i32::try_from(server).ok().and_then(Pid::from_raw).context("its number")?;
+        let process = pidfd_open(process, PidfdFlags::empty())?;
+        pidfd_send_signal(&process, Signal::KILL)?;
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], None)?;
+        Ok(server)
+    }
+
+    /// Returns the log.
+    pub(crate) fn log(&self) -> anyhow::Result<String> {
+        Ok(std::fs::read_to_string(&self.log)?)
     }
 }

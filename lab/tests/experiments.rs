@@ -247,6 +247,21 @@ fn flood() {
     );
 }
 
+/// The program `towpath` has to be built, as `make test-experiments` does.
+#[test]
+fn kills() {
+    whole(
+        "kills",
+        "kills",
+        &[
+            "connections lost",
+            "kills that the application's session outlived",
+            "longest pause of each connection after each kill, p99",
+        ],
+        &[],
+    );
+}
+
 #[test]
 fn coexistence() {
     whole(

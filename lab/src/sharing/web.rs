@@ -18,7 +18,7 @@ pub(super) fn measure(
 ) -> anyhow::Result<()> {
     let files = write_file(hosts.directory())?;
     let both = Both::start(programs, (&server.serve.socket, &files), None)?;
-    let targets = both.targets(server.serve.pid(), NEAR, Some(&hosts.there))?;
+    let targets = both.targets(server.serve.pid()?, NEAR, Some(&hosts.there))?;
     for load in Load::ALL {
         let name = format!("{}: web, {}", mode.name(), connections(load));
         compare(programs, &targets, (load, &name), (pairs, window), outcome)?;

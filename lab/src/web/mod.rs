@@ -54,7 +54,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     // No application but web has a session during the measurement.
     let (server, _) = Serve::start(&towpath, (directory.directory(), "tap"), &arguments)?;
     let both = Both::start(&programs, (&server.socket, &files), Some(&there))?;
-    let targets = both.targets(server.pid(), FAR, None)?;
+    let targets = both.targets(server.pid()?, FAR, None)?;
     let (pairs, window_ms) = if settings.quick { (1, 250) } else { (settings.pairs(), 1000) };
     let mut outcome = Outcome { how: HOW.into(), ..Outcome::default() };
     for load in Load::ALL {
