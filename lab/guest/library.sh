@@ -78,8 +78,13 @@ kernel_is_older_than() {
     return 0
 }
 
-server_pid() {
+# systemd starts the keeper, which starts the server.
+keeper_pid() {
     systemctl show --property=MainPID --value "towpath@$1"
+}
+
+server_pid() {
+    pgrep -P "$(keeper_pid "$1")" -x towpath-server
 }
 
 # Checks that servers have left nothing: no process, no XDP program, no socket.

@@ -264,12 +264,12 @@ fn kill_servers(
     Ok([killed, quiet])
 }
 
-/// Returns how many servers resumed the application's session.
+/// Returns how often the application claimed its session.
 fn resumptions(network: &Network, serve: &Serve) -> anyhow::Result<u64> {
     let report = towpath_client::report(&serve.socket)?;
     ensure!(report["sessions"].as_array().is_some_and(|all| all.len() == 1), "one session");
     if network.addresses().is_empty() {
         bail!("the application has lost its addresses");
     }
-    Ok(serve.log()?.matches("resumed session=").count() as u64)
+    Ok(serve.log()?.matches("claimed session=").count() as u64)
 }

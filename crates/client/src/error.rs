@@ -11,10 +11,11 @@ pub use towpath_protocol::message::Refusal;
 /// The session is over. All further calls on it fail; attach again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Lost {
-    /// The server, or its worker process for this user, ended or was killed.
+    /// The server, or its worker process for this user, ended, and no server resumed the session
+    /// within `Options::resume_timeout`.
     #[error(
         "the connection to the driver server ended (the server, or its worker process for this \
-         user): attach again"
+         user), and no server resumed the session: attach again"
     )]
     ServerGone,
     /// The server closed the session because of a violation by this application.
@@ -99,6 +100,12 @@ pub enum AttachError {
         /// How long the caller waited.
         after: Duration,
     },
+    /// Descriptors for the wait for another server could not be made.
+    #[error(
+        "making the descriptors to wait for a server: {0}; raise the limit of open files (ulimit -n), \
+         or set Options::resume_timeout to zero"
+    )]
+    Descriptors(#[source] io::Error),
     /// Memory could not be mapped.
     #[error("mapping the session's memory: {0}")]
     Memory(#[from] io::Error),

@@ -36,6 +36,9 @@
 //! no session: every call there returns [`Lost::Forked`], and the parent's session continues
 //! undisturbed.
 //!
+//! If the server is killed, a session waits for the next server and goes on
+//! ([`Options::resume_timeout`]).
+//!
 //! The application trusts the server as it trusts a kernel: the client checks the server's words
 //! for faults, not for malice.
 

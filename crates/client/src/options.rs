@@ -45,11 +45,14 @@ pub struct Options {
     pub expedited_queue_pair: Option<u32>,
     /// How long the client waits for the server when it attaches, and for each later request of the
     /// session (open, close, set); 10 s by default. A request that gets no answer in time ends the
-    /// session with [`crate::Lost::NoAnswer`]. A deadline beyond the clock's range never expires.
+    /// session with [`crate::Lost::NoAnswer`]. A deadline beyond the clock's range never expires. If
+    /// the server is killed meanwhile, the request waits up to `resume_timeout` for the next server,
+    /// and this time begins anew.
     pub answer_timeout: Duration,
     /// How long a session waits for another server after its server was killed, by default 30 s.
     /// Calls that wait go on waiting meanwhile. Then the session is over
-    /// ([`crate::Lost::ServerGone`]). Zero: the session does not wait.
+    /// ([`crate::Lost::ServerGone`]). Zero: the session does not wait. A session of
+    /// [`crate::Session::attach_over`] never waits.
     pub resume_timeout: Duration,
 }
 

@@ -42,7 +42,7 @@ impl Session {
         } else {
             self.receive_lanes(queue_pair, budget, &mut each)?
         };
-        if got == 0 && self.hung_up && !self.begins_to_resume() {
+        if got == 0 && self.hung_up && !self.start_resuming() {
             return Err(self.over());
         }
         Ok(got)

@@ -14,13 +14,13 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 use towpath_protocol::channel::{Channel, Incoming};
-use towpath_protocol::message::{Attached, Message, Resume};
+use towpath_protocol::message::{Attached, Message, Refusal, Resume};
 
 /// The pause after an attempt to connect while the server's queue of connections is full, or after a
 /// server that ended before it answered.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What a session needs to be resumed.
+/// The means to resume a session: the server's path, the timeout, and the descriptors to wait on.
 #[derive(Debug)]
 pub(crate) struct Resumable {
     /// The server's socket.
@@ -38,19 +38,21 @@ pub(crate) struct Resumable {
 /// An attempt under way.
 #[derive(Debug)]
 struct Attempt {
-    /// `None`: no end.
+    /// `None`: the attempt never expires.
     deadline: Option<Instant>,
     /// The connection on which the client asked; `None` between two connections.
     channel: Option<Channel>,
+    /// The earliest time of the next connection.
     next: Instant,
 }
 
 /// The result of a step.
-pub(crate) enum Step {
+pub(crate) enum Progress {
     Resumed(Box<Attached>, Vec<OwnedFd>, Channel),
     /// There is an answer to wait for, or a pause.
     Pending,
-    Refused,
+    /// No server resumes the session: the server refused, or none listens.
+    NotResumed,
 }
 
 impl Resumable {
@@ -80,7 +82,7 @@ impl Resumable {
         Ok(epoll::add(&self.ready, one, data, epoll::EventFlags::IN)?)
     }
 
-    /// Takes that back.
+    /// Removes a descriptor that [`Resumable::watch`] added.
     pub(crate) fn forget(&self, one: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.ready, one);
     }
@@ -106,22 +108,28 @@ impl Resumable {
         Some(if attempt.channel.is_some() { until } else { until.min(attempt.next) })
     }
 
-    /// Does what can be done without waiting.
-    pub(crate) fn step(&mut self, question: Resume) -> Step {
-        let Some(attempt) = &mut self.attempt else { return Step::Refused };
+    /// Connects, asks and receives, as far as possible without waiting.
+    pub(crate) fn step(&mut self, question: Resume) -> Progress {
+        let Some(attempt) = &mut self.attempt else { return Progress::NotResumed };
         if let Some(channel) = &attempt.channel {
             let mut heard = [PollFd::new(channel, PollFlags::IN)];
             if poll(&mut heard, Some(&Timespec::default())).unwrap_or(0) == 0 {
-                return Step::Pending;
+                return Progress::Pending;
             }
             let answer = channel.receive();
-            let Some(channel) = attempt.channel.take() else { return Step::Pending };
+            let Some(channel) = attempt.channel.take() else { return Progress::Pending };
             let _ = epoll::delete(&self.ready, &channel);
             match answer {
                 Ok(Incoming::Message(Message::Attached(granted), descriptors)) => {
-                    return Step::Resumed(Box::new(granted), descriptors, channel);
+                    return Progress::Resumed(Box::new(granted), descriptors, channel);
                 }
-                Ok(Incoming::Message(..)) => return Step::Refused,
+                // While sessions are claimed, their applications may take all connections.
+                Ok(Incoming::Message(Message::Error(body), _))
+                    if body.refusal() == Refusal::Limit =>
+                {
+                    attempt.next = Instant::now() + PAUSE;
+                }
+                Ok(Incoming::Message(..)) => return Progress::NotResumed,
                 // This server was killed, too.
                 Ok(Incoming::End | Incoming::Nothing) | Err(_) => {
                     attempt.next = Instant::now() + PAUSE;
@@ -137,12 +145,12 @@ impl Resumable {
                 }
                 // The keeper of a killed server holds its socket. Without a socket there is no keeper.
                 Err(error) if matches!(error.kind(), NotFound | ConnectionRefused) => {
-                    return Step::Refused;
+                    return Progress::NotResumed;
                 }
                 Err(_) => attempt.next = Instant::now() + PAUSE,
             }
         }
-        Step::Pending
+        Progress::Pending
     }
 
     /// Returns the connection whose answer an attempt waits for.

@@ -17,13 +17,13 @@ use towpath_queue::events;
 
 use crate::error::Lost;
 use crate::options::read_info;
-use crate::reconnect::Step;
+use crate::reconnect::Progress;
 use crate::session::Session;
 
 impl Session {
-    /// Returns `true` if the server was killed, and the next one may resume the session. Begins with
-    /// that.
-    pub(crate) fn begins_to_resume(&mut self) -> bool {
+    /// Starts to resume the session, unless an attempt is under way. Returns `false` if no server can
+    /// resume it.
+    pub(crate) fn start_resuming(&mut self) -> bool {
         if self.lost.is_some() || self.lanes.iter().any(crate::lanes::Lane::is_closed) {
             return false;
         }
@@ -39,12 +39,12 @@ impl Session {
             }
             lane.marker.restart();
         }
-        self.look_everywhere();
+        self.check_all_queue_pairs();
         true
     }
 
-    /// Has every queue pair checked.
-    fn look_everywhere(&mut self) {
+    /// Enters every queue pair for a check.
+    fn check_all_queue_pairs(&mut self) {
         let ready: &mut VecDeque<u32> = &mut self.ready;
         for (unit, set) in (0..).zip(&mut self.queue_pairs) {
             if !std::mem::replace(&mut set.ready, true) {
@@ -64,12 +64,12 @@ impl Session {
                 Resume { epoch: self.info().epoch, session: self.info().session, reserved: 0 };
             let Some(resumable) = &mut self.resumable else { return Err(self.over()) };
             match resumable.step(question) {
-                Step::Resumed(granted, descriptors, channel) => {
-                    self.go_on_with(&granted, descriptors, channel)?;
+                Progress::Resumed(granted, descriptors, channel) => {
+                    self.adopt_server(&granted, descriptors, channel)?;
                     return Ok(true);
                 }
-                Step::Refused => return Err(self.not_resumed()),
-                Step::Pending => {}
+                Progress::NotResumed => return Err(self.not_resumed()),
+                Progress::Pending => {}
             }
             let Some(wake_at) = resumable.wake_at() else { return Err(self.not_resumed()) };
             let limit = until.unwrap_or_else(Instant::now);
@@ -102,8 +102,9 @@ impl Session {
         }
     }
 
-    /// Goes on with another server.
-    fn go_on_with(
+    /// Adopts the answering server's doorbell and wake descriptors, and notifies it of all packets in
+    /// flight.
+    fn adopt_server(
         &mut self,
         granted: &Attached,
         mut descriptors: Vec<OwnedFd>,
@@ -132,14 +133,14 @@ impl Session {
             lane.sleeper.awake();
         }
         self.statistics.resumptions += 1;
-        self.look_everywhere();
-        self.mark_everything()?;
+        self.check_all_queue_pairs();
+        self.mark_in_flight()?;
         self.update_revoked();
         Ok(())
     }
 
     /// Marks every queue pair with packets in flight, and notifies the server.
-    fn mark_everything(&mut self) -> Result<(), Lost> {
+    fn mark_in_flight(&mut self) -> Result<(), Lost> {
         self.dirty.clear();
         let mut outcome = Ok(());
         for set in &mut self.queue_pairs {

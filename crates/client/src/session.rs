@@ -97,7 +97,8 @@ impl Session {
             Session::attach_by(socket, options, deadline).map_err(|error| error.at(path))?;
         if flags & message::RESUMABLE != 0 && !options.resume_timeout.is_zero() {
             let doorbell = session.doorbell.as_fd();
-            session.resumable = Some(Resumable::new(path, options.resume_timeout, doorbell)?);
+            let resumable = Resumable::new(path, options.resume_timeout, doorbell);
+            session.resumable = Some(resumable.map_err(AttachError::Descriptors)?);
         }
         Ok(session)
     }
@@ -305,7 +306,7 @@ impl Session {
         let mut is_repeated = false;
         loop {
             match ask(&self.channel, message, Deadline::after(self.answer_timeout)) {
-                Answer::HungUp if self.begins_to_resume() => {
+                Answer::HungUp if self.start_resuming() => {
                     // The session's own timeout ends this.
                     let far = Instant::now() + Duration::from_secs(86_400);
                     while !self.resume(Some(far))? {}

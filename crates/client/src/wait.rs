@@ -20,13 +20,14 @@ const FAR: Duration = Duration::from_secs(86_400);
 impl Session {
     /// Waits until a queue pair has news: packets, or room that the application requested
     /// ([`Session::want_room`]). It also returns once after the server has closed an endpoint
-    /// ([`Session::is_revoked`]). Returns `false` when the timeout expires. `None` and a deadline
+    /// ([`Session::is_revoked`]). If the server was killed, the call waits for the next server, and
+    /// returns `true` once that server has resumed the session. Returns `false` when the timeout expires. `None` and a deadline
     /// beyond the clock's range never expire; zero only checks. Packets that were received before
     /// and not taken are news too. The client first flushes the transmit queues.
     ///
     /// # Errors
-    /// [`Lost`], within milliseconds of the server's end. If the server was killed, the call waits
-    /// for the next one instead, and returns once that resumed the session.
+    /// [`Lost`]: within milliseconds if the server ended in order; after
+    /// [`crate::Options::resume_timeout`] if no server follows one that was killed.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut slept = false;
@@ -37,7 +38,7 @@ impl Session {
                 return Ok(true);
             }
             if self.hung_up {
-                if !self.begins_to_resume() {
+                if !self.start_resuming() {
                     return Err(self.over());
                 }
                 let until = match timeout {
@@ -199,7 +200,7 @@ impl Session {
         if self.hung_up {
             return match self.has_news()? {
                 true => Ok(true),
-                false if self.begins_to_resume() => self.resume(None),
+                false if self.start_resuming() => self.resume(None),
                 false => Err(self.over()),
             };
         }
@@ -301,7 +302,7 @@ impl Session {
         self.take_notifications();
         if self.hung_up {
             self.awake();
-            if self.has_news()? || self.begins_to_resume() {
+            if self.has_news()? || self.start_resuming() {
                 return Ok(true);
             }
             return Err(self.over());

@@ -145,13 +145,13 @@ pub const OWN_QUEUE: u32 = 8;
 pub const RESUMABLE: u32 = 16;
 
 /// Asks a server for a session of an earlier server that was killed. The peer must be the process
-/// that attached. It has restarted its event queues, and touches them no more before the answer.
-/// With the answer come the session's new doorbell, and for each lane the eventfd that notifies its
+/// that attached. It has restarted its event queues, and does not touch them until the answer
+/// arrives. With the answer come the session's new doorbell, and for each lane the eventfd that notifies its
 /// engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Resume {
-    /// The number of the server that the application knows last ([`Attached::epoch`]).
+    /// The epoch of the last server that the application knows ([`Attached::epoch`]), for the log.
     pub epoch: u64,
     /// The session's number.
     pub session: u32,
@@ -190,8 +190,9 @@ pub struct Open {
     pub port: u16,
     /// Remote port.
     pub remote_port: u16,
-    /// The number of the request among those of the session, from 1; 0 for none. A server that
-    /// resumed a session answers a request that its predecessor carried out with that endpoint.
+    /// The number of the request among those of the session, from 1; 0 for none. If its predecessor
+    /// carried the request out, a server that resumed the session answers with the endpoint that the
+    /// request opened.
     pub sequence: u32,
 }
 

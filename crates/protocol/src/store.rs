@@ -21,18 +21,24 @@ pub trait Store: Send {
     /// last close of one may take long, so the caller decides when and where to close it.
     fn remove(&mut self, name: &str) -> Vec<OwnedFd>;
 
-    /// Returns copies of all descriptors that the store had at the start of this server, with their
-    /// names. The store keeps them until the server removes them.
+    /// Returns copies of all descriptors in the store, with their names. At the start of a server,
+    /// these are its predecessor's. The store keeps its own.
     ///
     /// # Errors
-    /// If the process has no descriptors left.
-    fn found(&self) -> io::Result<Vec<(String, OwnedFd)>>;
+    /// If the process has no free descriptor (`EMFILE`).
+    fn contents(&self) -> io::Result<Vec<(String, OwnedFd)>>;
 
     /// Returns `true` if the store keeps something under a name.
     fn holds(&self, name: &str) -> bool;
 
     /// Returns `true` if the content outlives a server that is killed.
     fn outlives_server(&self) -> bool {
+        false
+    }
+
+    /// Goes on with removals that had to wait. Returns `true` if some still do: the caller calls this
+    /// again soon.
+    fn flush(&mut self) -> bool {
         false
     }
 
@@ -75,7 +81,7 @@ impl Store for MemoryStore {
         self.kept.remove(name).unwrap_or_default()
     }
 
-    fn found(&self) -> io::Result<Vec<(String, OwnedFd)>> {
+    fn contents(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         copies(&self.kept)
     }
 
@@ -87,7 +93,7 @@ impl Store for MemoryStore {
 /// Returns copies of descriptors with their names.
 ///
 /// # Errors
-/// If the process has no descriptors left.
+/// If the process has no free descriptor (`EMFILE`).
 pub fn copies(kept: &BTreeMap<String, Vec<OwnedFd>>) -> io::Result<Vec<(String, OwnedFd)>> {
     let named = kept.iter().flat_map(|(name, all)| all.iter().map(move |one| (name, one)));
     named.map(|(name, one)| Ok((name.clone(), one.try_clone()?))).collect()
@@ -107,7 +113,7 @@ mod tests {
         assert_eq!(store.len(), 3);
         assert_eq!(store.remove("session-2").len(), 1);
         assert!(store.remove("session-2").is_empty());
-        let names: Vec<_> = store.found().unwrap().into_iter().map(|(name, _)| name).collect();
+        let names: Vec<_> = store.contents().unwrap().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["session-1", "session-1"]);
         assert!(store.holds("session-1") && !store.holds("session-2"));
         assert_eq!(store.len(), 2, "it keeps what it told");

@@ -165,6 +165,9 @@ pub enum PoolError {
          subnet"
     )]
     Full,
+    /// The pool does not have the addresses of a session of an earlier server, or another session does.
+    #[error("another session has the session's addresses, or the server does not give them")]
+    Taken,
     /// All addresses that the policy grants to the user are given.
     #[error(
         "no address that the policy grants to your user is free; end another application, or ask \
@@ -316,17 +319,18 @@ impl Pool {
         Ok(self.give(host_number, terms))
     }
 
-    /// Gives the addresses that a session of an earlier server has.
+    /// Leases addresses by their index in the pool, 1 to `last`, to a session that this server
+    /// resumes.
     ///
     /// # Errors
-    /// Fails with [`PoolError::Full`] if the pool does not have them, or another session does.
+    /// Fails with [`PoolError::Taken`] if the pool does not have them, or another session does.
     pub(crate) fn lease_again(
         &mut self,
         host_number: u32,
         terms: &Terms,
     ) -> Result<Lease, PoolError> {
         if !(1..=self.last).contains(&host_number) || self.taken.contains(&host_number) {
-            return Err(PoolError::Full);
+            return Err(PoolError::Taken);
         }
         Ok(self.give(host_number, terms))
     }

@@ -47,8 +47,8 @@ pub struct Config {
     /// The processors that the engine threads are bound to, one for each lane; none to bind no
     /// thread. A missing processor is an error.
     pub engine_cpus: Vec<usize>,
-    /// How long a session of a killed server waits for its application, if the application has not
-    /// ended.
+    /// How long a resumed session waits for its application to claim it, if the application's process
+    /// still runs; 60 s by default.
     pub claim_timeout: Duration,
 }
 

@@ -83,7 +83,7 @@ pub(crate) struct Connection {
     pub(crate) is_ending: bool,
     /// Descriptors that keep the pages of the session's memory in place while the engine uses them.
     pub(crate) pins: Vec<OwnedFd>,
-    /// What a successor must know of the session.
+    /// The session's record for a successor; `None` if none can resume the session.
     pub(crate) record: Option<Record>,
     /// The session's notification counter.
     pub(crate) counter: Option<u32>,
@@ -175,7 +175,7 @@ impl Connection {
         released.peek().map(|Reverse(number)| *number).or(fresh)
     }
 
-    /// Takes the number [`Connection::free_endpoint`].
+    /// Takes the number that [`Connection::free_endpoint`] returns.
     pub(crate) fn take_free_endpoint(&mut self) {
         let (released, next) = &mut self.free;
         if released.pop().is_none() {
@@ -225,8 +225,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Finds the free numbers for endpoints, and the last request, after endpoints were entered under the numbers that an
-    /// earlier server gave.
+    /// Finds the free endpoint numbers and the last request of a resumed session. The caller has entered
+    /// the endpoints under their old numbers.
     pub(crate) fn find_free_endpoints(&mut self) {
         let next = self.endpoints.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
         let gaps = (0u32..).zip(&self.endpoints[..next]);

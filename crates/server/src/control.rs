@@ -45,6 +45,9 @@ use crate::worker::spawner::Spawner;
 use crate::worker::wire::{Descriptors, command};
 use crate::worker::workers::{Owner, Workers};
 
+/// The time after which the control thread goes on with removals that the keeper had no room for.
+const FLUSH: Duration = Duration::from_millis(2);
+
 /// Connections that the control thread accepts per wake-up.
 const ACCEPTS: usize = 16;
 
@@ -54,7 +57,7 @@ const WAKE: u64 = u64::MAX - 1;
 const DEVICE: u64 = u64::MAX - 2;
 const HOST: u64 = u64::MAX - 3;
 const KEEPER: u64 = u64::MAX - 4;
-/// With the token of a session that no application has claimed: its process has ended.
+/// Added to a connection's token: the event is the end of an unclaimed session's process.
 pub(crate) const UNCLAIMED: u64 = 1 << 62;
 
 /// A request of the server's owner to the control thread.
@@ -95,7 +98,7 @@ pub(crate) struct Parts {
     pub(crate) host: Option<Host>,
     /// The device's settings.
     pub(crate) settings: Values,
-    /// Those that requests have changed, for a successor.
+    /// The device's settings that requests have changed, for a successor.
     pub(crate) changed_settings: ChangedSettings,
     /// Packets per poll iteration that the engine has memory for.
     pub(crate) batch: usize,
@@ -145,8 +148,8 @@ pub(crate) struct Control {
     pub(crate) rule_sets: Sets,
     pub(crate) filters: Filters,
     pub(crate) own_queues: OwnQueues,
-    /// The sessions of an earlier server that no application has claimed, each with the end of its
-    /// time. Some may be claimed or over.
+    /// The sessions that this server resumed, each with the time by which its application must have
+    /// claimed it. An entry may be stale.
     pub(crate) unclaimed: VecDeque<(Instant, u64)>,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
@@ -231,7 +234,9 @@ impl Control {
                 self.end_all();
                 return self.failed.take().map_or(outcome, Err);
             }
-            let timeout = self.next_deadline().map(|after| Timespec {
+            let flush = self.parts.store.flush().then_some(FLUSH);
+            let timeout = self.next_deadline().into_iter().chain(flush).min();
+            let timeout = timeout.map(|after| Timespec {
                 tv_sec: after.as_secs() as i64,
                 tv_nsec: i64::from(after.subsec_nanos()),
             });
@@ -282,14 +287,9 @@ impl Control {
         }
     }
 
-    /// Tells the operator that the keeper has ended.
+    /// Logs that the keeper has ended. A server that a keeper started gets SIGTERM from the kernel.
     fn keeper_ended(&self) {
-        let ports =
-            if self.parts.host.is_some() { "applications get no further ports, and " } else { "" };
-        error!(
-            "the keeper has ended: {ports}nothing holds applications' flows and ports if this server \
-             is killed; restart the server"
-        );
+        error!("the keeper has ended, and so this server ends; start towpath serve again");
     }
 
     pub(crate) fn stop(&mut self) {
@@ -401,7 +401,8 @@ impl Control {
         };
         let token = self.next_token;
         self.next_token += 1;
-        // The worker watches the process, and this thread knows it again after a resume.
+        // The worker watches the process. This thread keeps the descriptor for the store, and to
+        // compare processes when an application claims a session.
         let process = peer.process.as_ref().and_then(|process| process.try_clone().ok());
         let descriptors = [Some(socket), process].into_iter().flatten().collect();
         let adopt = Packet::new(command::ADOPT, token, command::TIMED).with(descriptors);
@@ -501,7 +502,7 @@ impl Control {
                 let port = u32::from(port);
                 (token, Message::Opened(message::Opened { endpoint, port }))
             }
-            Reply::Resumed(token, handed) => return self.answer_resumed(token, handed),
+            Reply::Claimed(token, handed) => return self.answer_claimed(token, handed),
             Reply::Nothing => return,
         };
         self.answer(token, &message);

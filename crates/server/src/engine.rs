@@ -222,8 +222,8 @@ impl Engine {
     /// session.
     pub fn run(mut self) {
         self.wait.begin(&self.values, &self.port);
-        // What the control thread asked for before the start, such as the sessions of an earlier
-        // server, comes before the first packet.
+        // The engine first executes the commands that came before the start, such as those that add
+        // resumed sessions.
         while self.execute_commands() > 0 {}
         let outcome = loop {
             let work = match self.poll_once() {

@@ -24,8 +24,8 @@ pub(crate) enum Reply {
     Closed(Option<u64>, Option<Rule>),
     /// The endpoint's number, and its port if it has one.
     Opened(u64, u32, u16),
-    /// The session goes on, with these descriptors for its application.
-    Resumed(u64, Vec<OwnedFd>),
+    /// The application has claimed its session, and gets these descriptors.
+    Claimed(u64, Vec<OwnedFd>),
     Nothing,
 }
 

@@ -223,8 +223,8 @@ impl Host {
         Err(explain(refused, rule, &self.interface))
     }
 
-    /// Holds the port of a rule of an earlier server's session again. `ports`: the sockets that held
-    /// its ports, by name. Takes one out.
+    /// Adopts the socket that holds the port of a resumed session's rule, and removes it from `ports`:
+    /// sockets by name.
     ///
     /// # Errors
     /// Fails with the reason, in words.

@@ -1,4 +1,4 @@
-//! The keeper: a process beside a server, which outlives it.
+//! The keeper: the process that starts servers, one after the other, and outlives each of them.
 //!
 //! It has two tasks.
 //!
@@ -13,9 +13,10 @@
 //! programs' links, maps and sockets, which keep applications' flows from the kernel; the port
 //! holders; the listening socket; the memories of sessions. The server stores them under names, by
 //! the messages of systemd's descriptor store (`notify`). If the server ends without the request
-//! `END`, the keeper holds them for the time of `--hold`. Meanwhile the kernel answers no packet of
-//! these flows; a TCP reset would end the connections. The next server gets everything by the same
-//! messages. If no server takes over in time, the keeper closes everything.
+//! `END`, the keeper starts another one, which gets copies of all these by the same messages
+//! (`supervise`). If the keeper starts none itself, a holder has them until the next keeper takes
+//! over (`take_over`), for at most the time of `--hold`. Meanwhile the kernel answers no packet of
+//! these flows; a TCP reset would end the connections.
 //!
 //! | module | holds |
 //! |---|---|
@@ -24,16 +25,16 @@
 //! | `client`, `store` | the server's side: requests, and the store |
 //! | `wire`, `notify` | the requests, and the messages of the store |
 //! | `take_over` | the next server's way in |
-//! | `holder` | the sockets that hold ports |
+//! | `port_holder` | the sockets that hold ports |
 //!
 //! The keeper reads no packet and maps no memory.
 
 mod client;
 mod held;
-#[allow(unsafe_code)]
-mod holder;
 mod notify;
 mod options;
+#[allow(unsafe_code)]
+mod port_holder;
 mod process;
 mod store;
 mod supervise;
@@ -43,8 +44,8 @@ mod tests;
 mod wire;
 
 pub use client::KeeperAccess;
-pub(crate) use holder::{PortProtocol, port_name};
 pub use options::{KeeperOptions, keeper_connection, keeper_path};
+pub(crate) use port_holder::{PortProtocol, port_name};
 pub use process::run_keeper;
 pub use store::KeeperStore;
 pub use supervise::{Supervised, Supervision, supervise};

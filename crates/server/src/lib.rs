@@ -13,7 +13,8 @@
 //! | `addresses` | the addresses of sessions |
 //! | `policy` | the rights of users |
 //! | `host` | sharing the host's own addresses: ports, routes, neighbours |
-//! | `keeper` | a process that does privileged acts, and holds objects of a killed server |
+//! | `keeper` | the process that starts servers, does privileged acts, and holds objects |
+//! | `resume` | sessions of a killed server |
 //! | `prepare` | the memory of a session, before the engine gets it |
 //! | `worker` | a process per user for system calls that an application can prolong |
 

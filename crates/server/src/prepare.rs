@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::SealFlags;
-use rustix::io::Errno;
 use towpath_memory::{FilePart, Mapping, SharedFile};
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::store::Store;
@@ -88,33 +87,37 @@ impl Files {
         Ok(Files { server, receive_pool, ledger, application, transmit_pool })
     }
 
-    /// Takes over the files that an earlier server left, in the order of [`MEMORIES`].
+    /// Adopts the files that an earlier server left, in the order of [`MEMORIES`].
     ///
     /// # Errors
-    /// Fails with `EINVAL` if one is missing, is too short or is not sealed as its server sealed it.
-    pub(crate) fn resume(
+    /// Fails if one is missing, is too short or is not sealed as its server sealed it.
+    pub(crate) fn adopt(
         files: [Option<OwnedFd>; MEMORIES.len()],
         shape: &SessionShape,
         lanes: usize,
     ) -> io::Result<Files> {
         let [server, receive_pool, ledger, application, transmit_pool] = files;
-        let adopt = |file: Option<OwnedFd>, bytes: usize, seals: SealFlags| {
-            let file = file.ok_or(Errno::INVAL)?;
+        let wrong = |name: &str, fault: &str| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("the file {name} is {fault}"))
+        };
+        let adopt = |name: usize, file: Option<OwnedFd>, bytes: usize, seals: SealFlags| {
+            let name = MEMORIES[name];
+            let file = file.ok_or_else(|| wrong(name, "missing"))?;
             let has = rustix::fs::fcntl_get_seals(&file)?;
             let file = SharedFile::adopt(file)?;
             if file.len() < bytes || !has.contains(seals) {
-                return Err(io::Error::from(Errno::INVAL));
+                return Err(wrong(name, "too short, or not sealed as a session's memory is"));
             }
             Ok(file)
         };
         let (ours, theirs) = (SealFlags::SEAL, SealFlags::SEAL | SealFlags::FUTURE_WRITE);
         let receive_bytes = shape.receive_pool.pool_bytes() * lanes;
         Ok(Files {
-            server: adopt(server, shape.server_words() * 8 * lanes, ours)?,
-            receive_pool: adopt(receive_pool, receive_bytes, ours)?,
-            ledger: adopt(ledger, shape.ledger_words() * 8 * lanes, ours)?,
-            application: adopt(application, shape.application_words() * 8 * lanes, theirs)?,
-            transmit_pool: adopt(transmit_pool, shape.transmit_pool.pool_bytes(), theirs)?,
+            server: adopt(0, server, shape.server_words() * 8 * lanes, ours)?,
+            receive_pool: adopt(1, receive_pool, receive_bytes, ours)?,
+            ledger: adopt(2, ledger, shape.ledger_words() * 8 * lanes, ours)?,
+            application: adopt(3, application, shape.application_words() * 8 * lanes, theirs)?,
+            transmit_pool: adopt(4, transmit_pool, shape.transmit_pool.pool_bytes(), theirs)?,
         })
     }
 
@@ -269,7 +272,8 @@ impl Prepared {
 }
 
 impl Files {
-    fn into_descriptors(self) -> Vec<OwnedFd> {
+    /// Returns every descriptor, which an application can reach.
+    pub(crate) fn into_descriptors(self) -> Vec<OwnedFd> {
         let Files { server, receive_pool, ledger, application, transmit_pool } = self;
         [server, receive_pool, ledger, application, transmit_pool].map(OwnedFd::from).into()
     }

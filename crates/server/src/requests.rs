@@ -42,7 +42,7 @@ impl Control {
             Message::Close(close) => self.close(token, close.endpoint),
             Message::Report(cursor) => self.report(token, cursor),
             Message::Set(set) => self.set(token, set),
-            Message::Resume(resume) => self.resume(token, resume),
+            Message::Resume(resume) => self.claim_session(token, resume),
             Message::Attached(_)
             | Message::Opened(_)
             | Message::Reported(..)

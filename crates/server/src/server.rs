@@ -75,9 +75,10 @@ impl Server {
         let mut settings = config.initial_settings()?;
         check_lanes(config, device.as_ref())?;
         let (relays, spawner) = start_spawner(&config.policy, config.lanes)?;
-        let mut left = Left::sort(store.found().map_err(resources("what an earlier server left"))?);
+        let mut left =
+            Left::sort(store.contents().map_err(resources("what an earlier server left"))?);
         let (listener, bound) = listen(config, &mut left)?;
-        let state = StatePage::take_over_or_create(&mut left, config.lanes)?;
+        let state = StatePage::adopt_or_create(&mut left, config.lanes)?;
         keep(store.as_mut(), &state, listener.as_ref())?;
         let mut changed = changed_settings(&mut left, store.as_mut(), &mut settings)?;
         let control_wake = event()?;
@@ -289,10 +290,10 @@ struct StatePage {
 
 impl StatePage {
     /// Takes over the page of an earlier server, which applications have mapped, or creates one.
-    fn take_over_or_create(left: &mut Left, lanes: usize) -> Result<StatePage, StartError> {
+    fn adopt_or_create(left: &mut Left, lanes: usize) -> Result<StatePage, StartError> {
         let Some(file) = left.state.take() else { return StatePage::create(lanes) };
         match SharedFile::adopt(file) {
-            Ok(file) if file.len() >= lanes * STATE_WORDS * 8 => StatePage::over(file),
+            Ok(file) if file.len() >= lanes * STATE_WORDS * 8 => StatePage::map(file),
             Ok(file) => {
                 // A server of fewer lanes made it. The store must not go on to hold it.
                 left.rest.push((STATE.to_owned(), file.into()));
@@ -306,10 +307,10 @@ impl StatePage {
         let (what, bytes) = ("the state page", lanes * STATE_WORDS * 8);
         let file = SharedFile::create("towpath-state", bytes).map_err(resources(what))?;
         file.seal_seals().map_err(resources(what))?;
-        StatePage::over(file)
+        StatePage::map(file)
     }
 
-    fn over(file: SharedFile) -> Result<StatePage, StartError> {
+    fn map(file: SharedFile) -> Result<StatePage, StartError> {
         let what = "the state page";
         let region = file.map_writable().map_err(resources(what))?;
         let mapping = region.mapping().clone();
@@ -334,7 +335,7 @@ fn changed_settings(
     store: &mut dyn Store,
     settings: &mut Values,
 ) -> Result<ChangedSettings, StartError> {
-    ChangedSettings::take_over_or_create(left.settings.take(), store, settings)
+    ChangedSettings::adopt_or_create(left.settings.take(), store, settings)
         .map_err(resources("keeping changed settings"))
 }
 

@@ -57,10 +57,10 @@ enum Subcommand {
     /// Serve a network interface to applications, until SIGTERM or SIGINT
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
-    /// Serve; the keeper, which `towpath serve` is, starts this process by itself
+    /// Serve a device; `towpath serve` starts this process
     #[command(hide = true)]
     Server(serve::server::Args),
-    /// Hold what a killed server had until the next one takes over; the keeper starts this process
+    /// Hold what a killed server had until the next keeper takes over; `towpath serve` starts this
     #[command(hide = true)]
     Holder(serve::keeper::HolderArgs),
     /// List the applications attached to a server, and the flow rules of their endpoints

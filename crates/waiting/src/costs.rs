@@ -45,8 +45,8 @@ impl Costs {
         *MEASURED.get_or_init(|| Costs::measure().unwrap_or(Costs::USUAL))
     }
 
-    /// Takes these costs for those of this machine, unless they are measured already. For a process
-    /// that follows another one on the same machine, and must not lose the time.
+    /// Takes these costs for this machine's, unless they are known. A successor uses its predecessor's
+    /// costs, which saves the measurement.
     pub fn assume(self) {
         let _ = MEASURED.set(self);
     }

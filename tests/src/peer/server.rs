@@ -37,8 +37,8 @@ impl Store for Counted {
         removed
     }
 
-    fn found(&self) -> io::Result<Vec<(String, OwnedFd)>> {
-        self.store.found()
+    fn contents(&self) -> io::Result<Vec<(String, OwnedFd)>> {
+        self.store.contents()
     }
 
     fn holds(&self, name: &str) -> bool {

@@ -14,9 +14,9 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use towpath_device::Keeper;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::holder::PortProtocol;
 use super::notify;
 use super::options::ANSWER_TIMEOUT;
+use super::port_holder::PortProtocol;
 use super::wire::{
     ALL_GIVEN, ALLOW_XDP, Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP,
     Received, Request, XDP_SOCKET, is_gone, receive, send,
@@ -76,7 +76,7 @@ impl KeeperAccess {
         for direction in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&socket, direction, Some(ANSWER_TIMEOUT))?;
         }
-        let found = receive_found(&socket)?;
+        let left = receive_left(&socket)?;
         let socket = Arc::new(socket);
         let mut requests = Requests {
             socket: socket.clone(),
@@ -85,9 +85,9 @@ impl KeeperAccess {
             unsent: VecDeque::new(),
         };
         let limit = requests.ask(&Request::bare(LIMIT), None)?.0.value as usize;
-        let room = Arc::new(Room { used: AtomicUsize::new(found.len()), limit });
+        let room = Arc::new(Room { used: AtomicUsize::new(left.len()), limit });
         let (requests, sockets) = (Arc::new(Mutex::new(requests)), Arc::default());
-        Ok((KeeperAccess { socket, room, requests, sockets }, found))
+        Ok((KeeperAccess { socket, room, requests, sockets }, left))
     }
 
     /// Tells the keeper that this server serves: from now on the keeper starts another one if this
@@ -106,9 +106,8 @@ impl KeeperAccess {
         Ok(())
     }
 
-    /// Tells the keeper that no server will use it any more. Without this, the keeper takes the
-    /// server's end for a crash, and holds applications' flows for a while. Call it after the
-    /// server has stopped.
+    /// Tells the keeper that this server ends in order. Without this, the keeper takes the end of
+    /// the connection for a crash: it starts another server, or holds flows and ports for a while.
     ///
     /// # Errors
     /// Fails if the keeper has ended.
@@ -117,7 +116,7 @@ impl KeeperAccess {
         Ok(())
     }
 
-    /// Binds a port; see `holder::hold`. The keeper holds it, too.
+    /// Binds a port; see `port_holder::hold`. The keeper holds it, too.
     ///
     /// # Errors
     /// The kernel's error, `EAGAIN` if the keeper does not answer for 5 s, `EPIPE` or `ECONNRESET`
@@ -227,9 +226,9 @@ impl KeeperAccess {
     }
 }
 
-/// Receives the descriptors that a keeper holds.
-fn receive_found(socket: &OwnedFd) -> io::Result<Vec<(String, OwnedFd)>> {
-    let mut found = Vec::new();
+/// Receives copies of the descriptors that a keeper holds.
+fn receive_left(socket: &OwnedFd) -> io::Result<Vec<(String, OwnedFd)>> {
+    let mut left = Vec::new();
     let mut buffer = [0; notify::MESSAGE_BYTES];
     loop {
         let Received { bytes, descriptors, .. } = match receive(socket, &mut buffer) {
@@ -238,10 +237,10 @@ fn receive_found(socket: &OwnedFd) -> io::Result<Vec<(String, OwnedFd)>> {
         };
         match &buffer[..bytes] {
             [] => return Err(Errno::PIPE.into()),
-            ALL_GIVEN => return Ok(found),
+            ALL_GIVEN => return Ok(left),
             text => {
                 if let Some(notify::Notification::Store(name)) = notify::parse(text) {
-                    found.extend(descriptors.into_iter().map(|one| (name.to_owned(), one)));
+                    left.extend(descriptors.into_iter().map(|one| (name.to_owned(), one)));
                 }
             }
         }

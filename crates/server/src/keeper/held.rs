@@ -75,19 +75,19 @@ impl Held {
         }
     }
 
-    /// Has the other thread close descriptors.
+    /// Has the other thread close descriptors. Before [`Held::start_closer`], closes them itself.
     pub(super) fn close(&self, descriptors: Vec<OwnedFd>) {
         // The thread ends only after this value.
         let _ = self.closer.as_ref().map(|closer| closer.send(descriptors));
     }
 
-    /// Returns everything with its names.
+    /// Returns all descriptors with their names, borrowed.
     pub(super) fn all(&self) -> impl Iterator<Item = (&str, BorrowedFd<'_>)> {
         let each = |(name, all)| <&Vec<OwnedFd>>::into_iter(all).map(move |one| (name, one));
         self.all.iter().flat_map(each).map(|(name, one): (&String, _)| (name.as_str(), one.as_fd()))
     }
 
-    /// Returns everything with its names.
+    /// Returns all descriptors with their names, and gives them up.
     pub(super) fn into_all(self) -> Vec<(String, OwnedFd)> {
         let each = |(name, all): (String, Vec<OwnedFd>)| {
             all.into_iter().map(move |one| (name.clone(), one))

@@ -14,9 +14,9 @@ use towpath_netlink::Netlink;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::held::{self, Held};
-use super::holder::{PortProtocol, hold, port_name};
 use super::notify::{self, MESSAGE_BYTES, Notification, store};
 use super::options::{ANSWER_TIMEOUT, KeeperOptions, PAUSE};
+use super::port_holder::{PortProtocol, hold, port_name};
 use super::take_over::{BUSY, Listener};
 use super::wire::{
     ALL_GIVEN, ALLOW_XDP, Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP,
@@ -43,8 +43,9 @@ struct Host {
 /// The keeper's state.
 pub(super) struct Keeper {
     socket: OwnedFd,
-    /// The interface whose addresses the server shares; `None` if it shares none.
+    /// `true` if the server shares the interface's addresses.
     shares_host: bool,
+    /// The interface, opened at the first request that needs it.
     host: Option<Host>,
     interface: String,
     /// Whether the server may have AF_XDP sockets made, and if so, whether they poll the hardware.
@@ -92,8 +93,8 @@ pub fn run_keeper(
         tracing::warn!(
             interface = options.interface,
             pid = std::process::id(),
-            "the server was killed: its flows and ports are held for {} s; SIGTERM to this process \
-             ends that",
+            "the server was killed: this process holds its flows, ports and sessions for {} s; start \
+             towpath serve again, or send SIGTERM to this process to end that",
             options.hold.as_secs()
         );
     }

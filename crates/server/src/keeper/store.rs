@@ -14,8 +14,8 @@ use super::wire::{is_gone, send};
 
 /// A store whose content outlives the server: the keeper has a copy of each descriptor.
 ///
-/// Once the keeper has ended, the store goes on with its own copies alone: the server then reports
-/// that, and serves without it.
+/// Once the keeper has ended, the store goes on with its own copies alone, until the server has ended,
+/// too.
 #[derive(Debug)]
 pub struct KeeperStore {
     keeper: KeeperAccess,
@@ -25,12 +25,12 @@ pub struct KeeperStore {
 }
 
 impl KeeperStore {
-    /// Makes the store of a server with this keeper. `found`: copies of the descriptors that the
+    /// Makes the store of a server with this keeper. `left`: copies of the descriptors that the
     /// keeper holds already, from [`KeeperAccess::new`].
     #[must_use]
-    pub fn new(keeper: &KeeperAccess, found: Vec<(String, OwnedFd)>) -> KeeperStore {
+    pub fn new(keeper: &KeeperAccess, left: Vec<(String, OwnedFd)>) -> KeeperStore {
         let mut kept = BTreeMap::<_, Vec<_>>::new();
-        for (name, one) in found {
+        for (name, one) in left {
             kept.entry(name).or_default().push(one);
         }
         KeeperStore { keeper: keeper.clone(), kept, unsent: VecDeque::new() }
@@ -88,17 +88,22 @@ impl Store for KeeperStore {
         if !removed.is_empty() {
             self.unsent.push_back((name.to_owned(), removed.len()));
         }
-        // The next call sends the removals that remain.
+        // `flush` sends the removals that remain.
         let _ = self.send_removals(SendFlags::DONTWAIT);
         removed
     }
 
-    fn found(&self) -> io::Result<Vec<(String, OwnedFd)>> {
+    fn contents(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         copies(&self.kept)
     }
 
     fn holds(&self, name: &str) -> bool {
         self.kept.contains_key(name)
+    }
+
+    fn flush(&mut self) -> bool {
+        let _ = self.send_removals(SendFlags::DONTWAIT);
+        !self.unsent.is_empty()
     }
 
     fn outlives_server(&self) -> bool {

@@ -23,7 +23,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const ENDED: u32 = 1;
 const SIGNALLED: u32 = 2;
 
-/// What a keeper starts, and for whom.
+/// The caller's part of [`supervise`]: starts server processes, and gives up privileges.
 pub trait Supervised {
     /// Starts a server, to which the keeper is at the other end of `connection`
     /// ([`KeeperAccess::new`](super::KeeperAccess::new)). `number`: how many were started before.
@@ -32,21 +32,22 @@ pub trait Supervised {
     /// If the process does not start.
     fn launch(&mut self, connection: OwnedFd, number: u32) -> io::Result<Child>;
 
-    /// The first server serves. From now on the process needs only the privileges of a keeper.
+    /// Gives up all privileges but a keeper's. [`supervise`] calls it once, when the first server
+    /// serves.
     /// `makes_xdp_sockets`: the keeper makes AF_XDP sockets for servers.
     ///
     /// # Errors
     /// If the process cannot give up its privileges. This ends the keeper.
     fn ready(&mut self, makes_xdp_sockets: bool) -> io::Result<()>;
 
-    /// Returns the number of a signal for the server, which has arrived.
+    /// Takes the number of a signal for the server that has arrived; `None` if there is none.
     fn take_signal(&mut self) -> Option<i32>;
 }
 
-/// How a supervision ended.
+/// The end of a supervision.
 #[derive(Debug)]
 pub enum Supervision {
-    /// The server ended by itself, or was told to.
+    /// The server ended in order, or before it served for the first time.
     Ended(ExitStatus),
     /// The server was killed, and [`KeeperOptions::restarts`] is off. With everything that the
     /// keeper held, by name.
@@ -58,24 +59,25 @@ pub enum Supervision {
 }
 
 /// Starts a server and serves its requests. A server that ends without saying so is followed by
-/// another one, which gets everything that the keeper holds. `found`: what an earlier keeper held.
+/// another one, which gets everything that the keeper holds, with `options.restarts` and unless
+/// `options.hold` is zero. `left`: what an earlier keeper held.
 /// `signals`: a descriptor that is readable when [`Supervised::take_signal`] has a signal.
 ///
 /// # Errors
 /// Fails if the kernel fails, or with an error of `supervised`.
 pub fn supervise(
     options: &KeeperOptions,
-    found: Vec<(String, OwnedFd)>,
+    left: Vec<(String, OwnedFd)>,
     signals: BorrowedFd<'_>,
     supervised: &mut dyn Supervised,
 ) -> io::Result<Supervision> {
     let (ours, theirs) = keeper_connection()?;
     let (listener, mut keeper) = Keeper::new(ours, options)?;
-    for (name, object) in found {
+    for (name, object) in left {
         keeper.held.put(name, object);
     }
     let mut next = Some(theirs);
-    let (mut number, mut in_vain) = (0, 0u32);
+    let (mut number, mut failed_starts) = (0, 0u32);
     let mut served_at: Option<Instant> = None;
     loop {
         let theirs = match next.take() {
@@ -86,7 +88,16 @@ pub fn supervise(
                 theirs
             }
         };
-        let mut child = supervised.launch(theirs, number)?;
+        let mut child = match supervised.launch(theirs, number) {
+            Err(error) if served_at.is_some_and(|last| last + options.hold > Instant::now()) => {
+                tracing::error!("a server does not start: {error}; another attempt follows");
+                if pause_until(&listener, Instant::now() + LONGEST_PAUSE, signals, supervised)? {
+                    return Ok(Supervision::Stopped);
+                }
+                continue;
+            }
+            launched => launched?,
+        };
         number += 1;
         keeper.give_held()?;
         let status = serve(&mut keeper, &listener, &mut child, signals, supervised)?;
@@ -94,26 +105,37 @@ pub fn supervise(
             return Ok(Supervision::Ended(status));
         }
         if !options.restarts {
-            tracing::error!("{}", describe(status));
+            tracing::error!(interface = options.interface, "{}", describe(status));
             drop(listener);
             return Ok(Supervision::Killed(status, keeper.held.into_all()));
         }
         let now = Instant::now();
-        in_vain = if keeper.is_ready { 0 } else { in_vain + 1 };
+        failed_starts = if keeper.is_ready { 0 } else { failed_starts + 1 };
         let last = if keeper.is_ready { now } else { served_at.unwrap_or(now) };
         served_at = Some(last);
         if options.hold.is_zero() || last + options.hold <= now {
-            tracing::error!("{}: no further start", describe(status));
+            tracing::error!(
+                interface = options.interface,
+                "{}: no server has served for {} s, and the keeper ends; remove the cause that the \
+                 lines before give, and start towpath serve again",
+                describe(status),
+                options.hold.as_secs()
+            );
             return Ok(Supervision::GaveUp(status));
         }
-        if in_vain == 0 {
-            tracing::warn!("{}: another one starts, and resumes all sessions", describe(status));
+        if failed_starts == 0 {
+            tracing::warn!(
+                interface = options.interface,
+                "{}: another server starts, and resumes the sessions",
+                describe(status)
+            );
             continue;
         }
         let pause =
-            (FIRST_PAUSE * 2u32.saturating_pow(in_vain - 1).min(1 << 10)).min(LONGEST_PAUSE);
+            (FIRST_PAUSE * 2u32.saturating_pow(failed_starts - 1).min(1 << 10)).min(LONGEST_PAUSE);
         tracing::error!(
-            "{} before it served, for the {in_vain}. time: another start in {} ms",
+            interface = options.interface,
+            "{} before it served (attempt {failed_starts}): another start in {} ms",
             describe(status),
             pause.as_millis()
         );
@@ -161,7 +183,7 @@ fn serve(
             while let Some(signal) = supervised.take_signal() {
                 keeper.is_told_to_end |= signal != libc::SIGHUP;
                 if let Some(signal) = Signal::from_named_raw(signal) {
-                    // A process that has ended is what follows.
+                    // This fails if the server has ended; the next check sees that.
                     let _ = pidfd_send_signal(&process, signal);
                 }
             }

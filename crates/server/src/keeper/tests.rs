@@ -177,11 +177,11 @@ fn a_killed_servers_objects_are_held_until_the_next_one_takes_over() {
     assert!(!is_free(held));
     let mut next = Started::start("next", LONG);
     let mut store = KeeperStore::new(next.client(), left);
-    assert_eq!(store.found().unwrap().len(), 5);
+    assert_eq!(store.contents().unwrap().len(), 5);
     assert!(store.holds("session-1-server") && !store.holds("session-1"));
     assert_eq!(store.remove("session-1-server").len(), 2);
     assert!(!store.holds("session-1-server") && !is_free(held));
-    for (name, _) in store.found().unwrap() {
+    for (name, _) in store.contents().unwrap() {
         store.remove(&name);
     }
     assert!(is_free(held));

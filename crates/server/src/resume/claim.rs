@@ -20,7 +20,11 @@ use crate::worker::wire::command;
 
 impl Control {
     /// Gives an unclaimed session to the connection of its application.
-    pub(crate) fn resume(&mut self, token: u64, resume: message::Resume) -> Result<(), Refused> {
+    pub(crate) fn claim_session(
+        &mut self,
+        token: u64,
+        resume: message::Resume,
+    ) -> Result<(), Refused> {
         let Some(connection) = self.connections.get(token) else { return Ok(()) };
         let (session, not_found) = (resume.session, Refusal::NotFound);
         if !matches!(connection.progress, Progress::New) {
@@ -37,7 +41,7 @@ impl Control {
             );
             return Err((not_found, text));
         };
-        let outcome = self.resume_session(token, old);
+        let outcome = self.hand_to_application(token, old);
         outcome.map_err(|error| {
             let text = format!("resume: the server has no descriptors for the session: {error}");
             (Refusal::Limit, text)
@@ -56,7 +60,8 @@ impl Control {
             && is_same_process(theirs, kept).unwrap_or(false)
     }
 
-    fn resume_session(&mut self, token: u64, old: u64) -> std::io::Result<()> {
+    /// Makes a doorbell and eventfds, and has all engines give the session to its application.
+    fn hand_to_application(&mut self, token: u64, old: u64) -> std::io::Result<()> {
         let lanes = self.parts.engines.lanes();
         // Everything that can fail comes first.
         let (doorbell, theirs) = towpath_protocol::doorbell::pair()?;
@@ -76,7 +81,7 @@ impl Control {
             handed.push(event);
         }
         let counter = self.free_counters.pop().ok_or_else(no_room)?;
-        let trusted = self.take_over_connection(token, old, counter);
+        let trusted = self.move_session(token, old, counter);
         let relay = Relay { number: counter, worker: worker_fd, trusted };
         let open = Packet::new(command::OPEN_DOORBELL, token, u64::from(counter));
         self.tell_worker(token, open.with(vec![workers_doorbell]));
@@ -85,7 +90,7 @@ impl Control {
         let claims = wakes.into_iter().map(claim).map(Box::new);
         self.decide_who_notifies(token);
         let claims = claims.map(Command::ClaimSession).collect();
-        self.parts.engines.command_each(claims, Reply::Resumed(token, handed));
+        self.parts.engines.command_each(claims, Reply::Claimed(token, handed));
         // The application's rights may have changed with its groups.
         self.revoke_endpoints(token);
         Ok(())
@@ -93,7 +98,7 @@ impl Control {
 
     /// Moves a session from the connection that stood for its application to the application's own
     /// connection. Returns `true` if the application is trusted.
-    fn take_over_connection(&mut self, token: u64, old: u64, counter: u32) -> bool {
+    fn move_session(&mut self, token: u64, old: u64, counter: u32) -> bool {
         let number = self.connections.take_number(old);
         let Some(unclaimed) = self.connections.remove(old) else { return false };
         self.workers.count(unclaimed.worker, false);
@@ -118,13 +123,13 @@ impl Control {
             name = connection.name,
             uid = connection.peer.uid,
             pid = connection.peer.pid,
-            "resumed"
+            "claimed"
         );
         connection.trusted
     }
 
     /// Answers an application whose session all engines serve again.
-    pub(crate) fn answer_resumed(&mut self, token: u64, handed: Vec<OwnedFd>) {
+    pub(crate) fn answer_claimed(&mut self, token: u64, handed: Vec<OwnedFd>) {
         let Some(connection) = self.connections.get(token) else { return };
         let Some(lease) = connection.lease else { return };
         let attached = self.attached(connection, &lease);

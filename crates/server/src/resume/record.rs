@@ -3,12 +3,13 @@
 //! | words | hold |
 //! |---|---|
 //! | 0, 1 | the layout's version; the state: 0 until the session begins |
-//! | 2 to 24 | the session: number, shape, user, addresses, name |
+//! | 2 to 23 | the session: number, shape, user, addresses, name |
 //! | 32 to 543 | the user's groups, two in a word |
 //! | from 544 on | [`ENDPOINT_WORDS`] words for each endpoint: state, request, settings |
 //!
 //! A server may be killed between any two stores. It therefore stores an endpoint's state last when
-//! it opens one, and first when it closes one. Every other change is that of a single word.
+//! it opens one, and first when it closes one. For a setting, it stores the value before the bit that
+//! marks the value as chosen.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -25,7 +26,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::addresses::Lease;
 
-/// The layout of the record and of what it describes: of each change, one of both numbers rises.
+/// The layout of the record. A change of the record raises the number in the text; a change of the
+/// layouts that it describes raises `VERSION`.
 const LAYOUT: u64 = u64::from_le_bytes(*b"Towpath1") ^ ((VERSION as u64) << 32);
 
 const STATE: usize = 1;
@@ -182,11 +184,11 @@ impl Record {
         Ok((Record { words }, file.into()))
     }
 
-    /// Goes on with the record of a session that this server resumes.
+    /// Adopts the record of a session that this server resumes.
     ///
     /// # Errors
     /// Fails with the kernel's error if the file cannot be mapped.
-    pub(crate) fn resume(file: BorrowedFd<'_>) -> io::Result<Record> {
+    pub(crate) fn adopt(file: BorrowedFd<'_>) -> io::Result<Record> {
         let region = SharedFile::adopt(file.try_clone_to_owned()?)?.map_writable()?;
         region.mapping().keep_from_children()?;
         Ok(Record { words: own_words(region) })
@@ -317,9 +319,12 @@ impl Recorded {
 
     /// Returns an endpoint of the session.
     pub(crate) fn endpoint(&self, number: u32) -> Option<RecordedEndpoint> {
+        if number >= self.shape.endpoints {
+            return None;
+        }
         let at = endpoint(number);
         let state = self.words.observe(at);
-        if number >= self.shape.endpoints || !matches!(state, OPEN | REVOKED) {
+        if !matches!(state, OPEN | REVOKED) {
             return None;
         }
         let mut request = [0; size_of::<Open>()];
@@ -340,5 +345,104 @@ impl Recorded {
             settings,
             granted_priority: self.words.fetch(at + PRIORITY),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::addresses::{Holder, Pool, Subnet, Subnets};
+    use crate::policy::Terms;
+
+    fn shape() -> SessionShape {
+        SessionShape::new(3, 5, 16, 32, 2048, 1024).unwrap()
+    }
+
+    fn lease() -> Lease {
+        let ipv4 = Some(Subnet::new("10.9.0.1".parse().unwrap(), 24));
+        let ipv6 = Some(Subnet::new("fd09::1".parse().unwrap(), 64));
+        let subnets = Subnets { ipv4, ipv6 };
+        let mut pool = Pool::new(subnets, [2, 0, 0, 0, 0, 1]).unwrap();
+        let holder = Holder { uid: 7, name: "name".into() };
+        pool.lease(&holder, None, &Terms::administrator()).unwrap()
+    }
+
+    fn peer(groups: usize) -> Peer {
+        Peer { uid: 7, gid: 8, groups: (0..groups as u32).collect(), pid: 9, process: None }
+    }
+
+    fn create(groups: usize) -> (Record, OwnedFd) {
+        Record::create(6, (&shape(), 2), &peer(groups), "näme", &lease()).unwrap()
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        for groups in [0, 1, 2, 1024] {
+            let (mut record, file) = create(groups);
+            assert!(Recorded::read(file.as_fd()).unwrap().is_none(), "the session has not begun");
+            record.begin();
+            let mut settings = Values::default();
+            settings.set(Setting::Weight, 5).unwrap();
+            let request =
+                Open { given: 48, protocol: 17, port: 80, sequence: 3, ..Open::default() };
+            record.open(4, &request, &settings, 2);
+            record.open(1, &request, &settings, 2);
+            record.close(1);
+            let read = Recorded::read(file.as_fd()).unwrap().unwrap();
+            assert_eq!((read.number, read.lanes, read.shape), (6, 2, shape()));
+            assert_eq!((read.uid, read.gid, read.pid), (7, 8, 9));
+            assert_eq!(read.groups, peer(groups).groups);
+            assert_eq!(read.name, "näme");
+            assert_eq!(read.addresses, RecordedAddresses::of(&lease()));
+            let endpoint = read.endpoint(4).unwrap();
+            assert_eq!((endpoint.request, endpoint.revoked), (request, false));
+            assert_eq!((endpoint.settings, endpoint.granted_priority), (settings, 2));
+            assert!([0, 1, 2, 3, 5, u32::MAX].iter().all(|one| read.endpoint(*one).is_none()));
+            // A successor goes on with the same record.
+            let mut next = Record::adopt(file.as_fd()).unwrap();
+            next.revoke(4);
+            assert!(read.endpoint(4).unwrap().revoked);
+            next.end();
+            assert!(Recorded::read(file.as_fd()).unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn records_of_other_layouts_and_lengths_are_named() {
+        let other = SharedFile::create("other", ENDPOINTS * 8).unwrap();
+        let error = Recorded::read(other.as_fd()).unwrap_err().to_string();
+        assert!(error.contains("another layout"), "{error}");
+        let short = SharedFile::create("short", 1).unwrap();
+        let mut words = own_words(short.map_writable().unwrap());
+        words.store(0, LAYOUT);
+        words.store(STATE, 1);
+        assert!(Recorded::read(short.as_fd()).is_err());
+        let pipe = std::io::pipe().unwrap().0;
+        assert!(Recorded::read(pipe.as_fd()).is_err());
+    }
+
+    proptest! {
+        /// Whatever a record contains, reading it is an error or gives a session within the limits.
+        #[test]
+        fn any_words_are_read_or_refused(
+            changed in proptest::collection::vec((2..ENDPOINTS + 5 * ENDPOINT_WORDS, any::<u64>()), 0..40)
+        ) {
+            let (mut record, file) = create(3);
+            record.begin();
+            for (word, value) in changed {
+                record.words.store(word, value);
+            }
+            if let Ok(Some(read)) = Recorded::read(file.as_fd()) {
+                prop_assert!(read.number != 0 && read.groups.len() <= MAX_GROUPS);
+                prop_assert!(read.shape.check_lanes(read.lanes).is_ok());
+                for number in 0..read.shape.endpoints.min(100) {
+                    read.endpoint(number);
+                }
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use towpath_device::Filter;
-use towpath_protocol::layout::CLOSED_BY_POLICY;
+use towpath_protocol::layout::{CLOSED_ADDRESS_GONE, CLOSED_BY_POLICY};
 use towpath_protocol::peer::{Peer, has_ended};
 use tracing::{debug, info, warn};
 
@@ -46,7 +46,7 @@ impl Control {
         let mut restored = 0;
         for (number, mut session) in sessions {
             self.next_number = self.next_number.max(number.wrapping_add(1)).max(1);
-            match self.restore_session(number, &mut session, &mut ports) {
+            match self.restore_session(number, &mut session, &mut ports, &mut unused) {
                 Ok(true) => restored += 1,
                 // Its application had not finished attaching, or has ended.
                 Ok(false) => {
@@ -77,6 +77,7 @@ impl Control {
         number: u32,
         left: &mut LeftSession,
         ports: &mut HashMap<String, OwnedFd>,
+        unused: &mut Vec<OwnedFd>,
     ) -> Result<bool, NotResumed> {
         let (Some(file), Some(process)) = (&left.record, &left.process) else { return Ok(false) };
         let failed = because("its record");
@@ -93,17 +94,17 @@ impl Control {
                 recorded.number, recorded.lanes
             ));
         }
-        let files = Files::resume(std::mem::take(&mut left.files), &shape, lanes);
+        let files = Files::adopt(std::mem::take(&mut left.files), &shape, lanes);
         let files = files.map_err(|error| because("its memory")(&error))?;
-        let mut mapped = files
-            .map_unclaimed(number, shape, lanes)
-            .map_err(|error| because("mapping its memory")(&error))?;
-        // What the policy does not grant any more is closed, with a reason that the application
-        // reads in its memory.
+        let mapped = files.map_unclaimed(number, shape, lanes);
+        // The application can prolong the close of these.
+        unused.append(&mut files.into_descriptors());
+        let mut mapped = mapped.map_err(|error| because("mapping its memory")(&error))?;
         let mut connection = match self.unclaimed_connection(&recorded, process) {
             Ok(connection) => connection,
-            Err(why) => {
-                mapped.sessions.iter_mut().for_each(|one| drop(one.close(CLOSED_BY_POLICY)));
+            Err((reason, why)) => {
+                // The application reads the reason in its memory.
+                mapped.sessions.iter_mut().for_each(|one| drop(one.close(reason)));
                 return Err(why);
             }
         };
@@ -111,7 +112,7 @@ impl Control {
         connection.mappings = Some(mapped.mappings.clone());
         connection.pins = std::mem::take(&mut left.pins);
         connection.endpoints = vec![None; shape.endpoints as usize];
-        let record = Record::resume(file.as_fd()).map_err(|error| because("its record")(&error));
+        let record = Record::adopt(file.as_fd()).map_err(|error| because("its record")(&error));
         connection.record = Some(record.inspect_err(|_| self.give_back(&connection))?);
         let token = self.next_token;
         self.next_token += 1;
@@ -133,30 +134,33 @@ impl Control {
         Ok(true)
     }
 
-    /// Makes the connection of a session whose application has yet to come.
+    /// Makes the connection of a session whose application has yet to come. An error has the reason
+    /// that the application reads, too.
     fn unclaimed_connection(
         &mut self,
         recorded: &Recorded,
         process: OwnedFd,
-    ) -> Result<Connection, NotResumed> {
+    ) -> Result<Connection, (u32, NotResumed)> {
         let Recorded { uid, gid, pid, .. } = *recorded;
         let peer = Peer { uid, gid, pid, groups: recorded.groups.clone(), process: Some(process) };
         let policy = &self.parts.policy;
         let admission = policy.standing(&peer, self.own_uid, self.all_users_known);
-        let admission = admission.map_err(|(_, text)| text)?;
+        let admission = admission.map_err(|(_, text)| (CLOSED_BY_POLICY, text))?;
         let is_limited = admission.standing != Standing::Administrator;
         let account = Account { uid, group: admission.group, is_limited };
         let holder = Holder { uid, name: recorded.name.clone() };
-        let lease = self.lease_again(&recorded.addresses, &holder, &admission.terms)?;
+        let lease = self.lease_again(&recorded.addresses, &holder, &admission.terms);
+        let lost = if recorded.addresses.shared { CLOSED_ADDRESS_GONE } else { 0 };
+        let lease = lease.map_err(|why| (lost, why))?;
         let address = [Filter::Address(lease.mac)];
         if let Err((_, text)) = self.claim("resume", &address) {
             self.parts.pool.release(&lease, holder);
-            return Err(text);
+            return Err((0, text));
         }
         let Some(worker) = self.worker_of(Owner::User(uid)) else {
             self.release(&address);
             self.parts.pool.release(&lease, holder);
-            return Err("the server cannot start a worker for its user".to_owned());
+            return Err((0, "the server cannot start a worker for its user".to_owned()));
         };
         let trusted = uid == self.own_uid || uid == 0;
         let mut connection =
@@ -168,7 +172,7 @@ impl Control {
         Ok(connection)
     }
 
-    /// Gives the addresses of a session back that is not resumed after all.
+    /// Releases the addresses of a session that this server does not resume.
     fn give_back(&mut self, connection: &Connection) {
         let Some(lease) = connection.lease else { return };
         self.release(&[Filter::Address(lease.mac)]);
@@ -203,8 +207,10 @@ impl Control {
     fn watch_process(&self, token: u64, connection: &Connection) {
         let Some(process) = &connection.peer.process else { return };
         let data = epoll::EventData::new_u64(UNCLAIMED | token);
-        // Without this, the session ends when the time to claim it is over.
-        let _ = epoll::add(&*self.epoll, process, data, epoll::EventFlags::IN);
+        // Once: the keeper's copies of the descriptor keep the entry alive after this process has
+        // closed its own. Without this, the session ends when the time to claim it is over.
+        let once = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+        let _ = epoll::add(&*self.epoll, process, data, once);
     }
 
     /// Opens the endpoints of a session as they were. One that is not possible any more counts as

@@ -1,5 +1,4 @@
-//! What a server knows and a successor need not find out again: the device's settings that were
-//! changed, and the costs of sleeping on this machine.
+//! The device's changed settings, and the measured costs of sleeping, in a file for the successor.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,9 +12,9 @@ use towpath_waiting::Costs;
 
 /// The name of the file in the store.
 pub(crate) const SETTINGS: &str = "settings";
-/// What the first word is, so that a server of other settings does not read it.
+/// The first word: a server with other settings does not read the file.
 const LAYOUT: u64 = u64::from_le_bytes(*b"Settings") ^ Setting::ALL.len() as u64;
-/// The words of the costs: 1 if they are there, and four numbers.
+/// The words of the costs: 1 if they are there, and four numbers, in nanoseconds.
 const COSTS: usize = 1;
 /// The words of a setting: 1 if it was changed, and its value.
 const FIRST: usize = COSTS + 5;
@@ -34,26 +33,26 @@ impl ChangedSettings {
     ///
     /// # Errors
     /// Fails if there is no memory, or if the store cannot keep the file.
-    pub(crate) fn take_over_or_create(
+    pub(crate) fn adopt_or_create(
         left: Option<OwnedFd>,
         store: &mut dyn Store,
         values: &mut Values,
     ) -> io::Result<ChangedSettings> {
         if let Some(file) = left {
             if apply(file.as_fd(), values)? {
-                return ChangedSettings::over(&SharedFile::adopt(file)?);
+                return ChangedSettings::map(&SharedFile::adopt(file)?);
             }
             store.remove(SETTINGS);
         }
         let file = SharedFile::create("towpath-settings", ALL_WORDS * 8)?;
         file.seal_seals()?;
-        let mut changed = ChangedSettings::over(&file)?;
+        let mut changed = ChangedSettings::map(&file)?;
         changed.words.publish(0, LAYOUT);
         store.put(SETTINGS, file.as_fd())?;
         Ok(changed)
     }
 
-    fn over(file: &SharedFile) -> io::Result<ChangedSettings> {
+    fn map(file: &SharedFile) -> io::Result<ChangedSettings> {
         let region = file.map_writable()?;
         region.mapping().keep_from_children()?;
         Ok(ChangedSettings { words: own_words(region) })
@@ -107,19 +106,17 @@ mod tests {
     fn changes_last() {
         let mut store = MemoryStore::default();
         let mut values = Values::default();
-        let mut first =
-            ChangedSettings::take_over_or_create(None, &mut store, &mut values).unwrap();
+        let mut first = ChangedSettings::adopt_or_create(None, &mut store, &mut values).unwrap();
         assert_eq!(values, Values::default());
         first.set(Setting::WatchdogMs, 77);
-        let left = || store.found().unwrap().pop().map(|(_, file)| file);
+        let left = || store.contents().unwrap().pop().map(|(_, file)| file);
         let (left, again) = (left(), left());
-        let mut second =
-            ChangedSettings::take_over_or_create(left, &mut store, &mut values).unwrap();
+        let mut second = ChangedSettings::adopt_or_create(left, &mut store, &mut values).unwrap();
         assert_eq!(values.get(Setting::WatchdogMs), 77);
         assert_eq!(store.len(), 1);
         second.set(Setting::WatchdogMs, u64::MAX);
         let mut values = Values::default();
-        ChangedSettings::take_over_or_create(again, &mut store, &mut values).unwrap();
+        ChangedSettings::adopt_or_create(again, &mut store, &mut values).unwrap();
         assert_eq!(values, Values::default(), "out of range");
     }
 
@@ -129,7 +126,7 @@ mod tests {
         let other = SharedFile::create("other", 4096).unwrap();
         store.put(SETTINGS, other.as_fd()).unwrap();
         let left = Some(OwnedFd::from(other));
-        ChangedSettings::take_over_or_create(left, &mut store, &mut values).unwrap();
+        ChangedSettings::adopt_or_create(left, &mut store, &mut values).unwrap();
         assert_eq!((values, store.len()), (Values::default(), 1));
     }
 }

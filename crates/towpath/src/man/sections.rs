@@ -105,8 +105,8 @@ impl Sections {
     fn serve() -> Sections {
         let mut sections = Sections::common();
         sections.description = &[
-            "One process serves one device. A second signal, while the server ends, kills \
-             the process. An interface that the server made ends with the server; one that \
+            "A keeper and its server, two processes, serve one device. A second signal, while the \
+             server ends, kills it. An interface that the server made ends with the server; one that \
              existed before stays. The server drops its capabilities after it has set up \
              the interface.",
             "Root and the server's user may always attach. Other users may attach if \

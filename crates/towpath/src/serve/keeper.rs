@@ -1,5 +1,6 @@
-//! The keeper: the process that an operator starts. It starts the server, and another one whenever a
-//! server is killed; does privileged acts for it; and holds what must outlive it.
+//! The keeper: the process that an operator starts. The keeper starts the server, and another one
+//! after each that is killed. This module also has the holder, which holds a killed server's objects
+//! until the next keeper takes over.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,7 +30,7 @@ use crate::signals::Signals;
 pub(super) const SETTINGS: &str = "keeper-settings";
 
 /// What a server that was killed left behind, by name.
-pub(super) type Found = Vec<(String, OwnedFd)>;
+pub(super) type Left = Vec<(String, OwnedFd)>;
 
 /// Takes over from the keeper of a server with this socket that was killed. Without `is_tap`, gives
 /// the device's objects back to the kernel: the next server makes its own.
@@ -37,19 +38,19 @@ pub(super) fn take_over_from_killed(
     socket: &Path,
     user: Option<&Identity>,
     is_tap: bool,
-) -> Result<Found, Failure> {
+) -> Result<Left, Failure> {
     let shown = socket.display();
     match take_over(socket, user.map(|user| user.uid)) {
         Ok(TakeOver::Busy) => Err(busy(socket)),
-        Ok(TakeOver::Done(mut found)) => {
-            tracing::info!(objects = found.len(), "took over from a server that was killed");
-            found.retain(|(name, _)| name != SETTINGS && (is_tap || !name.starts_with("device-")));
-            Ok(found)
+        Ok(TakeOver::Done(mut left)) => {
+            tracing::info!(objects = left.len(), "took over from a server that was killed");
+            left.retain(|(name, _)| name != SETTINGS && (is_tap || !name.starts_with("device-")));
+            Ok(left)
         }
-        Ok(TakeOver::Nothing) => Ok(Found::new()),
+        Ok(TakeOver::Nothing) => Ok(Left::new()),
         Err(_) if is_served(socket) => Err(busy(socket)),
         Err(error) => Err(Failure::new(format!(
-            "taking over from the keeper {shown}.keeper: {}; serve with --user as the killed server \
+            "taking over from the holder {shown}.keeper: {}; serve with --user as the killed server \
              did, or end that process, or choose another socket path with --socket",
             says(&error)
         ))),
@@ -72,7 +73,7 @@ struct Servers<'a> {
     interface: &'a str,
     socket: &'a Path,
     signals: &'a Signals,
-    /// Who waits for the first server.
+    /// The programs to tell when the first server serves; `None` afterwards.
     ready: Option<Ready>,
     /// Why the keeper cannot go on after the start of the first server.
     failure: Option<Failure>,
@@ -110,7 +111,7 @@ pub(super) fn supervise_servers(
     settings: &Settings,
     interface: &str,
     (socket, is_tap): (&Path, bool),
-    mut found: Found,
+    mut left: Left,
     ready: Ready,
     signals: &Signals,
 ) -> Result<ExitCode, Failure> {
@@ -123,7 +124,7 @@ pub(super) fn supervise_servers(
         Failure::new(format!("the keeper, {}: {}{remedy}", path.display(), says(&error)))
     };
     let text = settings.clone().to_text()?;
-    found.push((SETTINGS.to_owned(), in_memory(&text).map_err(failed)?));
+    left.push((SETTINGS.to_owned(), in_memory(&text).map_err(failed)?));
     let hold_s = settings.hold.map_or(HOLD_S, |hold| hold.get() as u64);
     let options = KeeperOptions {
         interface: interface.to_owned(),
@@ -137,7 +138,7 @@ pub(super) fn supervise_servers(
     let _ = rustix::thread::set_name(c"towpath-keeper");
     let (ready, failure) = (Some(ready), None);
     let mut servers = Servers { settings, interface, socket, signals, ready, failure };
-    let outcome = supervise(&options, found, signals.as_fd(), &mut servers);
+    let outcome = supervise(&options, left, signals.as_fd(), &mut servers);
     if let Some(failure) = servers.failure {
         return Err(failure);
     }
@@ -151,8 +152,7 @@ pub(super) fn supervise_servers(
     }
 }
 
-/// Arguments of the hidden subcommand that is the process which holds objects until the next server
-/// takes over.
+/// Arguments of the hidden subcommand `holder`, which holds objects until the next keeper takes over.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HolderArgs {
     /// The interface that the server served
@@ -169,11 +169,11 @@ pub(crate) struct HolderArgs {
 pub(crate) fn hold(args: &HolderArgs) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         let path = args.path.display();
-        Failure::new(format!("the keeper {path}: {}", says(&error)))
+        Failure::new(format!("the holder {path}: {}", says(&error)))
     };
     // The terminal's signals are for the programs that it waits for.
     let signals = Signals::block_termination().map_err(failed)?;
-    let _ = rustix::thread::set_name(c"towpath-keeper");
+    let _ = rustix::thread::set_name(c"towpath-holder");
     start_log(Level::Info);
     confine_keeper(None, false, false)?;
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3);
@@ -190,9 +190,9 @@ pub(crate) fn hold(args: &HolderArgs) -> Result<(), Failure> {
     run_keeper(socket, &options, signals.as_fd()).map_err(failed)
 }
 
-/// Leaves what a killed server had to a process that holds it until the next server takes over, for
-/// the service manager to start one meanwhile.
-fn leave_to_holder(options: &KeeperOptions, held: Found) -> io::Result<()> {
+/// Starts a holder, and gives it everything that a killed server had. The service manager starts
+/// another keeper, which takes over.
+fn leave_to_holder(options: &KeeperOptions, held: Left) -> io::Result<()> {
     if options.hold.is_zero() {
         return Ok(());
     }
@@ -204,7 +204,7 @@ fn leave_to_holder(options: &KeeperOptions, held: Found) -> io::Result<()> {
     // The command has a copy of the holder's end.
     drop(command);
     let (access, _) = KeeperAccess::new(ours)?;
-    let mut store = KeeperStore::new(&access, Found::new());
+    let mut store = KeeperStore::new(&access, Left::new());
     for (name, object) in held {
         store.put(&name, object.as_fd())?;
     }

@@ -29,7 +29,8 @@ use crate::signals::Signals;
 pub(crate) struct Args {
     /// The interface that the server serves
     interface: InterfaceName,
-    /// Go on with a file of --pcap: an earlier server was killed
+    /// A server of this keeper was killed before: append to the file of --pcap, and ask for no
+    /// further rights
     #[arg(long)]
     again: bool,
 }
@@ -101,7 +102,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     signals.release_soon();
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-    // A keeper that has ended already is what this asks for.
+    // An error means that the keeper has ended already.
     let _ = keeper.end();
     let outcome = server.stop();
     info!(device = name, "ended");
@@ -131,7 +132,7 @@ fn read_settings(found: &[(String, OwnedFd)]) -> std::io::Result<Settings> {
 /// Returns the descriptor of a TAP that an earlier server had. Closes the objects of another device:
 /// a server opens that device anew.
 fn take_device(store: &mut KeeperStore) -> std::io::Result<Option<OwnedFd>> {
-    let found = store.found()?;
+    let found = store.contents()?;
     let mut tap = None;
     for (name, object) in found {
         if name == TAP {
@@ -170,15 +171,16 @@ fn warn_without_grants(policy: &Policy, device: &str) {
     }
 }
 
-/// Warns of a policy file that the server could read before its change of user, and not after it.
+/// Warns of a policy file that this process could read before its change of user, and not after it.
 fn warn_of_unreadable_policy(file: Option<&Path>) {
     let Some((path, error)) = file.and_then(|path| Some((path, File::open(path).err()?))) else {
         return;
     };
     let (shown, gid) = (path.display(), rustix::process::getegid().as_raw());
     warn!(
-        "{shown}: {}: user {} will not be able to read a changed policy at SIGHUP; chgrp {gid} \
-         {shown}, chmod g+r {shown}, and let that group search its directory",
+        "{shown}: {}: user {} will not be able to read this policy again: SIGHUP changes nothing, \
+         and no server follows one that is killed; chgrp {gid} {shown}, chmod g+r {shown}, and let \
+         that group search its directory",
         says(&error),
         rustix::process::geteuid().as_raw()
     );

@@ -65,15 +65,15 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) lease: Vec<Lease>,
     /// Let applications use TCP and UDP ports of the interface's own addresses, beside the kernel
-    /// and each other; with xdp, packet, and auto unless it chooses a TAP. The keeper, a process
-    /// beside the server, binds the ports, has the kernel confirm neighbours, and holds the ports
+    /// and each other; with xdp, packet, and auto unless it chooses a TAP. The keeper, the process
+    /// that starts the server, binds the ports, has the kernel confirm neighbours, and holds the ports
     /// if the server is killed
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) share_host: bool,
-    /// Seconds, 0 to 3600, for which the keeper holds applications' flows and ports after the
-    /// server was killed, so that the kernel does not answer for them; 10 by default. A new server
-    /// with the same socket takes over and ends this time
+    /// Seconds, 0 to 3600, for which the keeper holds applications' flows, ports and sessions while
+    /// no server serves, so that the kernel does not answer for them; 10 by default. 0: no server
+    /// follows one that is killed
     #[arg(long, value_name = "SECONDS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hold: Option<Number<0, 3600>>,

@@ -183,7 +183,7 @@ fn a_policy_that_the_servers_user_cannot_read_is_reported_at_the_start() {
         // Shows that the server can change its user here.
         let Some(policed) = Policed::start(test, "") else { return };
         let Policed { mut server, file, directory, .. } = policed;
-        let warning = "will not be able to read a changed policy at SIGHUP";
+        let warning = "will not be able to read this policy again";
         assert!(!server.log().contains(warning), "{}", server.log());
         assert!(server.stop(Signal::TERM).success());
         let mode = |mode| std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();

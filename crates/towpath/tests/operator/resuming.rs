@@ -217,8 +217,8 @@ fn endpoints_and_settings_are_as_before() {
     });
 }
 
-/// What the policy grants no more is closed when the next server starts, and the application reads
-/// why.
+/// The next server closes endpoints and sessions that the policy no longer grants, and the
+/// application reads why.
 #[test]
 fn the_policy_of_the_next_server_holds() {
     towpath_testkit::isolated!(|| {
@@ -322,9 +322,9 @@ fn refusal(path: &str, request: Resume) -> Refusal {
 
 /// Only the process that attached gets its session back, and only once.
 #[test]
-fn a_session_is_its_own_processs() {
+fn only_the_process_that_attached_claims_a_session() {
     towpath_testkit::isolated!(|| {
-        if !tun("resuming::a_session_is_its_own_processs") {
+        if !tun("resuming::only_the_process_that_attached_claims_a_session") {
             return;
         }
         let directory = Directory::new();

@@ -156,7 +156,7 @@ fn a_successor_takes_over_after_a_killed_server() {
             return;
         }
         let directory = Directory::new();
-        // Without a keeper, so that a killed server leaves nothing but files.
+        // Keeper and server are killed, so that only files are left.
         let plain = ["--device", "tap:opA", "--address", "10.77.0.1/24", "--hold", "0"];
         let other_user = [&plain[..], &["--user", "61001:61001"]].concat();
         let both: &[&[&str]] =

@@ -187,7 +187,7 @@ fn a_killed_server_leaves_no_port_behind() {
         let holder = format!("/proc/{}/status", holder.as_raw_nonzero());
         until_bare();
         until("the kernel has the port", || kernel_binds(80));
-        until("the keeper has ended", || {
+        until("the holder has ended", || {
             // A zombie has no parent here that waits for it.
             std::fs::read_to_string(&holder).map_or(true, |status| status.contains("State:\tZ"))
         });

@@ -128,8 +128,7 @@ fn explain(error: TapError) -> Failure {
         }
         TapError::Busy { name } => Failure::new(format!(
             "{text}; stop that one (towpath ls --device {name} if it is a server), or choose \
-             another interface. The keeper of a server that was killed holds its interface for the \
-             time of --hold: start with its --socket, or end its towpath-keeper"
+             another interface"
         )),
         TapError::NotATap { name } => Failure::new(format!(
             "{text}; choose another name, or serve it with --device xdp:{name}, or make one with: ip tuntap add dev NAME mode tap vnet_hdr"
