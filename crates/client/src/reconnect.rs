@@ -51,6 +51,8 @@ pub(crate) enum Progress {
     Resumed(Box<Attached>, Vec<OwnedFd>, Channel),
     /// There is an answer to wait for, or a pause.
     Pending,
+    /// The server that was asked has ended, too.
+    Ended,
     /// No server resumes the session: the server refused, or none listens.
     NotResumed,
 }
@@ -65,7 +67,9 @@ impl Resumable {
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        let resumable = Resumable { path: path.to_owned(), timeout, ready, timer, attempt: None };
+        // The process may change its directory.
+        let path = std::path::absolute(path)?;
+        let resumable = Resumable { path, timeout, ready, timer, attempt: None };
         resumable.watch(doorbell)?;
         resumable.watch(resumable.timer.as_fd())?;
         Ok(resumable)
@@ -130,9 +134,9 @@ impl Resumable {
                     attempt.next = Instant::now() + PAUSE;
                 }
                 Ok(Incoming::Message(..)) => return Progress::NotResumed,
-                // This server was killed, too.
                 Ok(Incoming::End | Incoming::Nothing) | Err(_) => {
                     attempt.next = Instant::now() + PAUSE;
+                    return Progress::Ended;
                 }
             }
         }

@@ -33,14 +33,19 @@ impl Session {
             return true;
         }
         resumable.forget(self.doorbell.as_fd());
+        self.restart_event_queues();
+        self.check_all_queue_pairs();
+        true
+    }
+
+    /// Discards the events that a server left in the queues.
+    fn restart_event_queues(&mut self) {
         for lane in &mut self.lanes {
             if let Err(violation) = lane.events.restart() {
                 self.lost.get_or_insert(Lost::ServerWrong(violation));
             }
             lane.marker.restart();
         }
-        self.check_all_queue_pairs();
-        true
     }
 
     /// Enters every queue pair for a check.
@@ -69,6 +74,14 @@ impl Session {
                     return Ok(true);
                 }
                 Progress::NotResumed => return Err(self.not_resumed()),
+                Progress::Ended => {
+                    // It may have served the session before it ended.
+                    self.restart_event_queues();
+                    if self.lost.is_some() {
+                        return Err(self.not_resumed());
+                    }
+                    continue;
+                }
                 Progress::Pending => {}
             }
             let Some(wake_at) = resumable.wake_at() else { return Err(self.not_resumed()) };

@@ -33,6 +33,12 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// Returns `true` if the interface is gone: no other server can serve it.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        matches!(self, DeviceError::Gone { .. })
+    }
+
     /// Returns the error of a queue that the device does not have, or that is already open.
     pub(crate) fn no_queue(name: &str, is_open: bool) -> DeviceError {
         let errno = if is_open { libc::EBUSY } else { libc::ENODEV };

@@ -21,6 +21,10 @@ pub trait Store: Send {
     /// last close of one may take long, so the caller decides when and where to close it.
     fn remove(&mut self, name: &str) -> Vec<OwnedFd>;
 
+    /// Closes this process' own copies of everything under a name. The successor still gets what is
+    /// kept outside this process.
+    fn forget(&mut self, name: &str);
+
     /// Returns copies of all descriptors in the store, with their names. At the start of a server,
     /// these are its predecessor's. The store keeps its own.
     ///
@@ -79,6 +83,10 @@ impl Store for MemoryStore {
 
     fn remove(&mut self, name: &str) -> Vec<OwnedFd> {
         self.kept.remove(name).unwrap_or_default()
+    }
+
+    fn forget(&mut self, name: &str) {
+        self.kept.remove(name);
     }
 
     fn contents(&self) -> io::Result<Vec<(String, OwnedFd)>> {

@@ -153,6 +153,8 @@ pub(crate) struct Control {
     pub(crate) unclaimed: VecDeque<(Instant, u64)>,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
+    /// `true` if the server ends by a failure, and leaves its sessions to the next one.
+    pub(crate) leaves: bool,
     /// The error that stops the control thread, if it stops without a request.
     pub(crate) failed: Option<DeviceError>,
 }
@@ -215,6 +217,7 @@ impl Control {
             unclaimed: VecDeque::new(),
             ended: None,
             stopping: false,
+            leaves: false,
             failed: None,
             parts,
         })
@@ -287,15 +290,17 @@ impl Control {
         }
     }
 
-    /// Logs that the keeper has ended. A server that a keeper started gets SIGTERM from the kernel.
-    fn keeper_ended(&self) {
+    /// Ends the server: without a keeper, nothing could resume its sessions.
+    fn keeper_ended(&mut self) {
         error!("the keeper has ended, and so this server ends; start towpath serve again");
+        self.stop();
     }
 
     pub(crate) fn stop(&mut self) {
         if !self.stopping {
             self.stopping = true;
-            self.command(Command::Stop, Reply::Nothing);
+            let stop = if self.leaves { Command::Leave } else { Command::Stop };
+            self.command(stop, Reply::Nothing);
         }
     }
 
@@ -422,6 +427,7 @@ impl Control {
                 let name = self.parts.info.name.clone();
                 let what = "making worker processes";
                 let cause = io::Error::other("the process that they are made from has ended");
+                self.leaves = self.parts.store.outlives_server();
                 self.failed.get_or_insert(DeviceError::Failed { name, what, cause });
                 self.stop();
                 None
@@ -480,6 +486,8 @@ impl Control {
                 EngineReport::Ceded { hardware, queue } => self.ceded(hardware, queue),
                 EngineReport::OwnQueueBroke { session } => self.own_queue_broke(session),
                 EngineReport::Ended(outcome) => {
+                    self.leaves |= self.parts.store.outlives_server()
+                        && outcome.as_ref().is_err_and(|error| !error.is_gone());
                     self.ended = self.parts.engines.engine_ended(outcome);
                     // The others end, too: every session needs all engines.
                     self.stop();

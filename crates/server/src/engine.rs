@@ -111,6 +111,8 @@ pub struct Link {
     pub control_wake: Arc<OwnedFd>,
     /// Asks workers to notify applications.
     pub relays: Relays,
+    /// `true` if a next server can resume the sessions when this engine fails.
+    pub has_successor: bool,
 }
 
 /// The engine of a device.
@@ -137,6 +139,10 @@ pub struct Engine {
     /// The packets of the last poll iteration.
     found: Found,
     stop: bool,
+    /// `true` if the sessions go on with the next server.
+    leaves: bool,
+    /// `true` if a next server can resume the sessions.
+    has_successor: bool,
     /// For the control thread.
     headers: Option<HeaderMemory>,
 }
@@ -185,6 +191,8 @@ impl Engine {
             closing: ClosingSessions::default(),
             found: Found::default(),
             stop: false,
+            leaves: false,
+            has_successor: link.has_successor,
             headers,
         })
     }
@@ -218,8 +226,8 @@ impl Engine {
         self.flows.assume_captures(assumed);
     }
 
-    /// Runs until the control thread stops the engine or the device fails; then closes every
-    /// session.
+    /// Runs until the control thread stops the engine or the device fails. Then closes every
+    /// session, or leaves all to the next server.
     pub fn run(mut self) {
         self.wait.begin(&self.values, &self.port);
         // The engine first executes the commands that came before the start, such as those that add
@@ -238,10 +246,12 @@ impl Engine {
                 break Err(error);
             }
         };
+        let fails = outcome.as_ref().is_err_and(|error| !error.is_gone());
+        let leaves = self.leaves || self.has_successor && fails;
         let Engine { port, mut sessions, commands, .. } = self;
         // The device stops before the control thread unmaps the memory that it reads.
         drop(port);
-        for mut session in sessions.take_all() {
+        for mut session in sessions.take_all().filter(|_| !leaves) {
             if let Some(doorbell) = session.close(0) {
                 commands.tell(EngineReport::Closed { session: session.number, doorbell });
             }

@@ -42,9 +42,10 @@ pub(crate) struct EngineEnd {
 }
 
 impl Drop for EngineEnd {
-    /// Ends an engine that still runs, such as when a further one could not start.
+    /// Ends an engine that still runs, such as when a further one could not start. Its sessions may
+    /// be an earlier server's.
     fn drop(&mut self) {
-        if self.commands.send((0, Command::Stop)).is_ok() {
+        if self.commands.send((0, Command::Leave)).is_ok() {
             let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         }
     }

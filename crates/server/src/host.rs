@@ -224,7 +224,7 @@ impl Host {
     }
 
     /// Adopts the socket that holds the port of a resumed session's rule, and removes it from `ports`:
-    /// sockets by name.
+    /// sockets by name. Returns the name.
     ///
     /// # Errors
     /// Fails with the reason, in words.
@@ -233,17 +233,18 @@ impl Host {
         rule: &Rule,
         account: Account,
         ports: &mut HashMap<String, OwnedFd>,
-    ) -> Result<(), String> {
+    ) -> Result<String, String> {
         let (Some(protocol), Some(ip), Some(port)) = (port_protocol(rule), rule.ip, rule.port)
         else {
             return Err("its rule has no port".to_owned());
         };
         let local = SocketAddr::new(ip, port);
-        let socket = ports.remove(&port_name(protocol, local));
+        let name = port_name(protocol, local);
+        let socket = ports.remove(&name);
         let socket =
             socket.ok_or_else(|| format!("the keeper does not hold port {port} of {ip}"))?;
         self.ports.insert((protocol, local), Held { _socket: socket, account });
-        Ok(())
+        Ok(name)
     }
 
     /// Returns the reason why an account gets no further port.

@@ -44,6 +44,7 @@ mod tests;
 mod wire;
 
 pub use client::KeeperAccess;
+pub(crate) use options::OWN;
 pub use options::{KeeperOptions, keeper_connection, keeper_path};
 pub(crate) use port_holder::{PortProtocol, port_name};
 pub use process::run_keeper;

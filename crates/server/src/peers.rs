@@ -164,10 +164,17 @@ impl Control {
         self.drop_connection(token);
     }
 
-    /// Has all engines end a session. The application reads the reason, 0 for none.
+    /// Has all engines end a session, unless they have been told. The application reads the reason,
+    /// 0 for none.
     pub(crate) fn end_session(&mut self, token: u64, reason: u32) {
         let Some(connection) = self.connections.get_mut(token) else { return };
-        connection.is_ending = true;
+        if std::mem::replace(&mut connection.is_ending, true) {
+            return;
+        }
+        if let Some(process) = &connection.peer.process {
+            // Of an unclaimed session.
+            let _ = epoll::delete(&*self.epoll, process);
+        }
         if let Some(record) = &mut connection.record {
             record.end();
         }
@@ -295,8 +302,7 @@ impl Control {
     /// application's user closes the doorbell once no engine has it any more.
     pub(crate) fn lane_closed(&mut self, number: u32, doorbell: Arc<OwnedFd>) {
         let token = self.connections.token_of(number);
-        let connection = token.and_then(|token| self.connections.get(token));
-        if let (Some(token), Some(false)) = (token, connection.map(|one| one.is_ending)) {
+        if let Some(token) = token {
             self.end_session(token, 0);
         }
         if let Some(doorbell) = Arc::into_inner(doorbell) {
@@ -311,6 +317,8 @@ impl Control {
         let Some(session) = self.close_own_queue(session) else { return };
         let Some(token) = self.connections.token_of(session.number) else { return };
         let lanes = self.parts.engines.lanes();
+        // The other lanes still have it if it broke the protocol in this one.
+        self.end_session(token, 0);
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.progress = Progress::Over;
         connection.returned.push(*session);
@@ -402,19 +410,22 @@ impl Control {
             let name = &connection.name;
             warn!(session, name, %violation, "closed: its application broke the protocol");
         }
-        // The engine of a lane closed it; an unclaimed session has no doorbell that would tell.
-        if matches!(connection.progress, Progress::Unclaimed) {
-            self.end_unclaimed(token, "its memory breaks the protocol");
-        }
+        // One lane's engine closed it. An unclaimed session has no doorbell that would tell.
+        self.end_unclaimed(token, "its memory breaks the protocol");
+        self.end_session(token, 0);
     }
 
-    /// Ends the server: the workers close the objects that applications can reach, as always.
+    /// Ends the server: the workers close the objects that applications can reach, as always. The
+    /// store goes on to hold the sessions that the next server is to resume.
     pub(crate) fn end_all(&mut self) {
         for token in self.connections.of_all() {
             let Some(connection) = self.connections.get_mut(token) else { continue };
             connection.mappings = None;
             let (worker, uid) = (connection.worker, connection.account.uid);
-            let mut files = remove_stored(self.parts.store.as_mut(), connection.number);
+            let mut files = match self.leaves {
+                true => Vec::new(),
+                false => remove_stored(self.parts.store.as_mut(), connection.number),
+            };
             if let Progress::Given(prepared) | Progress::Preparing(prepared) =
                 std::mem::replace(&mut connection.progress, Progress::Over)
             {

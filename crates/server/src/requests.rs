@@ -225,12 +225,12 @@ impl Control {
         if !matches!(connection.progress, Progress::Lives) {
             return Err((Refusal::State, "open: there is no session on this connection".into()));
         }
-        let mut opened = read_open(open, connection, self.parts.free_addresses)?;
         if let Some((number, port)) = connection.resumed_request(open.sequence) {
             // An earlier server carried the request out, and was killed before it answered.
             self.answer(token, &Message::Opened(message::Opened { endpoint: number, port }));
             return Ok(());
         }
+        let mut opened = read_open(open, connection, self.parts.free_addresses)?;
         let number = connection.free_endpoint().ok_or_else(|| {
             let text = "open: the session has all endpoints that it asked for; attach with more";
             (Refusal::Limit, text.to_owned())
@@ -369,14 +369,13 @@ impl Control {
 
     fn close(&mut self, token: u64, number: u32) -> Result<(), Refused> {
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
-        let opened = connection.take_out(number);
+        let Some(opened) = connection.take_out(number) else {
+            return Err((Refusal::NotFound, format!("close: there is no endpoint {number}")));
+        };
         if let Some(record) = &mut connection.record {
             record.close(number);
         }
         let session = connection.number;
-        let Some(opened) = opened else {
-            return Err((Refusal::NotFound, format!("close: there is no endpoint {number}")));
-        };
         self.forget_rule(&opened);
         if opened.is_for_neighbours
             && let Some(host) = &mut self.parts.host

@@ -38,7 +38,7 @@ impl Control {
     }
 
     /// Asks the policy again about a connection. Returns `true` if it may go on.
-    fn admit_again(&mut self, token: u64) -> bool {
+    pub(crate) fn admit_again(&mut self, token: u64) -> bool {
         let (own, all_known) = (self.own_uid, self.all_users_known);
         let policy = &self.parts.policy;
         let Some(connection) = self.connections.get_mut(token) else { return true };
@@ -50,14 +50,14 @@ impl Control {
         }
         (connection.standing, connection.terms) = (admission.standing, admission.terms);
         let (session, most) = (connection.number, connection.terms.forbidden_packets_per_second);
-        if matches!(connection.progress, Progress::Lives) {
+        if matches!(connection.progress, Progress::Lives | Progress::Unclaimed) {
             self.command(Command::LimitForbidden { session, most }, Reply::Nothing);
         }
         true
     }
 
     /// Ends a connection, and its session if there is one. Returns `true` if there was one.
-    fn revoke(&mut self, token: u64) -> bool {
+    pub(crate) fn revoke(&mut self, token: u64) -> bool {
         self.close_session(token, CLOSED_BY_POLICY, "its policy changed")
     }
 

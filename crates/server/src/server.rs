@@ -47,7 +47,9 @@ pub struct Server {
     control: Option<ControlThread>,
     engines: Vec<JoinHandle<()>>,
     over: OwnedFd,
-    _bound: Option<Bound>,
+    bound: Option<Bound>,
+    /// `true` if a next server can resume the sessions when this one fails.
+    has_successor: bool,
 }
 
 type ControlThread = JoinHandle<Result<(), DeviceError>>;
@@ -77,16 +79,17 @@ impl Server {
         let (relays, spawner) = start_spawner(&config.policy, config.lanes)?;
         let mut left =
             Left::sort(store.contents().map_err(resources("what an earlier server left"))?);
-        let (listener, bound) = listen(config, &mut left)?;
-        let state = StatePage::adopt_or_create(&mut left, config.lanes)?;
+        let info = device.info().clone();
+        let has_successor = store.outlives_server();
+        let pool = address_pool(config, info.mac)?;
+        let host = open_host(config, device.as_ref())?;
+        let (listener, mut bound) = listen(config, &mut left, store.as_mut())?;
+        let state = StatePage::adopt_or_create(&mut left, store.as_mut(), config.lanes)?;
         keep(store.as_mut(), &state, listener.as_ref())?;
         let mut changed = changed_settings(&mut left, store.as_mut(), &mut settings)?;
         let control_wake = event()?;
         let (requests, control_requests) = channel();
         let (epoch, seed) = epoch_and_seed()?;
-        let info = device.info().clone();
-        let pool = address_pool(config, info.mac)?;
-        let host = open_host(config, device.as_ref())?;
         // The server measures before its threads could disturb the result.
         changed.set_costs(Costs::of_this_machine());
         let StatePage { file, region, mapping, pins } = state;
@@ -95,6 +98,7 @@ impl Server {
             budgets: config.budgets(),
             identity: (epoch, seed),
             control_wake: &control_wake,
+            has_successor,
         };
         let (mut engines, ends) = maker.all(&mut *device, region, relays)?;
         keep_device(store.as_mut(), device.as_ref(), engines.iter().map(Engine::memory_file))?;
@@ -128,13 +132,15 @@ impl Server {
         control.restore(left);
         let engines = run_engines(engines, &config.engine_cpus, &control_wake)?;
         let (control, over) = run_control(control)?;
+        bound.iter_mut().for_each(Bound::take);
         Ok(Server {
             requests,
             wake: control_wake,
             control: Some(control),
             engines,
             over,
-            _bound: bound,
+            bound,
+            has_successor,
         })
     }
 
@@ -178,26 +184,34 @@ impl Server {
         &self.over
     }
 
-    /// Stops the server, if it has not ended by itself, and returns how it ended.
+    /// Stops the server, if it has not ended by itself, and returns how it ended. A server that
+    /// failed leaves its sessions and its socket for the next one, if its store outlives it.
     ///
     /// # Errors
     /// Fails with the device's error.
+    ///
+    /// # Panics
+    /// If a thread of the server has panicked.
     pub fn stop(mut self) -> Result<(), DeviceError> {
         self.end()
     }
 
     fn end(&mut self) -> Result<(), DeviceError> {
         self.request(Request::Stop);
-        let outcome = match self.control.take().map(JoinHandle::join) {
-            Some(Ok(outcome)) => outcome,
-            Some(Err(panic)) => std::panic::resume_unwind(panic),
-            None => Ok(()),
-        };
+        let outcome = self.control.take().map_or(Ok(Ok(())), JoinHandle::join);
         let ends: Vec<_> = self.engines.drain(..).map(JoinHandle::join).collect();
-        if let Some(panic) = ends.into_iter().find_map(Result::err) {
-            std::panic::resume_unwind(panic);
+        let ends_in_order = match &outcome {
+            Ok(outcome) => outcome.as_ref().err().is_none_or(DeviceError::is_gone),
+            Err(_) => false,
+        };
+        if self.has_successor && !ends_in_order {
+            self.bound.iter_mut().for_each(Bound::leave);
         }
-        outcome
+        let panic = ends.into_iter().find_map(Result::err);
+        match (outcome, panic) {
+            (Err(panic), _) | (_, Some(panic)) => std::panic::resume_unwind(panic),
+            (Ok(outcome), None) => outcome,
+        }
     }
 }
 
@@ -245,6 +259,7 @@ struct EngineMaker<'a> {
     /// The server's epoch, and the seed of hash functions.
     identity: (u64, u64),
     control_wake: &'a Arc<OwnedFd>,
+    has_successor: bool,
 }
 
 impl EngineMaker<'_> {
@@ -269,6 +284,7 @@ impl EngineMaker<'_> {
                 wake: wake.clone(),
                 control_wake: self.control_wake.clone(),
                 relays,
+                has_successor: self.has_successor,
             };
             let state = state.split_off_front(STATE_WORDS * 8);
             let (settings, budgets) = (self.settings, self.budgets);
@@ -290,13 +306,18 @@ struct StatePage {
 
 impl StatePage {
     /// Takes over the page of an earlier server, which applications have mapped, or creates one.
-    fn adopt_or_create(left: &mut Left, lanes: usize) -> Result<StatePage, StartError> {
+    fn adopt_or_create(
+        left: &mut Left,
+        store: &mut dyn Store,
+        lanes: usize,
+    ) -> Result<StatePage, StartError> {
         let Some(file) = left.state.take() else { return StatePage::create(lanes) };
         match SharedFile::adopt(file) {
             Ok(file) if file.len() >= lanes * STATE_WORDS * 8 => StatePage::map(file),
             Ok(file) => {
-                // A server of fewer lanes made it. The store must not go on to hold it.
-                left.rest.push((STATE.to_owned(), file.into()));
+                // A server of fewer lanes made it.
+                store.remove(STATE);
+                drop(file);
                 StatePage::create(lanes)
             }
             Err(cause) => Err(resources("the state page of an earlier server")(cause)),
@@ -350,9 +371,15 @@ fn open_host(config: &Config, device: &dyn Device) -> Result<Option<Host>, Start
 fn listen(
     config: &Config,
     left: &mut Left,
+    store: &mut dyn Store,
 ) -> Result<(Option<OwnedFd>, Option<Bound>), StartError> {
     let path = config.socket.as_deref();
     let bound = path.map(|path| bind(path, &config.policy, &mut left.listener)).transpose()?;
+    if let Some(unused) = left.listener.take() {
+        // Another socket listens from now on.
+        store.remove(STORED_NAME);
+        drop(unused);
+    }
     Ok(bound.map_or((None, None), |(listener, bound)| (Some(listener), Some(bound))))
 }
 

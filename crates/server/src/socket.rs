@@ -12,18 +12,36 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::config::StartError;
 use crate::policy::Policy;
 
-/// A socket's path and the lock that claims it. Dropping this removes both.
+/// A socket's path and the lock that claims it. Dropping this removes both, if they are this
+/// server's.
 #[derive(Debug)]
 pub(crate) struct Bound {
     path: PathBuf,
     lock_path: PathBuf,
+    /// `false` while the socket is an earlier server's: another one may resume its sessions if this
+    /// one does not start.
+    is_own: bool,
     _lock: OwnedFd,
+}
+
+impl Bound {
+    /// Makes the socket this server's.
+    pub(crate) fn take(&mut self) {
+        self.is_own = true;
+    }
+
+    /// Leaves the socket to the next server.
+    pub(crate) fn leave(&mut self) {
+        self.is_own = false;
+    }
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-        let _ = std::fs::remove_file(&self.lock_path);
+        if self.is_own {
+            let _ = std::fs::remove_file(&self.path);
+            let _ = std::fs::remove_file(&self.lock_path);
+        }
     }
 }
 
@@ -53,8 +71,9 @@ pub(crate) fn bind(
             other => failed(other.into()),
         },
     )?;
-    let bound = Bound { path: path.to_owned(), lock_path, _lock: lock };
+    let mut bound = Bound { path: path.to_owned(), lock_path, is_own: true, _lock: lock };
     if let Some(socket) = left.take_if(|socket| listens_at(socket, path)) {
+        bound.leave();
         set_mode(path, policy).map_err(failed)?;
         return Ok((socket, bound));
     }
@@ -63,7 +82,7 @@ pub(crate) fn bind(
             if !found.file_type().is_socket() {
                 let cause =
                     io::Error::new(io::ErrorKind::AlreadyExists, "exists, and is no socket");
-                std::mem::forget(bound);
+                bound.leave();
                 return Err(failed(cause));
             }
             // A killed server left the socket behind: its lock is free.

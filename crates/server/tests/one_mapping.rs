@@ -160,6 +160,7 @@ fn packets_are_handed_over_without_a_race() {
         wake,
         control_wake,
         relays,
+        has_successor: false,
     };
     let budgets =
         Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, iteration_budget: 512 };

@@ -37,6 +37,11 @@ impl Store for Counted {
         removed
     }
 
+    fn forget(&mut self, name: &str) {
+        self.store.forget(name);
+        self.count.store(self.store.len(), Ordering::SeqCst);
+    }
+
     fn contents(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         self.store.contents()
     }

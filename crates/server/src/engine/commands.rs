@@ -85,7 +85,10 @@ pub enum Command {
     RestoreQueue(HardwareQueue),
     /// Gives a session of an earlier server to its application.
     ClaimSession(Box<Claim>),
+    /// Ends the engine and its sessions.
     Stop,
+    /// Ends the engine, and leaves its sessions for the next server.
+    Leave,
 }
 
 impl Command {
@@ -136,6 +139,7 @@ impl Command {
             Command::Link { up } => Command::Link { up: *up },
             Command::Mtu { bytes } => Command::Mtu { bytes: *bytes },
             Command::Stop => Command::Stop,
+            Command::Leave => Command::Leave,
         })
     }
 

@@ -115,6 +115,7 @@ impl Engine {
             }
             Command::ClaimSession(claim) => self.claim_session(*claim),
             Command::Stop => self.stop = true,
+            Command::Leave => (self.stop, self.leaves) = (true, true),
         }
     }
 
@@ -189,15 +190,15 @@ impl Engine {
     /// own for what happened before: it marks every queue pair with packets to send, and looks into
     /// every receive queue.
     fn claim_session(&mut self, claim: Claim) {
-        let Some(key) = self.sessions.key(claim.session) else { return };
-        let Some(session) = self.sessions.get_mut(key) else { return };
-        if session.closing {
+        let key = self.sessions.key(claim.session);
+        let session = key.and_then(|key| Some((key, self.sessions.get_mut(key)?)));
+        let Some((key, session)) = session.filter(|(_, session)| !session.closing) else {
             // Its memory broke the protocol meanwhile.
             if let Some(doorbell) = claim.doorbell.into_socket() {
                 self.commands.tell(EngineReport::Closed { session: claim.session, doorbell });
             }
             return;
-        }
+        };
         if let Err(violation) = session.claim(claim.doorbell, claim.wake) {
             self.sessions.condemn(key, violation);
         }

@@ -417,9 +417,12 @@ impl Session {
         }
     }
 
-    /// Tells the application that the server closed an endpoint.
+    /// Tells the application that the server closed an endpoint, unless it has been told already.
     pub(crate) fn tell_revoked(&mut self, number: u32) {
         let word = number as usize * ENDPOINT_COUNTERS + ENDPOINT_REVOKED_WORD;
+        if self.counters.get(word) == 1 {
+            return;
+        }
         self.counters.store(word, 1);
         let count = self.revoked.get(0) + 1;
         self.revoked.publish(0, count);
@@ -434,6 +437,12 @@ impl Session {
         self.closing = true;
         self.header.publish(CLOSED_WORD, 1 << 32 | u64::from(reason));
         self.doorbell.socket.take()
+    }
+
+    /// Returns `true` if the application has been told that the session is over, by this server or an
+    /// earlier one.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.header.get(CLOSED_WORD) != 0
     }
 
     /// Returns the remaining descriptors of a session that is over, and the doorbell if it is still

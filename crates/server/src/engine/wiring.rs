@@ -63,6 +63,7 @@ impl Wired {
             wake: wake.clone(),
             control_wake: Arc::new(event()?),
             relays: Relays::none()?,
+            has_successor: false,
         };
         let state = Region::private(STATE_WORDS * 8)?;
         let engine = Engine::new(device, state, 1, 1, values, budgets, link)?;

@@ -14,6 +14,9 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause after an operation for which there is no memory or descriptor.
 pub(super) const PAUSE: Duration = Duration::from_millis(10);
 
+/// The beginning of the names of the keeper's own objects, which are not a server's.
+pub(crate) const OWN: &str = "keeper-";
+
 /// Makes the connection between a server and its keeper, and returns the two ends: the server's for
 /// [`KeeperAccess`](super::KeeperAccess), and the keeper's for [`run_keeper`](super::run_keeper).
 ///
@@ -36,6 +39,9 @@ pub struct KeeperOptions {
     pub hold: Duration,
     /// `true` if the keeper starts another server after one that was killed.
     pub restarts: bool,
+    /// The user and the group that the keeper changes to when its first server serves, if it does:
+    /// the owners of its socket.
+    pub owner: Option<(u32, u32)>,
     /// The path of the socket at which the next server takes over.
     pub path: PathBuf,
 }

@@ -152,7 +152,7 @@ impl Keeper {
         // A server that does not read its answers stops only itself.
         set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
         let limit = held::limit();
-        let listener = Listener::bind(&options.path)?;
+        let listener = Listener::bind(&options.path, options.owner)?;
         let keeper = Keeper {
             socket,
             shares_host: options.shares_host,

@@ -93,6 +93,10 @@ impl Store for KeeperStore {
         removed
     }
 
+    fn forget(&mut self, name: &str) {
+        self.kept.remove(name);
+    }
+
     fn contents(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         copies(&self.kept)
     }

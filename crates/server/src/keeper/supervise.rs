@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::options::{KeeperOptions, keeper_connection};
+use super::options::{KeeperOptions, OWN, keeper_connection};
 use super::process::Keeper;
 use super::take_over::{BUSY, Listener};
 
@@ -18,6 +18,10 @@ use super::take_over::{BUSY, Listener};
 /// such end, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Signals within this time are one: `timeout` (coreutils) signals its program and then the program's
+/// group.
+const TOGETHER: Duration = Duration::from_millis(100);
 
 /// The bits of the descriptors that a keeper waits for beside a server's messages.
 const ENDED: u32 = 1;
@@ -49,8 +53,8 @@ pub trait Supervised {
 pub enum Supervision {
     /// The server ended in order, or before it served for the first time.
     Ended(ExitStatus),
-    /// The server was killed, and [`KeeperOptions::restarts`] is off. With everything that the
-    /// keeper held, by name.
+    /// The server was killed, and [`KeeperOptions::restarts`] is off; or it did not serve, and there
+    /// was something of an earlier one. With everything that the keeper held, by name.
     Killed(ExitStatus, Vec<(String, OwnedFd)>),
     /// A signal ended the supervision while no server ran.
     Stopped,
@@ -73,6 +77,7 @@ pub fn supervise(
 ) -> io::Result<Supervision> {
     let (ours, theirs) = keeper_connection()?;
     let (listener, mut keeper) = Keeper::new(ours, options)?;
+    let took_over = left.iter().any(|(name, _)| !name.starts_with(OWN));
     for (name, object) in left {
         keeper.held.put(name, object);
     }
@@ -80,15 +85,7 @@ pub fn supervise(
     let (mut number, mut failed_starts) = (0, 0u32);
     let mut served_at: Option<Instant> = None;
     loop {
-        let theirs = match next.take() {
-            Some(theirs) => theirs,
-            None => {
-                let (ours, theirs) = keeper_connection()?;
-                keeper.connect(ours)?;
-                theirs
-            }
-        };
-        let mut child = match supervised.launch(theirs, number) {
+        let mut child = match start(&mut keeper, next.take(), number, supervised) {
             Err(error) if served_at.is_some_and(|last| last + options.hold > Instant::now()) => {
                 tracing::error!("a server does not start: {error}; another attempt follows");
                 if pause_until(&listener, Instant::now() + LONGEST_PAUSE, signals, supervised)? {
@@ -96,15 +93,15 @@ pub fn supervise(
                 }
                 continue;
             }
-            launched => launched?,
+            started => started?,
         };
         number += 1;
-        keeper.give_held()?;
         let status = serve(&mut keeper, &listener, &mut child, signals, supervised)?;
-        if keeper.is_told_to_end || served_at.is_none() && !keeper.is_ready {
+        let never_served = served_at.is_none() && !keeper.is_ready;
+        if keeper.is_told_to_end || never_served && !took_over {
             return Ok(Supervision::Ended(status));
         }
-        if !options.restarts {
+        if !options.restarts || never_served {
             tracing::error!(interface = options.interface, "{}", describe(status));
             drop(listener);
             return Ok(Supervision::Killed(status, keeper.held.into_all()));
@@ -113,36 +110,85 @@ pub fn supervise(
         failed_starts = if keeper.is_ready { 0 } else { failed_starts + 1 };
         let last = if keeper.is_ready { now } else { served_at.unwrap_or(now) };
         served_at = Some(last);
-        if options.hold.is_zero() || last + options.hold <= now {
-            tracing::error!(
-                interface = options.interface,
-                "{}: no server has served for {} s, and the keeper ends; remove the cause that the \
-                 lines before give, and start towpath serve again",
-                describe(status),
-                options.hold.as_secs()
-            );
-            return Ok(Supervision::GaveUp(status));
-        }
-        if failed_starts == 0 {
-            tracing::warn!(
-                interface = options.interface,
-                "{}: another server starts, and resumes the sessions",
-                describe(status)
-            );
-            continue;
-        }
-        let pause =
-            (FIRST_PAUSE * 2u32.saturating_pow(failed_starts - 1).min(1 << 10)).min(LONGEST_PAUSE);
-        tracing::error!(
-            interface = options.interface,
-            "{} before it served (attempt {failed_starts}): another start in {} ms",
-            describe(status),
-            pause.as_millis()
-        );
+        let gives_up = options.hold.is_zero() || last + options.hold <= now;
+        let next = if gives_up { Next::None } else { Next::after(failed_starts) };
+        next.log(options, status, failed_starts);
+        let pause = match next {
+            Next::None => return Ok(Supervision::GaveUp(status)),
+            Next::AtOnce => continue,
+            Next::After(pause) => pause,
+        };
         if pause_until(&listener, now + pause, signals, supervised)? {
             return Ok(Supervision::Stopped);
         }
     }
+}
+
+/// When the next server starts.
+enum Next {
+    AtOnce,
+    After(Duration),
+    None,
+}
+
+impl Next {
+    /// Returns the time of the next start, after so many that failed one after the other.
+    fn after(failed_starts: u32) -> Next {
+        let Some(doublings) = failed_starts.checked_sub(1) else { return Next::AtOnce };
+        let pause = FIRST_PAUSE * 2u32.saturating_pow(doublings).min(1 << 10);
+        Next::After(pause.min(LONGEST_PAUSE))
+    }
+
+    /// Tells the operator what follows the end of a server.
+    fn log(&self, options: &KeeperOptions, status: ExitStatus, failed_starts: u32) {
+        let (interface, end) = (&options.interface, describe(status));
+        match self {
+            Next::AtOnce => {
+                tracing::warn!(interface, "{end}: another server starts, and resumes the sessions");
+            }
+            Next::After(pause) => tracing::error!(
+                interface,
+                "{end} before it served (attempt {failed_starts}): another start in {} ms",
+                pause.as_millis()
+            ),
+            Next::None => {
+                let why = match options.hold.as_secs() {
+                    0 => "with --hold 0, no other server follows it".to_owned(),
+                    hold => format!("no server has served for {hold} s"),
+                };
+                tracing::error!(
+                    interface,
+                    "{end}: {why}, and the keeper ends; remove the cause that the lines before \
+                     give, and start towpath serve again"
+                );
+            }
+        }
+    }
+}
+
+/// Starts a server over the keeper's first connection, or over a new one, and gives it everything
+/// that the keeper holds.
+fn start(
+    keeper: &mut Keeper,
+    connection: Option<OwnedFd>,
+    number: u32,
+    supervised: &mut dyn Supervised,
+) -> io::Result<Child> {
+    let theirs = match connection {
+        Some(theirs) => theirs,
+        None => {
+            let (ours, theirs) = keeper_connection()?;
+            keeper.connect(ours)?;
+            theirs
+        }
+    };
+    let mut child = supervised.launch(theirs, number)?;
+    if let Err(error) = keeper.give_held() {
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(error);
+    }
+    Ok(child)
 }
 
 /// Returns how a server ended, in words.
@@ -163,6 +209,8 @@ fn serve(
 ) -> io::Result<ExitStatus> {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
     let mut is_connected = true;
+    // The first signal that asked for the end.
+    let mut asked_at: Option<Instant> = None;
     let mut was_ready = keeper.was_ready();
     loop {
         let others = [process.as_fd(), signals];
@@ -181,11 +229,17 @@ fn serve(
         }
         if others & SIGNALLED != 0 {
             while let Some(signal) = supervised.take_signal() {
-                keeper.is_told_to_end |= signal != libc::SIGHUP;
-                if let Some(signal) = Signal::from_named_raw(signal) {
-                    // This fails if the server has ended; the next check sees that.
-                    let _ = pidfd_send_signal(&process, signal);
+                let mut sent = Signal::from_named_raw(signal);
+                if signal != libc::SIGHUP {
+                    keeper.is_told_to_end = true;
+                    if asked_at.is_some_and(|first| first.elapsed() > TOGETHER) {
+                        // The server takes too long.
+                        sent = Some(Signal::KILL);
+                    }
+                    asked_at.get_or_insert_with(Instant::now);
                 }
+                // This fails if the server has ended; the next check sees that.
+                let _ = sent.map(|signal| pidfd_send_signal(&process, signal));
             }
         }
         if others & ENDED != 0 {

@@ -43,8 +43,9 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Binds the socket, in place of one that a killed keeper left behind.
-    pub(super) fn bind(path: &Path) -> io::Result<Listener> {
+    /// Binds the socket, in place of one that a killed keeper left behind. `owner`: its user and
+    /// group, who can then bind another one in a directory where only owners remove files.
+    pub(super) fn bind(path: &Path, owner: Option<(u32, u32)>) -> io::Result<Listener> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -57,6 +58,9 @@ impl Listener {
         let listener = Listener { socket, path: path.to_owned() };
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         std::fs::set_permissions(path, mode)?;
+        if let Some((uid, gid)) = owner {
+            std::os::unix::fs::lchown(path, Some(uid), Some(gid))?;
+        }
         rustix::net::listen(&listener.socket, 8)?;
         Ok(listener)
     }

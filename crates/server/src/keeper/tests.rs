@@ -37,8 +37,8 @@ impl Started {
         let (ours, theirs) = keeper_connection().unwrap();
         let (stopped, stop) = std::io::pipe().unwrap();
         let path = keeper_path(&directory.join("s"));
-        let options =
-            KeeperOptions { interface: "lo".into(), shares_host, hold, restarts: false, path };
+        let (interface, owner) = ("lo".into(), None);
+        let options = KeeperOptions { interface, shares_host, hold, restarts: false, owner, path };
         let thread = std::thread::spawn(move || run_keeper(theirs, &options, stopped.as_fd()));
         let (client, found) = KeeperAccess::new(ours).unwrap();
         assert!(found.is_empty());

@@ -92,7 +92,11 @@ impl Control {
         let claims = claims.map(Command::ClaimSession).collect();
         self.parts.engines.command_each(claims, Reply::Claimed(token, handed));
         // The application's rights may have changed with its groups.
-        self.revoke_endpoints(token);
+        if self.admit_again(token) {
+            self.revoke_endpoints(token);
+        } else {
+            self.revoke(token);
+        }
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 
 use super::settings::SETTINGS;
+use crate::keeper::OWN;
 use crate::prepare::{MEMORIES, PINS, PROCESS, RECORD};
 use crate::socket::STORED_NAME;
 
@@ -14,8 +15,6 @@ const SESSION: &str = "session-";
 const PORT: &str = "port-";
 /// The beginning of the names of the device's objects.
 const DEVICE: &str = "device-";
-/// The beginning of the names of the keeper's own objects.
-const KEEPER: &str = "keeper-";
 
 /// The objects of a session.
 #[derive(Debug, Default)]
@@ -65,7 +64,7 @@ impl Left {
             STATE => self.state.replace(object),
             SETTINGS => self.settings.replace(object),
             // The device has taken its objects already, and the keeper's own are not for the server.
-            _ if name.starts_with(DEVICE) || name.starts_with(KEEPER) => None,
+            _ if name.starts_with(DEVICE) || name.starts_with(OWN) => None,
             _ if name.starts_with(PORT) => self.ports.insert(name.to_owned(), object),
             _ => Some(object),
         }

@@ -19,6 +19,7 @@ use crate::control::{Control, UNCLAIMED};
 use crate::engine::commands::Command;
 use crate::engine::demux::Rule;
 use crate::engine::forbidden::Forbidden;
+use crate::engine::session::Session;
 use crate::engines::Reply;
 use crate::host::port_protocol;
 use crate::open::read_open;
@@ -48,7 +49,7 @@ impl Control {
             self.next_number = self.next_number.max(number.wrapping_add(1)).max(1);
             match self.restore_session(number, &mut session, &mut ports, &mut unused) {
                 Ok(true) => restored += 1,
-                // Its application had not finished attaching, or has ended.
+                // Its application had not finished attaching or has ended, or the session was closed.
                 Ok(false) => {
                     debug!(session = number, "left behind, and not resumed");
                     unused.append(&mut remove_stored(self.parts.store.as_mut(), number));
@@ -100,6 +101,9 @@ impl Control {
         // The application can prolong the close of these.
         unused.append(&mut files.into_descriptors());
         let mut mapped = mapped.map_err(|error| because("mapping its memory")(&error))?;
+        if mapped.sessions.iter().any(Session::is_closed) {
+            return Ok(false);
+        }
         let mut connection = match self.unclaimed_connection(&recorded, process) {
             Ok(connection) => connection,
             Err((reason, why)) => {
@@ -262,7 +266,9 @@ impl Control {
             && let Some(host) = self.parts.host.as_mut().filter(|_| opened.has_rule())
             && port_protocol(&opened.rule).is_some()
         {
-            host.hold_again(&opened.rule, account, ports)?;
+            let name = host.hold_again(&opened.rule, account, ports)?;
+            // The port is free only once no copy of its socket is left.
+            self.parts.store.forget(&name);
         }
         self.claim_endpoint(token, &opened).map_err(text)?;
         self.enter_endpoint(token, number, opened, Reply::Nothing);
@@ -277,10 +283,8 @@ impl Control {
         }
         let session = connection.number;
         connection.endpoints[number as usize] = Some(revoked(endpoint));
-        // The application may know already.
-        if !endpoint.revoked {
-            self.command(Command::TellRevoked { session, number }, Reply::Nothing);
-        }
+        // The earlier server may have been killed before it told the application.
+        self.command(Command::TellRevoked { session, number }, Reply::Nothing);
     }
 
     /// Ends a session whose application has ended, or has not come in time.
@@ -288,9 +292,6 @@ impl Control {
         let Some(connection) = self.connections.get_mut(token) else { return };
         if !matches!(connection.progress, Progress::Unclaimed) {
             return;
-        }
-        if let Some(process) = &connection.peer.process {
-            let _ = epoll::delete(&*self.epoll, process);
         }
         connection.progress = Progress::Over;
         let (number, name) = (connection.number, connection.name.clone());

@@ -133,6 +133,7 @@ pub(super) fn supervise_servers(
         // The next server can go on with the descriptor of a TAP. It makes every other device anew,
         // for which it needs the rights of the start.
         restarts: is_tap,
+        owner: settings.user.as_ref().map(|user| (user.uid, user.gid)),
         path: path.clone(),
     };
     let _ = rustix::thread::set_name(c"towpath-keeper");
@@ -143,7 +144,8 @@ pub(super) fn supervise_servers(
         return Err(failure);
     }
     match outcome.map_err(failed)? {
-        Supervision::Ended(status) | Supervision::GaveUp(status) => Ok(exit_code(status)),
+        Supervision::Ended(status) => Ok(exit_code(status)),
+        Supervision::GaveUp(_) => Ok(ExitCode::FAILURE),
         Supervision::Killed(status, held) => {
             leave_to_holder(&options, held).map_err(failed)?;
             Ok(exit_code(status))
@@ -184,6 +186,7 @@ pub(crate) fn hold(args: &HolderArgs) -> Result<(), Failure> {
         shares_host: false,
         hold: Duration::from_secs(args.hold.get() as u64),
         restarts: false,
+        owner: None,
         path: args.path.clone(),
     };
     let socket = socket.map_err(|errno| failed(errno.into()))?;

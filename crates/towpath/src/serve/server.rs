@@ -55,8 +55,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let served = settings.device.as_ref().ok_or_else(no_device)?;
     let socket = settings.socket.clone().unwrap_or_default();
     start_log(settings.log.unwrap_or(Level::Info));
+    let (adopted, unused) = find_device(&found).map_err(failed)?;
     let mut store = KeeperStore::new(&keeper, found);
-    let adopted = take_device(&mut store).map_err(failed)?;
+    give_back(&mut store, &unused).map_err(failed)?;
 
     let mut config = settings.config(socket.clone())?;
     let own_queues = config.policy.own_queues();
@@ -66,14 +67,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let name = device_info.name;
     config.subnets = subnets.unwrap_or(config.subnets);
     warn_without_grants(&config.policy, &name);
-    let mut pcap = None;
     if let Some(fault) = &settings.fault {
         device = Box::new(FaultDevice::new(device, &fault.spec));
     }
-    if let Some(path) = &settings.pcap {
-        let (wrapped, status) = record(device, path, settings.user.as_ref(), args.again)?;
-        device = wrapped;
-        pcap = Some((path.as_path(), status));
+    let mut pcap = None;
+    if let Some((path, file)) = open_pcap(&settings, args.again)? {
+        let wrapped = record(device, file, path)?;
+        pcap = Some((path, wrapped.status()));
+        device = Box::new(wrapped);
     }
     if let Some(busy_poll) = xdp_sockets.filter(|_| !args.again) {
         keeper.allow_xdp_sockets(busy_poll).map_err(failed)?;
@@ -95,18 +96,35 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         "serving"
     );
     keeper.ready();
-
-    // Without a policy, SIGHUP says that the terminal was closed.
-    while wait(&server, &signals, &mut pcap)? == Action::ReloadPolicy && settings.policy.is_some() {
-        reload_policy(&server, &settings, &socket, &name);
-    }
+    let action = loop {
+        match wait(&server, &signals, &mut pcap)? {
+            Action::ReloadPolicy if settings.policy.is_some() => {
+                reload_policy(&server, &settings, &socket, &name);
+            }
+            // Without a policy, SIGHUP says that the terminal was closed.
+            Action::ReloadPolicy => break Action::Stop,
+            action => break action,
+        }
+    };
     signals.release_soon();
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-    // An error means that the keeper has ended already.
-    let _ = keeper.end();
-    let outcome = server.stop();
+    let outcome = end(server, &keeper, action);
     info!(device = name, "ended");
     outcome.map_err(|error| ended(&error))
+}
+
+/// Ends a server, after a signal or because it has ended by itself.
+fn end(server: Server, keeper: &KeeperAccess, action: Action) -> Result<(), DeviceError> {
+    // An error of `KeeperAccess::end` means that the keeper has ended already.
+    if action == Action::Stop {
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        let _ = keeper.end();
+    }
+    let outcome = server.stop();
+    // After a failure, another server follows, unless the device is gone.
+    if outcome.as_ref().err().is_none_or(DeviceError::is_gone) {
+        let _ = keeper.end();
+    }
+    outcome
 }
 
 /// Returns the connection at standard input, in whose place comes `/dev/null`.
@@ -129,20 +147,22 @@ fn read_settings(found: &[(String, OwnedFd)]) -> std::io::Result<Settings> {
     Settings::parse(&text).map_err(|(line, message)| wrong(&format!("settings:{line}: {message}")))
 }
 
-/// Returns the descriptor of a TAP that an earlier server had. Closes the objects of another device:
-/// a server opens that device anew.
-fn take_device(store: &mut KeeperStore) -> std::io::Result<Option<OwnedFd>> {
-    let found = store.contents()?;
-    let mut tap = None;
-    for (name, object) in found {
-        if name == TAP {
-            tap = Some(object);
-        } else if name.starts_with(DEVICE) {
-            store.remove(&name);
-        }
+/// Returns a copy of the descriptor of a TAP that an earlier server had, and the names of the
+/// objects of another device.
+fn find_device(found: &[(String, OwnedFd)]) -> std::io::Result<(Option<OwnedFd>, Vec<String>)> {
+    let tap = found.iter().find(|(name, _)| name == TAP);
+    let tap = tap.map(|(_, tap)| tap.try_clone()).transpose()?;
+    let unused =
+        found.iter().map(|(name, _)| name).filter(|name| name.starts_with(DEVICE) && *name != TAP);
+    Ok((tap, unused.cloned().collect()))
+}
+
+/// Closes the objects of a device, which a server opens anew.
+fn give_back(store: &mut KeeperStore, unused: &[String]) -> std::io::Result<()> {
+    for name in unused {
+        store.remove(name);
     }
-    store.barrier()?;
-    Ok(tap)
+    store.barrier()
 }
 
 /// Reads the policy file again. With an error in it, the old policy stays in force.
@@ -193,7 +213,7 @@ fn ended(error: &DeviceError) -> Failure {
             Failure::new(format!("{error}; start the server again when the interface is back"))
         }
         DeviceError::Failed { cause, .. } => Failure::new(format!("{error}{}", remedy(cause))),
-        DeviceError::Stalled { .. } => Failure::new(format!("{error}; start the server again")),
+        DeviceError::Stalled { .. } => Failure::new(error.to_string()),
     }
 }
 
@@ -202,8 +222,10 @@ fn ended(error: &DeviceError) -> Failure {
 enum Action {
     /// Read the policy file again.
     ReloadPolicy,
-    /// Stop, or the server has ended by itself.
+    /// Stop.
     Stop,
+    /// The server has ended by itself.
+    Ended,
 }
 
 /// Waits until a signal arrives, or the server has ended by itself.
@@ -225,7 +247,7 @@ fn wait(
                 Some(_) => return Ok(Action::Stop),
                 None => {}
             },
-            Ok(_) => return Ok(Action::Stop),
+            Ok(_) => return Ok(Action::Ended),
             Err(errno) => {
                 return Err(Failure::new(format!("waiting: {}", says(&errno.into()))));
             }
@@ -244,20 +266,30 @@ fn wait(
     }
 }
 
-/// Wraps a device so that the wrapper writes its packets to a file.
-fn record(
-    device: Box<dyn Device>,
-    path: &Path,
-    user: Option<&Identity>,
-    goes_on: bool,
-) -> Result<(Box<dyn Device>, CaptureStatus), Failure> {
-    let failed = |error: std::io::Error| {
+/// Returns the failure of `--pcap`.
+fn no_pcap(path: &Path) -> impl Fn(std::io::Error) -> Failure + '_ {
+    move |error| {
         let said = says(&error);
-        Failure::new(format!(
-            "--pcap {}: {said}; choose a file that can be written",
-            path.display()
-        ))
-    };
+        let text = format!("--pcap {}: {said}; choose a file that can be written", path.display());
+        Failure::new(text)
+    }
+}
+
+/// Opens the file of `--pcap`, if there is one. A server that `goes_on` appends to it, or goes on
+/// without.
+fn open_pcap(settings: &Settings, goes_on: bool) -> Result<Option<(&Path, File)>, Failure> {
+    let Some(path) = settings.pcap.as_deref() else { return Ok(None) };
+    match open_private(path, settings.user.as_ref(), goes_on) {
+        Err(failure) if goes_on => {
+            warn!("{}: the capture ends, the server goes on", failure.text());
+            Ok(None)
+        }
+        opened => opened.map(|file| Some((path, file))),
+    }
+}
+
+/// Opens a file for packets, empty or at its end.
+fn open_private(path: &Path, user: Option<&Identity>, goes_on: bool) -> Result<File, Failure> {
     // Captured traffic is private to this user.
     let file: File = OpenOptions::new()
         .write(true)
@@ -267,14 +299,21 @@ fn record(
         .truncate(!goes_on)
         .mode(0o600)
         .open(path)
-        .map_err(failed)?;
+        .map_err(no_pcap(path))?;
     if let Some(user) = user {
         let (uid, gid) = (user.uid, user.gid);
         // Where root may not change the owner, the file stays root's; the server has it open.
         let _ = std::os::unix::fs::fchown(&file, Some(uid), Some(gid));
     }
-    let wrapped = CaptureDevice::new(device, BufWriter::new(file), capture::Options::default())
-        .map_err(failed)?;
-    let status = wrapped.status();
-    Ok((Box::new(wrapped), status))
+    Ok(file)
+}
+
+/// Wraps a device so that the wrapper writes its packets to a file.
+fn record(
+    device: Box<dyn Device>,
+    file: File,
+    path: &Path,
+) -> Result<CaptureDevice<BufWriter<File>>, Failure> {
+    CaptureDevice::new(device, BufWriter::new(file), capture::Options::default())
+        .map_err(no_pcap(path))
 }

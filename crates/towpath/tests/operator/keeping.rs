@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_client::{Lost, Options, Session};
@@ -9,6 +10,7 @@ use towpath_netlink::Netlink;
 
 use crate::beside_the_kernel::{FAR, NEAR, device, is_bare, may_attach, sockets, until_bare, user};
 use crate::networks::{sh, wire};
+use crate::policies::attach_by;
 use crate::running::*;
 use crate::serving::{link_exists, round_trip};
 use crate::sharing::{ECHO, Shared};
@@ -139,12 +141,77 @@ fn a_server_that_cannot_serve_is_tried_again() {
         until("a server", || server.log().matches("serving device=").count() == 2);
         fs::write(&policy, "no policy").unwrap();
         server.kill_server();
-        assert_eq!(wait(&mut server.child).code(), Some(2), "that of the last server");
+        assert_eq!(wait(&mut server.child).code(), Some(1));
         assert!(
             server.log().contains("no server has served for 1 s, and the keeper ends"),
             "{}",
             server.log()
         );
+        assert!(!link_exists("opA"));
+    });
+}
+
+/// A server that fails leaves its sessions to the next one.
+#[test]
+fn a_server_that_fails_is_followed_by_another_one() {
+    towpath_testkit::isolated!(|| {
+        const TEST: &str = "keeping::a_server_that_fails_is_followed_by_another_one";
+        if !tun(TEST) {
+            return;
+        }
+        let Some(users) = other_users(TEST) else { return };
+        let directory = Directory::new();
+        let device = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
+        let arguments = [&device[..], &["--allow-user", "61002"]].concat();
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let mut session = idle(&server);
+        // Without the process that makes workers, a server can serve no further user.
+        let children = |pid: Pid| {
+            let path = format!("/proc/{0}/task/{0}/children", pid.as_raw_nonzero());
+            let children = fs::read_to_string(path).unwrap();
+            children.split_whitespace().map(|one| one.parse().unwrap()).collect::<Vec<i32>>()
+        };
+        let first = server.server().unwrap();
+        let [spawner] = children(first)[..] else { panic!("{:?}", children(first)) };
+        kill_process(Pid::from_raw(spawner).unwrap(), Signal::KILL).unwrap();
+        let attach = || attach_by(&users.applications[0], &server.socket, &Options::default());
+        assert!(attach().is_err());
+        while session.statistics().resumptions < 1 {
+            assert!(session.wait(Some(LIMIT)).unwrap());
+        }
+        let log = server.log();
+        assert!(log.contains("the process that they are made from has ended"), "{log}");
+        assert!(log.contains("the server ended with exit code 1: another server starts"), "{log}");
+        attach().unwrap();
+        assert!(link_exists("opA"));
+        assert!(server.stop(Signal::TERM).success());
+        assert!(!exists(&server.socket));
+
+        // A device that is gone is served by nobody.
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let mut session = idle(&server);
+        sh("ip link delete opA");
+        assert_eq!(session.wait(Some(LIMIT)).unwrap_err(), Lost::ServerGone);
+        assert_eq!(wait(&mut server.child).code(), Some(1));
+        assert!(!server.log().contains("another server"));
+    });
+}
+
+/// A server that does not end when it is asked to is killed at the second time.
+#[test]
+fn a_second_signal_ends_a_server_that_hangs() {
+    towpath_testkit::isolated!(|| {
+        if !tun("keeping::a_second_signal_ends_a_server_that_hangs") {
+            return;
+        }
+        let directory = Directory::new();
+        let arguments = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
+        let mut server = serve(&directory, "s.sock", &arguments);
+        kill_process(server.server().unwrap(), Signal::STOP).unwrap();
+        signal(&server.child, Signal::TERM);
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(server.server().is_some());
+        assert_eq!(server.stop(Signal::TERM).code(), Some(1));
         assert!(!link_exists("opA"));
     });
 }
@@ -161,10 +228,17 @@ fn the_keeper_holds_what_there_is_and_no_more() {
         let arguments = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
         let mut server = serve(&directory, "s.sock", &arguments);
         let keeper = keeper_of(&server);
-        let Some(first) = descriptors(keeper) else {
+        if descriptors(keeper).is_none() {
             println!("SKIP {TEST}: only root may look at the keeper's descriptors; run as root");
             return;
-        };
+        }
+        // The keeper may still hold a message's pipe.
+        let mut first = BTreeMap::new();
+        until("the start is over", || {
+            let before = std::mem::replace(&mut first, descriptors(keeper).unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+            before == first
+        });
         let memories = |found: &BTreeMap<String, usize>| {
             let each = found.iter().filter(|(kind, _)| kind.starts_with("/memfd:towpath"));
             each.map(|(_, count)| count).sum::<usize>()

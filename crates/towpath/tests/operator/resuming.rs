@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use towpath_client::{Lost, Options, Rule, SendError, Session, Setting};
 use towpath_net::{Network, TcpListener, TcpStream, UdpSocket};
 use towpath_protocol::channel::{Channel, Incoming};
-use towpath_protocol::message::{Message, Refusal, Resume};
+use towpath_protocol::message::{self, Attach, Close, Message, Refusal, Resume};
 
 use crate::running::*;
 
@@ -305,19 +305,69 @@ fn an_application_ends_while_no_server_runs() {
     });
 }
 
-/// Sends a request over a new connection, and returns the error that answers it.
-fn refusal(path: &str, request: Resume) -> Refusal {
+/// Connects to a server.
+fn connect(path: &str) -> Channel {
     let kind = rustix::net::SocketType::SEQPACKET;
     let family = rustix::net::AddressFamily::UNIX;
     let flags = rustix::net::SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(family, kind, flags, None).unwrap();
     rustix::net::connect(&socket, &rustix::net::SocketAddrUnix::new(path).unwrap()).unwrap();
-    let channel = Channel::new(socket);
-    channel.send(&Message::Resume(request), &[]).unwrap();
+    Channel::new(socket)
+}
+
+/// Sends a request, and returns the answer.
+fn ask(channel: &Channel, request: &Message) -> Message {
+    channel.send(request, &[]).unwrap();
     match channel.receive().unwrap() {
-        Incoming::Message(Message::Error(body), _) => body.refusal(),
+        Incoming::Message(answer, _) => answer,
         other => panic!("{other:?}"),
     }
+}
+
+/// Returns the kind of the error that answers a request.
+fn refusal(channel: &Channel, request: &Message) -> Refusal {
+    match ask(channel, request) {
+        Message::Error(body) => body.refusal(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A request for an endpoint that cannot exist harms nobody, whatever the progress of its
+/// connection.
+#[test]
+fn an_endpoint_of_any_number_is_refused() {
+    towpath_testkit::isolated!(|| {
+        if !tun("resuming::an_endpoint_of_any_number_is_refused") {
+            return;
+        }
+        let directory = Directory::new();
+        let server = serve(&directory, "s.sock", &ARGUMENTS);
+        let process = server.server();
+        let channel = connect(&server.socket);
+        let is_refused = || {
+            for endpoint in [0, 1, 63, 64, 1 << 16, u32::MAX] {
+                let close = Message::Close(Close { endpoint });
+                assert_eq!(refusal(&channel, &close), Refusal::NotFound);
+            }
+        };
+        is_refused();
+        let attach = Attach {
+            queue_pairs: 1,
+            endpoints: 64,
+            transmit_slots: 64,
+            receive_slots: 64,
+            transmit_buffer_bytes: 2048,
+            receive_buffer_bytes: 2048,
+            name: message::fixed_name("raw"),
+            ipv4: [0; 4],
+            flags: 0,
+        };
+        assert!(matches!(ask(&channel, &Message::Attach(attach)), Message::Attached(_)));
+        is_refused();
+        assert_eq!(ask(&channel, &Message::Mapped), Message::Done);
+        is_refused();
+        assert_eq!(server.server(), process);
+    });
 }
 
 /// Only the process that attached gets its session back, and only once.
@@ -339,7 +389,10 @@ fn only_the_process_that_attached_claims_a_session() {
             assert!(session.wait(Some(LIMIT)).unwrap());
         }
         let epoch = session.info().epoch;
-        let ask = |session, reserved| refusal(&server.socket, Resume { epoch, session, reserved });
+        let ask = |session, reserved| {
+            let resume = Message::Resume(Resume { epoch, session, reserved });
+            refusal(&connect(&server.socket), &resume)
+        };
         assert_eq!(server.report()["sessions"][0]["unclaimed"], true);
         // Another process's, one that does not exist, one that is claimed, and nonsense.
         assert_eq!(ask(1, 0), Refusal::NotFound);

@@ -20,6 +20,8 @@ use crate::running::*;
 
 /// The port of the application's echo server.
 pub(crate) const ECHO: u16 = 7000;
+/// Another port of an application.
+const OTHER: u16 = 7001;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -547,6 +549,7 @@ fn a_killed_servers_flows_stay_closed_to_the_kernel() {
             accepted.read_exact(&mut [0; 6]).unwrap();
             let here = std::net::TcpStream::connect(("192.0.2.1", ECHO)).unwrap();
             let _accepted = listener.accept().unwrap();
+            let other = TcpListener::bind(&shared.network, ("192.0.2.1", OTHER)).unwrap();
             shared.server.kill_server();
             let _ = wait(&mut shared.server.child);
             for mut peer in [&stream, &here] {
@@ -567,6 +570,10 @@ fn a_killed_servers_flows_stay_closed_to_the_kernel() {
             again.write_all(b"again").unwrap();
             let (mut accepted, _) = listener.accept().unwrap();
             accepted.read_exact(&mut [0; 5]).unwrap();
+            // A port that it closes is the kernel's again.
+            assert!(!kernel_binds(OTHER));
+            drop(other);
+            until("the kernel has the port", || kernel_binds(OTHER));
             // An orderly end leaves nothing.
             assert_eq!(server.stop(Signal::TERM).code(), Some(0));
             until_bare();
