@@ -187,7 +187,7 @@ fn a_server_that_fails_is_followed_by_another_one() {
         assert!(server.stop(Signal::TERM).success());
         assert!(!exists(&server.socket));
 
-        // A device that is gone is served by nobody.
+        // A device that is gone gets no other server.
         let mut server = serve(&directory, "s.sock", &arguments);
         let mut session = idle(&server);
         sh("ip link delete opA");

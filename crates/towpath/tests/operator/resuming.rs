@@ -332,7 +332,7 @@ fn refusal(channel: &Channel, request: &Message) -> Refusal {
     }
 }
 
-/// A request for an endpoint that cannot exist harms nobody, whatever the progress of its
+/// A request for an endpoint that cannot exist harms nothing, whatever the progress of its
 /// connection.
 #[test]
 fn an_endpoint_of_any_number_is_refused() {
