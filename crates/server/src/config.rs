@@ -50,6 +50,9 @@ pub struct Config {
     /// How long a resumed session waits for its application to claim it, if the application's process
     /// still runs; 60 s by default.
     pub claim_timeout: Duration,
+    /// `true` if the server must be able to resume every session that an earlier one left. If it is
+    /// not, its start fails before it changes anything.
+    pub resumes_all: bool,
 }
 
 impl Default for Config {
@@ -66,6 +69,7 @@ impl Default for Config {
             lanes: 1,
             engine_cpus: Vec::new(),
             claim_timeout: Duration::from_secs(60),
+            resumes_all: false,
         }
     }
 }
@@ -142,6 +146,14 @@ pub enum StartError {
         rx_batch: u64,
         /// The given `batch`.
         batch: usize,
+    },
+    /// A session of an earlier server cannot be resumed.
+    #[error("session {number} cannot be resumed: {why}")]
+    NotResumed {
+        /// The session's number.
+        number: u32,
+        /// The reason.
+        why: String,
     },
     /// More lanes than the device has queues.
     #[error(

@@ -68,6 +68,8 @@ pub(crate) enum Request {
     Adopt(OwnedFd),
     /// Serves under another policy from now on, and tells what became of the sessions.
     Policy(Box<Policy>, Sender<Result<PolicyChange, PolicyError>>),
+    /// Ends the server, and leaves its sessions for the next one.
+    Leave,
     /// Ends the server.
     Stop,
 }
@@ -284,6 +286,10 @@ impl Control {
                 Request::Adopt(socket) => self.adopt(socket),
                 Request::Policy(policy, answer) => {
                     let _ = answer.send(self.set_policy(*policy));
+                }
+                Request::Leave => {
+                    self.leaves = self.parts.store.outlives_server();
+                    self.stop();
                 }
                 Request::Stop => self.stop(),
             }

@@ -115,6 +115,9 @@ pub struct Link {
     pub has_successor: bool,
 }
 
+/// The most iterations in which an engine finishes what it has begun, before it leaves.
+const FINISH_ITERATIONS: usize = 64;
+
 /// The engine of a device.
 pub struct Engine {
     port: DevicePort,
@@ -246,6 +249,7 @@ impl Engine {
                 break Err(error);
             }
         };
+        let outcome = outcome.and_then(|()| if self.leaves { self.finish() } else { Ok(()) });
         let fails = outcome.as_ref().is_err_and(|error| !error.is_gone());
         let leaves = self.leaves || self.has_successor && fails;
         let Engine { port, mut sessions, commands, .. } = self;
@@ -258,6 +262,21 @@ impl Engine {
             commands.tell(EngineReport::Removed(session));
         }
         commands.tell(EngineReport::Ended(outcome));
+    }
+
+    /// Delivers the packets that the engine has taken from the device, and collects the completions
+    /// of those that the device has sent. The next server sends what is left.
+    fn finish(&mut self) -> Result<(), DeviceError> {
+        for _ in 0..FINISH_ITERATIONS {
+            let received = if self.rx.has_left() { self.receive()? } else { 0 };
+            let completed = self.complete()?;
+            self.notifier.publish(&mut self.sessions, &mut self.counters);
+            self.notifier.notify_deferred(&mut self.sessions, &mut self.counters);
+            if received + completed == 0 {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Runs one poll iteration and returns the amount of work done.

@@ -50,4 +50,4 @@ pub(crate) use port_holder::{PortProtocol, port_name};
 pub use process::run_keeper;
 pub use store::KeeperStore;
 pub use supervise::{Supervised, Supervision, supervise};
-pub use take_over::{TakeOver, take_over};
+pub use take_over::{TakeOver, Upgrade, take_over, upgrade};

@@ -57,8 +57,8 @@ pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
 pub use host::HostAccess;
 pub use keeper::{
-    KeeperAccess, KeeperOptions, KeeperStore, Supervised, Supervision, TakeOver, keeper_connection,
-    keeper_path, run_keeper, supervise, take_over,
+    KeeperAccess, KeeperOptions, KeeperStore, Supervised, Supervision, TakeOver, Upgrade,
+    keeper_connection, keeper_path, run_keeper, supervise, take_over, upgrade,
 };
 pub use policy::{
     AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,

@@ -79,6 +79,9 @@ impl Server {
         let (relays, spawner) = start_spawner(&config.policy, config.lanes)?;
         let mut left =
             Left::sort(store.contents().map_err(resources("what an earlier server left"))?);
+        if config.resumes_all {
+            left.check(config.lanes)?;
+        }
         let info = device.info().clone();
         let has_successor = store.outlives_server();
         let pool = address_pool(config, info.mac)?;
@@ -182,6 +185,22 @@ impl Server {
     #[must_use]
     pub fn over(&self) -> &OwnedFd {
         &self.over
+    }
+
+    /// Stops the server, and leaves its sessions and its socket for the next one, if its store
+    /// outlives it. Nothing is lost: the engines carry out what they have begun.
+    ///
+    /// # Errors
+    /// Fails with the device's error.
+    ///
+    /// # Panics
+    /// If a thread of the server has panicked.
+    pub fn leave(mut self) -> Result<(), DeviceError> {
+        if self.has_successor {
+            self.bound.iter_mut().for_each(Bound::leave);
+        }
+        self.request(Request::Leave);
+        self.end()
     }
 
     /// Stops the server, if it has not ended by itself, and returns how it ended. A server that

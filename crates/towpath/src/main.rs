@@ -22,6 +22,7 @@ mod signals;
 mod stat;
 mod table;
 mod text_file;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -75,6 +76,9 @@ enum Subcommand {
     /// Change a setting of a running server
     #[command(after_help = set::EXAMPLES)]
     Set(set::Args),
+    /// Hand a server's sessions over to a server of the program that is installed now
+    #[command(after_help = upgrade::EXAMPLES)]
+    Upgrade(upgrade::Args),
     /// Check a policy file, and explain what it grants
     #[command(after_help = policy::EXAMPLES)]
     Policy(policy::Args),
@@ -121,6 +125,7 @@ fn main() -> ExitCode {
         Subcommand::Stat(args) => stat::run(&args),
         Subcommand::Capture(args) => capture::run(&args),
         Subcommand::Set(args) => set::run(&args),
+        Subcommand::Upgrade(args) => upgrade::run(&args),
         Subcommand::Policy(args) => policy::run(&args),
         Subcommand::Detach(args) => detach::run(&args),
         Subcommand::Measure(args) => measure::run(&args),

@@ -31,6 +31,15 @@ impl Signals {
         Signals::block_these(&ASKING)
     }
 
+    /// Blocks SIGUSR2 as well, with which a keeper has its server leave everything to the next one.
+    ///
+    /// # Errors
+    /// If no descriptor is left.
+    pub(crate) fn block_with_leave() -> io::Result<Signals> {
+        let [term, interrupt, hang_up] = ASKING;
+        Signals::block_these(&[term, interrupt, hang_up, libc::SIGUSR2])
+    }
+
     /// Blocks SIGTERM alone, and ignores the terminal's signals.
     ///
     /// # Errors

@@ -11,6 +11,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 /// The longest time that a server waits for a keeper's answer.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The longest time that a server takes to end for the next one, or that the next one takes to serve,
+/// in an upgrade.
+pub(super) const UPGRADE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The pause after an operation for which there is no memory or descriptor.
 pub(super) const PAUSE: Duration = Duration::from_millis(10);
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
@@ -17,7 +17,7 @@ use super::held::{self, Held};
 use super::notify::{self, MESSAGE_BYTES, Notification, store};
 use super::options::{ANSWER_TIMEOUT, KeeperOptions, PAUSE};
 use super::port_holder::{PortProtocol, hold, port_name};
-use super::take_over::{BUSY, Listener};
+use super::take_over::{Asking, Listener};
 use super::wire::{
     ALL_GIVEN, ALLOW_XDP, Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP,
     Received, Request, XDP_SOCKET, is_gone, receive, receive_with, send,
@@ -59,6 +59,8 @@ pub(super) struct Keeper {
     pub(super) is_ready: bool,
     /// `true` once some server has said that it serves.
     was_ready: bool,
+    /// The administrator that has asked for an upgrade.
+    pub(super) asking: Option<Asking>,
 }
 
 /// Serves a server's requests over `socket` until the server closes its end. If the server did not
@@ -81,7 +83,7 @@ pub fn run_keeper(
     drop(socket);
     keeper.held.start_closer()?;
     keeper.give_held()?;
-    while keeper.serve_once(&listener, &[])?.is_connected {
+    while keeper.serve_once(&listener, &[], None)?.is_connected {
         // Other copies of the server's end may still be open.
         if keeper.is_told_to_end {
             return Ok(());
@@ -110,6 +112,12 @@ pub(super) struct Heard {
     pub(super) is_connected: bool,
     /// A bit for each of the other descriptors that is readable.
     pub(super) others: u32,
+}
+
+/// Returns the time left, for `poll`.
+pub(super) fn timeout(until: Option<Instant>) -> Option<Timespec> {
+    let left = until?.saturating_duration_since(Instant::now());
+    Timespec::try_from(left).ok()
 }
 
 /// Tells the server why there is no keeper, as the answer to its first request.
@@ -165,6 +173,7 @@ impl Keeper {
             is_told_to_end: false,
             is_ready: false,
             was_ready: false,
+            asking: None,
         };
         Ok((listener, keeper))
     }
@@ -189,19 +198,20 @@ impl Keeper {
         }
     }
 
-    /// Waits for a message, for another server that wants to take over, or for one of `others`. It
-    /// handles the first two.
+    /// Waits for a message, for a process at the keeper's socket, or for one of `others`, at most
+    /// until a time. It handles the first two.
     pub(super) fn serve_once(
         &mut self,
         listener: &Listener,
         others: &[BorrowedFd<'_>],
+        until: Option<Instant>,
     ) -> io::Result<Heard> {
         let mut heard = vec![
             PollFd::new(&self.socket, PollFlags::IN),
             PollFd::new(&listener.socket, PollFlags::IN),
         ];
         heard.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
-        match poll(&mut heard, None) {
+        match poll(&mut heard, timeout(until).as_ref()) {
             Err(Errno::INTR) => return Ok(Heard { is_connected: true, others: 0 }),
             other => other?,
         };
@@ -209,10 +219,20 @@ impl Keeper {
         drop(heard);
         let others = readable[2..].iter().rev().fold(0, |bits, one| bits << 1 | u32::from(*one));
         if readable[1] {
-            listener.answer(BUSY);
+            self.admit(listener);
         }
         let is_connected = !readable[0] || self.hear(RecvFlags::empty())?;
         Ok(Heard { is_connected, others })
+    }
+
+    /// Answers a process at the keeper's socket, or remembers it as the one that asks for an
+    /// upgrade.
+    pub(super) fn admit(&mut self, listener: &Listener) {
+        let Some(asking) = listener.answer() else { return };
+        if self.asking.is_some() {
+            return asking.answer(Err("another upgrade is under way; wait for its end"));
+        }
+        self.asking = Some(asking);
     }
 
     /// Returns `true` once some server has said that it serves.

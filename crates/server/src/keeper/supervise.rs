@@ -6,13 +6,13 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::options::{KeeperOptions, OWN, keeper_connection};
-use super::process::Keeper;
-use super::take_over::{BUSY, Listener};
+use super::options::{KeeperOptions, OWN, UPGRADE_TIMEOUT, keeper_connection};
+use super::process::{Keeper, timeout};
+use super::take_over::Listener;
 
 /// The pause before another start, after a server that ended before it served. It doubles with each
 /// such end, up to the longest.
@@ -23,6 +23,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// group.
 const TOGETHER: Duration = Duration::from_millis(100);
 
+/// Asks a server to end, and to leave everything to the next one.
+const LEAVE: Signal = Signal::USR2;
+
 /// The bits of the descriptors that a keeper waits for beside a server's messages.
 const ENDED: u32 = 1;
 const SIGNALLED: u32 = 2;
@@ -31,10 +34,22 @@ const SIGNALLED: u32 = 2;
 pub trait Supervised {
     /// Starts a server, to which the keeper is at the other end of `connection`
     /// ([`KeeperAccess::new`](super::KeeperAccess::new)). `number`: how many were started before.
+    /// `is_upgrade`: it is of the program of [`Supervised::prepare_upgrade`], and ends before it
+    /// changes anything if it cannot resume everything.
     ///
     /// # Errors
     /// If the process does not start.
-    fn launch(&mut self, connection: OwnedFd, number: u32) -> io::Result<Child>;
+    fn launch(&mut self, connection: OwnedFd, number: u32, is_upgrade: bool) -> io::Result<Child>;
+
+    /// Finds the program that is installed now, for the next server.
+    ///
+    /// # Errors
+    /// If there is none, with the reason and the remedy.
+    fn prepare_upgrade(&mut self) -> io::Result<()>;
+
+    /// Starts all further servers from the program of [`Supervised::prepare_upgrade`] if one of it
+    /// serves, and from the program of before if not.
+    fn end_upgrade(&mut self, serves: bool);
 
     /// Gives up all privileges but a keeper's. [`supervise`] calls it once, when the first server
     /// serves.
@@ -81,14 +96,19 @@ pub fn supervise(
     for (name, object) in left {
         keeper.held.put(name, object);
     }
+    let handover = Handover::None;
+    let mut supervisor = Supervisor { options, listener, keeper, signals, supervised, handover };
     let mut next = Some(theirs);
     let (mut number, mut failed_starts) = (0, 0u32);
     let mut served_at: Option<Instant> = None;
     loop {
-        let mut child = match start(&mut keeper, next.take(), number, supervised) {
+        let mut child = match supervisor.start(next.take(), number) {
             Err(error) if served_at.is_some_and(|last| last + options.hold > Instant::now()) => {
                 tracing::error!("a server does not start: {error}; another attempt follows");
-                if pause_until(&listener, Instant::now() + LONGEST_PAUSE, signals, supervised)? {
+                if supervisor.upgrade_failed(&format!("the new program does not start: {error}")) {
+                    continue;
+                }
+                if supervisor.pause_until(Instant::now() + LONGEST_PAUSE)? {
                     return Ok(Supervision::Stopped);
                 }
                 continue;
@@ -96,19 +116,26 @@ pub fn supervise(
             started => started?,
         };
         number += 1;
-        let status = serve(&mut keeper, &listener, &mut child, signals, supervised)?;
-        let never_served = served_at.is_none() && !keeper.is_ready;
-        if keeper.is_told_to_end || never_served && !took_over {
+        let status = supervisor.serve(&mut child)?;
+        let (is_ready, is_told_to_end) =
+            (supervisor.keeper.is_ready, supervisor.keeper.is_told_to_end);
+        let never_served = served_at.is_none() && !is_ready;
+        if is_told_to_end || never_served && !took_over {
             return Ok(Supervision::Ended(status));
         }
         if !options.restarts || never_served {
             tracing::error!(interface = options.interface, "{}", describe(status));
+            let Supervisor { listener, keeper, .. } = supervisor;
             drop(listener);
             return Ok(Supervision::Killed(status, keeper.held.into_all()));
         }
         let now = Instant::now();
-        failed_starts = if keeper.is_ready { 0 } else { failed_starts + 1 };
-        let last = if keeper.is_ready { now } else { served_at.unwrap_or(now) };
+        if supervisor.is_upgrading(status) {
+            served_at = Some(now);
+            continue;
+        }
+        failed_starts = if is_ready { 0 } else { failed_starts + 1 };
+        let last = if is_ready { now } else { served_at.unwrap_or(now) };
         served_at = Some(last);
         let gives_up = options.hold.is_zero() || last + options.hold <= now;
         let next = if gives_up { Next::None } else { Next::after(failed_starts) };
@@ -118,8 +145,220 @@ pub fn supervise(
             Next::AtOnce => continue,
             Next::After(pause) => pause,
         };
-        if pause_until(&listener, now + pause, signals, supervised)? {
+        if supervisor.pause_until(now + pause)? {
             return Ok(Supervision::Stopped);
+        }
+    }
+}
+
+/// The progress of an upgrade.
+enum Handover {
+    None,
+    /// The server ends, and leaves everything to the next one, at the latest at this time.
+    Leaving(Instant),
+    /// The next server, of the installed program, is to serve by this time.
+    Starting(Instant),
+}
+
+/// A keeper and its servers.
+struct Supervisor<'a> {
+    options: &'a KeeperOptions,
+    listener: Listener,
+    keeper: Keeper,
+    signals: BorrowedFd<'a>,
+    supervised: &'a mut dyn Supervised,
+    handover: Handover,
+}
+
+impl Supervisor<'_> {
+    /// Starts a server over the keeper's first connection, or over a new one, and gives it
+    /// everything that the keeper holds.
+    fn start(&mut self, connection: Option<OwnedFd>, number: u32) -> io::Result<Child> {
+        let theirs = match connection {
+            Some(theirs) => theirs,
+            None => {
+                let (ours, theirs) = keeper_connection()?;
+                self.keeper.connect(ours)?;
+                theirs
+            }
+        };
+        let is_upgrade = matches!(self.handover, Handover::Starting(_));
+        let mut child = self.supervised.launch(theirs, number, is_upgrade)?;
+        if let Err(error) = self.keeper.give_held() {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
+        Ok(child)
+    }
+
+    /// Serves one server until its process has ended.
+    fn serve(&mut self, child: &mut Child) -> io::Result<ExitStatus> {
+        let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+        let mut is_connected = true;
+        // The first signal that asked for the end.
+        let mut asked_at: Option<Instant> = None;
+        let (mut was_ready, mut is_ready) = (self.keeper.was_ready(), false);
+        loop {
+            let others = [process.as_fd(), self.signals];
+            let until = self.deadline();
+            let others = if is_connected {
+                let heard = self.keeper.serve_once(&self.listener, &others, until)?;
+                is_connected = heard.is_connected;
+                heard.others
+            } else {
+                // The server closed its connection, or is about to be gone.
+                self.wait(&others, until)?
+            };
+            if self.keeper.is_ready && !was_ready {
+                was_ready = true;
+                self.supervised.ready(self.keeper.xdp_sockets.is_some())?;
+                self.keeper.held.start_closer()?;
+            }
+            if self.keeper.is_ready && !std::mem::replace(&mut is_ready, true) {
+                self.upgraded();
+            }
+            while others & SIGNALLED != 0
+                && let Some(signal) = self.supervised.take_signal()
+            {
+                let mut sent = Signal::from_named_raw(signal);
+                if signal != libc::SIGHUP {
+                    self.keeper.is_told_to_end = true;
+                    if asked_at.is_some_and(|first| first.elapsed() > TOGETHER) {
+                        // The server takes too long.
+                        sent = Some(Signal::KILL);
+                    }
+                    asked_at.get_or_insert_with(Instant::now);
+                }
+                // This fails if the server has ended; the next check sees that.
+                let _ = sent.map(|signal| pidfd_send_signal(&process, signal));
+            }
+            if others & ENDED != 0 {
+                // The server may have sent more before it ended.
+                self.keeper.finish()?;
+                return child.wait();
+            }
+            if self.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
+                tracing::error!("the server takes too long in an upgrade, and is killed");
+                let _ = pidfd_send_signal(&process, Signal::KILL);
+                // Its end is next.
+                self.wait(&[process.as_fd()], None)?;
+            } else {
+                self.begin_upgrade(&process);
+            }
+        }
+    }
+
+    /// Waits for descriptors, and answers processes at the keeper's socket. Returns a bit for each
+    /// of `others` that is readable.
+    fn wait(&mut self, others: &[BorrowedFd<'_>], until: Option<Instant>) -> io::Result<u32> {
+        let mut heard = vec![PollFd::new(&self.listener.socket, PollFlags::IN)];
+        heard.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
+        match poll(&mut heard, timeout(until).as_ref()) {
+            Err(Errno::INTR) => return Ok(0),
+            other => other?,
+        };
+        let is_asked = !heard[0].revents().is_empty();
+        let readable = heard[1..].iter().rev().map(|one| !one.revents().is_empty());
+        let readable = readable.fold(0, |bits, one| bits << 1 | u32::from(one));
+        if is_asked {
+            self.keeper.admit(&self.listener);
+        }
+        Ok(readable)
+    }
+
+    /// Pauses. Returns `true` if a signal ends the pause and the supervision.
+    fn pause_until(&mut self, until: Instant) -> io::Result<bool> {
+        while Instant::now() < until {
+            if self.wait(&[self.signals], Some(until))? & 1 != 0
+                && self.supervised.take_signal().is_some_and(|signal| signal != libc::SIGHUP)
+            {
+                return Ok(true);
+            }
+            self.refuse_upgrade("no server serves now; wait until one does");
+        }
+        Ok(false)
+    }
+
+    /// Returns the time by which the server must have ended, or must serve.
+    fn deadline(&self) -> Option<Instant> {
+        match self.handover {
+            Handover::Leaving(deadline) => Some(deadline),
+            Handover::Starting(deadline) if !self.keeper.is_ready => Some(deadline),
+            _ => None,
+        }
+    }
+
+    /// Tells the administrator that asked, if one did, why there is no upgrade.
+    fn refuse_upgrade(&mut self, why: &str) {
+        if let Some(asking) = self.keeper.asking.take() {
+            tracing::error!(interface = self.options.interface, "no upgrade: {why}");
+            asking.answer(Err(why));
+        }
+    }
+
+    /// Has the server leave for its successor, if an administrator has asked for an upgrade.
+    fn begin_upgrade(&mut self, process: &OwnedFd) {
+        if self.keeper.asking.is_none()
+            || self.keeper.is_told_to_end
+            || !matches!(self.handover, Handover::None)
+        {
+            return;
+        }
+        if !self.options.restarts {
+            return self.refuse_upgrade(
+                "only the servers of TAP devices can hand over; restart the service, which resumes \
+                 the sessions",
+            );
+        }
+        if !self.keeper.is_ready {
+            return self.refuse_upgrade("the server does not serve yet; wait until it does");
+        }
+        if let Err(error) = self.supervised.prepare_upgrade() {
+            return self.refuse_upgrade(&error.to_string());
+        }
+        tracing::info!(interface = self.options.interface, "upgrade: the server hands over");
+        let _ = pidfd_send_signal(process, LEAVE);
+        self.handover = Handover::Leaving(Instant::now() + UPGRADE_TIMEOUT);
+    }
+
+    /// Takes note that a server has ended. Returns `true` if the next server starts at once, because
+    /// of an upgrade.
+    fn is_upgrading(&mut self, status: ExitStatus) -> bool {
+        match self.handover {
+            Handover::None => false,
+            // Killed or not, it has ended.
+            Handover::Leaving(_) => {
+                self.handover = Handover::Starting(Instant::now() + UPGRADE_TIMEOUT);
+                true
+            }
+            Handover::Starting(_) => {
+                self.upgrade_failed(&format!("the new program did not serve: {}", describe(status)))
+            }
+        }
+    }
+
+    /// Goes back to the program of before, if an upgrade is under way. Returns `true` if one was.
+    fn upgrade_failed(&mut self, why: &str) -> bool {
+        if matches!(self.handover, Handover::None) {
+            return false;
+        }
+        self.handover = Handover::None;
+        self.supervised.end_upgrade(false);
+        self.refuse_upgrade(&format!("{why}; a server of the program of before follows"));
+        true
+    }
+
+    /// Ends an upgrade whose server serves.
+    fn upgraded(&mut self) {
+        if !matches!(self.handover, Handover::Starting(_)) {
+            return;
+        }
+        self.handover = Handover::None;
+        self.supervised.end_upgrade(true);
+        tracing::info!(interface = self.options.interface, "upgrade: the new server serves");
+        if let Some(asking) = self.keeper.asking.take() {
+            asking.answer(Ok(()));
         }
     }
 }
@@ -166,127 +405,10 @@ impl Next {
     }
 }
 
-/// Starts a server over the keeper's first connection, or over a new one, and gives it everything
-/// that the keeper holds.
-fn start(
-    keeper: &mut Keeper,
-    connection: Option<OwnedFd>,
-    number: u32,
-    supervised: &mut dyn Supervised,
-) -> io::Result<Child> {
-    let theirs = match connection {
-        Some(theirs) => theirs,
-        None => {
-            let (ours, theirs) = keeper_connection()?;
-            keeper.connect(ours)?;
-            theirs
-        }
-    };
-    let mut child = supervised.launch(theirs, number)?;
-    if let Err(error) = keeper.give_held() {
-        let _ = child.kill();
-        let _ = child.wait();
-        return Err(error);
-    }
-    Ok(child)
-}
-
 /// Returns how a server ended, in words.
 fn describe(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(signal), _) => format!("the server was killed by signal {signal}"),
         (None, code) => format!("the server ended with exit code {}", code.unwrap_or(-1)),
-    }
-}
-
-/// Serves one server until its process has ended.
-fn serve(
-    keeper: &mut Keeper,
-    listener: &Listener,
-    child: &mut Child,
-    signals: BorrowedFd<'_>,
-    supervised: &mut dyn Supervised,
-) -> io::Result<ExitStatus> {
-    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
-    let mut is_connected = true;
-    // The first signal that asked for the end.
-    let mut asked_at: Option<Instant> = None;
-    let mut was_ready = keeper.was_ready();
-    loop {
-        let others = [process.as_fd(), signals];
-        let others = if is_connected {
-            let heard = keeper.serve_once(listener, &others)?;
-            is_connected = heard.is_connected;
-            heard.others
-        } else {
-            // The server closed its connection, or is about to be gone.
-            wait(listener, &others, None)?
-        };
-        if keeper.is_ready && !was_ready {
-            was_ready = true;
-            supervised.ready(keeper.xdp_sockets.is_some())?;
-            keeper.held.start_closer()?;
-        }
-        if others & SIGNALLED != 0 {
-            while let Some(signal) = supervised.take_signal() {
-                let mut sent = Signal::from_named_raw(signal);
-                if signal != libc::SIGHUP {
-                    keeper.is_told_to_end = true;
-                    if asked_at.is_some_and(|first| first.elapsed() > TOGETHER) {
-                        // The server takes too long.
-                        sent = Some(Signal::KILL);
-                    }
-                    asked_at.get_or_insert_with(Instant::now);
-                }
-                // This fails if the server has ended; the next check sees that.
-                let _ = sent.map(|signal| pidfd_send_signal(&process, signal));
-            }
-        }
-        if others & ENDED != 0 {
-            // The server may have sent more before it ended.
-            keeper.finish()?;
-            return child.wait();
-        }
-    }
-}
-
-/// Waits for descriptors, and answers servers that want to take over. Returns a bit for each of
-/// `others` that is readable.
-fn wait(
-    listener: &Listener,
-    others: &[BorrowedFd<'_>],
-    timeout: Option<Duration>,
-) -> io::Result<u32> {
-    let mut heard = vec![PollFd::new(&listener.socket, PollFlags::IN)];
-    heard.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
-    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-    match poll(&mut heard, timeout.as_ref()) {
-        Err(Errno::INTR) => return Ok(0),
-        other => other?,
-    };
-    if !heard[0].revents().is_empty() {
-        listener.answer(BUSY);
-    }
-    let readable = heard[1..].iter().rev().map(|one| !one.revents().is_empty());
-    Ok(readable.fold(0, |bits, one| bits << 1 | u32::from(one)))
-}
-
-/// Pauses. Returns `true` if a signal ends the pause and the supervision.
-fn pause_until(
-    listener: &Listener,
-    until: Instant,
-    signals: BorrowedFd<'_>,
-    supervised: &mut dyn Supervised,
-) -> io::Result<bool> {
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(false);
-        }
-        if wait(listener, &[signals], Some(left))? & 1 != 0
-            && supervised.take_signal().is_some_and(|signal| signal != libc::SIGHUP)
-        {
-            return Ok(true);
-        }
     }
 }

@@ -1,10 +1,10 @@
-//! Taking over from a server that was killed: the socket at which its keeper waits for the next
-//! one.
+//! The keeper's socket: the next keeper takes over there from a server that was killed, and an
+//! administrator asks there for an upgrade.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -15,12 +15,26 @@ use towpath_protocol::peer::Peer;
 
 use super::held::Held;
 use super::notify::{MESSAGE_BYTES, Notification, parse, store};
-use super::options::{ANSWER_TIMEOUT, PAUSE, keeper_path};
-use super::wire::{Received, receive, send};
+use super::options::{ANSWER_TIMEOUT, PAUSE, UPGRADE_TIMEOUT, keeper_path};
+use super::wire::{Received, is_gone, receive, send};
 
-/// The answers of a keeper to a server that wants to take over.
-pub(super) const BUSY: u8 = 0;
+/// What a process asks at a keeper's socket.
+const TAKE_OVER: &[u8] = b"TAKE-OVER";
+const UPGRADE: &[u8] = b"UPGRADE";
+
+/// The longest time from a connection to its request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The answers of a keeper to another one that wants to take over.
+const BUSY: u8 = 0;
 const GIVEN_UP: u8 = 1;
+
+/// The first byte of the answer to a request for an upgrade. The reason follows a refusal.
+const UPGRADED: u8 = 0;
+const NOT_UPGRADED: u8 = 1;
+
+/// The longest answer to a request for an upgrade, in bytes.
+const MAX_ANSWER: usize = 1024;
 
 /// Returns the address of a socket, also if its path is longer than an address (107 bytes), by the
 /// directory's descriptor. The address is good for as long as the descriptor is open.
@@ -33,6 +47,56 @@ fn address(path: &Path) -> Result<(SocketAddrUnix, Option<OwnedFd>), Errno> {
             Ok((SocketAddrUnix::new(opened.join(name))?, Some(directory)))
         }
         (address, ..) => Ok((address?, None)),
+    }
+}
+
+/// Opens a connection to the keeper of the server with a socket; `None` if there is none. `user`:
+/// the user as which that server runs, if it is known.
+///
+/// # Errors
+/// Fails with the error of a system call, such as `EACCES` for another user's server.
+fn connect(socket: &Path, user: Option<u32>) -> io::Result<Option<OwnedFd>> {
+    let flags = SocketFlags::CLOEXEC;
+    let keeper = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&keeper, direction, Some(ANSWER_TIMEOUT))?;
+    }
+    let (address, _directory) = match address(&keeper_path(socket)) {
+        Err(Errno::NAMETOOLONG | Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+        address => address?,
+    };
+    match rustix::net::connect(&keeper, &address) {
+        Err(Errno::NOTDIR | Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),
+        other => other?,
+    }
+    // Where others may write the directory, the socket may be anyone's.
+    let uid = Peer::of(&keeper)?.uid;
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() && Some(uid) != user {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("it is user {uid}'s")));
+    }
+    Ok(Some(keeper))
+}
+
+/// What a process asks, with its connection.
+pub(super) enum Asked {
+    TakeOver(OwnedFd),
+    Upgrade(Asking),
+}
+
+/// An administrator that waits for an upgrade.
+pub(super) struct Asking(OwnedFd);
+
+impl Asking {
+    /// Tells the administrator the outcome: the reason, if there was no upgrade.
+    pub(super) fn answer(self, outcome: Result<(), &str>) {
+        let text = match outcome {
+            Ok(()) => vec![UPGRADED],
+            Err(why) => {
+                [&[NOT_UPGRADED], &why.as_bytes()[..why.len().min(MAX_ANSWER - 1)]].concat()
+            }
+        };
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let _ = rustix::net::send(&self.0, &text, flags);
     }
 }
 
@@ -65,24 +129,40 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Accepts a server that wants to take over, if one does. Refuses users other than root and
-    /// its own.
-    fn accept(&self) -> Option<OwnedFd> {
-        let server = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
-            Ok(server) => server,
+    /// Accepts a process, and reads what it asks. Refuses users other than root and its own.
+    fn accept(&self) -> Option<Asked> {
+        let peer = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
+            Ok(peer) => peer,
             Err(_) => {
                 // The connection stays, for example while there is no descriptor for it.
                 std::thread::sleep(PAUSE);
                 return None;
             }
         };
-        let uid = Peer::of(&server).ok()?.uid;
-        (uid == 0 || uid == rustix::process::geteuid().as_raw()).then_some(server)
+        let uid = Peer::of(&peer).ok()?.uid;
+        if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+            return None;
+        }
+        set_socket_timeout(&peer, Timeout::Recv, Some(REQUEST_TIMEOUT)).ok()?;
+        let mut request = [0; 16];
+        let received = receive(&peer, &mut request).ok()?;
+        match &request[..received.bytes] {
+            TAKE_OVER => Some(Asked::TakeOver(peer)),
+            UPGRADE => Some(Asked::Upgrade(Asking(peer))),
+            _ => None,
+        }
     }
 
-    pub(super) fn answer(&self, word: u8) {
-        if let Some(server) = self.accept() {
-            let _ = rustix::net::send(&server, &[word], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    /// Answers a process that wants to take over: the server lives. Returns one that asks for an
+    /// upgrade.
+    pub(super) fn answer(&self) -> Option<Asking> {
+        match self.accept()? {
+            Asked::TakeOver(peer) => {
+                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+                let _ = rustix::net::send(&peer, &[BUSY], flags);
+                None
+            }
+            Asked::Upgrade(asking) => Some(asking),
         }
     }
 
@@ -101,11 +181,14 @@ impl Listener {
                 Err(Errno::INTR) => {}
                 Ok(0) | Err(_) => return None,
                 Ok(_) if !heard[1].revents().is_empty() => return None,
-                Ok(_) => {
-                    if let Some(server) = self.accept() {
-                        return Some(server);
-                    }
-                }
+                Ok(_) => match self.accept() {
+                    Some(Asked::TakeOver(server)) => return Some(server),
+                    Some(Asked::Upgrade(asking)) => asking.answer(Err(
+                        "the server was killed, and this process holds its objects; start towpath \
+                         serve again",
+                    )),
+                    None => {}
+                },
             }
         }
     }
@@ -155,24 +238,12 @@ pub enum TakeOver {
 /// # Errors
 /// Fails with the error of a system call, such as `EACCES` for another user's server.
 pub fn take_over(socket: &Path, user: Option<u32>) -> io::Result<TakeOver> {
-    let flags = SocketFlags::CLOEXEC;
-    let keeper = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    for direction in [Timeout::Recv, Timeout::Send] {
-        set_socket_timeout(&keeper, direction, Some(ANSWER_TIMEOUT))?;
-    }
-    let (address, _directory) = match address(&keeper_path(socket)) {
-        Err(Errno::NAMETOOLONG | Errno::NOENT | Errno::NOTDIR) => return Ok(TakeOver::Nothing),
-        address => address?,
-    };
-    match rustix::net::connect(&keeper, &address) {
-        Err(Errno::NOTDIR | Errno::NOENT | Errno::CONNREFUSED) => return Ok(TakeOver::Nothing),
+    let Some(keeper) = connect(socket, user)? else { return Ok(TakeOver::Nothing) };
+    match rustix::net::send(&keeper, TAKE_OVER, SendFlags::NOSIGNAL) {
+        // It has ended.
+        Err(errno) if is_gone(errno) => return Ok(TakeOver::Nothing),
         other => other?,
-    }
-    // Where others may write the directory, the socket may be anyone's.
-    let uid = Peer::of(&keeper)?.uid;
-    if uid != 0 && uid != rustix::process::geteuid().as_raw() && Some(uid) != user {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("it is user {uid}'s")));
-    }
+    };
     let mut taken = Vec::new();
     let mut buffer = [0; MESSAGE_BYTES];
     loop {
@@ -191,5 +262,43 @@ pub fn take_over(socket: &Path, user: Option<u32>) -> io::Result<TakeOver> {
                 }
             }
         }
+    }
+}
+
+/// The outcome of [`upgrade`].
+#[derive(Debug)]
+pub enum Upgrade {
+    /// A server of the program that is installed now serves.
+    Done,
+    /// The server of before serves, or one of its program; with the reason.
+    Refused(String),
+    /// No keeper has this socket.
+    NoKeeper,
+}
+
+/// Has the keeper of the server with this socket start the program that is installed now as the
+/// next server, and waits until it serves.
+///
+/// # Errors
+/// Fails with the error of a system call, such as `EACCES` for another user's server.
+pub fn upgrade(socket: &Path) -> io::Result<Upgrade> {
+    // Only root and the server's user can connect, and neither must ask for another's keeper.
+    let owner = std::fs::symlink_metadata(keeper_path(socket));
+    let owner = owner.ok().map(|found| std::os::unix::fs::MetadataExt::uid(&found));
+    let Some(keeper) = connect(socket, owner)? else { return Ok(Upgrade::NoKeeper) };
+    // Each of two servers has time to end, or to start.
+    set_socket_timeout(&keeper, Timeout::Recv, Some(UPGRADE_TIMEOUT * 4))?;
+    rustix::net::send(&keeper, UPGRADE, SendFlags::NOSIGNAL)?;
+    let mut answer = [0; MAX_ANSWER];
+    let received = loop {
+        match receive(&keeper, &mut answer) {
+            Err(Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    match &answer[..received.bytes] {
+        [UPGRADED] => Ok(Upgrade::Done),
+        [NOT_UPGRADED, why @ ..] => Ok(Upgrade::Refused(String::from_utf8_lossy(why).into_owned())),
+        _ => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper has ended meanwhile")),
     }
 }

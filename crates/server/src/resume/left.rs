@@ -1,9 +1,13 @@
 //! What an earlier server left in the store, by the names of the objects.
 
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
+use towpath_protocol::peer::has_ended;
+
+use super::record::Recorded;
 use super::settings::SETTINGS;
+use crate::config::StartError;
 use crate::keeper::OWN;
 use crate::prepare::{MEMORIES, PINS, PROCESS, RECORD};
 use crate::socket::STORED_NAME;
@@ -50,6 +54,29 @@ impl Left {
             left.rest.extend(unused.map(|object| (name, object)));
         }
         left
+    }
+
+    /// Checks that a server with so many lanes can read the record of every session whose
+    /// application lives.
+    ///
+    /// # Errors
+    /// [`StartError::NotResumed`] names a session that it cannot resume.
+    pub(crate) fn check(&self, lanes: usize) -> Result<(), StartError> {
+        for (number, session) in &self.sessions {
+            let (Some(file), Some(process)) = (&session.record, &session.process) else { continue };
+            if has_ended(process).unwrap_or(true) {
+                continue;
+            }
+            let why = match Recorded::read(file.as_fd()) {
+                Ok(Some(recorded)) if recorded.lanes != lanes => {
+                    format!("it has {} lanes, and this server {lanes}", recorded.lanes)
+                }
+                Ok(_) => continue,
+                Err(error) => format!("its record: {error}"),
+            };
+            return Err(StartError::NotResumed { number: *number, why });
+        }
+        Ok(())
     }
 
     /// Enters an object. Returns it if this server does not use it.

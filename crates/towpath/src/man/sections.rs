@@ -46,7 +46,7 @@ impl Sections {
         match subcommand {
             None => Sections::command(),
             Some("serve") => Sections::serve(),
-            Some("ls" | "stat" | "set") => {
+            Some("ls" | "stat" | "set" | "upgrade") => {
                 Sections { environment: ASKING, files: SOCKETS, ..Sections::common() }
             }
             Some("capture") => Sections::capture(),

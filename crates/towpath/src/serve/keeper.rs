@@ -2,8 +2,9 @@
 //! after each that is killed. This module also has the holder, which holds a killed server's objects
 //! until the next keeper takes over.
 
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -73,6 +74,11 @@ struct Servers<'a> {
     interface: &'a str,
     socket: &'a Path,
     signals: &'a Signals,
+    /// The path of this program, from which the next version starts.
+    path: PathBuf,
+    /// The program of the servers after an upgrade, and the one of an upgrade under way.
+    upgraded: Option<File>,
+    installed: Option<File>,
     /// The programs to tell when the first server serves; `None` afterwards.
     ready: Option<Ready>,
     /// Why the keeper cannot go on after the start of the first server.
@@ -80,14 +86,41 @@ struct Servers<'a> {
 }
 
 impl Supervised for Servers<'_> {
-    fn launch(&mut self, connection: OwnedFd, number: u32) -> io::Result<Child> {
-        let mut command = Command::new("/proc/self/exe");
+    fn launch(&mut self, connection: OwnedFd, number: u32, is_upgrade: bool) -> io::Result<Child> {
+        let program = if is_upgrade { &self.installed } else { &self.upgraded };
+        let mut command = match program {
+            Some(file) => Command::new(format!("/proc/self/fd/{}", file.as_raw_fd())),
+            None => Command::new("/proc/self/exe"),
+        };
         command.arg0("towpath");
         command.args(["server", self.interface]);
         if number > 0 {
             command.arg("--again");
         }
+        if is_upgrade {
+            command.arg("--upgrade");
+        }
         command.stdin(Stdio::from(connection)).spawn()
+    }
+
+    fn prepare_upgrade(&mut self) -> io::Result<()> {
+        let opened = File::open(&self.path).map_err(|error| {
+            let text = format!(
+                "{}: {}; install the new program at this path",
+                self.path.display(),
+                says(&error)
+            );
+            io::Error::new(error.kind(), text)
+        });
+        self.installed = Some(opened?);
+        Ok(())
+    }
+
+    fn end_upgrade(&mut self, serves: bool) {
+        let installed = self.installed.take();
+        if serves {
+            self.upgraded = installed;
+        }
     }
 
     fn ready(&mut self, makes_xdp_sockets: bool) -> io::Result<()> {
@@ -138,7 +171,20 @@ pub(super) fn supervise_servers(
     };
     let _ = rustix::thread::set_name(c"towpath-keeper");
     let (ready, failure) = (Some(ready), None);
-    let mut servers = Servers { settings, interface, socket, signals, ready, failure };
+    // An upgrade replaces the file at this path, and not this process' own.
+    let program = std::env::current_exe().map_err(failed)?;
+    let (upgraded, installed) = (None, None);
+    let mut servers = Servers {
+        settings,
+        interface,
+        socket,
+        signals,
+        path: program,
+        upgraded,
+        installed,
+        ready,
+        failure,
+    };
     let outcome = supervise(&options, left, signals.as_fd(), &mut servers);
     if let Some(failure) = servers.failure {
         return Err(failure);
@@ -179,7 +225,7 @@ pub(crate) fn hold(args: &HolderArgs) -> Result<(), Failure> {
     start_log(Level::Info);
     confine_keeper(None, false, false)?;
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3);
-    let nothing = std::fs::File::open("/dev/null").map_err(failed)?;
+    let nothing = File::open("/dev/null").map_err(failed)?;
     rustix::stdio::dup2_stdin(&nothing).map_err(|errno| failed(errno.into()))?;
     let options = KeeperOptions {
         interface: args.interface.to_string(),
@@ -223,7 +269,7 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 /// Returns a memory file with a text.
 fn in_memory(text: &str) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("towpath-settings", MemfdFlags::CLOEXEC)?;
-    let mut file = std::fs::File::from(file);
+    let mut file = File::from(file);
     file.write_all(text.as_bytes())?;
     Ok(file.into())
 }

@@ -33,6 +33,9 @@ pub(crate) struct Args {
     /// further rights
     #[arg(long)]
     again: bool,
+    /// A server of another program is before this one: end at once unless everything can be resumed
+    #[arg(long)]
+    upgrade: bool,
 }
 
 /// The time between two checks that the file of `--pcap` can still be written.
@@ -48,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let failed = |error: std::io::Error| {
         Failure::new(format!("the server of {}: {}", args.interface, says(&error)))
     };
-    let signals = Signals::block().map_err(failed)?;
+    let signals = Signals::block_with_leave().map_err(failed)?;
     let _ = rustix::thread::set_name(c"towpath-server");
     let (keeper, found) = take_standard_input().and_then(KeeperAccess::new).map_err(failed)?;
     let settings = read_settings(&found).map_err(failed)?;
@@ -60,6 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     give_back(&mut store, &unused).map_err(failed)?;
 
     let mut config = settings.config(socket.clone())?;
+    config.resumes_all = args.upgrade;
     let own_queues = config.policy.own_queues();
     let Opened { mut device, subnets, xdp_sockets } =
         interface::open(served, &settings, own_queues, adopted)?;
@@ -93,6 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         mtu = device_info.mtu,
         socket = %socket.display(),
         uid = rustix::process::geteuid().as_raw(),
+        version = env!("CARGO_PKG_VERSION"),
         "serving"
     );
     keeper.ready();
@@ -118,6 +123,9 @@ fn end(server: Server, keeper: &KeeperAccess, action: Action) -> Result<(), Devi
     if action == Action::Stop {
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         let _ = keeper.end();
+    }
+    if action == Action::Leave {
+        return server.leave();
     }
     let outcome = server.stop();
     // After a failure, another server follows, unless the device is gone.
@@ -224,6 +232,8 @@ enum Action {
     ReloadPolicy,
     /// Stop.
     Stop,
+    /// Stop, and leave everything for the next server.
+    Leave,
     /// The server has ended by itself.
     Ended,
 }
@@ -244,6 +254,7 @@ fn wait(
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) if heard[1].revents().is_empty() => match signals.take() {
                 Some(libc::SIGHUP) => return Ok(Action::ReloadPolicy),
+                Some(libc::SIGUSR2) => return Ok(Action::Leave),
                 Some(_) => return Ok(Action::Stop),
                 None => {}
             },

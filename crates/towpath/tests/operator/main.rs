@@ -18,3 +18,4 @@ mod resuming;
 mod running;
 mod serving;
 mod sharing;
+mod upgrading;

@@ -251,9 +251,32 @@ pub(crate) fn serve_with_log(
     arguments: &[&str],
     to: Stdio,
 ) -> Result<Running, String> {
+    serve_by(towpath(&[]), directory, socket, arguments, to)
+}
+
+/// Starts a server of a program that is elsewhere, as `serve` does.
+pub(crate) fn serve_from(
+    program: &str,
+    directory: &Directory,
+    socket: &str,
+    arguments: &[&str],
+) -> Running {
+    let file = fs::File::create(log_of(directory, socket)).unwrap();
+    let served = serve_by(plain(program), directory, socket, arguments, file.into());
+    served.unwrap_or_else(|said| panic!("{said}"))
+}
+
+fn serve_by(
+    mut program: Command,
+    directory: &Directory,
+    socket: &str,
+    arguments: &[&str],
+    to: Stdio,
+) -> Result<Running, String> {
     let path = directory.text(socket);
     let log = log_of(directory, socket);
-    let mut child = towpath(&["serve", "--socket", &path, "--ready-fd", "1"])
+    let mut child = program
+        .args(["serve", "--socket", &path, "--ready-fd", "1"])
         .args(arguments)
         .stdout(Stdio::piped())
         .stderr(to)

@@ -1,0 +1,43 @@
+//! `towpath upgrade`: has a running server followed by one of the program that is installed now.
+#![forbid(unsafe_code)]
+
+use towpath_server::{Upgrade, upgrade};
+
+use crate::failure::{Failure, print, says};
+use crate::find;
+
+/// Text after the help.
+pub(crate) const EXAMPLES: &str = "\
+Only root and the server's user may do this. Install the new program at the path of the old one
+first. Applications keep their connections: the server hands its sessions over to a server of the
+new program. If that one does not serve, or cannot resume every session, a server of the old program
+follows. TAP devices only; with others, restart the service.
+
+Examples:
+  towpath upgrade tap0
+  towpath upgrade /run/towpath/tap0.sock";
+
+/// Options of `towpath upgrade`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The device, or the path of its server's socket
+    #[arg(value_name = "DEVICE")]
+    device: String,
+}
+
+/// Upgrades, and returns once the new server serves.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let socket = find::named(&args.device)?;
+    let shown = socket.display();
+    match upgrade(&socket) {
+        Ok(Upgrade::Done) => print(&format!("{shown}: a server of the installed program serves\n")),
+        Ok(Upgrade::Refused(why)) => Err(Failure::new(format!("{shown}: no upgrade: {why}"))),
+        Ok(Upgrade::NoKeeper) => {
+            Err(Failure::new(format!("{shown}: no server runs here; start it with towpath serve")))
+        }
+        Err(error) => {
+            let why = says(&error);
+            Err(Failure::new(format!("{shown}.keeper: {why}; run as root or as the server's user")))
+        }
+    }
+}

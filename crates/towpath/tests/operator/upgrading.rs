@@ -1,0 +1,218 @@
+//! Upgrades: a server hands its sessions over to a server of another program.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use towpath_client::{Options, Session};
+use towpath_net::{Network, UdpSocket};
+
+use crate::beside_the_kernel::{FAR, NEAR, device, may_attach, sockets};
+use crate::networks::wire;
+use crate::running::*;
+
+const ARGUMENTS: [&str; 4] = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
+
+/// Datagrams that are on their way at most, so that no queue overflows on a slow machine.
+const ON_THE_WAY: u64 = 64;
+
+/// Installs a program at a path: another file, as a package manager does.
+fn install(from: &str, at: &str) {
+    let new = format!("{at}.new");
+    std::fs::copy(from, &new).unwrap();
+    std::fs::rename(&new, at).unwrap();
+}
+
+/// A flow of numbered datagrams in one direction.
+#[derive(Default)]
+struct Flow {
+    sent: AtomicU64,
+    received: AtomicU64,
+    is_over: AtomicU64,
+}
+
+/// Ends two flows when it is dropped.
+struct Over<'a>([&'a Flow; 2]);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        for flow in self.0 {
+            flow.is_over.store(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Flow {
+    /// Sends until the flow is over.
+    fn send(&self, mut send: impl FnMut(&[u8])) {
+        let mut number = 0u64;
+        while self.is_over.load(Ordering::Relaxed) == 0 {
+            if number - self.received.load(Ordering::Relaxed) >= ON_THE_WAY {
+                std::thread::yield_now();
+                continue;
+            }
+            send(&number.to_le_bytes());
+            number += 1;
+            self.sent.store(number, Ordering::Relaxed);
+        }
+        send(&u64::MAX.to_le_bytes());
+    }
+
+    /// Receives until the flow is over: each datagram once, in the order in which it was sent.
+    fn receive(&self, name: &str, mut receive: impl FnMut() -> [u8; 8]) {
+        for expected in 0.. {
+            let number = u64::from_le_bytes(receive());
+            if number == u64::MAX {
+                assert_eq!(expected, self.sent.load(Ordering::Relaxed), "lost at the end");
+                return;
+            }
+            assert_eq!(number, expected, "{name}: lost, duplicated or out of order");
+            self.received.store(expected + 1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Sends and receives datagrams between an application and the kernel while `upgrade` runs.
+fn under_traffic(server: &Running, upgrade: impl FnOnce(&dyn Fn())) {
+    let network = Network::attach(&server.socket).unwrap();
+    let own = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4).unwrap();
+    let application = UdpSocket::bind(&network, (own, 5000)).unwrap();
+    let kernel = std::net::UdpSocket::bind("10.77.0.1:5000").unwrap();
+    kernel.set_read_timeout(Some(LIMIT)).unwrap();
+    application.set_read_timeout(Some(LIMIT)).unwrap();
+    let to_kernel: SocketAddr = "10.77.0.1:5000".parse().unwrap();
+    // Both know the other's link address from here on: until then, few packets wait for it.
+    kernel.send_to(&[0; 8], (own, 5000)).unwrap();
+    assert_eq!(application.recv_from(&mut [0; 8]).unwrap(), (8, to_kernel));
+    application.send_to(&[0; 8], to_kernel).unwrap();
+    assert_eq!(kernel.recv(&mut [0; 8]).unwrap(), 8);
+    let (out, back) = (Flow::default(), Flow::default());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            out.send(|bytes| assert_eq!(application.send_to(bytes, to_kernel).unwrap(), 8));
+        });
+        scope.spawn(|| {
+            out.receive("to the kernel", || {
+                let mut bytes = [0; 8];
+                assert_eq!(kernel.recv(&mut bytes).unwrap(), 8);
+                bytes
+            });
+        });
+        scope.spawn(|| {
+            back.send(|bytes| assert_eq!(kernel.send_to(bytes, (own, 5000)).unwrap(), 8));
+        });
+        scope.spawn(|| {
+            back.receive("to the application", || {
+                let mut bytes = [0; 8];
+                assert_eq!(application.recv_from(&mut bytes).unwrap().0, 8);
+                bytes
+            });
+        });
+        let goes_on = || {
+            for flow in [&out, &back] {
+                let before = flow.received.load(Ordering::Relaxed);
+                until("the flow goes on", || {
+                    flow.received.load(Ordering::Relaxed) >= before + 2 * ON_THE_WAY
+                });
+            }
+        };
+        let _over = Over([&out, &back]);
+        goes_on();
+        upgrade(&goes_on);
+        goes_on();
+    });
+}
+
+/// An upgrade loses no packet, duplicates none, and changes the order of none.
+#[test]
+fn an_upgrade_loses_and_duplicates_nothing() {
+    towpath_testkit::isolated!(|| {
+        if !tun("upgrading::an_upgrade_loses_and_duplicates_nothing") {
+            return;
+        }
+        let directory = Directory::new();
+        let program = directory.text("towpath");
+        install(env!("CARGO_BIN_EXE_towpath"), &program);
+        let mut server = serve_from(&program, &directory, "s.sock", &ARGUMENTS);
+        under_traffic(&server, |goes_on| {
+            for count in 1..=10 {
+                install(env!("CARGO_BIN_EXE_towpath"), &program);
+                let said = prints(&mut towpath(&["upgrade", &server.socket]));
+                assert!(said.ends_with("a server of the installed program serves\n"), "{said}");
+                assert_eq!(server.log().matches("upgrade: the new server serves").count(), count);
+                goes_on();
+            }
+            // A server that is killed is followed by one of the new program.
+            std::fs::remove_file(&program).unwrap();
+            let text = fails(&mut towpath(&["upgrade", &server.socket]), 1);
+            assert!(text.contains("install the new program at this path"), "{text}");
+        });
+        let mut session = Session::attach(&server.socket, &Options::default()).unwrap();
+        server.kill_server();
+        assert!(session.wait(Some(LIMIT)).unwrap());
+        assert_eq!(session.statistics().resumptions, 1);
+        assert!(server.stop(Signal::TERM).success());
+    });
+}
+
+/// A program that does not serve is followed by the one of before.
+#[test]
+fn an_upgrade_to_a_program_that_does_not_serve_is_undone() {
+    towpath_testkit::isolated!(|| {
+        if !tun("upgrading::an_upgrade_to_a_program_that_does_not_serve_is_undone") {
+            return;
+        }
+        let directory = Directory::new();
+        let program = directory.text("towpath");
+        install(env!("CARGO_BIN_EXE_towpath"), &program);
+        let mut server = serve_from(&program, &directory, "s.sock", &ARGUMENTS);
+        let text = directory.text("text");
+        std::fs::write(&text, "no program").unwrap();
+        under_traffic(&server, |goes_on| {
+            for (wrong, why) in
+                [("/bin/false", "the server ended with exit code 1"), (&text, "does not start")]
+            {
+                install(wrong, &program);
+                let said = fails(&mut towpath(&["upgrade", &server.socket]), 1);
+                assert!(said.contains(why), "{said}");
+                assert!(said.contains("a server of the program of before follows"), "{said}");
+                goes_on();
+            }
+            install(env!("CARGO_BIN_EXE_towpath"), &program);
+            prints(&mut towpath(&["upgrade", &server.socket]));
+        });
+        assert!(server.stop(Signal::TERM).success());
+    });
+}
+
+/// Who may not upgrade, and what cannot be upgraded, is told.
+#[test]
+fn upgrades_that_are_refused() {
+    towpath_testkit::isolated!(|| {
+        const TEST: &str = "upgrading::upgrades_that_are_refused";
+        let directory = Directory::new();
+        let nothing = directory.text("nothing.sock");
+        let text = fails(&mut towpath(&["upgrade", &nothing]), 1);
+        assert!(text.contains("no server runs here"), "{text}");
+        if !tun(TEST) {
+            return;
+        }
+        let server = serve(&directory, "s.sock", &ARGUMENTS);
+        if let Some(users) = other_users(TEST) {
+            let upgrade = ["upgrade", &server.socket];
+            let text = fails(&mut towpath_as(Some(&users.applications[0]), &upgrade), 1);
+            assert!(text.contains("run as root or as the server's user"), "{text}");
+        }
+        if may_attach(TEST) {
+            let _far = wire(&FAR, &NEAR);
+            let (directory, device) = (sockets(), device("packet"));
+            let arguments = ["--device", &device, "--lease", "192.0.2.64/28"];
+            let server = serve(&directory, "p.sock", &arguments);
+            let mut session = Session::attach(&server.socket, &Options::default()).unwrap();
+            let text = fails(&mut towpath(&["upgrade", &server.socket]), 1);
+            assert!(text.contains("only the servers of TAP devices"), "{text}");
+            assert!(!session.wait(Some(Duration::ZERO)).unwrap(), "it goes on");
+        }
+    });
+}
