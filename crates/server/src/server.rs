@@ -70,81 +70,16 @@ impl Server {
     /// [`StartError`] names the obstacle.
     pub fn start(
         config: &Config,
-        mut device: Box<dyn Device>,
-        mut store: Box<dyn Store>,
+        device: Box<dyn Device>,
+        store: Box<dyn Store>,
     ) -> Result<Server, StartError> {
-        config.check_ranges()?;
-        let mut settings = config.initial_settings()?;
-        check_lanes(config, device.as_ref())?;
-        let (relays, spawner) = start_spawner(&config.policy, config.lanes)?;
-        let mut left =
-            Left::sort(store.contents().map_err(resources("what an earlier server left"))?);
-        if config.resumes_all {
-            left.check(config.lanes)?;
-        }
-        let info = device.info().clone();
-        let has_successor = store.outlives_server();
-        let pool = address_pool(config, info.mac)?;
-        let host = open_host(config, device.as_ref())?;
-        let (listener, mut bound) = listen(config, &mut left, store.as_mut())?;
-        let state = StatePage::adopt_or_create(&mut left, store.as_mut(), config.lanes)?;
-        keep(store.as_mut(), &state, listener.as_ref())?;
-        let mut changed = changed_settings(&mut left, store.as_mut(), &mut settings)?;
-        let control_wake = event()?;
-        let (requests, control_requests) = channel();
-        let (epoch, seed) = epoch_and_seed()?;
-        // The server measures before its threads could disturb the result.
-        changed.set_costs(Costs::of_this_machine());
-        let StatePage { file, region, mapping, pins } = state;
-        let maker = EngineMaker {
-            settings: &settings,
-            budgets: config.budgets(),
-            identity: (epoch, seed),
-            control_wake: &control_wake,
-            has_successor,
-        };
-        let (mut engines, ends) = maker.all(&mut *device, region, relays)?;
-        keep_device(store.as_mut(), device.as_ref(), engines.iter().map(Engine::memory_file))?;
-        let engine_epolls = epolls(&engines)?;
-        let parts = Parts {
-            listener,
-            device,
-            info,
-            state: file,
-            state_mapping: mapping,
-            epoch,
-            policy: config.policy.clone(),
-            pool,
-            free_addresses: config.subnets == Subnets::default() && host.is_none(),
-            gives_addresses: config.subnets != Subnets::default() || host.is_none(),
-            host,
-            settings,
-            changed_settings: changed,
-            batch: config.batch,
-            claim_timeout: config.claim_timeout,
-            store,
-            engines: Engines::new(ends),
-            requests: control_requests,
-            wake: control_wake.clone(),
-            engine_epolls,
-            headers: engines.first_mut().and_then(Engine::take_headers),
-            locks_memory: has_swap(),
-            _state_pins: pins,
-        };
-        let mut control = Control::new(parts, spawner).map_err(resources("the control thread"))?;
-        control.restore(left);
-        let engines = run_engines(engines, &config.engine_cpus, &control_wake)?;
+        let Made { control, engines, requests, wake, mut bound, has_successor } =
+            Made::new(config, device, store)?;
+        let engines = run_engines(engines, &config.engine_cpus, &wake)?;
         let (control, over) = run_control(control)?;
         bound.iter_mut().for_each(Bound::take);
-        Ok(Server {
-            requests,
-            wake: control_wake,
-            control: Some(control),
-            engines,
-            over,
-            bound,
-            has_successor,
-        })
+        let control = Some(control);
+        Ok(Server { requests, wake, control, engines, over, bound, has_successor })
     }
 
     fn request(&self, request: Request) {
@@ -239,6 +174,87 @@ impl Drop for Server {
         if self.control.is_some() && !std::thread::panicking() {
             let _ = self.end();
         }
+    }
+}
+
+/// What a server is made of, before its threads run.
+struct Made {
+    control: Control,
+    engines: Vec<Engine>,
+    requests: Sender<Request>,
+    wake: Arc<OwnedFd>,
+    bound: Option<Bound>,
+    has_successor: bool,
+}
+
+impl Made {
+    /// Makes the parts of a server, with the sessions of an earlier one.
+    fn new(
+        config: &Config,
+        mut device: Box<dyn Device>,
+        mut store: Box<dyn Store>,
+    ) -> Result<Made, StartError> {
+        config.check_ranges()?;
+        let mut settings = config.initial_settings()?;
+        check_lanes(config, device.as_ref())?;
+        let (relays, spawner) = start_spawner(&config.policy, config.lanes)?;
+        let mut left =
+            Left::sort(store.contents().map_err(resources("what an earlier server left"))?);
+        if config.resumes_all {
+            left.check(config.lanes)?;
+        }
+        let info = device.info().clone();
+        let has_successor = store.outlives_server();
+        let pool = address_pool(config, info.mac)?;
+        let host = open_host(config, device.as_ref())?;
+        let (listener, bound) = listen(config, &mut left, store.as_mut())?;
+        let state = StatePage::adopt_or_create(&mut left, store.as_mut(), config.lanes)?;
+        keep(store.as_mut(), &state, listener.as_ref())?;
+        let mut changed = changed_settings(&mut left, store.as_mut(), &mut settings)?;
+        let control_wake = event()?;
+        let (requests, control_requests) = channel();
+        let (epoch, seed) = epoch_and_seed()?;
+        // The server measures before its threads could disturb the result.
+        changed.set_costs(Costs::of_this_machine());
+        let StatePage { file, region, mapping, pins } = state;
+        let maker = EngineMaker {
+            settings: &settings,
+            budgets: config.budgets(),
+            identity: (epoch, seed),
+            control_wake: &control_wake,
+            has_successor,
+        };
+        let (mut engines, ends) = maker.all(&mut *device, region, relays)?;
+        keep_device(store.as_mut(), device.as_ref(), engines.iter().map(Engine::memory_file))?;
+        let engine_epolls = epolls(&engines)?;
+        let parts = Parts {
+            listener,
+            device,
+            info,
+            state: file,
+            state_mapping: mapping,
+            epoch,
+            policy: config.policy.clone(),
+            pool,
+            free_addresses: config.subnets == Subnets::default() && host.is_none(),
+            gives_addresses: config.subnets != Subnets::default() || host.is_none(),
+            host,
+            settings,
+            changed_settings: changed,
+            batch: config.batch,
+            claim_timeout: config.claim_timeout,
+            store,
+            engines: Engines::new(ends),
+            requests: control_requests,
+            wake: control_wake.clone(),
+            engine_epolls,
+            headers: engines.first_mut().and_then(Engine::take_headers),
+            locks_memory: has_swap(),
+            _state_pins: pins,
+        };
+        let mut control = Control::new(parts, spawner).map_err(resources("the control thread"))?;
+        control.restore(left);
+        Ok(Made { control, engines, requests, wake: control_wake, bound, has_successor })
     }
 }
 

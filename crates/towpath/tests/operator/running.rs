@@ -42,6 +42,8 @@ impl Directory {
         let path = std::env::temp_dir().join(format!("towpath-op-{}-{number}", std::process::id()));
         // Other users must read the files made in it, even under a restrictive umask of the caller.
         rustix::process::umask(Mode::from_raw_mode(0o022));
+        // A killed test of a process with the same number may have left one behind.
+        let _ = fs::remove_dir_all(&path);
         fs::create_dir(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         Directory(path)
