@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use towpath_memory::{own_words, peer_words};
 use towpath_protocol::channel::Channel;
 use towpath_protocol::counters;
-use towpath_protocol::layout::{CLOSED_ADDRESS_GONE, CLOSED_BY_POLICY, CLOSED_QUEUE_BROKE};
+use towpath_protocol::layout::{
+    CLOSED_ADDRESS_GONE, CLOSED_AFTER_CRASHES, CLOSED_BY_POLICY, CLOSED_QUEUE_BROKE,
+};
 use towpath_protocol::message::{self, Message};
 use towpath_protocol::settings::Setting;
 use towpath_queue::buffers::FreeBuffers;
@@ -345,6 +347,7 @@ impl Session {
             (CLOSED_BY_POLICY, _) => Lost::Revoked,
             (CLOSED_ADDRESS_GONE, _) => Lost::AddressGone,
             (CLOSED_QUEUE_BROKE, _) => Lost::QueueBroke,
+            (CLOSED_AFTER_CRASHES, _) => Lost::ServersCrashed,
             _ => Lost::ServerGone,
         };
         *self.lost.insert(lost)

@@ -49,6 +49,8 @@ pub const CLOSED_ADDRESS_GONE: u32 = 257;
 /// The reason in [`CLOSED_WORD`] for a session whose own hardware queue stalled, and worked no more
 /// after a reset.
 pub const CLOSED_QUEUE_BROKE: u32 = 258;
+/// The reason in [`CLOSED_WORD`] for a session that two servers served when they crashed.
+pub const CLOSED_AFTER_CRASHES: u32 = 259;
 /// Word of the state page with the server's epoch.
 pub const STATE_EPOCH_WORD: usize = 0;
 /// Word of the state page that counts poll iterations: a tool sees whether the engine lives.

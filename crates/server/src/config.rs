@@ -50,6 +50,9 @@ pub struct Config {
     /// How long a resumed session waits for its application to claim it, if the application's process
     /// still runs; 60 s by default.
     pub claim_timeout: Duration,
+    /// `true` if the earlier server crashed. A session that two servers served when they crashed, in
+    /// ten minutes, is not resumed.
+    pub after_crash: bool,
     /// `true` if the server must be able to resume every session that an earlier one left. If it is
     /// not, its start fails before it changes anything.
     pub resumes_all: bool,
@@ -69,6 +72,7 @@ impl Default for Config {
             lanes: 1,
             engine_cpus: Vec::new(),
             claim_timeout: Duration::from_secs(60),
+            after_crash: false,
             resumes_all: false,
         }
     }

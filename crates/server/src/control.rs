@@ -37,6 +37,7 @@ use crate::host::Host;
 use crate::log::LogLimit;
 use crate::own_queues::OwnQueues;
 use crate::policy::{Account, Admission, Policy, PolicyChange, Standing};
+use crate::position::Position;
 use crate::queue_opener::QueueOpener;
 use crate::resume::settings::ChangedSettings;
 use crate::slow::Slow;
@@ -120,6 +121,8 @@ pub(crate) struct Parts {
     pub(crate) headers: Option<HeaderMemory>,
     /// `true` if session memory is locked, because there is a swap device.
     pub(crate) locks_memory: bool,
+    /// Where this thread records its position.
+    pub(crate) position: Position,
     /// The descriptors that keep the state page in place.
     pub(crate) _state_pins: Descriptors,
 }

@@ -79,6 +79,8 @@ use tx::{MAX_EXPEDITED, TxContext, TxPath};
 use wait::{EngineWait, Leftovers, WaitContext, Woken};
 use watchdog::Verdict;
 
+use crate::position::{Phase, Position};
+
 pub(crate) use wait::wake_data;
 pub use waiter::WaitStrategy;
 
@@ -113,6 +115,8 @@ pub struct Link {
     pub relays: Relays,
     /// `true` if a next server can resume the sessions when this engine fails.
     pub has_successor: bool,
+    /// Where the engine records its position.
+    pub position: Position,
 }
 
 /// The most iterations in which an engine finishes what it has begun, before it leaves.
@@ -176,7 +180,7 @@ impl Engine {
         let (counters, flag) = DeviceCounters::new(state, epoch);
         let wait = EngineWait::new(&port, flag, link.wake, values)?;
         Ok(Engine {
-            sessions: SessionTable::default(),
+            sessions: SessionTable::new(link.position),
             memories: TransmitMemories::default(),
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
             rx: RxPath::new(&port, batch, values),
@@ -232,6 +236,8 @@ impl Engine {
     /// Runs until the control thread stops the engine or the device fails. Then closes every
     /// session, or leaves all to the next server.
     pub fn run(mut self) {
+        self.sessions.position.start();
+        self.sessions.position.begin(Phase::Commands);
         self.wait.begin(&self.values, &self.port);
         // The engine first executes the commands that came before the start, such as those that add
         // resumed sessions.
@@ -253,6 +259,7 @@ impl Engine {
         let fails = outcome.as_ref().is_err_and(|error| !error.is_gone());
         let leaves = self.leaves || self.has_successor && fails;
         let Engine { port, mut sessions, commands, .. } = self;
+        let mut position = std::mem::take(&mut sessions.position);
         // The device stops before the control thread unmaps the memory that it reads.
         drop(port);
         for mut session in sessions.take_all().filter(|_| !leaves) {
@@ -261,6 +268,7 @@ impl Engine {
             }
             commands.tell(EngineReport::Removed(session));
         }
+        position.begin(Phase::None);
         commands.tell(EngineReport::Ended(outcome));
     }
 
@@ -285,14 +293,19 @@ impl Engine {
     /// Fails if the device as a whole fails.
     pub fn poll_once(&mut self) -> Result<usize, DeviceError> {
         self.iteration += 1;
+        self.sessions.position.iterate(self.iteration);
+        self.sessions.position.begin(Phase::Commands);
         let ticks = self.wait.ticks();
         self.tx.count_ticks(ticks);
         let mut work = self.execute_commands();
+        self.sessions.position.begin(Phase::Receive);
         let received = self.receive()?;
+        self.sessions.position.begin(Phase::Transmit);
         let sent = self.transmit()?;
         self.found = Found { packets: received + sent, received, work: 0 };
         work += received + sent;
         work += self.complete()?;
+        self.sessions.position.begin(Phase::Rest);
         work += self.look_after_device()?;
         self.notifier.publish(&mut self.sessions, &mut self.counters);
         self.notifier.notify_deferred(&mut self.sessions, &mut self.counters);
@@ -420,6 +433,7 @@ impl Engine {
 
     /// Continues, spins or sleeps after a poll iteration that did `work`, as the strategy says.
     fn pause(&mut self, work: usize) -> Result<(), DeviceError> {
+        self.sessions.position.begin(Phase::Pause);
         // Taken events count as work, even if they led to no packet.
         let events = self.sessions.has_left();
         let found = Found { work: work.max(usize::from(events)), ..self.found };

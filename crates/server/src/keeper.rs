@@ -21,15 +21,17 @@
 //! | module | holds |
 //! |---|---|
 //! | `process`, `held` | the keeper's side, and the descriptors that it holds |
-//! | `supervise` | the start of servers, one after the other |
+//! | `supervise`, `hang_watch` | the start of servers, one after the other; servers that hang |
 //! | `client`, `store` | the server's side: requests, and the store |
 //! | `wire`, `notify` | the requests, and the messages of the store |
 //! | `take_over` | the next server's way in |
 //! | `port_holder` | the sockets that hold ports |
 //!
-//! The keeper reads no packet and maps no memory.
+//! The keeper reads no packet. The only memory that it maps is the page in which the server's threads
+//! record where they stand.
 
 mod client;
+mod hang_watch;
 mod held;
 mod notify;
 mod options;
@@ -49,5 +51,5 @@ pub use options::{KeeperOptions, keeper_connection, keeper_path};
 pub(crate) use port_holder::{PortProtocol, port_name};
 pub use process::run_keeper;
 pub use store::KeeperStore;
-pub use supervise::{Supervised, Supervision, supervise};
+pub use supervise::{Start, Supervised, Supervision, supervise};
 pub use take_over::{TakeOver, Upgrade, take_over, upgrade};

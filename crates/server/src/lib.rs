@@ -15,6 +15,7 @@
 //! | `host` | sharing the host's own addresses: ports, routes, neighbours |
 //! | `keeper` | the process that starts servers, does privileged acts, and holds objects |
 //! | `resume` | sessions of a killed server |
+//! | `position` | where each engine stands, for the keeper and the next server |
 //! | `prepare` | the memory of a session, before the engine gets it |
 //! | `worker` | a process per user for system calls that an application can prolong |
 
@@ -38,6 +39,7 @@ mod open;
 mod own_queues;
 mod peers;
 mod policy;
+mod position;
 mod prepare;
 mod queue_opener;
 mod report;
@@ -57,7 +59,7 @@ pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
 pub use host::HostAccess;
 pub use keeper::{
-    KeeperAccess, KeeperOptions, KeeperStore, Supervised, Supervision, TakeOver, Upgrade,
+    KeeperAccess, KeeperOptions, KeeperStore, Start, Supervised, Supervision, TakeOver, Upgrade,
     keeper_connection, keeper_path, run_keeper, supervise, take_over, upgrade,
 };
 pub use policy::{
@@ -80,5 +82,6 @@ pub mod internals {
     pub use crate::engine::solo::{Solo, Traffic, direct_and_queued, without_and_with_captures};
     pub use crate::engine::watchdog::{Arming, Verdict, Watchdog};
     pub use crate::engine::{Budgets, Engine, Link};
+    pub use crate::position::Position;
     pub use crate::rights::{Addresses, Rights};
 }

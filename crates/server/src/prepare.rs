@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::SealFlags;
-use towpath_memory::{FilePart, Mapping, SharedFile};
-use towpath_protocol::layout::SessionShape;
+use towpath_memory::{FilePart, Mapping, SharedFile, own_words};
+use towpath_protocol::layout::{CLOSED_WORD, SessionShape};
 use towpath_protocol::store::Store;
 
 use crate::engine::own::{HeaderMemory, Offsets};
@@ -119,6 +119,20 @@ impl Files {
             application: adopt(3, application, shape.application_words() * 8 * lanes, theirs)?,
             transmit_pool: adopt(4, transmit_pool, shape.transmit_pool.pool_bytes(), theirs)?,
         })
+    }
+
+    /// Closes a session that no server maps any more: its application reads the reason.
+    ///
+    /// # Errors
+    /// Fails with the kernel's error.
+    pub(crate) fn close(&self, shape: &SessionShape, lanes: usize, reason: u32) -> io::Result<()> {
+        let region = self.server.map_writable()?;
+        region.mapping().keep_from_children()?;
+        let mut words = own_words(region);
+        for lane in 0..lanes {
+            words.publish(lane * shape.server_words() + CLOSED_WORD, 1 << 32 | u64::from(reason));
+        }
+        Ok(())
     }
 
     /// Maps all memories.

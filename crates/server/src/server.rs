@@ -26,6 +26,7 @@ use crate::engine::{Budgets, Engine, Link};
 use crate::engines::{EngineEnd, Engines};
 use crate::host::Host;
 use crate::policy::{Policy, PolicyChange};
+use crate::position::{self, POSITIONS, Position};
 use crate::resume::left::{Left, STATE};
 use crate::resume::settings::ChangedSettings;
 use crate::socket::{Bound, STORED_NAME, bind};
@@ -203,6 +204,12 @@ impl Made {
         if config.resumes_all {
             left.check(config.lanes)?;
         }
+        if config.after_crash {
+            left.blame();
+        }
+        let (page, mut positions) = position::create(config.lanes).map_err(resources("a page"))?;
+        store.remove(POSITIONS);
+        store.put(POSITIONS, page.as_fd()).map_err(resources("keeping a page"))?;
         let info = device.info().clone();
         let has_successor = store.outlives_server();
         let pool = address_pool(config, info.mac)?;
@@ -224,6 +231,8 @@ impl Made {
             control_wake: &control_wake,
             has_successor,
         };
+        let position = positions.pop().unwrap_or_default();
+        let relays = relays.into_iter().zip(positions);
         let (mut engines, ends) = maker.all(&mut *device, region, relays)?;
         keep_device(store.as_mut(), device.as_ref(), engines.iter().map(Engine::memory_file))?;
         let engine_epolls = epolls(&engines)?;
@@ -250,6 +259,7 @@ impl Made {
             engine_epolls,
             headers: engines.first_mut().and_then(Engine::take_headers),
             locks_memory: has_swap(),
+            position,
             _state_pins: pins,
         };
         let mut control = Control::new(parts, spawner).map_err(resources("the control thread"))?;
@@ -298,17 +308,17 @@ struct EngineMaker<'a> {
 }
 
 impl EngineMaker<'_> {
-    /// Makes one engine for each of `relays`, each with its part of the state page. Also returns
-    /// the control thread's ends of their channels.
+    /// Makes one engine for each of `relays`, which come with the engine's position, each with its
+    /// part of the state page. Also returns the control thread's ends of their channels.
     fn all(
         &self,
         device: &mut dyn Device,
         mut state: Region,
-        relays: Vec<Relays>,
+        relays: impl Iterator<Item = (Relays, Position)>,
     ) -> Result<(Vec<Engine>, Vec<EngineEnd>), StartError> {
         let (mut engines, mut ends) = (Vec::new(), Vec::new());
         let (epoch, seed) = self.identity;
-        for (lane, relays) in relays.into_iter().enumerate() {
+        for (lane, (relays, position)) in relays.enumerate() {
             let (commands, engine_commands) = channel();
             let (events, reports) = channel();
             let wake = event()?;
@@ -320,6 +330,7 @@ impl EngineMaker<'_> {
                 control_wake: self.control_wake.clone(),
                 relays,
                 has_successor: self.has_successor,
+                position,
             };
             let state = state.split_off_front(STATE_WORDS * 8);
             let (settings, budgets) = (self.settings, self.budgets);

@@ -21,8 +21,8 @@ use towpath_queue::events::{self, Acknowledger, Marker};
 use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
 use towpath_server::internals::{
-    Addresses, Budgets, Command, Doorbell, Endpoint, Engine, LastSent, Link, Memories, Relays,
-    Rights, Rule, Session, Vlan,
+    Addresses, Budgets, Command, Doorbell, Endpoint, Engine, LastSent, Link, Memories, Position,
+    Relays, Rights, Rule, Session, Vlan,
 };
 use towpath_server::{Values, WaitStrategy as EngineStrategy};
 
@@ -161,6 +161,7 @@ fn packets_are_handed_over_without_a_race() {
         control_wake,
         relays,
         has_successor: false,
+        position: Position::default(),
     };
     let budgets =
         Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, iteration_budget: 512 };

@@ -149,6 +149,7 @@ impl Lane {
             return false;
         }
         add(&self.counters.frames, 1);
+        self.fail();
         // The lane draws all numbers for each frame, so that each fault of a frame is independent
         // of the other configured faults.
         let faults = self.faults;
@@ -191,6 +192,20 @@ impl Lane {
             self.pass(twin);
         }
         true
+    }
+
+    /// Fails as a driver with a defect does. Draws no number without such a fault, so that the other
+    /// faults of a seed stay the same.
+    fn fail(&mut self) {
+        let Faults { crash, hang, .. } = self.faults;
+        if crash > 0.0 && self.random.chance(crash) {
+            panic!("the fault of --fault crash");
+        }
+        if hang > 0.0 && self.random.chance(hang) {
+            loop {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     fn store(&mut self, spaces: &mut Spaces, bytes: &[u8], bit: Option<u64>) -> Option<Frame> {

@@ -73,17 +73,18 @@ impl<'a> Delivery<'a> {
         packet: &Packet<'_>,
         flags: u16,
     ) -> Work {
-        let Some(session) = self.sessions.get_mut(destination.session) else {
+        let Some((session, before)) = self.sessions.serve(destination.session) else {
             return Work::copy(0);
         };
         let budget = Budget { packets: self.receive_budget, iteration: self.iteration };
-        let admitted = admit(session, destination.endpoint, budget);
-        let Some((mut to, offload)) = admitted else { return Work::copy(0) };
-        to.flags = flags;
         let mut work = Work::copy(0);
-        let outcome = to.hand_over(packet, offload, self.software, &mut work);
-        to.count(outcome);
-        self.notifier.touch(to.session, destination.session, to.queue_pair);
+        if let Some((mut to, offload)) = admit(session, destination.endpoint, budget) {
+            to.flags = flags;
+            let outcome = to.hand_over(packet, offload, self.software, &mut work);
+            to.count(outcome);
+            self.notifier.touch(to.session, destination.session, to.queue_pair);
+        }
+        self.sessions.position.go_back(before);
         work
     }
 

@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use towpath_queue::Violation;
 
 use crate::engine::session::{PARKED, Session};
+use crate::position::Position;
 
 /// How many bytes of the next packet the engine prefetches before it has read its descriptor: two
 /// cache lines.
@@ -77,9 +78,16 @@ pub(crate) struct SessionTable {
     /// Number of sessions that have ended and of which something is left in the engine.
     ending: usize,
     counts: Counts,
+    /// Where the engine stands.
+    pub(crate) position: Position,
 }
 
 impl SessionTable {
+    /// Creates the table of an engine that records its position.
+    pub(crate) fn new(position: Position) -> SessionTable {
+        SessionTable { position, ..SessionTable::default() }
+    }
+
     /// Returns the key of a session.
     pub(crate) fn key(&self, number: u32) -> Option<u32> {
         self.keys.get(&number).copied()
@@ -95,6 +103,15 @@ impl SessionTable {
     #[inline]
     pub(crate) fn get_mut(&mut self, key: u32) -> Option<&mut Session> {
         self.by_key.get_mut(key as usize)?.as_deref_mut()
+    }
+
+    /// Returns the session with a key, and the place before, for [`Position::go_back`]. The engine
+    /// serves it from now on.
+    #[inline]
+    pub(crate) fn serve(&mut self, key: u32) -> Option<(&mut Session, u64)> {
+        let session = self.by_key.get_mut(key as usize)?.as_deref_mut()?;
+        let before = self.position.serve(session.number);
+        Some((session, before))
     }
 
     /// Returns the number of keys: one more than the largest key so far.

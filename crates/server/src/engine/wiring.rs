@@ -21,6 +21,7 @@ use crate::engine::last_sent::LastSent;
 use crate::engine::relays::Relays;
 use crate::engine::session::{Doorbell, Endpoint, Memories, Session};
 use crate::engine::{Budgets, Engine, Link};
+use crate::position::Position;
 use crate::rights::Rights;
 
 /// The result of a preparation or a measurement.
@@ -64,6 +65,7 @@ impl Wired {
             control_wake: Arc::new(event()?),
             relays: Relays::none()?,
             has_successor: false,
+            position: Position::default(),
         };
         let state = Region::private(STATE_WORDS * 8)?;
         let engine = Engine::new(device, state, 1, 1, values, budgets, link)?;

@@ -23,6 +23,7 @@ use super::wire::{
     Received, Request, XDP_SOCKET, is_gone, receive, receive_with, send,
 };
 use crate::log::LogLimit;
+use crate::position::{POSITIONS, Positions};
 
 /// The result of a request.
 #[derive(Default)]
@@ -61,6 +62,8 @@ pub(super) struct Keeper {
     was_ready: bool,
     /// The administrator that has asked for an upgrade.
     pub(super) asking: Option<Asking>,
+    /// Where the server's threads stand.
+    pub(super) positions: Option<Positions>,
 }
 
 /// Serves a server's requests over `socket` until the server closes its end. If the server did not
@@ -174,6 +177,7 @@ impl Keeper {
             is_ready: false,
             was_ready: false,
             asking: None,
+            positions: None,
         };
         Ok((listener, keeper))
     }
@@ -182,7 +186,7 @@ impl Keeper {
     pub(super) fn connect(&mut self, socket: OwnedFd) -> io::Result<()> {
         set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
         self.socket = socket;
-        (self.is_told_to_end, self.is_ready) = (false, false);
+        (self.is_told_to_end, self.is_ready, self.positions) = (false, false, None);
         Ok(())
     }
 
@@ -278,6 +282,10 @@ impl Keeper {
         match (notification, descriptors.len()) {
             (Some(Notification::Store(name)), 1..) => {
                 for descriptor in descriptors {
+                    if name == POSITIONS {
+                        // Without, the keeper finds no server that hangs.
+                        self.positions = Positions::open(descriptor.as_fd()).ok();
+                    }
                     if self.held.has_room() {
                         self.held.put(name.to_owned(), descriptor);
                     } else {
@@ -285,7 +293,12 @@ impl Keeper {
                     }
                 }
             }
-            (Some(Notification::Remove(name)), 0) => self.held.remove(name),
+            (Some(Notification::Remove(name)), 0) => {
+                if name == POSITIONS {
+                    self.positions = None;
+                }
+                self.held.remove(name);
+            }
             // The server waits for the close.
             (Some(Notification::Barrier), 1) => drop(descriptors),
             (Some(Notification::Ready), 0) => (self.is_ready, self.was_ready) = (true, true),

@@ -10,9 +10,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::hang_watch::HangWatch;
 use super::options::{KeeperOptions, OWN, UPGRADE_TIMEOUT, keeper_connection};
 use super::process::{Keeper, timeout};
 use super::take_over::Listener;
+use crate::position::Positions;
 
 /// The pause before another start, after a server that ended before it served. It doubles with each
 /// such end, up to the longest.
@@ -26,6 +28,9 @@ const TOGETHER: Duration = Duration::from_millis(100);
 /// Asks a server to end, and to leave everything to the next one.
 const LEAVE: Signal = Signal::USR2;
 
+/// The exit code of a program of Rust that has panicked.
+const PANICKED: i32 = 101;
+
 /// The bits of the descriptors that a keeper waits for beside a server's messages.
 const ENDED: u32 = 1;
 const SIGNALLED: u32 = 2;
@@ -33,13 +38,11 @@ const SIGNALLED: u32 = 2;
 /// The caller's part of [`supervise`]: starts server processes, and gives up privileges.
 pub trait Supervised {
     /// Starts a server, to which the keeper is at the other end of `connection`
-    /// ([`KeeperAccess::new`](super::KeeperAccess::new)). `number`: how many were started before.
-    /// `is_upgrade`: it is of the program of [`Supervised::prepare_upgrade`], and ends before it
-    /// changes anything if it cannot resume everything.
+    /// ([`KeeperAccess::new`](super::KeeperAccess::new)).
     ///
     /// # Errors
     /// If the process does not start.
-    fn launch(&mut self, connection: OwnedFd, number: u32, is_upgrade: bool) -> io::Result<Child>;
+    fn launch(&mut self, connection: OwnedFd, start: Start) -> io::Result<Child>;
 
     /// Finds the program that is installed now, for the next server.
     ///
@@ -61,6 +64,18 @@ pub trait Supervised {
 
     /// Takes the number of a signal for the server that has arrived; `None` if there is none.
     fn take_signal(&mut self) -> Option<i32>;
+}
+
+/// The start of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    /// How many servers were started before.
+    pub number: u32,
+    /// `true` if the server before crashed or hung.
+    pub after_crash: bool,
+    /// `true` if the server is of the program of [`Supervised::prepare_upgrade`]. It ends before it
+    /// changes anything if it cannot resume everything.
+    pub is_upgrade: bool,
 }
 
 /// The end of a supervision.
@@ -97,12 +112,14 @@ pub fn supervise(
         keeper.held.put(name, object);
     }
     let handover = Handover::None;
-    let mut supervisor = Supervisor { options, listener, keeper, signals, supervised, handover };
+    let (hung, number) = (false, 0);
+    let mut supervisor =
+        Supervisor { options, listener, keeper, signals, supervised, handover, hung, number };
     let mut next = Some(theirs);
-    let (mut number, mut failed_starts) = (0, 0u32);
+    let (mut failed_starts, mut after_crash) = (0u32, false);
     let mut served_at: Option<Instant> = None;
     loop {
-        let mut child = match supervisor.start(next.take(), number) {
+        let mut child = match supervisor.start(next.take(), after_crash) {
             Err(error) if served_at.is_some_and(|last| last + options.hold > Instant::now()) => {
                 tracing::error!("a server does not start: {error}; another attempt follows");
                 if supervisor.upgrade_failed(&format!("the new program does not start: {error}")) {
@@ -115,8 +132,8 @@ pub fn supervise(
             }
             started => started?,
         };
-        number += 1;
         let status = supervisor.serve(&mut child)?;
+        after_crash = supervisor.has_crashed(status);
         let (is_ready, is_told_to_end) =
             (supervisor.keeper.is_ready, supervisor.keeper.is_told_to_end);
         let never_served = served_at.is_none() && !is_ready;
@@ -124,7 +141,7 @@ pub fn supervise(
             return Ok(Supervision::Ended(status));
         }
         if !options.restarts || never_served {
-            tracing::error!(interface = options.interface, "{}", describe(status));
+            tracing::error!(interface = options.interface, "{}", supervisor.describe(status));
             let Supervisor { listener, keeper, .. } = supervisor;
             drop(listener);
             return Ok(Supervision::Killed(status, keeper.held.into_all()));
@@ -139,7 +156,7 @@ pub fn supervise(
         served_at = Some(last);
         let gives_up = options.hold.is_zero() || last + options.hold <= now;
         let next = if gives_up { Next::None } else { Next::after(failed_starts) };
-        next.log(options, status, failed_starts);
+        next.log(options, &supervisor.describe(status), failed_starts);
         let pause = match next {
             Next::None => return Ok(Supervision::GaveUp(status)),
             Next::AtOnce => continue,
@@ -168,12 +185,16 @@ struct Supervisor<'a> {
     signals: BorrowedFd<'a>,
     supervised: &'a mut dyn Supervised,
     handover: Handover,
+    /// `true` if the last server hung.
+    hung: bool,
+    /// How many servers were started.
+    number: u32,
 }
 
 impl Supervisor<'_> {
     /// Starts a server over the keeper's first connection, or over a new one, and gives it
     /// everything that the keeper holds.
-    fn start(&mut self, connection: Option<OwnedFd>, number: u32) -> io::Result<Child> {
+    fn start(&mut self, connection: Option<OwnedFd>, after_crash: bool) -> io::Result<Child> {
         let theirs = match connection {
             Some(theirs) => theirs,
             None => {
@@ -183,7 +204,9 @@ impl Supervisor<'_> {
             }
         };
         let is_upgrade = matches!(self.handover, Handover::Starting(_));
-        let mut child = self.supervised.launch(theirs, number, is_upgrade)?;
+        let start = Start { number: self.number, after_crash, is_upgrade };
+        let mut child = self.supervised.launch(theirs, start)?;
+        self.number += 1;
         if let Err(error) = self.keeper.give_held() {
             let _ = child.kill();
             let _ = child.wait();
@@ -195,13 +218,15 @@ impl Supervisor<'_> {
     /// Serves one server until its process has ended.
     fn serve(&mut self, child: &mut Child) -> io::Result<ExitStatus> {
         let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+        let mut watch = HangWatch::new(child.id());
         let mut is_connected = true;
+        self.hung = false;
         // The first signal that asked for the end.
         let mut asked_at: Option<Instant> = None;
         let (mut was_ready, mut is_ready) = (self.keeper.was_ready(), false);
         loop {
             let others = [process.as_fd(), self.signals];
-            let until = self.deadline();
+            let until = self.deadline().into_iter().chain(watch.next(&self.keeper)).min();
             let others = if is_connected {
                 let heard = self.keeper.serve_once(&self.listener, &others, until)?;
                 is_connected = heard.is_connected;
@@ -237,6 +262,9 @@ impl Supervisor<'_> {
                 // The server may have sent more before it ended.
                 self.keeper.finish()?;
                 return child.wait();
+            }
+            if watch.has_hung(&self.keeper) && !std::mem::replace(&mut self.hung, true) {
+                let _ = pidfd_send_signal(&process, Signal::KILL);
             }
             if self.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
                 tracing::error!("the server takes too long in an upgrade, and is killed");
@@ -322,6 +350,31 @@ impl Supervisor<'_> {
         self.handover = Handover::Leaving(Instant::now() + UPGRADE_TIMEOUT);
     }
 
+    /// Returns how a server ended, in words, with the places of its threads.
+    fn describe(&self, status: ExitStatus) -> String {
+        let places = self.keeper.positions.as_ref().map(Positions::describe).unwrap_or_default();
+        let places = if places.is_empty() { places } else { format!(" ({places})") };
+        match self.hung {
+            true => format!("the server hung, and was killed{places}"),
+            false => format!("{}{places}", describe(status)),
+        }
+    }
+
+    /// Returns `true` if a server ended by a defect, and not because another process killed it.
+    fn has_crashed(&self, status: ExitStatus) -> bool {
+        const DEFECTS: [i32; 7] = [
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGILL,
+            libc::SIGFPE,
+            libc::SIGABRT,
+            libc::SIGTRAP,
+            libc::SIGSYS,
+        ];
+        let by_signal = status.signal().is_some_and(|signal| DEFECTS.contains(&signal));
+        self.hung || by_signal || status.code() == Some(PANICKED)
+    }
+
     /// Takes note that a server has ended. Returns `true` if the next server starts at once, because
     /// of an upgrade.
     fn is_upgrading(&mut self, status: ExitStatus) -> bool {
@@ -379,8 +432,8 @@ impl Next {
     }
 
     /// Tells the operator what follows the end of a server.
-    fn log(&self, options: &KeeperOptions, status: ExitStatus, failed_starts: u32) {
-        let (interface, end) = (&options.interface, describe(status));
+    fn log(&self, options: &KeeperOptions, end: &str, failed_starts: u32) {
+        let interface = &options.interface;
         match self {
             Next::AtOnce => {
                 tracing::warn!(interface, "{end}: another server starts, and resumes the sessions");

@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 
 use towpath_protocol::peer::has_ended;
+use tracing::warn;
 
-use super::record::Recorded;
+use super::record::{Record, Recorded};
 use super::settings::SETTINGS;
 use crate::config::StartError;
 use crate::keeper::OWN;
+use crate::position::{POSITIONS, Positions};
 use crate::prepare::{MEMORIES, PINS, PROCESS, RECORD};
 use crate::socket::STORED_NAME;
 
@@ -38,6 +40,8 @@ pub(crate) struct Left {
     pub(crate) state: Option<OwnedFd>,
     /// The changes of the device's settings.
     pub(crate) settings: Option<OwnedFd>,
+    /// Where the earlier server's threads stood.
+    pub(crate) positions: Option<OwnedFd>,
     pub(crate) sessions: BTreeMap<u32, LeftSession>,
     /// Sockets that hold ports, by their names.
     pub(crate) ports: HashMap<String, OwnedFd>,
@@ -54,6 +58,25 @@ impl Left {
             left.rest.extend(unused.map(|object| (name, object)));
         }
         left
+    }
+
+    /// Counts a crash against each session that a thread of the earlier server served at its end.
+    pub(crate) fn blame(&self) {
+        let positions = self.positions.as_ref().map(|page| Positions::open(page.as_fd()));
+        let Some(Ok(positions)) = positions else { return };
+        for place in positions.places().filter(|place| place.session != 0) {
+            let session = self.sessions.get(&place.session);
+            if let Some(file) = session.and_then(|session| session.record.as_ref())
+                && Recorded::read(file.as_fd()).is_ok_and(|recorded| recorded.is_some())
+                && let Ok(mut record) = Record::adopt(file.as_fd())
+            {
+                let crashes = record.crash();
+                warn!(
+                    session = place.session,
+                    crashes, "the server crashed while it served this session"
+                );
+            }
+        }
     }
 
     /// Checks that a server with so many lanes can read the record of every session whose
@@ -90,6 +113,7 @@ impl Left {
             STORED_NAME => self.listener.replace(object),
             STATE => self.state.replace(object),
             SETTINGS => self.settings.replace(object),
+            POSITIONS => self.positions.replace(object),
             // The device has taken its objects already, and the keeper's own are not for the server.
             _ if name.starts_with(DEVICE) || name.starts_with(OWN) => None,
             _ if name.starts_with(PORT) => self.ports.insert(name.to_owned(), object),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | 0, 1 | the layout's version; the state: 0 until the session begins |
 //! | 2 to 23 | the session: number, shape, user, addresses, name |
+//! | 24, 25 | the crashes of servers that served the session, and the second of the last one |
 //! | 32 to 543 | the user's groups, two in a word |
 //! | from 544 on | [`ENDPOINT_WORDS`] words for each endpoint: state, request, settings |
 //!
@@ -25,6 +26,7 @@ use towpath_queue::{OwnWords, PeerWords};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::addresses::Lease;
+use crate::clock::clock_ns;
 
 /// The layout of the record. A change of the record raises the number in the text; a change of the
 /// layouts that it describes raises `VERSION`.
@@ -42,6 +44,8 @@ const IPV6: usize = 15;
 const NAME: usize = 18;
 const FLAGS: usize = 22;
 const PID: usize = 23;
+const CRASHES: usize = 24;
+const CRASHED_AT: usize = 25;
 const GROUPS: usize = 32;
 const MAX_GROUPS: usize = 1024;
 const ENDPOINTS: usize = GROUPS + MAX_GROUPS / 2;
@@ -57,6 +61,11 @@ const SETTINGS: usize = CHOSEN + 1;
 /// States of an endpoint; 0 for none.
 const OPEN: u64 = 1;
 const REVOKED: u64 = 2;
+
+/// Crashes of servers that served a session count for so many seconds, and after so many of them no
+/// server resumes the session.
+const CRASH_SECONDS: u64 = 600;
+pub(crate) const MOST_CRASHES: u64 = 2;
 
 /// A flag: the session shares the host's addresses.
 const SHARED: u64 = 1;
@@ -79,6 +88,8 @@ pub(crate) struct Recorded {
     pub(crate) pid: i32,
     pub(crate) name: String,
     pub(crate) addresses: RecordedAddresses,
+    /// The crashes of servers that served the session, lately.
+    pub(crate) crashes: u64,
     words: PeerWords,
 }
 
@@ -204,6 +215,16 @@ impl Record {
         self.words.publish(STATE, 0);
     }
 
+    /// Records that a server crashed while it served the session. Returns how many did lately.
+    pub(crate) fn crash(&mut self) -> u64 {
+        let now = clock_ns() / 1_000_000_000;
+        let lately = now.saturating_sub(self.words.get(CRASHED_AT)) < CRASH_SECONDS;
+        let crashes = if lately { self.words.get(CRASHES) + 1 } else { 1 };
+        self.words.store(CRASHED_AT, now);
+        self.words.publish(CRASHES, crashes);
+        crashes
+    }
+
     /// Records an endpoint that opens. `request`: the application's, with the port that the server
     /// chose.
     pub(crate) fn open(
@@ -313,6 +334,7 @@ impl Recorded {
             pid: get(PID) as i32,
             name: message::shown_name(&name),
             addresses,
+            crashes: get(CRASHES),
             words,
         }))
     }

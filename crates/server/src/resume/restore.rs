@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use towpath_device::Filter;
-use towpath_protocol::layout::{CLOSED_ADDRESS_GONE, CLOSED_BY_POLICY};
+use towpath_protocol::layout::{CLOSED_ADDRESS_GONE, CLOSED_AFTER_CRASHES, CLOSED_BY_POLICY};
 use towpath_protocol::peer::{Peer, has_ended};
 use tracing::{debug, info, warn};
 
 use super::left::{Left, LeftSession};
-use super::record::{Record, Recorded, RecordedAddresses, RecordedEndpoint};
+use super::record::{MOST_CRASHES, Record, Recorded, RecordedAddresses, RecordedEndpoint};
 use crate::addresses::{Holder, Lease};
 use crate::connection::{Connection, Opened, Progress};
 use crate::control::{Control, UNCLAIMED};
@@ -24,6 +24,7 @@ use crate::engines::Reply;
 use crate::host::port_protocol;
 use crate::open::read_open;
 use crate::policy::{Account, Standing};
+use crate::position::Phase;
 use crate::prepare::{Files, remove_stored, session_bytes};
 use crate::worker::workers::Owner;
 
@@ -45,7 +46,10 @@ impl Control {
             unused.push(object);
         }
         let mut restored = 0;
+        self.parts.position.start();
+        self.parts.position.begin(Phase::Restore);
         for (number, mut session) in sessions {
+            self.parts.position.serve(number);
             self.next_number = self.next_number.max(number.wrapping_add(1)).max(1);
             match self.restore_session(number, &mut session, &mut ports, &mut unused) {
                 Ok(true) => restored += 1,
@@ -61,6 +65,7 @@ impl Control {
             }
             unused.append(&mut session.into_descriptors());
         }
+        self.parts.position.begin(Phase::None);
         for (name, socket) in ports {
             // No session has this port any more.
             unused.extend(self.parts.store.remove(&name));
@@ -97,6 +102,12 @@ impl Control {
         }
         let files = Files::adopt(std::mem::take(&mut left.files), &shape, lanes);
         let files = files.map_err(|error| because("its memory")(&error))?;
+        if recorded.crashes >= MOST_CRASHES {
+            let closed = files.close(&shape, lanes, CLOSED_AFTER_CRASHES);
+            unused.append(&mut files.into_descriptors());
+            closed.map_err(|error| because("its memory")(&error))?;
+            return Err(format!("{} servers crashed while they served it", recorded.crashes));
+        }
         let mapped = files.map_unclaimed(number, shape, lanes);
         // The application can prolong the close of these.
         unused.append(&mut files.into_descriptors());

@@ -13,8 +13,8 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 use towpath_protocol::store::Store;
 use towpath_server::{
-    KeeperAccess, KeeperOptions, KeeperStore, Supervised, Supervision, TakeOver, keeper_connection,
-    keeper_path, run_keeper, supervise, take_over,
+    KeeperAccess, KeeperOptions, KeeperStore, Start, Supervised, Supervision, TakeOver,
+    keeper_connection, keeper_path, run_keeper, supervise, take_over,
 };
 
 use super::confine::confine_keeper;
@@ -86,19 +86,20 @@ struct Servers<'a> {
 }
 
 impl Supervised for Servers<'_> {
-    fn launch(&mut self, connection: OwnedFd, number: u32, is_upgrade: bool) -> io::Result<Child> {
-        let program = if is_upgrade { &self.installed } else { &self.upgraded };
+    fn launch(&mut self, connection: OwnedFd, start: Start) -> io::Result<Child> {
+        let program = if start.is_upgrade { &self.installed } else { &self.upgraded };
         let mut command = match program {
             Some(file) => Command::new(format!("/proc/self/fd/{}", file.as_raw_fd())),
             None => Command::new("/proc/self/exe"),
         };
         command.arg0("towpath");
         command.args(["server", self.interface]);
-        if number > 0 {
-            command.arg("--again");
-        }
-        if is_upgrade {
-            command.arg("--upgrade");
+        for (option, is_given) in [
+            ("--again", start.number > 0),
+            ("--after-crash", start.after_crash),
+            ("--upgrade", start.is_upgrade),
+        ] {
+            command.args(is_given.then_some(option));
         }
         command.stdin(Stdio::from(connection)).spawn()
     }

@@ -33,6 +33,9 @@ pub(crate) struct Args {
     /// further rights
     #[arg(long)]
     again: bool,
+    /// The server before crashed or hung
+    #[arg(long)]
+    after_crash: bool,
     /// A server of another program is before this one: end at once unless everything can be resumed
     #[arg(long)]
     upgrade: bool,
@@ -63,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     give_back(&mut store, &unused).map_err(failed)?;
 
     let mut config = settings.config(socket.clone())?;
-    config.resumes_all = args.upgrade;
+    (config.resumes_all, config.after_crash) = (args.upgrade, args.after_crash);
     let own_queues = config.policy.own_queues();
     let Opened { mut device, subnets, xdp_sockets } =
         interface::open(served, &settings, own_queues, adopted)?;

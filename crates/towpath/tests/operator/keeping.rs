@@ -5,7 +5,8 @@ use std::fs;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_client::{Lost, Options, Session};
+use towpath_client::{Lost, Options, Rule, Session};
+use towpath_net::{Network, UdpSocket};
 use towpath_netlink::Netlink;
 
 use crate::beside_the_kernel::{FAR, NEAR, device, is_bare, may_attach, sockets, until_bare, user};
@@ -197,6 +198,66 @@ fn a_server_that_fails_is_followed_by_another_one() {
     });
 }
 
+/// A session that makes every server crash, or hang, is not resumed after the second one. All others
+/// are.
+#[test]
+fn a_session_that_crashes_servers_is_not_resumed() {
+    towpath_testkit::isolated!(|| {
+        if !tun("keeping::a_session_that_crashes_servers_is_not_resumed") {
+            return;
+        }
+        let directory = Directory::new();
+        for (fault, end) in [
+            ("tx.crash=1", "the server ended with exit code 101"),
+            ("tx.hang=1", "the server hung, and was killed"),
+        ] {
+            let device = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
+            let arguments = [&device[..], &["--fault", fault]].concat();
+            let mut server = serve(&directory, "s.sock", &arguments);
+            let mut quiet = idle(&server);
+            let network = Network::attach(&server.socket).unwrap();
+            let socket = UdpSocket::bind(&network, "0.0.0.0:1000").unwrap();
+            socket.set_read_timeout(Some(LIMIT)).unwrap();
+            // The driver crashes with the first packet, and again when it is sent once more.
+            socket.send_to(b"crash", "10.77.0.1:1000").unwrap();
+            let error = socket.recv_from(&mut [0; 8]).unwrap_err().to_string();
+            assert!(error.contains("two servers crashed"), "{error}");
+            while quiet.statistics().resumptions < 1 {
+                assert!(quiet.wait(Some(LIMIT)).unwrap());
+            }
+            let log = server.log();
+            let crash = format!("{end} (engine 0: transmit of session 2): another server starts");
+            assert_eq!(log.matches(&crash).count(), 2, "{log}");
+            assert!(log.contains("session=2 crashes=2"), "{log}");
+            assert!(log.contains("not resumed: 2 servers crashed while they served it"), "{log}");
+            quiet.open(&Rule::new().udp(1)).unwrap();
+            assert_eq!(server.report()["sessions"].as_array().unwrap().len(), 1);
+            assert!(server.stop(Signal::TERM).success());
+        }
+    });
+}
+
+/// A server that gets no processor time, and one that sleeps, does not hang.
+#[test]
+fn a_stopped_server_does_not_hang() {
+    towpath_testkit::isolated!(|| {
+        if !tun("keeping::a_stopped_server_does_not_hang") {
+            return;
+        }
+        let directory = Directory::new();
+        let arguments = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let process = server.server().unwrap();
+        kill_process(process, Signal::STOP).unwrap();
+        // The keeper looks several times.
+        std::thread::sleep(Duration::from_secs(3));
+        kill_process(process, Signal::CONT).unwrap();
+        round_trip(&server, 7);
+        assert_eq!(server.server(), Some(process));
+        assert!(server.stop(Signal::TERM).success());
+    });
+}
+
 /// A server that does not end when it is asked to is killed at the second time.
 #[test]
 fn a_second_signal_ends_a_server_that_hangs() {
@@ -243,13 +304,13 @@ fn the_keeper_holds_what_there_is_and_no_more() {
             let each = found.iter().filter(|(kind, _)| kind.starts_with("/memfd:towpath"));
             each.map(|(_, count)| count).sum::<usize>()
         };
-        // The state page, the settings of the start, and those that were changed.
-        assert_eq!(memories(&first), 3, "{first:?}");
+        // The state page, the position page, the settings of the start, and those that were changed.
+        assert_eq!(memories(&first), 4, "{first:?}");
         assert_eq!(first.get("/dev/net/tun"), Some(&1), "{first:?}");
         for _ in 0..40 {
             let sessions = [idle(&server), idle(&server)];
             until("five memories of each session, and its record", || {
-                memories(&descriptors(keeper).unwrap()) == 3 + 6 * sessions.len()
+                memories(&descriptors(keeper).unwrap()) == 4 + 6 * sessions.len()
             });
             drop(sessions);
             until("as many as at first", || descriptors(keeper).unwrap() == first);

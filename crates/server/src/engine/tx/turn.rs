@@ -70,7 +70,12 @@ impl TxPath {
         };
         let memory = context.memories.get(batch.key)?;
         let (sessions, notifier) = context.delivery.parts();
-        let session = sessions.get_mut(batch.key).filter(|session| session.violation.is_none())?;
+        // The engine is at this session until it serves another one: a driver may fail later with
+        // its packets.
+        let (session, _) = sessions.serve(batch.key)?;
+        if session.violation.is_some() {
+            return None;
+        }
         let ended = batch.take(session, memory.mapping(), &self.rules(), allowance);
         // The engine reports skipped packets to the client, too.
         if session.queue_pairs[batch.queue_pair as usize].transmit.has_news() {

@@ -1,0 +1,265 @@
+//! The position page: where each engine of a server stands, for its keeper and for the next server.
+//!
+//! A memory file that only the server writes. Its first line has the layout and the number of lanes.
+//! A line for each lane follows, and one for the control thread:
+//!
+//! | word | holds |
+//! |---|---|
+//! | 0 | the number of the poll iteration |
+//! | 1 | the kernel's number of the thread |
+//! | 2 | the [`Phase`] in the upper half, and the session that the thread serves in the lower one |
+//!
+//! An engine stores its position before each part of a poll iteration, and the session before it
+//! reads anything that the session's application wrote. The stores are plain ones: the keeper and the
+//! next server read them after the end, and the keeper reads the iteration's number in between.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use towpath_memory::{Region, SharedFile, own_words, peer_words};
+use towpath_queue::word::LINE_WORDS;
+use towpath_queue::{OwnWords, PeerWords};
+
+/// The name of the page in the store.
+pub(crate) const POSITIONS: &str = "positions";
+
+const LAYOUT: u64 = u64::from_le_bytes(*b"Positio1");
+const ITERATION: usize = 0;
+const THREAD: usize = 1;
+const PLACE: usize = 2;
+
+/// A part of a thread's work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Phase {
+    /// The thread does not run: it has yet to start, or has ended in order.
+    #[default]
+    None,
+    /// Commands of the control thread.
+    Commands,
+    /// From the device to the applications.
+    Receive,
+    /// From the applications to the device.
+    Transmit,
+    /// The device's completions.
+    Complete,
+    /// Notifications, closing, and everything else of a poll iteration.
+    Rest,
+    /// Between two poll iterations: a sleep, or its preparation.
+    Pause,
+    /// The control thread restores an earlier server's sessions.
+    Restore,
+}
+
+impl Phase {
+    const ALL: [Phase; 8] = [
+        Phase::None,
+        Phase::Commands,
+        Phase::Receive,
+        Phase::Transmit,
+        Phase::Complete,
+        Phase::Rest,
+        Phase::Pause,
+        Phase::Restore,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Phase::None => "not running",
+            Phase::Commands => "commands",
+            Phase::Receive => "receive",
+            Phase::Transmit => "transmit",
+            Phase::Complete => "complete",
+            Phase::Rest => "rest",
+            Phase::Pause => "pause",
+            Phase::Restore => "restore",
+        }
+    }
+}
+
+/// The position of one thread, as that thread writes it. The default one is written nowhere.
+#[derive(Debug, Default)]
+pub struct Position {
+    words: Option<OwnWords>,
+    phase: u64,
+    place: u64,
+}
+
+impl Position {
+    /// Records the thread that calls this.
+    pub(crate) fn start(&mut self) {
+        if let Some(words) = &mut self.words {
+            words.store(THREAD, rustix::thread::gettid().as_raw_nonzero().get() as u64);
+        }
+    }
+
+    /// Records the beginning of a poll iteration.
+    #[inline]
+    pub(crate) fn iterate(&mut self, iteration: u64) {
+        if let Some(words) = &mut self.words {
+            words.store(ITERATION, iteration);
+        }
+    }
+
+    /// Records the beginning of a phase, without a session.
+    #[inline]
+    pub(crate) fn begin(&mut self, phase: Phase) {
+        self.phase = u64::from(phase as u32) << 32;
+        self.put(self.phase);
+    }
+
+    /// Records the session that the thread serves. Returns the place before, for
+    /// [`Position::go_back`].
+    #[inline]
+    pub(crate) fn serve(&mut self, session: u32) -> u64 {
+        let before = self.place;
+        self.put(self.phase | u64::from(session));
+        before
+    }
+
+    /// Records that the thread is at a place again.
+    #[inline]
+    pub(crate) fn go_back(&mut self, place: u64) {
+        self.put(place);
+    }
+
+    #[inline]
+    fn put(&mut self, place: u64) {
+        self.place = place;
+        if let Some(words) = &mut self.words {
+            words.store(PLACE, place);
+        }
+    }
+}
+
+/// Makes the page of a server with so many lanes. Returns its file, and the position of each engine
+/// and of the control thread.
+///
+/// # Errors
+/// Fails if there is no memory.
+pub(crate) fn create(lanes: usize) -> io::Result<(OwnedFd, Vec<Position>)> {
+    let lines = lanes + 1;
+    let (region, file) = Region::in_own_file("towpath-positions", (1 + lines) * LINE_WORDS * 8)?;
+    let mut words = own_words(region);
+    let mut head = words.split_off_front(LINE_WORDS);
+    head.store(0, LAYOUT);
+    head.store(1, lines as u64);
+    let position = |_| {
+        let words = Some(words.split_off_front(LINE_WORDS));
+        Position { words, ..Position::default() }
+    };
+    Ok((file, (0..lines).map(position).collect()))
+}
+
+/// Where a thread stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) iteration: u64,
+    /// The kernel's number of the thread; 0 before it has started.
+    pub(crate) thread: u64,
+    pub(crate) phase: Phase,
+    /// The session that the thread serves; 0 for none.
+    pub(crate) session: u32,
+}
+
+/// A position page, as another process reads it.
+#[derive(Debug)]
+pub(crate) struct Positions {
+    words: PeerWords,
+    lines: usize,
+}
+
+impl Positions {
+    /// Maps the page of another process.
+    ///
+    /// # Errors
+    /// Fails with the kernel's error, or if the file is no such page.
+    pub(crate) fn open(file: BorrowedFd<'_>) -> io::Result<Positions> {
+        let mapping = SharedFile::adopt(file.as_fd().try_clone_to_owned()?)?.map_readable()?;
+        mapping.keep_from_children()?;
+        let words = peer_words(&Arc::new(mapping));
+        let most = (words.len() / LINE_WORDS).saturating_sub(1);
+        let lines = usize::try_from(words.fetch(1)).unwrap_or(usize::MAX);
+        if words.fetch(0) != LAYOUT || lines > most {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "no position page"));
+        }
+        Ok(Positions { words, lines })
+    }
+
+    /// Returns the places of the threads: of the engines, and at last of the control thread.
+    pub(crate) fn places(&self) -> impl Iterator<Item = Place> + '_ {
+        (0..self.lines).map(|line| {
+            let at = (1 + line) * LINE_WORDS;
+            let place = self.words.fetch(at + PLACE);
+            let phase = Phase::ALL.get((place >> 32) as usize).copied().unwrap_or_default();
+            Place {
+                iteration: self.words.fetch(at + ITERATION),
+                thread: self.words.fetch(at + THREAD),
+                phase,
+                session: place as u32,
+            }
+        })
+    }
+
+    /// Returns the places of the threads that run, in words.
+    pub(crate) fn describe(&self) -> String {
+        let control = self.lines.saturating_sub(1);
+        let places = self.places().enumerate().filter(|(_, place)| place.phase != Phase::None);
+        let each = places.map(|(line, place)| {
+            let thread = if line == control { "control".into() } else { format!("engine {line}") };
+            let session = match place.session {
+                0 => String::new(),
+                session => format!(" of session {session}"),
+            };
+            format!("{thread}: {}{session}", place.phase.name())
+        });
+        each.collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_process_reads_the_positions() {
+        let (file, mut positions) = create(2).unwrap();
+        let read = Positions::open(file.as_fd()).unwrap();
+        assert_eq!(read.describe(), "");
+        positions[1].start();
+        positions[1].iterate(7);
+        positions[1].begin(Phase::Transmit);
+        let before = positions[1].serve(3);
+        let inner = positions[1].serve(4);
+        assert_eq!(read.describe(), "engine 1: transmit of session 4");
+        positions[1].go_back(inner);
+        positions[2].begin(Phase::Restore);
+        assert_eq!(read.describe(), "engine 1: transmit of session 3, control: restore");
+        positions[1].go_back(before);
+        let thread = rustix::thread::gettid().as_raw_nonzero().get() as u64;
+        let place = Place { iteration: 7, thread, phase: Phase::Transmit, session: 0 };
+        assert_eq!(read.places().nth(1), Some(place));
+        assert_eq!(read.places().count(), 3);
+        positions[1].begin(Phase::None);
+        assert_eq!(read.describe(), "control: restore");
+    }
+
+    #[test]
+    fn another_file_is_refused() {
+        let (_, file) = Region::in_own_file("other", 64).unwrap();
+        assert!(Positions::open(file.as_fd()).is_err());
+        let pipe = io::pipe().unwrap().0;
+        assert!(Positions::open(pipe.as_fd()).is_err());
+    }
+
+    #[test]
+    fn a_position_that_is_written_nowhere() {
+        let mut position = Position::default();
+        position.start();
+        position.iterate(1);
+        position.begin(Phase::Receive);
+        let before = position.serve(1);
+        position.go_back(before);
+    }
+}
