@@ -6,6 +6,7 @@
 //! Every sender writes a block in each period, so a connection on which nothing arrives for longer is
 //! one that stands still.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -83,6 +84,9 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         row("longest pause in each window without a kill, p99", "ms", &[at(&run.quiet, 0.99)]),
         row("bytes that arrived and were right", "MB", &[run.bytes as f64 / 1e6]),
     ]);
+    for (phase, count) in &run.places {
+        outcome.context.push(row(&format!("kills of the engine in {phase}"), "kills", &[*count]));
+    }
     Ok(outcome)
 }
 
@@ -101,6 +105,8 @@ struct Run {
     /// sorted; and the same for windows without a kill.
     killed: Vec<f64>,
     quiet: Vec<f64>,
+    /// How many kills met the engine in each phase of a poll iteration.
+    places: BTreeMap<String, f64>,
 }
 
 impl Run {
@@ -227,7 +233,8 @@ fn run(towpath: &Path, kills: usize) -> anyhow::Result<Run> {
         killed.sort_by(f64::total_cmp);
         quiet.sort_by(f64::total_cmp);
         let bytes = progress.iter().map(|one| one.bytes.load(Ordering::Relaxed)).sum();
-        Ok(Run { lost, resumptions: resumptions(&network, &serve)?, bytes, killed, quiet })
+        let (resumptions, places) = (resumptions(&network, &serve)?, places(&serve.log()?));
+        Ok(Run { lost, resumptions, bytes, killed, quiet, places })
     })
 }
 
@@ -272,4 +279,16 @@ fn resumptions(network: &Network, serve: &Serve) -> anyhow::Result<u64> {
         bail!("the application has lost its addresses");
     }
     Ok(serve.log()?.matches("claimed session=").count() as u64)
+}
+
+/// Counts the phases in which the keeper found the engine of each killed server, by its log.
+fn places(log: &str) -> BTreeMap<String, f64> {
+    let mut places = BTreeMap::new();
+    for line in log.lines().filter(|line| line.contains("killed by signal 9")) {
+        let place = line.split_once("(engine 0: ").and_then(|(_, rest)| rest.split_once(')'));
+        let place = place.map_or("an unknown phase", |(place, _)| place);
+        let phase = place.split([' ', ',']).next().unwrap_or(place);
+        *places.entry(phase.to_owned()).or_insert(0.0) += 1.0;
+    }
+    places
 }
