@@ -24,6 +24,7 @@
 //! | `web` | HTTP over TAP: the example `web` beside the same source over the kernel's sockets |
 //! | `flood` | a web server on Towpath under a SYN flood |
 //! | `kills` | connections of an application whose server is killed again and again |
+//! | `upgrades` | datagrams of an application whose server is upgraded again and again |
 //! | `wire` | TCP of the kernel and of Towpath over one wire with delay, a bottleneck and faults |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
 //! | `watchdog` | the cost of a device's watchdog |
@@ -92,6 +93,7 @@ mod tap;
 mod tcp;
 mod techniques;
 mod trip;
+mod upgrades;
 mod waiting;
 mod wakeups;
 mod watchdog;
@@ -162,6 +164,8 @@ pub enum Experiment {
     Flood,
     /// Connections whose server is killed again and again.
     Kills,
+    /// Datagrams whose server is upgraded again and again.
+    Upgrades,
     /// An interface that the kernel and a server share.
     Coexistence,
     /// A host that shares its address with applications.
@@ -190,7 +194,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 27] = [
+    pub const ALL: [Experiment; 28] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -206,6 +210,7 @@ impl Experiment {
         Experiment::Web,
         Experiment::Flood,
         Experiment::Kills,
+        Experiment::Upgrades,
         Experiment::Coexistence,
         Experiment::Sharing,
         Experiment::Xdp,
@@ -239,6 +244,7 @@ impl Experiment {
             Experiment::Web => "web",
             Experiment::Flood => "flood",
             Experiment::Kills => "kills",
+            Experiment::Upgrades => "upgrades",
             Experiment::Coexistence => "coexistence",
             Experiment::Sharing => "sharing",
             Experiment::Xdp => "xdp",
@@ -285,6 +291,7 @@ impl Experiment {
             Experiment::Web => "HTTP of a web server over TAP, and over veth and std::net",
             Experiment::Flood => "a web server's connections and memory under a SYN flood",
             Experiment::Kills => "connections while their server is killed again and again",
+            Experiment::Upgrades => "datagrams while their server is upgraded again and again",
             Experiment::Coexistence => "TCP on an interface that the kernel and a server share",
             Experiment::Sharing => {
                 "a host's address, shared: TCP, a web server, and the kernel's own"
@@ -314,6 +321,7 @@ impl Experiment {
                 | Experiment::Web
                 | Experiment::Flood
                 | Experiment::Kills
+                | Experiment::Upgrades
                 | Experiment::Coexistence
                 | Experiment::Sharing
                 | Experiment::Xdp
@@ -364,6 +372,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Web => web::measure(settings)?,
         Experiment::Flood => flood::measure(settings)?,
         Experiment::Kills => kills::measure(settings)?,
+        Experiment::Upgrades => upgrades::measure(settings)?,
         Experiment::Coexistence => coexistence::measure(settings)?,
         Experiment::Sharing => sharing::measure(settings)?,
         Experiment::Xdp => xdp::measure(settings)?,

@@ -58,6 +58,8 @@ const FLOOD: &str = "\
 const KILLS: &str = "\
     Does an application notice that its server is killed and another one follows: are connections lost \
     or bytes wrong, and for how long does each connection stand still?";
+const UPGRADES: &str = "\
+    Does an upgrade of a server lose, repeat or reorder any packet, and for how long does none pass?";
 const COEXISTENCE: &str = "\
 What does the filter of an interface that the kernel and a server share cost the kernel's own TCP? What \
 is left for the kernel while an application receives, and how does the application's TCP compare with \
@@ -119,6 +121,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Web => WEB,
         Experiment::Flood => FLOOD,
         Experiment::Kills => KILLS,
+        Experiment::Upgrades => UPGRADES,
         Experiment::Coexistence => COEXISTENCE,
         Experiment::Sharing => SHARING,
         Experiment::Xdp => XDP,

@@ -262,6 +262,24 @@ fn kills() {
     );
 }
 
+/// The program `towpath` has to be built, as `make test-experiments` does.
+#[test]
+fn upgrades() {
+    whole(
+        "upgrades",
+        "upgrades",
+        &[
+            "datagrams lost, application to kernel",
+            "datagrams repeated, application to kernel",
+            "datagrams out of order, application to kernel",
+            "datagrams lost, kernel to application",
+            "datagrams repeated, kernel to application",
+            "datagrams out of order, kernel to application",
+        ],
+        &[],
+    );
+}
+
 #[test]
 fn coexistence() {
     whole(
