@@ -13,7 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use towpath_net::{Network, UdpSocket};
+use towpath_client::{Options, Session};
+use towpath_net::{Driving, Network, SessionLink, UdpSocket};
 
 use crate::Settings;
 use crate::child::{Child, OwnSocket, Role};
@@ -33,6 +34,8 @@ const BURST: u32 = 50;
 const BETWEEN: Duration = Duration::from_millis(300);
 /// The kernel socket's receive buffer: a pause of 0.1 s at twice the rate.
 const KERNEL_BUFFER_BYTES: usize = 64 << 20;
+/// The application's receive buffers: what arrives in 80 ms.
+const RECEIVE_SLOTS: u32 = 8192;
 /// The last datagram of a flow.
 const LAST: u64 = u64::MAX;
 /// The longest time without a datagram, after which the flow is over.
@@ -47,7 +50,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome {
         how: format!(
             "towpath serve on a TAP; one application and the kernel send each other numbered datagrams \
-             of {BYTES} bytes, {RATE} a second in each direction; an upgrade every {} ms; before, as \
+             of {BYTES} bytes, {RATE} a second in each direction; {RECEIVE_SLOTS} receive buffers; an upgrade every {} ms; before, as \
              long without upgrades; all wait as by default, nothing pinned",
             BETWEEN.as_millis()
         ),
@@ -64,7 +67,12 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         Row::new(&name, &[("upgrades", upgrades as f64)], unit, &[value])
     };
     let [quiet, upgraded] = [0, upgrades].map(|count| run(&towpath, upgrades, count));
-    for (name, flow) in upgraded?.named() {
+    let upgraded = upgraded?;
+    for (name, count) in upgraded.dropped {
+        let name = format!("datagrams dropped, kernel to application, {name}");
+        outcome.context.push(row(name, "datagrams", count as f64));
+    }
+    for (name, flow) in upgraded.named() {
         let count = |what: &str, value: u64| {
             row(format!("datagrams {what}, {name}"), "datagrams", value as f64).at_most(0.0)
         };
@@ -101,6 +109,8 @@ struct Found {
 struct Flows {
     to_kernel: Found,
     to_application: Found,
+    /// Where packets to the application were dropped.
+    dropped: [(&'static str, u64); 3],
 }
 
 impl Flows {
@@ -181,7 +191,11 @@ fn run(towpath: &Path, upgrades: usize, count: usize) -> anyhow::Result<Flows> {
     let device = format!("tap:{TAP}");
     let network = format!("{ADDRESS}/24");
     let arguments = ["--device", &device, "--address", &network];
-    let (serve, network) = Serve::start(towpath, (files.directory(), "upgrades"), &arguments)?;
+    let (serve, first) = Serve::start(towpath, (files.directory(), "upgrades"), &arguments)?;
+    // Another one, with buffers for what arrives during a pause.
+    drop(first);
+    let options = Options { receive_slots: RECEIVE_SLOTS, ..SessionLink::options("upgrades") };
+    let network = Network::over(Session::attach(&serve.socket, &options)?, Driving::Thread)?;
     let (application, kernel) = sockets(&network)?;
     let to_application = application.local_addr()?;
     let to_kernel: SocketAddr = (ADDRESS.parse::<IpAddr>()?, PORT).into();
@@ -211,7 +225,8 @@ fn run(towpath: &Path, upgrades: usize, count: usize) -> anyhow::Result<Flows> {
         outcome?;
         to_kernel.lost = counts[0] - to_kernel.received;
         to_application.lost = counts[1] - to_application.received;
-        Ok(Flows { to_kernel, to_application })
+        let dropped = dropped(&serve, application)?;
+        Ok(Flows { to_kernel, to_application, dropped })
     })
 }
 
@@ -231,6 +246,24 @@ fn sockets(network: &Network) -> anyhow::Result<(UdpSocket, std::net::UdpSocket)
     application.send_to(&[0; BYTES], from)?;
     kernel.recv(&mut [0; BYTES])?;
     Ok((application, kernel))
+}
+
+/// Returns where packets to the application were dropped.
+fn dropped(serve: &Serve, application: &UdpSocket) -> anyhow::Result<[(&'static str, u64); 3]> {
+    // A process in a network namespace of its own sees another one's /sys.
+    let link = Command::new("ip").args(["-s", "-j", "link", "show", TAP]).output()?;
+    let link: serde_json::Value = serde_json::from_slice(&link.stdout).context("ip -s link")?;
+    let by_tap = link[0]["stats64"]["tx"]["dropped"].as_u64().context("ip -s link")?;
+    let report = towpath_client::report(&serve.socket)?;
+    let endpoints = report["sessions"][0]["endpoints"].as_array().cloned().unwrap_or_default();
+    let counter =
+        |endpoint: &serde_json::Value| endpoint["counters"]["rx_dropped_no_buffers"].as_u64();
+    let by_session = endpoints.iter().filter_map(counter).sum();
+    Ok([
+        ("by the TAP's queue", by_tap),
+        ("by the session without buffers", by_session),
+        ("by the application's socket", application.dropped()?),
+    ])
 }
 
 /// Upgrades the server `count` times, in the time for `upgrades`.
