@@ -201,15 +201,7 @@ impl Made {
         let (relays, spawner) = start_spawner(&config.policy, config.lanes)?;
         let mut left =
             Left::sort(store.contents().map_err(resources("what an earlier server left"))?);
-        if config.resumes_all {
-            left.check(config.lanes)?;
-        }
-        if config.after_crash {
-            left.blame();
-        }
-        let (page, mut positions) = position::create(config.lanes).map_err(resources("a page"))?;
-        store.remove(POSITIONS);
-        store.put(POSITIONS, page.as_fd()).map_err(resources("keeping a page"))?;
+        let mut positions = examine(config, &left, store.as_mut())?;
         let info = device.info().clone();
         let has_successor = store.outlives_server();
         let pool = address_pool(config, info.mac)?;
@@ -266,6 +258,25 @@ impl Made {
         control.restore(left);
         Ok(Made { control, engines, requests, wake: control_wake, bound, has_successor })
     }
+}
+
+/// Checks what an earlier server left, and counts its crash. Returns where each engine, and at last
+/// the control thread, records its position.
+fn examine(
+    config: &Config,
+    left: &Left,
+    store: &mut dyn Store,
+) -> Result<Vec<Position>, StartError> {
+    if config.resumes_all {
+        left.check(config.lanes)?;
+    }
+    if config.after_crash {
+        left.blame();
+    }
+    let (page, positions) = position::create(config.lanes).map_err(resources("a page"))?;
+    store.remove(POSITIONS);
+    store.put(POSITIONS, page.as_fd()).map_err(resources("keeping a page"))?;
+    Ok(positions)
 }
 
 /// Returns the error for a resource that is not available.

@@ -15,6 +15,8 @@ use super::finding::{Finding, Standing, read, says};
 /// millisecond.
 const OLDEST: (u32, u32) = (5, 11);
 
+/// The version of Landlock's interface with everything that the server uses.
+const FULL_LANDLOCK: u32 = 6;
 /// The oldest kernel with all features; the newest of these is `SO_PASSRIGHTS`.
 const FULL: (u32, u32) = (6, 16);
 
@@ -29,8 +31,15 @@ pub(super) fn look() -> Kernel {
     let pidfd = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map(drop);
     let sleep = short_sleep();
     let suffices = seals.is_ok() && sleep.is_ok();
-    let findings =
-        vec![version(), memory_files(seals), sleeping(sleep), peers(pidfd), io_uring(), landlock()];
+    let findings = vec![
+        version(),
+        memory_files(seals),
+        sleeping(sleep),
+        peers(pidfd),
+        io_uring(),
+        landlock(),
+        seccomp(),
+    ];
     Kernel { findings, suffices }
 }
 
@@ -177,20 +186,46 @@ fn io_uring() -> Finding {
 
 fn landlock() -> Finding {
     match probe::landlock() {
-        Ok(version) => Finding::new(
+        Ok(version) if version >= FULL_LANDLOCK => Finding::new(
             "Landlock",
             Standing::Ok,
             format!("interface version {version}"),
-            "not used yet; it could restrict the server's access to files",
+            "a server reaches few files, no TCP port, and no process outside by a signal",
         ),
+        Ok(version) => Finding::new(
+            "Landlock",
+            Standing::Limited,
+            format!("interface version {version}"),
+            "a server reaches few files; version 4 forbids TCP ports too, and version 6 signals",
+        )
+        .remedy("Linux 6.12 or newer"),
         Err(errno) => Finding::new(
             "Landlock",
             Standing::Limited,
             says(errno),
-            "nothing: the server does not use it yet",
+            "an attacker who takes a server over reaches all files of the server's user",
         )
         .remedy("Linux 5.13 or newer with landlock in the lsm= list of its command line"),
     }
+}
+
+fn seccomp() -> Finding {
+    let actions = read("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
+    if actions.split_whitespace().any(|action| action == "errno") {
+        return Finding::new(
+            "seccomp",
+            Standing::Ok,
+            "filters of system calls",
+            "the kernel refuses calls that a server does not need, such as to execute a program",
+        );
+    }
+    Finding::new(
+        "seccomp",
+        Standing::Limited,
+        "no filters of system calls",
+        "an attacker who takes a server over may make all calls",
+    )
+    .remedy("a kernel with CONFIG_SECCOMP_FILTER")
 }
 
 #[cfg(test)]

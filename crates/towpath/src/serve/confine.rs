@@ -1,8 +1,16 @@
 //! Confines the server: another user, no capability, no way to regain one, and memory that other
-//! processes of its user may not read.
+//! processes of its user may not read; few system calls (`calls`), and few files (`files`).
 //!
 //! In Linux, each thread has its own credentials: all this happens before any other thread starts.
 
+mod calls;
+mod files;
+
+pub(crate) use calls::Confinement;
+
+use std::path::Path;
+
+use landlock::RulesetStatus;
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Signal, Uid};
 use rustix::thread::{
@@ -10,6 +18,8 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_keep_capabilities, set_no_new_privs,
     set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
+
+use tracing::warn;
 
 use super::values::Identity;
 use crate::failure::{Failure, says};
@@ -32,6 +42,29 @@ const SHARES_HOST: CapabilitySet = CapabilitySet::NET_BIND_SERVICE.union(Capabil
 /// The capabilities of the keeper of a server with AF_XDP: to make a socket, and to let the socket
 /// have a large send buffer and poll the hardware.
 const XDP_SOCKETS: CapabilitySet = CapabilitySet::NET_RAW.union(CapabilitySet::NET_ADMIN);
+
+/// Restricts the system calls and the files of this process and its children. Warns where the kernel
+/// cannot.
+pub(super) fn restrict(
+    mode: Confinement,
+    policy: Option<&Path>,
+    socket: &Path,
+) -> Result<(), Failure> {
+    if mode == Confinement::Off {
+        return Ok(());
+    }
+    match files::confine(policy, socket) {
+        Ok(RulesetStatus::NotEnforced) => {
+            warn!("this kernel has no landlock: the server reaches all files of its user");
+        }
+        Ok(_) => {}
+        Err(error) => return Err(Failure::new(format!("--confine: landlock: {error}"))),
+    }
+    if let Err(error) = calls::confine(mode) {
+        warn!("this kernel filters no system calls, so the server may make all: {error}");
+    }
+    Ok(())
+}
 
 /// Becomes `user`, if given, and drops every right that the keeper does not need.
 pub(super) fn confine_keeper(

@@ -89,9 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     device.set_keeper(Arc::new(keeper.clone()));
     let shares = settings.share_host;
     config.host = shares.then(|| HostAccess::new(&keeper, &served.interface));
-    confine::confine(settings.user.as_ref())?;
-    confine::end_with_parent()?;
-    warn_of_unreadable_policy(settings.policy.as_deref());
+    give_up_rights(&settings, &socket)?;
     let failed = |error: StartError| explain(&error, &settings);
     let server = Server::start(&config, device, Box::new(store)).map_err(failed)?;
     drop(config);
@@ -118,6 +116,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let outcome = end(server, &keeper, action);
     info!(device = name, "ended");
     outcome.map_err(|error| ended(&error))
+}
+
+/// Gives up every right that serving does not need.
+fn give_up_rights(settings: &Settings, socket: &Path) -> Result<(), Failure> {
+    let policy = settings.policy.as_deref();
+    confine::confine(settings.user.as_ref())?;
+    confine::end_with_parent()?;
+    warn_of_unreadable_policy(policy);
+    confine::restrict(settings.confine.unwrap_or_default(), policy, socket)
 }
 
 /// Ends a server, after a signal or because it has ended by itself.

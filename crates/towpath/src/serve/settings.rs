@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use towpath_server::{Config, Policy, Setting};
 
+use super::confine::Confinement;
 use super::values::{
     Assignment, DeviceSpec, Driver, Fault, Group, Identity, Lease, Processors, Subnet, User, Wait,
     limit, subnets,
@@ -92,6 +93,12 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "USER[:GROUP]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) user: Option<Identity>,
+    /// What happens to system calls that a server does not need: refuse, kill or off; refuse by
+    /// default. With kill, such a call ends the server, and another one follows. With off, the server
+    /// may make all calls, and reach all files of its user
+    #[arg(long, value_name = "MODE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) confine: Option<Confinement>,
     /// A user whose applications may attach; may be given several times
     #[arg(long, value_name = "USER", value_hint = clap::ValueHint::Username)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -242,6 +249,7 @@ impl Settings {
             mtu: self.mtu.or(file.mtu),
             socket: self.socket.or(file.socket),
             user: self.user.or(file.user),
+            confine: self.confine.or(file.confine),
             allow_user: list(self.allow_user, file.allow_user),
             allow_group: list(self.allow_group, file.allow_group),
             policy: self.policy.or(file.policy),
@@ -279,6 +287,7 @@ impl Settings {
             wait: Some(Wait(Setting::Wait.spec().default)),
             hold: Number::new(HOLD_S).ok(),
             log: Some(Level::Info),
+            confine: Some(Confinement::default()),
             sessions_per_user: number(policy.sessions_per_user),
             sessions_per_group: number(policy.sessions_per_group),
             bytes_per_user: number(policy.bytes_per_user),

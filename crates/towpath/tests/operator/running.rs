@@ -278,7 +278,7 @@ fn serve_by(
     let path = directory.text(socket);
     let log = log_of(directory, socket);
     let mut child = program
-        .args(["serve", "--socket", &path, "--ready-fd", "1"])
+        .args(["serve", "--socket", &path, "--ready-fd", "1", "--confine", "kill"])
         .args(arguments)
         .stdout(Stdio::piped())
         .stderr(to)

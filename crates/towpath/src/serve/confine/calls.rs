@@ -1,0 +1,273 @@
+//! The system calls that a server makes after its start. The kernel refuses all others (seccomp(2)).
+//!
+//! The list has what the server's threads, the process that makes workers, and the workers call, by
+//! the C library of Debian 12 and Rust's standard library. Among what is left out: to execute a program
+//! (`execve`), to look into other processes (`ptrace`, `process_vm_readv`), to change namespaces or
+//! mounts, sockets of the network (`socket` with other families), io_uring, and keys.
+//!
+//! Threads and processes that start later have the filter too, and no process can remove it.
+
+use std::collections::BTreeMap;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
+
+use serde::{Deserialize, Serialize};
+
+/// What happens to a server's system calls that it does not need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Confinement {
+    /// They fail.
+    #[default]
+    Refuse,
+    /// They end the server, and another one follows.
+    Kill,
+    /// The server may make all calls and reach all files of its user.
+    Off,
+}
+
+/// Calls that are allowed with any arguments.
+const CALLS: &[libc::c_long] = &[
+    // Reading, writing and waiting.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_lseek,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_pipe2,
+    libc::SYS_fcntl,
+    libc::SYS_ioctl,
+    libc::SYS_flock,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_eventfd2,
+    libc::SYS_signalfd4,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
+    libc::SYS_timerfd_gettime,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_send_signal,
+    // Sockets that exist, and those of `SOCKET_FAMILIES`.
+    libc::SYS_socketpair,
+    libc::SYS_bind,
+    libc::SYS_listen,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_shutdown,
+    // Files: landlock restricts which.
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_statfs,
+    libc::SYS_readlinkat,
+    libc::SYS_getdents64,
+    libc::SYS_getcwd,
+    libc::SYS_unlinkat,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_ftruncate,
+    libc::SYS_fallocate,
+    libc::SYS_fsync,
+    libc::SYS_umask,
+    // Memory.
+    libc::SYS_memfd_create,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_mincore,
+    libc::SYS_mlock,
+    libc::SYS_mlock2,
+    libc::SYS_munlock,
+    libc::SYS_msync,
+    libc::SYS_vmsplice,
+    libc::SYS_brk,
+    libc::SYS_membarrier,
+    // Threads and processes, without execve.
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_kill,
+    libc::SYS_tgkill,
+    libc::SYS_futex,
+    libc::SYS_set_robust_list,
+    libc::SYS_get_robust_list,
+    libc::SYS_set_tid_address,
+    libc::SYS_rseq,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_getgroups,
+    libc::SYS_getresuid,
+    libc::SYS_getresgid,
+    libc::SYS_capget,
+    libc::SYS_capset,
+    libc::SYS_prctl,
+    libc::SYS_prlimit64,
+    libc::SYS_getrusage,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_getcpu,
+    libc::SYS_uname,
+    libc::SYS_sysinfo,
+    libc::SYS_getrandom,
+    // Signals and time.
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_gettimeofday,
+    // Maps of programs that the server attached. It has no capability to load others.
+    libc::SYS_bpf,
+];
+
+/// Calls that only this architecture has, as older forms of others.
+#[cfg(target_arch = "x86_64")]
+const OLDER_CALLS: &[libc::c_long] = &[
+    libc::SYS_open,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_access,
+    libc::SYS_readlink,
+    libc::SYS_unlink,
+    libc::SYS_chmod,
+    libc::SYS_poll,
+    libc::SYS_select,
+    libc::SYS_epoll_wait,
+    libc::SYS_pipe,
+    libc::SYS_dup2,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_arch_prctl,
+    libc::SYS_time,
+    libc::SYS_getpgrp,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OLDER_CALLS: &[libc::c_long] = &[];
+
+/// The families of sockets that a server makes: control connections and the C library's name
+/// services, and the kernel's news of interfaces, addresses and routes.
+const SOCKET_FAMILIES: [libc::c_int; 2] = [libc::AF_UNIX, libc::AF_NETLINK];
+
+/// Has the kernel refuse all other calls of this thread, and of threads and processes that it
+/// starts.
+///
+/// # Errors
+/// Fails if the kernel has no filters of system calls.
+pub(super) fn confine(mode: Confinement) -> Result<(), seccompiler::Error> {
+    let refused = match mode {
+        Confinement::Off => return Ok(()),
+        Confinement::Refuse => SeccompAction::Errno(libc::EPERM as u32),
+        Confinement::Kill => SeccompAction::KillProcess,
+    };
+    seccompiler::apply_filter(&program(refused)?)
+}
+
+fn program(refused: SeccompAction) -> Result<BpfProgram, seccompiler::Error> {
+    let any = |call: &libc::c_long| (*call, Vec::new());
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        CALLS.iter().chain(OLDER_CALLS).map(any).collect();
+    let of_family = |family: libc::c_int| {
+        let (length, same) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
+        let family = SeccompCondition::new(0, length, same, family as u64)?;
+        SeccompRule::new(vec![family])
+    };
+    let sockets = SOCKET_FAMILIES.map(of_family).into_iter().collect::<Result<_, _>>();
+    rules.insert(libc::SYS_socket, sockets?);
+    let architecture = std::env::consts::ARCH.try_into()?;
+    let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, architecture)?;
+    Ok(filter.try_into()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use super::*;
+
+    /// Calls in a thread of its own, which alone is confined.
+    fn confined<T: Send>(call: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                rustix::thread::set_no_new_privs(true).unwrap();
+                confine(Confinement::Refuse).unwrap();
+                call()
+            });
+            thread.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn calls_that_a_server_does_not_make_are_refused() {
+        confined(|| {
+            let refused = |outcome: i64| {
+                assert_eq!(outcome, -1);
+                assert_eq!(std::io::Error::last_os_error().kind(), ErrorKind::PermissionDenied);
+            };
+            let child = std::process::Command::new("/bin/true").status().unwrap_err();
+            assert_eq!(child.kind(), ErrorKind::PermissionDenied);
+            let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap_err();
+            assert_eq!(socket.kind(), ErrorKind::PermissionDenied);
+            // SAFETY: calls without pointers.
+            unsafe {
+                refused(libc::syscall(libc::SYS_ptrace, libc::PTRACE_TRACEME, 0, 0, 0));
+                refused(libc::syscall(libc::SYS_unshare, libc::CLONE_NEWUSER));
+                refused(libc::syscall(libc::SYS_io_uring_setup, 1, 0));
+                refused(libc::syscall(libc::SYS_personality, 0));
+            }
+        });
+    }
+
+    #[test]
+    fn calls_that_a_server_makes_are_allowed() {
+        confined(|| {
+            std::os::unix::net::UnixDatagram::unbound().unwrap();
+            towpath_netlink::Netlink::open().unwrap().links().unwrap();
+            std::fs::read("/proc/self/status").unwrap();
+            std::thread::spawn(|| ()).join().unwrap();
+        });
+    }
+}
