@@ -33,7 +33,10 @@ pub(super) fn confine(policy: Option<&Path>, socket: &Path) -> Result<RulesetSta
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         parent.unwrap_or(Path::new(".")).to_owned()
     };
-    let reads = READ.iter().map(PathBuf::from).chain(policy.map(directory));
+    // The policy's path may be a link.
+    let target = policy.and_then(|path| path.canonicalize().ok());
+    let policies = policy.into_iter().chain(target.as_deref()).map(directory);
+    let reads = READ.iter().map(PathBuf::from).chain(policies);
     let reads = reads.map(|path| (path, AccessFs::ReadFile | AccessFs::ReadDir));
     let writes = AccessFs::ReadFile
         | AccessFs::ReadDir
@@ -67,9 +70,12 @@ mod tests {
             fs::create_dir_all(directory).unwrap();
             fs::write(directory.join("file"), "text").unwrap();
         }
+        let links = own.join("links");
+        fs::create_dir(&links).unwrap();
+        std::os::unix::fs::symlink(policies.join("file"), links.join("policy.toml")).unwrap();
         let confined = || {
             let status =
-                confine(Some(&policies.join("policy.toml")), &sockets.join("s.sock")).unwrap();
+                confine(Some(&links.join("policy.toml")), &sockets.join("s.sock")).unwrap();
             if status == RulesetStatus::NotEnforced {
                 println!("SKIP only_the_sockets_directory_can_be_written: no landlock here");
                 return;
@@ -82,7 +88,7 @@ mod tests {
             denied(fs::write(policies.join("file"), "other"));
             denied(fs::write(policies.join("new"), ""));
             denied(fs::remove_file(policies.join("file")));
-            assert_eq!(fs::read(policies.join("file")).unwrap(), b"text");
+            assert_eq!(fs::read(links.join("policy.toml")).unwrap(), b"text");
             fs::read("/etc/passwd").unwrap();
             fs::write(sockets.join("s.sock.lock"), "").unwrap();
             fs::remove_file(sockets.join("s.sock.lock")).unwrap();
