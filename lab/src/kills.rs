@@ -7,35 +7,28 @@
 //! one that stands still.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
-use towpath_net::{Network, TcpListener};
+use anyhow::{bail, ensure};
+use towpath_net::Network;
 
 use crate::Settings;
 use crate::child::{Child, OwnSocket, Role};
 use crate::programs::{Serve, own_program};
 use crate::report::{Outcome, Row};
+use crate::streams::{BLOCK_BYTES, LOST, PERIOD, Progress, Ran, Streams};
 
 const TAP: &str = "tpkills0";
 /// The TAP's address. The first application gets the next one.
 const ADDRESS: &str = "10.94.0.1";
-const PORT: u16 = 80;
 const CONNECTIONS: usize = 50;
-/// What a sender writes in each period.
-const BLOCK_BYTES: usize = 4096;
-const PERIOD: Duration = Duration::from_millis(5);
 /// The least and the most time from one kill to the next. The moments are uniform in between.
 const BETWEEN: [Duration; 2] = [Duration::from_millis(80), Duration::from_millis(160)];
 /// The longest time for which a connection stands still after a kill, as the 99th percentile.
 const PAUSE_MS: f64 = 50.0;
-/// The time limit of a read: a connection that stands still for longer is lost.
-const LOST: Duration = Duration::from_secs(20);
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let kills = match settings {
@@ -115,68 +108,21 @@ impl Run {
     }
 }
 
-/// The receiver of a connection, as the others see it.
-#[derive(Default)]
-struct Progress {
-    bytes: AtomicU64,
-    /// The longest pause in this window, in nanoseconds.
-    longest_ns: AtomicU64,
-}
-
-/// Returns the byte at a place of a stream.
-fn byte_at(stream: usize, place: u64) -> u8 {
-    let word = (place / 8).wrapping_add(stream as u64 * 1_000_003);
-    word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()[(place % 8) as usize]
-}
-
-/// Writes a block in each period until it is over.
-fn send(mut to: impl Write, stream: usize, over: &AtomicBool) -> std::io::Result<()> {
-    let (mut place, mut next) = (0, Instant::now());
-    while !over.load(Ordering::Relaxed) {
-        let block: Vec<u8> =
-            (place..place + BLOCK_BYTES as u64).map(|place| byte_at(stream, place)).collect();
-        to.write_all(&block)?;
-        place += BLOCK_BYTES as u64;
-        next += PERIOD;
-        // After a pause, the sender does not make up for what it has not written.
-        next = next.max(Instant::now());
-        thread::sleep(next.saturating_duration_since(Instant::now()));
-    }
-    Ok(())
-}
-
-/// Reads and checks bytes until the other end closes the connection.
-fn receive(mut from: impl Read, stream: usize, progress: &Progress) -> anyhow::Result<()> {
-    let (mut buffer, mut place, mut last) = (vec![0; 1 << 16], 0, Instant::now());
-    loop {
-        let count = match from.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(count) => count,
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error).context("reading"),
-        };
-        let now = Instant::now();
-        let pause = now.duration_since(last).as_nanos() as u64;
-        last = now;
-        for byte in &buffer[..count] {
-            ensure!(*byte == byte_at(stream, place), "stream {stream}: byte {place} is wrong");
-            place += 1;
-        }
-        progress.longest_ns.fetch_max(pause, Ordering::Relaxed);
-        progress.bytes.store(place, Ordering::Relaxed);
-    }
-}
-
 /// The moments of the kills: numbers from 0 to 1, from a seed (splitmix64).
-struct Moments(u64);
+pub(crate) struct Moments(pub(crate) u64);
 
 impl Moments {
+    /// Returns the time until the next one.
     fn next(&mut self) -> Duration {
+        BETWEEN[0] + (BETWEEN[1] - BETWEEN[0]).mul_f64(self.part())
+    }
+
+    /// Returns the next number from 0 to 1.
+    pub(crate) fn part(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let part = ((mixed ^ mixed >> 31) >> 11) as f64 / (1u64 << 53) as f64;
-        BETWEEN[0] + (BETWEEN[1] - BETWEEN[0]).mul_f64(part)
+        ((mixed ^ mixed >> 31) >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
@@ -188,54 +134,14 @@ fn run(towpath: &Path, kills: usize) -> anyhow::Result<Run> {
     let network = format!("{ADDRESS}/24");
     let arguments = ["--device", &device, "--address", &network];
     let (serve, network) = Serve::start(towpath, (files.directory(), "kills"), &arguments)?;
-    let own = network.addresses().into_iter().find(IpAddr::is_ipv4);
-    let own = own.context("the application has no address")?;
-    let listener = TcpListener::bind(&network, SocketAddr::new(own, PORT))?;
-    let mut pairs = Vec::new();
-    for _ in 0..CONNECTIONS {
-        let kernel = std::net::TcpStream::connect(SocketAddr::new(own, PORT))?;
-        let (application, _) = listener.accept()?;
-        kernel.set_read_timeout(Some(LOST))?;
-        application.set_read_timeout(Some(LOST))?;
-        pairs.push((kernel, application));
-    }
-    let progress: Vec<Progress> = pairs.iter().map(|_| Progress::default()).collect();
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let over = &over;
-        let (mut senders, mut receivers) = (Vec::new(), Vec::new());
-        for (number, ((kernel, application), progress)) in pairs.iter().zip(&progress).enumerate() {
-            if number % 2 == 0 {
-                senders.push(scope.spawn(move || {
-                    send(kernel, number, over)
-                        .and_then(|()| kernel.shutdown(std::net::Shutdown::Write))
-                }));
-                receivers.push(scope.spawn(move || receive(application, number, progress)));
-            } else {
-                senders.push(scope.spawn(move || {
-                    send(application, number, over)
-                        .and_then(|()| application.shutdown(std::net::Shutdown::Write))
-                }));
-                receivers.push(scope.spawn(move || receive(kernel, number, progress)));
-            }
-        }
-        let windows = kill_servers(&serve, &progress, kills);
-        over.store(true, Ordering::Relaxed);
-        let failed = |_| anyhow::anyhow!("a thread of a connection failed");
-        let mut lost = 0;
-        for sender in senders {
-            lost += usize::from(sender.join().map_err(failed)?.is_err());
-        }
-        for receiver in receivers {
-            lost += usize::from(receiver.join().map_err(failed)?.is_err());
-        }
-        let [mut killed, mut quiet] = windows?;
-        killed.sort_by(f64::total_cmp);
-        quiet.sort_by(f64::total_cmp);
-        let bytes = progress.iter().map(|one| one.bytes.load(Ordering::Relaxed)).sum();
-        let (resumptions, places) = (resumptions(&network, &serve)?, places(&serve.log()?));
-        Ok(Run { lost, resumptions, bytes, killed, quiet, places })
-    })
+    let streams = Streams::between(&network, CONNECTIONS)?;
+    let Ran { outcome, lost, bytes } =
+        streams.run(|progress| kill_servers(&serve, progress, kills))?;
+    let [mut killed, mut quiet] = outcome?;
+    killed.sort_by(f64::total_cmp);
+    quiet.sort_by(f64::total_cmp);
+    let (resumptions, places) = (resumptions(&network, &serve)?, places(&serve.log()?));
+    Ok(Run { lost, resumptions, bytes, killed, quiet, places })
 }
 
 /// Kills servers, with a quiet window before each kill. Returns the longest pauses of all

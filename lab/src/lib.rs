@@ -24,6 +24,7 @@
 //! | `web` | HTTP over TAP: the example `web` beside the same source over the kernel's sockets |
 //! | `flood` | a web server on Towpath under a SYN flood |
 //! | `kills` | connections of an application whose server is killed again and again |
+//! | `soak` | kills, upgrades, applications that end, and faults, all at once |
 //! | `upgrades` | datagrams of an application whose server is upgraded again and again |
 //! | `wire` | TCP of the kernel and of Towpath over one wire with delay, a bottleneck and faults |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
@@ -84,7 +85,9 @@ pub mod report;
 pub mod results;
 mod scale;
 mod sharing;
+mod soak;
 pub mod statistics;
+mod streams;
 #[cfg(test)]
 mod structure;
 pub mod svg;
@@ -166,6 +169,8 @@ pub enum Experiment {
     Kills,
     /// Datagrams whose server is upgraded again and again.
     Upgrades,
+    /// Kills, upgrades, applications that end, and faults, all at once.
+    Soak,
     /// An interface that the kernel and a server share.
     Coexistence,
     /// A host that shares its address with applications.
@@ -194,7 +199,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 28] = [
+    pub const ALL: [Experiment; 29] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -211,6 +216,7 @@ impl Experiment {
         Experiment::Flood,
         Experiment::Kills,
         Experiment::Upgrades,
+        Experiment::Soak,
         Experiment::Coexistence,
         Experiment::Sharing,
         Experiment::Xdp,
@@ -245,6 +251,7 @@ impl Experiment {
             Experiment::Flood => "flood",
             Experiment::Kills => "kills",
             Experiment::Upgrades => "upgrades",
+            Experiment::Soak => "soak",
             Experiment::Coexistence => "coexistence",
             Experiment::Sharing => "sharing",
             Experiment::Xdp => "xdp",
@@ -292,6 +299,7 @@ impl Experiment {
             Experiment::Flood => "a web server's connections and memory under a SYN flood",
             Experiment::Kills => "connections while their server is killed again and again",
             Experiment::Upgrades => "datagrams while their server is upgraded again and again",
+            Experiment::Soak => "kills, upgrades, applications that end, and faults, all at once",
             Experiment::Coexistence => "TCP on an interface that the kernel and a server share",
             Experiment::Sharing => {
                 "a host's address, shared: TCP, a web server, and the kernel's own"
@@ -322,6 +330,7 @@ impl Experiment {
                 | Experiment::Flood
                 | Experiment::Kills
                 | Experiment::Upgrades
+                | Experiment::Soak
                 | Experiment::Coexistence
                 | Experiment::Sharing
                 | Experiment::Xdp
@@ -373,6 +382,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Flood => flood::measure(settings)?,
         Experiment::Kills => kills::measure(settings)?,
         Experiment::Upgrades => upgrades::measure(settings)?,
+        Experiment::Soak => soak::measure(settings)?,
         Experiment::Coexistence => coexistence::measure(settings)?,
         Experiment::Sharing => sharing::measure(settings)?,
         Experiment::Xdp => xdp::measure(settings)?,

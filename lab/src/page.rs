@@ -60,6 +60,9 @@ const KILLS: &str = "\
     or bytes wrong, and for how long does each connection stand still?";
 const UPGRADES: &str = "\
     Does an upgrade of a server lose, repeat or reorder any packet, and for how long does none pass?";
+const SOAK: &str = "\
+    Are connections lost or bytes wrong, and does anything stay behind, when servers are killed and \
+    upgraded, applications are killed, and the wire has faults?";
 const COEXISTENCE: &str = "\
 What does the filter of an interface that the kernel and a server share cost the kernel's own TCP? What \
 is left for the kernel while an application receives, and how does the application's TCP compare with \
@@ -122,6 +125,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Flood => FLOOD,
         Experiment::Kills => KILLS,
         Experiment::Upgrades => UPGRADES,
+        Experiment::Soak => SOAK,
         Experiment::Coexistence => COEXISTENCE,
         Experiment::Sharing => SHARING,
         Experiment::Xdp => XDP,

@@ -108,6 +108,11 @@ impl Serve {
         }
     }
 
+    /// Returns the keeper's process ID.
+    pub(crate) fn keeper(&self) -> u32 {
+        self.process.0.id()
+    }
+
     /// Returns the server's process ID; `None` between two servers.
     pub(crate) fn server(&self) -> Option<u32> {
         let keeper = self.process.0.id();

@@ -280,6 +280,25 @@ fn upgrades() {
     );
 }
 
+/// The program `towpath` has to be built, as `make test-experiments` does.
+#[test]
+fn soak() {
+    whole(
+        "soak",
+        "soak",
+        &[
+            "connections lost",
+            "sessions of killed applications left",
+            "addresses in use beyond the application's",
+            "descriptors of the keeper beyond those at the start",
+            "memory of the keeper beyond that at the start",
+            "descriptors of the server beyond those at the start",
+            "memory of the server beyond that at the start",
+        ],
+        &[],
+    );
+}
+
 #[test]
 fn coexistence() {
     whole(
