@@ -522,7 +522,7 @@ transmit-budget = 11
         }
         // Every default is printed, so each lies within its limits.
         let defaults = Settings::default().with_defaults();
-        assert_eq!(defaults.to_text().unwrap().lines().count(), 14);
+        assert_eq!(defaults.to_text().unwrap().lines().count(), 15);
         let config = Settings::default().config("/x".into()).unwrap();
         assert_eq!(config.policy, Policy::default());
     }
