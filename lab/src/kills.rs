@@ -6,14 +6,15 @@
 //! Every sender writes a block in each period, so a connection on which nothing arrives for longer is
 //! one that stands still.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure};
-use towpath_net::Network;
+use anyhow::{Context, bail, ensure};
+use towpath_net::{Network, UdpSocket};
 
 use crate::Settings;
 use crate::child::{Child, OwnSocket, Role};
@@ -25,6 +26,11 @@ const TAP: &str = "tpkills0";
 /// The TAP's address. The first application gets the next one.
 const ADDRESS: &str = "10.94.0.1";
 const CONNECTIONS: usize = 50;
+/// The port that answers UDP requests, the time from one request to the next, and the time without an
+/// answer after which there is none any more.
+const ECHO_PORT: u16 = 7;
+const ASK_PERIOD: Duration = Duration::from_millis(1);
+const LAST_ANSWERS: Duration = Duration::from_millis(300);
 /// The least and the most time from one kill to the next. The moments are uniform in between.
 const BETWEEN: [Duration; 2] = [Duration::from_millis(80), Duration::from_millis(160)];
 /// The longest time for which a connection stands still after a kill, as the 99th percentile.
@@ -40,7 +46,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         how: format!(
             "towpath serve on a TAP; {CONNECTIONS} connections between the kernel and one \
              application, half of them in each direction; each sender writes {BLOCK_BYTES} bytes \
-             every {} ms; a kill every {} to {} ms, at moments from a seed; windows with and without \
+             every {} ms; a UDP request a millisecond; a kill every {} to {} ms, at moments from a seed; windows with and without \
              a kill in turn; all wait as by default, nothing pinned",
             PERIOD.as_millis(),
             BETWEEN[0].as_millis(),
@@ -77,6 +83,11 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         row("longest pause in each window without a kill, p99", "ms", &[at(&run.quiet, 0.99)]),
         row("bytes that arrived and were right", "MB", &[run.bytes as f64 / 1e6]),
     ]);
+    let (requests, unanswered) = run.asked;
+    outcome.context.extend([
+        row("UDP requests to the application", "datagrams", &[requests as f64]),
+        row("UDP requests without an answer", "datagrams", &[unanswered as f64]),
+    ]);
     for (phase, count) in &run.places {
         outcome.context.push(row(&format!("kills of the engine in {phase}"), "kills", &[*count]));
     }
@@ -100,6 +111,8 @@ struct Run {
     quiet: Vec<f64>,
     /// How many kills met the engine in each phase of a poll iteration.
     places: BTreeMap<String, f64>,
+    /// UDP requests, and those of them without an answer.
+    asked: (u64, u64),
 }
 
 impl Run {
@@ -135,13 +148,22 @@ fn run(towpath: &Path, kills: usize) -> anyhow::Result<Run> {
     let arguments = ["--device", &device, "--address", &network];
     let (serve, network) = Serve::start(towpath, (files.directory(), "kills"), &arguments)?;
     let streams = Streams::between(&network, CONNECTIONS)?;
-    let Ran { outcome, lost, bytes } =
-        streams.run(|progress| kill_servers(&serve, progress, kills))?;
-    let [mut killed, mut quiet] = outcome?;
+    let echo = Echo::start(&network)?;
+    let Ran { outcome, lost, bytes } = streams.run(|progress| {
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let asking = scope.spawn(|| echo.ask(&over));
+            let windows = kill_servers(&serve, progress, kills);
+            over.store(true, Ordering::Relaxed);
+            let asked = asking.join().map_err(|_| anyhow::anyhow!("a thread failed"))?;
+            anyhow::Ok((windows?, asked?))
+        })
+    })?;
+    let ([mut killed, mut quiet], asked) = outcome?;
     killed.sort_by(f64::total_cmp);
     quiet.sort_by(f64::total_cmp);
     let (resumptions, places) = (resumptions(&network, &serve)?, places(&serve.log()?));
-    Ok(Run { lost, resumptions, bytes, killed, quiet, places })
+    Ok(Run { lost, resumptions, bytes, killed, quiet, places, asked })
 }
 
 /// Kills servers, with a quiet window before each kill. Returns the longest pauses of all
@@ -175,6 +197,54 @@ fn kill_servers(
         take(&mut killed);
     }
     Ok([killed, quiet])
+}
+
+/// An application's socket that sends each datagram back, and the kernel's socket that asks it.
+struct Echo {
+    kernel: std::net::UdpSocket,
+    to: SocketAddr,
+}
+
+impl Echo {
+    /// Starts the echo in a thread, which ends with the network.
+    fn start(network: &Network) -> anyhow::Result<Echo> {
+        let own = network.addresses().into_iter().find(IpAddr::is_ipv4);
+        let to = SocketAddr::new(own.context("the application has no address")?, ECHO_PORT);
+        let socket = UdpSocket::bind(network, to)?;
+        thread::spawn(move || {
+            let mut buffer = [0; 64];
+            while let Ok((count, from)) = socket.recv_from(&mut buffer) {
+                let _ = socket.send_to(&buffer[..count], from);
+            }
+        });
+        let kernel = std::net::UdpSocket::bind((ADDRESS, 0))?;
+        kernel.set_read_timeout(Some(ASK_PERIOD))?;
+        Ok(Echo { kernel, to })
+    }
+
+    /// Sends a numbered request in each period until it is over. Returns how many, and how many had
+    /// no answer.
+    fn ask(&self, over: &AtomicBool) -> anyhow::Result<(u64, u64)> {
+        let (mut requests, mut answered) = (0u64, HashSet::new());
+        let mut next = Instant::now();
+        let mut buffer = [0; 8];
+        while !over.load(Ordering::Relaxed) {
+            self.kernel.send_to(&requests.to_le_bytes(), self.to)?;
+            requests += 1;
+            next += ASK_PERIOD;
+            while Instant::now() < next {
+                if self.kernel.recv(&mut buffer).is_ok() {
+                    answered.insert(u64::from_le_bytes(buffer));
+                }
+            }
+        }
+        // The last answers.
+        self.kernel.set_read_timeout(Some(LAST_ANSWERS))?;
+        while self.kernel.recv(&mut buffer).is_ok() {
+            answered.insert(u64::from_le_bytes(buffer));
+        }
+        Ok((requests, requests - answered.len() as u64))
+    }
 }
 
 /// Returns how often the application claimed its session.
