@@ -1,4 +1,4 @@
-//! Everything at once, for as long as one likes: servers that are killed and upgraded, applications that
+//! Everything at once, for 15, 60 or 600 s (`--quick`, by default, `--full`): servers that are killed and upgraded, applications that
 //! are killed, and a wire with faults, under TCP of which every byte is checked.
 //!
 //! `towpath serve` serves a TAP and injects faults. One application, this process, has connections with
@@ -122,7 +122,7 @@ impl Holding {
     }
 }
 
-/// The holdings of the keeper and of a server that has resumed one session, which is no other's.
+/// Returns the holdings of the keeper and of the server, once the server's only session is claimed.
 fn holdings(serve: &Serve) -> anyhow::Result<[Holding; 2]> {
     // The next server has taken everything over.
     let until = Instant::now() + LOST;
@@ -131,7 +131,7 @@ fn holdings(serve: &Serve) -> anyhow::Result<[Holding; 2]> {
         let sessions = report["sessions"].as_array().map_or(0, Vec::len);
         let claimed = report["sessions"][0]["unclaimed"].is_null();
         if sessions == 1 && claimed || Instant::now() > until {
-            // Descriptors of messages are on their way for a moment.
+            // Both may still have descriptors of messages.
             thread::sleep(Duration::from_millis(200));
             return Ok([Holding::of(serve.keeper())?, Holding::of(serve.pid()?)?]);
         }
@@ -139,7 +139,7 @@ fn holdings(serve: &Serve) -> anyhow::Result<[Holding; 2]> {
     }
 }
 
-/// Starts everything, lets it happen for a time, and looks at what is left.
+/// Starts the server and the connections, disturbs them for a time, and measures what is left.
 fn run(towpath: &Path, time: Duration) -> anyhow::Result<(Found, Events)> {
     let files = OwnSocket::new()?;
     let _keeper = Child::start(&Role::Keep { directory: files.directory().to_owned() })?;
@@ -151,10 +151,10 @@ fn run(towpath: &Path, time: Duration) -> anyhow::Result<(Found, Events)> {
     let Ran { outcome, lost, bytes } = streams.run(|_| -> anyhow::Result<_> {
         // The keeper keeps the file of the program that it has upgraded to.
         upgrade(towpath, &serve)?;
-        follow(&serve)?;
+        replace_server(&serve)?;
         let first = holdings(&serve)?;
-        let events = happen(towpath, &serve, time)?;
-        follow(&serve)?;
+        let events = disturb(towpath, &serve, time)?;
+        replace_server(&serve)?;
         Ok((first, events, holdings(&serve)?))
     })?;
     let ([keeper, server], events, last) = outcome?;
@@ -173,7 +173,7 @@ fn run(towpath: &Path, time: Duration) -> anyhow::Result<(Found, Events)> {
 }
 
 /// Kills the server, and waits for the next one.
-fn follow(serve: &Serve) -> anyhow::Result<()> {
+fn replace_server(serve: &Serve) -> anyhow::Result<()> {
     let before = serve.kill_server()?;
     let until = Instant::now() + LOST;
     while serve.server().is_none_or(|now| now == before)
@@ -193,7 +193,7 @@ fn upgrade(towpath: &Path, serve: &Serve) -> anyhow::Result<()> {
 }
 
 /// Kills and upgrades servers, and starts and kills applications.
-fn happen(towpath: &Path, serve: &Serve, time: Duration) -> anyhow::Result<Events> {
+fn disturb(towpath: &Path, serve: &Serve, time: Duration) -> anyhow::Result<Events> {
     let (mut moments, mut events) = (Moments(15), Events::default());
     let mut victims: Vec<Child> = Vec::new();
     let until = Instant::now() + time;
@@ -201,7 +201,7 @@ fn happen(towpath: &Path, serve: &Serve, time: Duration) -> anyhow::Result<Event
         thread::sleep(BETWEEN[0] + (BETWEEN[1] - BETWEEN[0]).mul_f64(moments.part()));
         match (moments.part() * 10.0) as u32 {
             0..3 => {
-                follow(serve)?;
+                replace_server(serve)?;
                 events.kills += 1;
             }
             3 => {

@@ -50,7 +50,7 @@ pub struct Config {
     /// How long a resumed session waits for its application to claim it, if the application's process
     /// still runs; 60 s by default.
     pub claim_timeout: Duration,
-    /// `true` if the earlier server crashed. A session that two servers served when they crashed, in
+    /// `true` if the earlier server crashed. A session that two servers served when they crashed, within
     /// ten minutes, is not resumed.
     pub after_crash: bool,
     /// `true` if the server must be able to resume every session that an earlier one left. If it is
@@ -152,7 +152,9 @@ pub enum StartError {
         batch: usize,
     },
     /// A session of an earlier server cannot be resumed.
-    #[error("session {number} cannot be resumed: {why}")]
+    #[error(
+        "session {number} cannot be resumed: {why}; end its application, or restart the server, which ends all sessions"
+    )]
     NotResumed {
         /// The session's number.
         number: u32,

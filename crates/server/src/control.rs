@@ -158,7 +158,7 @@ pub(crate) struct Control {
     pub(crate) unclaimed: VecDeque<(Instant, u64)>,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
-    /// `true` if the server ends by a failure, and leaves its sessions to the next one.
+    /// `true` if the server leaves its sessions to the next one: for an upgrade, or after a failure.
     pub(crate) leaves: bool,
     /// The error that stops the control thread, if it stops without a request.
     pub(crate) failed: Option<DeviceError>,

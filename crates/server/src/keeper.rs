@@ -24,7 +24,7 @@
 //! | `supervise`, `hang_watch` | the start of servers, one after the other; servers that hang |
 //! | `client`, `store` | the server's side: requests, and the store |
 //! | `wire`, `notify` | the requests, and the messages of the store |
-//! | `take_over` | the next server's way in |
+//! | `take_over` | the keeper's socket: the next keeper, and requests for an upgrade |
 //! | `port_holder` | the sockets that hold ports |
 //!
 //! The keeper reads no packet. The only memory that it maps is the page in which the server's threads

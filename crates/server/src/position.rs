@@ -1,7 +1,7 @@
 //! The position page: where each engine of a server stands, for its keeper and for the next server.
 //!
-//! A memory file that only the server writes. Its first line has the layout and the number of lanes.
-//! A line for each lane follows, and one for the control thread:
+//! A memory file that only the server writes. Its first line has the layout's version and the number
+//! of lines that follow: one for each lane, and one for the control thread. Each of these holds:
 //!
 //! | word | holds |
 //! |---|---|
@@ -9,9 +9,10 @@
 //! | 1 | the kernel's number of the thread |
 //! | 2 | the [`Phase`] in the upper half, and the session that the thread serves in the lower one |
 //!
-//! An engine stores its position before each part of a poll iteration, and the session before it
-//! reads anything that the session's application wrote. The stores are plain ones: the keeper and the
-//! next server read them after the end, and the keeper reads the iteration's number in between.
+//! An engine stores its position before each part of a poll iteration, and the session before it takes
+//! packets from the session's queues or delivers one to it. The stores order nothing. The keeper reads
+//! the iteration's number while the server runs. The keeper and the next server read the rest after
+//! its end.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,32 +34,30 @@ const PLACE: usize = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Phase {
-    /// The thread does not run: it has yet to start, or has ended in order.
+    /// No position: the thread has not started, has ended without a crash, or is the control thread
+    /// once the sessions are restored.
     #[default]
     None,
     /// Commands of the control thread.
     Commands,
     /// From the device to the applications.
     Receive,
-    /// From the applications to the device.
+    /// From the applications to the device, and the device's completions.
     Transmit,
-    /// The device's completions.
-    Complete,
     /// Notifications, closing, and everything else of a poll iteration.
     Rest,
     /// Between two poll iterations: a sleep, or its preparation.
     Pause,
-    /// The control thread restores an earlier server's sessions.
+    /// The thread that starts the server restores an earlier server's sessions.
     Restore,
 }
 
 impl Phase {
-    const ALL: [Phase; 8] = [
+    const ALL: [Phase; 7] = [
         Phase::None,
         Phase::Commands,
         Phase::Receive,
         Phase::Transmit,
-        Phase::Complete,
         Phase::Rest,
         Phase::Pause,
         Phase::Restore,
@@ -70,7 +69,6 @@ impl Phase {
             Phase::Commands => "commands",
             Phase::Receive => "receive",
             Phase::Transmit => "transmit",
-            Phase::Complete => "complete",
             Phase::Rest => "rest",
             Phase::Pause => "pause",
             Phase::Restore => "restore",
@@ -133,7 +131,7 @@ impl Position {
     }
 }
 
-/// Makes the page of a server with so many lanes. Returns its file, and the position of each engine
+/// Makes the page of a server with `lanes` lanes. Returns its file, and the position of each engine
 /// and of the control thread.
 ///
 /// # Errors

@@ -74,8 +74,8 @@ impl Server {
         device: Box<dyn Device>,
         store: Box<dyn Store>,
     ) -> Result<Server, StartError> {
-        let Made { control, engines, requests, wake, mut bound, has_successor } =
-            Made::new(config, device, store)?;
+        let Unstarted { control, engines, requests, wake, mut bound, has_successor } =
+            Unstarted::new(config, device, store)?;
         let engines = run_engines(engines, &config.engine_cpus, &wake)?;
         let (control, over) = run_control(control)?;
         bound.iter_mut().for_each(Bound::take);
@@ -178,8 +178,8 @@ impl Drop for Server {
     }
 }
 
-/// What a server is made of, before its threads run.
-struct Made {
+/// The parts of a server whose threads have not started.
+struct Unstarted {
     control: Control,
     engines: Vec<Engine>,
     requests: Sender<Request>,
@@ -188,13 +188,13 @@ struct Made {
     has_successor: bool,
 }
 
-impl Made {
+impl Unstarted {
     /// Makes the parts of a server, with the sessions of an earlier one.
     fn new(
         config: &Config,
         mut device: Box<dyn Device>,
         mut store: Box<dyn Store>,
-    ) -> Result<Made, StartError> {
+    ) -> Result<Unstarted, StartError> {
         config.check_ranges()?;
         let mut settings = config.initial_settings()?;
         check_lanes(config, device.as_ref())?;
@@ -256,7 +256,7 @@ impl Made {
         };
         let mut control = Control::new(parts, spawner).map_err(resources("the control thread"))?;
         control.restore(left);
-        Ok(Made { control, engines, requests, wake: control_wake, bound, has_successor })
+        Ok(Unstarted { control, engines, requests, wake: control_wake, bound, has_successor })
     }
 }
 
@@ -271,11 +271,12 @@ fn examine(
         left.check(config.lanes)?;
     }
     if config.after_crash {
-        left.blame();
+        left.count_crash();
     }
-    let (page, positions) = position::create(config.lanes).map_err(resources("a page"))?;
+    let (page, positions) =
+        position::create(config.lanes).map_err(resources("the position page"))?;
     store.remove(POSITIONS);
-    store.put(POSITIONS, page.as_fd()).map_err(resources("keeping a page"))?;
+    store.put(POSITIONS, page.as_fd()).map_err(resources("keeping the position page"))?;
     Ok(positions)
 }
 

@@ -18,8 +18,8 @@ use crate::policy::Policy;
 pub(crate) struct Bound {
     path: PathBuf,
     lock_path: PathBuf,
-    /// `false` while the socket is an earlier server's: another one may resume its sessions if this
-    /// one does not start.
+    /// `true` if dropping this removes both. `false` while they are an earlier server's, whose sessions
+    /// another one may resume if this one does not start, and once they are left to the next server.
     is_own: bool,
     _lock: OwnedFd,
 }

@@ -11,7 +11,7 @@ pub(crate) const EXAMPLES: &str = "\
 Only root and the server's user may do this. Install the new program at the path of the old one
 first. Applications keep their connections: the server hands its sessions over to a server of the
 new program. If that one does not serve, or cannot resume every session, a server of the old program
-follows. TAP devices only; with others, restart the service.
+follows. TAP devices only. With others, a restart of the service ends all sessions.
 
 Examples:
   towpath upgrade tap0
@@ -36,8 +36,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Err(Failure::new(format!("{shown}: no server runs here; start it with towpath serve")))
         }
         Err(error) => {
-            let why = says(&error);
-            Err(Failure::new(format!("{shown}.keeper: {why}; run as root or as the server's user")))
+            let remedy = match error.kind() {
+                std::io::ErrorKind::PermissionDenied => "run as root or as the server's user",
+                _ => "see the server's log",
+            };
+            Err(Failure::new(format!("{shown}.keeper: {}; {remedy}", says(&error))))
         }
     }
 }

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use super::process::Keeper;
 
-/// The pause between two looks.
+/// The pause between two checks.
 const PAUSE: Duration = Duration::from_millis(500);
 /// The processor time without a finished poll iteration after which an engine hangs, in the clock
 /// ticks of `/proc` (`USER_HZ`, 100 in a second on every architecture that Towpath runs on). The longest
 /// iteration of an engine takes milliseconds. With the pauses, a hang is found within two seconds.
 const MOST_TICKS: u64 = 80;
 
-/// An engine at an earlier look.
+/// An engine at an earlier check.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     iteration: u64,
@@ -35,12 +35,12 @@ impl HangWatch {
         HangWatch { process, next: Instant::now() + PAUSE, seen: Vec::new() }
     }
 
-    /// Returns the time of the next look; `None` while the server does not serve.
+    /// Returns the time of the next check; `None` while the server does not serve.
     pub(super) fn next(&self, keeper: &Keeper) -> Option<Instant> {
         (keeper.is_ready && keeper.positions.is_some()).then_some(self.next)
     }
 
-    /// Looks, if it is time. Returns `true` if an engine hangs.
+    /// Checks the engines, if it is time. Returns `true` if an engine hangs.
     pub(super) fn has_hung(&mut self, keeper: &Keeper) -> bool {
         let now = Instant::now();
         let Some(positions) = keeper.positions.as_ref().filter(|_| keeper.is_ready) else {
@@ -54,7 +54,7 @@ impl HangWatch {
         let mut hangs = false;
         for (line, place) in positions.places().enumerate() {
             if line == self.seen.len() {
-                // No iteration has this number, so that the first look only notes what there is.
+                // No iteration has this number, so the first check only records the current one.
                 self.seen.push(Seen { iteration: u64::MAX, ticks: 0 });
             }
             let seen = &mut self.seen[line];

@@ -41,12 +41,14 @@ pub struct KeeperOptions {
     pub shares_host: bool,
     /// The time for which the keeper holds flows, ports and sessions while no server serves.
     pub hold: Duration,
-    /// `true` if the keeper starts another server after one that was killed.
+    /// `true` if the keeper starts another server after one that was killed, hung or failed, and
+    /// upgrades servers.
     pub restarts: bool,
     /// The user and the group that the keeper changes to when its first server serves, if it does:
     /// the owners of its socket.
     pub owner: Option<(u32, u32)>,
-    /// The path of the socket at which the next server takes over.
+    /// The path of the socket at which the next server takes over, and an administrator asks for an
+    /// upgrade.
     pub path: PathBuf,
 }
 

@@ -17,7 +17,7 @@ use super::held::{self, Held};
 use super::notify::{self, MESSAGE_BYTES, Notification, store};
 use super::options::{ANSWER_TIMEOUT, KeeperOptions, PAUSE};
 use super::port_holder::{PortProtocol, hold, port_name};
-use super::take_over::{Asking, Listener};
+use super::take_over::{Listener, UpgradeRequest};
 use super::wire::{
     ALL_GIVEN, ALLOW_XDP, Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP,
     Received, Request, XDP_SOCKET, is_gone, receive, receive_with, send,
@@ -61,7 +61,7 @@ pub(super) struct Keeper {
     /// `true` once some server has said that it serves.
     was_ready: bool,
     /// The administrator that has asked for an upgrade.
-    pub(super) asking: Option<Asking>,
+    pub(super) upgrade_request: Option<UpgradeRequest>,
     /// Where the server's threads stand.
     pub(super) positions: Option<Positions>,
 }
@@ -176,7 +176,7 @@ impl Keeper {
             is_told_to_end: false,
             is_ready: false,
             was_ready: false,
-            asking: None,
+            upgrade_request: None,
             positions: None,
         };
         Ok((listener, keeper))
@@ -232,11 +232,11 @@ impl Keeper {
     /// Answers a process at the keeper's socket, or remembers it as the one that asks for an
     /// upgrade.
     pub(super) fn admit(&mut self, listener: &Listener) {
-        let Some(asking) = listener.answer() else { return };
-        if self.asking.is_some() {
-            return asking.answer(Err("another upgrade is under way; wait for its end"));
+        let Some(request) = listener.answer() else { return };
+        if self.upgrade_request.is_some() {
+            return request.answer(Err("another upgrade is under way; wait for its end"));
         }
-        self.asking = Some(asking);
+        self.upgrade_request = Some(request);
     }
 
     /// Returns `true` once some server has said that it serves.

@@ -50,8 +50,8 @@ pub trait Supervised {
     /// If there is none, with the reason and the remedy.
     fn prepare_upgrade(&mut self) -> io::Result<()>;
 
-    /// Starts all further servers from the program of [`Supervised::prepare_upgrade`] if one of it
-    /// serves, and from the program of before if not.
+    /// Ends an upgrade. If a server of the program of [`Supervised::prepare_upgrade`] serves, all
+    /// further servers start from that program, and else from the previous one.
     fn end_upgrade(&mut self, serves: bool);
 
     /// Gives up all privileges but a keeper's. [`supervise`] calls it once, when the first server
@@ -121,8 +121,11 @@ pub fn supervise(
     loop {
         let mut child = match supervisor.start(next.take(), after_crash) {
             Err(error) if served_at.is_some_and(|last| last + options.hold > Instant::now()) => {
-                tracing::error!("a server does not start: {error}; another attempt follows");
-                if supervisor.upgrade_failed(&format!("the new program does not start: {error}")) {
+                tracing::error!(
+                    interface = options.interface,
+                    "a server does not start: {error}; another attempt follows"
+                );
+                if supervisor.undo_upgrade(&format!("the new program does not start: {error}")) {
                     continue;
                 }
                 if supervisor.pause_until(Instant::now() + LONGEST_PAUSE)? {
@@ -147,7 +150,7 @@ pub fn supervise(
             return Ok(Supervision::Killed(status, keeper.held.into_all()));
         }
         let now = Instant::now();
-        if supervisor.is_upgrading(status) {
+        if supervisor.continue_upgrade(status) {
             served_at = Some(now);
             continue;
         }
@@ -241,7 +244,7 @@ impl Supervisor<'_> {
                 self.keeper.held.start_closer()?;
             }
             if self.keeper.is_ready && !std::mem::replace(&mut is_ready, true) {
-                self.upgraded();
+                self.finish_upgrade();
             }
             while others & SIGNALLED != 0
                 && let Some(signal) = self.supervised.take_signal()
@@ -267,7 +270,10 @@ impl Supervisor<'_> {
                 let _ = pidfd_send_signal(&process, Signal::KILL);
             }
             if self.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
-                tracing::error!("the server takes too long in an upgrade, and is killed");
+                tracing::error!(
+                    interface = self.options.interface,
+                    "the server takes too long in an upgrade, and is killed"
+                );
                 let _ = pidfd_send_signal(&process, Signal::KILL);
                 // Its end is next.
                 self.wait(&[process.as_fd()], None)?;
@@ -319,7 +325,7 @@ impl Supervisor<'_> {
 
     /// Tells the administrator that asked, if one did, why there is no upgrade.
     fn refuse_upgrade(&mut self, why: &str) {
-        if let Some(asking) = self.keeper.asking.take() {
+        if let Some(asking) = self.keeper.upgrade_request.take() {
             tracing::error!(interface = self.options.interface, "no upgrade: {why}");
             asking.answer(Err(why));
         }
@@ -327,7 +333,7 @@ impl Supervisor<'_> {
 
     /// Has the server leave for its successor, if an administrator has asked for an upgrade.
     fn begin_upgrade(&mut self, process: &OwnedFd) {
-        if self.keeper.asking.is_none()
+        if self.keeper.upgrade_request.is_none()
             || self.keeper.is_told_to_end
             || !matches!(self.handover, Handover::None)
         {
@@ -335,8 +341,9 @@ impl Supervisor<'_> {
         }
         if !self.options.restarts {
             return self.refuse_upgrade(
-                "only the servers of TAP devices can hand over; restart the service, which resumes \
-                 the sessions",
+                "only the servers of TAP devices can hand over; install the new program, and send \
+                 SIGKILL to the server alone: the service manager starts the new program, which \
+                 resumes the sessions",
             );
         }
         if !self.keeper.is_ready {
@@ -377,7 +384,7 @@ impl Supervisor<'_> {
 
     /// Takes note that a server has ended. Returns `true` if the next server starts at once, because
     /// of an upgrade.
-    fn is_upgrading(&mut self, status: ExitStatus) -> bool {
+    fn continue_upgrade(&mut self, status: ExitStatus) -> bool {
         match self.handover {
             Handover::None => false,
             // Killed or not, it has ended.
@@ -385,32 +392,33 @@ impl Supervisor<'_> {
                 self.handover = Handover::Starting(Instant::now() + UPGRADE_TIMEOUT);
                 true
             }
-            Handover::Starting(_) => {
-                self.upgrade_failed(&format!("the new program did not serve: {}", describe(status)))
-            }
+            Handover::Starting(_) => self.undo_upgrade(&format!(
+                "the new program did not serve: {}, and the log has the reason",
+                describe(status)
+            )),
         }
     }
 
-    /// Goes back to the program of before, if an upgrade is under way. Returns `true` if one was.
-    fn upgrade_failed(&mut self, why: &str) -> bool {
+    /// Goes back to the previous program, if an upgrade is under way. Returns `true` if one was.
+    fn undo_upgrade(&mut self, why: &str) -> bool {
         if matches!(self.handover, Handover::None) {
             return false;
         }
         self.handover = Handover::None;
         self.supervised.end_upgrade(false);
-        self.refuse_upgrade(&format!("{why}; a server of the program of before follows"));
+        self.refuse_upgrade(&format!("{why}; the keeper starts a server of the previous program"));
         true
     }
 
     /// Ends an upgrade whose server serves.
-    fn upgraded(&mut self) {
+    fn finish_upgrade(&mut self) {
         if !matches!(self.handover, Handover::Starting(_)) {
             return;
         }
         self.handover = Handover::None;
         self.supervised.end_upgrade(true);
         tracing::info!(interface = self.options.interface, "upgrade: the new server serves");
-        if let Some(asking) = self.keeper.asking.take() {
+        if let Some(asking) = self.keeper.upgrade_request.take() {
             asking.answer(Ok(()));
         }
     }
@@ -424,7 +432,7 @@ enum Next {
 }
 
 impl Next {
-    /// Returns the time of the next start, after so many that failed one after the other.
+    /// Returns the time of the next start, after `failed_starts` that failed one after the other.
     fn after(failed_starts: u32) -> Next {
         let Some(doublings) = failed_starts.checked_sub(1) else { return Next::AtOnce };
         let pause = FIRST_PAUSE * 2u32.saturating_pow(doublings).min(1 << 10);

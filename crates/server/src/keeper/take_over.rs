@@ -72,21 +72,24 @@ fn connect(socket: &Path, user: Option<u32>) -> io::Result<Option<OwnedFd>> {
     // Where others may write the directory, the socket may be anyone's.
     let uid = Peer::of(&keeper)?.uid;
     if uid != 0 && uid != rustix::process::geteuid().as_raw() && Some(uid) != user {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("it is user {uid}'s")));
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("the process at this socket runs as user {uid}"),
+        ));
     }
     Ok(Some(keeper))
 }
 
 /// What a process asks, with its connection.
-pub(super) enum Asked {
+pub(super) enum SocketRequest {
     TakeOver(OwnedFd),
-    Upgrade(Asking),
+    Upgrade(UpgradeRequest),
 }
 
 /// An administrator that waits for an upgrade.
-pub(super) struct Asking(OwnedFd);
+pub(super) struct UpgradeRequest(OwnedFd);
 
-impl Asking {
+impl UpgradeRequest {
     /// Tells the administrator the outcome: the reason, if there was no upgrade.
     pub(super) fn answer(self, outcome: Result<(), &str>) {
         let text = match outcome {
@@ -100,7 +103,7 @@ impl Asking {
     }
 }
 
-/// The socket at which the next server takes over.
+/// The socket at which the next server takes over, and an administrator asks for an upgrade.
 pub(super) struct Listener {
     pub(super) socket: OwnedFd,
     path: PathBuf,
@@ -130,7 +133,7 @@ impl Listener {
     }
 
     /// Accepts a process, and reads what it asks. Refuses users other than root and its own.
-    fn accept(&self) -> Option<Asked> {
+    fn accept(&self) -> Option<SocketRequest> {
         let peer = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
             Ok(peer) => peer,
             Err(_) => {
@@ -147,22 +150,22 @@ impl Listener {
         let mut request = [0; 16];
         let received = receive(&peer, &mut request).ok()?;
         match &request[..received.bytes] {
-            TAKE_OVER => Some(Asked::TakeOver(peer)),
-            UPGRADE => Some(Asked::Upgrade(Asking(peer))),
+            TAKE_OVER => Some(SocketRequest::TakeOver(peer)),
+            UPGRADE => Some(SocketRequest::Upgrade(UpgradeRequest(peer))),
             _ => None,
         }
     }
 
     /// Answers a process that wants to take over: the server lives. Returns one that asks for an
     /// upgrade.
-    pub(super) fn answer(&self) -> Option<Asking> {
+    pub(super) fn answer(&self) -> Option<UpgradeRequest> {
         match self.accept()? {
-            Asked::TakeOver(peer) => {
+            SocketRequest::TakeOver(peer) => {
                 let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
                 let _ = rustix::net::send(&peer, &[BUSY], flags);
                 None
             }
-            Asked::Upgrade(asking) => Some(asking),
+            SocketRequest::Upgrade(asking) => Some(asking),
         }
     }
 
@@ -182,8 +185,8 @@ impl Listener {
                 Ok(0) | Err(_) => return None,
                 Ok(_) if !heard[1].revents().is_empty() => return None,
                 Ok(_) => match self.accept() {
-                    Some(Asked::TakeOver(server)) => return Some(server),
-                    Some(Asked::Upgrade(asking)) => asking.answer(Err(
+                    Some(SocketRequest::TakeOver(server)) => return Some(server),
+                    Some(SocketRequest::Upgrade(asking)) => asking.answer(Err(
                         "the server was killed, and this process holds its objects; start towpath \
                          serve again",
                     )),
@@ -270,7 +273,8 @@ pub fn take_over(socket: &Path, user: Option<u32>) -> io::Result<TakeOver> {
 pub enum Upgrade {
     /// A server of the program that is installed now serves.
     Done,
-    /// The server of before serves, or one of its program; with the reason.
+    /// There was no upgrade, with the reason. The previous server serves on, or another one of its
+    /// program follows.
     Refused(String),
     /// No keeper has this socket.
     NoKeeper,
@@ -299,6 +303,9 @@ pub fn upgrade(socket: &Path) -> io::Result<Upgrade> {
     match &answer[..received.bytes] {
         [UPGRADED] => Ok(Upgrade::Done),
         [NOT_UPGRADED, why @ ..] => Ok(Upgrade::Refused(String::from_utf8_lossy(why).into_owned())),
-        _ => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper has ended meanwhile")),
+        _ => Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the keeper closed the connection without an answer",
+        )),
     }
 }

@@ -61,7 +61,7 @@ impl Left {
     }
 
     /// Counts a crash against each session that a thread of the earlier server served at its end.
-    pub(crate) fn blame(&self) {
+    pub(crate) fn count_crash(&self) {
         let positions = self.positions.as_ref().map(|page| Positions::open(page.as_fd()));
         let Some(Ok(positions)) = positions else { return };
         for place in positions.places().filter(|place| place.session != 0) {
@@ -79,7 +79,7 @@ impl Left {
         }
     }
 
-    /// Checks that a server with so many lanes can read the record of every session whose
+    /// Checks that a server with `lanes` lanes can read the record of every session whose
     /// application lives.
     ///
     /// # Errors

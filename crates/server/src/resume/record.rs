@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0, 1 | the layout's version; the state: 0 until the session begins |
 //! | 2 to 23 | the session: number, shape, user, addresses, name |
-//! | 24, 25 | the crashes of servers that served the session, and the second of the last one |
+//! | 24, 25 | the crashes of servers that served the session, and the time of the last one, in seconds of the monotonic clock |
 //! | 32 to 543 | the user's groups, two in a word |
 //! | from 544 on | [`ENDPOINT_WORDS`] words for each endpoint: state, request, settings |
 //!
@@ -62,9 +62,9 @@ const SETTINGS: usize = CHOSEN + 1;
 const OPEN: u64 = 1;
 const REVOKED: u64 = 2;
 
-/// Crashes of servers that served a session count for so many seconds, and after so many of them no
-/// server resumes the session.
+/// How long a crash counts against a session, in seconds.
 const CRASH_SECONDS: u64 = 600;
+/// No server resumes a session with this many crashes.
 pub(crate) const MOST_CRASHES: u64 = 2;
 
 /// A flag: the session shares the host's addresses.

@@ -55,13 +55,21 @@ pub(super) fn restrict(
     }
     match files::confine(policy, socket) {
         Ok(RulesetStatus::NotEnforced) => {
-            warn!("this kernel has no landlock: the server reaches all files of its user");
+            warn!(
+                "this kernel has no Landlock, so the server reaches all files of its user; towpath doctor names the remedy"
+            );
         }
         Ok(_) => {}
-        Err(error) => return Err(Failure::new(format!("--confine: landlock: {error}"))),
+        Err(error) => {
+            return Err(Failure::new(format!(
+                "--confine: Landlock: {error}; --confine off serves without it"
+            )));
+        }
     }
     if let Err(error) = calls::confine(mode) {
-        warn!("this kernel filters no system calls, so the server may make all: {error}");
+        warn!(
+            "there is no filter of system calls, so the server may make all: {error}; towpath doctor names the remedy"
+        );
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
 //! The keeper: the process that an operator starts. The keeper starts the server, and another one
-//! after each that is killed. This module also has the holder, which holds a killed server's objects
+//! after each that is killed, hangs, fails or is upgraded. This module also has the holder, which holds a killed server's objects
 //! until the next keeper takes over.
 
 use std::fs::File;
@@ -140,7 +140,7 @@ impl Supervised for Servers<'_> {
     }
 }
 
-/// Starts servers until one ends by itself, or a signal ends the last one.
+/// Starts servers until one ends in order, a signal ends the last one, or none can follow.
 pub(super) fn supervise_servers(
     settings: &Settings,
     interface: &str,

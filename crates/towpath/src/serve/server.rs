@@ -29,7 +29,7 @@ use crate::signals::Signals;
 pub(crate) struct Args {
     /// The interface that the server serves
     interface: InterfaceName,
-    /// A server of this keeper was killed before: append to the file of --pcap, and ask for no
+    /// This keeper started another server before: append to the file of --pcap, and ask for no
     /// further rights
     #[arg(long)]
     again: bool,

@@ -176,7 +176,10 @@ fn an_upgrade_to_a_program_that_does_not_serve_is_undone() {
                 install(wrong, &program);
                 let said = fails(&mut towpath(&["upgrade", &server.socket]), 1);
                 assert!(said.contains(why), "{said}");
-                assert!(said.contains("a server of the program of before follows"), "{said}");
+                assert!(
+                    said.contains("the keeper starts a server of the previous program"),
+                    "{said}"
+                );
                 goes_on();
             }
             install(env!("CARGO_BIN_EXE_towpath"), &program);

@@ -1,7 +1,8 @@
 //! The files that a server reaches after its start (landlock(7)).
 //!
-//! It reads the policy and what the C library's name services need, and writes in the directory of
-//! its socket alone. It connects to and binds no TCP port, and signals no process outside.
+//! It reads the directory of its policy, and those where the kernel and the C library's name services
+//! have files ([`READ`]). It writes in the directory of its socket alone, and to `/dev/null`. It connects
+//! to and binds no TCP port, and signals no process outside.
 
 use std::path::{Path, PathBuf};
 
