@@ -21,7 +21,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `process`, `held` | the keeper's side, and the descriptors that it holds |
-//! | `supervise`, `hang_watch` | the start of servers, one after the other; servers that hang |
+//! | `supervise`, `ends`, `hang_watch` | the start of servers, one after the other; how each ended |
 //! | `client`, `store` | the server's side: requests, and the store |
 //! | `wire`, `notify` | the requests, and the messages of the store |
 //! | `take_over` | the keeper's socket: the next keeper, and requests for an upgrade |
@@ -31,6 +31,7 @@
 //! record where they stand.
 
 mod client;
+mod ends;
 mod hang_watch;
 mod held;
 mod notify;

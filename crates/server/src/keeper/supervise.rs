@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -10,16 +9,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::ends::{LONGEST_PAUSE, Next, describe, is_defect};
 use super::hang_watch::HangWatch;
 use super::options::{KeeperOptions, OWN, UPGRADE_TIMEOUT, keeper_connection};
 use super::process::{Keeper, timeout};
 use super::take_over::Listener;
 use crate::position::Positions;
-
-/// The pause before another start, after a server that ended before it served. It doubles with each
-/// such end, up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Signals within this time are one: `timeout` (coreutils) signals its program and then the program's
 /// group.
@@ -27,9 +22,6 @@ const TOGETHER: Duration = Duration::from_millis(100);
 
 /// Asks a server to end, and to leave everything to the next one.
 const LEAVE: Signal = Signal::USR2;
-
-/// The exit code of a program of Rust that has panicked.
-const PANICKED: i32 = 101;
 
 /// The bits of the descriptors that a keeper waits for beside a server's messages.
 const ENDED: u32 = 1;
@@ -111,24 +103,23 @@ pub fn supervise(
     for (name, object) in left {
         keeper.held.put(name, object);
     }
-    let handover = Handover::None;
-    let (hung, number) = (false, 0);
-    let mut supervisor =
-        Supervisor { options, listener, keeper, signals, supervised, handover, hung, number };
+    let mut supervisor = Supervisor {
+        options,
+        listener,
+        keeper,
+        signals,
+        supervised,
+        handover: Handover::None,
+        hung: false,
+        number: 0,
+    };
     let mut next = Some(theirs);
     let (mut failed_starts, mut after_crash) = (0u32, false);
     let mut served_at: Option<Instant> = None;
     loop {
         let mut child = match supervisor.start(next.take(), after_crash) {
             Err(error) if served_at.is_some_and(|last| last + options.hold > Instant::now()) => {
-                tracing::error!(
-                    interface = options.interface,
-                    "a server does not start: {error}; another attempt follows"
-                );
-                if supervisor.undo_upgrade(&format!("the new program does not start: {error}")) {
-                    continue;
-                }
-                if supervisor.pause_until(Instant::now() + LONGEST_PAUSE)? {
+                if supervisor.has_failed_start(&error)? {
                     return Ok(Supervision::Stopped);
                 }
                 continue;
@@ -136,7 +127,7 @@ pub fn supervise(
             started => started?,
         };
         let status = supervisor.serve(&mut child)?;
-        after_crash = supervisor.has_crashed(status);
+        after_crash = supervisor.hung || is_defect(status);
         let (is_ready, is_told_to_end) =
             (supervisor.keeper.is_ready, supervisor.keeper.is_told_to_end);
         let never_served = served_at.is_none() && !is_ready;
@@ -216,6 +207,19 @@ impl Supervisor<'_> {
             return Err(error);
         }
         Ok(child)
+    }
+
+    /// Takes note that a server's process did not start, and pauses unless another program is next.
+    /// Returns `true` if a signal ends the supervision.
+    fn has_failed_start(&mut self, error: &io::Error) -> io::Result<bool> {
+        tracing::error!(
+            interface = self.options.interface,
+            "a server does not start: {error}; another attempt follows"
+        );
+        if self.undo_upgrade(&format!("the new program does not start: {error}")) {
+            return Ok(false);
+        }
+        self.pause_until(Instant::now() + LONGEST_PAUSE)
     }
 
     /// Serves one server until its process has ended.
@@ -367,21 +371,6 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Returns `true` if a server ended by a defect, and not because another process killed it.
-    fn has_crashed(&self, status: ExitStatus) -> bool {
-        const DEFECTS: [i32; 7] = [
-            libc::SIGSEGV,
-            libc::SIGBUS,
-            libc::SIGILL,
-            libc::SIGFPE,
-            libc::SIGABRT,
-            libc::SIGTRAP,
-            libc::SIGSYS,
-        ];
-        let by_signal = status.signal().is_some_and(|signal| DEFECTS.contains(&signal));
-        self.hung || by_signal || status.code() == Some(PANICKED)
-    }
-
     /// Takes note that a server has ended. Returns `true` if the next server starts at once, because
     /// of an upgrade.
     fn continue_upgrade(&mut self, status: ExitStatus) -> bool {
@@ -421,55 +410,5 @@ impl Supervisor<'_> {
         if let Some(asking) = self.keeper.upgrade_request.take() {
             asking.answer(Ok(()));
         }
-    }
-}
-
-/// When the next server starts.
-enum Next {
-    AtOnce,
-    After(Duration),
-    None,
-}
-
-impl Next {
-    /// Returns the time of the next start, after `failed_starts` that failed one after the other.
-    fn after(failed_starts: u32) -> Next {
-        let Some(doublings) = failed_starts.checked_sub(1) else { return Next::AtOnce };
-        let pause = FIRST_PAUSE * 2u32.saturating_pow(doublings).min(1 << 10);
-        Next::After(pause.min(LONGEST_PAUSE))
-    }
-
-    /// Tells the operator what follows the end of a server.
-    fn log(&self, options: &KeeperOptions, end: &str, failed_starts: u32) {
-        let interface = &options.interface;
-        match self {
-            Next::AtOnce => {
-                tracing::warn!(interface, "{end}: another server starts, and resumes the sessions");
-            }
-            Next::After(pause) => tracing::error!(
-                interface,
-                "{end} before it served (attempt {failed_starts}): another start in {} ms",
-                pause.as_millis()
-            ),
-            Next::None => {
-                let why = match options.hold.as_secs() {
-                    0 => "with --hold 0, no other server follows it".to_owned(),
-                    hold => format!("no server has served for {hold} s"),
-                };
-                tracing::error!(
-                    interface,
-                    "{end}: {why}, and the keeper ends; remove the cause that the lines before \
-                     give, and start towpath serve again"
-                );
-            }
-        }
-    }
-}
-
-/// Returns how a server ended, in words.
-fn describe(status: ExitStatus) -> String {
-    match (status.signal(), status.code()) {
-        (Some(signal), _) => format!("the server was killed by signal {signal}"),
-        (None, code) => format!("the server ended with exit code {}", code.unwrap_or(-1)),
     }
 }
