@@ -45,7 +45,6 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_dup3,
     libc::SYS_pipe2,
     libc::SYS_fcntl,
-    libc::SYS_ioctl,
     libc::SYS_flock,
     libc::SYS_ppoll,
     libc::SYS_pselect6,
@@ -112,8 +111,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_vmsplice,
     libc::SYS_brk,
     libc::SYS_membarrier,
-    // Threads and processes, without execve.
-    libc::SYS_clone,
+    // Threads and processes, without execve; `clone` is below.
     libc::SYS_clone3,
     libc::SYS_exit,
     libc::SYS_exit_group,
@@ -188,9 +186,20 @@ const OLDER_CALLS: &[libc::c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER_CALLS: &[libc::c_long] = &[];
 
-/// The families of sockets that a server makes: control connections and the C library's name
-/// services, and the kernel's news of interfaces, addresses and routes.
-const SOCKET_FAMILIES: [libc::c_int; 2] = [libc::AF_UNIX, libc::AF_NETLINK];
+/// The kernel's news of interfaces, addresses and routes, and of what AF_XDP can do there.
+const NETLINK_PROTOCOLS: [libc::c_int; 2] = [libc::NETLINK_ROUTE, libc::NETLINK_GENERIC];
+
+/// The flags of `clone` that make a process of other namespaces, where it has every capability.
+const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET;
+
+/// Requests of `ioctl` that type at the terminal where the server was started.
+const TYPING: [libc::c_ulong; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
 
 /// Has the kernel refuse all other calls of this thread, and of threads and processes that it
 /// starts.
@@ -203,20 +212,41 @@ pub(super) fn confine(mode: Confinement) -> Result<(), seccompiler::Error> {
         Confinement::Refuse => SeccompAction::Errno(libc::EPERM as u32),
         Confinement::Kill => SeccompAction::KillProcess,
     };
+    // The other one refuses to add another filter.
+    seccompiler::apply_filter(&without_clone3()?)?;
     seccompiler::apply_filter(&program(refused)?)
+}
+
+/// Returns a filter by which there seems to be no `clone3`, whose flags no filter can read. The C
+/// library then calls `clone`.
+fn without_clone3() -> Result<BpfProgram, seccompiler::Error> {
+    let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let missing = SeccompAction::Errno(libc::ENOSYS as u32);
+    let architecture = std::env::consts::ARCH.try_into()?;
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, missing, architecture)?;
+    Ok(filter.try_into()?)
 }
 
 fn program(refused: SeccompAction) -> Result<BpfProgram, seccompiler::Error> {
     let any = |call: &libc::c_long| (*call, Vec::new());
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         CALLS.iter().chain(OLDER_CALLS).map(any).collect();
-    let of_family = |family: libc::c_int| {
-        let (length, same) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
-        let family = SeccompCondition::new(0, length, same, family as u64)?;
-        SeccompRule::new(vec![family])
+    let argument = |number: u8, operator: SeccompCmpOp, value: u64| {
+        SeccompCondition::new(number, SeccompCmpArgLen::Dword, operator, value)
     };
-    let sockets = SOCKET_FAMILIES.map(of_family).into_iter().collect::<Result<_, _>>();
-    rules.insert(libc::SYS_socket, sockets?);
+    let family = |family: libc::c_int| argument(0, SeccompCmpOp::Eq, family as u64);
+    // Control connections, and the C library's name services.
+    let mut sockets = vec![SeccompRule::new(vec![family(libc::AF_UNIX)?])?];
+    for protocol in NETLINK_PROTOCOLS {
+        let protocol = argument(2, SeccompCmpOp::Eq, protocol as u64)?;
+        sockets.push(SeccompRule::new(vec![family(libc::AF_NETLINK)?, protocol])?);
+    }
+    rules.insert(libc::SYS_socket, sockets);
+    let no_namespace = argument(0, SeccompCmpOp::MaskedEq(NAMESPACES as u32 as u64), 0)?;
+    rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![no_namespace])?]);
+    let not = |request: libc::c_ulong| argument(1, SeccompCmpOp::Ne, request);
+    let no_typing = TYPING.into_iter().map(not).collect::<Result<_, _>>()?;
+    rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(no_typing)?]);
     let architecture = std::env::consts::ARCH.try_into()?;
     let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, architecture)?;
     Ok(filter.try_into()?)
@@ -257,6 +287,16 @@ mod tests {
                 refused(libc::syscall(libc::SYS_unshare, libc::CLONE_NEWUSER));
                 refused(libc::syscall(libc::SYS_io_uring_setup, 1, 0));
                 refused(libc::syscall(libc::SYS_personality, 0));
+                refused(libc::syscall(libc::SYS_ioctl, 0, libc::TIOCSTI, 0));
+                for namespace in [libc::CLONE_NEWUSER, libc::CLONE_NEWNET, libc::CLONE_NEWNS] {
+                    let flags = namespace | libc::SIGCHLD;
+                    refused(libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0));
+                }
+                let (netlink, raw) = (libc::AF_NETLINK, libc::SOCK_RAW);
+                refused(libc::syscall(libc::SYS_socket, netlink, raw, libc::NETLINK_NETFILTER));
+                assert_eq!(libc::syscall(libc::SYS_clone3, 0, 0), -1);
+                let missing = std::io::Error::last_os_error();
+                assert_eq!(missing.raw_os_error(), Some(libc::ENOSYS));
             }
         });
     }
