@@ -67,8 +67,9 @@ impl Resumable {
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        // The process may change its directory.
-        let path = std::path::absolute(path)?;
+        // The process may change its directory. An address has no room for a longer path.
+        let absolute = std::path::absolute(path)?;
+        let path = if SocketAddrUnix::new(&absolute).is_ok() { &absolute } else { path }.to_owned();
         let resumable = Resumable { path, timeout, ready, timer, attempt: None };
         resumable.watch(doorbell)?;
         resumable.watch(resumable.timer.as_fd())?;
