@@ -435,7 +435,7 @@ impl Control {
             let dispose = Packet::new(command::DISPOSE, 0, 0).with(files);
             self.workers.tell(worker, Owner::User(uid), dispose);
         }
-        self.workers.end();
+        self.workers.end(self.leaves);
     }
 }
 

@@ -26,6 +26,8 @@ const REAP_TIMEOUT_MS: u32 = 500;
 pub(crate) struct Spawner {
     socket: Option<OwnedFd>,
     pid: libc::pid_t,
+    /// `true` if nothing waits for the process.
+    leaves: bool,
 }
 
 impl Spawner {
@@ -38,8 +40,13 @@ impl Spawner {
         let buffer = Box::new([0; MAX_PACKET_BYTES]);
         match fork(0)? {
             0 => spawn_workers(theirs, tables, buffer),
-            pid => Ok(Spawner { socket: Some(ours), pid }),
+            pid => Ok(Spawner { socket: Some(ours), pid, leaves: false }),
         }
+    }
+
+    /// Lets the process end by itself, at some time after this value.
+    pub(crate) fn leave(&mut self) {
+        self.leaves = true;
     }
 
     /// Asks for a worker. The arguments are the worker's end of a channel, the engines' epoll sets,
@@ -65,6 +72,9 @@ impl Spawner {
 impl Drop for Spawner {
     fn drop(&mut self) {
         self.socket = None;
+        if self.leaves {
+            return;
+        }
         // The spawner touches no object that an application can reach, so it ends.
         let mut status = 0;
         // SAFETY: the address is that of a local number; the process is a child of this one.

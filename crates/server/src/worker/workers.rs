@@ -276,8 +276,13 @@ impl Workers {
     }
 
     /// Makes all workers execute their commands and end, without waiting for those that hang.
-    pub(crate) fn end(&mut self) {
-        let until = Instant::now() + SHUTDOWN_TIMEOUT;
+    /// `leaves`: another server follows at once, so this waits for none. The workers end by
+    /// themselves.
+    pub(crate) fn end(&mut self, leaves: bool) {
+        let until = Instant::now() + if leaves { Duration::ZERO } else { SHUTDOWN_TIMEOUT };
+        if leaves {
+            self.spawner.leave();
+        }
         for one in self.all.values_mut() {
             if one.link.flush() {
                 one.link.say_no_more();
