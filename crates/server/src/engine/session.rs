@@ -420,7 +420,8 @@ impl Session {
     /// Tells the application that the server closed an endpoint, unless it has been told already.
     pub(crate) fn tell_revoked(&mut self, number: u32) {
         let word = number as usize * ENDPOINT_COUNTERS + ENDPOINT_REVOKED_WORD;
-        if self.counters.get(word) == 1 {
+        // An earlier server may have been killed between the two stores.
+        if self.counters.get(word) == 1 && self.revoked.get(0) > 0 {
             return;
         }
         self.counters.store(word, 1);

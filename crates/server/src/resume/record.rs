@@ -25,12 +25,13 @@ use towpath_protocol::settings::{Setting, Values};
 use towpath_queue::{OwnWords, PeerWords};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::settings::SETTINGS_ROOM;
 use crate::addresses::Lease;
 use crate::clock::clock_ns;
 
 /// The layout of the record. A change of the record raises the number in the text; a change of the
 /// layouts that it describes raises `VERSION`.
-const LAYOUT: u64 = u64::from_le_bytes(*b"Towpath1") ^ ((VERSION as u64) << 32);
+const LAYOUT: u64 = u64::from_le_bytes(*b"Towpath2") ^ ((VERSION as u64) << 32);
 
 const STATE: usize = 1;
 const NUMBER: usize = 2;
@@ -50,13 +51,15 @@ const GROUPS: usize = 32;
 const MAX_GROUPS: usize = 1024;
 const ENDPOINTS: usize = GROUPS + MAX_GROUPS / 2;
 
-/// Words of an endpoint.
-const ENDPOINT_WORDS: usize = REQUEST + REQUEST_WORDS + 2 + Setting::ALL.len();
+/// Words of an endpoint. There is room for settings that later versions add behind the others, so
+/// that these read the same record.
+const ENDPOINT_WORDS: usize = REQUEST + REQUEST_WORDS + 2 + SETTINGS_ROOM;
 const REQUEST: usize = 1;
 const REQUEST_WORDS: usize = size_of::<Open>() / 8;
 const PRIORITY: usize = REQUEST + REQUEST_WORDS;
 const CHOSEN: usize = PRIORITY + 1;
 const SETTINGS: usize = CHOSEN + 1;
+const _: () = assert!(Setting::ALL.len() <= SETTINGS_ROOM);
 
 /// States of an endpoint; 0 for none.
 const OPEN: u64 = 1;

@@ -12,14 +12,17 @@ use towpath_waiting::Costs;
 
 /// The name of the file in the store.
 pub(crate) const SETTINGS: &str = "settings";
-/// The first word: a server with other settings does not read the file.
-const LAYOUT: u64 = u64::from_le_bytes(*b"Settings") ^ Setting::ALL.len() as u64;
+/// The first word.
+const LAYOUT: u64 = u64::from_le_bytes(*b"Setting2");
+/// The settings that a record has room for. Later versions add settings behind the others, and never
+/// give a number to another setting; a server leaves those alone that it does not know.
+pub(super) const SETTINGS_ROOM: usize = 64;
 /// The words of the costs: 1 if they are there, and four numbers, in nanoseconds.
 const COSTS: usize = 1;
 /// The words of a setting: 1 if it was changed, and its value.
 const FIRST: usize = COSTS + 5;
 const WORDS: usize = 2;
-const ALL_WORDS: usize = FIRST + WORDS * Setting::ALL.len();
+const ALL_WORDS: usize = FIRST + WORDS * SETTINGS_ROOM;
 
 /// A memory file that only servers write.
 #[derive(Debug)]
