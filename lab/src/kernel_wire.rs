@@ -47,6 +47,11 @@ impl KernelWire {
         })?
     }
 
+    /// Returns a TCP connection from the far end.
+    pub(crate) fn far_tcp(&self, to: SocketAddr) -> anyhow::Result<TcpStream> {
+        Ok(self.there.run(|| TcpStream::connect(to))??)
+    }
+
     /// Returns a TCP listener at the far end.
     pub(crate) fn far_listener(&self) -> anyhow::Result<TcpListener> {
         Ok(self.there.run(|| TcpListener::bind((FAR, 0)))??)

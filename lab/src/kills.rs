@@ -1,8 +1,9 @@
 //! Servers that are killed again and again under TCP: are connections lost, are bytes wrong, and for
 //! how long does each connection stand still?
 //!
-//! `towpath serve` serves a TAP, and starts another server after each that is killed. The application
-//! is this process, and the kernel is at the other end of its connections, half of which send to it.
+//! `towpath serve` serves a TAP, or by AF_XDP an interface whose address the application shares with
+//! the kernel. It starts another server after each that is killed. The application is this process, and
+//! the kernel is at the other end of its connections, half of which send to it.
 //! Every sender writes a block in each period, so a connection on which nothing arrives for longer is
 //! one that stands still.
 
@@ -18,11 +19,15 @@ use towpath_net::{Network, UdpSocket};
 
 use crate::Settings;
 use crate::child::{Child, OwnSocket, Role};
+use crate::kernel_wire::KernelWire;
 use crate::programs::{Serve, own_program};
 use crate::report::{Outcome, Row};
 use crate::streams::{BLOCK_BYTES, LOST, PERIOD, Progress, Ran, Streams};
 
 const TAP: &str = "tpkills0";
+/// The interface for AF_XDP: one end of a veth pair.
+const VETH: &str = "tpkillx";
+const VETH_MTU: u32 = 1500;
 /// The TAP's address. The first application gets the next one.
 const ADDRESS: &str = "10.94.0.1";
 const CONNECTIONS: usize = 50;
@@ -44,7 +49,8 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     };
     let mut outcome = Outcome {
         how: format!(
-            "towpath serve on a TAP; {CONNECTIONS} connections between the kernel and one \
+            "towpath serve on a TAP, and by AF_XDP on a veth interface in generic mode, whose address the \
+             application shares; {CONNECTIONS} connections between the kernel and one \
              application, half of them in each direction; each sender writes {BLOCK_BYTES} bytes \
              every {} ms; a UDP request a millisecond; a kill every {} to {} ms, at moments from a seed; windows with and without \
              a kill in turn; all wait as by default, nothing pinned",
@@ -61,9 +67,16 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             return Ok(outcome);
         }
     };
-    let run = run(&towpath, kills)?;
+    for device in [Device::Tap, Device::SharedXdp] {
+        add_rows(&mut outcome, device.name(), &run(&towpath, device, kills)?, kills);
+    }
+    Ok(outcome)
+}
+
+fn add_rows(outcome: &mut Outcome, device: &str, run: &Run, kills: usize) {
     let row = |name: &str, unit: &str, values: &[f64]| {
-        Row::new(name, &[("connections", CONNECTIONS as f64)], unit, values)
+        let name = format!("{device}: {name}");
+        Row::new(&name, &[("connections", CONNECTIONS as f64)], unit, values)
     };
     outcome.rows.extend([
         row("connections lost", "connections", &[run.lost as f64]).at_most(0.0),
@@ -91,7 +104,60 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     for (phase, count) in &run.places {
         outcome.context.push(row(&format!("kills of the engine in {phase}"), "kills", &[*count]));
     }
-    Ok(outcome)
+}
+
+/// What the server serves.
+#[derive(Clone, Copy, Debug)]
+enum Device {
+    /// A TAP. The kernel is at its other end.
+    Tap,
+    /// A veth interface, by AF_XDP. The application has the interface's address, and the kernel is at
+    /// the other end, in a network namespace of its own.
+    SharedXdp,
+}
+
+impl Device {
+    fn name(self) -> &'static str {
+        match self {
+            Device::Tap => "TAP",
+            Device::SharedXdp => "AF_XDP, shared address",
+        }
+    }
+
+    /// Returns the server's arguments, and the kernel's end.
+    fn make(self) -> anyhow::Result<(Vec<String>, KernelEnd)> {
+        let (arguments, end) = match self {
+            Device::Tap => {
+                let network = format!("{ADDRESS}/24");
+                (vec![format!("tap:{TAP}"), "--address".into(), network], KernelEnd(None))
+            }
+            Device::SharedXdp => {
+                let wire = KernelWire::new(VETH, VETH_MTU)?;
+                let device = format!("xdp:{VETH}0,mode=generic");
+                (vec![device, "--share-host".into()], KernelEnd(Some(wire)))
+            }
+        };
+        Ok(([vec!["--device".into()], arguments].concat(), end))
+    }
+}
+
+/// The kernel's end of the connections: in this network namespace, or at the far end of a wire.
+struct KernelEnd(Option<KernelWire>);
+
+impl KernelEnd {
+    fn connect(&self, to: SocketAddr) -> anyhow::Result<std::net::TcpStream> {
+        match &self.0 {
+            None => Ok(std::net::TcpStream::connect(to)?),
+            Some(wire) => wire.far_tcp(to),
+        }
+    }
+
+    fn udp(&self) -> anyhow::Result<std::net::UdpSocket> {
+        let Some(wire) = &self.0 else { return Ok(std::net::UdpSocket::bind((ADDRESS, 0))?) };
+        let socket = wire.far_udp(0, 1)?.pop().context("a socket")?;
+        socket.set_nonblocking(false)?;
+        Ok(socket)
+    }
 }
 
 /// Returns a quantile of sorted values.
@@ -140,15 +206,14 @@ impl Moments {
 }
 
 /// Starts everything, kills servers, and waits for the connections.
-fn run(towpath: &Path, kills: usize) -> anyhow::Result<Run> {
+fn run(towpath: &Path, device: Device, kills: usize) -> anyhow::Result<Run> {
     let files = OwnSocket::new()?;
     let _keeper = Child::start(&Role::Keep { directory: files.directory().to_owned() })?;
-    let device = format!("tap:{TAP}");
-    let network = format!("{ADDRESS}/24");
-    let arguments = ["--device", &device, "--address", &network];
+    let (arguments, kernel) = device.make()?;
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let (serve, network) = Serve::start(towpath, (files.directory(), "kills"), &arguments)?;
-    let streams = Streams::between(&network, CONNECTIONS)?;
-    let echo = Echo::start(&network)?;
+    let streams = Streams::between(&network, CONNECTIONS, |to| kernel.connect(to))?;
+    let echo = Echo::start(&network, &kernel)?;
     let Ran { outcome, lost, bytes } = streams.run(|progress| {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -207,7 +272,7 @@ struct Echo {
 
 impl Echo {
     /// Starts the echo in a thread, which ends with the network.
-    fn start(network: &Network) -> anyhow::Result<Echo> {
+    fn start(network: &Network, end: &KernelEnd) -> anyhow::Result<Echo> {
         let own = network.addresses().into_iter().find(IpAddr::is_ipv4);
         let to = SocketAddr::new(own.context("the application has no address")?, ECHO_PORT);
         let socket = UdpSocket::bind(network, to)?;
@@ -217,7 +282,7 @@ impl Echo {
                 let _ = socket.send_to(&buffer[..count], from);
             }
         });
-        let kernel = std::net::UdpSocket::bind((ADDRESS, 0))?;
+        let kernel = end.udp()?;
         kernel.set_read_timeout(Some(ASK_PERIOD))?;
         Ok(Echo { kernel, to })
     }

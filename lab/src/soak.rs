@@ -147,7 +147,8 @@ fn run(towpath: &Path, time: Duration) -> anyhow::Result<(Found, Events)> {
     let network = format!("{ADDRESS}/24");
     let arguments = ["--device", &device, "--address", &network, "--fault", FAULTS];
     let (serve, network) = Serve::start(towpath, (files.directory(), "soak"), &arguments)?;
-    let streams = Streams::between(&network, CONNECTIONS)?;
+    let connect = |to| Ok(std::net::TcpStream::connect(to)?);
+    let streams = Streams::between(&network, CONNECTIONS, connect)?;
     let Ran { outcome, lost, bytes } = streams.run(|_| -> anyhow::Result<_> {
         // The keeper keeps the file of the program that it has upgraded to.
         upgrade(towpath, &serve)?;

@@ -30,13 +30,17 @@ pub(crate) struct Ran<T> {
 }
 
 impl Streams {
-    /// Connects the kernel to the application.
-    pub(crate) fn between(network: &Network, connections: usize) -> anyhow::Result<Streams> {
+    /// Connects the kernel to the application, by a function that connects from its end.
+    pub(crate) fn between(
+        network: &Network,
+        connections: usize,
+        connect: impl Fn(SocketAddr) -> anyhow::Result<std::net::TcpStream>,
+    ) -> anyhow::Result<Streams> {
         let own = network.addresses().into_iter().find(IpAddr::is_ipv4);
         let own = own.context("the application has no address")?;
         let listener = TcpListener::bind(network, SocketAddr::new(own, PORT))?;
         let pair = |_| {
-            let kernel = std::net::TcpStream::connect(SocketAddr::new(own, PORT))?;
+            let kernel = connect(SocketAddr::new(own, PORT))?;
             let (application, _) = listener.accept()?;
             kernel.set_read_timeout(Some(LOST))?;
             application.set_read_timeout(Some(LOST))?;
