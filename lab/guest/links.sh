@@ -10,7 +10,7 @@ serve() {
     systemctl reset-failed server 2>/dev/null || true
     # All servers have this name: their checks look at the journal from here on.
     date +%s.%N >/run/since
-    systemd-run --quiet --unit=server --property=Type=notify --property=KillMode=process \
+    systemd-run --quiet --unit=server --property=Type=notify \
         towpath serve --device "xdp:$device" --share-host --user towpath --allow-user alice "$@"
     application web alice /guest/web "/run/towpath/${device%%,*}.sock" /guest 8080
     eventually logged web 'serving /guest'

@@ -101,34 +101,29 @@ survives_an_upgrade() {
     serves_the_other_host
 }
 
-# A process holds the port until the next server takes over.
-takes_over() {
-    local server keeper holder
+has_another_server() {
+    local server
+    server=$(server_pid intel0)
+    [ -n "$server" ] && [ "$server" != "$1" ]
+}
+
+# Another server follows one that is killed. The program stays at the interface meanwhile.
+survives_a_kill() {
+    local server keeper
     server=$(server_pid intel0)
     keeper=$(keeper_pid intel0)
-    # The next server waits for a moment, so that there is a time to look at.
-    mkdir -p /run/systemd/system/$unit.service.d
-    printf '[Service]\nRestartSec=3\n' >/run/systemd/system/$unit.service.d/slow.conf
-    systemctl daemon-reload
     kill -9 "$server"
-    sleep 1
-    holder=$(pgrep -x towpath-holder)
-    [ "$holder" != "$keeper" ]
     ip -details link show intel0 | grep -w 'xdp\|xdpgeneric'
-    # The kernel would answer with a reset, at once.
-    fails far curl -sS -m 1 http://192.0.2.1:8080/script.sh >/run/said 2>&1
-    cat /run/said
-    grep 'timed out' /run/said
-    eventually logged $unit 'took over from a server that was killed'
-    eventually systemctl is-active $unit
-    [ "$(server_pid intel0)" != "$server" ]
-    fails test -e "/proc/$holder"
-    rm -r /run/systemd/system/$unit.service.d
-    systemctl daemon-reload
-    systemctl stop web || true
-    application web2 alice /guest/web $socket /guest 8080
-    eventually logged web2 'serving /guest'
-    serves_the_other_host
+    eventually logged $unit 'another server starts'
+    eventually has_another_server "$server"
+    [ "$(keeper_pid intel0)" = "$keeper" ]
+    # Before Linux 6.5, a server cannot recognise the application's process.
+    if kernel_is_older_than 6.5; then
+        systemctl stop web || true
+        application web2 alice /guest/web $socket /guest 8080
+        eventually logged web2 'serving /guest'
+    fi
+    eventually serves_the_other_host
 }
 
 gives_up_a_wrong_option() {
@@ -233,7 +228,7 @@ check 'a user without a grant is refused' refuses_others
 check 'programs of the host, by kernel' serves_programs_of_its_host
 check 'a reload with an error keeps the old policy' keeps_the_old_policy
 check 'an upgrade leaves the server alone' survives_an_upgrade
-check 'after kill -9, a process holds until the next server takes over' takes_over
+check 'after kill -9, another server follows' survives_a_kill
 check 'a wrong option is not tried again' gives_up_a_wrong_option
 check 'a server waits for its interface' waits_for_its_interface
 check 'addresses of a lease, on virtio-net' leases

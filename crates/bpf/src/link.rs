@@ -52,6 +52,16 @@ struct Create {
 unsafe impl Attribute for Create {}
 
 #[repr(C)]
+struct Update {
+    link: u32,
+    program: u32,
+    flags: u32,
+}
+
+// SAFETY: as the trait requires; it has no pointers.
+unsafe impl Attribute for Update {}
+
+#[repr(C)]
 struct Detach {
     link: u32,
 }
@@ -139,6 +149,23 @@ impl Link {
         let is_xdp = u32_at(&info, 0) == TYPE_XDP;
         let interface = is_xdp.then(|| u32_at(&info, 16));
         Ok(LinkInfo { id: u32_at(&info, 4), program: u32_at(&info, 8), interface })
+    }
+
+    /// Returns `true` for an XDP link that is attached to this interface still.
+    #[must_use]
+    pub fn is_on(&self, interface: u32) -> bool {
+        interface != 0 && self.info().is_ok_and(|info| info.interface == Some(interface))
+    }
+
+    /// Replaces the program. Each packet meets the program before or this one. Needs no capability.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], with ENOLINK if the interface is gone.
+    pub fn update(&self, program: &Program) -> Result<(), Error> {
+        let program = program.as_fd().as_raw_fd() as u32;
+        let mut attribute = Update { link: self.fd.as_raw_fd() as u32, program, flags: 0 };
+        let updated = call(Command::LinkUpdate, &mut attribute).map(drop);
+        updated.map_err(Error::of("replacing an XDP program"))
     }
 
     /// Ends the attachment, whichever process holds descriptors of it.

@@ -17,6 +17,7 @@ pub(crate) enum Command {
     InfoByFd = 15,
     ProgramQuery = 16,
     LinkCreate = 28,
+    LinkUpdate = 29,
     LinkById = 30,
     LinkNextId = 31,
     LinkDetach = 34,

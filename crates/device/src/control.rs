@@ -237,6 +237,16 @@ pub trait Device: Send {
     /// need a privilege after the start ignores it.
     fn set_keeper(&mut self, _: Arc<dyn Keeper>) {}
 
+    /// Takes over from the device of an earlier server: called once, when all filters of resumed
+    /// sessions are added, and before the queues are polled. Until then, what the earlier server
+    /// attached to the interface stays in force.
+    ///
+    /// # Errors
+    /// When the interface is gone, or the kernel refuses.
+    fn take_over(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Returns the descriptors that must outlive this process so that the interface with its
     /// addresses and routes, or the attached programs, survive, with the names by which a successor
     /// finds them. None for a device that ends with its process.

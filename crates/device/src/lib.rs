@@ -17,6 +17,7 @@ mod check;
 pub mod conformance;
 mod control;
 mod dma;
+mod earlier;
 mod error;
 pub mod fault;
 mod filter;
@@ -42,6 +43,7 @@ pub mod xdp;
 
 pub use control::{Capabilities, Device, Event, Info, Limits};
 pub use dma::{Dma, DmaError, Registration};
+pub use earlier::Earlier;
 pub use error::DeviceError;
 pub use filter::{Filter, FilterError, FlowRule, FlowVlan};
 pub use hardware_queue::HardwareQueue;

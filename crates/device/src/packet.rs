@@ -32,7 +32,8 @@ use crate::kernel_interface::flow_filter::{PROGRAM_PACKETS, PacketFilter};
 use crate::kernel_interface::groups::{Groups, is_group};
 use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::link_events::LinkEvents;
-use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
+use crate::kernel_interface::other_server::INGRESS;
+use crate::{Device, DeviceError, DeviceQueue, Earlier, Event, Filter, FilterError, Info, Spaces};
 use queue::PacketQueue;
 use shared::Shared;
 
@@ -68,7 +69,16 @@ impl PacketDevice {
     /// # Errors
     /// See [`PacketError`].
     pub fn open(options: &Options) -> Result<PacketDevice, PacketError> {
-        let opened = open::open(options)?;
+        PacketDevice::open_after(options, &Earlier::default())
+    }
+
+    /// Attaches to an interface, after an earlier server. What that server attached stays in force
+    /// for as long as its descriptors are open.
+    ///
+    /// # Errors
+    /// See [`PacketError`].
+    pub fn open_after(options: &Options, earlier: &Earlier) -> Result<PacketDevice, PacketError> {
+        let opened = open::open(options, earlier)?;
         Ok(PacketDevice {
             groups: Groups::new(opened.shared.groups.clone(), opened.info.mac),
             link_events: LinkEvents::new(opened.index, &opened.info),
@@ -187,7 +197,7 @@ impl Device for PacketDevice {
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
         let Shared { groups, flows, host_traffic, .. } = &*self.shared;
         let own = [
-            ("device-ingress", self.ingress.as_fd()),
+            (INGRESS, self.ingress.as_fd()),
             ("device-packet-flows", (**flows).as_fd()),
             ("device-packet-groups", (**groups).as_fd()),
         ];

@@ -122,6 +122,10 @@ impl<W: Wrap> Device for Wrapped<W> {
         self.inner.set_keeper(keeper);
     }
 
+    fn take_over(&mut self) -> Result<(), DeviceError> {
+        self.inner.take_over()
+    }
+
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
         self.inner.objects()
     }

@@ -9,6 +9,7 @@
 //! | part | is |
 //! |---|---|
 //! | [`XdpDevice`] | the control part: program, sockets, filters, events |
+//! | `backlog` | packets that wait in the sockets of an earlier server |
 //! | `queue` | the data part: the rings of all hardware queues |
 //! | `socket`, `ring` | an AF_XDP socket, and the rings that it shares with the kernel |
 //! | `own` | hardware queues that sessions have to themselves |
@@ -22,6 +23,7 @@
 //! process ends, in whatever way, and no keeper holds copies, the interface is as it was before.
 
 mod attached_program;
+mod backlog;
 mod error;
 mod in_flight;
 mod locked;
@@ -44,7 +46,7 @@ use crate::kernel_interface::groups::{Groups, is_group};
 use crate::kernel_interface::link_events::LinkEvents;
 use crate::kernel_interface::packet_socket::PacketSocket;
 use crate::{
-    Device, DeviceError, DeviceQueue, Event, Filter, FilterError, FlowRule, Info, Keeper,
+    Device, DeviceError, DeviceQueue, Earlier, Event, Filter, FilterError, FlowRule, Info, Keeper,
     OwnQueueError, OwnQueueLimits, OwnQueues, Spaces,
 };
 use options::Notes;
@@ -88,7 +90,16 @@ impl XdpDevice {
     /// # Errors
     /// See [`XdpError`].
     pub fn open(options: &Options) -> Result<XdpDevice, XdpError> {
-        let opened = open::open(options)?;
+        XdpDevice::open_after(options, &Earlier::default())
+    }
+
+    /// Attaches to an interface, after an earlier server, whose program stays attached until
+    /// [`Device::take_over`]. Packets that wait in that server's sockets are received first.
+    ///
+    /// # Errors
+    /// See [`XdpError`].
+    pub fn open_after(options: &Options, earlier: &Earlier) -> Result<XdpDevice, XdpError> {
+        let opened = open::open(options, earlier)?;
         let name = &options.interface;
         let copied = opened.shared.objects();
         let mut objects = copied.map_err(error::refused(name, "copying a descriptor"))?;
@@ -221,6 +232,14 @@ impl Device for XdpDevice {
 
     fn set_keeper(&mut self, keeper: Arc<dyn Keeper>) {
         self.shared.set_keeper(keeper);
+    }
+
+    fn take_over(&mut self) -> Result<(), DeviceError> {
+        self.shared.attached_program().take_over().map_err(|error| DeviceError::Failed {
+            name: self.info.name.clone(),
+            what: "replacing the XDP program of an earlier server",
+            cause: error.into(),
+        })
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {

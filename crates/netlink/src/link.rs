@@ -27,6 +27,9 @@ const IFLA_EXT_MASK: u16 = 29;
 const IFLA_NUM_TX_QUEUES: u16 = 31;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
 const IFLA_XDP: u16 = 43;
+/// Inside of `IFLA_XDP`: what runs the program.
+const IFLA_XDP_ATTACHED: u16 = 2;
+const XDP_ATTACHED_DRV: u8 = 1;
 /// Inside of `IFLA_XDP`: the program's number, and with several programs one per mode.
 const XDP_PROG_IDS: std::ops::RangeInclusive<u16> = 4..=7;
 const IFLA_INFO_KIND: u16 = 1;
@@ -69,6 +72,8 @@ pub struct Link {
     pub below: Option<u32>,
     /// The number of the XDP program on the interface.
     pub xdp: Option<u32>,
+    /// `true` if the interface's driver runs that program, and not the network stack.
+    pub xdp_in_driver: bool,
 }
 
 /// A network namespace for an interface.
@@ -360,6 +365,7 @@ pub(crate) fn read_link(body: &[u8]) -> Result<Option<Link>, Malformed> {
         master: None,
         below: None,
         xdp: None,
+        xdp_in_driver: false,
     };
     for attribute in Attributes::after(body, IFINFOMSG_BYTES)? {
         let (kind, value) = attribute?;
@@ -372,6 +378,9 @@ pub(crate) fn read_link(body: &[u8]) -> Result<Option<Link>, Malformed> {
             IFLA_XDP => {
                 for attribute in Attributes::of(value) {
                     let (kind, value) = attribute?;
+                    if kind == IFLA_XDP_ATTACHED {
+                        link.xdp_in_driver = value.first() == Some(&XDP_ATTACHED_DRV);
+                    }
                     if XDP_PROG_IDS.contains(&kind) {
                         link.xdp = u32_at(value, 0).filter(|id| *id != 0).or(link.xdp);
                     }

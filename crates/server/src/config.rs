@@ -14,6 +14,7 @@ use crate::addresses::{Pool, PoolError, Subnets};
 use crate::engine::Budgets;
 use crate::host::HostAccess;
 use crate::policy::Policy;
+use crate::position::Crash;
 
 /// The configuration of a server.
 #[derive(Clone, Debug)]
@@ -50,9 +51,12 @@ pub struct Config {
     /// How long a resumed session waits for its application to claim it, if the application's process
     /// still runs; 60 s by default.
     pub claim_timeout: Duration,
-    /// `true` if the earlier server crashed. A session that two servers served when they crashed, within
-    /// ten minutes, is not resumed.
-    pub after_crash: bool,
+    /// How the earlier server crashed, if it did. A session that two servers served when they crashed,
+    /// within ten minutes, is not resumed.
+    pub crash: Option<Crash>,
+    /// The number of this server, higher than that of an earlier one of the device
+    /// ([`KeeperAccess::server_number`](crate::KeeperAccess::server_number)). The names of the device's objects in the store have it.
+    pub server_number: u32,
     /// `true` if the server must be able to resume every session that an earlier one left. If it is
     /// not, its start fails before it changes anything.
     pub resumes_all: bool,
@@ -72,7 +76,8 @@ impl Default for Config {
             lanes: 1,
             engine_cpus: Vec::new(),
             claim_timeout: Duration::from_secs(60),
-            after_crash: false,
+            crash: None,
+            server_number: 0,
             resumes_all: false,
         }
     }

@@ -171,6 +171,11 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
+    /// Has the device take over from that of an earlier server, whose flows it has by now.
+    pub(crate) fn take_over_device(&mut self) -> Result<(), DeviceError> {
+        self.parts.device.take_over()
+    }
+
     /// Prepares to run.
     ///
     /// # Errors

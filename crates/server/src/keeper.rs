@@ -14,26 +14,27 @@
 //! holders; the listening socket; the memories of sessions. The server stores them under names, by
 //! the messages of systemd's descriptor store (`notify`). If the server ends without the request
 //! `END`, the keeper starts another one, which gets copies of all these by the same messages
-//! (`supervise`). If the keeper starts none itself, a holder has them until the next keeper takes
-//! over (`take_over`), for at most the time of `--hold`. Meanwhile the kernel answers no packet of
-//! these flows; a TCP reset would end the connections.
+//! (`supervise`). While none serves, for at most the time of `--hold`, the kernel answers no packet
+//! of these flows; a TCP reset would end the connections.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `process`, `held` | the keeper's side, and the descriptors that it holds |
 //! | `supervise`, `ends`, `hang_watch` | the start of servers, one after the other; how each ended |
-//! | `client`, `store` | the server's side: requests, and the store |
+//! | `client`, `store`, `device_objects` | the server's side: requests, the store, and names in it |
 //! | `wire`, `notify` | the requests, and the messages of the store |
-//! | `take_over` | the keeper's socket: the next keeper, and requests for an upgrade |
+//! | `listener` | the keeper's socket: requests for an upgrade |
 //! | `port_holder` | the sockets that hold ports |
 //!
 //! The keeper reads no packet. The only memory that it maps is the page in which the server's threads
 //! record where they stand.
 
 mod client;
+mod device_objects;
 mod ends;
 mod hang_watch;
 mod held;
+mod listener;
 mod notify;
 mod options;
 #[allow(unsafe_code)]
@@ -41,16 +42,16 @@ mod port_holder;
 mod process;
 mod store;
 mod supervise;
-mod take_over;
 #[cfg(test)]
 mod tests;
 mod wire;
 
 pub use client::KeeperAccess;
+pub(crate) use device_objects::stored_name;
+pub use device_objects::take_device;
+pub use listener::{Upgrade, upgrade};
 pub(crate) use options::OWN;
-pub use options::{KeeperOptions, keeper_connection, keeper_path};
+pub use options::{KeeperOptions, keeper_path};
 pub(crate) use port_holder::{PortProtocol, port_name};
-pub use process::run_keeper;
 pub use store::KeeperStore;
 pub use supervise::{Start, Supervised, Supervision, supervise};
-pub use take_over::{TakeOver, Upgrade, take_over, upgrade};

@@ -59,12 +59,13 @@ pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
 pub use host::HostAccess;
 pub use keeper::{
-    KeeperAccess, KeeperOptions, KeeperStore, Start, Supervised, Supervision, TakeOver, Upgrade,
-    keeper_connection, keeper_path, run_keeper, supervise, take_over, upgrade,
+    KeeperAccess, KeeperOptions, KeeperStore, Start, Supervised, Supervision, Upgrade, keeper_path,
+    supervise, take_device, upgrade,
 };
 pub use policy::{
     AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,
 };
+pub use position::Crash;
 pub use server::Server;
 pub use towpath_protocol::settings::{Setting, SettingError, Values};
 

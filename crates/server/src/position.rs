@@ -8,9 +8,10 @@
 //! | 0 | the number of the poll iteration |
 //! | 1 | the kernel's number of the thread |
 //! | 2 | the [`Phase`] in the upper half, and the session that the thread serves in the lower one |
+//! | 3 | the session to which the thread delivers a packet |
 //!
-//! An engine stores its position before each part of a poll iteration, and the session before it takes
-//! packets from the session's queues or delivers one to it. The stores order nothing. The keeper reads
+//! An engine stores its position before each part of a poll iteration, and a session before it reads
+//! memory that the session's application writes, or delivers a packet to it. The stores order nothing. The keeper reads
 //! the iteration's number while the server runs. The keeper and the next server read the rest after
 //! its end.
 
@@ -25,10 +26,20 @@ use towpath_queue::{OwnWords, PeerWords};
 /// The name of the page in the store.
 pub(crate) const POSITIONS: &str = "positions";
 
-const LAYOUT: u64 = u64::from_le_bytes(*b"Positio1");
+const LAYOUT: u64 = u64::from_le_bytes(*b"Positio2");
 const ITERATION: usize = 0;
 const THREAD: usize = 1;
 const PLACE: usize = 2;
+const RECEIVER: usize = 3;
+
+/// A crash of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crash {
+    /// It is not known in which thread.
+    Anywhere,
+    /// The engine of this number hung.
+    Hang(usize),
+}
 
 /// A part of a thread's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,7 +92,6 @@ impl Phase {
 pub struct Position {
     words: Option<OwnWords>,
     phase: u64,
-    place: u64,
 }
 
 impl Position {
@@ -104,29 +114,23 @@ impl Position {
     #[inline]
     pub(crate) fn begin(&mut self, phase: Phase) {
         self.phase = u64::from(phase as u32) << 32;
-        self.put(self.phase);
+        self.serve(0);
     }
 
-    /// Records the session that the thread serves. Returns the place before, for
-    /// [`Position::go_back`].
+    /// Records the session that the thread serves from now on; 0 for none.
     #[inline]
-    pub(crate) fn serve(&mut self, session: u32) -> u64 {
-        let before = self.place;
-        self.put(self.phase | u64::from(session));
-        before
-    }
-
-    /// Records that the thread is at a place again.
-    #[inline]
-    pub(crate) fn go_back(&mut self, place: u64) {
-        self.put(place);
-    }
-
-    #[inline]
-    fn put(&mut self, place: u64) {
-        self.place = place;
+    pub(crate) fn serve(&mut self, session: u32) {
         if let Some(words) = &mut self.words {
-            words.store(PLACE, place);
+            words.store(PLACE, self.phase | u64::from(session));
+        }
+    }
+
+    /// Records the session to which the thread delivers a packet, of the session that it serves or
+    /// of the device; 0 afterwards.
+    #[inline]
+    pub(crate) fn deliver_to(&mut self, session: u32) {
+        if let Some(words) = &mut self.words {
+            words.store(RECEIVER, u64::from(session));
         }
     }
 }
@@ -159,6 +163,16 @@ pub(crate) struct Place {
     pub(crate) phase: Phase,
     /// The session that the thread serves; 0 for none.
     pub(crate) session: u32,
+    /// The session to which it delivers a packet; 0 for none.
+    pub(crate) receiver: u32,
+}
+
+impl Place {
+    /// Returns the sessions whose packets or memory the thread may use.
+    pub(crate) fn sessions(self) -> impl Iterator<Item = u32> {
+        let receiver = Some(self.receiver).filter(|receiver| *receiver != self.session);
+        [Some(self.session), receiver].into_iter().flatten().filter(|session| *session != 0)
+    }
 }
 
 /// A position page, as another process reads it.
@@ -196,8 +210,14 @@ impl Positions {
                 thread: self.words.fetch(at + THREAD),
                 phase,
                 session: place as u32,
+                receiver: self.words.fetch(at + RECEIVER) as u32,
             }
         })
+    }
+
+    /// Returns the places of the engines.
+    pub(crate) fn engines(&self) -> impl Iterator<Item = Place> + '_ {
+        self.places().take(self.lines.saturating_sub(1))
     }
 
     /// Returns the places of the threads that run, in words.
@@ -206,11 +226,12 @@ impl Positions {
         let places = self.places().enumerate().filter(|(_, place)| place.phase != Phase::None);
         let each = places.map(|(line, place)| {
             let thread = if line == control { "control".into() } else { format!("engine {line}") };
-            let session = match place.session {
+            let named = |before: &str, session: u32| match session {
                 0 => String::new(),
-                session => format!(" of session {session}"),
+                session => format!(" {before} session {session}"),
             };
-            format!("{thread}: {}{session}", place.phase.name())
+            let (session, receiver) = (named("of", place.session), named("to", place.receiver));
+            format!("{thread}: {}{session}{receiver}", place.phase.name())
         });
         each.collect::<Vec<_>>().join(", ")
     }
@@ -228,15 +249,19 @@ mod tests {
         positions[1].start();
         positions[1].iterate(7);
         positions[1].begin(Phase::Transmit);
-        let before = positions[1].serve(3);
-        let inner = positions[1].serve(4);
-        assert_eq!(read.describe(), "engine 1: transmit of session 4");
-        positions[1].go_back(inner);
+        positions[1].serve(3);
+        positions[1].deliver_to(4);
+        assert_eq!(read.describe(), "engine 1: transmit of session 3 to session 4");
+        let sessions = |line| read.places().nth(line).unwrap().sessions().collect::<Vec<_>>();
+        assert_eq!((sessions(0), sessions(1)), (vec![], vec![3, 4]));
+        positions[1].deliver_to(3);
+        assert_eq!(sessions(1), [3], "a session that sends to itself");
+        positions[1].deliver_to(0);
         positions[2].begin(Phase::Restore);
         assert_eq!(read.describe(), "engine 1: transmit of session 3, control: restore");
-        positions[1].go_back(before);
+        positions[1].serve(0);
         let thread = rustix::thread::gettid().as_raw_nonzero().get() as u64;
-        let place = Place { iteration: 7, thread, phase: Phase::Transmit, session: 0 };
+        let place = Place { iteration: 7, thread, phase: Phase::Transmit, session: 0, receiver: 0 };
         assert_eq!(read.places().nth(1), Some(place));
         assert_eq!(read.places().count(), 3);
         positions[1].begin(Phase::None);
@@ -257,7 +282,7 @@ mod tests {
         position.start();
         position.iterate(1);
         position.begin(Phase::Receive);
-        let before = position.serve(1);
-        position.go_back(before);
+        position.serve(1);
+        position.deliver_to(2);
     }
 }

@@ -25,6 +25,7 @@ use crate::engine::relays::Relays;
 use crate::engine::{Budgets, Engine, Link};
 use crate::engines::{EngineEnd, Engines};
 use crate::host::Host;
+use crate::keeper::stored_name;
 use crate::policy::{Policy, PolicyChange};
 use crate::position::{self, POSITIONS, Position};
 use crate::resume::left::{Left, STATE};
@@ -226,7 +227,8 @@ impl Unstarted {
         let position = positions.pop().unwrap_or_default();
         let relays = relays.into_iter().zip(positions);
         let (mut engines, ends) = maker.all(&mut *device, region, relays)?;
-        keep_device(store.as_mut(), device.as_ref(), engines.iter().map(Engine::memory_file))?;
+        let memories = engines.iter().map(Engine::memory_file);
+        keep_device(store.as_mut(), device.as_ref(), config.server_number, memories)?;
         let engine_epolls = epolls(&engines)?;
         let parts = Parts {
             listener,
@@ -256,6 +258,7 @@ impl Unstarted {
         };
         let mut control = Control::new(parts, spawner).map_err(resources("the control thread"))?;
         control.restore(left);
+        control.take_over_device().map_err(StartError::Device)?;
         Ok(Unstarted { control, engines, requests, wake: control_wake, bound, has_successor })
     }
 }
@@ -270,8 +273,8 @@ fn examine(
     if config.resumes_all {
         left.check(config.lanes)?;
     }
-    if config.after_crash {
-        left.count_crash();
+    if let Some(crash) = config.crash {
+        left.count_crash(crash);
     }
     let (page, positions) =
         position::create(config.lanes).map_err(resources("the position page"))?;
@@ -461,17 +464,17 @@ fn keep(
 fn keep_device<'a>(
     store: &mut dyn Store,
     device: &dyn Device,
+    server: u32,
     memories: impl Iterator<Item = Option<BorrowedFd<'a>>>,
 ) -> Result<(), StartError> {
     let failed = resources("keeping the device");
-    // A device that goes on with objects of an earlier server has them in the store already.
-    let mut new = device.objects();
-    new.retain(|(name, _)| !store.holds(name));
-    for (name, object) in new {
-        store.put(name, object).map_err(&failed)?;
+    for (name, object) in device.objects() {
+        store.put(&stored_name(name, server), object).map_err(&failed)?;
     }
-    for file in memories.flatten() {
-        store.put("device-memory", file).map_err(&failed)?;
+    for (lane, file) in memories.enumerate() {
+        let Some(file) = file else { continue };
+        let name = stored_name(&format!("device-memory-{lane}"), server);
+        store.put(&name, file).map_err(&failed)?;
     }
     Ok(())
 }

@@ -61,9 +61,6 @@ enum Subcommand {
     /// Serve a device; `towpath serve` starts this process
     #[command(hide = true)]
     Server(serve::server::Args),
-    /// Hold what a killed server had until the next keeper takes over; `towpath serve` starts this
-    #[command(hide = true)]
-    Holder(serve::keeper::HolderArgs),
     /// List the applications attached to a server, and the flow rules of their endpoints
     #[command(after_help = ls::EXAMPLES)]
     Ls(ls::Args),
@@ -120,7 +117,6 @@ fn main() -> ExitCode {
             return serve::run(&args).unwrap_or_else(|failure| Failure::report(&failure));
         }
         Subcommand::Server(args) => serve::server::run(&args),
-        Subcommand::Holder(args) => serve::keeper::hold(&args),
         Subcommand::Ls(args) => ls::run(&args),
         Subcommand::Stat(args) => stat::run(&args),
         Subcommand::Capture(args) => capture::run(&args),

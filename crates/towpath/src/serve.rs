@@ -73,17 +73,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let settings = Settings { socket: Some(socket.clone()), ..settings };
     confine::raise_descriptor_limit();
     let is_tap = interface::is_served_as_tap(&served)?;
-    let found = keeper::take_over_from_killed(&socket, settings.user.as_ref(), is_tap)?;
+    if keeper::is_served(&socket) {
+        return Err(directory::busy(&socket));
+    }
     confine::raise_memory_limit();
     directory::prepare(&socket, settings.user.as_ref())?;
-    keeper::supervise_servers(
-        &settings,
-        &served.interface,
-        (&socket, is_tap),
-        found,
-        ready,
-        &signals,
-    )
+    keeper::supervise_servers(&settings, &served.interface, (&socket, is_tap), ready, &signals)
 }
 
 fn no_device() -> Failure {

@@ -40,18 +40,6 @@ impl Signals {
         Signals::block_these(&[term, interrupt, hang_up, libc::SIGUSR2])
     }
 
-    /// Blocks SIGTERM alone, and ignores the terminal's signals.
-    ///
-    /// # Errors
-    /// If no descriptor is left.
-    pub(crate) fn block_termination() -> io::Result<Signals> {
-        for signal in [libc::SIGINT, libc::SIGHUP] {
-            // SAFETY: no handler is installed: the signal is ignored.
-            unsafe { libc::signal(signal, libc::SIG_IGN) };
-        }
-        Signals::block_these(&[libc::SIGTERM])
-    }
-
     fn block_these(signals: &[libc::c_int]) -> io::Result<Signals> {
         // SAFETY: a set of signals is an array of integers; all zeros is a value.
         let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };

@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use towpath_bpf::{AssembleError, Error, Instruction, Map, MapKind, Program};
 
-use crate::{Filter, FilterError, FlowRule};
+use crate::{Earlier, Filter, FilterError, FlowRule};
 use attach_point::{AttachPoint, OF_OTHER_OWNER, SCRATCH_BYTES, WITHOUT_SOCKET};
 use key::{Fields, KEY_BYTES, Key};
 use program::{MASK_BYTES, MASKS, MASKS_BYTES, MapFds};
@@ -36,6 +36,8 @@ const DROP: (i32, i32) = (2, -1);
 /// MB.
 const MACS: u32 = 4096;
 const FLOWS: u32 = 65_536;
+/// The name of the sockets' map among the objects that outlive a server.
+const SOCKETS: &str = "device-map-sockets";
 /// The owner of a flow, or of a hardware queue, that belongs to no one session.
 const NO_OWNER: [u8; 4] = [0; 4];
 /// A MAC address in its map: six bytes and two zeros.
@@ -154,6 +156,12 @@ impl FlowFilter {
         Ok(FlowFilter { program, spans, sockets, owners, counters, flows: None })
     }
 
+    /// Returns the sockets' map of an earlier server's filter.
+    pub(crate) fn earlier_sockets(earlier: &Earlier) -> Option<Map> {
+        let map = earlier.copy(SOCKETS).ok()??;
+        Map::from_fd(map, MapKind::Xsk, 4, 4).ok()
+    }
+
     /// Returns `true` if the program takes packets in several buffers.
     pub(crate) fn spans(&self) -> bool {
         self.spans
@@ -196,7 +204,7 @@ impl FlowFilter {
     /// Returns the maps, with the names under which a keeper holds them.
     pub(crate) fn maps(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
         let own = [
-            ("device-map-sockets", &self.sockets),
+            (SOCKETS, &self.sockets),
             ("device-map-owners", &self.owners),
             ("device-map-counters", &self.counters),
         ];

@@ -11,6 +11,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType};
 use towpath_bpf::{Error, Link, Map, MapKind, Program};
@@ -45,21 +46,15 @@ pub(crate) struct HostTraffic {
     link: Link,
 }
 
-impl HostTraffic {
-    /// Opens the sockets and programs, if they are wanted and the kernel can. Otherwise appends a
+/// Sockets and programs that a thread opens. The kernel makes it wait several times, and the other
+/// parts of a device need not wait for that.
+pub(crate) struct Opening(Option<JoinHandle<io::Result<HostTraffic>>>);
+
+impl Opening {
+    /// Returns what the thread opened, if that was wanted and the kernel can. Otherwise appends a
     /// warning.
-    pub(crate) fn if_wanted(
-        wanted: bool,
-        mac: [u8; 6],
-        owner: Option<u32>,
-        warnings: &mut Vec<String>,
-    ) -> Option<HostTraffic> {
-        if !wanted {
-            return None;
-        }
-        let loopback = Netlink::open().and_then(|mut kernel| kernel.index("lo"));
-        let opened =
-            loopback.map_err(io::Error::other).and_then(|lo| HostTraffic::open(lo, mac, owner));
+    pub(crate) fn finish(self, warnings: &mut Vec<String>) -> Option<HostTraffic> {
+        let opened = self.0?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         opened
             .map_err(|cause| {
                 warnings.push(format!(
@@ -68,6 +63,17 @@ impl HostTraffic {
                 ));
             })
             .ok()
+    }
+}
+
+impl HostTraffic {
+    /// Begins to open the sockets and programs, if they are wanted.
+    pub(crate) fn begin(wanted: bool, mac: [u8; 6], owner: Option<u32>) -> Opening {
+        let open = move || {
+            let loopback = Netlink::open().and_then(|mut kernel| kernel.index("lo"));
+            HostTraffic::open(loopback.map_err(io::Error::other)?, mac, owner)
+        };
+        Opening(wanted.then(|| std::thread::spawn(open)))
     }
 
     /// Attaches to the loopback interface, by its number. `mac`: the MAC address of the interface

@@ -42,8 +42,7 @@ pub enum PacketError {
     /// Another Towpath server serves the interface.
     #[error(
         "another Towpath server serves {name}: program {program}; end that server, or see towpath \
-         detach. The holder of a server that was killed holds its programs for the time of --hold: start \
-         with its --socket, or end towpath-holder"
+         detach"
     )]
     OtherServer {
         /// The interface.

@@ -15,7 +15,9 @@ use crate::kernel_interface::other_server;
 use crate::kernel_interface::packet_sender::{self, PacketSender};
 use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
 use crate::kernel_interface::warnings;
-use crate::{Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_FRAME_BYTES, Limits, VLAN_TAG_BYTES};
+use crate::{
+    Capabilities, ETHERNET_HEADER_BYTES, Earlier, Info, LARGE_FRAME_BYTES, Limits, VLAN_TAG_BYTES,
+};
 
 /// The size of the ring for packets of owned flows, in bytes: 256 packets, if the kernel merges
 /// received packets (GRO).
@@ -48,7 +50,7 @@ pub(super) struct Opened {
 }
 
 /// Attaches to an interface.
-pub(super) fn open(options: &Options) -> Result<Opened, PacketError> {
+pub(super) fn open(options: &Options, earlier: &Earlier) -> Result<Opened, PacketError> {
     let name = &options.interface;
     let link = Netlink::open()?.link(name)?;
     let (index, mtu) = (link.index, link.mtu as usize);
@@ -58,7 +60,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, PacketError> {
     let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
 
     let xdp = || other_server::with_xdp(index, link.xdp?);
-    if let Some(program) = other_server::at_ingress(index).or_else(xdp) {
+    if let Some(program) = other_server::at_ingress(index, earlier).or_else(xdp) {
         return Err(PacketError::OtherServer { name: name.clone(), program });
     }
     // The sockets come first: they show most clearly what this user may not do.
@@ -70,6 +72,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, PacketError> {
     let is_large = ethtool.merges() || link.kind.is_some();
     let longest = if is_large { LARGE_FRAME_BYTES } else { frame_bytes };
     let (groups, flows) = (socket(longest, RING_BYTES)?, socket(longest, FLOWS_RING_BYTES)?);
+    let host_traffic = HostTraffic::begin(options.host, mac, options.owner);
     let sender =
         PacketSender::open(index).map_err(refused(name, "opening a packet socket to send"))?;
     let filter =
@@ -84,7 +87,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, PacketError> {
     })?;
 
     let mut warnings = Vec::from_iter(warnings::of_one_address(name, &ethtool));
-    let host_traffic = HostTraffic::if_wanted(options.host, mac, options.owner, &mut warnings);
+    let host_traffic = host_traffic.finish(&mut warnings);
     let info = info(&link, mac, longest, host_traffic.is_some());
     let shared = Shared { groups, flows, sender, host_traffic };
     let driver = ethtool.driver();

@@ -3,25 +3,36 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use towpath_bpf::{Error, Link, Program};
+use towpath_bpf::{Error, Link, Map, Program};
 
 use crate::kernel_interface::flow_filter::FlowFilter;
-use crate::{Filter, FilterError, FlowRule};
+use crate::{Earlier, Filter, FilterError, FlowRule};
 
 /// The Linux version from which AF_XDP sockets take packets in several buffers (`XDP_USE_SG`).
 const SPANNING_SINCE: (u32, u32) = (6, 6);
+
+/// The name of the link among the objects that outlive a server.
+const LINK: &str = "device-xdp";
+
+/// What is needed of an earlier server's program.
+struct EarlierProgram {
+    /// Its sockets; `None` if the map cannot be had, and its packets are dropped.
+    sockets: Option<Map>,
+}
 
 /// The program, its maps, and its link to the interface. Dropping this value closes the link.
 pub(super) struct AttachedProgram {
     filter: FlowFilter,
     link: Option<Link>,
+    /// The program of an earlier server, while the link has that one.
+    earlier: Option<EarlierProgram>,
 }
 
 impl AttachedProgram {
     /// Loads the program for so many hardware queues.
     pub(super) fn new(queues: u32, exclusive: bool) -> Result<AttachedProgram, Error> {
         let filter = if exclusive { FlowFilter::of_all(queues)? } else { FlowFilter::new(queues)? };
-        Ok(AttachedProgram { filter, link: None })
+        Ok(AttachedProgram { filter, link: None, earlier: None })
     }
 
     /// Returns `true` if the kernel hands over packets in several buffers.
@@ -38,14 +49,37 @@ impl AttachedProgram {
         self.link = Some(link);
     }
 
+    /// Keeps the link of an earlier server, if it is attached to this interface still. Its program
+    /// stays attached until [`AttachedProgram::take_over`]. Returns `true` if there is such a link.
+    pub(super) fn keep_earlier(&mut self, interface: u32, earlier: &Earlier) -> bool {
+        let link = earlier.copy(LINK).ok().flatten().and_then(|link| Link::from_fd(link).ok());
+        let Some(link) = link.filter(|link| link.is_on(interface)) else { return false };
+        self.keep(link);
+        self.earlier = Some(EarlierProgram { sockets: FlowFilter::earlier_sockets(earlier) });
+        true
+    }
+
+    /// Replaces an earlier server's program by this one.
+    pub(super) fn take_over(&mut self) -> Result<(), Error> {
+        if let Some(link) = self.link.as_ref().filter(|_| self.earlier.is_some()) {
+            link.update(self.filter.program())?;
+            self.earlier = None;
+        }
+        Ok(())
+    }
+
     /// Returns the link and the maps, with the names under which a keeper holds them.
     pub(super) fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        let link = self.link.iter().map(|link| ("device-xdp", link.as_fd()));
+        let link = self.link.iter().map(|link| (LINK, link.as_fd()));
         link.chain(self.filter.maps()).collect()
     }
 
     /// Gives the packets of a hardware queue to a socket.
     pub(super) fn set_socket(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+        if let Some(sockets) = self.earlier.as_ref().and_then(|earlier| earlier.sockets.as_ref()) {
+            // Until the take-over, the flows of the earlier server have this socket, too.
+            let _ = sockets.set_fd(queue, socket);
+        }
         Ok(self.filter.set_socket(queue, socket)?)
     }
 

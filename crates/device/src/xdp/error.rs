@@ -39,8 +39,7 @@ pub enum XdpError {
     /// Another XDP program is on the interface.
     #[error(
         "{name} has another XDP program already: {program}; end the process that attached it, or see \
-         towpath detach. The holder of a towpath server that was killed holds its programs for the time of \
-         --hold: start with its --socket, or end towpath-holder"
+         towpath detach"
     )]
     OtherProgram {
         /// The interface.
@@ -51,8 +50,7 @@ pub enum XdpError {
     /// Another Towpath server serves the interface.
     #[error(
         "another Towpath server serves {name}: program {program}; end that server, or see towpath \
-         detach. The holder of a server that was killed holds its programs for the time of --hold: start \
-         with its --socket, or end towpath-holder"
+         detach"
     )]
     OtherServer {
         /// The interface.

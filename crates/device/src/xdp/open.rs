@@ -10,6 +10,7 @@ use towpath_bpf::{Link, XdpMode};
 use towpath_netlink::Netlink;
 
 use super::attached_program::AttachedProgram;
+use super::backlog::Backlog;
 use super::error::{XdpError, refused};
 use super::locked;
 use super::options::{Mode, Notes, Options};
@@ -24,7 +25,7 @@ use crate::kernel_interface::packet_sender::{self, PacketSender};
 use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
 use crate::kernel_interface::warnings;
 use crate::{
-    Capabilities, ETHERNET_HEADER_BYTES, Info, LARGE_FRAME_BYTES, Limits, TxHeadroom,
+    Capabilities, ETHERNET_HEADER_BYTES, Earlier, Info, LARGE_FRAME_BYTES, Limits, TxHeadroom,
     VLAN_TAG_BYTES,
 };
 
@@ -58,8 +59,8 @@ pub(super) struct Opened {
     pub(super) notes: Notes,
 }
 
-/// Attaches to an interface.
-pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
+/// Attaches to an interface, after an earlier server.
+pub(super) fn open(options: &Options, earlier: &Earlier) -> Result<Opened, XdpError> {
     let name = &options.interface;
     let link = Netlink::open()?.link(name)?;
     let mac = link.mac.ok_or_else(|| XdpError::NotEthernet { name: name.clone() })?;
@@ -70,15 +71,14 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
     let is_virtual = link.kind.is_some();
 
-    if let Some(program) = other_server::at_ingress(link.index) {
+    if let Some(program) = other_server::at_ingress(link.index, earlier) {
         return Err(XdpError::OtherServer { name: name.clone(), program });
     }
-    // The sockets come first: they show most clearly what this user may not do.
-    let Sockets { unbound, packet_socket, promiscuous } =
-        Sockets::open(options, link.index, queues, frame_bytes)?;
-    let mut attached_program = AttachedProgram::new(queues, options.exclusive)
-        .map_err(|error| from_bpf(name, "loading the XDP program", error))?;
-    let attached = attach(&link, options.mode, &mut attached_program)?;
+    let (Sockets { unbound, packet_socket, promiscuous }, mut attached_program) =
+        sockets_and_program(options, link.index, queues, frame_bytes)?;
+    let host_traffic = HostTraffic::begin(options.host, mac, options.owner);
+    let attached = attach_after(earlier, &link, options.mode, &mut attached_program)?;
+    let backlog = Backlog::find(earlier).map_err(refused(name, "copying a descriptor"))?;
     let is_generic = attached == XdpMode::Generic;
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let (chunk_bytes, most) = if spans { LARGE_BUFFERS } else { SMALL_BUFFERS };
@@ -97,8 +97,7 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
     let mut notes = notes(&link, options, attached, &own_queues, &ethtool);
     notes.warnings.extend(warning);
     notes.warnings.extend(locked::warning(name, rx_buffers, most));
-    let host_traffic =
-        HostTraffic::if_wanted(options.host, mac, options.owner, &mut notes.warnings);
+    let host_traffic = host_traffic.finish(&mut notes.warnings);
     let binding = Binding { index: link.index, copying: copying(options, copies), spans };
     let properties = Properties {
         binding,
@@ -123,11 +122,45 @@ pub(super) fn open(options: &Options) -> Result<Opened, XdpError> {
         packet_socket,
         host_traffic,
         unbound,
+        backlog,
     ));
     let mut large = large.into_iter();
     let lane = |number| Arc::new(Lane::new(shared.clone(), number, large.next()));
     let lanes = (0..lanes).map(lane).collect();
     Ok(Opened { info, index: link.index, shared, lanes, promiscuous, notes })
+}
+
+/// Opens the sockets and loads the program, both at once: the kernel makes each of them wait, and
+/// connections pause while a server opens its device after another one.
+fn sockets_and_program(
+    options: &Options,
+    index: u32,
+    queues: u32,
+    frame_bytes: usize,
+) -> Result<(Sockets, AttachedProgram), XdpError> {
+    let (sockets, program) = std::thread::scope(|scope| {
+        let program = scope.spawn(|| AttachedProgram::new(queues, options.exclusive));
+        let sockets = Sockets::open(options, index, queues, frame_bytes);
+        let program = program.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (sockets, program)
+    });
+    // The sockets' error comes first: it shows most clearly what this user may not do.
+    let sockets = sockets?;
+    let failed = |error| from_bpf(&options.interface, "loading the XDP program", error);
+    Ok((sockets, program.map_err(failed)?))
+}
+
+/// Goes on with the link of an earlier server, or attaches the program.
+fn attach_after(
+    earlier: &Earlier,
+    link: &towpath_netlink::Link,
+    mode: Mode,
+    attached_program: &mut AttachedProgram,
+) -> Result<XdpMode, XdpError> {
+    if !attached_program.keep_earlier(link.index, earlier) {
+        return attach(link, mode, attached_program);
+    }
+    Ok(if link.xdp_in_driver { XdpMode::Native } else { XdpMode::Generic })
 }
 
 /// Returns the number of queues to open, if the interface has as many.

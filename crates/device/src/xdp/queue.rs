@@ -52,8 +52,10 @@ pub(super) struct XdpQueue {
     host_ring: Option<PacketRing>,
     /// Memory for a packet to this host's own sockets.
     host_packet: Vec<u8>,
-    /// Buffers for the packets of both rings.
+    /// Buffers for the packets of both rings, and for those of `backlog`.
     packet_socket_buffers: VecDeque<u32>,
+    /// Packets that an earlier server had not received, which come first.
+    backlog: VecDeque<Vec<u8>>,
     /// The receive buffers.
     chunks: Chunks,
     /// The most receive buffers of one of several hardware queues: no other one can get them, even
@@ -91,6 +93,7 @@ impl XdpQueue {
             let name = info.name.clone();
             move |cause| DeviceError::Failed { name, what, cause }
         };
+        let backlog = lane.take_backlog();
         let sockets = lane.bind(&[]).map_err(failed("binding an AF_XDP socket"))?;
         let packet_ring = lane.packet_ring().map_err(failed("mapping the packet socket's ring"))?;
         let host_ring = lane.host_ring().map_err(failed("mapping the loopback socket's ring"))?;
@@ -113,6 +116,7 @@ impl XdpQueue {
             host_ring,
             host_packet: Vec::with_capacity(host_bytes),
             packet_socket_buffers: VecDeque::with_capacity(PACKET_SOCKET_BUFFERS),
+            backlog,
             chunks: Chunks::new(&umem),
             most_held,
             ceded: Vec::new(),
@@ -153,7 +157,8 @@ impl XdpQueue {
             self.packet_ring.iter().chain(&self.host_ring).any(PacketRing::is_ready)
                 && !self.packet_socket_buffers.is_empty()
         };
-        !self.done.is_empty()
+        !self.backlog.is_empty()
+            || !self.done.is_empty()
             || tx_waiting && has_room && !self.waits_for_kernel
             || has_copied()
             || self
@@ -205,8 +210,16 @@ fn kick_rx(fd: BorrowedFd<'_>) {
     };
 }
 
+/// An engine that ends has handled all packets that it received.
+impl Drop for XdpQueue {
+    fn drop(&mut self) {
+        self.release_received();
+    }
+}
+
 impl DeviceQueue for XdpQueue {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
+        self.release_received();
         let len = self.info.limits.rx_buffer_bytes as u32;
         let mut taken = 0;
         for buffer in buffers {
@@ -216,7 +229,7 @@ impl DeviceQueue for XdpQueue {
                 && self.info.limits.is_aligned(*buffer)
                 && (self.lane.own.is_some() || spaces.is_writable(space, *buffer, len));
             let Some(chunk) = self.chunks.of_engine(*buffer).filter(|_| good) else { break };
-            let holder = if self.packet_ring.is_some()
+            let holder = if (self.packet_ring.is_some() || !self.backlog.is_empty())
                 && self.packet_socket_buffers.len() < PACKET_SOCKET_BUFFERS
             {
                 self.packet_socket_buffers.push_back(*buffer);
@@ -251,7 +264,11 @@ impl DeviceQueue for XdpQueue {
         if self.polls.is_multiple_of(POLLS_PER_READ) {
             self.count_kernel_drops();
         }
+        self.release_received();
         self.sleep.polled(&self.sockets, &mut self.counters);
+        if !self.backlog.is_empty() {
+            return Ok(self.poll_backlog(spaces, out, budget));
+        }
         let sources = self.sockets.len() + 2;
         let before = self.counters.rx_packets;
         let mut polled = 0;
@@ -314,6 +331,7 @@ impl DeviceQueue for XdpQueue {
         if self.has_work(tx_waiting) {
             return Ok(Armed::Work);
         }
+        self.release_received();
         self.sleeps = self.sleeps.wrapping_add(1);
         if self.sleeps.is_multiple_of(SLEEPS_PER_READ) {
             self.count_kernel_drops();

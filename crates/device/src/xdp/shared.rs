@@ -1,5 +1,6 @@
 //! What the control part and the queues share: sockets to bind, memory, and the attached program.
 
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
+use super::backlog::{Backlog, SOCKET};
 use super::socket::{self, Binding, CopyMode, TxChecksum, Umem, XdpSocket};
 use crate::Keeper;
 use crate::dma::{Dma, DmaError};
@@ -50,6 +52,8 @@ pub(super) struct Shared {
     pub(super) host_traffic: Option<HostTraffic>,
     /// Sockets that are not bound yet, for the first binding.
     unbound: Mutex<Vec<OwnedFd>>,
+    /// The sockets of an earlier server.
+    backlog: Backlog,
     /// Makes the sockets after that, and holds bound ones.
     keeper: OnceLock<Arc<dyn Keeper>>,
     /// `true` once a socket works without copies.
@@ -93,6 +97,7 @@ impl Shared {
         packet_socket: Option<PacketSocket>,
         host_traffic: Option<HostTraffic>,
         unbound: Vec<OwnedFd>,
+        backlog: Backlog,
     ) -> Shared {
         Shared {
             interface,
@@ -101,6 +106,7 @@ impl Shared {
             packet_socket: packet_socket.map(Arc::new),
             host_traffic,
             unbound: Mutex::new(unbound),
+            backlog,
             keeper: OnceLock::new(),
             zero_copy: AtomicBool::new(false),
         }
@@ -231,6 +237,11 @@ impl Lane {
         socket.map(PacketRing::map).transpose()
     }
 
+    /// Takes the packets that wait in an earlier server's sockets.
+    pub(super) fn take_backlog(&self) -> VecDeque<Vec<u8>> {
+        self.shared.backlog.take(&self.hardware)
+    }
+
     /// Binds one socket per hardware queue of this queue to the registered memory, except for those
     /// that are ceded, and lets packets in. A copy of an earlier socket would still occupy its
     /// hardware queue, so the keeper closes those first.
@@ -299,7 +310,7 @@ impl Lane {
 
 /// Returns the name under which a keeper holds the socket of a hardware queue.
 fn socket_name(hardware: u32) -> String {
-    format!("device-socket-{hardware}")
+    format!("{SOCKET}{hardware}")
 }
 
 /// Names the limit that memory of so many bytes exceeds.

@@ -19,6 +19,7 @@ use crate::engine::session::{Endpoint, Session};
 use crate::engine::sessions::SessionTable;
 use crate::engine::source::{Piece, SegmentPieces, SoftwareOffloads, Source, WHOLE_BYTES};
 use crate::engine::work::Work;
+use crate::position::Position;
 
 /// The parts of the engine that delivery needs, borrowed for a batch.
 pub(crate) struct Delivery<'a> {
@@ -73,9 +74,10 @@ impl<'a> Delivery<'a> {
         packet: &Packet<'_>,
         flags: u16,
     ) -> Work {
-        let Some((session, before)) = self.sessions.serve(destination.session) else {
+        let Some((session, position)) = self.sessions.receiver(destination.session) else {
             return Work::copy(0);
         };
+        let _delivering = Delivering(position);
         let budget = Budget { packets: self.receive_budget, iteration: self.iteration };
         let mut work = Work::copy(0);
         if let Some((mut to, offload)) = admit(session, destination.endpoint, budget) {
@@ -84,7 +86,6 @@ impl<'a> Delivery<'a> {
             to.count(outcome);
             self.notifier.touch(to.session, destination.session, to.queue_pair);
         }
-        self.sessions.position.go_back(before);
         work
     }
 
@@ -96,7 +97,10 @@ impl<'a> Delivery<'a> {
         meta: Meta,
     ) -> InPlace {
         let (key, number) = (destination.session, destination.endpoint);
-        let Some(session) = self.sessions.get_mut(key) else { return InPlace::Dropped };
+        let Some((session, position)) = self.sessions.receiver(key) else {
+            return InPlace::Dropped;
+        };
+        let _delivering = Delivering(position);
         let endpoint = session.endpoints.get(number as usize).and_then(Option::as_ref);
         let Some(endpoint) = endpoint else { return InPlace::Dropped };
         if endpoint.queue_pair != 0 || meta.segmentation.is_some() && !endpoint.offload {
@@ -123,9 +127,23 @@ impl<'a> Delivery<'a> {
     /// Returns a session as the receiver of several packets.
     #[inline]
     pub(crate) fn receiver(&mut self, key: u32) -> Option<Receiver<'_>> {
-        let session = self.sessions.get_mut(key)?;
+        let (session, position) = self.sessions.receiver(key)?;
         let budget = Budget { packets: self.receive_budget, iteration: self.iteration };
-        Some(Receiver { key, session, notifier: self.notifier, budget })
+        let delivering = Delivering(position);
+        Some(Receiver { key, session, notifier: self.notifier, budget, _delivering: delivering })
+    }
+}
+
+/// Ends a delivery in the engine's position.
+struct Delivering<'a>(&'a mut Position);
+
+impl Drop for Delivering<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // A panic ends the engine, whose position tells the next server who may have caused it.
+        if !std::thread::panicking() {
+            self.0.deliver_to(0);
+        }
     }
 }
 
@@ -198,6 +216,7 @@ pub(crate) struct Receiver<'a> {
     session: &'a mut Session,
     notifier: &'a mut Notifier,
     budget: Budget,
+    _delivering: Delivering<'a>,
 }
 
 /// A packet that needs neither checksums nor segmentation.

@@ -191,7 +191,7 @@ impl Engine {
     /// every receive queue.
     fn claim_session(&mut self, claim: Claim) {
         let key = self.sessions.key(claim.session);
-        let session = key.and_then(|key| Some((key, self.sessions.get_mut(key)?)));
+        let session = key.and_then(|key| Some((key, self.sessions.serve(key)?)));
         let Some((key, session)) = session.filter(|(_, session)| !session.closing) else {
             // Its memory broke the protocol meanwhile.
             if let Some(doorbell) = claim.doorbell.into_socket() {
@@ -202,6 +202,7 @@ impl Engine {
         if let Err(violation) = session.claim(claim.doorbell, claim.wake) {
             self.sessions.condemn(key, violation);
         }
+        self.sessions.position.serve(0);
     }
 
     fn add_endpoint(

@@ -159,13 +159,13 @@ impl Notifier {
         // A successor engine resends packets that are not done: it may send a packet twice, but
         // loses none.
         for one in self.completed.drain(..) {
-            if let Some(session) = sessions.get_mut(one.key) {
+            if let Some(session) = sessions.serve(one.key) {
                 let set = &mut session.queue_pairs[one.queue_pair as usize];
                 set.transmit.complete(&mut session.transmit_ledger, one.first, one.slots);
             }
         }
         for (key, queue_pair) in &self.touched {
-            if let Some(session) = sessions.get_mut(*key) {
+            if let Some(session) = sessions.serve(*key) {
                 session.queue_pairs[*queue_pair as usize].transmit.publish();
             }
         }
@@ -177,6 +177,7 @@ impl Notifier {
             }
         }
         self.touched.clear();
+        sessions.position.serve(0);
         self.count(counters);
     }
 
@@ -185,7 +186,7 @@ impl Notifier {
         // The engine reads the clock only if it defers a notification.
         let mut now = None;
         for (key, queue_pair) in &self.touched {
-            let Some(session) = sessions.get_mut(*key) else { continue };
+            let Some(session) = sessions.serve(*key) else { continue };
             let set = &mut session.queue_pairs[*queue_pair as usize];
             let received = set.receive.publish(&mut session.receive_ledger);
             set.touched = received > 0;
@@ -210,7 +211,7 @@ impl Notifier {
     fn mark_events(&mut self, sessions: &mut SessionTable) {
         let fenced = events::fence();
         for (key, queue_pair) in &self.touched {
-            let Some(session) = sessions.get_mut(*key) else { continue };
+            let Some(session) = sessions.serve(*key) else { continue };
             let set = &mut session.queue_pairs[*queue_pair as usize];
             let wanted = set.transmit.is_wanted() || session.news.revoked;
             session.news.urgent |= wanted;
@@ -226,7 +227,7 @@ impl Notifier {
             set.touched = false;
         }
         for (key, _) in &self.touched {
-            if let Some(session) = sessions.get_mut(*key)
+            if let Some(session) = sessions.serve(*key)
                 && session.news.marked
             {
                 session.marker.publish();
@@ -239,7 +240,7 @@ impl Notifier {
         let fenced = doorbell::fence();
         for index in 0..self.touched.len() {
             let (key, _) = self.touched[index];
-            let Some(session) = sessions.get_mut(key) else { continue };
+            let Some(session) = sessions.serve(key) else { continue };
             // One notification covers the news of all of the session's queue pairs.
             let news = std::mem::take(&mut session.news);
             if news.urgent {
@@ -273,11 +274,12 @@ impl Notifier {
         let until = now + self.slack_ns;
         let mut fenced = None;
         while let Some(key) = self.deferred.take(until) {
-            let Some(session) = sessions.get_mut(key) else { continue };
+            let Some(session) = sessions.serve(key) else { continue };
             session.unnotified = 0;
             let fenced = *fenced.get_or_insert_with(doorbell::fence);
             self.notify(session, fenced, false);
         }
+        sessions.position.serve(0);
         self.count(counters);
     }
 

@@ -105,13 +105,21 @@ impl SessionTable {
         self.by_key.get_mut(key as usize)?.as_deref_mut()
     }
 
-    /// Returns the session with a key, and the place before, for [`Position::go_back`]. The engine
-    /// serves it from now on.
+    /// Returns the session with a key. The engine serves it from now on.
     #[inline]
-    pub(crate) fn serve(&mut self, key: u32) -> Option<(&mut Session, u64)> {
+    pub(crate) fn serve(&mut self, key: u32) -> Option<&mut Session> {
         let session = self.by_key.get_mut(key as usize)?.as_deref_mut()?;
-        let before = self.position.serve(session.number);
-        Some((session, before))
+        self.position.serve(session.number);
+        Some(session)
+    }
+
+    /// Returns the session with a key, to which the engine delivers packets until
+    /// [`Position::deliver_to`].
+    #[inline]
+    pub(crate) fn receiver(&mut self, key: u32) -> Option<(&mut Session, &mut Position)> {
+        let session = self.by_key.get_mut(key as usize)?.as_deref_mut()?;
+        self.position.deliver_to(session.number);
+        Some((session, &mut self.position))
     }
 
     /// Returns the number of keys: one more than the largest key so far.
@@ -243,6 +251,7 @@ impl SessionTable {
             // The list may now hold another session at this index.
             at += usize::from(self.active_at(at) == Some(key));
         }
+        self.position.serve(0);
         self.counts.polls += at as u64;
     }
 
@@ -257,6 +266,7 @@ impl SessionTable {
         if !session.is_claimed() {
             return 0;
         }
+        self.position.serve(session.number);
         let named = &mut self.named;
         named.clear();
         if let Ok(Some(expected)) = session.work.expected()
@@ -285,6 +295,7 @@ impl SessionTable {
             let key = self.active[at];
             idle &= self.has_no_news(key);
         }
+        self.position.serve(0);
         self.counts.polls += self.active.len() as u64;
         idle
     }
@@ -292,7 +303,7 @@ impl SessionTable {
     /// Returns `true` if a session has nothing new to send. A session that violates the protocol
     /// has: its end.
     fn has_no_news(&mut self, key: u32) -> bool {
-        let Some(session) = self.get_mut(key).filter(|one| one.is_claimed()) else { return true };
+        let Some(session) = self.serve(key).filter(|one| one.is_claimed()) else { return true };
         match session.work.is_idle() {
             Ok(idle) => idle,
             Err(violation) => {

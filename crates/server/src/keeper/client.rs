@@ -1,6 +1,6 @@
 //! The server's side: requests to the keeper.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,6 +14,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use towpath_device::Keeper;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::device_objects;
 use super::notify;
 use super::options::ANSWER_TIMEOUT;
 use super::port_holder::PortProtocol;
@@ -58,14 +59,16 @@ pub struct KeeperAccess {
     pub(super) socket: Arc<OwnedFd>,
     pub(super) room: Arc<Room>,
     requests: Arc<Mutex<Requests>>,
-    /// The names of the device's sockets that the keeper holds.
-    sockets: Arc<Mutex<HashSet<String>>>,
+    /// The number of this server, which is higher than those of the servers that left objects.
+    number: u32,
+    /// The sockets of the device that the keeper holds, and all objects of earlier devices: their
+    /// names, and how many have each.
+    device: Arc<Mutex<HashMap<String, usize>>>,
 }
 
 impl KeeperAccess {
-    /// Uses a connection from [`keeper_connection`](super::keeper_connection), whose other end a
-    /// process serves with [`run_keeper`](super::run_keeper). Asks the keeper how many descriptors
-    /// it can hold.
+    /// Uses the connection that [`Supervised::launch`](super::Supervised::launch) gave this process.
+    /// Asks the keeper how many descriptors it can hold.
     ///
     /// Also returns copies of the descriptors that the keeper holds, with their names: those of an
     /// earlier server.
@@ -86,8 +89,16 @@ impl KeeperAccess {
         };
         let limit = requests.ask(&Request::bare(LIMIT), None)?.0.value as usize;
         let room = Arc::new(Room { used: AtomicUsize::new(left.len()), limit });
-        let (requests, sockets) = (Arc::new(Mutex::new(requests)), Arc::default());
-        Ok((KeeperAccess { socket, room, requests, sockets }, left))
+        let mut device = HashMap::new();
+        let mut number = 0;
+        for (name, _) in &left {
+            if let Some((_, server)) = device_objects::parse(name) {
+                number = number.max(server.saturating_add(1));
+                *device.entry(name.clone()).or_default() += 1;
+            }
+        }
+        let (requests, device) = (Arc::new(Mutex::new(requests)), Arc::new(Mutex::new(device)));
+        Ok((KeeperAccess { socket, room, requests, number, device }, left))
     }
 
     /// Tells the keeper that this server serves: from now on the keeper starts another one if this
@@ -104,6 +115,48 @@ impl KeeperAccess {
         let request = Request { port: busy_poll.into(), ..Request::bare(ALLOW_XDP) };
         self.ask(&request, None)?;
         Ok(())
+    }
+
+    /// Returns the number of this server, which the names of its device's objects have.
+    #[must_use]
+    pub fn server_number(&self) -> u32 {
+        self.number
+    }
+
+    /// Has the keeper close the objects of earlier servers' devices, once the device of this one
+    /// needs them no more. Returns when they are closed.
+    ///
+    /// # Errors
+    /// If the keeper does not answer. A keeper that has ended is no error.
+    pub fn release_earlier_device(&self) -> io::Result<()> {
+        self.release_device(|_, server| server != self.number)
+    }
+
+    /// Has the keeper close the objects of devices that `which` selects by name and server.
+    fn release_device(&self, which: impl Fn(&str, u32) -> bool) -> io::Result<()> {
+        let mut device = self.device();
+        let is_meant = |name: &String, _: &mut usize| {
+            device_objects::parse(name).is_some_and(|(name, server)| which(name, server))
+        };
+        let mut held: Vec<_> = device.extract_if(is_meant).collect();
+        drop(device);
+        if held.is_empty() {
+            return Ok(());
+        }
+        while let Some((name, count)) = held.pop() {
+            let text = notify::remove(&name);
+            let sent = send(&self.socket, text.as_bytes(), &[], SendFlags::empty());
+            if let Err(errno) = sent
+                && !is_gone(errno)
+            {
+                // The keeper still has these.
+                held.push((name, count));
+                self.device().extend(held);
+                return Err(refused(errno));
+            }
+            self.room.give_back(count);
+        }
+        self.barrier()
     }
 
     /// Tells the keeper that this server ends in order. Without this, the keeper takes the end of
@@ -221,8 +274,8 @@ impl KeeperAccess {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sockets(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    fn device(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -280,10 +333,9 @@ impl Keeper for KeeperAccess {
     }
 
     fn hold_socket(&self, name: &str, socket: BorrowedFd<'_>) -> io::Result<()> {
-        match self.send_copy(name, socket) {
-            Ok(()) => {
-                self.sockets().insert(name.to_owned());
-            }
+        let stored = device_objects::stored_name(name, self.number);
+        match self.send_copy(&stored, socket) {
+            Ok(()) => *self.device().entry(stored).or_default() += 1,
             // The device works without. Other objects may have taken the room during a reset.
             Err(error) => tracing::warn!(
                 "the keeper holds no copy of {name}, which therefore ends with this server: {error}"
@@ -293,25 +345,7 @@ impl Keeper for KeeperAccess {
     }
 
     fn release_sockets(&self, names: &[String]) -> io::Result<()> {
-        let mut sockets = self.sockets();
-        let held: Vec<_> = names.iter().filter(|name| sockets.remove(*name)).collect();
-        drop(sockets);
-        if held.is_empty() {
-            return Ok(());
-        }
-        for (at, name) in held.iter().enumerate() {
-            let text = notify::remove(name);
-            let sent = send(&self.socket, text.as_bytes(), &[], SendFlags::empty());
-            if let Err(errno) = sent
-                && !is_gone(errno)
-            {
-                // The keeper still has these.
-                self.sockets().extend(held[at..].iter().map(|name| (*name).clone()));
-                return Err(refused(errno));
-            }
-            self.room.give_back(1);
-        }
-        self.barrier()
+        self.release_device(|name, _| names.iter().any(|one| one == name))
     }
 }
 

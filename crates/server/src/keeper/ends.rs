@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::options::KeeperOptions;
 
@@ -10,6 +10,11 @@ use super::options::KeeperOptions;
 /// such end, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A crash so soon after a start is one of a series.
+const EARLY: Duration = Duration::from_secs(10);
+/// Crashes of such a series after which the next server starts at once.
+const CRASHES_AT_ONCE: u32 = 2;
 
 /// Returns how a server ended, in words.
 pub(super) fn describe(status: ExitStatus) -> String {
@@ -36,31 +41,100 @@ pub(super) fn is_defect(status: ExitStatus) -> bool {
     by_signal || status.code() == Some(PANICKED)
 }
 
+/// The ends of servers so far, which decide when the next one starts.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    /// Servers that ended before they served, one after the other.
+    failed_starts: u32,
+    /// Servers that crashed soon after their start, one after the other.
+    crashes: u32,
+    /// The time until which a server has served.
+    served_until: Option<Instant>,
+}
+
+impl Ends {
+    /// Returns the ends so far after a server that served until now.
+    pub(super) fn after_service() -> Ends {
+        Ends { served_until: Some(Instant::now()), ..Ends::default() }
+    }
+
+    /// Returns `true` if a server has served.
+    pub(super) fn has_served(&self) -> bool {
+        self.served_until.is_some()
+    }
+
+    /// Returns the time by which the next server must serve.
+    pub(super) fn serve_by(&self, hold: Duration) -> Option<Instant> {
+        self.served_until.map(|last| last + hold)
+    }
+
+    /// Adds the end of a server that was `started` then. Returns when the next one starts. `hold`:
+    /// the longest time without a server that serves.
+    pub(super) fn add(
+        &mut self,
+        has_served: bool,
+        has_crashed: bool,
+        started: Instant,
+        hold: Duration,
+    ) -> Next {
+        let now = Instant::now();
+        if has_served {
+            let is_early = has_crashed && started + EARLY > now;
+            self.crashes = if is_early { self.crashes + 1 } else { 0 };
+            (self.failed_starts, self.served_until) = (0, Some(now));
+        } else {
+            self.failed_starts += 1;
+        }
+        if hold.is_zero() || self.serve_by(hold).is_none_or(|last| last <= now) {
+            return Next::None;
+        }
+        let pause = |count: u32| {
+            let doublings = count.checked_sub(1)?;
+            let pause = FIRST_PAUSE * 2u32.saturating_pow(doublings).min(1 << 10);
+            Some(pause.min(LONGEST_PAUSE))
+        };
+        let (attempt, crashes) = (self.failed_starts, self.crashes);
+        match (pause(attempt), pause(crashes.saturating_sub(CRASHES_AT_ONCE))) {
+            (Some(pause), _) => Next::Again { attempt, pause },
+            (None, Some(pause)) => Next::Soon { crashes, pause },
+            (None, None) => Next::AtOnce,
+        }
+    }
+}
+
 /// When the next server starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     AtOnce,
-    After(Duration),
+    /// After so many crashes, one soon after the other.
+    Soon {
+        crashes: u32,
+        pause: Duration,
+    },
+    /// After so many starts that failed.
+    Again {
+        attempt: u32,
+        pause: Duration,
+    },
     None,
 }
 
 impl Next {
-    /// Returns the time of the next start, after `failed_starts` that failed one after the other.
-    pub(super) fn after(failed_starts: u32) -> Next {
-        let Some(doublings) = failed_starts.checked_sub(1) else { return Next::AtOnce };
-        let pause = FIRST_PAUSE * 2u32.saturating_pow(doublings).min(1 << 10);
-        Next::After(pause.min(LONGEST_PAUSE))
-    }
-
     /// Tells the operator what follows the end of a server.
-    pub(super) fn log(&self, options: &KeeperOptions, end: &str, failed_starts: u32) {
+    pub(super) fn log(&self, options: &KeeperOptions, end: &str) {
         let interface = &options.interface;
         match self {
             Next::AtOnce => {
                 tracing::warn!(interface, "{end}: another server starts, and resumes the sessions");
             }
-            Next::After(pause) => tracing::error!(
+            Next::Soon { crashes, pause } => tracing::error!(
                 interface,
-                "{end} before it served (attempt {failed_starts}): another start in {} ms",
+                "{end}, the {crashes}th crash soon after a start: another start in {} ms",
+                pause.as_millis()
+            ),
+            Next::Again { attempt, pause } => tracing::error!(
+                interface,
+                "{end} before it served (attempt {attempt}): another start in {} ms",
                 pause.as_millis()
             ),
             Next::None => {
@@ -75,5 +149,41 @@ impl Next {
                 );
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOLD: Duration = Duration::from_secs(100);
+
+    #[test]
+    fn starts_that_fail_are_repeated_after_growing_pauses() {
+        let mut ends = Ends::after_service();
+        let now = Instant::now();
+        let pauses: Vec<_> = (0..8)
+            .map(|_| match ends.add(false, false, now, HOLD) {
+                Next::Again { pause, .. } => pause.as_millis(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        assert_eq!(ends.add(true, false, now, HOLD), Next::AtOnce);
+        assert_eq!(ends.add(true, false, now, Duration::ZERO), Next::None);
+        assert_eq!(Ends::default().add(false, false, now, HOLD), Next::None);
+    }
+
+    #[test]
+    fn crashes_one_soon_after_the_other_are_slowed_down() {
+        let mut ends = Ends::after_service();
+        let now = Instant::now();
+        let mut next = || ends.add(true, true, now, HOLD);
+        assert_eq!((next(), next()), (Next::AtOnce, Next::AtOnce));
+        let pause = Duration::from_millis(100);
+        assert_eq!(next(), Next::Soon { crashes: 3, pause });
+        assert_eq!(next(), Next::Soon { crashes: 4, pause: pause * 2 });
+        let long_ago = now.checked_sub(EARLY * 2).unwrap();
+        assert_eq!(ends.add(true, true, long_ago, HOLD), Next::AtOnce);
     }
 }

@@ -40,33 +40,29 @@ impl HangWatch {
         (keeper.is_ready && keeper.positions.is_some()).then_some(self.next)
     }
 
-    /// Checks the engines, if it is time. Returns `true` if an engine hangs.
-    pub(super) fn has_hung(&mut self, keeper: &Keeper) -> bool {
+    /// Checks the engines, if it is time. Returns the number of one that hangs.
+    pub(super) fn find(&mut self, keeper: &Keeper) -> Option<usize> {
         let now = Instant::now();
-        let Some(positions) = keeper.positions.as_ref().filter(|_| keeper.is_ready) else {
-            return false;
-        };
+        let positions = keeper.positions.as_ref().filter(|_| keeper.is_ready)?;
         if now < self.next {
-            return false;
+            return None;
         }
         self.next = now + PAUSE;
         let process = self.process;
-        let mut hangs = false;
-        for (line, place) in positions.places().enumerate() {
+        let mut hangs = None;
+        for (line, place) in positions.engines().enumerate() {
             if line == self.seen.len() {
                 // No iteration has this number, so the first check only records the current one.
                 self.seen.push(Seen { iteration: u64::MAX, ticks: 0 });
             }
             let seen = &mut self.seen[line];
-            // The control thread's line has no iterations.
-            if place.iteration == 0 {
-                continue;
-            }
             let Some(ticks) = ticks_of(process, place.thread) else { continue };
             if place.iteration != seen.iteration {
                 *seen = Seen { iteration: place.iteration, ticks };
             }
-            hangs |= ticks.saturating_sub(seen.ticks) >= MOST_TICKS;
+            if ticks.saturating_sub(seen.ticks) >= MOST_TICKS {
+                hangs = Some(line);
+            }
         }
         hangs
     }

@@ -88,21 +88,12 @@ impl Held {
     }
 
     /// Returns all descriptors with their names, and gives them up.
+    #[cfg(test)]
     pub(super) fn into_all(self) -> Vec<(String, OwnedFd)> {
         let each = |(name, all): (String, Vec<OwnedFd>)| {
             all.into_iter().map(move |one| (name.clone(), one))
         };
         self.all.into_iter().flat_map(each).collect()
-    }
-
-    /// Closes everything. Closes device objects and ports before it returns, so that the kernel has
-    /// all flows and ports again. The closer thread closes the other objects.
-    pub(super) fn give_up(mut self) {
-        for (name, all) in std::mem::take(&mut self.all) {
-            if !UNREACHED.iter().any(|start| name.starts_with(start)) {
-                self.close(all);
-            }
-        }
     }
 }
 

@@ -22,11 +22,11 @@ pub(super) const PAUSE: Duration = Duration::from_millis(10);
 pub(crate) const OWN: &str = "keeper-";
 
 /// Makes the connection between a server and its keeper, and returns the two ends: the server's for
-/// [`KeeperAccess`](super::KeeperAccess), and the keeper's for [`run_keeper`](super::run_keeper).
+/// [`KeeperAccess`](super::KeeperAccess), and the keeper's.
 ///
 /// # Errors
 /// Fails with the error of `socketpair`.
-pub fn keeper_connection() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(super) fn keeper_connection() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC;
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
@@ -41,14 +41,10 @@ pub struct KeeperOptions {
     pub shares_host: bool,
     /// The time for which the keeper holds flows, ports and sessions while no server serves.
     pub hold: Duration,
-    /// `true` if the keeper starts another server after one that was killed, hung or failed, and
-    /// upgrades servers.
-    pub restarts: bool,
     /// The user and the group that the keeper changes to when its first server serves, if it does:
     /// the owners of its socket.
     pub owner: Option<(u32, u32)>,
-    /// The path of the socket at which the next server takes over, and an administrator asks for an
-    /// upgrade.
+    /// The path of the socket at which an administrator asks for an upgrade.
     pub path: PathBuf,
 }
 

@@ -14,13 +14,13 @@ use towpath_netlink::Netlink;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::held::{self, Held};
+use super::listener::{Listener, UpgradeRequest};
 use super::notify::{self, MESSAGE_BYTES, Notification, store};
 use super::options::{ANSWER_TIMEOUT, KeeperOptions, PAUSE};
 use super::port_holder::{PortProtocol, hold, port_name};
-use super::take_over::{Listener, UpgradeRequest};
 use super::wire::{
     ALL_GIVEN, ALLOW_XDP, Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP,
-    Received, Request, XDP_SOCKET, is_gone, receive, receive_with, send,
+    Received, Request, XDP_SOCKET, is_gone, receive_with, send,
 };
 use crate::log::LogLimit;
 use crate::position::{POSITIONS, Positions};
@@ -66,48 +66,6 @@ pub(super) struct Keeper {
     pub(super) positions: Option<Positions>,
 }
 
-/// Serves a server's requests over `socket` until the server closes its end. If the server did not
-/// say that it ends, holds its ports and descriptors for `options.hold`. Runs in a process or
-/// thread of its own, which starts no other server: see [`supervise`](super::supervise). `stop`: a
-/// descriptor that is readable when the keeper must end its hold. If the keeper cannot start, the
-/// server gets the reason: the path cannot be used.
-///
-/// # Errors
-/// Fails if the kernel fails.
-pub fn run_keeper(
-    socket: OwnedFd,
-    options: &KeeperOptions,
-    stop: BorrowedFd<'_>,
-) -> io::Result<()> {
-    let (listener, mut keeper) = match Keeper::new(socket.try_clone()?, options) {
-        Ok(both) => both,
-        Err(error) => return refuse_to_start(&socket, &error),
-    };
-    drop(socket);
-    keeper.held.start_closer()?;
-    keeper.give_held()?;
-    while keeper.serve_once(&listener, &[], None)?.is_connected {
-        // Other copies of the server's end may still be open.
-        if keeper.is_told_to_end {
-            return Ok(());
-        }
-    }
-    let Keeper { socket, held, .. } = keeper;
-    drop(socket);
-    if !options.hold.is_zero() {
-        tracing::warn!(
-            interface = options.interface,
-            pid = std::process::id(),
-            "the server was killed: this process holds its flows, ports and sessions for {} s; start \
-             towpath serve again, or send SIGTERM to this process to end that",
-            options.hold.as_secs()
-        );
-    }
-    let next = listener.wait(Instant::now() + options.hold, stop);
-    listener.hand_over(next, held);
-    Ok(())
-}
-
 /// What a keeper heard.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heard {
@@ -121,17 +79,6 @@ pub(super) struct Heard {
 pub(super) fn timeout(until: Option<Instant>) -> Option<Timespec> {
     let left = until?.saturating_duration_since(Instant::now());
     Timespec::try_from(left).ok()
-}
-
-/// Tells the server why there is no keeper, as the answer to its first request.
-fn refuse_to_start(socket: &OwnedFd, error: &io::Error) -> io::Result<()> {
-    send(socket, ALL_GIVEN, &[], SendFlags::empty())?;
-    let mut buffer = [0; MESSAGE_BYTES];
-    let bytes = receive(socket, &mut buffer)?.bytes;
-    let number = Request::read_from_bytes(&buffer[..bytes]).map_or(0, |request| request.number);
-    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO).raw_os_error();
-    let answer = Answer { number, errno, value: 0 };
-    Ok(send(socket, answer.as_bytes(), &[], SendFlags::empty())?)
 }
 
 impl Host {
@@ -232,7 +179,7 @@ impl Keeper {
     /// Answers a process at the keeper's socket, or remembers it as the one that asks for an
     /// upgrade.
     pub(super) fn admit(&mut self, listener: &Listener) {
-        let Some(request) = listener.answer() else { return };
+        let Some(request) = listener.accept() else { return };
         if self.upgrade_request.is_some() {
             return request.answer(Err("another upgrade is under way; wait for its end"));
         }

@@ -9,12 +9,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::ends::{LONGEST_PAUSE, Next, describe, is_defect};
+use super::ends::{Ends, LONGEST_PAUSE, Next, describe, is_defect};
 use super::hang_watch::HangWatch;
-use super::options::{KeeperOptions, OWN, UPGRADE_TIMEOUT, keeper_connection};
+use super::listener::Listener;
+use super::options::{KeeperOptions, UPGRADE_TIMEOUT, keeper_connection};
 use super::process::{Keeper, timeout};
-use super::take_over::Listener;
-use crate::position::Positions;
+use crate::position::{Crash, Positions};
 
 /// Signals within this time are one: `timeout` (coreutils) signals its program and then the program's
 /// group.
@@ -48,11 +48,10 @@ pub trait Supervised {
 
     /// Gives up all privileges but a keeper's. [`supervise`] calls it once, when the first server
     /// serves.
-    /// `makes_xdp_sockets`: the keeper makes AF_XDP sockets for servers.
     ///
     /// # Errors
     /// If the process cannot give up its privileges. This ends the keeper.
-    fn ready(&mut self, makes_xdp_sockets: bool) -> io::Result<()>;
+    fn ready(&mut self) -> io::Result<()>;
 
     /// Takes the number of a signal for the server that has arrived; `None` if there is none.
     fn take_signal(&mut self) -> Option<i32>;
@@ -63,8 +62,8 @@ pub trait Supervised {
 pub struct Start {
     /// How many servers were started before.
     pub number: u32,
-    /// `true` if the server before crashed or hung.
-    pub after_crash: bool,
+    /// How the server before crashed or hung, if it did and no server has counted that yet.
+    pub crash: Option<Crash>,
     /// `true` if the server is of the program of [`Supervised::prepare_upgrade`]. It ends before it
     /// changes anything if it cannot resume everything.
     pub is_upgrade: bool,
@@ -75,9 +74,6 @@ pub struct Start {
 pub enum Supervision {
     /// The server ended in order, or before it served for the first time.
     Ended(ExitStatus),
-    /// The server was killed, and [`KeeperOptions::restarts`] is off; or it did not serve, and there
-    /// was something of an earlier one. With everything that the keeper held, by name.
-    Killed(ExitStatus, Vec<(String, OwnedFd)>),
     /// A signal ended the supervision while no server ran.
     Stopped,
     /// No server could serve for the time that the keeper holds objects.
@@ -85,22 +81,21 @@ pub enum Supervision {
 }
 
 /// Starts a server and serves its requests. A server that ends without saying so is followed by
-/// another one, which gets everything that the keeper holds, with `options.restarts` and unless
-/// `options.hold` is zero. `left`: what an earlier keeper held.
+/// another one, which gets everything that the keeper holds, unless `options.hold` is zero. `own`: the
+/// keeper's own objects, by name.
 /// `signals`: a descriptor that is readable when [`Supervised::take_signal`] has a signal.
 ///
 /// # Errors
 /// Fails if the kernel fails, or with an error of `supervised`.
 pub fn supervise(
     options: &KeeperOptions,
-    left: Vec<(String, OwnedFd)>,
+    own: Vec<(String, OwnedFd)>,
     signals: BorrowedFd<'_>,
     supervised: &mut dyn Supervised,
 ) -> io::Result<Supervision> {
     let (ours, theirs) = keeper_connection()?;
     let (listener, mut keeper) = Keeper::new(ours, options)?;
-    let took_over = left.iter().any(|(name, _)| !name.starts_with(OWN));
-    for (name, object) in left {
+    for (name, object) in own {
         keeper.held.put(name, object);
     }
     let mut supervisor = Supervisor {
@@ -110,15 +105,17 @@ pub fn supervise(
         signals,
         supervised,
         handover: Handover::None,
-        hung: false,
+        hung: None,
         number: 0,
+        serve_by: None,
     };
     let mut next = Some(theirs);
-    let (mut failed_starts, mut after_crash) = (0u32, false);
-    let mut served_at: Option<Instant> = None;
+    let (mut ends, mut crash) = (Ends::default(), None);
     loop {
-        let mut child = match supervisor.start(next.take(), after_crash) {
-            Err(error) if served_at.is_some_and(|last| last + options.hold > Instant::now()) => {
+        supervisor.serve_by = ends.serve_by(options.hold);
+        let started = Instant::now();
+        let mut child = match supervisor.start(next.take(), crash) {
+            Err(error) if supervisor.serve_by.is_some_and(|last| last > started) => {
                 if supervisor.has_failed_start(&error)? {
                     return Ok(Supervision::Stopped);
                 }
@@ -127,36 +124,25 @@ pub fn supervise(
             started => started?,
         };
         let status = supervisor.serve(&mut child)?;
-        after_crash = supervisor.hung || is_defect(status);
-        let (is_ready, is_told_to_end) =
-            (supervisor.keeper.is_ready, supervisor.keeper.is_told_to_end);
-        let never_served = served_at.is_none() && !is_ready;
-        if is_told_to_end || never_served && !took_over {
+        if supervisor.has_counted() {
+            crash = supervisor.crash(status);
+        }
+        let is_ready = supervisor.keeper.is_ready;
+        if supervisor.keeper.is_told_to_end || !is_ready && !ends.has_served() {
             return Ok(Supervision::Ended(status));
         }
-        if !options.restarts || never_served {
-            tracing::error!(interface = options.interface, "{}", supervisor.describe(status));
-            let Supervisor { listener, keeper, .. } = supervisor;
-            drop(listener);
-            return Ok(Supervision::Killed(status, keeper.held.into_all()));
-        }
-        let now = Instant::now();
         if supervisor.continue_upgrade(status) {
-            served_at = Some(now);
+            ends = Ends::after_service();
             continue;
         }
-        failed_starts = if is_ready { 0 } else { failed_starts + 1 };
-        let last = if is_ready { now } else { served_at.unwrap_or(now) };
-        served_at = Some(last);
-        let gives_up = options.hold.is_zero() || last + options.hold <= now;
-        let next = if gives_up { Next::None } else { Next::after(failed_starts) };
-        next.log(options, &supervisor.describe(status), failed_starts);
+        let next = ends.add(is_ready, crash.is_some(), started, options.hold);
+        next.log(options, &supervisor.describe(status));
         let pause = match next {
             Next::None => return Ok(Supervision::GaveUp(status)),
             Next::AtOnce => continue,
-            Next::After(pause) => pause,
+            Next::Soon { pause, .. } | Next::Again { pause, .. } => pause,
         };
-        if supervisor.pause_until(now + pause)? {
+        if supervisor.pause_until(Instant::now() + pause)? {
             return Ok(Supervision::Stopped);
         }
     }
@@ -179,16 +165,18 @@ struct Supervisor<'a> {
     signals: BorrowedFd<'a>,
     supervised: &'a mut dyn Supervised,
     handover: Handover,
-    /// `true` if the last server hung.
-    hung: bool,
+    /// The engine of the last server that hung.
+    hung: Option<usize>,
     /// How many servers were started.
     number: u32,
+    /// The time by which a server must serve, if an earlier one has served.
+    serve_by: Option<Instant>,
 }
 
 impl Supervisor<'_> {
     /// Starts a server over the keeper's first connection, or over a new one, and gives it
     /// everything that the keeper holds.
-    fn start(&mut self, connection: Option<OwnedFd>, after_crash: bool) -> io::Result<Child> {
+    fn start(&mut self, connection: Option<OwnedFd>, crash: Option<Crash>) -> io::Result<Child> {
         let theirs = match connection {
             Some(theirs) => theirs,
             None => {
@@ -198,7 +186,7 @@ impl Supervisor<'_> {
             }
         };
         let is_upgrade = matches!(self.handover, Handover::Starting(_));
-        let start = Start { number: self.number, after_crash, is_upgrade };
+        let start = Start { number: self.number, crash, is_upgrade };
         let mut child = self.supervised.launch(theirs, start)?;
         self.number += 1;
         if let Err(error) = self.keeper.give_held() {
@@ -227,7 +215,8 @@ impl Supervisor<'_> {
         let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
         let mut watch = HangWatch::new(child.id());
         let mut is_connected = true;
-        self.hung = false;
+        self.hung = None;
+        let mut is_late = false;
         // The first signal that asked for the end.
         let mut asked_at: Option<Instant> = None;
         let (mut was_ready, mut is_ready) = (self.keeper.was_ready(), false);
@@ -244,10 +233,10 @@ impl Supervisor<'_> {
             };
             if self.keeper.is_ready && !was_ready {
                 was_ready = true;
-                self.supervised.ready(self.keeper.xdp_sockets.is_some())?;
+                self.supervised.ready()?;
                 self.keeper.held.start_closer()?;
             }
-            if self.keeper.is_ready && !std::mem::replace(&mut is_ready, true) {
+            if self.keeper.is_ready && !is_late && !std::mem::replace(&mut is_ready, true) {
                 self.finish_upgrade();
             }
             while others & SIGNALLED != 0
@@ -270,14 +259,18 @@ impl Supervisor<'_> {
                 self.keeper.finish()?;
                 return child.wait();
             }
-            if watch.has_hung(&self.keeper) && !std::mem::replace(&mut self.hung, true) {
+            if self.hung.is_none()
+                && let Some(engine) = watch.find(&self.keeper)
+            {
+                self.hung = Some(engine);
                 let _ = pidfd_send_signal(&process, Signal::KILL);
             }
             if self.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
                 tracing::error!(
                     interface = self.options.interface,
-                    "the server takes too long in an upgrade, and is killed"
+                    "the server takes too long to end or to start, and is killed"
                 );
+                is_late = true;
                 let _ = pidfd_send_signal(&process, Signal::KILL);
                 // Its end is next.
                 self.wait(&[process.as_fd()], None)?;
@@ -323,6 +316,7 @@ impl Supervisor<'_> {
         match self.handover {
             Handover::Leaving(deadline) => Some(deadline),
             Handover::Starting(deadline) if !self.keeper.is_ready => Some(deadline),
+            _ if !self.keeper.is_ready => self.serve_by,
             _ => None,
         }
     }
@@ -343,13 +337,6 @@ impl Supervisor<'_> {
         {
             return;
         }
-        if !self.options.restarts {
-            return self.refuse_upgrade(
-                "only the servers of TAP devices can hand over; install the new program, and send \
-                 SIGKILL to the server alone: the service manager starts the new program, which \
-                 resumes the sessions",
-            );
-        }
         if !self.keeper.is_ready {
             return self.refuse_upgrade("the server does not serve yet; wait until it does");
         }
@@ -366,9 +353,25 @@ impl Supervisor<'_> {
         let places = self.keeper.positions.as_ref().map(Positions::describe).unwrap_or_default();
         let places = if places.is_empty() { places } else { format!(" ({places})") };
         match self.hung {
-            true => format!("the server hung, and was killed{places}"),
-            false => format!("{}{places}", describe(status)),
+            Some(engine) => format!("engine {engine} hung, and the server was killed{places}"),
+            None => format!("{}{places}", describe(status)),
         }
+    }
+
+    /// Returns `true` if the server that has ended came to the point at which it counts the crash of
+    /// the one before, and stores a position page of its own.
+    fn has_counted(&self) -> bool {
+        self.keeper.positions.is_some()
+    }
+
+    /// Returns how the server that has ended crashed, if it did. A program that an upgrade tries is
+    /// no fault of a session.
+    fn crash(&self, status: ExitStatus) -> Option<Crash> {
+        if matches!(self.handover, Handover::Starting(_)) {
+            return None;
+        }
+        let anywhere = is_defect(status).then_some(Crash::Anywhere);
+        self.hung.map(Crash::Hang).or(anywhere)
     }
 
     /// Takes note that a server has ended. Returns `true` if the next server starts at once, because

@@ -14,36 +14,53 @@ use towpath_device::Keeper;
 use towpath_protocol::store::Store;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::options::keeper_connection;
+use super::process::Keeper as Process;
 use super::wire::{Answer, HOLD_TCP, Request};
 use super::*;
+
+/// The objects that a keeper holds, by name.
+type All = Vec<(String, OwnedFd)>;
+
+/// Serves one server's requests until it has ended. Returns what the keeper holds then.
+fn keep(socket: OwnedFd, options: &KeeperOptions) -> io::Result<All> {
+    let (listener, mut keeper) = Process::new(socket, options)?;
+    keeper.held.start_closer()?;
+    keeper.give_held()?;
+    while keeper.serve_once(&listener, &[], None)?.is_connected && !keeper.is_told_to_end {
+        if let Some(asking) = keeper.upgrade_request.take() {
+            asking.answer(Err("a thread has no program"));
+        }
+    }
+    Ok(keeper.held.into_all())
+}
 
 /// A keeper for the loopback interface in a thread, with the path of its server's socket.
 struct Started {
     client: Option<KeeperAccess>,
-    thread: Option<JoinHandle<io::Result<()>>>,
+    thread: Option<JoinHandle<io::Result<All>>>,
     directory: PathBuf,
-    stop: Option<OwnedFd>,
 }
 
 impl Started {
-    fn start(name: &str, hold: Duration) -> Started {
-        Started::with(name, hold, true)
+    fn start(name: &str) -> Started {
+        Started::with(name, true)
     }
 
-    fn with(name: &str, hold: Duration, shares_host: bool) -> Started {
+    fn with(name: &str, shares_host: bool) -> Started {
         let directory =
             std::env::temp_dir().join(format!("towpath-keeper-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let (ours, theirs) = keeper_connection().unwrap();
-        let (stopped, stop) = std::io::pipe().unwrap();
         let path = keeper_path(&directory.join("s"));
         let (interface, owner) = ("lo".into(), None);
-        let options = KeeperOptions { interface, shares_host, hold, restarts: false, owner, path };
-        let thread = std::thread::spawn(move || run_keeper(theirs, &options, stopped.as_fd()));
+        let hold = Duration::ZERO;
+        let options = KeeperOptions { interface, shares_host, hold, owner, path };
+        let thread = std::thread::spawn(move || keep(theirs, &options));
         let (client, found) = KeeperAccess::new(ours).unwrap();
         assert!(found.is_empty());
         let client = Some(client);
-        Started { client, thread: Some(thread), directory, stop: Some(stop.into()) }
+        Started { client, thread: Some(thread), directory }
     }
 
     fn client(&self) -> &KeeperAccess {
@@ -63,32 +80,27 @@ impl Started {
         rustix::net::sendmsg(&*self.client().socket, &parts, &mut control, flags).unwrap();
     }
 
-    /// Ends the connection as a killed server does. Returns what the keeper hands over.
-    fn killed(&mut self) -> Vec<(String, OwnedFd)> {
+    /// Ends the connection as a killed server does. Returns what the keeper holds then.
+    fn killed(&mut self) -> All {
         self.client = None;
-        loop {
-            match self.take_over() {
-                TakeOver::Done(left) => return left,
-                _ => std::thread::sleep(Duration::from_millis(1)),
-            }
-        }
+        self.thread.take().unwrap().join().unwrap().unwrap()
     }
 
-    fn take_over(&self) -> TakeOver {
-        take_over(&self.directory.join("s"), None).unwrap()
+    fn upgrade(&self) -> Upgrade {
+        upgrade(&self.directory.join("s")).unwrap()
     }
 
-    /// Waits for the keeper's end.
-    fn join(&mut self) {
-        self.thread.take().unwrap().join().unwrap().unwrap();
-        assert!(matches!(self.take_over(), TakeOver::Nothing));
+    /// Ends the connection after the server has said that it ends.
+    fn end(&mut self) {
+        self.client().end().unwrap();
+        self.killed();
+        assert!(matches!(self.upgrade(), Upgrade::NoKeeper));
     }
 }
 
 impl Drop for Started {
     fn drop(&mut self) {
         self.client = None;
-        self.stop = None;
         if let Some(thread) = self.thread.take() {
             // The test has failed already if this keeper has.
             let _ = thread.join();
@@ -96,8 +108,6 @@ impl Drop for Started {
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
-
-const LONG: Duration = Duration::from_secs(3600);
 
 fn local(text: &str) -> SocketAddr {
     text.parse().unwrap()
@@ -109,7 +119,7 @@ fn is_free(address: SocketAddr) -> bool {
 
 #[test]
 fn ports_of_the_interface_are_held_until_both_release_them() {
-    let mut kept = Started::start("ports", LONG);
+    let mut kept = Started::start("ports");
     let client = kept.client();
     for protocol in [PortProtocol::Tcp, PortProtocol::Udp] {
         let (held, port) = client.hold(protocol, local("127.0.0.1:0")).unwrap();
@@ -122,14 +132,12 @@ fn ports_of_the_interface_are_held_until_both_release_them() {
         let other = client.hold(protocol, local("192.0.2.1:0")).unwrap_err();
         assert_eq!(other, Errno::ADDRNOTAVAIL);
     }
-    client.end().unwrap();
-    kept.client = None;
-    kept.join();
+    kept.end();
 }
 
 #[test]
 fn impossible_requests_are_refused_and_harm_nothing() {
-    let mut kept = Started::start("requests", LONG);
+    let mut kept = Started::start("requests");
     let client = kept.client();
     let socket = &*client.socket;
     let valid = Request::new(HOLD_TCP, local("127.0.0.1:0").ip(), 0);
@@ -147,14 +155,12 @@ fn impossible_requests_are_refused_and_harm_nothing() {
         assert_eq!(answer.errno, Errno::BADMSG.raw_os_error());
     }
     client.hold(PortProtocol::Tcp, local("127.0.0.1:0")).unwrap();
-    client.end().unwrap();
-    kept.client = None;
-    kept.join();
+    kept.end();
 }
 
 #[test]
-fn a_killed_servers_objects_are_held_until_the_next_one_takes_over() {
-    let mut kept = Started::start("killed", LONG);
+fn a_killed_servers_objects_are_held() {
+    let mut kept = Started::start("killed");
     let (socket, port) = kept.client().hold(PortProtocol::Tcp, local("127.0.0.1:0")).unwrap();
     let held = SocketAddr::new(local("127.0.0.1:0").ip(), port);
     let (copied, copy) = std::io::pipe().unwrap();
@@ -163,7 +169,7 @@ fn a_killed_servers_objects_are_held_until_the_next_one_takes_over() {
         store.put(name, copy.as_fd()).unwrap();
     }
     drop((copy, store));
-    assert!(matches!(kept.take_over(), TakeOver::Busy));
+    assert!(matches!(kept.upgrade(), Upgrade::Refused(why) if why == "a thread has no program"));
     drop(socket);
     let left = kept.killed();
     let names: Vec<_> = left.iter().map(|(name, _)| name.as_str()).collect();
@@ -172,10 +178,8 @@ fn a_killed_servers_objects_are_held_until_the_next_one_takes_over() {
         names,
         ["device-xdp", &port, "session-1-ledger", "session-1-server", "session-1-server"]
     );
-    kept.join();
-    // The keeper has no copy any more.
     assert!(!is_free(held));
-    let mut next = Started::start("next", LONG);
+    let mut next = Started::start("next");
     let mut store = KeeperStore::new(next.client(), left);
     assert_eq!(store.contents().unwrap().len(), 5);
     assert!(store.holds("session-1-server") && !store.holds("session-1"));
@@ -186,15 +190,13 @@ fn a_killed_servers_objects_are_held_until_the_next_one_takes_over() {
     }
     assert!(is_free(held));
     assert_eq!(io::Read::read(&mut &copied, &mut [0; 1]).unwrap(), 0, "every copy is closed");
-    next.client().end().unwrap();
     drop(store);
-    next.client = None;
-    next.join();
+    next.end();
 }
 
 #[test]
 fn what_is_removed_is_closed() {
-    let mut kept = Started::start("removed", LONG);
+    let mut kept = Started::start("removed");
     let mut store = KeeperStore::new(kept.client(), Vec::new());
     let room = kept.client().room.clone();
     for round in 0..2000 {
@@ -216,12 +218,11 @@ fn what_is_removed_is_closed() {
     store.put("state", std::io::pipe().unwrap().0.as_fd()).unwrap();
     drop((store, room));
     assert_eq!(kept.killed().len(), 1);
-    kept.join();
 }
 
 #[test]
 fn a_server_that_breaks_the_rules_loses_nothing_but_its_messages() {
-    let mut kept = Started::start("hostile", LONG);
+    let mut kept = Started::start("hostile");
     let one = || -> OwnedFd { eventfd(0, EventfdFlags::CLOEXEC).unwrap() };
     let mut store = KeeperStore::new(kept.client(), Vec::new());
     store.put("state", one().as_fd()).unwrap();
@@ -251,12 +252,11 @@ fn a_server_that_breaks_the_rules_loses_nothing_but_its_messages() {
     let left = kept.killed();
     let names: Vec<_> = left.iter().map(|(name, _)| &name[..5]).collect();
     assert_eq!(names, ["port-", "state"]);
-    kept.join();
 }
 
 #[test]
 fn nothing_is_granted_that_the_keeper_could_not_hold() {
-    let kept = Started::start("limit", LONG);
+    let kept = Started::start("limit");
     let client = kept.client();
     let mut store = KeeperStore::new(client, Vec::new());
     let (reader, _writer) = std::io::pipe().unwrap();
@@ -278,7 +278,7 @@ fn nothing_is_granted_that_the_keeper_could_not_hold() {
 
 #[test]
 fn a_keeper_of_a_server_with_addresses_of_its_own_binds_nothing() {
-    let kept = Started::with("bare", LONG, false);
+    let kept = Started::with("bare", false);
     let client = kept.client();
     for protocol in [PortProtocol::Tcp, PortProtocol::Udp] {
         let refused = client.hold(protocol, local("127.0.0.1:0")).unwrap_err();
@@ -293,7 +293,7 @@ fn a_keeper_of_a_server_with_addresses_of_its_own_binds_nothing() {
 
 #[test]
 fn a_released_socket_is_closed_when_the_call_returns() {
-    let kept = Started::start("released", LONG);
+    let kept = Started::start("released");
     let client = kept.client();
     for _ in 0..100 {
         let (reader, writer) = std::io::pipe().unwrap();
@@ -311,33 +311,15 @@ fn a_released_socket_is_closed_when_the_call_returns() {
 
 #[test]
 fn a_path_may_be_as_long_as_a_sockets() {
-    let mut kept = Started::start(&"x".repeat(90), LONG);
+    let mut kept = Started::start(&"x".repeat(90));
     assert!(keeper_path(&kept.directory.join("s")).as_os_str().len() > 107);
-    assert!(matches!(kept.take_over(), TakeOver::Busy));
-    assert!(kept.killed().is_empty());
-    kept.join();
-}
-
-#[test]
-fn the_time_expires_or_the_process_is_stopped() {
-    for (name, hold) in [("expires", Duration::from_millis(50)), ("stopped", LONG)] {
-        let mut kept = Started::start(name, hold);
-        let (socket, port) = kept.client().hold(PortProtocol::Tcp, local("127.0.0.1:0")).unwrap();
-        let held = SocketAddr::new(local("127.0.0.1:0").ip(), port);
-        drop(socket);
-        kept.client = None;
-        if hold == LONG {
-            assert!(!is_free(held));
-            rustix::io::write(kept.stop.as_ref().unwrap(), &[1]).unwrap();
-        }
-        kept.join();
-        assert!(is_free(held));
-    }
+    assert!(matches!(kept.upgrade(), Upgrade::Refused(_)));
+    kept.end();
 }
 
 #[test]
 fn a_keeper_that_has_ended_is_an_error() {
-    let mut kept = Started::start("ended", LONG);
+    let mut kept = Started::start("ended");
     let client = kept.client().clone();
     client.end().unwrap();
     kept.thread.take().unwrap().join().unwrap().unwrap();

@@ -1,6 +1,6 @@
 //! What an earlier server left in the store, by the names of the objects.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 
 use towpath_protocol::peer::has_ended;
@@ -10,7 +10,7 @@ use super::record::{Record, Recorded};
 use super::settings::SETTINGS;
 use crate::config::StartError;
 use crate::keeper::OWN;
-use crate::position::{POSITIONS, Positions};
+use crate::position::{Crash, POSITIONS, Place, Positions};
 use crate::prepare::{MEMORIES, PINS, PROCESS, RECORD};
 use crate::socket::STORED_NAME;
 
@@ -60,21 +60,25 @@ impl Left {
         left
     }
 
-    /// Counts a crash against each session that a thread of the earlier server served at its end.
-    pub(crate) fn count_crash(&self) {
+    /// Counts a crash against each session that a thread of the earlier server served at its end,
+    /// or the engine that hung.
+    pub(crate) fn count_crash(&self, crash: Crash) {
         let positions = self.positions.as_ref().map(|page| Positions::open(page.as_fd()));
         let Some(Ok(positions)) = positions else { return };
-        for place in positions.places().filter(|place| place.session != 0) {
-            let session = self.sessions.get(&place.session);
+        let (from, most) = match crash {
+            Crash::Anywhere => (0, usize::MAX),
+            Crash::Hang(engine) => (engine, 1),
+        };
+        let served = positions.places().skip(from).take(most).flat_map(Place::sessions);
+        // A session may be at several places.
+        for number in served.collect::<BTreeSet<_>>() {
+            let session = self.sessions.get(&number);
             if let Some(file) = session.and_then(|session| session.record.as_ref())
                 && Recorded::read(file.as_fd()).is_ok_and(|recorded| recorded.is_some())
                 && let Ok(mut record) = Record::adopt(file.as_fd())
             {
                 let crashes = record.crash();
-                warn!(
-                    session = place.session,
-                    crashes, "the server crashed while it served this session"
-                );
+                warn!(session = number, crashes, "the server crashed while it served this session");
             }
         }
     }

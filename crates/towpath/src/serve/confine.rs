@@ -15,11 +15,12 @@ use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Signal, Uid};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
-    remove_capability_from_bounding_set, set_capabilities, set_keep_capabilities, set_no_new_privs,
-    set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities,
+    set_keep_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
 };
 
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::values::Identity;
 use crate::failure::{Failure, says};
@@ -39,9 +40,18 @@ pub(crate) const FOR_INTERFACES: CapabilitySet = CapabilitySet::NET_ADMIN
 /// below 1024, and to confirm neighbours.
 const SHARES_HOST: CapabilitySet = CapabilitySet::NET_BIND_SERVICE.union(CapabilitySet::NET_ADMIN);
 
-/// The capabilities of the keeper of a server with AF_XDP: to make a socket, and to let the socket
-/// have a large send buffer and poll the hardware.
-const XDP_SOCKETS: CapabilitySet = CapabilitySet::NET_RAW.union(CapabilitySet::NET_ADMIN);
+/// Returns the capabilities of a keeper. Each server on an interface that the kernel keeps opens it
+/// anew, for which it needs those of the start. The keeper also makes AF_XDP sockets.
+pub(super) fn kept_capabilities(shares_host: bool, is_tap: bool) -> CapabilitySet {
+    let mut kept = CapabilitySet::empty();
+    if shares_host {
+        kept.insert(SHARES_HOST);
+    }
+    if !is_tap {
+        kept.insert(FOR_INTERFACES);
+    }
+    kept
+}
 
 /// Restricts the system calls and the files of this process and its children. Warns where the kernel
 /// cannot.
@@ -59,7 +69,10 @@ pub(super) fn restrict(
                 "this kernel has no Landlock, so the server reaches all files of its user; towpath doctor names the remedy"
             );
         }
-        Ok(_) => {}
+        Ok(RulesetStatus::PartiallyEnforced) => info!(
+            "this kernel's Landlock restricts less than newer ones, such as signals to other processes"
+        ),
+        Ok(RulesetStatus::FullyEnforced) => {}
         Err(error) => {
             return Err(Failure::new(format!(
                 "--confine: Landlock: {error}; --confine off serves without it"
@@ -74,22 +87,12 @@ pub(super) fn restrict(
     Ok(())
 }
 
-/// Becomes `user`, if given, and drops every right that the keeper does not need.
-pub(super) fn confine_keeper(
-    user: Option<&Identity>,
-    shares_host: bool,
-    makes_xdp_sockets: bool,
-) -> Result<(), Failure> {
+/// Becomes `user`, if given, and drops every right but `kept`. The servers that it starts begin with
+/// those of [`FOR_INTERFACES`] among them.
+pub(super) fn confine_keeper(user: Option<&Identity>, kept: CapabilitySet) -> Result<(), Failure> {
     raise_descriptor_limit();
     set_keep_capabilities(true).map_err(|errno| failed("PR_SET_KEEPCAPS", errno))?;
-    let mut kept = CapabilitySet::empty();
-    if shares_host {
-        kept.insert(SHARES_HOST);
-    }
-    if makes_xdp_sockets {
-        kept.insert(XDP_SOCKETS);
-    }
-    drop_all_but(kept, user)
+    drop_all_but(kept, kept.intersection(FOR_INTERFACES), user)
 }
 
 /// Has the kernel send SIGTERM to this process when its parent, the keeper, ends. Call it after the
@@ -104,7 +107,7 @@ pub(super) fn end_with_parent() -> Result<(), Failure> {
 /// Files that the server makes afterwards, above all session memories, belong to that user.
 pub(super) fn confine(user: Option<&Identity>) -> Result<(), Failure> {
     raise_descriptor_limit();
-    drop_all_but(CapabilitySet::empty(), user)
+    drop_all_but(CapabilitySet::empty(), CapabilitySet::empty(), user)
 }
 
 /// Raises the limit of locked memory as far as possible. AF_XDP locks the device's memory. Where
@@ -126,19 +129,33 @@ pub(super) fn raise_descriptor_limit() {
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
 }
 
-fn drop_all_but(kept: CapabilitySet, user: Option<&Identity>) -> Result<(), Failure> {
+/// Becomes `user`, if given, and drops every capability but `kept`. Programs that this process
+/// starts have those of `given`.
+fn drop_all_but(
+    kept: CapabilitySet,
+    given: CapabilitySet,
+    user: Option<&Identity>,
+) -> Result<(), Failure> {
     // Before this process gives up the capabilities that other processes of its user lack: one of
     // them could otherwise take its descriptors.
     not_dumpable()?;
+    let caps = |errno| failed("capabilities", errno);
+    let has = capabilities(None).map_err(caps)?;
+    let inheritable = given.intersection(has.permitted);
+    // No capability becomes inheritable that the bounding set has no more.
+    set_capabilities(None, CapabilitySets { inheritable, ..has }).map_err(caps)?;
     drop_bounding_set().map_err(|errno| failed("the capability bounding set", errno))?;
     clear_ambient_capability_set().map_err(|errno| failed("ambient capabilities", errno))?;
     if let Some(user) = user {
         become_user(user)?;
     }
-    let has = capabilities(None).map_err(|errno| failed("capabilities", errno))?.permitted;
-    let (kept, none) = (kept.intersection(has), CapabilitySet::empty());
-    set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: none })
-        .map_err(|errno| failed("capabilities", errno))?;
+    let kept = kept.intersection(capabilities(None).map_err(caps)?.permitted);
+    set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable })
+        .map_err(caps)?;
+    for one in inheritable.iter() {
+        configure_capability_in_ambient_set(one, true)
+            .map_err(|errno| failed("ambient capabilities", errno))?;
+    }
     set_no_new_privs(true).map_err(|errno| failed("no_new_privs", errno))?;
     // A change of user may have reset it. Before the first memory file exists: a process that may
     // trace this one could open it writable.

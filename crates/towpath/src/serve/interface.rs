@@ -14,17 +14,20 @@ mod tap;
 
 use std::os::fd::OwnedFd;
 
-use towpath_device::Device;
+use towpath_device::{Device, Earlier};
 use towpath_netlink::Netlink;
 use towpath_server::Subnets;
 
 use super::settings::Settings;
 use super::values::{DeviceSpec, Driver};
 use crate::failure::Failure;
-use host::{Attached, Wanted};
+use host::Attached;
 
 /// The driver of a TAP interface, as rtnetlink names it.
 const TAP_KIND: &str = "tun";
+
+/// The name of a TAP's descriptor among the objects that outlive a server.
+const TAP: &str = "device-tap";
 
 /// A device that is ready to serve.
 pub(super) struct Opened {
@@ -36,24 +39,27 @@ pub(super) struct Opened {
 }
 
 /// Opens the device. `own_queues`: the hardware queues that sessions may have to themselves.
-/// `adopted`: the TAP of an earlier server, as that server configured it.
+/// `earlier`: what an earlier server left.
 pub(super) fn open(
     served: &DeviceSpec,
     settings: &Settings,
     own_queues: Vec<u32>,
-    adopted: Option<OwnedFd>,
+    earlier: &Earlier,
 ) -> Result<Opened, Failure> {
     let name = &served.interface;
+    let tap = earlier.copy(TAP).map_err(|error| {
+        Failure::new(format!("{name}: a second descriptor: {error}; raise ulimit -n"))
+    })?;
     let (Attached { device, xdp_sockets }, subnets) = match &served.driver {
-        Driver::Tap => return open_tap(name, settings, adopted),
-        Driver::Auto if adopted.is_some() || is_tap(name)? => {
-            return open_tap(name, settings, adopted);
+        Driver::Tap => return open_tap(name, settings, tap),
+        Driver::Auto if tap.is_some() || is_tap(name)? => {
+            return open_tap(name, settings, tap);
         }
         Driver::Xdp(options) => {
-            host::open(name, settings, own_queues, |wanted| wanted.xdp(options))?
+            host::open(name, settings, own_queues, |wanted| wanted.xdp(options, earlier))?
         }
-        Driver::Packet => host::open(name, settings, own_queues, Wanted::packet)?,
-        Driver::Auto => host::open(name, settings, own_queues, Wanted::best)?,
+        Driver::Packet => host::open(name, settings, own_queues, |wanted| wanted.packet(earlier))?,
+        Driver::Auto => host::open(name, settings, own_queues, |wanted| wanted.best(earlier))?,
     };
     Ok(Opened { device, subnets, xdp_sockets })
 }

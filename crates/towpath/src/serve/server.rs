@@ -11,8 +11,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
 use towpath_device::fault::FaultDevice;
 use towpath_device::{Device, DeviceError};
-use towpath_protocol::store::Store;
-use towpath_server::{HostAccess, KeeperAccess, KeeperStore, Policy, Server, StartError};
+use towpath_server::{
+    Config, Crash, HostAccess, KeeperAccess, KeeperStore, Policy, Server, StartError, take_device,
+};
 use tracing::{info, warn};
 
 use super::interface::{self, Opened};
@@ -33,21 +34,27 @@ pub(crate) struct Args {
     /// further rights
     #[arg(long)]
     again: bool,
-    /// The server before crashed or hung
+    /// The server before crashed
     #[arg(long)]
     after_crash: bool,
+    /// This engine of the server before hung
+    #[arg(long)]
+    after_hang: Option<usize>,
     /// A server of another program is before this one: end at once unless everything can be resumed
     #[arg(long)]
     upgrade: bool,
 }
 
+impl Args {
+    /// Returns how the server before crashed, if it did.
+    fn crash(&self) -> Option<Crash> {
+        let anywhere = self.after_crash.then_some(Crash::Anywhere);
+        self.after_hang.map(Crash::Hang).or(anywhere)
+    }
+}
+
 /// The time between two checks that the file of `--pcap` can still be written.
 const PCAP_POLL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-
-/// The name of a TAP's descriptor among a keeper's objects, and the beginning of the names of all
-/// objects of devices.
-const TAP: &str = "device-tap";
-const DEVICE: &str = "device-";
 
 /// Serves, with the keeper at standard input.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -56,20 +63,25 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let signals = Signals::block_with_leave().map_err(failed)?;
     let _ = rustix::thread::set_name(c"towpath-server");
-    let (keeper, found) = take_standard_input().and_then(KeeperAccess::new).map_err(failed)?;
+    let (keeper, mut found) = take_standard_input().and_then(KeeperAccess::new).map_err(failed)?;
     let settings = read_settings(&found).map_err(failed)?;
     let served = settings.device.as_ref().ok_or_else(no_device)?;
     let socket = settings.socket.clone().unwrap_or_default();
     start_log(settings.log.unwrap_or(Level::Info));
-    let (adopted, unused) = find_device(&found).map_err(failed)?;
-    let mut store = KeeperStore::new(&keeper, found);
-    give_back(&mut store, &unused).map_err(failed)?;
+    let earlier = take_device(&mut found, args.crash().is_some());
+    let store = KeeperStore::new(&keeper, found);
 
-    let mut config = settings.config(socket.clone())?;
-    (config.resumes_all, config.after_crash) = (args.upgrade, args.after_crash);
+    let mut config = Config {
+        resumes_all: args.upgrade,
+        crash: args.crash(),
+        server_number: keeper.server_number(),
+        ..settings.config(socket.clone())?
+    };
     let own_queues = config.policy.own_queues();
     let Opened { mut device, subnets, xdp_sockets } =
-        interface::open(served, &settings, own_queues, adopted)?;
+        interface::open(served, &settings, own_queues, &earlier)?;
+    // The device has copies of what it needs.
+    drop(earlier);
     let device_info = device.info().clone();
     let name = device_info.name;
     config.subnets = subnets.unwrap_or(config.subnets);
@@ -101,21 +113,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         version = env!("CARGO_PKG_VERSION"),
         "serving"
     );
-    keeper.ready();
-    let action = loop {
-        match wait(&server, &signals, &mut pcap)? {
-            Action::ReloadPolicy if settings.policy.is_some() => {
-                reload_policy(&server, &settings, &socket, &name);
-            }
-            // Without a policy, SIGHUP says that the terminal was closed.
-            Action::ReloadPolicy => break Action::Stop,
-            action => break action,
-        }
-    };
+    has_started(&keeper)?;
+    let action = serve(&server, &signals, &mut pcap, (&settings, &socket, &name))?;
     signals.release_soon();
     let outcome = end(server, &keeper, action);
     info!(device = name, "ended");
     outcome.map_err(|error| ended(&error))
+}
+
+/// Tells the keeper that the server serves, and has it close what an earlier server's device left.
+fn has_started(keeper: &KeeperAccess) -> Result<(), Failure> {
+    keeper.ready();
+    // The kernel takes its time to close these.
+    let released = keeper.release_earlier_device();
+    released.map_err(|error| Failure::new(format!("the keeper: {}", says(&error))))
 }
 
 /// Gives up every right that serving does not need.
@@ -163,24 +174,6 @@ fn read_settings(found: &[(String, OwnedFd)]) -> std::io::Result<Settings> {
     file.rewind()?;
     file.read_to_string(&mut text)?;
     Settings::parse(&text).map_err(|(line, message)| wrong(&format!("settings:{line}: {message}")))
-}
-
-/// Returns a copy of the descriptor of a TAP that an earlier server had, and the names of the
-/// objects of another device.
-fn find_device(found: &[(String, OwnedFd)]) -> std::io::Result<(Option<OwnedFd>, Vec<String>)> {
-    let tap = found.iter().find(|(name, _)| name == TAP);
-    let tap = tap.map(|(_, tap)| tap.try_clone()).transpose()?;
-    let unused =
-        found.iter().map(|(name, _)| name).filter(|name| name.starts_with(DEVICE) && *name != TAP);
-    Ok((tap, unused.cloned().collect()))
-}
-
-/// Closes the objects of a device, which a server opens anew.
-fn give_back(store: &mut KeeperStore, unused: &[String]) -> std::io::Result<()> {
-    for name in unused {
-        store.remove(name);
-    }
-    store.barrier()
 }
 
 /// Reads the policy file again. With an error in it, the old policy stays in force.
@@ -246,6 +239,26 @@ enum Action {
     Leave,
     /// The server has ended by itself.
     Ended,
+}
+
+/// Serves until a signal ends that, or the server has ended by itself. Reads the policy again at
+/// SIGHUP.
+fn serve(
+    server: &Server,
+    signals: &Signals,
+    pcap: &mut Option<(&Path, CaptureStatus)>,
+    (settings, socket, name): (&Settings, &Path, &str),
+) -> Result<Action, Failure> {
+    loop {
+        match wait(server, signals, pcap)? {
+            Action::ReloadPolicy if settings.policy.is_some() => {
+                reload_policy(server, settings, socket, name);
+            }
+            // Without a policy, SIGHUP says that the terminal was closed.
+            Action::ReloadPolicy => return Ok(Action::Stop),
+            action => return Ok(action),
+        }
+    }
 }
 
 /// Waits until a signal arrives, or the server has ended by itself.

@@ -10,7 +10,9 @@ use towpath_net::{Network, TcpListener, TcpStream, UdpSocket};
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{self, Attach, Close, Message, Refusal, Resume};
 
+use crate::beside_the_kernel::{may_attach, until_bare};
 use crate::running::*;
+use crate::sharing::{Shared, remove_wire};
 
 const ARGUMENTS: [&str; 5] =
     ["--device", "tap:opA", "--address", "10.77.0.1/24", "--address=fd77::1/64"];
@@ -45,13 +47,65 @@ fn receive(mut from: impl Read, stream: usize) -> usize {
     }
 }
 
+const CONNECTIONS: usize = 8;
+const KILLS: usize = 10;
+
+/// Sends `bytes` over each of several connections from a host's kernel to an application, which
+/// answers each byte with the same, while servers are killed. `connect`: connects from that host.
+fn echo_through_kills(
+    server: &Running,
+    listener: &TcpListener,
+    bytes: usize,
+    connect: impl Fn() -> std::net::TcpStream + Sync,
+) {
+    std::thread::scope(|scope| {
+        let kernel = scope.spawn(|| {
+            let connected = |_| {
+                let stream = connect();
+                stream.set_read_timeout(Some(LIMIT)).unwrap();
+                stream
+            };
+            let streams: Vec<_> = (0..CONNECTIONS).map(connected).collect();
+            std::thread::scope(|scope| {
+                for (number, stream) in streams.iter().enumerate() {
+                    scope.spawn(move || {
+                        send(stream, number, bytes);
+                        stream.shutdown(std::net::Shutdown::Write).unwrap();
+                    });
+                    scope.spawn(move || assert_eq!(receive(stream, number), bytes));
+                }
+            });
+        });
+        for _ in 0..CONNECTIONS {
+            let (stream, _) = listener.accept().unwrap();
+            scope.spawn(move || {
+                let mut stream = stream;
+                let mut buffer = vec![0; 1 << 16];
+                loop {
+                    let count = stream.read(&mut buffer).unwrap();
+                    if count == 0 {
+                        break;
+                    }
+                    stream.write_all(&buffer[..count]).unwrap();
+                }
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+            });
+        }
+        for killed in 1..=KILLS {
+            std::thread::sleep(Duration::from_millis(20));
+            server.kill_server();
+            until("another server", || {
+                server.log().matches("serving device=").count() == killed + 1
+            });
+        }
+        kernel.join().unwrap();
+    });
+}
+
 /// TCP in both directions with the kernel at the other end: every byte arrives once and in order,
 /// through any number of servers.
 #[test]
 fn connections_outlive_their_servers() {
-    const CONNECTIONS: usize = 8;
-    const BYTES: usize = 8 << 20;
-    const KILLS: usize = 10;
     towpath_testkit::isolated!(|| {
         if !tun("resuming::connections_outlive_their_servers") {
             return;
@@ -61,49 +115,8 @@ fn connections_outlive_their_servers() {
         let network = Network::attach(&server.socket).unwrap();
         let listener = TcpListener::bind(&network, (own(&network), 80)).unwrap();
         let at = listener.local_addr().unwrap();
-        std::thread::scope(|scope| {
-            let kernel = scope.spawn(move || {
-                let streams: Vec<_> = (0..CONNECTIONS)
-                    .map(|_| {
-                        let stream = std::net::TcpStream::connect(at).unwrap();
-                        stream.set_read_timeout(Some(LIMIT)).unwrap();
-                        stream
-                    })
-                    .collect();
-                std::thread::scope(|scope| {
-                    for (number, stream) in streams.iter().enumerate() {
-                        scope.spawn(move || {
-                            send(stream, number, BYTES);
-                            stream.shutdown(std::net::Shutdown::Write).unwrap();
-                        });
-                        scope.spawn(move || assert_eq!(receive(stream, number), BYTES));
-                    }
-                });
-            });
-            for _ in 0..CONNECTIONS {
-                let (stream, _) = listener.accept().unwrap();
-                // The application answers each byte with the same.
-                scope.spawn(move || {
-                    let mut stream = stream;
-                    let mut buffer = vec![0; 1 << 16];
-                    loop {
-                        let count = stream.read(&mut buffer).unwrap();
-                        if count == 0 {
-                            break;
-                        }
-                        stream.write_all(&buffer[..count]).unwrap();
-                    }
-                    stream.shutdown(std::net::Shutdown::Write).unwrap();
-                });
-            }
-            for killed in 1..=KILLS {
-                std::thread::sleep(Duration::from_millis(20));
-                server.kill_server();
-                until("another server", || {
-                    server.log().matches("serving device=").count() == killed + 1
-                });
-            }
-            kernel.join().unwrap();
+        echo_through_kills(&server, &listener, 8 << 20, || {
+            std::net::TcpStream::connect(at).unwrap()
         });
         // The application connects, too, and datagrams go both ways.
         let far = std::net::TcpListener::bind("10.77.0.1:0").unwrap();
@@ -111,6 +124,32 @@ fn connections_outlive_their_servers() {
         drop((far.accept().unwrap(), stream));
         crate::serving::round_trip(&server, 7);
         assert!(server.stop(Signal::TERM).success());
+    });
+}
+
+/// The same over an interface whose address the kernel shares: it answers no packet of these
+/// connections while no server runs, with a reset for instance.
+#[test]
+fn connections_of_shared_addresses_outlive_their_servers() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("resuming::connections_of_shared_addresses_outlive_their_servers") {
+            return;
+        }
+        for mode in ["native", "generic", "packet"] {
+            let mut shared = Shared::start(mode, &[]);
+            let listener = TcpListener::bind(&shared.network, ("192.0.2.1", 80)).unwrap();
+            let connect = || std::net::TcpStream::connect("192.0.2.1:80").unwrap();
+            echo_through_kills(&shared.server, &listener, 2 << 20, || {
+                shared.far.run(connect).unwrap()
+            });
+            let mut here = connect();
+            here.write_all(b"here").unwrap();
+            listener.accept().unwrap().0.read_exact(&mut [0; 4]).unwrap();
+            drop(here);
+            assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0), "{mode}");
+            until_bare();
+            remove_wire();
+        }
     });
 }
 

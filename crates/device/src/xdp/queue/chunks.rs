@@ -59,9 +59,7 @@ impl Chunks {
 
     /// Returns the chunk that begins at an offset, if the engine has it.
     pub(super) fn of_engine(&self, offset: u32) -> Option<usize> {
-        let chunk = (offset / self.bytes) as usize;
-        let is_start = chunk as u32 * self.bytes == offset;
-        (is_start && self.holders.get(chunk) == Some(&Holder::Engine)).then_some(chunk)
+        self.at(offset).filter(|chunk| self.holders[*chunk] == Holder::Engine)
     }
 
     /// Returns the chunk in which a socket put data, and the data's offset in the memory. `None`
@@ -75,6 +73,12 @@ impl Chunks {
         };
         let chunk = (base / u64::from(self.bytes)) as usize;
         matches!(self.holders.get(chunk)?, Holder::Socket(_)).then_some((chunk, data as u32))
+    }
+
+    /// Returns the chunk that begins at an offset.
+    pub(super) fn at(&self, offset: u32) -> Option<usize> {
+        let chunk = (offset / self.bytes) as usize;
+        (chunk < self.holders.len() && self.offset(chunk) == offset).then_some(chunk)
     }
 
     /// Returns the offset of a chunk.

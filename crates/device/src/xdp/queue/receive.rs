@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 
+use super::chunks::Holder;
 use super::{XdpQueue, kick_rx};
 use crate::kernel_interface::packet_socket::Target;
 use crate::xdp::offload::{self, BEGINNING_BYTES};
@@ -31,8 +32,95 @@ impl XdpQueue {
             count += 1;
             self.take_packet(index, last + 1, pool, spaces, out);
         }
-        self.sockets[index].rx.release();
         count
+    }
+
+    /// Gives the slots of received packets back to the kernel. This waits until the engine has
+    /// handled the packets: those in the slots of a killed server, its successor receives again.
+    pub(super) fn release_received(&mut self) {
+        self.sockets.iter_mut().for_each(|socket| socket.rx.release());
+    }
+
+    /// Appends packets that an earlier server had not received to `out`, dropped ones left out.
+    /// Returns how many.
+    #[cold]
+    pub(super) fn poll_backlog(
+        &mut self,
+        spaces: &mut Spaces,
+        out: &mut Vec<Received>,
+        budget: usize,
+    ) -> usize {
+        let Some(pool) = self.pool else { return 0 };
+        let most = self.info.limits.rx_buffer_bytes - self.info.limits.rx_headroom_bytes;
+        let mut count = 0;
+        while count < budget {
+            let wanted = self.backlog.front().map_or(0, |packet| packet.len().div_ceil(most));
+            if wanted > self.packet_socket_buffers.len() {
+                break;
+            }
+            let Some(packet) = self.backlog.pop_front() else { break };
+            count += usize::from(self.take_waiting(&packet, pool, spaces, out));
+        }
+        if self.backlog.is_empty() && self.packet_ring.is_none() {
+            self.give_buffers_to_sockets();
+        }
+        count
+    }
+
+    /// Copies a packet into buffers, and appends them to `out`. Returns `false` if it is dropped.
+    fn take_waiting(
+        &mut self,
+        packet: &[u8],
+        pool: SpaceId,
+        spaces: &mut Spaces,
+        out: &mut Vec<Received>,
+    ) -> bool {
+        let limits = &self.info.limits;
+        let headroom = limits.rx_headroom_bytes;
+        let from = out.len();
+        for (bytes, buffer) in
+            packet.chunks(limits.rx_buffer_bytes - headroom).zip(&self.packet_socket_buffers)
+        {
+            let offset = buffer + headroom as u32;
+            if spaces.copy_in(pool, offset, bytes).is_err() {
+                break;
+            }
+            let mut part = Received::whole(pool, *buffer, offset, bytes.len() as u32, Meta::FULL);
+            part.continues = true;
+            out.push(part);
+        }
+        let parts = out.len() - from;
+        let len = out[from..].iter().map(|part| part.len as usize).sum::<usize>();
+        let is_whole = parts > 0 && parts <= limits.rx_packet_buffers && len == packet.len();
+        let meta = self.meta_of(&out[from..], len, spaces).filter(|_| is_whole);
+        let Some(meta) = meta else {
+            self.counters.rx_dropped += 1;
+            out.truncate(from);
+            return false;
+        };
+        out[from].meta = meta;
+        out[from + parts - 1].continues = false;
+        for part in &out[from..] {
+            self.chunks.take(part.buffer);
+        }
+        self.packet_socket_buffers.drain(..parts);
+        self.counters.rx_packets += 1;
+        self.counters.rx_bytes += len as u64;
+        true
+    }
+
+    /// Gives the first socket the buffers that were for the packets of an earlier server.
+    fn give_buffers_to_sockets(&mut self) {
+        let Some(socket) = self.sockets.first_mut() else { return };
+        while socket.fill.room(1) > 0
+            && let Some(buffer) = self.packet_socket_buffers.pop_front()
+            && let Some(chunk) = self.chunks.at(buffer)
+        {
+            socket.fill.push(u64::from(buffer));
+            socket.held += 1;
+            self.chunks.set(chunk, Holder::Socket(socket.hardware));
+        }
+        socket.fill.publish();
     }
 
     /// Takes a packet of so many descriptors off a receive ring. Appends its buffers to `out`, or

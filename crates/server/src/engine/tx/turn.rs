@@ -72,7 +72,7 @@ impl TxPath {
         let (sessions, notifier) = context.delivery.parts();
         // The engine is at this session until it serves another one: a driver may fail later with
         // its packets.
-        let (session, _) = sessions.serve(batch.key)?;
+        let session = sessions.serve(batch.key)?;
         if session.violation.is_some() {
             return None;
         }

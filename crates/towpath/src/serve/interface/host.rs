@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use towpath_device::Device;
 use towpath_device::packet::{self, PacketDevice, PacketError};
 use towpath_device::xdp::{self, XdpDevice, XdpError};
+use towpath_device::{Device, Earlier};
 use towpath_netlink::{Address, Link, Netlink, Route};
 use towpath_server::{Subnet, Subnets};
 use tracing::{info, warn};
@@ -102,7 +102,11 @@ fn check(name: &str, settings: &Settings) -> Result<Option<Subnets>, Failure> {
 
 impl Wanted {
     /// Opens AF_XDP.
-    pub(super) fn xdp(&self, options: &xdp::Options) -> Result<Attached, Failure> {
+    pub(super) fn xdp(
+        &self,
+        options: &xdp::Options,
+        earlier: &Earlier,
+    ) -> Result<Attached, Failure> {
         if options.exclusive && self.host {
             return Err(Failure::usage(format!(
                 "exclusive and --share-host exclude each other: the kernel answers for the addresses \
@@ -110,10 +114,10 @@ impl Wanted {
                 self.interface
             )));
         }
-        self.try_xdp(options).map_err(explain_xdp)
+        self.try_xdp(options, earlier).map_err(explain_xdp)
     }
 
-    fn try_xdp(&self, options: &xdp::Options) -> Result<Attached, XdpError> {
+    fn try_xdp(&self, options: &xdp::Options, earlier: &Earlier) -> Result<Attached, XdpError> {
         let interface = self.interface.clone();
         let options = xdp::Options {
             interface,
@@ -123,30 +127,30 @@ impl Wanted {
             own_queues: self.own_queues.clone(),
             ..options.clone()
         };
-        let device = XdpDevice::open(&options)?;
+        let device = XdpDevice::open_after(&options, earlier)?;
         tell(device.notes(), device.warnings());
         Ok(Attached { device: Box::new(device), xdp_sockets: Some(options.busy_poll) })
     }
 
     /// Opens packet sockets.
-    pub(super) fn packet(&self) -> Result<Attached, Failure> {
+    pub(super) fn packet(&self, earlier: &Earlier) -> Result<Attached, Failure> {
         let options = packet::Options {
             interface: self.interface.clone(),
             host: self.host,
             owner: self.owner,
         };
-        let device = PacketDevice::open(&options).map_err(explain_packet)?;
+        let device = PacketDevice::open_after(&options, earlier).map_err(explain_packet)?;
         tell(device.notes(), device.warnings());
         Ok(Attached { device: Box::new(device), xdp_sockets: None })
     }
 
     /// Opens AF_XDP, or packet sockets if the kernel has no AF_XDP for this interface.
-    pub(super) fn best(&self) -> Result<Attached, Failure> {
-        match self.try_xdp(&xdp::Options::default()) {
+    pub(super) fn best(&self, earlier: &Earlier) -> Result<Attached, Failure> {
+        match self.try_xdp(&xdp::Options::default(), earlier) {
             Ok(device) => Ok(device),
             Err(error) if suggests_packet(&error) => {
                 info!("no AF_XDP: {error}");
-                self.packet()
+                self.packet(earlier)
             }
             Err(error) => Err(explain_xdp(error)),
         }

@@ -1,33 +1,24 @@
-//! The keeper's socket: the next keeper takes over there from a server that was killed, and an
-//! administrator asks there for an upgrade.
+//! The keeper's socket, where an administrator asks for an upgrade.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use towpath_protocol::peer::Peer;
 
-use super::held::Held;
-use super::notify::{MESSAGE_BYTES, Notification, parse, store};
 use super::options::{ANSWER_TIMEOUT, PAUSE, UPGRADE_TIMEOUT, keeper_path};
-use super::wire::{Received, is_gone, receive, send};
+use super::wire::receive;
 
 /// What a process asks at a keeper's socket.
-const TAKE_OVER: &[u8] = b"TAKE-OVER";
 const UPGRADE: &[u8] = b"UPGRADE";
 
 /// The longest time from a connection to its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The answers of a keeper to another one that wants to take over.
-const BUSY: u8 = 0;
-const GIVEN_UP: u8 = 1;
 
 /// The first byte of the answer to a request for an upgrade. The reason follows a refusal.
 const UPGRADED: u8 = 0;
@@ -80,12 +71,6 @@ fn connect(socket: &Path, user: Option<u32>) -> io::Result<Option<OwnedFd>> {
     Ok(Some(keeper))
 }
 
-/// What a process asks, with its connection.
-pub(super) enum SocketRequest {
-    TakeOver(OwnedFd),
-    Upgrade(UpgradeRequest),
-}
-
 /// An administrator that waits for an upgrade.
 pub(super) struct UpgradeRequest(OwnedFd);
 
@@ -103,7 +88,7 @@ impl UpgradeRequest {
     }
 }
 
-/// The socket at which the next server takes over, and an administrator asks for an upgrade.
+/// The socket at which an administrator asks for an upgrade.
 pub(super) struct Listener {
     pub(super) socket: OwnedFd,
     path: PathBuf,
@@ -133,7 +118,7 @@ impl Listener {
     }
 
     /// Accepts a process, and reads what it asks. Refuses users other than root and its own.
-    fn accept(&self) -> Option<SocketRequest> {
+    pub(super) fn accept(&self) -> Option<UpgradeRequest> {
         let peer = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
             Ok(peer) => peer,
             Err(_) => {
@@ -149,122 +134,13 @@ impl Listener {
         set_socket_timeout(&peer, Timeout::Recv, Some(REQUEST_TIMEOUT)).ok()?;
         let mut request = [0; 16];
         let received = receive(&peer, &mut request).ok()?;
-        match &request[..received.bytes] {
-            TAKE_OVER => Some(SocketRequest::TakeOver(peer)),
-            UPGRADE => Some(SocketRequest::Upgrade(UpgradeRequest(peer))),
-            _ => None,
-        }
-    }
-
-    /// Answers a process that wants to take over: the server lives. Returns one that asks for an
-    /// upgrade.
-    pub(super) fn answer(&self) -> Option<UpgradeRequest> {
-        match self.accept()? {
-            SocketRequest::TakeOver(peer) => {
-                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                let _ = rustix::net::send(&peer, &[BUSY], flags);
-                None
-            }
-            SocketRequest::Upgrade(asking) => Some(asking),
-        }
-    }
-
-    /// Waits until another server takes over, and returns its connection; or until the time expires
-    /// or the process must stop.
-    pub(super) fn wait(&self, until: Instant, stop: BorrowedFd<'_>) -> Option<OwnedFd> {
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let timeout =
-                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-            let mut heard = [
-                PollFd::new(&self.socket, PollFlags::IN),
-                PollFd::from_borrowed_fd(stop, PollFlags::IN),
-            ];
-            match poll(&mut heard, Some(&timeout)) {
-                Err(Errno::INTR) => {}
-                Ok(0) | Err(_) => return None,
-                Ok(_) if !heard[1].revents().is_empty() => return None,
-                Ok(_) => match self.accept() {
-                    Some(SocketRequest::TakeOver(server)) => return Some(server),
-                    Some(SocketRequest::Upgrade(asking)) => asking.answer(Err(
-                        "the server was killed, and this process holds its objects; start towpath \
-                         serve again",
-                    )),
-                    None => {}
-                },
-            }
-        }
-    }
-
-    /// Gives everything to the next server, if there is one, and closes it here.
-    pub(super) fn hand_over(self, next: Option<OwnedFd>, held: Held) {
-        if let Some(server) = &next {
-            let limited = set_socket_timeout(server, Timeout::Send, Some(ANSWER_TIMEOUT));
-            // A server that does not read gets less, and the rest is closed.
-            let _ = limited.and_then(|()| {
-                held.all().try_for_each(|(name, descriptor)| {
-                    send(server, store(name).as_bytes(), &[descriptor], SendFlags::empty())
-                })
-            });
-        }
-        held.give_up();
-        // The next server's keeper may bind the path from the answer on.
-        drop(self);
-        if let Some(server) = next {
-            let _ = send(&server, &[GIVEN_UP], &[], SendFlags::empty());
-        }
+        (&request[..received.bytes] == UPGRADE).then_some(UpgradeRequest(peer))
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// The outcome of [`take_over`].
-#[derive(Debug)]
-pub enum TakeOver {
-    /// No keeper was there, or it held nothing any more.
-    Nothing,
-    /// The descriptors of a server that was killed, with their names. Its keeper holds them no
-    /// longer.
-    Done(Vec<(String, OwnedFd)>),
-    /// The other server lives.
-    Busy,
-}
-
-/// Takes over from a killed server with this socket: its keeper hands over what it holds. This
-/// process needs as many descriptors as the keeper has. `user`: the user as which this server, and
-/// so the other one, runs.
-///
-/// # Errors
-/// Fails with the error of a system call, such as `EACCES` for another user's server.
-pub fn take_over(socket: &Path, user: Option<u32>) -> io::Result<TakeOver> {
-    let Some(keeper) = connect(socket, user)? else { return Ok(TakeOver::Nothing) };
-    match rustix::net::send(&keeper, TAKE_OVER, SendFlags::NOSIGNAL) {
-        // It has ended.
-        Err(errno) if is_gone(errno) => return Ok(TakeOver::Nothing),
-        other => other?,
-    };
-    let mut taken = Vec::new();
-    let mut buffer = [0; MESSAGE_BYTES];
-    loop {
-        let Received { bytes, descriptors, .. } = match receive(&keeper, &mut buffer) {
-            Err(Errno::INTR) => continue,
-            Err(Errno::CONNRESET) => return Ok(TakeOver::Nothing),
-            other => other?,
-        };
-        match &buffer[..bytes] {
-            [] => return Ok(TakeOver::Nothing),
-            [GIVEN_UP] => return Ok(TakeOver::Done(taken)),
-            [_] => return Ok(TakeOver::Busy),
-            text => {
-                if let Some(Notification::Store(name)) = parse(text) {
-                    taken.extend(descriptors.into_iter().map(|one| (name.to_owned(), one)));
-                }
-            }
-        }
     }
 }
 

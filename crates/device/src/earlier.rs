@@ -1,0 +1,95 @@
+//! What the device of an earlier server left, for the next server's.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// The descriptors of [`Device::objects`](crate::Device::objects) of earlier servers, with those
+/// that the driver had a [`Keeper`](crate::Keeper) hold.
+#[derive(Debug, Default)]
+pub struct Earlier {
+    objects: Vec<Object>,
+    /// `true` if a packet may have made the earlier server crash.
+    after_crash: bool,
+}
+
+#[derive(Debug)]
+struct Object {
+    name: String,
+    /// The number of the server that left it.
+    server: u32,
+    descriptor: OwnedFd,
+}
+
+impl Earlier {
+    /// Creates the value for a server without objects so far. `after_crash`: the last server
+    /// crashed or hung, so packets that wait are dropped: one of them may be the cause.
+    #[must_use]
+    pub fn new(after_crash: bool) -> Earlier {
+        Earlier { objects: Vec::new(), after_crash }
+    }
+
+    /// Adds an object, under its name and the number of the server that left it.
+    pub fn add(&mut self, name: &str, server: u32, descriptor: OwnedFd) {
+        self.objects.push(Object { name: name.to_owned(), server, descriptor });
+    }
+
+    /// Returns the object of this name that the last server left.
+    #[must_use]
+    pub fn last(&self, name: &str) -> Option<BorrowedFd<'_>> {
+        let named = self.objects.iter().filter(|one| one.name == name);
+        named.max_by_key(|one| one.server).map(|one| one.descriptor.as_fd())
+    }
+
+    /// Returns a copy of the object of this name that the last server left.
+    ///
+    /// # Errors
+    /// If the process has no room for a descriptor.
+    pub fn copy(&self, name: &str) -> io::Result<Option<OwnedFd>> {
+        self.last(name).map(|one| one.try_clone_to_owned()).transpose()
+    }
+
+    /// Returns the number of objects of this name that are left.
+    pub(crate) fn count(&self, name: &str) -> usize {
+        self.objects.iter().filter(|one| one.name == name).count()
+    }
+
+    /// Returns the objects whose names begin so, with the rest of their names and the number of the
+    /// server that left them.
+    pub(crate) fn of_kind(
+        &self,
+        prefix: &str,
+    ) -> impl Iterator<Item = (&str, u32, BorrowedFd<'_>)> {
+        self.objects.iter().filter_map(move |one| {
+            Some((one.name.strip_prefix(prefix)?, one.server, one.descriptor.as_fd()))
+        })
+    }
+
+    /// Returns `true` if packets that wait must be dropped.
+    pub(crate) fn is_after_crash(&self) -> bool {
+        self.after_crash
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn the_last_server_left_the_object_that_counts() {
+        let mut earlier = Earlier::new(false);
+        let inode = |one: BorrowedFd<'_>| rustix::fs::fstat(one).unwrap().st_ino;
+        let (old, new) = (File::open("/dev/null").unwrap(), File::open("/dev/zero").unwrap());
+        let expected = inode(new.as_fd());
+        earlier.add("device-a", 2, new.into());
+        earlier.add("device-a", 1, old.try_clone().unwrap().into());
+        earlier.add("device-b", 3, old.into());
+        assert_eq!(earlier.last("device-a").map(inode), Some(expected));
+        assert_eq!(earlier.copy("device-a").unwrap().map(|one| inode(one.as_fd())), Some(expected));
+        assert_eq!((earlier.count("device-a"), earlier.count("device-c")), (2, 0));
+        let kinds: Vec<_> =
+            earlier.of_kind("device-").map(|(rest, server, _)| (rest, server)).collect();
+        assert_eq!(kinds, [("a", 2), ("a", 1), ("b", 3)]);
+    }
+}
