@@ -98,7 +98,7 @@ impl Link {
     }
 
     /// Attaches a program to the packets that an interface has received, before the network stack
-    /// handles them (Linux 6.6). Earlier programs stay, and run after this one if this one
+    /// handles them (Linux 6.6). EarlierObjects programs stay, and run after this one if this one
     /// returns `TCX_NEXT`.
     ///
     /// # Errors
@@ -151,13 +151,14 @@ impl Link {
         Ok(LinkInfo { id: u32_at(&info, 4), program: u32_at(&info, 8), interface })
     }
 
-    /// Returns `true` for an XDP link that is attached to this interface still.
+    /// Returns `true` if this is an XDP link that is still attached to `interface`.
     #[must_use]
-    pub fn is_on(&self, interface: u32) -> bool {
+    pub fn is_attached_to(&self, interface: u32) -> bool {
         interface != 0 && self.info().is_ok_and(|info| info.interface == Some(interface))
     }
 
-    /// Replaces the program. Each packet meets the program before or this one. Needs no capability.
+    /// Replaces the program. The old or the new program handles each packet; none passes without
+    /// a program. Needs no capability.
     ///
     /// # Errors
     /// [`Error::Refused`], with ENOLINK if the interface is gone.

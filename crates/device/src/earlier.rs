@@ -1,4 +1,4 @@
-//! What the device of an earlier server left, for the next server's.
+//! Objects that the devices of earlier servers left for the next server's device.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// The descriptors of [`Device::objects`](crate::Device::objects) of earlier servers, with those
 /// that the driver had a [`Keeper`](crate::Keeper) hold.
 #[derive(Debug, Default)]
-pub struct Earlier {
+pub struct EarlierObjects {
     objects: Vec<Object>,
     /// `true` if a packet may have made the earlier server crash.
     after_crash: bool,
@@ -20,12 +20,12 @@ struct Object {
     descriptor: OwnedFd,
 }
 
-impl Earlier {
-    /// Creates the value for a server without objects so far. `after_crash`: the last server
-    /// crashed or hung, so packets that wait are dropped: one of them may be the cause.
+impl EarlierObjects {
+    /// Creates an empty set. `after_crash`: `true` if the last server crashed or hung. Packets that
+    /// wait are then dropped, because one of them may be the cause.
     #[must_use]
-    pub fn new(after_crash: bool) -> Earlier {
-        Earlier { objects: Vec::new(), after_crash }
+    pub fn new(after_crash: bool) -> EarlierObjects {
+        EarlierObjects { objects: Vec::new(), after_crash }
     }
 
     /// Adds an object, under its name and the number of the server that left it.
@@ -53,9 +53,9 @@ impl Earlier {
         self.objects.iter().filter(|one| one.name == name).count()
     }
 
-    /// Returns the objects whose names begin so, with the rest of their names and the number of the
+    /// Returns the objects whose names begin with `prefix`, with the rest of their names and the number of the
     /// server that left them.
-    pub(crate) fn of_kind(
+    pub(crate) fn with_prefix(
         &self,
         prefix: &str,
     ) -> impl Iterator<Item = (&str, u32, BorrowedFd<'_>)> {
@@ -77,8 +77,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_server_left_the_object_that_counts() {
-        let mut earlier = Earlier::new(false);
+    fn the_object_of_the_latest_server_is_returned() {
+        let mut earlier = EarlierObjects::new(false);
         let inode = |one: BorrowedFd<'_>| rustix::fs::fstat(one).unwrap().st_ino;
         let (old, new) = (File::open("/dev/null").unwrap(), File::open("/dev/zero").unwrap());
         let expected = inode(new.as_fd());
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(earlier.copy("device-a").unwrap().map(|one| inode(one.as_fd())), Some(expected));
         assert_eq!((earlier.count("device-a"), earlier.count("device-c")), (2, 0));
         let kinds: Vec<_> =
-            earlier.of_kind("device-").map(|(rest, server, _)| (rest, server)).collect();
+            earlier.with_prefix("device-").map(|(rest, server, _)| (rest, server)).collect();
         assert_eq!(kinds, [("a", 2), ("a", 1), ("b", 3)]);
     }
 }

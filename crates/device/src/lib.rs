@@ -43,7 +43,7 @@ pub mod xdp;
 
 pub use control::{Capabilities, Device, Event, Info, Limits};
 pub use dma::{Dma, DmaError, Registration};
-pub use earlier::Earlier;
+pub use earlier::EarlierObjects;
 pub use error::DeviceError;
 pub use filter::{Filter, FilterError, FlowRule, FlowVlan};
 pub use hardware_queue::HardwareQueue;

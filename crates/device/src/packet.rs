@@ -33,7 +33,9 @@ use crate::kernel_interface::groups::{Groups, is_group};
 use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::link_events::LinkEvents;
 use crate::kernel_interface::other_server::INGRESS;
-use crate::{Device, DeviceError, DeviceQueue, Earlier, Event, Filter, FilterError, Info, Spaces};
+use crate::{
+    Device, DeviceError, DeviceQueue, EarlierObjects, Event, Filter, FilterError, Info, Spaces,
+};
 use queue::PacketQueue;
 use shared::Shared;
 
@@ -69,7 +71,7 @@ impl PacketDevice {
     /// # Errors
     /// See [`PacketError`].
     pub fn open(options: &Options) -> Result<PacketDevice, PacketError> {
-        PacketDevice::open_after(options, &Earlier::default())
+        PacketDevice::open_after(options, &EarlierObjects::default())
     }
 
     /// Attaches to an interface, after an earlier server. What that server attached stays in force
@@ -77,7 +79,10 @@ impl PacketDevice {
     ///
     /// # Errors
     /// See [`PacketError`].
-    pub fn open_after(options: &Options, earlier: &Earlier) -> Result<PacketDevice, PacketError> {
+    pub fn open_after(
+        options: &Options,
+        earlier: &EarlierObjects,
+    ) -> Result<PacketDevice, PacketError> {
         let opened = open::open(options, earlier)?;
         Ok(PacketDevice {
             groups: Groups::new(opened.shared.groups.clone(), opened.info.mac),

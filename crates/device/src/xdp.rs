@@ -9,7 +9,7 @@
 //! | part | is |
 //! |---|---|
 //! | [`XdpDevice`] | the control part: program, sockets, filters, events |
-//! | `backlog` | packets that wait in the sockets of an earlier server |
+//! | `left_packets` | packets that wait in the sockets of an earlier server |
 //! | `queue` | the data part: the rings of all hardware queues |
 //! | `socket`, `ring` | an AF_XDP socket, and the rings that it shares with the kernel |
 //! | `own` | hardware queues that sessions have to themselves |
@@ -23,9 +23,9 @@
 //! process ends, in whatever way, and no keeper holds copies, the interface is as it was before.
 
 mod attached_program;
-mod backlog;
 mod error;
 mod in_flight;
+mod left_packets;
 mod locked;
 mod offload;
 mod open;
@@ -46,8 +46,8 @@ use crate::kernel_interface::groups::{Groups, is_group};
 use crate::kernel_interface::link_events::LinkEvents;
 use crate::kernel_interface::packet_socket::PacketSocket;
 use crate::{
-    Device, DeviceError, DeviceQueue, Earlier, Event, Filter, FilterError, FlowRule, Info, Keeper,
-    OwnQueueError, OwnQueueLimits, OwnQueues, Spaces,
+    Device, DeviceError, DeviceQueue, EarlierObjects, Event, Filter, FilterError, FlowRule, Info,
+    Keeper, OwnQueueError, OwnQueueLimits, OwnQueues, Spaces,
 };
 use options::Notes;
 use queue::XdpQueue;
@@ -90,7 +90,7 @@ impl XdpDevice {
     /// # Errors
     /// See [`XdpError`].
     pub fn open(options: &Options) -> Result<XdpDevice, XdpError> {
-        XdpDevice::open_after(options, &Earlier::default())
+        XdpDevice::open_after(options, &EarlierObjects::default())
     }
 
     /// Attaches to an interface, after an earlier server, whose program stays attached until
@@ -98,7 +98,7 @@ impl XdpDevice {
     ///
     /// # Errors
     /// See [`XdpError`].
-    pub fn open_after(options: &Options, earlier: &Earlier) -> Result<XdpDevice, XdpError> {
+    pub fn open_after(options: &Options, earlier: &EarlierObjects) -> Result<XdpDevice, XdpError> {
         let opened = open::open(options, earlier)?;
         let name = &options.interface;
         let copied = opened.shared.objects();

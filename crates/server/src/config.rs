@@ -51,11 +51,12 @@ pub struct Config {
     /// How long a resumed session waits for its application to claim it, if the application's process
     /// still runs; 60 s by default.
     pub claim_timeout: Duration,
-    /// How the earlier server crashed, if it did. A session that two servers served when they crashed,
-    /// within ten minutes, is not resumed.
+    /// How the predecessor crashed or hung, if it did; `None` by default. The server does not resume a
+    /// session that two servers served when they crashed or hung within ten minutes.
     pub crash: Option<Crash>,
-    /// The number of this server, higher than that of an earlier one of the device
-    /// ([`KeeperAccess::server_number`](crate::KeeperAccess::server_number)). The names of the device's objects in the store have it.
+    /// The number of this server: higher than the number of each earlier server that left objects of
+    /// the device ([`KeeperAccess::server_number`](crate::KeeperAccess::server_number)); 0 by default.
+    /// The device's objects have it at the end of their names in the store.
     pub server_number: u32,
     /// `true` if the server must be able to resume every session that an earlier one left. If it is
     /// not, its start fails before it changes anything.

@@ -32,12 +32,12 @@ const THREAD: usize = 1;
 const PLACE: usize = 2;
 const RECEIVER: usize = 3;
 
-/// A crash of a server.
+/// How a server crashed or hung.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// It is not known in which thread.
-    Anywhere,
-    /// The engine of this number hung.
+    /// A crash. The position page does not say in which thread.
+    InUnknownThread,
+    /// The engine with this number hung, counted from 0.
     Hang(usize),
 }
 
@@ -125,8 +125,8 @@ impl Position {
         }
     }
 
-    /// Records the session to which the thread delivers a packet, of the session that it serves or
-    /// of the device; 0 afterwards.
+    /// Records the session to which the thread delivers a packet; 0 once it is delivered. The packet
+    /// comes from the served session or from the device.
     #[inline]
     pub(crate) fn deliver_to(&mut self, session: u32) {
         if let Some(words) = &mut self.words {
@@ -168,7 +168,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Returns the sessions whose packets or memory the thread may use.
+    /// Returns the sessions that the thread serves or delivers to, each once.
     pub(crate) fn sessions(self) -> impl Iterator<Item = u32> {
         let receiver = Some(self.receiver).filter(|receiver| *receiver != self.session);
         [Some(self.session), receiver].into_iter().flatten().filter(|session| *session != 0)

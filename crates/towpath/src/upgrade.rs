@@ -1,4 +1,4 @@
-//! `towpath upgrade`: has a running server followed by one of the program that is installed now.
+//! `towpath upgrade`: replaces a running server by one of the program that is installed now.
 #![forbid(unsafe_code)]
 
 use towpath_server::{Upgrade, upgrade};
@@ -11,7 +11,8 @@ pub(crate) const EXAMPLES: &str = "\
 Only root and the server's user may do this. Install the new program at the path of the old one
 first. Applications keep their connections: the server hands its sessions over to a server of the
 new program. If that one does not serve, or cannot resume every session, a server of the old program
-follows. TAP devices only. With others, a restart of the service ends all sessions.
+follows. With AF_XDP and packet sockets, packets that arrive between the two servers are lost, and
+TCP sends them again.
 
 Examples:
   towpath upgrade tap0

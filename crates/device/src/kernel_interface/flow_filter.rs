@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use towpath_bpf::{AssembleError, Error, Instruction, Map, MapKind, Program};
 
-use crate::{Earlier, Filter, FilterError, FlowRule};
+use crate::{EarlierObjects, Filter, FilterError, FlowRule};
 use attach_point::{AttachPoint, OF_OTHER_OWNER, SCRATCH_BYTES, WITHOUT_SOCKET};
 use key::{Fields, KEY_BYTES, Key};
 use program::{MASK_BYTES, MASKS, MASKS_BYTES, MapFds};
@@ -157,7 +157,7 @@ impl FlowFilter {
     }
 
     /// Returns the sockets' map of an earlier server's filter.
-    pub(crate) fn earlier_sockets(earlier: &Earlier) -> Option<Map> {
+    pub(crate) fn earlier_sockets(earlier: &EarlierObjects) -> Option<Map> {
         let map = earlier.copy(SOCKETS).ok()??;
         Map::from_fd(map, MapKind::Xsk, 4, 4).ok()
     }

@@ -46,8 +46,8 @@ pub(crate) struct HostTraffic {
     link: Link,
 }
 
-/// Sockets and programs that a thread opens. The kernel makes it wait several times, and the other
-/// parts of a device need not wait for that.
+/// A thread that opens the sockets and programs. The kernel makes this thread wait several times, so
+/// the device opens its other parts meanwhile.
 pub(crate) struct Opening(Option<JoinHandle<io::Result<HostTraffic>>>);
 
 impl Opening {

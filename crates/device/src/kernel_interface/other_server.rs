@@ -6,7 +6,7 @@ use std::time::Duration;
 use towpath_bpf::Attached;
 
 use super::flow_filter::{PROGRAM_ALL, PROGRAM_FLOWS, PROGRAM_PACKETS};
-use crate::Earlier;
+use crate::EarlierObjects;
 
 /// The name of a packet driver's link among the objects that outlive a server.
 pub(crate) const INGRESS: &str = "device-ingress";
@@ -30,13 +30,14 @@ pub(crate) fn until_gone<T>(mut look: impl FnMut() -> T, is_there: impl Fn(&T) -
 }
 
 /// Describes another server's program at the ingress hook of an interface, by the interface's
-/// number. Those of `earlier` do not count. Without CAP_SYS_ADMIN there seems to be none: a server that got its capabilities from a
+/// number. Leaves out the programs of `earlier`. Without CAP_SYS_ADMIN there seems to be none: a server that got its capabilities from a
 /// unit does not find the other one.
-pub(crate) fn at_ingress(interface: u32, earlier: &Earlier) -> Option<String> {
+pub(crate) fn at_ingress(interface: u32, earlier: &EarlierObjects) -> Option<String> {
     let look = || {
         let attached = towpath_bpf::attached_at_ingress(interface).ok()?;
         let servers = attached.iter().filter(|one| one.program.name == PROGRAM_PACKETS);
-        // Each link of the earlier server is one of these, in an unknown place.
+        // The earlier server's links are among these. The kernel does not say which, so this skips as
+        // many.
         let mut others = servers.skip(earlier.count(INGRESS));
         others.next().map(Attached::to_string)
     };

@@ -16,7 +16,8 @@ use crate::kernel_interface::packet_sender::{self, PacketSender};
 use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
 use crate::kernel_interface::warnings;
 use crate::{
-    Capabilities, ETHERNET_HEADER_BYTES, Earlier, Info, LARGE_FRAME_BYTES, Limits, VLAN_TAG_BYTES,
+    Capabilities, ETHERNET_HEADER_BYTES, EarlierObjects, Info, LARGE_FRAME_BYTES, Limits,
+    VLAN_TAG_BYTES,
 };
 
 /// The size of the ring for packets of owned flows, in bytes: 256 packets, if the kernel merges
@@ -50,7 +51,7 @@ pub(super) struct Opened {
 }
 
 /// Attaches to an interface.
-pub(super) fn open(options: &Options, earlier: &Earlier) -> Result<Opened, PacketError> {
+pub(super) fn open(options: &Options, earlier: &EarlierObjects) -> Result<Opened, PacketError> {
     let name = &options.interface;
     let link = Netlink::open()?.link(name)?;
     let (index, mtu) = (link.index, link.mtu as usize);

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use towpath_bpf::{Error, Link, Map, Program};
 
 use crate::kernel_interface::flow_filter::FlowFilter;
-use crate::{Earlier, Filter, FilterError, FlowRule};
+use crate::{EarlierObjects, Filter, FilterError, FlowRule};
 
 /// The Linux version from which AF_XDP sockets take packets in several buffers (`XDP_USE_SG`).
 const SPANNING_SINCE: (u32, u32) = (6, 6);
@@ -14,9 +14,10 @@ const SPANNING_SINCE: (u32, u32) = (6, 6);
 /// The name of the link among the objects that outlive a server.
 const LINK: &str = "device-xdp";
 
-/// What is needed of an earlier server's program.
+/// The part of an earlier server's program that this server uses.
 struct EarlierProgram {
-    /// Its sockets; `None` if the map cannot be had, and its packets are dropped.
+    /// The map of its sockets. `None` if it cannot be opened: the kernel then drops the packets of its
+    /// flows until the take-over.
     sockets: Option<Map>,
 }
 
@@ -51,9 +52,9 @@ impl AttachedProgram {
 
     /// Keeps the link of an earlier server, if it is attached to this interface still. Its program
     /// stays attached until [`AttachedProgram::take_over`]. Returns `true` if there is such a link.
-    pub(super) fn keep_earlier(&mut self, interface: u32, earlier: &Earlier) -> bool {
+    pub(super) fn keep_earlier(&mut self, interface: u32, earlier: &EarlierObjects) -> bool {
         let link = earlier.copy(LINK).ok().flatten().and_then(|link| Link::from_fd(link).ok());
-        let Some(link) = link.filter(|link| link.is_on(interface)) else { return false };
+        let Some(link) = link.filter(|link| link.is_attached_to(interface)) else { return false };
         self.keep(link);
         self.earlier = Some(EarlierProgram { sockets: FlowFilter::earlier_sockets(earlier) });
         true
@@ -77,7 +78,7 @@ impl AttachedProgram {
     /// Gives the packets of a hardware queue to a socket.
     pub(super) fn set_socket(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         if let Some(sockets) = self.earlier.as_ref().and_then(|earlier| earlier.sockets.as_ref()) {
-            // Until the take-over, the flows of the earlier server have this socket, too.
+            // Until the take-over, the earlier program also redirects packets to this socket.
             let _ = sockets.set_fd(queue, socket);
         }
         Ok(self.filter.set_socket(queue, socket)?)

@@ -10,8 +10,8 @@ use towpath_bpf::{Link, XdpMode};
 use towpath_netlink::Netlink;
 
 use super::attached_program::AttachedProgram;
-use super::backlog::Backlog;
 use super::error::{XdpError, refused};
+use super::left_packets::LeftPackets;
 use super::locked;
 use super::options::{Mode, Notes, Options};
 use super::queue::PACKET_SOCKET_BUFFERS;
@@ -25,8 +25,8 @@ use crate::kernel_interface::packet_sender::{self, PacketSender};
 use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
 use crate::kernel_interface::warnings;
 use crate::{
-    Capabilities, ETHERNET_HEADER_BYTES, Earlier, Info, LARGE_FRAME_BYTES, Limits, TxHeadroom,
-    VLAN_TAG_BYTES,
+    Capabilities, ETHERNET_HEADER_BYTES, EarlierObjects, Info, LARGE_FRAME_BYTES, Limits,
+    TxHeadroom, VLAN_TAG_BYTES,
 };
 
 /// Bytes that the kernel keeps free at the beginning of each receive buffer
@@ -60,7 +60,7 @@ pub(super) struct Opened {
 }
 
 /// Attaches to an interface, after an earlier server.
-pub(super) fn open(options: &Options, earlier: &Earlier) -> Result<Opened, XdpError> {
+pub(super) fn open(options: &Options, earlier: &EarlierObjects) -> Result<Opened, XdpError> {
     let name = &options.interface;
     let link = Netlink::open()?.link(name)?;
     let mac = link.mac.ok_or_else(|| XdpError::NotEthernet { name: name.clone() })?;
@@ -78,7 +78,7 @@ pub(super) fn open(options: &Options, earlier: &Earlier) -> Result<Opened, XdpEr
         sockets_and_program(options, link.index, queues, frame_bytes)?;
     let host_traffic = HostTraffic::begin(options.host, mac, options.owner);
     let attached = attach_after(earlier, &link, options.mode, &mut attached_program)?;
-    let backlog = Backlog::find(earlier).map_err(refused(name, "copying a descriptor"))?;
+    let left_packets = LeftPackets::find(earlier).map_err(refused(name, "copying a descriptor"))?;
     let is_generic = attached == XdpMode::Generic;
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let (chunk_bytes, most) = if spans { LARGE_BUFFERS } else { SMALL_BUFFERS };
@@ -122,7 +122,7 @@ pub(super) fn open(options: &Options, earlier: &Earlier) -> Result<Opened, XdpEr
         packet_socket,
         host_traffic,
         unbound,
-        backlog,
+        left_packets,
     ));
     let mut large = large.into_iter();
     let lane = |number| Arc::new(Lane::new(shared.clone(), number, large.next()));
@@ -152,7 +152,7 @@ fn sockets_and_program(
 
 /// Goes on with the link of an earlier server, or attaches the program.
 fn attach_after(
-    earlier: &Earlier,
+    earlier: &EarlierObjects,
     link: &towpath_netlink::Link,
     mode: Mode,
     attached_program: &mut AttachedProgram,

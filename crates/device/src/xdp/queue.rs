@@ -52,10 +52,10 @@ pub(super) struct XdpQueue {
     host_ring: Option<PacketRing>,
     /// Memory for a packet to this host's own sockets.
     host_packet: Vec<u8>,
-    /// Buffers for the packets of both rings, and for those of `backlog`.
+    /// Buffers for the packets of both rings, and for those of `left_packets`.
     packet_socket_buffers: VecDeque<u32>,
-    /// Packets that an earlier server had not received, which come first.
-    backlog: VecDeque<Vec<u8>>,
+    /// Packets from an earlier server's sockets. The queue delivers them first.
+    left_packets: VecDeque<Vec<u8>>,
     /// The receive buffers.
     chunks: Chunks,
     /// The most receive buffers of one of several hardware queues: no other one can get them, even
@@ -93,7 +93,7 @@ impl XdpQueue {
             let name = info.name.clone();
             move |cause| DeviceError::Failed { name, what, cause }
         };
-        let backlog = lane.take_backlog();
+        let left_packets = lane.take_left_packets();
         let sockets = lane.bind(&[]).map_err(failed("binding an AF_XDP socket"))?;
         let packet_ring = lane.packet_ring().map_err(failed("mapping the packet socket's ring"))?;
         let host_ring = lane.host_ring().map_err(failed("mapping the loopback socket's ring"))?;
@@ -116,7 +116,7 @@ impl XdpQueue {
             host_ring,
             host_packet: Vec::with_capacity(host_bytes),
             packet_socket_buffers: VecDeque::with_capacity(PACKET_SOCKET_BUFFERS),
-            backlog,
+            left_packets,
             chunks: Chunks::new(&umem),
             most_held,
             ceded: Vec::new(),
@@ -157,7 +157,7 @@ impl XdpQueue {
             self.packet_ring.iter().chain(&self.host_ring).any(PacketRing::is_ready)
                 && !self.packet_socket_buffers.is_empty()
         };
-        !self.backlog.is_empty()
+        !self.left_packets.is_empty()
             || !self.done.is_empty()
             || tx_waiting && has_room && !self.waits_for_kernel
             || has_copied()
@@ -229,7 +229,7 @@ impl DeviceQueue for XdpQueue {
                 && self.info.limits.is_aligned(*buffer)
                 && (self.lane.own.is_some() || spaces.is_writable(space, *buffer, len));
             let Some(chunk) = self.chunks.of_engine(*buffer).filter(|_| good) else { break };
-            let holder = if (self.packet_ring.is_some() || !self.backlog.is_empty())
+            let holder = if (self.packet_ring.is_some() || !self.left_packets.is_empty())
                 && self.packet_socket_buffers.len() < PACKET_SOCKET_BUFFERS
             {
                 self.packet_socket_buffers.push_back(*buffer);
@@ -266,8 +266,8 @@ impl DeviceQueue for XdpQueue {
         }
         self.release_received();
         self.sleep.polled(&self.sockets, &mut self.counters);
-        if !self.backlog.is_empty() {
-            return Ok(self.poll_backlog(spaces, out, budget));
+        if !self.left_packets.is_empty() {
+            return Ok(self.poll_left_packets(spaces, out, budget));
         }
         let sources = self.sockets.len() + 2;
         let before = self.counters.rx_packets;

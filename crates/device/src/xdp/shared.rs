@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
-use super::backlog::{Backlog, SOCKET};
+use super::left_packets::{LeftPackets, SOCKET};
 use super::socket::{self, Binding, CopyMode, TxChecksum, Umem, XdpSocket};
 use crate::Keeper;
 use crate::dma::{Dma, DmaError};
@@ -53,7 +53,7 @@ pub(super) struct Shared {
     /// Sockets that are not bound yet, for the first binding.
     unbound: Mutex<Vec<OwnedFd>>,
     /// The sockets of an earlier server.
-    backlog: Backlog,
+    left_packets: LeftPackets,
     /// Makes the sockets after that, and holds bound ones.
     keeper: OnceLock<Arc<dyn Keeper>>,
     /// `true` once a socket works without copies.
@@ -97,7 +97,7 @@ impl Shared {
         packet_socket: Option<PacketSocket>,
         host_traffic: Option<HostTraffic>,
         unbound: Vec<OwnedFd>,
-        backlog: Backlog,
+        left_packets: LeftPackets,
     ) -> Shared {
         Shared {
             interface,
@@ -106,7 +106,7 @@ impl Shared {
             packet_socket: packet_socket.map(Arc::new),
             host_traffic,
             unbound: Mutex::new(unbound),
-            backlog,
+            left_packets,
             keeper: OnceLock::new(),
             zero_copy: AtomicBool::new(false),
         }
@@ -238,8 +238,8 @@ impl Lane {
     }
 
     /// Takes the packets that wait in an earlier server's sockets.
-    pub(super) fn take_backlog(&self) -> VecDeque<Vec<u8>> {
-        self.shared.backlog.take(&self.hardware)
+    pub(super) fn take_left_packets(&self) -> VecDeque<Vec<u8>> {
+        self.shared.left_packets.take(&self.hardware)
     }
 
     /// Binds one socket per hardware queue of this queue to the registered memory, except for those

@@ -134,13 +134,13 @@ impl<'a> Delivery<'a> {
     }
 }
 
-/// Ends a delivery in the engine's position.
+/// A delivery in progress. Dropping it removes the receiver from the engine's position.
 struct Delivering<'a>(&'a mut Position);
 
 impl Drop for Delivering<'_> {
     #[inline]
     fn drop(&mut self) {
-        // A panic ends the engine, whose position tells the next server who may have caused it.
+        // A panic ends the engine. Its position then names the sessions that may have caused the panic.
         if !std::thread::panicking() {
             self.0.deliver_to(0);
         }

@@ -113,8 +113,8 @@ impl SessionTable {
         Some(session)
     }
 
-    /// Returns the session with a key, to which the engine delivers packets until
-    /// [`Position::deliver_to`].
+    /// Returns the session with a key, and records it as the receiver. The caller ends that by
+    /// [`Position::deliver_to`] of the returned position, with 0.
     #[inline]
     pub(crate) fn receiver(&mut self, key: u32) -> Option<(&mut Session, &mut Position)> {
         let session = self.by_key.get_mut(key as usize)?.as_deref_mut()?;

@@ -61,8 +61,8 @@ pub struct KeeperAccess {
     requests: Arc<Mutex<Requests>>,
     /// The number of this server, which is higher than those of the servers that left objects.
     number: u32,
-    /// The sockets of the device that the keeper holds, and all objects of earlier devices: their
-    /// names, and how many have each.
+    /// The sockets of this device that the keeper holds, and all objects of earlier devices: the
+    /// number of objects by name.
     device: Arc<Mutex<HashMap<String, usize>>>,
 }
 
@@ -159,8 +159,8 @@ impl KeeperAccess {
         self.barrier()
     }
 
-    /// Tells the keeper that this server ends in order. Without this, the keeper takes the end of
-    /// the connection for a crash: it starts another server, or holds flows and ports for a while.
+    /// Tells the keeper that this server ends in order. Without this, the keeper starts
+    /// another server.
     ///
     /// # Errors
     /// Fails if the keeper has ended.

@@ -1,9 +1,9 @@
-//! The names of a device's objects in the store. Each server adds its number, so that its objects
-//! can be there before those of the server before it are removed.
+//! The names of a device's objects in the store. Each server adds its number, so the keeper can hold
+//! its objects and those of the earlier server at once.
 
 use std::os::fd::OwnedFd;
 
-use towpath_device::Earlier;
+use towpath_device::EarlierObjects;
 
 /// The beginning of the names of all objects of devices.
 const DEVICE: &str = "device-";
@@ -22,8 +22,8 @@ pub(super) fn parse(name: &str) -> Option<(&str, u32)> {
 /// Takes the objects of earlier servers' devices out of what a keeper holds. `after_crash`: the last
 /// server crashed or hung.
 #[must_use]
-pub fn take_device(left: &mut Vec<(String, OwnedFd)>, after_crash: bool) -> Earlier {
-    let mut earlier = Earlier::new(after_crash);
+pub fn take_device_objects(left: &mut Vec<(String, OwnedFd)>, after_crash: bool) -> EarlierObjects {
+    let mut earlier = EarlierObjects::new(after_crash);
     for (name, object) in left.extract_if(.., |(name, _)| parse(name).is_some()) {
         if let Some((name, server)) = parse(&name) {
             earlier.add(name, server, object);

@@ -44,17 +44,17 @@ pub(super) fn is_defect(status: ExitStatus) -> bool {
 /// The ends of servers so far, which decide when the next one starts.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
-    /// Servers that ended before they served, one after the other.
+    /// Servers in a row that ended before they served.
     failed_starts: u32,
-    /// Servers that crashed soon after their start, one after the other.
+    /// Servers in a row that crashed soon after their start.
     crashes: u32,
     /// The time until which a server has served.
     served_until: Option<Instant>,
 }
 
 impl Ends {
-    /// Returns the ends so far after a server that served until now.
-    pub(super) fn after_service() -> Ends {
+    /// Returns a record without ends. The time of `--hold` counts from now.
+    pub(super) fn from_now() -> Ends {
         Ends { served_until: Some(Instant::now()), ..Ends::default() }
     }
 
@@ -68,8 +68,8 @@ impl Ends {
         self.served_until.map(|last| last + hold)
     }
 
-    /// Adds the end of a server that was `started` then. Returns when the next one starts. `hold`:
-    /// the longest time without a server that serves.
+    /// Adds the end of a server. Returns when the next one starts. `started`: the time of its start.
+    /// `hold`: the longest time without a server that serves; zero: no other server starts.
     pub(super) fn add(
         &mut self,
         has_served: bool,
@@ -95,8 +95,8 @@ impl Ends {
         };
         let (attempt, crashes) = (self.failed_starts, self.crashes);
         match (pause(attempt), pause(crashes.saturating_sub(CRASHES_AT_ONCE))) {
-            (Some(pause), _) => Next::Again { attempt, pause },
-            (None, Some(pause)) => Next::Soon { crashes, pause },
+            (Some(pause), _) => Next::AfterFailedStarts { attempt, pause },
+            (None, Some(pause)) => Next::AfterCrashes { crashes, pause },
             (None, None) => Next::AtOnce,
         }
     }
@@ -106,16 +106,17 @@ impl Ends {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     AtOnce,
-    /// After so many crashes, one soon after the other.
-    Soon {
+    /// After so many crashes in a row, each soon after a start.
+    AfterCrashes {
         crashes: u32,
         pause: Duration,
     },
-    /// After so many starts that failed.
-    Again {
+    /// After so many starts in a row that failed.
+    AfterFailedStarts {
         attempt: u32,
         pause: Duration,
     },
+    /// No server follows: the keeper ends.
     None,
 }
 
@@ -127,12 +128,12 @@ impl Next {
             Next::AtOnce => {
                 tracing::warn!(interface, "{end}: another server starts, and resumes the sessions");
             }
-            Next::Soon { crashes, pause } => tracing::error!(
+            Next::AfterCrashes { crashes, pause } => tracing::error!(
                 interface,
-                "{end}, the {crashes}th crash soon after a start: another start in {} ms",
+                "{end}: {crashes} crashes in a row, each soon after a start; another start in {} ms",
                 pause.as_millis()
             ),
-            Next::Again { attempt, pause } => tracing::error!(
+            Next::AfterFailedStarts { attempt, pause } => tracing::error!(
                 interface,
                 "{end} before it served (attempt {attempt}): another start in {} ms",
                 pause.as_millis()
@@ -160,11 +161,11 @@ mod tests {
 
     #[test]
     fn starts_that_fail_are_repeated_after_growing_pauses() {
-        let mut ends = Ends::after_service();
+        let mut ends = Ends::from_now();
         let now = Instant::now();
         let pauses: Vec<_> = (0..8)
             .map(|_| match ends.add(false, false, now, HOLD) {
-                Next::Again { pause, .. } => pause.as_millis(),
+                Next::AfterFailedStarts { pause, .. } => pause.as_millis(),
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -176,13 +177,13 @@ mod tests {
 
     #[test]
     fn crashes_one_soon_after_the_other_are_slowed_down() {
-        let mut ends = Ends::after_service();
+        let mut ends = Ends::from_now();
         let now = Instant::now();
         let mut next = || ends.add(true, true, now, HOLD);
         assert_eq!((next(), next()), (Next::AtOnce, Next::AtOnce));
         let pause = Duration::from_millis(100);
-        assert_eq!(next(), Next::Soon { crashes: 3, pause });
-        assert_eq!(next(), Next::Soon { crashes: 4, pause: pause * 2 });
+        assert_eq!(next(), Next::AfterCrashes { crashes: 3, pause });
+        assert_eq!(next(), Next::AfterCrashes { crashes: 4, pause: pause * 2 });
         let long_ago = now.checked_sub(EARLY * 2).unwrap();
         assert_eq!(ends.add(true, true, long_ago, HOLD), Next::AtOnce);
     }

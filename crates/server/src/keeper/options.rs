@@ -39,7 +39,8 @@ pub struct KeeperOptions {
     /// `true` if the server may have the keeper bind ports of the interface's addresses, and have
     /// the kernel confirm neighbours there.
     pub shares_host: bool,
-    /// The time for which the keeper holds flows, ports and sessions while no server serves.
+    /// The time for which the keeper holds flows, ports and sessions while no server serves. With
+    /// zero, no other server follows.
     pub hold: Duration,
     /// The user and the group that the keeper changes to when its first server serves, if it does:
     /// the owners of its socket.

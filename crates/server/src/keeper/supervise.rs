@@ -116,7 +116,7 @@ pub fn supervise(
         let started = Instant::now();
         let mut child = match supervisor.start(next.take(), crash) {
             Err(error) if supervisor.serve_by.is_some_and(|last| last > started) => {
-                if supervisor.has_failed_start(&error)? {
+                if supervisor.after_failed_start(&error)? {
                     return Ok(Supervision::Stopped);
                 }
                 continue;
@@ -124,15 +124,15 @@ pub fn supervise(
             started => started?,
         };
         let status = supervisor.serve(&mut child)?;
-        if supervisor.has_counted() {
-            crash = supervisor.crash(status);
+        if supervisor.has_counted_crash() {
+            crash = supervisor.crash_of(status);
         }
         let is_ready = supervisor.keeper.is_ready;
         if supervisor.keeper.is_told_to_end || !is_ready && !ends.has_served() {
             return Ok(Supervision::Ended(status));
         }
         if supervisor.continue_upgrade(status) {
-            ends = Ends::after_service();
+            ends = Ends::from_now();
             continue;
         }
         let next = ends.add(is_ready, crash.is_some(), started, options.hold);
@@ -140,7 +140,7 @@ pub fn supervise(
         let pause = match next {
             Next::None => return Ok(Supervision::GaveUp(status)),
             Next::AtOnce => continue,
-            Next::Soon { pause, .. } | Next::Again { pause, .. } => pause,
+            Next::AfterCrashes { pause, .. } | Next::AfterFailedStarts { pause, .. } => pause,
         };
         if supervisor.pause_until(Instant::now() + pause)? {
             return Ok(Supervision::Stopped);
@@ -197,9 +197,9 @@ impl Supervisor<'_> {
         Ok(child)
     }
 
-    /// Takes note that a server's process did not start, and pauses unless another program is next.
-    /// Returns `true` if a signal ends the supervision.
-    fn has_failed_start(&mut self, error: &io::Error) -> io::Result<bool> {
+    /// Logs that a server's process did not start, undoes an upgrade, or else pauses. Returns `true` if
+    /// a signal ends the supervision.
+    fn after_failed_start(&mut self, error: &io::Error) -> io::Result<bool> {
         tracing::error!(
             interface = self.options.interface,
             "a server does not start: {error}; another attempt follows"
@@ -360,17 +360,17 @@ impl Supervisor<'_> {
 
     /// Returns `true` if the server that has ended came to the point at which it counts the crash of
     /// the one before, and stores a position page of its own.
-    fn has_counted(&self) -> bool {
+    fn has_counted_crash(&self) -> bool {
         self.keeper.positions.is_some()
     }
 
     /// Returns how the server that has ended crashed, if it did. A program that an upgrade tries is
     /// no fault of a session.
-    fn crash(&self, status: ExitStatus) -> Option<Crash> {
+    fn crash_of(&self, status: ExitStatus) -> Option<Crash> {
         if matches!(self.handover, Handover::Starting(_)) {
             return None;
         }
-        let anywhere = is_defect(status).then_some(Crash::Anywhere);
+        let anywhere = is_defect(status).then_some(Crash::InUnknownThread);
         self.hung.map(Crash::Hang).or(anywhere)
     }
 

@@ -60,13 +60,13 @@ impl Left {
         left
     }
 
-    /// Counts a crash against each session that a thread of the earlier server served at its end,
-    /// or the engine that hung.
+    /// Counts a crash against each session that a thread of the earlier server served, or delivered
+    /// to, at its end. After a hang, only the engine that hung counts.
     pub(crate) fn count_crash(&self, crash: Crash) {
         let positions = self.positions.as_ref().map(|page| Positions::open(page.as_fd()));
         let Some(Ok(positions)) = positions else { return };
         let (from, most) = match crash {
-            Crash::Anywhere => (0, usize::MAX),
+            Crash::InUnknownThread => (0, usize::MAX),
             Crash::Hang(engine) => (engine, 1),
         };
         let served = positions.places().skip(from).take(most).flat_map(Place::sessions);
@@ -78,7 +78,11 @@ impl Left {
                 && let Ok(mut record) = Record::adopt(file.as_fd())
             {
                 let crashes = record.crash();
-                warn!(session = number, crashes, "the server crashed while it served this session");
+                warn!(
+                    session = number,
+                    crashes,
+                    "the server crashed or hung while it served this session or delivered to it"
+                );
             }
         }
     }

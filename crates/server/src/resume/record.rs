@@ -51,8 +51,8 @@ const GROUPS: usize = 32;
 const MAX_GROUPS: usize = 1024;
 const ENDPOINTS: usize = GROUPS + MAX_GROUPS / 2;
 
-/// Words of an endpoint. There is room for settings that later versions add behind the others, so
-/// that these read the same record.
+/// Words of an endpoint. There is room for settings that later versions append, so later versions can
+/// read this record.
 const ENDPOINT_WORDS: usize = REQUEST + REQUEST_WORDS + 2 + SETTINGS_ROOM;
 const REQUEST: usize = 1;
 const REQUEST_WORDS: usize = size_of::<Open>() / 8;

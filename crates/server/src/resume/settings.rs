@@ -12,10 +12,10 @@ use towpath_waiting::Costs;
 
 /// The name of the file in the store.
 pub(crate) const SETTINGS: &str = "settings";
-/// The first word.
+/// The first word. It changes with the layout.
 const LAYOUT: u64 = u64::from_le_bytes(*b"Setting2");
-/// The settings that a record has room for. Later versions add settings behind the others, and never
-/// give a number to another setting; a server leaves those alone that it does not know.
+/// The settings that a record has room for. Later versions append settings, and never use a setting's
+/// number again. A server ignores settings that it does not know.
 pub(super) const SETTINGS_ROOM: usize = 64;
 /// The words of the costs: 1 if they are there, and four numbers, in nanoseconds.
 const COSTS: usize = 1;

@@ -26,7 +26,7 @@ const REAP_TIMEOUT_MS: u32 = 500;
 pub(crate) struct Spawner {
     socket: Option<OwnedFd>,
     pid: libc::pid_t,
-    /// `true` if nothing waits for the process.
+    /// `true` if dropping this value does not wait for the process.
     leaves: bool,
 }
 
@@ -44,7 +44,7 @@ impl Spawner {
         }
     }
 
-    /// Lets the process end by itself, at some time after this value.
+    /// Makes the drop of this value return at once. The process ends by itself.
     pub(crate) fn leave(&mut self) {
         self.leaves = true;
     }

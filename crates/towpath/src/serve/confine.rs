@@ -40,8 +40,9 @@ pub(crate) const FOR_INTERFACES: CapabilitySet = CapabilitySet::NET_ADMIN
 /// below 1024, and to confirm neighbours.
 const SHARES_HOST: CapabilitySet = CapabilitySet::NET_BIND_SERVICE.union(CapabilitySet::NET_ADMIN);
 
-/// Returns the capabilities of a keeper. Each server on an interface that the kernel keeps opens it
-/// anew, for which it needs those of the start. The keeper also makes AF_XDP sockets.
+/// Returns the capabilities that the keeper keeps. With AF_XDP and packet sockets, each later server
+/// opens the interface again, and needs the capabilities of the start. The keeper also makes AF_XDP
+/// sockets.
 pub(super) fn kept_capabilities(shares_host: bool, is_tap: bool) -> CapabilitySet {
     let mut kept = CapabilitySet::empty();
     if shares_host {
@@ -70,7 +71,7 @@ pub(super) fn restrict(
             );
         }
         Ok(RulesetStatus::PartiallyEnforced) => info!(
-            "this kernel's Landlock restricts less than newer ones, such as signals to other processes"
+            "this kernel's Landlock lacks restrictions that newer kernels have, for example of signals to other processes"
         ),
         Ok(RulesetStatus::FullyEnforced) => {}
         Err(error) => {
@@ -87,8 +88,8 @@ pub(super) fn restrict(
     Ok(())
 }
 
-/// Becomes `user`, if given, and drops every right but `kept`. The servers that it starts begin with
-/// those of [`FOR_INTERFACES`] among them.
+/// Becomes `user`, if given, and drops every right but `kept`. Servers that it starts inherit those
+/// of `kept` that are in [`FOR_INTERFACES`].
 pub(super) fn confine_keeper(user: Option<&Identity>, kept: CapabilitySet) -> Result<(), Failure> {
     raise_descriptor_limit();
     set_keep_capabilities(true).map_err(|errno| failed("PR_SET_KEEPCAPS", errno))?;
@@ -130,7 +131,7 @@ pub(super) fn raise_descriptor_limit() {
 }
 
 /// Becomes `user`, if given, and drops every capability but `kept`. Programs that this process
-/// starts have those of `given`.
+/// starts inherit those of `given`.
 fn drop_all_but(
     kept: CapabilitySet,
     given: CapabilitySet,
@@ -142,7 +143,7 @@ fn drop_all_but(
     let caps = |errno| failed("capabilities", errno);
     let has = capabilities(None).map_err(caps)?;
     let inheritable = given.intersection(has.permitted);
-    // No capability becomes inheritable that the bounding set has no more.
+    // Before the bounding set is emptied: a capability outside of it cannot become inheritable.
     set_capabilities(None, CapabilitySets { inheritable, ..has }).map_err(caps)?;
     drop_bounding_set().map_err(|errno| failed("the capability bounding set", errno))?;
     clear_ambient_capability_set().map_err(|errno| failed("ambient capabilities", errno))?;

@@ -14,7 +14,7 @@ mod tap;
 
 use std::os::fd::OwnedFd;
 
-use towpath_device::{Device, Earlier};
+use towpath_device::{Device, EarlierObjects};
 use towpath_netlink::Netlink;
 use towpath_server::Subnets;
 
@@ -44,11 +44,11 @@ pub(super) fn open(
     served: &DeviceSpec,
     settings: &Settings,
     own_queues: Vec<u32>,
-    earlier: &Earlier,
+    earlier: &EarlierObjects,
 ) -> Result<Opened, Failure> {
     let name = &served.interface;
     let tap = earlier.copy(TAP).map_err(|error| {
-        Failure::new(format!("{name}: a second descriptor: {error}; raise ulimit -n"))
+        Failure::new(format!("{name}: copying the TAP's descriptor: {error}; raise the limit of open files (ulimit -n)"))
     })?;
     let (Attached { device, xdp_sockets }, subnets) = match &served.driver {
         Driver::Tap => return open_tap(name, settings, tap),

@@ -63,7 +63,7 @@ impl Supervised for Servers<'_> {
         command.args(["server", self.interface]);
         for (option, is_given) in [
             ("--again", start.number > 0),
-            ("--after-crash", start.crash == Some(Crash::Anywhere)),
+            ("--after-crash", start.crash == Some(Crash::InUnknownThread)),
             ("--upgrade", start.is_upgrade),
         ] {
             command.args(is_given.then_some(option));

@@ -12,7 +12,8 @@ use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
 use towpath_device::fault::FaultDevice;
 use towpath_device::{Device, DeviceError};
 use towpath_server::{
-    Config, Crash, HostAccess, KeeperAccess, KeeperStore, Policy, Server, StartError, take_device,
+    Config, Crash, HostAccess, KeeperAccess, KeeperStore, Policy, Server, StartError,
+    take_device_objects,
 };
 use tracing::{info, warn};
 
@@ -48,7 +49,7 @@ pub(crate) struct Args {
 impl Args {
     /// Returns how the server before crashed, if it did.
     fn crash(&self) -> Option<Crash> {
-        let anywhere = self.after_crash.then_some(Crash::Anywhere);
+        let anywhere = self.after_crash.then_some(Crash::InUnknownThread);
         self.after_hang.map(Crash::Hang).or(anywhere)
     }
 }
@@ -68,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let served = settings.device.as_ref().ok_or_else(no_device)?;
     let socket = settings.socket.clone().unwrap_or_default();
     start_log(settings.log.unwrap_or(Level::Info));
-    let earlier = take_device(&mut found, args.crash().is_some());
+    let earlier = take_device_objects(&mut found, args.crash().is_some());
     let store = KeeperStore::new(&keeper, found);
 
     let mut config = Config {
@@ -113,7 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         version = env!("CARGO_PKG_VERSION"),
         "serving"
     );
-    has_started(&keeper)?;
+    report_started(&keeper)?;
     let action = serve(&server, &signals, &mut pcap, (&settings, &socket, &name))?;
     signals.release_soon();
     let outcome = end(server, &keeper, action);
@@ -122,9 +123,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Tells the keeper that the server serves, and has it close what an earlier server's device left.
-fn has_started(keeper: &KeeperAccess) -> Result<(), Failure> {
+fn report_started(keeper: &KeeperAccess) -> Result<(), Failure> {
     keeper.ready();
-    // The kernel takes its time to close these.
+    // After `ready`, because closing these takes the kernel long.
     let released = keeper.release_earlier_device();
     released.map_err(|error| Failure::new(format!("the keeper: {}", says(&error))))
 }

@@ -173,7 +173,7 @@ fn kernel_and_applications_share_an_address_by_packet_sockets() {
     });
 }
 
-/// Without `--hold`, a keeper ends with its server.
+/// With `--hold 0`, the keeper ends when its server is killed.
 #[test]
 fn a_killed_server_leaves_no_port_behind() {
     towpath_testkit::isolated!(|| {

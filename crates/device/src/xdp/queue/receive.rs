@@ -35,16 +35,16 @@ impl XdpQueue {
         count
     }
 
-    /// Gives the slots of received packets back to the kernel. This waits until the engine has
-    /// handled the packets: those in the slots of a killed server, its successor receives again.
+    /// Gives the slots of received packets back to the kernel. The caller does this only once the engine
+    /// has handled the packets: if the server is killed before, its successor receives them again.
     pub(super) fn release_received(&mut self) {
         self.sockets.iter_mut().for_each(|socket| socket.rx.release());
     }
 
-    /// Appends packets that an earlier server had not received to `out`, dropped ones left out.
-    /// Returns how many.
+    /// Appends packets from an earlier server's sockets to `out`. Returns how many, dropped ones
+    /// included.
     #[cold]
-    pub(super) fn poll_backlog(
+    pub(super) fn poll_left_packets(
         &mut self,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
@@ -54,27 +54,28 @@ impl XdpQueue {
         let most = self.info.limits.rx_buffer_bytes - self.info.limits.rx_headroom_bytes;
         let mut count = 0;
         while count < budget {
-            let wanted = self.backlog.front().map_or(0, |packet| packet.len().div_ceil(most));
+            let wanted = self.left_packets.front().map_or(0, |packet| packet.len().div_ceil(most));
             if wanted > self.packet_socket_buffers.len() {
                 break;
             }
-            let Some(packet) = self.backlog.pop_front() else { break };
-            count += usize::from(self.take_waiting(&packet, pool, spaces, out));
+            let Some(packet) = self.left_packets.pop_front() else { break };
+            count += 1;
+            self.take_waiting(&packet, pool, spaces, out);
         }
-        if self.backlog.is_empty() && self.packet_ring.is_none() {
-            self.give_buffers_to_sockets();
+        if self.left_packets.is_empty() && self.packet_ring.is_none() {
+            self.give_buffers_to_first_socket();
         }
         count
     }
 
-    /// Copies a packet into buffers, and appends them to `out`. Returns `false` if it is dropped.
+    /// Copies a packet into buffers, and appends them to `out`, unless it is dropped.
     fn take_waiting(
         &mut self,
         packet: &[u8],
         pool: SpaceId,
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
-    ) -> bool {
+    ) {
         let limits = &self.info.limits;
         let headroom = limits.rx_headroom_bytes;
         let from = out.len();
@@ -96,7 +97,7 @@ impl XdpQueue {
         let Some(meta) = meta else {
             self.counters.rx_dropped += 1;
             out.truncate(from);
-            return false;
+            return;
         };
         out[from].meta = meta;
         out[from + parts - 1].continues = false;
@@ -106,11 +107,10 @@ impl XdpQueue {
         self.packet_socket_buffers.drain(..parts);
         self.counters.rx_packets += 1;
         self.counters.rx_bytes += len as u64;
-        true
     }
 
     /// Gives the first socket the buffers that were for the packets of an earlier server.
-    fn give_buffers_to_sockets(&mut self) {
+    fn give_buffers_to_first_socket(&mut self) {
         let Some(socket) = self.sockets.first_mut() else { return };
         while socket.fill.room(1) > 0
             && let Some(buffer) = self.packet_socket_buffers.pop_front()

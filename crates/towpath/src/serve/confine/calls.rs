@@ -59,7 +59,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_timerfd_gettime,
     libc::SYS_pidfd_open,
     libc::SYS_pidfd_send_signal,
-    // Sockets that exist, and those of `SOCKET_FAMILIES`.
+    // Calls on sockets. The rule of `socket` is below.
     libc::SYS_socketpair,
     libc::SYS_bind,
     libc::SYS_listen,
@@ -186,10 +186,12 @@ const OLDER_CALLS: &[libc::c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER_CALLS: &[libc::c_long] = &[];
 
-/// The kernel's news of interfaces, addresses and routes, and of what AF_XDP can do there.
+/// The netlink protocols in use: interfaces, addresses and routes; and what AF_XDP offers on an
+/// interface.
 const NETLINK_PROTOCOLS: [libc::c_int; 2] = [libc::NETLINK_ROUTE, libc::NETLINK_GENERIC];
 
-/// The flags of `clone` that make a process of other namespaces, where it has every capability.
+/// The flags of `clone` that give a process namespaces of its own. In a new user namespace it has every
+/// capability.
 const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -198,8 +200,8 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-/// Requests of `ioctl` that type at the terminal where the server was started.
-const TYPING: [libc::c_ulong; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
+/// Requests of `ioctl` that insert input into the terminal at which the server was started.
+const TERMINAL_INPUT: [libc::c_ulong; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
 
 /// Has the kernel refuse all other calls of this thread, and of threads and processes that it
 /// starts.
@@ -212,12 +214,12 @@ pub(super) fn confine(mode: Confinement) -> Result<(), seccompiler::Error> {
         Confinement::Refuse => SeccompAction::Errno(libc::EPERM as u32),
         Confinement::Kill => SeccompAction::KillProcess,
     };
-    // The other one refuses to add another filter.
+    // This filter comes first: the other one refuses the system call that adds a filter.
     seccompiler::apply_filter(&without_clone3()?)?;
     seccompiler::apply_filter(&program(refused)?)
 }
 
-/// Returns a filter by which there seems to be no `clone3`, whose flags no filter can read. The C
+/// Returns a filter that answers `clone3` with ENOSYS, because a filter cannot read its flags. The C
 /// library then calls `clone`.
 fn without_clone3() -> Result<BpfProgram, seccompiler::Error> {
     let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
@@ -245,8 +247,8 @@ fn program(refused: SeccompAction) -> Result<BpfProgram, seccompiler::Error> {
     let no_namespace = argument(0, SeccompCmpOp::MaskedEq(NAMESPACES as u32 as u64), 0)?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![no_namespace])?]);
     let not = |request: libc::c_ulong| argument(1, SeccompCmpOp::Ne, request);
-    let no_typing = TYPING.into_iter().map(not).collect::<Result<_, _>>()?;
-    rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(no_typing)?]);
+    let no_input = TERMINAL_INPUT.into_iter().map(not).collect::<Result<_, _>>()?;
+    rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(no_input)?]);
     let architecture = std::env::consts::ARCH.try_into()?;
     let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, architecture)?;
     Ok(filter.try_into()?)

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use towpath_device::packet::{self, PacketDevice, PacketError};
 use towpath_device::xdp::{self, XdpDevice, XdpError};
-use towpath_device::{Device, Earlier};
+use towpath_device::{Device, EarlierObjects};
 use towpath_netlink::{Address, Link, Netlink, Route};
 use towpath_server::{Subnet, Subnets};
 use tracing::{info, warn};
@@ -105,7 +105,7 @@ impl Wanted {
     pub(super) fn xdp(
         &self,
         options: &xdp::Options,
-        earlier: &Earlier,
+        earlier: &EarlierObjects,
     ) -> Result<Attached, Failure> {
         if options.exclusive && self.host {
             return Err(Failure::usage(format!(
@@ -117,7 +117,11 @@ impl Wanted {
         self.try_xdp(options, earlier).map_err(explain_xdp)
     }
 
-    fn try_xdp(&self, options: &xdp::Options, earlier: &Earlier) -> Result<Attached, XdpError> {
+    fn try_xdp(
+        &self,
+        options: &xdp::Options,
+        earlier: &EarlierObjects,
+    ) -> Result<Attached, XdpError> {
         let interface = self.interface.clone();
         let options = xdp::Options {
             interface,
@@ -133,7 +137,7 @@ impl Wanted {
     }
 
     /// Opens packet sockets.
-    pub(super) fn packet(&self, earlier: &Earlier) -> Result<Attached, Failure> {
+    pub(super) fn packet(&self, earlier: &EarlierObjects) -> Result<Attached, Failure> {
         let options = packet::Options {
             interface: self.interface.clone(),
             host: self.host,
@@ -145,7 +149,7 @@ impl Wanted {
     }
 
     /// Opens AF_XDP, or packet sockets if the kernel has no AF_XDP for this interface.
-    pub(super) fn best(&self, earlier: &Earlier) -> Result<Attached, Failure> {
+    pub(super) fn best(&self, earlier: &EarlierObjects) -> Result<Attached, Failure> {
         match self.try_xdp(&xdp::Options::default(), earlier) {
             Ok(device) => Ok(device),
             Err(error) if suggests_packet(&error) => {

@@ -38,7 +38,7 @@ pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure
         // The driver read the MTU when it opened the interface. The second descriptor makes it read
         // the new MTU; the first one keeps the interface alive until then.
         let again = device.as_fd().try_clone_to_owned().map_err(|error| {
-            Failure::new(format!("{name}: a second descriptor: {error}; raise ulimit -n"))
+            Failure::new(format!("{name}: copying the TAP's descriptor: {error}; raise the limit of open files (ulimit -n)"))
         })?;
         device = TapDevice::from_fd(again, options.offloads).map_err(explain)?;
     }

@@ -15,7 +15,7 @@ use towpath_memory::{Mapping, SharedFile};
 
 use super::ring::{CONTINUES, Consumer, Descriptor};
 use super::socket::RING_ENTRIES;
-use crate::{Earlier, LARGE_FRAME_BYTES};
+use crate::{EarlierObjects, LARGE_FRAME_BYTES};
 
 /// The name under which a keeper holds the socket of a hardware queue, before the queue's number.
 pub(super) const SOCKET: &str = "device-socket-";
@@ -24,34 +24,34 @@ const MEMORY: &str = "device-memory-";
 
 /// The sockets that an earlier server left, with their memory.
 #[derive(Default)]
-pub(super) struct Backlog(Mutex<Vec<Left>>);
+pub(super) struct LeftPackets(Mutex<Vec<LeftSocket>>);
 
-struct Left {
+struct LeftSocket {
     hardware: u32,
     socket: OwnedFd,
     memory: OwnedFd,
 }
 
-impl Backlog {
-    /// Finds the sockets of the last server that left sockets and memory.
-    pub(super) fn find(earlier: &Earlier) -> io::Result<Backlog> {
-        let last = earlier.of_kind(SOCKET).map(|(_, server, _)| server).max();
+impl LeftPackets {
+    /// Finds the sockets of the last server that left any, with their memory.
+    pub(super) fn find(earlier: &EarlierObjects) -> io::Result<LeftPackets> {
+        let last = earlier.with_prefix(SOCKET).map(|(_, server, _)| server).max();
         let Some(last) = last.filter(|_| !earlier.is_after_crash()) else {
-            return Ok(Backlog::default());
+            return Ok(LeftPackets::default());
         };
-        let memories = || earlier.of_kind(MEMORY).filter(|(_, server, _)| *server == last);
+        let memories = || earlier.with_prefix(MEMORY).filter(|(_, server, _)| *server == last);
         let lanes = memories().count() as u32;
         let mut left = Vec::new();
-        for (number, _, socket) in earlier.of_kind(SOCKET).filter(|one| one.1 == last) {
+        for (number, _, socket) in earlier.with_prefix(SOCKET).filter(|one| one.1 == last) {
             let Ok(hardware) = number.parse::<u32>() else { continue };
             let lane = hardware.checked_rem(lanes).map(|lane| lane.to_string());
             let memory = memories().find(|one| Some(one.0) == lane.as_deref());
             // A server that was killed during its start left no memory, and no packet arrived.
             let Some((_, _, memory)) = memory else { continue };
             let (socket, memory) = (socket.try_clone_to_owned()?, memory.try_clone_to_owned()?);
-            left.push(Left { hardware, socket, memory });
+            left.push(LeftSocket { hardware, socket, memory });
         }
-        Ok(Backlog(Mutex::new(left)))
+        Ok(LeftPackets(Mutex::new(left)))
     }
 
     /// Takes the packets that wait for these hardware queues, and closes this process's copies of
@@ -59,15 +59,14 @@ impl Backlog {
     pub(super) fn take(&self, hardware: &[u32]) -> VecDeque<Vec<u8>> {
         let mut packets = VecDeque::new();
         for left in self.left().extract_if(.., |one| hardware.contains(&one.hardware)) {
-            // A packet that cannot be read, and those behind it, are lost like those that found no
-            // socket.
+            // A packet that cannot be read, and those behind it, are lost.
             let _ = map(left.memory)
-                .and_then(|memory| drain(left.socket.as_fd(), &memory, &mut packets));
+                .and_then(|memory| copy_packets(left.socket.as_fd(), &memory, &mut packets));
         }
         packets
     }
 
-    fn left(&self) -> MutexGuard<'_, Vec<Left>> {
+    fn left(&self) -> MutexGuard<'_, Vec<LeftSocket>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -78,7 +77,7 @@ fn map(memory: OwnedFd) -> io::Result<Mapping> {
 }
 
 /// Copies the packets in a socket's ring.
-fn drain(
+fn copy_packets(
     socket: BorrowedFd<'_>,
     memory: &Mapping,
     packets: &mut VecDeque<Vec<u8>>,
