@@ -74,6 +74,17 @@ fn udp(ip: Ipv4Addr, port: u16) -> anyhow::Result<UdpSocket> {
     Ok(socket)
 }
 
+/// Reads from a stream. A signal that stops and continues the process interrupts a read with a time
+/// limit (signal(7)).
+pub(crate) fn read(mut stream: impl io::Read, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match stream.read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
 /// Receives a datagram if one waits.
 pub(crate) fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     match socket.recv(buffer) {

@@ -16,7 +16,7 @@ use super::WINDOW_S;
 use super::counted::{Counted, counted};
 use super::left::{Left, missing};
 use crate::Settings;
-use crate::kernel_wire::KernelWire;
+use crate::kernel_wire::{KernelWire, read};
 use crate::process::{HOST, Process, Serving};
 use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;
@@ -249,7 +249,7 @@ fn run(
     let receiving = || {
         let (mut buffer, mut bytes) = (vec![0; 128 * 1024], 0);
         loop {
-            match far.read(&mut buffer).context("receiving")? {
+            match read(&mut far, &mut buffer).context("receiving")? {
                 0 => return Ok(bytes),
                 len => bytes += len as u64,
             }

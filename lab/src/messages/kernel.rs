@@ -1,6 +1,6 @@
 //! Messages through the kernel's sockets, over a veth pair.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use towpath_testkit::pin;
 
 use super::{Amount, Moved, PATIENCE, PIECE_BYTES, Pace, add, pieces, window};
-use crate::kernel_wire::{self, KernelWire};
+use crate::kernel_wire::{self, KernelWire, read};
 
 /// A UDP socket at the near end, and the one at the far end that it sends to.
 struct Sockets {
@@ -228,7 +228,7 @@ fn sink_stream(mut stream: TcpStream) -> anyhow::Result<(u64, Duration)> {
     poll(&mut heard, Some(&Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 }))?;
     let start = Instant::now();
     loop {
-        let len = stream.read(&mut buffer).context("receiving")?;
+        let len = read(&mut stream, &mut buffer).context("receiving")?;
         if len == 0 {
             std::hint::black_box(sum);
             return Ok((bytes, start.elapsed()));

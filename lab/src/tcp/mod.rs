@@ -23,6 +23,7 @@ use towpath_testkit::{End, Namespace, connect};
 
 use crate::Settings;
 use crate::child::{Child, OwnSocket, Role, tell, wait_for_end};
+use crate::kernel_wire::read;
 use crate::report::{Outcome, Row};
 use crate::statistics::{in_turn, ratios};
 
@@ -229,7 +230,7 @@ pub(crate) fn flow<A: Write, B: Read>(
         let (mut buffer, mut got) = (vec![0; WRITE_BYTES], 0);
         let mut start = None;
         loop {
-            let len = stream.read(&mut buffer).context("receiving")?;
+            let len = read(&mut stream, &mut buffer).context("receiving")?;
             start.get_or_insert_with(Instant::now);
             if len == 0 {
                 break;
