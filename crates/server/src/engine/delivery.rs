@@ -77,7 +77,6 @@ impl<'a> Delivery<'a> {
         let Some((session, position)) = self.sessions.receiver(destination.session) else {
             return Work::copy(0);
         };
-        let _delivering = Delivering(position);
         let budget = Budget { packets: self.receive_budget, iteration: self.iteration };
         let mut work = Work::copy(0);
         if let Some((mut to, offload)) = admit(session, destination.endpoint, budget) {
@@ -86,6 +85,7 @@ impl<'a> Delivery<'a> {
             to.count(outcome);
             self.notifier.touch(to.session, destination.session, to.queue_pair);
         }
+        position.deliver_to(0);
         work
     }
 
@@ -96,11 +96,14 @@ impl<'a> Delivery<'a> {
         placed: Placed,
         meta: Meta,
     ) -> InPlace {
+        let outcome = self.give_in_place(destination, placed, meta);
+        self.sessions.position.deliver_to(0);
+        outcome
+    }
+
+    fn give_in_place(&mut self, destination: Destination, placed: Placed, meta: Meta) -> InPlace {
         let (key, number) = (destination.session, destination.endpoint);
-        let Some((session, position)) = self.sessions.receiver(key) else {
-            return InPlace::Dropped;
-        };
-        let _delivering = Delivering(position);
+        let Some((session, _)) = self.sessions.receiver(key) else { return InPlace::Dropped };
         let endpoint = session.endpoints.get(number as usize).and_then(Option::as_ref);
         let Some(endpoint) = endpoint else { return InPlace::Dropped };
         if endpoint.queue_pair != 0 || meta.segmentation.is_some() && !endpoint.offload {
@@ -129,21 +132,7 @@ impl<'a> Delivery<'a> {
     pub(crate) fn receiver(&mut self, key: u32) -> Option<Receiver<'_>> {
         let (session, position) = self.sessions.receiver(key)?;
         let budget = Budget { packets: self.receive_budget, iteration: self.iteration };
-        let delivering = Delivering(position);
-        Some(Receiver { key, session, notifier: self.notifier, budget, _delivering: delivering })
-    }
-}
-
-/// A delivery in progress. Dropping it removes the receiver from the engine's position.
-struct Delivering<'a>(&'a mut Position);
-
-impl Drop for Delivering<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        // A panic ends the engine. Its position then names the sessions that may have caused the panic.
-        if !std::thread::panicking() {
-            self.0.deliver_to(0);
-        }
+        Some(Receiver { key, session, position, notifier: self.notifier, budget })
     }
 }
 
@@ -216,7 +205,7 @@ pub(crate) struct Receiver<'a> {
     session: &'a mut Session,
     notifier: &'a mut Notifier,
     budget: Budget,
-    _delivering: Delivering<'a>,
+    position: &'a mut Position,
 }
 
 /// A packet that needs neither checksums nor segmentation.
@@ -238,6 +227,13 @@ impl Frame<'_> {
 }
 
 impl Receiver<'_> {
+    /// Ends the delivery in the engine's position. After a panic, the position goes on to name the
+    /// receiver.
+    #[inline]
+    pub(crate) fn end(self) {
+        self.position.deliver_to(0);
+    }
+
     /// Delivers packets, by their numbers in a batch. `memory`: where they are sent from.
     #[inline]
     pub(crate) fn deliver_all<'p>(

@@ -14,6 +14,8 @@ use towpath_queue::word::LINE_WORDS;
 pub(crate) struct DeviceCounters {
     header: OwnWords,
     words: OwnWords,
+    /// The counters when the engine started: those of earlier servers.
+    earlier: Vec<u64>,
 }
 
 impl DeviceCounters {
@@ -25,7 +27,8 @@ impl DeviceCounters {
         let flag = words.split_off_front(STATE_COUNTERS_WORD - STATE_SLEEP_WORD);
         let words = words.split_off_front(DEVICE_COUNTERS);
         header.publish(STATE_EPOCH_WORD, epoch);
-        (DeviceCounters { header, words }, flag)
+        let earlier = (0..words.len()).map(|word| words.get(word)).collect();
+        (DeviceCounters { header, words, earlier }, flag)
     }
 
     /// Shows that the engine works.
@@ -40,9 +43,15 @@ impl DeviceCounters {
         counters::add(&mut self.words, count as usize, by);
     }
 
-    /// Sets a counter that another part keeps.
+    /// Sets a counter that another part of this engine keeps, which goes on from that of the engine
+    /// before.
     pub(crate) fn set(&mut self, count: Count, value: u64) {
-        self.words.store(count as usize, value);
+        let earlier = self.earlier[count as usize];
+        let all = match count {
+            Count::TickLatestNs => earlier.max(value),
+            _ => earlier.wrapping_add(value),
+        };
+        self.words.store(count as usize, all);
     }
 
     /// Returns a counter's value.

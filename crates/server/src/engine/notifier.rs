@@ -159,13 +159,13 @@ impl Notifier {
         // A successor engine resends packets that are not done: it may send a packet twice, but
         // loses none.
         for one in self.completed.drain(..) {
-            if let Some(session) = sessions.serve(one.key) {
+            if let Some(session) = sessions.get_mut(one.key) {
                 let set = &mut session.queue_pairs[one.queue_pair as usize];
                 set.transmit.complete(&mut session.transmit_ledger, one.first, one.slots);
             }
         }
         for (key, queue_pair) in &self.touched {
-            if let Some(session) = sessions.serve(*key) {
+            if let Some(session) = sessions.get_mut(*key) {
                 session.queue_pairs[*queue_pair as usize].transmit.publish();
             }
         }
@@ -186,7 +186,7 @@ impl Notifier {
         // The engine reads the clock only if it defers a notification.
         let mut now = None;
         for (key, queue_pair) in &self.touched {
-            let Some(session) = sessions.serve(*key) else { continue };
+            let Some(session) = sessions.get_mut(*key) else { continue };
             let set = &mut session.queue_pairs[*queue_pair as usize];
             let received = set.receive.publish(&mut session.receive_ledger);
             set.touched = received > 0;
@@ -227,7 +227,7 @@ impl Notifier {
             set.touched = false;
         }
         for (key, _) in &self.touched {
-            if let Some(session) = sessions.serve(*key)
+            if let Some(session) = sessions.get_mut(*key)
                 && session.news.marked
             {
                 session.marker.publish();
@@ -240,7 +240,7 @@ impl Notifier {
         let fenced = doorbell::fence();
         for index in 0..self.touched.len() {
             let (key, _) = self.touched[index];
-            let Some(session) = sessions.serve(key) else { continue };
+            let Some(session) = sessions.get_mut(key) else { continue };
             // One notification covers the news of all of the session's queue pairs.
             let news = std::mem::take(&mut session.news);
             if news.urgent {
@@ -274,12 +274,11 @@ impl Notifier {
         let until = now + self.slack_ns;
         let mut fenced = None;
         while let Some(key) = self.deferred.take(until) {
-            let Some(session) = sessions.serve(key) else { continue };
+            let Some(session) = sessions.get_mut(key) else { continue };
             session.unnotified = 0;
             let fenced = *fenced.get_or_insert_with(doorbell::fence);
             self.notify(session, fenced, false);
         }
-        sessions.position.serve(0);
         self.count(counters);
     }
 

@@ -11,6 +11,8 @@ use super::options::KeeperOptions;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// The least time that a server has to serve, after an earlier one has served.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 /// A crash so soon after a start is one of a series.
 const EARLY: Duration = Duration::from_secs(10);
 /// Crashes of such a series after which the next server starts at once.
@@ -63,8 +65,13 @@ impl Ends {
         self.served_until.is_some()
     }
 
-    /// Returns the time by which the next server must serve.
+    /// Returns the time by which the next server must serve, which starts now.
     pub(super) fn serve_by(&self, hold: Duration) -> Option<Instant> {
+        Some(self.held_until(hold)?.max(Instant::now() + START_TIMEOUT))
+    }
+
+    /// Returns the time after which no other server starts.
+    pub(super) fn held_until(&self, hold: Duration) -> Option<Instant> {
         self.served_until.map(|last| last + hold)
     }
 
@@ -85,13 +92,13 @@ impl Ends {
         } else {
             self.failed_starts += 1;
         }
-        if hold.is_zero() || self.serve_by(hold).is_none_or(|last| last <= now) {
-            return Next::None;
-        }
+        let left = self.held_until(hold).map(|until| until.saturating_duration_since(now));
+        let Some(left) = left.filter(|left| !left.is_zero()) else { return Next::None };
         let pause = |count: u32| {
             let doublings = count.checked_sub(1)?;
             let pause = FIRST_PAUSE * 2u32.saturating_pow(doublings).min(1 << 10);
-            Some(pause.min(LONGEST_PAUSE))
+            // The last attempt comes before the time is over.
+            Some(pause.min(LONGEST_PAUSE).min(left.mul_f64(0.9)))
         };
         let (attempt, crashes) = (self.failed_starts, self.crashes);
         match (pause(attempt), pause(crashes.saturating_sub(CRASHES_AT_ONCE))) {
@@ -157,7 +164,7 @@ impl Next {
 mod tests {
     use super::*;
 
-    const HOLD: Duration = Duration::from_secs(100);
+    const HOLD: Duration = Duration::from_secs(3600);
 
     #[test]
     fn starts_that_fail_are_repeated_after_growing_pauses() {

@@ -115,7 +115,7 @@ pub fn supervise(
         supervisor.serve_by = ends.serve_by(options.hold);
         let started = Instant::now();
         let mut child = match supervisor.start(next.take(), crash) {
-            Err(error) if supervisor.serve_by.is_some_and(|last| last > started) => {
+            Err(error) if ends.held_until(options.hold).is_some_and(|last| last > started) => {
                 if supervisor.after_failed_start(&error)? {
                     return Ok(Supervision::Stopped);
                 }

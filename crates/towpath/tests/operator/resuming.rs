@@ -204,6 +204,34 @@ fn endpoints(server: &Running) -> Vec<serde_json::Value> {
     endpoints.as_array().unwrap().clone()
 }
 
+/// No counter of the device begins anew with the next server.
+#[test]
+fn the_devices_counters_go_on() {
+    towpath_testkit::isolated!(|| {
+        if !tun("resuming::the_devices_counters_go_on") {
+            return;
+        }
+        let directory = Directory::new();
+        let mut server = serve(&directory, "s.sock", &ARGUMENTS);
+        for port in 7..27 {
+            crate::serving::round_trip(&server, port);
+        }
+        let counters = || server.report()["device"]["counters"].as_object().unwrap().clone();
+        let mut before = counters();
+        for _ in 0..2 {
+            server.kill_server();
+            crate::serving::round_trip(&server, 7);
+            let after = counters();
+            for (name, value) in &before {
+                assert!(after[name].as_u64() >= value.as_u64(), "{name}: {value}, {}", after[name]);
+            }
+            before = after;
+        }
+        assert!(before["tx_packets"].as_u64().unwrap() >= 22, "{before:?}");
+        assert!(server.stop(Signal::TERM).success());
+    });
+}
+
 /// Endpoints keep their numbers, rules, ports and settings, and closed ones stay closed.
 #[test]
 fn endpoints_and_settings_are_as_before() {

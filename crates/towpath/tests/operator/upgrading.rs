@@ -187,6 +187,30 @@ fn an_upgrade_to_a_program_that_does_not_serve_is_undone() {
     });
 }
 
+/// So it is for a keeper that follows no killed server by another one.
+#[test]
+fn an_upgrade_without_hold_is_undone_too() {
+    towpath_testkit::isolated!(|| {
+        if !tun("upgrading::an_upgrade_without_hold_is_undone_too") {
+            return;
+        }
+        let directory = Directory::new();
+        let program = directory.text("towpath");
+        install(env!("CARGO_BIN_EXE_towpath"), &program);
+        let arguments = [&ARGUMENTS[..], &["--hold", "0"]].concat();
+        let mut server = serve_from(&program, &directory, "s.sock", &arguments);
+        let mut session = Session::attach(&server.socket, &Options::default()).unwrap();
+        for resumptions in 1..=2 {
+            install("/bin/false", &program);
+            fails(&mut towpath(&["upgrade", &server.socket]), 1);
+            while session.statistics().resumptions < resumptions {
+                assert!(session.wait(Some(LIMIT)).unwrap());
+            }
+        }
+        assert!(server.stop(Signal::TERM).success());
+    });
+}
+
 /// Users other than the server's and root may not upgrade.
 #[test]
 fn upgrades_that_are_refused() {
