@@ -117,16 +117,18 @@ impl Position {
         self.serve(0);
     }
 
-    /// Records the session that the thread serves from now on; 0 for none.
+    /// Records the session that the thread serves from now on, and that it delivers no packet; 0 for
+    /// none.
     #[inline]
     pub(crate) fn serve(&mut self, session: u32) {
         if let Some(words) = &mut self.words {
             words.store(PLACE, self.phase | u64::from(session));
+            words.store(RECEIVER, 0);
         }
     }
 
-    /// Records the session to which the thread delivers a packet; 0 once it is delivered. The packet
-    /// comes from the served session or from the device.
+    /// Records the session to which the thread delivers a packet, which comes from the served session
+    /// or from the device. It stays recorded until the next delivery or the next batch.
     #[inline]
     pub(crate) fn deliver_to(&mut self, session: u32) {
         if let Some(words) = &mut self.words {
@@ -256,7 +258,7 @@ mod tests {
         assert_eq!((sessions(0), sessions(1)), (vec![], vec![3, 4]));
         positions[1].deliver_to(3);
         assert_eq!(sessions(1), [3], "a session that sends to itself");
-        positions[1].deliver_to(0);
+        positions[1].serve(3);
         positions[2].begin(Phase::Restore);
         assert_eq!(read.describe(), "engine 1: transmit of session 3, control: restore");
         positions[1].serve(0);

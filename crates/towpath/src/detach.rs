@@ -68,8 +68,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 fn what_remains(one: &Attached) -> &'static str {
     if packet::is_program(&one.program.name) {
         "the kernel now answers packets of applications, too, because their server's packet sockets \
-         still copy them; end that server"
+         still copy them; end the server's keeper (SIGTERM, twice if the server is stopped)"
     } else {
-        "its server now receives at most packets to groups; end that server"
+        "its server now receives at most packets to groups; end its keeper (SIGTERM, twice if the server is \
+         stopped)"
     }
 }

@@ -19,7 +19,6 @@ use crate::engine::session::{Endpoint, Session};
 use crate::engine::sessions::SessionTable;
 use crate::engine::source::{Piece, SegmentPieces, SoftwareOffloads, Source, WHOLE_BYTES};
 use crate::engine::work::Work;
-use crate::position::Position;
 
 /// The parts of the engine that delivery needs, borrowed for a batch.
 pub(crate) struct Delivery<'a> {
@@ -74,7 +73,7 @@ impl<'a> Delivery<'a> {
         packet: &Packet<'_>,
         flags: u16,
     ) -> Work {
-        let Some((session, position)) = self.sessions.receiver(destination.session) else {
+        let Some(session) = self.sessions.receiver(destination.session) else {
             return Work::copy(0);
         };
         let budget = Budget { packets: self.receive_budget, iteration: self.iteration };
@@ -85,7 +84,6 @@ impl<'a> Delivery<'a> {
             to.count(outcome);
             self.notifier.touch(to.session, destination.session, to.queue_pair);
         }
-        position.deliver_to(0);
         work
     }
 
@@ -96,14 +94,8 @@ impl<'a> Delivery<'a> {
         placed: Placed,
         meta: Meta,
     ) -> InPlace {
-        let outcome = self.give_in_place(destination, placed, meta);
-        self.sessions.position.deliver_to(0);
-        outcome
-    }
-
-    fn give_in_place(&mut self, destination: Destination, placed: Placed, meta: Meta) -> InPlace {
         let (key, number) = (destination.session, destination.endpoint);
-        let Some((session, _)) = self.sessions.receiver(key) else { return InPlace::Dropped };
+        let Some(session) = self.sessions.receiver(key) else { return InPlace::Dropped };
         let endpoint = session.endpoints.get(number as usize).and_then(Option::as_ref);
         let Some(endpoint) = endpoint else { return InPlace::Dropped };
         if endpoint.queue_pair != 0 || meta.segmentation.is_some() && !endpoint.offload {
@@ -130,9 +122,9 @@ impl<'a> Delivery<'a> {
     /// Returns a session as the receiver of several packets.
     #[inline]
     pub(crate) fn receiver(&mut self, key: u32) -> Option<Receiver<'_>> {
-        let (session, position) = self.sessions.receiver(key)?;
+        let session = self.sessions.receiver(key)?;
         let budget = Budget { packets: self.receive_budget, iteration: self.iteration };
-        Some(Receiver { key, session, position, notifier: self.notifier, budget })
+        Some(Receiver { key, session, notifier: self.notifier, budget })
     }
 }
 
@@ -205,7 +197,6 @@ pub(crate) struct Receiver<'a> {
     session: &'a mut Session,
     notifier: &'a mut Notifier,
     budget: Budget,
-    position: &'a mut Position,
 }
 
 /// A packet that needs neither checksums nor segmentation.
@@ -227,13 +218,6 @@ impl Frame<'_> {
 }
 
 impl Receiver<'_> {
-    /// Ends the delivery in the engine's position. After a panic, the position goes on to name the
-    /// receiver.
-    #[inline]
-    pub(crate) fn end(self) {
-        self.position.deliver_to(0);
-    }
-
     /// Delivers packets, by their numbers in a batch. `memory`: where they are sent from.
     #[inline]
     pub(crate) fn deliver_all<'p>(

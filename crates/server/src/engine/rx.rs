@@ -242,7 +242,6 @@ fn deliver_plain(
     if received.meta == Meta::FULL {
         if let Some(mut receiver) = delivery.receiver(destination.session) {
             receiver.deliver(destination.endpoint, source);
-            receiver.end();
         }
         return Path::Fast;
     }

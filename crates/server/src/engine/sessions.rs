@@ -113,13 +113,12 @@ impl SessionTable {
         Some(session)
     }
 
-    /// Returns the session with a key, and records it as the receiver. The caller ends that by
-    /// [`Position::deliver_to`] of the returned position, with 0.
+    /// Returns the session with a key, to which the engine delivers a packet.
     #[inline]
-    pub(crate) fn receiver(&mut self, key: u32) -> Option<(&mut Session, &mut Position)> {
+    pub(crate) fn receiver(&mut self, key: u32) -> Option<&mut Session> {
         let session = self.by_key.get_mut(key as usize)?.as_deref_mut()?;
         self.position.deliver_to(session.number);
-        Some((session, &mut self.position))
+        Some(session)
     }
 
     /// Returns the number of keys: one more than the largest key so far.

@@ -172,9 +172,9 @@ fn detached(server: &mut Running, mode: &str) {
     kill_process(server.server().unwrap(), Signal::STOP).unwrap();
     let said = prints(&mut towpath(&["detach", "uplink"]));
     assert!(said.contains("detached from uplink: id ") && said.contains("link "), "{said}");
-    let copies = "their server's packet sockets still copy them; end that server";
+    let copies = "their server's packet sockets still copy them; end the server's keeper";
     let remains =
-        if mode == "packet" { copies } else { "at most packets to groups; end that server" };
+        if mode == "packet" { copies } else { "at most packets to groups; end its keeper" };
     assert!(said.contains(remains), "{said}");
     until_bare();
     let said = fails(&mut towpath(&["detach", "uplink"]), 1);

@@ -108,7 +108,6 @@ pub(crate) fn deliver_run(batch: &Batch, from: usize, context: &mut TxContext<'_
                 rest: Piece { offset, len },
             }
         });
-        receiver.end();
         index = end;
     }
     delivery.complete((batch.key, batch.queue_pair), first, count as u32);
