@@ -1,6 +1,6 @@
 # The targets; each is one command, which can also be run directly. See CONTRIBUTING.md.
 
-.PHONY: build quick test test-long test-slow test-filter test-experiments test-beside-a-server test-ordinary-user loom asan tsan fuzz bench figures demo manual ci
+.PHONY: build quick test test-long test-slow test-filter test-experiments test-beside-a-server test-older-version test-ordinary-user loom asan tsan fuzz bench figures demo manual ci
 
 build:
 	cargo build --release
@@ -26,6 +26,10 @@ test-filter:
 test-experiments:
 	cargo build --release -p towpath -p towpath-examples -p towpath-lab-web
 	cargo test --release -p towpath-lab --test experiments
+
+test-older-version:
+	cargo build --workspace
+	tests/older-version target/debug
 
 test-beside-a-server:
 	cargo build --workspace

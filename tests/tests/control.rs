@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Rule, Session};
-use towpath_protocol::VERSION;
 use towpath_protocol::message::{
     self, Attach, Attached, Close, Cursor, ErrorBody, MAX_REQUEST_BYTES, Message, Open, Opened,
     Refusal, Set,
 };
 use towpath_protocol::settings::{Kind, Scope, Setting};
+use towpath_protocol::{OLDEST_VERSION, VERSION};
 use towpath_tests::process::Program;
 use towpath_tests::random::{Random, seed};
 use towpath_tests::raw::{self, Raw, Reply, bytes};
@@ -124,10 +124,31 @@ fn random_control_bytes_harm_no_session() {
     server.stop();
 }
 
+/// A server answers an application of an older version in that version.
+#[test]
+fn an_older_version_is_answered_in_itself() {
+    let server = Served::start(&PEER, &[]);
+    for version in OLDEST_VERSION..=VERSION {
+        let raw = connect(&server);
+        raw.send(&Message::Attach(raw::attach("old")).encode_for(version), &[]).unwrap();
+        let mut answer = [0; 512];
+        let (count, _) = rustix::net::recv(
+            raw.channel.as_fd(),
+            &mut answer[..],
+            rustix::net::RecvFlags::empty(),
+        )
+        .unwrap();
+        let (message, answered) = Message::decode_any(&answer[..count]).unwrap();
+        assert_eq!(answered, version);
+        assert!(matches!(message, Message::Attached(_)), "{message:?}");
+    }
+    server.stop();
+}
+
 #[test]
 fn a_version_refusal_names_both_versions() {
     let server = Served::start(&PEER, &[]);
-    for version in [0, VERSION + 1, 0x7fff, u16::MAX] {
+    for version in [0, OLDEST_VERSION - 1, VERSION + 1, 0x7fff, u16::MAX] {
         for message in [
             Message::Attach(raw::attach("old")),
             Message::Report(Cursor::default()),
@@ -138,9 +159,11 @@ fn a_version_refusal_names_both_versions() {
             let raw = connect(&server);
             let (refusal, text) = cut_off(&raw, raw.ask_bytes(&bytes).unwrap());
             assert_eq!(refusal, Refusal::Version);
-            for part in
-                [&format!("version {version} "), &format!("this side {VERSION}"), "matching builds"]
-            {
+            for part in [
+                &format!("version {version} "),
+                &format!("this side {VERSION}"),
+                "update the older of the two",
+            ] {
                 assert!(text.contains(part), "{text}");
             }
         }

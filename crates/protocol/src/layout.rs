@@ -2,7 +2,7 @@
 //!
 //! | memory | written by | holds, in this order |
 //! |---|---|---|
-//! | server pages | server | header line, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs |
+//! | server pages | server | header line, line of accounts, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs |
 //! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue pairs |
 //! | state page | server | epoch, an engine thread's sleep flag, heartbeat, counters of the device |
 //! | ledger | server | buffers of the transmit pool, buffers of the receive pool, each queue pair's slots completed out of order |
@@ -19,6 +19,8 @@ use towpath_queue::events::EventShape;
 use towpath_queue::layout::{QueueShape, lines};
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords, PoolShape};
+
+use crate::VERSION;
 
 /// The most lanes of a server.
 pub const MAX_LANES: usize = 8;
@@ -37,6 +39,11 @@ pub const PARKED_WORD: usize = 1;
 /// Word of the server pages' header that counts the endpoints that the server closed because the
 /// policy changed.
 pub const REVOKED_WORD: usize = 2;
+/// Word of the accounts with the engine's time for the session, in nanoseconds: an estimate, of which
+/// the engine measures some poll iterations.
+pub const ENGINE_NS_WORD: usize = 0;
+/// The version since which the server pages have a line of accounts.
+const ACCOUNTS_SINCE: u16 = 9;
 /// Word of an endpoint's counters that is 1 if the server closed the endpoint because the policy
 /// changed.
 pub const ENDPOINT_REVOKED_WORD: usize = ENDPOINT_COUNTERS - 1;
@@ -86,6 +93,7 @@ pub struct SessionShape {
     /// The receive pool: as many buffers as all receive queues of one lane have slots.
     pub receive_pool: PoolShape,
     events: EventShape,
+    version: u16,
 }
 
 /// The reason why numbers form no shape.
@@ -114,7 +122,8 @@ pub enum ShapeError {
 }
 
 impl SessionShape {
-    /// Creates a session's shape from its numbers; buffer sizes are data bytes.
+    /// Creates a session's shape from its numbers, in the layout of [`VERSION`]; buffer sizes are data
+    /// bytes.
     ///
     /// # Errors
     /// [`ShapeError`] names the number that is out of its range.
@@ -151,6 +160,7 @@ impl SessionShape {
             transmit_pool: pool(transmit_slots, transmit_buffer_bytes)?,
             receive_pool: pool(receive_slots, receive_buffer_bytes)?,
             events: EventShape::new(queue_pairs).ok_or(ShapeError::QueuePairs(queue_pairs))?,
+            version: VERSION,
         };
         for bytes in [
             shape.transmit_pool.pool_bytes(),
@@ -163,6 +173,23 @@ impl SessionShape {
             }
         }
         Ok(shape)
+    }
+
+    /// Returns the shape in the layout of a version that a server speaks.
+    #[must_use]
+    pub fn of_version(self, version: u16) -> SessionShape {
+        SessionShape { version, ..self }
+    }
+
+    /// Returns the version of the layout.
+    #[must_use]
+    pub fn version(&self) -> u16 {
+        self.version
+    }
+
+    /// Returns the words of the accounts.
+    fn account_words(&self) -> usize {
+        if self.version >= ACCOUNTS_SINCE { LINE_WORDS } else { 0 }
     }
 
     /// Checks that as many lanes can have a session of this shape.
@@ -221,6 +248,7 @@ impl SessionShape {
 
     fn server_queues_start(&self) -> usize {
         LINE_WORDS
+            + self.account_words()
             + self.events.marker_words()
             + self.events.acknowledger_words()
             + self.endpoints as usize * ENDPOINT_COUNTERS
@@ -231,6 +259,7 @@ impl SessionShape {
     pub fn server_own(&self, mut words: OwnWords) -> ServerPages<OwnWords> {
         ServerPages {
             header: words.split_off_front(LINE_WORDS),
+            accounts: words.split_off_front(self.account_words()),
             events: words.split_off_front(self.events.marker_words()),
             acknowledgements: words.split_off_front(self.events.acknowledger_words()),
             counters: words.split_off_front(self.endpoints as usize * ENDPOINT_COUNTERS),
@@ -246,6 +275,7 @@ impl SessionShape {
         let mut cut = Cut { words, at: 0 };
         ServerPages {
             header: cut.next(LINE_WORDS),
+            accounts: cut.next(self.account_words()),
             events: cut.next(self.events.marker_words()),
             acknowledgements: cut.next(self.events.acknowledger_words()),
             counters: cut.next(self.endpoints as usize * ENDPOINT_COUNTERS),
@@ -313,6 +343,8 @@ impl Cut<'_> {
 pub struct ServerPages<W> {
     /// One line.
     pub header: W,
+    /// One line, from [`ENGINE_NS_WORD`] on; none in the layout of version 8.
+    pub accounts: W,
     /// Events to the application.
     pub events: W,
     /// Acknowledgements of the application's events.
@@ -355,13 +387,25 @@ mod tests {
 
     #[test]
     fn both_sides_find_the_same_words() {
-        let shape = SessionShape::new(3, 5, 16, 32, 2048, 2048).unwrap();
+        let newest = SessionShape::new(3, 5, 16, 32, 2048, 2048).unwrap();
+        let older = newest.of_version(8);
+        assert_eq!(newest.server_words() - older.server_words(), LINE_WORDS);
+        for shape in [newest, older] {
+            check_both_sides(&shape);
+        }
+    }
+
+    fn check_both_sides(shape: &SessionShape) {
         let server = Region::private(shape.server_words() * 8).unwrap();
         let peer = peer_words(server.mapping());
         let own = own_words(server);
         let mut own = shape.server_own(own);
         let peer = shape.server_peer(&peer);
         own.header.store(CLOSED_WORD, 1);
+        if shape.version() >= ACCOUNTS_SINCE {
+            own.accounts.store(ENGINE_NS_WORD, 10);
+            assert_eq!(peer.accounts.fetch(ENGINE_NS_WORD), 10);
+        }
         own.events.store(0, 2);
         own.acknowledgements.store(0, 3);
         own.counters.store(4 * ENDPOINT_COUNTERS, 4);

@@ -21,6 +21,15 @@ pub mod peer;
 pub mod settings;
 pub mod store;
 
-/// The version of messages and layout together. Each change of either raises the version. A side
-/// refuses a peer of another version, and names both numbers.
-pub const VERSION: u16 = 8;
+/// The version of messages and layout together. Each change of either raises the version. A server
+/// speaks to an application as that one does, and lays out its session so, from
+/// [`OLDEST_VERSION`] on; and it resumes such sessions of an earlier server. Each side refuses a
+/// peer of any other version, and names both numbers.
+///
+/// | version | since | changed |
+/// |---|---|---|
+/// | 8 | 0.1.0 | |
+/// | 9 | the version after 0.1.0 | the server pages have a line of accounts |
+pub const VERSION: u16 = 9;
+/// The oldest version that a server speaks.
+pub const OLDEST_VERSION: u16 = 8;

@@ -22,8 +22,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::VERSION;
 use crate::layout::MAX_LANES;
+use crate::{OLDEST_VERSION, VERSION};
 
 /// "Towp", in each message.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"Towp");
@@ -402,7 +402,7 @@ pub enum MessageError {
     Magic,
     /// Of another version.
     #[error(
-        "the peer speaks version {0} of the protocol, this side {VERSION}; use matching builds of server and application"
+        "the peer speaks version {0} of the protocol, this side {VERSION}, and servers from {OLDEST_VERSION} on; update the older of the two"
     )]
     Version(u16),
     /// A kind that this version does not have.
@@ -436,10 +436,16 @@ impl Message {
         }
     }
 
-    /// Returns the message as bytes.
+    /// Returns the message as bytes, in this side's version.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let header = Header { magic: MAGIC, version: VERSION, kind: self.kind() };
+        self.encode_for(VERSION)
+    }
+
+    /// Returns the message as bytes, for a peer of this version.
+    #[must_use]
+    pub fn encode_for(&self, version: u16) -> Vec<u8> {
+        let header = Header { magic: MAGIC, version, kind: self.kind() };
         let (body, text): (&[u8], &[u8]) = match self {
             Message::Attach(body) => (body.as_bytes(), &[]),
             Message::Attached(body) => (body.as_bytes(), &[]),
@@ -456,11 +462,26 @@ impl Message {
         [header.as_bytes(), body, text].concat()
     }
 
-    /// Reads a message that a hostile peer may have written.
+    /// Reads a message of this side's version that a hostile peer may have written.
     ///
     /// # Errors
     /// [`MessageError`] names the fault.
     pub fn decode(bytes: &[u8]) -> Result<Message, MessageError> {
+        Message::decode_of(bytes, VERSION..=VERSION).map(|(message, _)| message)
+    }
+
+    /// Reads a message of any version that a server speaks. Also returns the version.
+    ///
+    /// # Errors
+    /// [`MessageError`] names the fault.
+    pub fn decode_any(bytes: &[u8]) -> Result<(Message, u16), MessageError> {
+        Message::decode_of(bytes, OLDEST_VERSION..=VERSION)
+    }
+
+    fn decode_of(
+        bytes: &[u8],
+        versions: std::ops::RangeInclusive<u16>,
+    ) -> Result<(Message, u16), MessageError> {
         let (header, body) = Header::read_from_prefix(bytes).map_err(|_| MessageError::Magic)?;
         if header.magic != MAGIC {
             return Err(MessageError::Magic);
@@ -469,16 +490,16 @@ impl Message {
         // The error message: the one kind that is the same in all versions.
         if header.kind == 11 {
             let body = ErrorBody::read_from_bytes(body).map_err(|_| length())?;
-            return Ok(Message::Error(Box::new(body)));
+            return Ok((Message::Error(Box::new(body)), header.version));
         }
-        if header.version != VERSION {
+        if !versions.contains(&header.version) {
             return Err(MessageError::Version(header.version));
         }
         fn read<T: FromBytes>(body: &[u8], error: MessageError) -> Result<T, MessageError> {
             T::read_from_bytes(body).map_err(|_| error)
         }
         let empty = |message: Message| if body.is_empty() { Ok(message) } else { Err(length()) };
-        match header.kind {
+        let message = match header.kind {
             1 => Ok(Message::Attach(read(body, length())?)),
             2 => Ok(Message::Attached(read(body, length())?)),
             3 => empty(Message::Mapped),
@@ -494,7 +515,8 @@ impl Message {
             10 => empty(Message::Done),
             12 => Ok(Message::Resume(read(body, length())?)),
             kind => Err(MessageError::Kind(kind)),
-        }
+        };
+        Ok((message?, header.version))
     }
 }
 

@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use towpath_protocol::VERSION;
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attach, Refusal};
 use towpath_protocol::peer::Peer;
@@ -59,6 +60,8 @@ pub(crate) struct Connection {
     pub(crate) trusted: bool,
     /// The connection's progress.
     pub(crate) progress: Progress,
+    /// The version of the protocol that the peer speaks.
+    pub(crate) version: u16,
     /// `true` if the connection has ended and its worker has closed it.
     pub(crate) gone: bool,
     /// The user and the group that the connection and its session count against.
@@ -147,6 +150,7 @@ impl Connection {
             terms,
             trusted,
             progress: Progress::New,
+            version: VERSION,
             gone: false,
             account,
             bytes: 0,
@@ -252,6 +256,7 @@ impl Connection {
 /// Fails with the line that the server sends to the peer.
 pub(crate) fn read_attach(
     attach: &Attach,
+    version: u16,
 ) -> Result<(SessionShape, Option<Ipv4Addr>, String), Refused> {
     let malformed = |text: String| (Refusal::Malformed, text);
     if attach.flags & !message::ATTACH_ALL != 0 {
@@ -265,7 +270,8 @@ pub(crate) fn read_attach(
         attach.transmit_buffer_bytes,
         attach.receive_buffer_bytes,
     )
-    .map_err(|error| malformed(format!("attach: {error}")))?;
+    .map_err(|error| malformed(format!("attach: {error}")))?
+    .of_version(version);
     let wanted = Ipv4Addr::from(attach.ipv4);
     let name = message::shown_name(&attach.name);
     Ok((shape, (!wanted.is_unspecified()).then_some(wanted), name))

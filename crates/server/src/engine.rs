@@ -31,6 +31,7 @@ mod execute;
 pub(crate) mod forbidden;
 pub(crate) mod last_sent;
 mod memories;
+mod meter;
 pub(crate) mod neighbours;
 mod notifier;
 pub(crate) mod own;
@@ -299,7 +300,10 @@ impl Engine {
         self.tx.count_ticks(ticks);
         let mut work = self.execute_commands();
         self.sessions.position.begin(Phase::Receive);
+        self.sessions.meter.begin(self.iteration);
+        let began = self.sessions.meter.now();
         let received = self.receive()?;
+        self.sessions.meter.received(began);
         self.sessions.position.begin(Phase::Transmit);
         let sent = self.transmit()?;
         self.found = Found { packets: received + sent, received, work: 0 };

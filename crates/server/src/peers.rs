@@ -80,7 +80,7 @@ impl Control {
     fn heard(&mut self, token: u64, wrong: u64, body: &[u8]) {
         let malformed = |text: String| Err((Refusal::Malformed, text));
         let message = match wrong {
-            report::VALID => Message::decode(body).map_err(|error| {
+            report::VALID => Message::decode_any(body).map_err(|error| {
                 let refusal = match error {
                     MessageError::Version(_) => Refusal::Version,
                     _ => Refusal::Malformed,
@@ -95,7 +95,12 @@ impl Control {
             )),
         };
         match message {
-            Ok(message) => self.asked(token, message),
+            Ok((message, version)) => {
+                if let Some(connection) = self.connections.get_mut(token) {
+                    connection.version = version;
+                }
+                self.asked(token, message);
+            }
             Err(refused) => self.cut_off(token, &refused),
         }
     }
@@ -126,8 +131,9 @@ impl Control {
         let Some(connection) = self.connections.get(token) else { return };
         let attaches = matches!(connection.progress, Progress::New | Progress::Given(_));
         let flags = flags | if attaches { command::TIMED } else { 0 };
-        let answer =
-            Packet::new(command::ANSWER, token, flags).with(descriptors).saying(message.encode());
+        let answer = Packet::new(command::ANSWER, token, flags)
+            .with(descriptors)
+            .saying(message.encode_for(connection.version));
         self.tell_worker(token, answer);
     }
 

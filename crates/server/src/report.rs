@@ -9,12 +9,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use towpath_memory::{Mapping, peer_words};
-use towpath_protocol::layout::{ENDPOINT_COUNTERS, STATE_COUNTERS_WORD, STATE_WORDS};
+use towpath_protocol::layout::{
+    ENDPOINT_COUNTERS, ENGINE_NS_WORD, STATE_COUNTERS_WORD, STATE_WORDS,
+};
 use towpath_protocol::message::{Cursor, MAX_PAGE_BYTES};
 
+use crate::addresses::Lease;
 use crate::connection::{Connection, Opened, Progress};
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
+use crate::policy::Policy;
+use crate::prepare::MEMORIES;
 use towpath_protocol::counters;
 use towpath_queue::PeerWords;
 
@@ -85,6 +90,20 @@ pub(crate) struct Session {
     pub queue_pairs: u32,
     /// The session's memory, in bytes.
     pub bytes: usize,
+    /// The most memory that the session may have, in bytes.
+    pub bytes_limit: usize,
+    /// The session's buffers for packets to send, and for received packets in all lanes.
+    pub transmit_buffers: u32,
+    pub receive_buffers: usize,
+    /// Descriptors that keep the pages of the session's memory in place.
+    pub pins: usize,
+    /// Descriptors that the server, and its keeper once more, hold for the session's sake: its
+    /// memories, its record, its process, the pins, and ports.
+    pub descriptors: usize,
+    /// The engines' time for the session, in nanoseconds, by measuring some poll iterations. Not for
+    /// an application of a version before 9 of the protocol.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine_ns: Option<u64>,
     /// The session's endpoints.
     pub endpoints: Vec<Endpoint>,
 }
@@ -199,7 +218,7 @@ pub(crate) fn lane_counters(
 /// Fails with the serializer's error.
 pub(crate) fn page<'a>(
     device: Option<Device>,
-    lanes: usize,
+    (lanes, policy): (usize, &Policy),
     connections: impl Iterator<Item = (u64, &'a Connection)>,
     cursor: Cursor,
 ) -> Result<(Cursor, Vec<u8>), serde_json::Error> {
@@ -210,7 +229,9 @@ pub(crate) fn page<'a>(
         // one.
         let first = if token == cursor.connection { cursor.endpoint } else { 0 };
         let here = Cursor { connection: token, endpoint: first, reserved: 0 };
-        let Some((mut session, endpoints)) = session(connection, lanes, first) else { continue };
+        let Some((mut session, endpoints)) = session(connection, (lanes, policy), first) else {
+            continue;
+        };
         bytes += serde_json::to_vec(&session)?.len() + 1;
         if bytes > MAX_PAGE_BYTES {
             return Ok((here, serde_json::to_vec(&report)?));
@@ -229,22 +250,33 @@ pub(crate) fn page<'a>(
     Ok((Cursor::END, serde_json::to_vec(&report)?))
 }
 
+/// Returns the number of descriptors that the server and its keeper hold for a session.
+fn descriptors(connection: &Connection, lease: &Lease) -> usize {
+    let holds_port = |one: &&Opened| lease.shared && one.rule.port.is_some();
+    let ports = connection.endpoints.iter().flatten().filter(holds_port).count();
+    // Its record and its process.
+    let recorded = if connection.record.is_some() { 2 } else { 0 };
+    MEMORIES.len() + recorded + connection.pins.len() + ports
+}
+
 /// Returns a session's part of the report, with its endpoints from the first one on. `None`: the
 /// connection has no session.
-fn session(
-    connection: &Connection,
-    lanes: usize,
+fn session<'a>(
+    connection: &'a Connection,
+    (lanes, policy): (usize, &Policy),
     first: u32,
-) -> Option<(Session, impl Iterator<Item = Endpoint> + '_)> {
+) -> Option<(Session, impl Iterator<Item = Endpoint> + use<'a>)> {
     let (Progress::Lives | Progress::Unclaimed, Some(lease), Some(shape), Some(mappings)) =
         (&connection.progress, &connection.lease, &connection.shape, &connection.mappings)
     else {
         return None;
     };
     let (words, lane_words) = (peer_words(&mappings.server), shape.server_words());
-    let parts: Vec<PeerWords> = (0..lanes)
-        .map(|lane| shape.server_peer(&words.part(lane * lane_words, lane_words)).counters)
-        .collect();
+    let pages = |lane| shape.server_peer(&words.part(lane * lane_words, lane_words));
+    let pages: Vec<_> = (0..lanes).map(pages).collect();
+    let times = pages.iter().map(|pages| &pages.accounts).filter(|words| !words.is_empty());
+    let times: Vec<u64> = times.map(|words| words.fetch(ENGINE_NS_WORD)).collect();
+    let parts: Vec<PeerWords> = pages.into_iter().map(|pages| pages.counters).collect();
     let from = connection.endpoints.iter().enumerate().skip(first as usize);
     let endpoints = from.filter_map(move |(number, opened)| {
         let opened = opened.as_ref()?;
@@ -270,6 +302,12 @@ fn session(
         ipv6: lease.ipv6.map(|(ip, prefix)| format!("{ip}/{prefix}")),
         queue_pairs: shape.queue_pairs,
         bytes: crate::prepare::session_bytes(shape, lanes),
+        bytes_limit: policy.limits(&connection.terms).session_bytes,
+        transmit_buffers: shape.transmit_pool.buffers(),
+        receive_buffers: shape.receive_pool.buffers() as usize * lanes,
+        pins: connection.pins.len(),
+        descriptors: descriptors(connection, lease),
+        engine_ns: (!times.is_empty()).then(|| times.iter().sum()),
         endpoints: Vec::new(),
     };
     Some((session, endpoints))

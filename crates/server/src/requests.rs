@@ -61,7 +61,7 @@ impl Control {
         if !matches!(connection.progress, Progress::New) {
             return Err((Refusal::State, "attach: this connection has a session already".into()));
         }
-        let (shape, wanted, name) = read_attach(attach)?;
+        let (shape, wanted, name) = read_attach(attach, connection.version)?;
         let lanes = self.parts.engines.lanes();
         shape
             .check_lanes(lanes)
@@ -425,7 +425,7 @@ impl Control {
         });
         let shown =
             self.connections.from(cursor.connection).filter(|(_, one)| all || one.peer.uid == uid);
-        let (next, text) = report::page(device, lanes, shown, cursor)
+        let (next, text) = report::page(device, (lanes, &self.parts.policy), shown, cursor)
             .map_err(|error| (Refusal::Limit, format!("report: {error}")))?;
         self.answer(token, &Message::Reported(next, text));
         Ok(())

@@ -41,6 +41,8 @@ struct Notifications {
 pub(crate) struct Notifier {
     /// Queue pairs to publish, by session key and number.
     touched: Vec<(u32, u32)>,
+    /// In a measured poll iteration, the sessions that received packets, and how many.
+    received: Vec<(u32, u32)>,
     completed: Vec<Completed>,
     deferred: Deadlines,
     notifications: Notifications,
@@ -63,6 +65,7 @@ impl Notifier {
     pub(crate) fn new(values: &Values, relays: Relays, packets: usize) -> Notifier {
         let mut notifier = Notifier {
             touched: Vec::with_capacity(1024),
+            received: Vec::new(),
             completed: Vec::with_capacity(packets),
             deferred: Deadlines::default(),
             notifications: Notifications::default(),
@@ -156,6 +159,9 @@ impl Notifier {
             return;
         }
         self.publish_receive_queues(sessions);
+        if !self.received.is_empty() {
+            self.divide_receive_time(sessions);
+        }
         // A successor engine resends packets that are not done: it may send a packet twice, but
         // loses none.
         for one in self.completed.drain(..) {
@@ -185,10 +191,14 @@ impl Notifier {
     fn publish_receive_queues(&mut self, sessions: &mut SessionTable) {
         // The engine reads the clock only if it defers a notification.
         let mut now = None;
+        let is_measured = sessions.meter.receive_ns() > 0;
         for (key, queue_pair) in &self.touched {
             let Some(session) = sessions.get_mut(*key) else { continue };
             let set = &mut session.queue_pairs[*queue_pair as usize];
             let received = set.receive.publish(&mut session.receive_ledger);
+            if is_measured && received > 0 {
+                self.received.push((*key, received));
+            }
             set.touched = received > 0;
             let news = &mut session.news;
             let full = self.early
@@ -203,6 +213,18 @@ impl Notifier {
                 news.urgent |= session.unnotified >= set.rx_frames || full;
                 let due = *now.get_or_insert_with(clock_ns) + u64::from(set.rx_usecs) * 1000;
                 news.due = if news.due == 0 { due } else { news.due.min(due) };
+            }
+        }
+    }
+
+    /// Divides the time to receive packets among the sessions that received some.
+    #[cold]
+    fn divide_receive_time(&mut self, sessions: &mut SessionTable) {
+        let ns = sessions.meter.receive_ns();
+        let all: u64 = self.received.iter().map(|(_, count)| u64::from(*count)).sum();
+        for (key, count) in self.received.drain(..) {
+            if let Some(session) = sessions.get_mut(key) {
+                session.add_time(ns * u64::from(count) / all.max(1));
             }
         }
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use towpath_device::{Registration, SpaceId};
 use towpath_memory::{Mapping, Region, own_words, peer_words};
 use towpath_protocol::layout::{
-    CLOSED_WORD, ENDPOINT_COUNTERS, ENDPOINT_REVOKED_WORD, PARKED_WORD, REVOKED_WORD, SessionShape,
+    CLOSED_WORD, ENDPOINT_COUNTERS, ENDPOINT_REVOKED_WORD, ENGINE_NS_WORD, PARKED_WORD,
+    REVOKED_WORD, SessionShape,
 };
 use towpath_protocol::settings::Setting;
 use towpath_queue::buffers::Ledger;
@@ -71,6 +72,26 @@ pub struct QueuePair {
     pub rx_usecs: u32,
     /// The coalescing settings of the endpoints that use the queue pair.
     coalescing: Coalescing,
+}
+
+impl QueuePair {
+    /// Makes the engine's view of a queue pair of a session of this shape.
+    fn new(shape: &SessionShape, own: OwnWords, peer: &PeerWords, done: OwnWords) -> QueuePair {
+        let (transmit, receive) = server_side(&shape.queues, shape.transmit_pool, own, peer, done);
+        QueuePair {
+            transmit,
+            receive,
+            unit: u32::MAX,
+            shaped: false,
+            shapes: 0,
+            delays: Values::new(u32::MAX),
+            arrivals: None,
+            touched: false,
+            rx_frames: coalescing::UNSET.0,
+            rx_usecs: coalescing::UNSET.1,
+            coalescing: Coalescing::default(),
+        }
+    }
 }
 
 /// The engine's view of an endpoint.
@@ -150,6 +171,8 @@ pub struct Session {
     /// The endpoints' counters.
     pub counters: OwnWords,
     header: OwnWords,
+    /// The accounts; of no words in the layout of an older application.
+    accounts: OwnWords,
     /// The number of endpoints that the server closed, which the application reads.
     revoked: OwnWords,
     /// The limit of packets that the session's rights forbid, if there is one.
@@ -363,23 +386,7 @@ impl Session {
             .into_iter()
             .zip(&application.queue_pairs)
             .zip(ledger.queue_pairs)
-            .map(|((own, peer), done)| {
-                let (transmit, receive) =
-                    server_side(&shape.queues, shape.transmit_pool, own, peer, done);
-                QueuePair {
-                    transmit,
-                    receive,
-                    unit: u32::MAX,
-                    shaped: false,
-                    shapes: 0,
-                    delays: Values::new(u32::MAX),
-                    arrivals: None,
-                    touched: false,
-                    rx_frames: coalescing::UNSET.0,
-                    rx_usecs: coalescing::UNSET.1,
-                    coalescing: Coalescing::default(),
-                }
-            })
+            .map(|((own, peer), done)| QueuePair::new(&shape, own, peer, done))
             .collect();
         Session {
             number,
@@ -402,6 +409,7 @@ impl Session {
             shapes: (0..shape.endpoints).map(|_| None).collect(),
             to_hurry: (0, 0),
             counters: server.counters,
+            accounts: server.accounts,
             header,
             revoked: server.header,
             forbidden: None,
@@ -414,6 +422,14 @@ impl Session {
             closing: false,
             emptied: false,
             violation: None,
+        }
+    }
+
+    /// Adds to the engine's time for the session, in nanoseconds.
+    pub(crate) fn add_time(&mut self, ns: u64) {
+        if !self.accounts.is_empty() {
+            let total = self.accounts.get(ENGINE_NS_WORD).wrapping_add(ns);
+            self.accounts.store(ENGINE_NS_WORD, total);
         }
     }
 

@@ -16,6 +16,7 @@ use std::collections::HashMap;
 
 use towpath_queue::Violation;
 
+use crate::engine::meter::Meter;
 use crate::engine::session::{PARKED, Session};
 use crate::position::Position;
 
@@ -80,6 +81,8 @@ pub(crate) struct SessionTable {
     counts: Counts,
     /// Where the engine stands.
     pub(crate) position: Position,
+    /// Measures the engine's time for sessions.
+    pub(crate) meter: Meter,
 }
 
 impl SessionTable {

@@ -17,11 +17,11 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use towpath_memory::{Mapping, SharedFile, own_words, peer_words};
-use towpath_protocol::VERSION;
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Open};
 use towpath_protocol::peer::Peer;
 use towpath_protocol::settings::{Setting, Values};
+use towpath_protocol::{OLDEST_VERSION, VERSION};
 use towpath_queue::{OwnWords, PeerWords};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -29,9 +29,10 @@ use super::settings::SETTINGS_ROOM;
 use crate::addresses::Lease;
 use crate::clock::clock_ns;
 
-/// The layout of the record. A change of the record raises the number in the text; a change of the
-/// layouts that it describes raises `VERSION`.
-const LAYOUT: u64 = u64::from_le_bytes(*b"Towpath2") ^ ((VERSION as u64) << 32);
+/// The layout of the record. A change of the record raises the number in the text.
+const LAYOUT: u64 = u64::from_le_bytes(*b"Towpath2");
+/// The place of the version of the protocol in the first word, beside the layout.
+const VERSION_SHIFT: u32 = 32;
 
 const STATE: usize = 1;
 const NUMBER: usize = 2;
@@ -132,6 +133,29 @@ fn bytes(shape: &SessionShape) -> usize {
     endpoint(shape.endpoints) * 8
 }
 
+/// Returns the first word of a record of a session whose application speaks this version.
+fn first_word(version: u16) -> u64 {
+    LAYOUT ^ u64::from(version) << VERSION_SHIFT
+}
+
+/// Returns the version in the first word of a record.
+///
+/// # Errors
+/// Fails with the reason why this server cannot read the record.
+fn version_in(first: u64) -> Result<u16, String> {
+    let version = u16::try_from((first ^ LAYOUT) >> VERSION_SHIFT).unwrap_or(0);
+    if first != first_word(version) {
+        return Err("a record of another layout: its server was of another version".to_owned());
+    }
+    if (OLDEST_VERSION..=VERSION).contains(&version) {
+        return Ok(version);
+    }
+    Err(format!(
+        "its application speaks version {version} of the protocol, and this server \
+         {OLDEST_VERSION} to {VERSION}"
+    ))
+}
+
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
@@ -157,7 +181,7 @@ impl Record {
         let region = file.map_writable()?;
         region.mapping().keep_from_children()?;
         let mut words = own_words(region);
-        words.store(0, LAYOUT);
+        words.store(0, first_word(shape.version()));
         words.store(NUMBER, pair(number, lanes as u32));
         let queues = shape.queues;
         for (index, value) in (SHAPE..).zip([
@@ -284,10 +308,7 @@ impl Recorded {
         mapping.keep_from_children()?;
         let words = peer_words(&std::sync::Arc::new(mapping));
         let get = |index| words.fetch(index);
-        if get(0) != LAYOUT {
-            let text = "a record of another layout: its server was of another version";
-            return Err(wrong(text.to_owned()));
-        }
+        let version = version_in(get(0)).map_err(wrong)?;
         if words.observe(STATE) != 1 {
             return Ok(None);
         }
@@ -295,6 +316,7 @@ impl Recorded {
         let of_shape = |index| u32::try_from(get(SHAPE + index)).unwrap_or(u32::MAX);
         let [pairs, endpoints, transmit, receive, sent, received] = std::array::from_fn(of_shape);
         let shape = SessionShape::new(pairs, endpoints, transmit, receive, sent, received)
+            .map(|shape| shape.of_version(version))
             .and_then(|shape| shape.check_lanes(lanes as usize).map(|()| shape))
             .map_err(|error| wrong(error.to_string()))?;
         if file.len() < bytes(&shape) || number == 0 {

@@ -31,6 +31,26 @@ impl TxPath {
         expedited: bool,
         context: &mut TxContext<'_>,
     ) -> Result<Round, DeviceError> {
+        let began = context.delivery.parts().0.meter.now();
+        let round = self.serve_turn(batch, turn, left, expedited, context);
+        if began.is_some() {
+            let (sessions, _) = context.delivery.parts();
+            let ns = sessions.meter.since(began);
+            if let Some(session) = sessions.get_mut(turn.key) {
+                session.add_time(ns);
+            }
+        }
+        round
+    }
+
+    fn serve_turn(
+        &mut self,
+        batch: &mut Batch,
+        turn: &Turn,
+        left: usize,
+        expedited: bool,
+        context: &mut TxContext<'_>,
+    ) -> Result<Round, DeviceError> {
         (batch.key, batch.queue_pair, batch.unit, batch.expedited) =
             (turn.key, turn.queue_pair, turn.unit, expedited);
         let packets = turn.packets.min(left);
