@@ -30,7 +30,7 @@ const LAYOUT: u64 = u64::from_le_bytes(*b"Positio2");
 const ITERATION: usize = 0;
 const THREAD: usize = 1;
 const PLACE: usize = 2;
-const RECEIVER: usize = 3;
+const RECEIVER: usize = PLACE + 1;
 
 /// How a server crashed or hung.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,8 +122,7 @@ impl Position {
     #[inline]
     pub(crate) fn serve(&mut self, session: u32) {
         if let Some(words) = &mut self.words {
-            words.store(PLACE, self.phase | u64::from(session));
-            words.store(RECEIVER, 0);
+            words.store_pair(PLACE, [self.phase | u64::from(session), 0]);
         }
     }
 
