@@ -74,12 +74,16 @@ impl Left {
         for number in served.collect::<BTreeSet<_>>() {
             let session = self.sessions.get(&number);
             if let Some(file) = session.and_then(|session| session.record.as_ref())
-                && Recorded::read(file.as_fd()).is_ok_and(|recorded| recorded.is_some())
+                && let Ok(Some(recorded)) = Recorded::read(file.as_fd())
                 && let Ok(mut record) = Record::adopt(file.as_fd())
             {
                 let crashes = record.crash();
+                let (name, uid, pid) = (recorded.name, recorded.uid, recorded.pid);
                 warn!(
                     session = number,
+                    name,
+                    uid,
+                    pid,
                     crashes,
                     "the server crashed or hung while it served this session or delivered to it"
                 );
@@ -131,6 +135,18 @@ impl Left {
 }
 
 impl LeftSession {
+    /// Returns the name of the session's application, its user and its process, if its record can be
+    /// read.
+    pub(crate) fn identity(&self) -> Option<(String, u32, i32)> {
+        let recorded = Recorded::read(self.record.as_ref()?.as_fd()).ok()??;
+        Some((recorded.name, recorded.uid, recorded.pid))
+    }
+
+    /// Returns `true` if the session's application has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| has_ended(process).unwrap_or(false))
+    }
+
     fn put(&mut self, part: &str, object: OwnedFd) -> Option<OwnedFd> {
         if let Some(at) = MEMORIES.iter().position(|memory| *memory == part) {
             return self.files[at].replace(object);

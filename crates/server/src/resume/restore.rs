@@ -55,11 +55,21 @@ impl Control {
                 Ok(true) => restored += 1,
                 // Its application had not finished attaching or has ended, or the session was closed.
                 Ok(false) => {
-                    debug!(session = number, "left behind, and not resumed");
+                    match session.identity() {
+                        Some((name, uid, pid)) if session.has_ended() => info!(
+                            session = number,
+                            name,
+                            uid,
+                            pid,
+                            "a session ends: its application ended while no server ran"
+                        ),
+                        _ => debug!(session = number, "left behind, and not resumed"),
+                    }
                     unused.append(&mut remove_stored(self.parts.store.as_mut(), number));
                 }
                 Err(why) => {
-                    warn!(session = number, "not resumed: {why}");
+                    let (name, uid, pid) = session.identity().unwrap_or_default();
+                    warn!(session = number, name, uid, pid, "not resumed: {why}");
                     unused.append(&mut remove_stored(self.parts.store.as_mut(), number));
                 }
             }

@@ -368,6 +368,9 @@ fn an_application_ends_while_no_server_runs() {
             capture.wait().unwrap();
             until("nothing is left", || sessions(&server) == 0);
             assert_eq!(server.report()["device"]["addresses_in_use"], 0);
+            let ends =
+                if stays_for_a_while { "an unclaimed session ends" } else { "a session ends" };
+            assert!(server.log().contains(ends), "{}", server.log());
         }
     });
 }
