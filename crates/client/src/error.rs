@@ -97,7 +97,7 @@ pub enum AttachError {
     /// and set nothing. A server that continues later may still carry the request out.
     #[error(
         "{}the driver server did not answer within {after:?}; see whether its process is stopped, \
-         and try again or restart it",
+         or whether its keeper's log says why none serves, and try again or restart it",
         prefix(.path)
     )]
     NoAnswer {

@@ -509,7 +509,10 @@ impl Control {
             .and_then(Option::as_mut)
             .filter(|opened| !opened.revoked)
             .ok_or_else(|| {
-                let text = format!("set {name}: there is no endpoint {at}; towpath ls shows all");
+                let text = format!(
+                    "set {name}: there is no endpoint {at}, or its session is unclaimed; towpath \
+                     ls shows all"
+                );
                 (Refusal::NotFound, text)
             })?;
         if setting == Setting::Priority && !administrator && set.value > opened.granted_priority {

@@ -59,7 +59,11 @@ fn to_text(report: &Report) -> String {
     for session in &report.sessions {
         sessions.row([
             session.session.to_string(),
-            session.name.clone(),
+            if session.unclaimed {
+                format!("{} (unclaimed)", session.name)
+            } else {
+                session.name.clone()
+            },
             session.pid.to_string(),
             user(session.uid),
             if session.trusted { "unprotected" } else { "protected" }.to_owned(),
@@ -99,13 +103,16 @@ mod tests {
     fn a_report_of_less_is_still_shown() {
         let value = serde_json::json!({
             "device": { "name": "tap0", "mtu": 1500 },
-            "sessions": [{ "session": 3, "name": "web", "uid": 0,
+            "sessions": [{ "session": 3, "name": "web", "uid": 0, "unclaimed": true,
                            "endpoints": [{ "endpoint": 0, "receives": "mac x" }] }, {}],
             "new": 1,
         });
         let report = report::read("/x".as_ref(), value).unwrap();
         let text = to_text(&report);
-        assert!(text.contains("tap0") && text.contains("web") && text.contains("root"), "{text}");
+        assert!(
+            text.contains("tap0") && text.contains("web (unclaimed)") && text.contains("root"),
+            "{text}"
+        );
         assert!(text.contains("mac x"), "{text}");
         let bad = serde_json::json!({ "device": [1] });
         assert!(report::read("/x".as_ref(), bad).is_err());

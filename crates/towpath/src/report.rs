@@ -42,6 +42,7 @@ pub(crate) struct Session {
     pub(crate) pid: i64,
     pub(crate) uid: u32,
     pub(crate) trusted: bool,
+    pub(crate) unclaimed: bool,
     pub(crate) mac: String,
     pub(crate) ipv4: Option<String>,
     pub(crate) ipv6: Option<String>,
