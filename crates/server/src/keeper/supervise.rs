@@ -106,6 +106,7 @@ pub fn supervise(
         supervised,
         handover: Handover::None,
         hung: None,
+        is_late: false,
         number: 0,
         serve_by: None,
     };
@@ -167,6 +168,8 @@ struct Supervisor<'a> {
     handover: Handover,
     /// The engine of the last server that hung.
     hung: Option<usize>,
+    /// `true` if the last server took too long to end or to start, and was killed.
+    is_late: bool,
     /// How many servers were started.
     number: u32,
     /// The time by which a server must serve, if an earlier one has served.
@@ -216,7 +219,7 @@ impl Supervisor<'_> {
         let mut watch = HangWatch::new(child.id());
         let mut is_connected = true;
         self.hung = None;
-        let mut is_late = false;
+        self.is_late = false;
         // The first signal that asked for the end.
         let mut asked_at: Option<Instant> = None;
         let (mut was_ready, mut is_ready) = (self.keeper.was_ready(), false);
@@ -236,7 +239,7 @@ impl Supervisor<'_> {
                 self.supervised.ready()?;
                 self.keeper.held.start_closer()?;
             }
-            if self.keeper.is_ready && !is_late && !std::mem::replace(&mut is_ready, true) {
+            if self.keeper.is_ready && !self.is_late && !std::mem::replace(&mut is_ready, true) {
                 self.finish_upgrade();
             }
             while others & SIGNALLED != 0
@@ -270,7 +273,7 @@ impl Supervisor<'_> {
                     interface = self.options.interface,
                     "the server takes too long to end or to start, and is killed"
                 );
-                is_late = true;
+                self.is_late = true;
                 let _ = pidfd_send_signal(&process, Signal::KILL);
                 // Its end is next.
                 self.wait(&[process.as_fd()], None)?;
@@ -352,9 +355,15 @@ impl Supervisor<'_> {
     fn describe(&self, status: ExitStatus) -> String {
         let places = self.keeper.positions.as_ref().map(Positions::describe).unwrap_or_default();
         let places = if places.is_empty() { places } else { format!(" ({places})") };
+        format!("{}{places}", self.describe_end(status))
+    }
+
+    /// Returns how a server ended, in words.
+    fn describe_end(&self, status: ExitStatus) -> String {
         match self.hung {
-            Some(engine) => format!("engine {engine} hung, and the server was killed{places}"),
-            None => format!("{}{places}", describe(status)),
+            Some(engine) => format!("engine {engine} hung, and the server was killed"),
+            None if self.is_late => "the server took too long, and was killed".to_owned(),
+            None => describe(status),
         }
     }
 
@@ -385,8 +394,8 @@ impl Supervisor<'_> {
                 true
             }
             Handover::Starting(_) => self.undo_upgrade(&format!(
-                "the new program did not serve: {}, and the log has the reason",
-                describe(status)
+                "the new program did not serve: {}; see the log",
+                self.describe_end(status)
             )),
         }
     }
