@@ -23,6 +23,7 @@ use crate::kernel_wire::KernelWire;
 use crate::programs::{Serve, own_program};
 use crate::report::{Outcome, Row};
 use crate::streams::{BLOCK_BYTES, LOST, PERIOD, Progress, Ran, Streams};
+use crate::web;
 
 const TAP: &str = "tpkills0";
 /// The interface for AF_XDP: one end of a veth pair.
@@ -31,6 +32,9 @@ const VETH_MTU: u32 = 1500;
 /// The TAP's address. The first application gets the next one.
 const ADDRESS: &str = "10.94.0.1";
 const CONNECTIONS: usize = 50;
+/// The connections of wrk, and the part of the kills while it runs: one of so many.
+const WEB_CONNECTIONS: u32 = 16;
+const WEB_PART: usize = 4;
 /// The port that answers UDP requests, the time from one request to the next, and the time without an
 /// answer after which there is none any more.
 const ECHO_PORT: u16 = 7;
@@ -70,7 +74,53 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     for device in [Device::Tap, Device::SharedXdp] {
         add_rows(&mut outcome, device.name(), &run(&towpath, device, kills)?, kills);
     }
+    match (web::Programs::wrk(), own_program("web")) {
+        (Ok(wrk), Ok(web)) => ask_web(&mut outcome, &towpath, (&wrk, &web), kills)?,
+        (wrk, web) => outcome.missing.extend(wrk.err().into_iter().chain(web.err())),
+    }
     Ok(outcome)
+}
+
+/// Kills servers while wrk asks the example `web`, over connections that last and over a new one for
+/// each request.
+fn ask_web(
+    outcome: &mut Outcome,
+    towpath: &Path,
+    (wrk, web): (&Path, &Path),
+    kills: usize,
+) -> anyhow::Result<()> {
+    let files = OwnSocket::new()?;
+    let (arguments, _kernel) = Device::Tap.make()?;
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let (serve, _network) = Serve::start(towpath, (files.directory(), "web"), &arguments)?;
+    let served = web::write_file(files.directory())?;
+    let (process, address) = web::example::start(web, &serve.socket, &served)?;
+    let kills = kills / WEB_PART;
+    for fresh in [false, true] {
+        let load = web::Load { connections: WEB_CONNECTIONS, fresh };
+        let target = web::Target {
+            address: address.into(),
+            from: None,
+            processes: vec![("web", process.0.id())],
+        };
+        let window = BETWEEN[1] * (2 * kills as u32 + 4);
+        let (asked, killed) = thread::scope(|scope| {
+            let asking = scope.spawn(|| web::ask(wrk, &target, load, window));
+            let killed = kill_servers(&serve, &[], kills);
+            (asking.join(), killed)
+        });
+        killed?;
+        let asked = asked.map_err(|_| anyhow::anyhow!("a thread failed"))??;
+        let row = |name: &str, unit: &str, value: f64| {
+            let name = format!("TAP, web under wrk, {} connections: {name}", load.kind());
+            let parameters =
+                [("connections", f64::from(load.connections)), ("kills", kills as f64)];
+            Row::new(&name, &parameters, unit, &[value])
+        };
+        outcome.rows.push(row("errors that wrk saw", "errors", asked.errors).at_most(0.0));
+        outcome.context.push(row("requests", "requests/s", asked.requests_per_s));
+    }
+    Ok(())
 }
 
 fn add_rows(outcome: &mut Outcome, device: &str, run: &Run, kills: usize) {

@@ -20,7 +20,7 @@ use crate::programs::{Serve, own_program};
 use crate::report::Outcome;
 
 pub(crate) use compare::{Both, Programs, measure as compare, write_file};
-pub(crate) use wrk::Load;
+pub(crate) use wrk::{Load, Target, ask};
 
 const TAP: &str = "tpweb0";
 /// The kernel's address on the TAP.
