@@ -90,6 +90,7 @@ fn ask_web(
     kills: usize,
 ) -> anyhow::Result<()> {
     let files = OwnSocket::new()?;
+    let _keeper = Child::start(&Role::Keep { directory: files.directory().to_owned() })?;
     let (arguments, _kernel) = Device::Tap.make()?;
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let (serve, _network) = Serve::start(towpath, (files.directory(), "web"), &arguments)?;
