@@ -64,19 +64,13 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
-    let towpath = match own_program("towpath") {
-        Ok(towpath) => towpath,
-        Err(why) => {
-            outcome.missing.push(why);
-            return Ok(outcome);
-        }
-    };
+    let Some(towpath) = outcome.needs(own_program("towpath")) else { return Ok(outcome) };
     for device in [Device::Tap, Device::SharedXdp] {
         add_rows(&mut outcome, device.name(), &run(&towpath, device, kills)?, kills);
     }
-    match (web::Programs::wrk(), own_program("web")) {
-        (Ok(wrk), Ok(web)) => ask_web(&mut outcome, &towpath, (&wrk, &web), kills)?,
-        (wrk, web) => outcome.missing.extend(wrk.err().into_iter().chain(web.err())),
+    let wrk = outcome.needs(web::Programs::wrk());
+    if let (Some(wrk), Some(web)) = (wrk, outcome.needs(own_program("web"))) {
+        ask_web(&mut outcome, &towpath, (&wrk, &web), kills)?;
     }
     Ok(outcome)
 }

@@ -128,6 +128,13 @@ pub struct Outcome {
     pub missing: Vec<String>,
 }
 
+impl Outcome {
+    /// Returns what was found; otherwise adds the reason to what could not be measured.
+    pub(crate) fn needs<T>(&mut self, found: Result<T, String>) -> Option<T> {
+        found.map_err(|why| self.missing.push(why)).ok()
+    }
+}
+
 /// The length of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

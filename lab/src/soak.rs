@@ -49,13 +49,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
-    let towpath = match own_program("towpath") {
-        Ok(towpath) => towpath,
-        Err(why) => {
-            outcome.missing.push(why);
-            return Ok(outcome);
-        }
-    };
+    let Some(towpath) = outcome.needs(own_program("towpath")) else { return Ok(outcome) };
     let (found, events) = run(&towpath, Duration::from_secs(seconds))?;
     let row = |name: &str, unit: &str, value: f64| {
         Row::new(name, &[("seconds", seconds as f64)], unit, &[value])

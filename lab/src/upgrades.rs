@@ -56,13 +56,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
-    let towpath = match own_program("towpath") {
-        Ok(towpath) => towpath,
-        Err(why) => {
-            outcome.missing.push(why);
-            return Ok(outcome);
-        }
-    };
+    let Some(towpath) = outcome.needs(own_program("towpath")) else { return Ok(outcome) };
     let row = |name: String, unit: &str, value: f64| {
         Row::new(&name, &[("upgrades", upgrades as f64)], unit, &[value])
     };

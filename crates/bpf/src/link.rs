@@ -98,7 +98,7 @@ impl Link {
     }
 
     /// Attaches a program to the packets that an interface has received, before the network stack
-    /// handles them (Linux 6.6). EarlierObjects programs stay, and run after this one if this one
+    /// handles them (Linux 6.6). Earlier programs stay, and run after this one if this one
     /// returns `TCX_NEXT`.
     ///
     /// # Errors

@@ -34,8 +34,7 @@ impl EarlierObjects {
     }
 
     /// Returns the object of this name that the last server left.
-    #[must_use]
-    pub fn last(&self, name: &str) -> Option<BorrowedFd<'_>> {
+    fn last(&self, name: &str) -> Option<BorrowedFd<'_>> {
         let named = self.objects.iter().filter(|one| one.name == name);
         named.max_by_key(|one| one.server).map(|one| one.descriptor.as_fd())
     }
@@ -53,8 +52,8 @@ impl EarlierObjects {
         self.objects.iter().filter(|one| one.name == name).count()
     }
 
-    /// Returns the objects whose names begin with `prefix`, with the rest of their names and the number of the
-    /// server that left them.
+    /// Returns the objects whose names begin with `prefix`, with the rest of their names and the number
+    /// of the server that left them.
     pub(crate) fn with_prefix(
         &self,
         prefix: &str,

@@ -5,8 +5,8 @@
 //! **Privileged acts.** A server gives up its privileges before it serves. For each privileged act
 //! later, it sends a request of a fixed size to the keeper, which has the capabilities for it: to
 //! bind ports below 1024 (`CAP_NET_BIND_SERVICE`), to have the kernel confirm a neighbour
-//! (`CAP_NET_ADMIN`), and to make AF_XDP sockets (`CAP_NET_RAW`). With `xdp` and `packet`, the keeper also has the
-//! capabilities that the next server needs to open the interface. The keeper checks each request
+//! (`CAP_NET_ADMIN`), and to make AF_XDP sockets (`CAP_NET_RAW`). With `xdp` and `packet`, the keeper
+//! also has the capabilities that the next server needs to open the interface. It checks each request
 //! against what it was started for: an interface, and the kinds of requests that a server of this
 //! kind needs.
 //!

@@ -11,7 +11,8 @@
 //! | 3 | the session to which the thread delivers a packet |
 //!
 //! An engine stores its position before each part of a poll iteration, and a session before it reads
-//! memory that the session's application writes, or delivers a packet to it. The stores order nothing. The keeper reads
+//! memory that the session's application writes, or delivers a packet to it. The stores order nothing.
+//! The keeper reads
 //! the iteration's number while the server runs. The keeper and the next server read the rest after
 //! its end.
 

@@ -54,13 +54,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
-    let web = match own_program("web") {
-        Ok(web) => web,
-        Err(why) => {
-            outcome.missing.push(why);
-            return Ok(outcome);
-        }
-    };
+    let Some(web) = outcome.needs(own_program("web")) else { return Ok(outcome) };
     let times = (Duration::from_secs(flood), Duration::from_secs(after));
     let rounds = if settings.quick { 1 } else { 5 };
     for rate in FLOODS {

@@ -24,9 +24,9 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let towpath = own_program("towpath").map_err(|why| anyhow!(why))?;
     let hosts = Hosts::new()?;
     let mut outcome = Outcome { how: HOW.into(), ..Outcome::default() };
-    let ping = found(program("ping", "iputils-ping"), &mut outcome);
-    let ssh = found(Ssh::find(), &mut outcome);
-    let programs = found(Programs::find(), &mut outcome);
+    let ping = outcome.needs(program("ping", "iputils-ping"));
+    let ssh = outcome.needs(Ssh::find());
+    let programs = outcome.needs(Programs::find());
     let window = Duration::from_millis(if settings.quick { 100 } else { 1000 });
     for mode in XdpMode::ALL {
         if let Some(ping) = &ping {
@@ -53,11 +53,6 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
 /// Returns `true` for the mode that a server chooses for a veth.
 fn is_default(mode: XdpMode) -> bool {
     mode == XdpMode::Generic
-}
-
-/// Returns the programs that were found; otherwise adds the reason to the report.
-fn found<T>(found: Result<T, String>, outcome: &mut Outcome) -> Option<T> {
-    found.map_err(|why| outcome.missing.push(why)).ok()
 }
 
 const HOW: &str = "\

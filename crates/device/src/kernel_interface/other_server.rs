@@ -30,8 +30,8 @@ pub(crate) fn until_gone<T>(mut look: impl FnMut() -> T, is_there: impl Fn(&T) -
 }
 
 /// Describes another server's program at the ingress hook of an interface, by the interface's
-/// number. Leaves out the programs of `earlier`. Without CAP_SYS_ADMIN there seems to be none: a server that got its capabilities from a
-/// unit does not find the other one.
+/// number. Leaves out the programs of `earlier`. Without CAP_SYS_ADMIN there seems to be none: a server
+/// that got its capabilities from a unit does not find the other one.
 pub(crate) fn at_ingress(interface: u32, earlier: &EarlierObjects) -> Option<String> {
     let look = || {
         let attached = towpath_bpf::attached_at_ingress(interface).ok()?;

@@ -24,7 +24,19 @@ const MEMORY: &str = "device-memory-";
 
 /// The sockets that an earlier server left, with their memory.
 #[derive(Default)]
-pub(super) struct LeftPackets(Mutex<Vec<LeftSocket>>);
+pub(super) struct LeftPackets {
+    sockets: Mutex<Vec<LeftSocket>>,
+    /// `true` if their packets are dropped, because one of them may have made that server crash.
+    drops: bool,
+}
+
+/// Packets that waited for some hardware queues.
+#[derive(Default)]
+pub(super) struct Taken {
+    pub(super) packets: VecDeque<Vec<u8>>,
+    /// The number of descriptors, of a packet each or of a part of one, that were dropped.
+    pub(super) dropped: u64,
+}
 
 struct LeftSocket {
     hardware: u32,
@@ -36,9 +48,7 @@ impl LeftPackets {
     /// Finds the sockets of the last server that left any, with their memory.
     pub(super) fn find(earlier: &EarlierObjects) -> io::Result<LeftPackets> {
         let last = earlier.with_prefix(SOCKET).map(|(_, server, _)| server).max();
-        let Some(last) = last.filter(|_| !earlier.is_after_crash()) else {
-            return Ok(LeftPackets::default());
-        };
+        let Some(last) = last else { return Ok(LeftPackets::default()) };
         let memories = || earlier.with_prefix(MEMORY).filter(|(_, server, _)| *server == last);
         let lanes = memories().count() as u32;
         let mut left = Vec::new();
@@ -51,23 +61,24 @@ impl LeftPackets {
             let (socket, memory) = (socket.try_clone_to_owned()?, memory.try_clone_to_owned()?);
             left.push(LeftSocket { hardware, socket, memory });
         }
-        Ok(LeftPackets(Mutex::new(left)))
+        Ok(LeftPackets { sockets: Mutex::new(left), drops: earlier.is_after_crash() })
     }
 
     /// Takes the packets that wait for these hardware queues, and closes this process's copies of
     /// their sockets.
-    pub(super) fn take(&self, hardware: &[u32]) -> VecDeque<Vec<u8>> {
-        let mut packets = VecDeque::new();
+    pub(super) fn take(&self, hardware: &[u32]) -> Taken {
+        let mut taken = Taken::default();
         for left in self.left().extract_if(.., |one| hardware.contains(&one.hardware)) {
-            // A packet that cannot be read, and those behind it, are lost.
-            let _ = map(left.memory)
-                .and_then(|memory| copy_packets(left.socket.as_fd(), &memory, &mut packets));
+            // A kernel before Linux 6.4 maps no ring of a bound socket: what waits is lost.
+            let Ok(ring) = ring(left.socket.as_fd()) else { continue };
+            let memory = if self.drops { None } else { map(left.memory).ok() };
+            copy_packets(ring, memory.as_ref(), &mut taken);
         }
-        packets
+        taken
     }
 
     fn left(&self) -> MutexGuard<'_, Vec<LeftSocket>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -76,31 +87,64 @@ fn map(memory: OwnedFd) -> io::Result<Mapping> {
     SharedFile::adopt(memory)?.map_readable()
 }
 
-/// Copies the packets in a socket's ring.
-fn copy_packets(
-    socket: BorrowedFd<'_>,
-    memory: &Mapping,
-    packets: &mut VecDeque<Vec<u8>>,
-) -> io::Result<()> {
+/// Maps the ring of a socket's received packets.
+fn ring(socket: BorrowedFd<'_>) -> io::Result<Consumer<Descriptor>> {
     let offsets = sockopt::xdp_mmap_offsets(socket)?;
-    // Linux 6.4; earlier kernels map no ring of a bound socket.
-    let mut ring =
-        Consumer::<Descriptor>::map(socket, XDP_PGOFF_RX_RING, offsets.rx, RING_ENTRIES)?;
-    let mut packet = Vec::new();
+    Consumer::map(socket, XDP_PGOFF_RX_RING, offsets.rx, RING_ENTRIES)
+}
+
+/// Copies the packets in a ring out of their memory. Drops a packet that cannot be read, and all
+/// packets without `memory`.
+fn copy_packets(mut ring: Consumer<Descriptor>, memory: Option<&Mapping>, taken: &mut Taken) {
+    let (mut packet, mut parts, mut is_whole) = (Vec::new(), 0, true);
     for ahead in 0..ring.available(RING_ENTRIES) {
         let part = ring.peek(ahead);
-        let from = packet.len();
-        let at = usize::try_from(part.address).map_err(|_| io::ErrorKind::InvalidData)?;
-        if from + part.len as usize > LARGE_FRAME_BYTES {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        packet.resize(from + part.len as usize, 0);
-        if !memory.copy_out(at, &mut packet[from..]) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
+        parts += 1;
+        is_whole &= memory.is_some_and(|memory| append(memory, part, &mut packet));
         if part.options & CONTINUES == 0 {
-            packets.push_back(std::mem::take(&mut packet));
+            let packet = std::mem::take(&mut packet);
+            match std::mem::replace(&mut is_whole, true) {
+                true => taken.packets.push_back(packet),
+                false => taken.dropped += parts,
+            }
+            parts = 0;
         }
     }
-    Ok(())
+    taken.dropped += parts;
+}
+
+/// Appends a part of a packet. Returns `false` if it is outside of the memory, or if the packet is
+/// longer than any.
+fn append(memory: &Mapping, part: Descriptor, packet: &mut Vec<u8>) -> bool {
+    let from = packet.len();
+    let Ok(at) = usize::try_from(part.address) else { return false };
+    if from + part.len as usize > LARGE_FRAME_BYTES {
+        return false;
+    }
+    packet.resize(from + part.len as usize, 0);
+    memory.copy_out(at, &mut packet[from..])
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_memory::{PAGE_BYTES, Region};
+
+    use super::*;
+
+    #[test]
+    fn parts_outside_of_the_memory_and_long_packets_are_dropped() {
+        let mut region = Region::private(PAGE_BYTES).unwrap();
+        assert!(region.copy_in(256, b"packet"));
+        let memory = region.mapping().clone();
+        let part = |address, len| Descriptor { address, len, options: 0 };
+        let mut packet = Vec::new();
+        assert!(append(&memory, part(256, 4), &mut packet));
+        assert!(append(&memory, part(260, 2), &mut packet));
+        assert_eq!(packet, b"packet");
+        for (address, len) in [(PAGE_BYTES as u64, 1), (u64::MAX, 1), (256, u32::MAX)] {
+            assert!(!append(&memory, part(address, len), &mut Vec::new()), "{address}, {len}");
+        }
+        let mut longest = vec![0; LARGE_FRAME_BYTES];
+        assert!(!append(&memory, part(0, 1), &mut longest));
+    }
 }

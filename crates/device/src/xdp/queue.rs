@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::in_flight::InFlight;
+use super::left_packets::Taken;
 use super::shared::{Lane, Shared};
 use super::socket::{RING_ENTRIES, XdpSocket};
 use crate::kernel_interface::host_traffic;
@@ -93,7 +94,7 @@ impl XdpQueue {
             let name = info.name.clone();
             move |cause| DeviceError::Failed { name, what, cause }
         };
-        let left_packets = lane.take_left_packets();
+        let Taken { packets: left_packets, dropped } = lane.take_left_packets();
         let sockets = lane.bind(&[]).map_err(failed("binding an AF_XDP socket"))?;
         let packet_ring = lane.packet_ring().map_err(failed("mapping the packet socket's ring"))?;
         let host_ring = lane.host_ring().map_err(failed("mapping the loopback socket's ring"))?;
@@ -132,7 +133,7 @@ impl XdpQueue {
             sleeps: 0,
             polls: 0,
             without_socket: 0,
-            counters: Counters::default(),
+            counters: Counters { rx_dropped: dropped, ..Counters::default() },
             shared: lane.shared.clone(),
             lane,
         })

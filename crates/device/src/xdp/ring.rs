@@ -214,6 +214,8 @@ pub(super) struct Consumer<T: Entry> {
     ring: Ring<T>,
     /// The index of the next entry to take; the kernel sees it after [`Consumer::release`].
     next: u32,
+    /// That index as the kernel sees it.
+    released: u32,
     /// The producer's index, as last loaded.
     produced: u32,
 }
@@ -229,7 +231,7 @@ impl<T: Entry> Consumer<T> {
         let ring = Ring::map(socket, page_offset, offsets, size)?;
         let next = ring.consumer().load(Ordering::Relaxed);
         let produced = ring.producer().load(Ordering::Acquire);
-        Ok(Consumer { ring, next, produced })
+        Ok(Consumer { ring, next, released: next, produced })
     }
 
     /// Returns the number of entries to take, which is at least `wanted` if there are that many.
@@ -255,9 +257,13 @@ impl<T: Entry> Consumer<T> {
         self.next = self.next.wrapping_add(count);
     }
 
-    /// Returns the slots of all taken entries to the kernel.
+    /// Returns the slots of all taken entries to the kernel. Leaves the line that both sides share
+    /// alone if there are none.
     #[inline]
     pub(super) fn release(&mut self) {
-        self.ring.consumer().store(self.next, Ordering::Release);
+        if self.released != self.next {
+            self.ring.consumer().store(self.next, Ordering::Release);
+            self.released = self.next;
+        }
     }
 }

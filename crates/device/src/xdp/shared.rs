@@ -1,6 +1,5 @@
 //! What the control part and the queues share: sockets to bind, memory, and the attached program.
 
-use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
-use super::left_packets::{LeftPackets, SOCKET};
+use super::left_packets::{LeftPackets, SOCKET, Taken};
 use super::socket::{self, Binding, CopyMode, TxChecksum, Umem, XdpSocket};
 use crate::Keeper;
 use crate::dma::{Dma, DmaError};
@@ -238,7 +237,7 @@ impl Lane {
     }
 
     /// Takes the packets that wait in an earlier server's sockets.
-    pub(super) fn take_left_packets(&self) -> VecDeque<Vec<u8>> {
+    pub(super) fn take_left_packets(&self) -> Taken {
         self.shared.left_packets.take(&self.hardware)
     }
 

@@ -166,7 +166,7 @@ unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
 
 /// Detects the widest moves that the processor has and whose registers the operating system saves.
 /// This chooses moves of 64 bytes only where `rep movsb` is fast for short copies, which came with
-/// Ice Lake. EarlierObjects processors run slower for a while after such moves.
+/// Ice Lake. Earlier processors run slower for a while after such moves.
 #[cold]
 fn widest() -> u8 {
     let basic = __cpuid(1);

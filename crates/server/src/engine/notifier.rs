@@ -65,7 +65,7 @@ impl Notifier {
     pub(crate) fn new(values: &Values, relays: Relays, packets: usize) -> Notifier {
         let mut notifier = Notifier {
             touched: Vec::with_capacity(1024),
-            received: Vec::new(),
+            received: Vec::with_capacity(1024),
             completed: Vec::with_capacity(packets),
             deferred: Deadlines::default(),
             notifications: Notifications::default(),

@@ -86,15 +86,6 @@ impl Held {
         let each = |(name, all)| <&Vec<OwnedFd>>::into_iter(all).map(move |one| (name, one));
         self.all.iter().flat_map(each).map(|(name, one): (&String, _)| (name.as_str(), one.as_fd()))
     }
-
-    /// Returns all descriptors with their names, and gives them up.
-    #[cfg(test)]
-    pub(super) fn into_all(self) -> Vec<(String, OwnedFd)> {
-        let each = |(name, all): (String, Vec<OwnedFd>)| {
-            all.into_iter().map(move |one| (name.clone(), one))
-        };
-        self.all.into_iter().flat_map(each).collect()
-    }
 }
 
 #[cfg(test)]

@@ -32,7 +32,9 @@ fn keep(socket: OwnedFd, options: &KeeperOptions) -> io::Result<All> {
             asking.answer(Err("a thread has no program"));
         }
     }
-    Ok(keeper.held.into_all())
+    let copies =
+        keeper.held.all().map(|(name, one)| Ok((name.to_owned(), one.try_clone_to_owned()?)));
+    copies.collect()
 }
 
 /// A keeper for the loopback interface in a thread, with the path of its server's socket.
