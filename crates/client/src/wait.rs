@@ -21,9 +21,10 @@ impl Session {
     /// Waits until a queue pair has news: packets, or room that the application requested
     /// ([`Session::want_room`]). It also returns once after the server has closed an endpoint
     /// ([`Session::is_revoked`]). If the server was killed, the call waits for the next server, and
-    /// returns `true` once that server has resumed the session. Returns `false` when the timeout expires. `None` and a deadline
-    /// beyond the clock's range never expire; zero only checks. Packets that were received before
-    /// and not taken are news too. The client first flushes the transmit queues.
+    /// returns `true` once that server has resumed the session. Returns `false` when the timeout
+    /// expires. `None` and a deadline beyond the clock's range never expire; zero only checks.
+    /// Packets that were received before and not taken are news too. The client first flushes the
+    /// transmit queues.
     ///
     /// # Errors
     /// [`Lost`]: within milliseconds if the server ended in order; after

@@ -185,6 +185,18 @@ fn canaries(memories: &[(u64, u64)]) -> usize {
 /// arrive, and the session answers.
 fn exchange(world: &World, session: &mut Session) {
     let endpoint = session.open(&Rule::new().protocol(UDP).port(PORT)).unwrap();
+    // Packets are dropped, and counted, until the engine has given the kernel the first buffers. A
+    // queue keeps the order: with the last one sent, all before it have arrived.
+    let mut tries = 0u64..;
+    for port in SOURCES {
+        until("the queue receives", || {
+            let frame = world.flow(session, port).udp(&tries.next().unwrap().to_ne_bytes());
+            world.send(&frame);
+            session.wait(Some(Duration::from_millis(50))).unwrap();
+            let mut arrived = std::iter::from_fn(|| session.receive_one(0).unwrap());
+            arrived.any(|one| one == frame)
+        });
+    }
     let mut numbers = 0..;
     let mut pass = |session: &mut Session, port: u16, len: usize| {
         let copies = counter(session, endpoint, "rx_copies");
