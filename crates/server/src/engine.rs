@@ -44,12 +44,12 @@ mod sessions;
 pub(crate) mod solo;
 mod source;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod tx;
 mod wait;
 mod waiter;
 pub(crate) mod watchdog;
-mod wiring;
+pub(crate) mod wiring;
 mod work;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -80,6 +80,7 @@ use tx::{MAX_EXPEDITED, TxContext, TxPath};
 use wait::{EngineWait, Leftovers, WaitContext, Woken};
 use watchdog::Verdict;
 
+use crate::clock::clock_ns;
 use crate::position::{Phase, Position};
 
 pub(crate) use wait::wake_data;
@@ -120,8 +121,9 @@ pub struct Link {
     pub position: Position,
 }
 
-/// The most iterations in which an engine finishes what it has begun, before it leaves.
-const FINISH_ITERATIONS: usize = 64;
+/// The longest time in which an engine finishes what it has begun before it leaves, in nanoseconds:
+/// within the pause that an upgrade may take.
+const FINISH_NS: u64 = 20_000_000;
 
 /// The engine of a device.
 pub struct Engine {
@@ -276,16 +278,20 @@ impl Engine {
     /// Delivers the packets that the engine has taken from the device, and collects the completions
     /// of those that the device has sent. The next server sends what is left.
     fn finish(&mut self) -> Result<(), DeviceError> {
-        for _ in 0..FINISH_ITERATIONS {
+        let until = clock_ns() + FINISH_NS;
+        loop {
             let received = if self.rx.has_left() { self.receive()? } else { 0 };
             let completed = self.complete()?;
             self.notifier.publish(&mut self.sessions, &mut self.counters);
             self.notifier.notify_deferred(&mut self.sessions, &mut self.counters);
+            let is_over = !self.rx.has_left() && self.port.in_flight() == 0;
+            if received + completed == 0 && is_over || clock_ns() >= until {
+                return Ok(());
+            }
             if received + completed == 0 {
-                break;
+                rustix::thread::sched_yield();
             }
         }
-        Ok(())
     }
 
     /// Runs one poll iteration and returns the amount of work done.
