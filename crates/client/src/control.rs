@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::message::{Message, Refusal};
 
+use crate::clock;
 use crate::error::AttachError;
 
 /// How long an operation waits for the server by default.
@@ -28,12 +29,12 @@ pub(crate) struct Deadline {
 impl Deadline {
     /// Returns the deadline of an operation that begins now.
     pub(crate) fn after(after: Duration) -> Deadline {
-        Deadline { at: Instant::now().checked_add(after), after }
+        Deadline { at: clock::now().checked_add(after), after }
     }
 
     /// Returns the time left, which is zero when the deadline has passed.
     fn left(&self) -> Option<Duration> {
-        self.at.map(|at| at.saturating_duration_since(Instant::now()))
+        self.at.map(|at| at.saturating_duration_since(clock::now()))
     }
 }
 

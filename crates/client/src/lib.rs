@@ -43,6 +43,7 @@
 //! for faults, not for malice.
 
 mod attach;
+mod clock;
 mod control;
 mod error;
 mod fork;

@@ -16,6 +16,8 @@ use rustix::time::{
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{Attached, Message, Refusal, Resume};
 
+use crate::clock;
+
 /// The pause after an attempt to connect while the server's queue of connections is full, or after a
 /// server that ended before it answered.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -94,7 +96,7 @@ impl Resumable {
 
     /// Starts an attempt, unless one is under way. Returns `true` if it started.
     pub(crate) fn begin(&mut self) -> bool {
-        let now = Instant::now();
+        let now = clock::now();
         let deadline = now.checked_add(self.timeout);
         let is_new = self.attempt.is_none();
         self.attempt.get_or_insert(Attempt { deadline, channel: None, next: now });
@@ -105,7 +107,7 @@ impl Resumable {
     /// wait is over.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         let attempt = self.attempt.as_ref()?;
-        let now = Instant::now();
+        let now = clock::now();
         if attempt.deadline.is_some_and(|deadline| deadline <= now) {
             return None;
         }
@@ -132,16 +134,16 @@ impl Resumable {
                 Ok(Incoming::Message(Message::Error(body), _))
                     if body.refusal() == Refusal::Limit =>
                 {
-                    attempt.next = Instant::now() + PAUSE;
+                    attempt.next = clock::now() + PAUSE;
                 }
                 Ok(Incoming::Message(..)) => return Progress::NotResumed,
                 Ok(Incoming::End | Incoming::Nothing) | Err(_) => {
-                    attempt.next = Instant::now() + PAUSE;
+                    attempt.next = clock::now() + PAUSE;
                     return Progress::Ended;
                 }
             }
         }
-        if attempt.next <= Instant::now() {
+        if attempt.next <= clock::now() {
             match ask(&self.path, question) {
                 Ok(channel) => {
                     let data = epoll::EventData::new_u64(0);
@@ -152,7 +154,7 @@ impl Resumable {
                 Err(error) if matches!(error.kind(), NotFound | ConnectionRefused) => {
                     return Progress::NotResumed;
                 }
-                Err(_) => attempt.next = Instant::now() + PAUSE,
+                Err(_) => attempt.next = clock::now() + PAUSE,
             }
         }
         Progress::Pending
@@ -172,7 +174,7 @@ impl Resumable {
     /// Sets the timer to a time.
     pub(crate) fn set_timer(&self, at: Option<Instant>) {
         let left = at.map_or(Duration::ZERO, |at| {
-            at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1))
+            at.saturating_duration_since(clock::now()).max(Duration::from_nanos(1))
         });
         let it_value = Timespec::try_from(left).unwrap_or_default();
         let once = Itimerspec { it_interval: Timespec::default(), it_value };

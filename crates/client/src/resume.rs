@@ -15,6 +15,7 @@ use towpath_protocol::channel::Channel;
 use towpath_protocol::message::{Attached, Resume};
 use towpath_queue::events;
 
+use crate::clock;
 use crate::error::Lost;
 use crate::options::read_info;
 use crate::reconnect::Progress;
@@ -85,13 +86,13 @@ impl Session {
                 Progress::Pending => {}
             }
             let Some(wake_at) = resumable.wake_at() else { return Err(self.not_resumed()) };
-            let limit = until.unwrap_or_else(Instant::now);
-            if limit <= Instant::now() {
+            let limit = until.unwrap_or_else(clock::now);
+            if limit <= clock::now() {
                 // The caller sleeps in its own epoll.
                 resumable.set_timer(Some(wake_at));
                 return Ok(false);
             }
-            let left = wake_at.min(limit).saturating_duration_since(Instant::now());
+            let left = wake_at.min(limit).saturating_duration_since(clock::now());
             let mut heard: Vec<_> = resumable
                 .asked()
                 .iter()

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use towpath_memory::{own_words, peer_words};
 use towpath_protocol::channel::Channel;
@@ -20,6 +20,7 @@ use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 use towpath_queue::{PoolShape, Violation};
 
 use crate::attach::{Attachment, attach};
+use crate::clock;
 use crate::control::{Answer, Deadline, ask, connect};
 use crate::error::{AttachError, Lost, OpenError, Refusal};
 use crate::fork::ForkGuard;
@@ -310,7 +311,7 @@ impl Session {
             match ask(&self.channel, message, Deadline::after(self.answer_timeout)) {
                 Answer::HungUp if self.start_resuming() => {
                     // The session's own timeout ends this.
-                    let far = Instant::now() + Duration::from_secs(86_400);
+                    let far = clock::now() + Duration::from_secs(86_400);
                     while !self.resume(Some(far))? {}
                     is_repeated = true;
                 }

@@ -1,13 +1,14 @@
 //! Waiting: by a wait strategy, or in the caller's epoll.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use towpath_queue::Violation;
 use towpath_waiting::Step;
 
+use crate::clock;
 use crate::error::{Lost, OpenError, Refusal};
 use crate::options::WaitStrategy;
 use crate::reconnect::Resumable;
@@ -30,7 +31,7 @@ impl Session {
     /// [`Lost`]: within milliseconds if the server ended in order; after
     /// [`crate::Options::resume_timeout`] if no server follows one that was killed.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| clock::now().checked_add(timeout));
         let mut slept = false;
         self.flush()?;
         loop {
@@ -43,8 +44,8 @@ impl Session {
                     return Err(self.over());
                 }
                 let until = match timeout {
-                    None => Instant::now() + FAR,
-                    Some(timeout) => deadline.unwrap_or_else(|| Instant::now() + timeout.min(FAR)),
+                    None => clock::now() + FAR,
+                    Some(timeout) => deadline.unwrap_or_else(|| clock::now() + timeout.min(FAR)),
                 };
                 match self.resume(Some(until))? {
                     true => return Ok(true),
@@ -52,7 +53,7 @@ impl Session {
                     false => continue,
                 }
             }
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let left = deadline.map(|at| at.saturating_duration_since(clock::now()));
             if left == Some(Duration::ZERO) && timeout != Some(Duration::ZERO) {
                 return Ok(false);
             }

@@ -5,6 +5,7 @@ use std::time::Instant;
 use towpath_waiting::clock::Ticks;
 use towpath_waiting::{Clock, Costs, Spinner, Step};
 
+use crate::clock;
 use crate::options::WaitStrategy;
 
 /// Polls without news after which a polling client checks whether the server lives. Each takes
@@ -60,7 +61,7 @@ impl Waiter {
                 }
             }
         };
-        Waiter { way, began: Instant::now(), polls: 0, checked_at: 0 }
+        Waiter { way, began: clock::now(), polls: 0, checked_at: 0 }
     }
 
     /// Returns the counts of the clock's ticks.
