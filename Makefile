@@ -1,6 +1,6 @@
 # The targets; each is one command, which can also be run directly. See CONTRIBUTING.md.
 
-.PHONY: build quick test test-long test-slow test-filter test-experiments test-beside-a-server test-older-version test-ordinary-user loom asan tsan fuzz bench figures demo manual ci
+.PHONY: build quick test test-long test-slow test-filter test-experiments test-beside-a-server test-older-version test-ordinary-user simulation loom asan tsan fuzz bench figures demo manual ci
 
 build:
 	cargo build --release
@@ -37,6 +37,9 @@ test-beside-a-server:
 
 test-ordinary-user:
 	tests/ordinary-user
+
+simulation:
+	tests/simulate 20000
 
 loom:
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' cargo test --release -p towpath-queue --lib

@@ -36,6 +36,8 @@ pub mod events;
 pub mod layout;
 pub mod optimistic;
 pub mod receive;
+#[cfg(towpath_simulation)]
+pub mod simulation;
 pub mod spsc;
 pub mod transmit;
 pub mod word;

@@ -113,9 +113,17 @@ unsafe impl Send for OwnWords {}
 pub(crate) fn store_pair([first, second]: &[AtomicU64; 2], values: [u64; 2]) {
     #[cfg(all(test, not(loom)))]
     crate::stop_tests::before_store();
+    #[cfg(towpath_simulation)]
+    if !crate::simulation::store() {
+        return;
+    }
     first.store(values[0], Ordering::Relaxed);
     #[cfg(all(test, not(loom)))]
     crate::stop_tests::before_store();
+    #[cfg(towpath_simulation)]
+    if !crate::simulation::store() {
+        return;
+    }
     second.store(values[1], Ordering::Relaxed);
 }
 
@@ -353,6 +361,10 @@ impl OwnWords {
     pub fn store(&mut self, index: usize, value: u64) {
         #[cfg(all(test, not(loom)))]
         crate::stop_tests::before_store();
+        #[cfg(towpath_simulation)]
+        if !crate::simulation::store() {
+            return;
+        }
         self.word(index).store(value, Ordering::Relaxed);
     }
 
@@ -371,6 +383,10 @@ impl OwnWords {
         for (word, by) in self.words::<N>(index).iter().zip(by) {
             #[cfg(all(test, not(loom)))]
             crate::stop_tests::before_store();
+            #[cfg(towpath_simulation)]
+            if !crate::simulation::store() {
+                return;
+            }
             let value = word.load(Ordering::Relaxed).wrapping_add(by);
             word.store(value, Ordering::Relaxed);
         }
@@ -394,6 +410,10 @@ impl OwnWords {
     pub fn publish(&mut self, index: usize, value: u64) {
         #[cfg(all(test, not(loom)))]
         crate::stop_tests::before_store();
+        #[cfg(towpath_simulation)]
+        if !crate::simulation::store() {
+            return;
+        }
         self.word(index).store(value, Ordering::Release);
     }
 

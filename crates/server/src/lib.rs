@@ -48,6 +48,8 @@ mod resume;
 mod revocation;
 mod rights;
 mod server;
+#[cfg(all(test, towpath_simulation))]
+mod simulation;
 mod slow;
 mod socket;
 mod worker;

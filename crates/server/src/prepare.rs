@@ -241,6 +241,12 @@ impl Prepared {
         files.chain(self.wakes.iter().map(AsFd::as_fd)).map(|fd| fd.try_clone_to_owned()).collect()
     }
 
+    /// Maps what the application writes, as the application does before the worker seals it.
+    #[cfg(all(test, towpath_simulation))]
+    pub(crate) fn application_words(&self) -> io::Result<towpath_queue::OwnWords> {
+        Ok(own_words(self.files.application.map_writable()?))
+    }
+
     /// Returns a duplicate of the server's end of the doorbell.
     ///
     /// # Errors

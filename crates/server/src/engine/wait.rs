@@ -402,6 +402,8 @@ impl EngineWait {
         timeout: Option<&Timespec>,
         context: &mut WaitContext<'_>,
     ) -> Result<(), DeviceError> {
+        #[cfg(towpath_simulation)]
+        let timeout = self.simulate(timeout);
         let mut events = [const { MaybeUninit::uninit() }; NOTIFICATIONS];
         let taken = match epoll::wait(&self.epoll, &mut events[..], timeout) {
             Ok((taken, _)) => taken,
@@ -427,6 +429,18 @@ impl EngineWait {
             }
         }
         Ok(())
+    }
+
+    /// Sleeps in the simulation's time. Returns the timeout that is left for the kernel: none.
+    #[cfg(towpath_simulation)]
+    fn simulate(&self, timeout: Option<&Timespec>) -> Option<&'static Timespec> {
+        let ns = timeout.map(|at| at.tv_sec as u64 * 1_000_000_000 + at.tv_nsec as u64);
+        let is_ready = || {
+            let mut polled = [PollFd::new(&self.epoll, PollFlags::IN)];
+            poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+        };
+        towpath_queue::simulation::sleep(ns, &is_ready);
+        Some(&Timespec { tv_sec: 0, tv_nsec: 0 })
     }
 
     /// Sets whether the device wakes the engine. The setting changes only with the kind of sleep.

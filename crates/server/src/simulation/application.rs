@@ -1,0 +1,271 @@
+//! An application: the client library's own session, over which numbered packets come and go.
+
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use towpath_client::{Endpoint, Lost, SendError, Session};
+use towpath_packet::build::Flow;
+use towpath_queue::OwnWords;
+
+use super::random::Random;
+use crate::engine::testing::{MAC, inward, outward};
+
+/// The bytes of all headers of a packet.
+const HEADERS: usize = 42;
+/// The longest payload.
+const LONGEST: u64 = 1400;
+/// The longest time for which an application does something else.
+const LONGEST_PAUSE_NS: u64 = 20_000_000;
+
+/// The port of an application.
+pub(super) fn port(application: usize) -> u16 {
+    2000 + application as u16
+}
+
+/// The sender of a packet, in its payload.
+pub(super) const FAR: u8 = 0xfa;
+
+/// Returns the payload of a packet: whom it comes from, its number, and bytes that follow from both.
+pub(super) fn payload(from: u8, number: u32) -> Vec<u8> {
+    let mut random = Random::new(u64::from(from) << 32 | u64::from(number));
+    let len = random.below(LONGEST) as usize + 5;
+    let mut bytes = vec![from];
+    bytes.extend(number.to_le_bytes());
+    bytes.resize_with(len, || random.next() as u8);
+    bytes
+}
+
+/// Returns the sender and the number of a packet, whose every byte it checks.
+pub(super) fn read(packet: &[u8]) -> (u8, u32) {
+    let bytes = &packet[HEADERS..];
+    let (from, number) = (bytes[0], u32::from_le_bytes(bytes[1..5].try_into().unwrap()));
+    assert!(bytes == payload(from, number), "packet {number} of {from} is not what was sent");
+    (from, number)
+}
+
+/// The packets of one sender that one receiver has got.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Arrivals {
+    /// The number after the highest one so far.
+    pub(super) next: u32,
+    pub(super) lost: u32,
+    pub(super) repeated: u32,
+}
+
+impl Arrivals {
+    pub(super) fn arrived(&mut self, number: u32) {
+        match number.checked_sub(self.next) {
+            Some(missing) => (self.lost, self.next) = (self.lost + missing, number + 1),
+            None => self.repeated += 1,
+        }
+    }
+}
+
+/// The packets that one sender is to send to one receiver.
+#[derive(Clone, Debug)]
+pub(super) struct Outgoing {
+    pub(super) sent: u32,
+    pub(super) all: u32,
+}
+
+pub(super) struct Application {
+    pub(super) session: Session,
+    pub(super) endpoint: Endpoint,
+    number: usize,
+    neighbour: usize,
+    pub(super) to_far: Outgoing,
+    pub(super) to_neighbour: Outgoing,
+    pub(super) from_far: Arrivals,
+    pub(super) from_neighbour: Arrivals,
+    asleep: bool,
+    busy_until: u64,
+    /// The hostile application, whose packets may hold anything.
+    hostile_one: Option<usize>,
+    /// If it is this one, the words that it overwrites at random.
+    hostile: Option<OwnWords>,
+    /// `true` once the session of a hostile application has ended.
+    pub(super) over: bool,
+}
+
+impl Application {
+    pub(super) fn new(
+        (session, endpoint): (Session, Endpoint),
+        (number, applications): (usize, usize),
+        packets: u32,
+        (hostile_one, hostile): (Option<usize>, Option<OwnWords>),
+    ) -> Application {
+        let to_neighbour = if applications > 1 { packets } else { 0 };
+        Application {
+            session,
+            endpoint,
+            number,
+            neighbour: (number + 1) % applications,
+            to_far: Outgoing { sent: 0, all: packets },
+            to_neighbour: Outgoing { sent: 0, all: to_neighbour },
+            from_far: Arrivals::default(),
+            from_neighbour: Arrivals::default(),
+            asleep: false,
+            busy_until: 0,
+            hostile_one,
+            hostile,
+            over: false,
+        }
+    }
+
+    pub(super) fn is_hostile(&self) -> bool {
+        self.hostile.is_some()
+    }
+
+    /// Returns `true` if the application may act. `is_served`: it knows the server that runs.
+    pub(super) fn can_act(&self, now: u64, is_served: bool) -> bool {
+        !self.over && self.busy_until <= now && (!self.asleep || !is_served || self.is_notified())
+    }
+
+    /// Returns when an application that is busy goes on.
+    pub(super) fn goes_on_at(&self, now: u64) -> Option<u64> {
+        (self.busy_until > now).then_some(self.busy_until)
+    }
+
+    fn is_notified(&self) -> bool {
+        let mut polled = [PollFd::new(&self.session, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+    }
+
+    /// Does one thing. Returns a word about it for the trace.
+    pub(super) fn act(&mut self, now: u64, random: &mut Random) -> u64 {
+        if self.is_hostile() && random.once_in(20) {
+            self.overwrite(random);
+        }
+        match self.try_to_act(now, random) {
+            Ok(what) => what,
+            Err(_) if self.is_hostile() => {
+                self.over = true;
+                7
+            }
+            Err(lost) => panic!("application {}: {lost}", self.number),
+        }
+    }
+
+    /// Overwrites a word of the application pages.
+    fn overwrite(&mut self, random: &mut Random) {
+        let Some(words) = &mut self.hostile else { return };
+        let at = random.below(words.len() as u64) as usize;
+        let change = random.one_of(&[0, 1, u64::MAX, 1 << 32, u64::MAX >> 32]);
+        let value = if random.once_in(2) { random.next() } else { words.get(at) ^ change };
+        words.store(at, value);
+    }
+
+    fn try_to_act(&mut self, now: u64, random: &mut Random) -> Result<u64, Lost> {
+        if std::mem::take(&mut self.asleep) {
+            if self.is_notified() {
+                self.session.take_notifications();
+            }
+            self.session.disarm();
+        }
+        match random.below(16) {
+            0..6 => self.send(random),
+            6..11 => self.receive(random.below(12) as usize),
+            11 => self.session.flush().map(|()| 1),
+            12 => self.session.wait(Some(Duration::ZERO)).map(u64::from),
+            13 if random.once_in(20) => {
+                self.busy_until = now + random.below(LONGEST_PAUSE_NS);
+                Ok(2)
+            }
+            _ => self.sleep(),
+        }
+    }
+
+    fn send(&mut self, random: &mut Random) -> Result<u64, Lost> {
+        let mut sent = 0;
+        for _ in 0..=random.below(8) {
+            let to_far = self.to_neighbour.sent == self.to_neighbour.all || random.once_in(2);
+            let outgoing = if to_far { &mut self.to_far } else { &mut self.to_neighbour };
+            if outgoing.sent == outgoing.all {
+                break;
+            }
+            let bytes = payload(self.number as u8, outgoing.sent);
+            if !self.session.has_room(self.endpoint, bytes.len() + HEADERS) {
+                self.session.want_room(0)?;
+                break;
+            }
+            let own = inward(port(self.number));
+            let flow = if to_far {
+                own.reversed()
+            } else {
+                let here = Flow { source: own.destination, source_mac: MAC, ..own };
+                here.ports(port(self.number), port(self.neighbour))
+            };
+            match self.session.send_bytes(self.endpoint, &flow.udp(&bytes)) {
+                Ok(()) => {}
+                Err(SendError::Lost(lost)) => return Err(lost),
+                Err(other) => panic!("{other}"),
+            }
+            outgoing.sent += 1;
+            sent += 1;
+        }
+        Ok(sent << 8)
+    }
+
+    fn receive(&mut self, most: usize) -> Result<u64, Lost> {
+        let mut trace = 3;
+        for _ in 0..most {
+            let Some(packet) = self.session.receive_one(0)? else { break };
+            if self.is_hostile() || Some(source(&packet)) == self.hostile_one {
+                continue;
+            }
+            let (from, number) = read(&packet);
+            match from {
+                FAR => self.from_far.arrived(number),
+                _ => self.from_neighbour.arrived(number),
+            }
+            trace = trace * 31 + u64::from(from) + u64::from(number);
+        }
+        Ok(trace)
+    }
+
+    /// Sleeps, once everything is sent and received, or there is no room.
+    fn sleep(&mut self) -> Result<u64, Lost> {
+        let has_more =
+            self.to_far.sent < self.to_far.all || self.to_neighbour.sent < self.to_neighbour.all;
+        if has_more {
+            if self.session.has_room(self.endpoint, HEADERS + LONGEST as usize + 5) {
+                return Ok(4);
+            }
+            self.session.want_room(0)?;
+        }
+        self.asleep = !self.session.arm()?;
+        Ok(5 + u64::from(self.asleep))
+    }
+
+    /// Checks what a session is in the end.
+    pub(super) fn check(&mut self) {
+        assert!(self.session.receive_one(0).unwrap().is_none(), "a packet was left");
+        assert_eq!(self.session.unsent(0).unwrap(), 0);
+        assert_eq!(
+            (self.to_far.sent, self.to_neighbour.sent),
+            (self.to_far.all, self.to_neighbour.all)
+        );
+    }
+
+    /// Returns a counter of the endpoint.
+    pub(super) fn counter(&self, name: &str) -> u64 {
+        self.session.counters(self.endpoint).iter().find(|(one, _)| *one == name).unwrap().1
+    }
+}
+
+/// Returns the packet of the far end for an application.
+pub(super) fn from_far(application: usize, number: u32) -> Vec<u8> {
+    inward(port(application)).udp(&payload(FAR, number))
+}
+
+/// Returns the application that sent a packet, by its source port.
+pub(super) fn source(packet: &[u8]) -> usize {
+    let port_bytes: [u8; 2] = packet[34..36].try_into().unwrap();
+    usize::from(u16::from_be_bytes(port_bytes).wrapping_sub(port(0)))
+}
+
+#[test]
+fn the_flows_are_those_of_the_endpoints() {
+    let packet = inward(port(1)).reversed().udp(&[7; 22]);
+    assert_eq!(packet, outward(port(1)));
+}

@@ -1,0 +1,298 @@
+//! The control thread's part, as far as the simulation needs it: sessions are prepared, restored and
+//! claimed by the functions that the control thread uses.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::fs::SealFlags;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with};
+use towpath_client::{Endpoint, Options, Rule, Session};
+use towpath_memory::SharedFile;
+use towpath_protocol::channel::{Channel, Incoming};
+use towpath_protocol::layout::{STATE_WORDS, SessionShape};
+use towpath_protocol::message::{self, Attached, Message, Opened};
+use towpath_protocol::store::{MemoryStore, Store};
+use towpath_queue::OwnWords;
+
+use super::application::port;
+use crate::engine::commands::{Claim, Command, EngineReport};
+use crate::engine::session::Doorbell;
+use crate::engine::testing::{MAC, endpoint};
+use crate::engine::wake_data;
+use crate::prepare::{Files, MEMORIES, Mapped, Prepared, wake};
+
+/// The control thread's ends of the channels to an engine.
+pub(super) struct EngineEnds {
+    pub(super) commands: Sender<(u64, Command)>,
+    pub(super) reports: Receiver<EngineReport>,
+    pub(super) wake: Arc<OwnedFd>,
+    pub(super) epoll: OwnedFd,
+}
+
+/// A claim that the engine has yet to execute.
+struct Claiming {
+    ticket: u64,
+    number: u32,
+    channel: Channel,
+    handed: Vec<OwnedFd>,
+}
+
+/// A server's own part, which ends with it.
+#[derive(Default)]
+pub(super) struct Server {
+    pub(super) ends: Option<EngineEnds>,
+    ticket: u64,
+    asking: Vec<Channel>,
+    claiming: Vec<Claiming>,
+    /// The connections of claimed sessions.
+    claimed: Vec<Channel>,
+    /// The numbers of the sessions whose applications know this server.
+    pub(super) served: Vec<u32>,
+    pub(super) resets: u64,
+}
+
+/// What outlives a server.
+pub(super) struct Keeper {
+    listener: OwnedFd,
+    shape: SessionShape,
+    store: MemoryStore,
+    state: SharedFile,
+    sessions: u32,
+    /// Sessions that violated the protocol.
+    over: Vec<u32>,
+}
+
+fn is_readable(fd: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(fd, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+}
+
+fn received(channel: &Channel) -> Option<Incoming> {
+    let mut polled = [PollFd::new(channel, PollFlags::IN)];
+    let some = poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0);
+    some.then(|| channel.receive().unwrap())
+}
+
+impl Keeper {
+    /// Listens at a path for the applications of sessions with these options.
+    pub(super) fn new(path: &Path, options: &Options) -> Keeper {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 64).unwrap();
+        let shape = SessionShape::new(
+            options.queue_pairs,
+            options.endpoints,
+            options.transmit_slots,
+            options.receive_slots,
+            options.transmit_buffer_bytes,
+            options.receive_buffer_bytes,
+        );
+        let state = SharedFile::create("simulated-state", STATE_WORDS * 8).unwrap();
+        let (shape, store) = (shape.unwrap(), MemoryStore::default());
+        Keeper { listener, shape, store, state, sessions: 0, over: Vec::new() }
+    }
+
+    pub(super) fn state(&self) -> &SharedFile {
+        &self.state
+    }
+
+    fn attached(&self, number: u32) -> Attached {
+        Attached {
+            epoch: 1,
+            session: number,
+            mtu: 1500,
+            lanes: 1,
+            capabilities: 0,
+            flags: message::TRUSTED | message::RESUMABLE,
+            mac: MAC,
+            ipv4_prefix: 24,
+            ipv6_prefix: 0,
+            ipv4: [192, 0, 2, 2],
+            ipv4_gateway: [0; 4],
+            ipv6: [0; 16],
+            ipv6_gateway: [0; 16],
+            device: message::fixed_name("simulated"),
+        }
+    }
+
+    /// Attaches an application, by the client library, and opens its endpoint. Also returns the
+    /// words that the application writes.
+    pub(super) fn attach(
+        &mut self,
+        path: &Path,
+        options: &Options,
+    ) -> ((Session, Endpoint), OwnWords) {
+        self.sessions += 1;
+        let number = self.sessions;
+        let (path, options) = (path.to_owned(), options.clone());
+        let rule = Rule::new().udp(port(number as usize - 1));
+        let application = std::thread::spawn(move || {
+            let mut session = Session::attach(path, &options).unwrap();
+            let endpoint = session.open(&rule).unwrap();
+            (session, endpoint)
+        });
+        let socket = accept_with(&self.listener, SocketFlags::CLOEXEC).unwrap();
+        let channel = Channel::new(socket);
+        let next = || match channel.receive().unwrap() {
+            Incoming::Message(message, _) => message,
+            other => panic!("{other:?}"),
+        };
+        assert!(matches!(next(), Message::Attach(_)));
+        let state = self.state.read_only().unwrap();
+        let (prepared, handed) =
+            Prepared::new(number, (self.shape, 1), &state, &mut self.store).unwrap();
+        let handed: Vec<_> = handed.iter().map(AsFd::as_fd).collect();
+        channel.send(&Message::Attached(self.attached(number)), &handed).unwrap();
+        assert!(matches!(next(), Message::Mapped));
+        // As the worker does, once the application has mapped what it writes.
+        let words = prepared.application_words().unwrap();
+        let files = prepared.files_to_prepare().unwrap();
+        for theirs in &files[3..5] {
+            let seals = SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+            rustix::fs::fcntl_add_seals(theirs, seals).unwrap();
+        }
+        channel.send(&Message::Done, &[]).unwrap();
+        assert!(matches!(next(), Message::Open(_)));
+        let opened = Opened { endpoint: 0, port: u32::from(port(number as usize - 1)) };
+        channel.send(&Message::Opened(opened), &[]).unwrap();
+        // The server that the application attached to ends here: the first one of the simulation
+        // resumes the session, as every other does.
+        (application.join().unwrap(), words)
+    }
+
+    /// Maps the sessions of the server before, and has the engine serve them.
+    pub(super) fn restore(&self, server: &mut Server) -> Vec<Mapped> {
+        let numbers = (1..=self.sessions).filter(|number| !self.over.contains(number));
+        numbers.filter_map(|number| self.restore_one(number, server)).collect()
+    }
+
+    fn restore_one(&self, number: u32, server: &mut Server) -> Option<Mapped> {
+        let contents = self.store.contents().unwrap();
+        let mut files = MEMORIES.map(|_| None);
+        for (name, file) in contents {
+            let at = MEMORIES.iter().position(|one| name == format!("session-{number}-{one}"));
+            if let Some(at) = at {
+                files[at] = Some(file);
+            }
+        }
+        let files = Files::adopt(files, &self.shape, 1).unwrap();
+        let mut mapped = files.map_unclaimed(number, self.shape, 1).unwrap();
+        if mapped.sessions[0].is_closed() {
+            return None;
+        }
+        let session = Box::new(mapped.sessions.pop().unwrap());
+        server.command(Command::AddSession(session));
+        let mut opened = endpoint(port(number as usize - 1));
+        opened.is_resumed = true;
+        let (listening, group) = (None, false);
+        let endpoint = Box::new(opened);
+        server.command(Command::AddEndpoint {
+            session: number,
+            number: 0,
+            endpoint,
+            listening,
+            group,
+        });
+        Some(mapped)
+    }
+
+    /// Returns `true` if the control thread has something to do.
+    pub(super) fn can_act(&self, server: &Server) -> bool {
+        is_readable(&self.listener)
+            || server.asking.iter().any(|channel| {
+                let mut polled = [PollFd::new(channel, PollFlags::IN)];
+                poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+            })
+    }
+
+    /// Accepts connections, and passes claims to the engine.
+    pub(super) fn act(&mut self, server: &mut Server) {
+        if is_readable(&self.listener) {
+            let socket = accept_with(&self.listener, SocketFlags::CLOEXEC).unwrap();
+            server.asking.push(Channel::new(socket));
+        }
+        for channel in std::mem::take(&mut server.asking) {
+            match received(&channel) {
+                None => server.asking.push(channel),
+                Some(Incoming::Message(Message::Resume(resume), _)) => {
+                    server.claim(resume.session, channel);
+                }
+                // The application asked a server before this one.
+                Some(Incoming::End) => {}
+                Some(other) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Returns the sessions that violated the protocol.
+    pub(super) fn over(&self) -> &[u32] {
+        &self.over
+    }
+
+    /// Reads the engine's reports, and answers the applications whose sessions it serves. Returns
+    /// `true` once the engine has ended.
+    pub(super) fn hear(&mut self, server: &mut Server) -> bool {
+        while let Some(report) = server.ends.as_ref().and_then(|ends| ends.reports.try_recv().ok())
+        {
+            match report {
+                EngineReport::Done { ticket } => {
+                    let at = server.claiming.iter().position(|one| one.ticket == ticket);
+                    if let Some(claiming) = at.map(|at| server.claiming.remove(at)) {
+                        let answer = Message::Attached(self.attached(claiming.number));
+                        let handed: Vec<_> = claiming.handed.iter().map(AsFd::as_fd).collect();
+                        let sent = claiming.channel.send(&answer, &handed);
+                        sent.unwrap();
+                        server.claimed.push(claiming.channel);
+                        server.served.push(claiming.number);
+                    }
+                }
+                EngineReport::Stalled { .. } => server.resets += 1,
+                EngineReport::Violated { session, .. } => {
+                    self.over.push(session);
+                    server.claiming.retain(|one| one.number != session);
+                }
+                EngineReport::Recovered { .. }
+                | EngineReport::Closed { .. }
+                | EngineReport::Removed(_) => {}
+                EngineReport::Ended(outcome) => {
+                    outcome.unwrap();
+                    return true;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        false
+    }
+}
+
+impl Server {
+    pub(super) fn new(ends: EngineEnds) -> Server {
+        Server { ends: Some(ends), ..Server::default() }
+    }
+
+    pub(super) fn command(&mut self, command: Command) -> u64 {
+        self.ticket += 1;
+        if let Some(ends) = &self.ends {
+            ends.commands.send((self.ticket, command)).unwrap();
+            rustix::io::write(&*ends.wake, &1u64.to_ne_bytes()).unwrap();
+        }
+        self.ticket
+    }
+
+    /// Gives a session to its application, as `Control::hand_to_application` does.
+    fn claim(&mut self, number: u32, channel: Channel) {
+        let (ours, theirs) = towpath_protocol::doorbell::pair().unwrap();
+        let (wake, event) = wake().unwrap();
+        let Some(ends) = &self.ends else { return };
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let data = epoll::EventData::new_u64(wake_data(number));
+        epoll::add(&ends.epoll, &wake, data, flags).unwrap();
+        let claim = Claim { session: number, doorbell: Doorbell::direct(ours), wake };
+        let ticket = self.command(Command::ClaimSession(Box::new(claim)));
+        self.claiming.push(Claiming { ticket, number, channel, handed: vec![theirs, event] });
+    }
+}
