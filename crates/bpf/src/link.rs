@@ -157,6 +157,14 @@ impl Link {
         interface != 0 && self.info().is_ok_and(|info| info.interface == Some(interface))
     }
 
+    /// Returns the same link, by a descriptor of its own.
+    ///
+    /// # Errors
+    /// If the process has no room for a descriptor.
+    pub fn try_clone(&self) -> std::io::Result<Link> {
+        Ok(Link { fd: self.fd.try_clone()? })
+    }
+
     /// Replaces the program. The old or the new program handles each packet; none passes without
     /// a program. Needs no capability.
     ///

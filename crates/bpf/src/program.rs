@@ -204,6 +204,14 @@ impl Program {
         }
     }
 
+    /// Returns the same program, by a descriptor of its own.
+    ///
+    /// # Errors
+    /// If the process has no room for a descriptor.
+    pub fn try_clone(&self) -> std::io::Result<Program> {
+        Ok(Program { fd: self.fd.try_clone()? })
+    }
+
     /// Opens a program by its number.
     ///
     /// # Errors

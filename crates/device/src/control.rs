@@ -141,6 +141,10 @@ impl Limits {
     }
 }
 
+/// Takes over an interface from an earlier server, which takes as long as an RCU grace period. Fails
+/// when the interface is gone, or the kernel refuses.
+pub type TakeOver = Box<dyn FnOnce() -> Result<(), DeviceError> + Send>;
+
 /// The control part of a device. One thread calls it, which may be another one than those that call
 /// the queues.
 pub trait Device: Send {
@@ -237,14 +241,12 @@ pub trait Device: Send {
     /// need a privilege after the start ignores it.
     fn set_keeper(&mut self, _: Arc<dyn Keeper>) {}
 
-    /// Takes over from the device of an earlier server: called once, when all filters of resumed
-    /// sessions are added, and before the queues are polled. Until then, what the earlier server
-    /// attached to the interface stays in force.
-    ///
-    /// # Errors
-    /// When the interface is gone, or the kernel refuses.
-    fn take_over(&mut self) -> Result<(), DeviceError> {
-        Ok(())
+    /// Returns what takes over from the device of an earlier server: called once, when all filters of
+    /// resumed sessions are added. Until the returned function has run, in any thread, what the
+    /// earlier server attached to the interface stays in force; the queues receive and send all the
+    /// same. `None`, as by default: there is nothing to take over.
+    fn take_over(&mut self) -> Option<TakeOver> {
+        None
     }
 
     /// Returns the descriptors that must outlive this process so that the interface with its

@@ -2,14 +2,24 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::Keeper;
 
 /// The descriptors of [`Device::objects`](crate::Device::objects) of earlier servers, with those
 /// that the driver had a [`Keeper`](crate::Keeper) hold.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct EarlierObjects {
     objects: Vec<Object>,
     /// `true` if a packet may have made the earlier server crash.
     after_crash: bool,
+    keeper: Option<Arc<dyn Keeper>>,
+}
+
+impl std::fmt::Debug for EarlierObjects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EarlierObjects").field("objects", &self.objects).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -25,12 +35,21 @@ impl EarlierObjects {
     /// wait are then dropped, because one of them may be the cause.
     #[must_use]
     pub fn new(after_crash: bool) -> EarlierObjects {
-        EarlierObjects { objects: Vec::new(), after_crash }
+        EarlierObjects { objects: Vec::new(), after_crash, keeper: None }
     }
 
     /// Adds an object, under its name and the number of the server that left it.
     pub fn add(&mut self, name: &str, server: u32, descriptor: OwnedFd) {
         self.objects.push(Object { name: name.to_owned(), server, descriptor });
+    }
+
+    /// Sets the keeper, which has copies of the objects.
+    pub fn set_keeper(&mut self, keeper: Arc<dyn Keeper>) {
+        self.keeper = Some(keeper);
+    }
+
+    pub(crate) fn keeper(&self) -> Option<&Arc<dyn Keeper>> {
+        self.keeper.as_ref()
     }
 
     /// Returns the object of this name that the last server left.
@@ -63,6 +82,13 @@ impl EarlierObjects {
         })
     }
 
+    /// Takes out the objects whose names begin with `prefix`, with the rest of their names and the
+    /// number of the server that left them.
+    pub(crate) fn take_with_prefix(&mut self, prefix: &str) -> Vec<(String, u32, OwnedFd)> {
+        let taken = self.objects.extract_if(.., |one| one.name.starts_with(prefix));
+        taken.map(|one| (one.name[prefix.len()..].to_owned(), one.server, one.descriptor)).collect()
+    }
+
     /// Returns `true` if packets that wait must be dropped.
     pub(crate) fn is_after_crash(&self) -> bool {
         self.after_crash
@@ -90,5 +116,7 @@ mod tests {
         let kinds: Vec<_> =
             earlier.with_prefix("device-").map(|(rest, server, _)| (rest, server)).collect();
         assert_eq!(kinds, [("a", 2), ("a", 1), ("b", 3)]);
+        assert_eq!(earlier.take_with_prefix("device-a").len(), 2);
+        assert_eq!((earlier.count("device-a"), earlier.count("device-b")), (0, 1));
     }
 }

@@ -41,7 +41,7 @@ mod wire;
 pub mod wrapped;
 pub mod xdp;
 
-pub use control::{Capabilities, Device, Event, Info, Limits};
+pub use control::{Capabilities, Device, Event, Info, Limits, TakeOver};
 pub use dma::{Dma, DmaError, Registration};
 pub use earlier::EarlierObjects;
 pub use error::DeviceError;

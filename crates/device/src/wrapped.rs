@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::control::{Device, Event, Info};
+use crate::control::{Device, Event, Info, TakeOver};
 use crate::dma::Dma;
 use crate::error::DeviceError;
 use crate::filter::{Filter, FilterError};
@@ -122,7 +122,7 @@ impl<W: Wrap> Device for Wrapped<W> {
         self.inner.set_keeper(keeper);
     }
 
-    fn take_over(&mut self) -> Result<(), DeviceError> {
+    fn take_over(&mut self) -> Option<TakeOver> {
         self.inner.take_over()
     }
 

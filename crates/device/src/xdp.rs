@@ -47,7 +47,7 @@ use crate::kernel_interface::link_events::LinkEvents;
 use crate::kernel_interface::packet_socket::PacketSocket;
 use crate::{
     Device, DeviceError, DeviceQueue, EarlierObjects, Event, Filter, FilterError, FlowRule, Info,
-    Keeper, OwnQueueError, OwnQueueLimits, OwnQueues, Spaces,
+    Keeper, OwnQueueError, OwnQueueLimits, OwnQueues, Spaces, TakeOver,
 };
 use options::Notes;
 use queue::XdpQueue;
@@ -90,7 +90,7 @@ impl XdpDevice {
     /// # Errors
     /// See [`XdpError`].
     pub fn open(options: &Options) -> Result<XdpDevice, XdpError> {
-        XdpDevice::open_after(options, &EarlierObjects::default())
+        XdpDevice::open_after(options, &mut EarlierObjects::default())
     }
 
     /// Attaches to an interface, after an earlier server, whose program stays attached until
@@ -98,7 +98,10 @@ impl XdpDevice {
     ///
     /// # Errors
     /// See [`XdpError`].
-    pub fn open_after(options: &Options, earlier: &EarlierObjects) -> Result<XdpDevice, XdpError> {
+    pub fn open_after(
+        options: &Options,
+        earlier: &mut EarlierObjects,
+    ) -> Result<XdpDevice, XdpError> {
         let opened = open::open(options, earlier)?;
         let name = &options.interface;
         let copied = opened.shared.objects();
@@ -234,12 +237,16 @@ impl Device for XdpDevice {
         self.shared.set_keeper(keeper);
     }
 
-    fn take_over(&mut self) -> Result<(), DeviceError> {
-        self.shared.attached_program().take_over().map_err(|error| DeviceError::Failed {
-            name: self.info.name.clone(),
-            what: "replacing the XDP program of an earlier server",
-            cause: error.into(),
-        })
+    fn take_over(&mut self) -> Option<TakeOver> {
+        let (shared, name) = (self.shared.clone(), self.info.name.clone());
+        let take_over = move || {
+            shared.take_over().map_err(|cause| DeviceError::Failed {
+                name,
+                what: "replacing the XDP program of an earlier server",
+                cause,
+            })
+        };
+        Some(Box::new(take_over))
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {

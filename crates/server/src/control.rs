@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::net::{SocketFlags, accept_with};
-use towpath_device::{Device, DeviceError, Info};
+use towpath_device::{Device, DeviceError, Info, TakeOver};
 use towpath_memory::{Mapping, SharedFile};
 use towpath_protocol::message::{self, ErrorBody, Message, Refusal};
 use towpath_protocol::peer::{Peer, every_user_has_a_number};
@@ -171,8 +171,9 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// Has the device take over from that of an earlier server, whose flows it has by now.
-    pub(crate) fn take_over_device(&mut self) -> Result<(), DeviceError> {
+    /// Returns what has the device take over from that of an earlier server, whose flows it has by
+    /// now.
+    pub(crate) fn take_over_device(&mut self) -> Option<TakeOver> {
         self.parts.device.take_over()
     }
 

@@ -75,13 +75,20 @@ impl Server {
         device: Box<dyn Device>,
         store: Box<dyn Store>,
     ) -> Result<Server, StartError> {
-        let Unstarted { control, engines, requests, wake, mut bound, has_successor } =
+        let Unstarted { mut control, engines, requests, wake, mut bound, has_successor } =
             Unstarted::new(config, device, store)?;
         let engines = run_engines(engines, &config.engine_cpus, &wake)?;
+        let take_over = control.take_over_device();
         let (control, over) = run_control(control)?;
         bound.iter_mut().for_each(Bound::take);
         let control = Some(control);
-        Ok(Server { requests, wake, control, engines, over, bound, has_successor })
+        let server = Server { requests, wake, control, engines, over, bound, has_successor };
+        // Resumed sessions are served meanwhile.
+        if let Some(Err(error)) = take_over.map(|take_over| take_over()) {
+            let _ = server.leave();
+            return Err(StartError::Device(error));
+        }
+        Ok(server)
     }
 
     fn request(&self, request: Request) {
@@ -258,7 +265,6 @@ impl Unstarted {
         };
         let mut control = Control::new(parts, spawner).map_err(resources("the control thread"))?;
         control.restore(left);
-        control.take_over_device().map_err(StartError::Device)?;
         Ok(Unstarted { control, engines, requests, wake: control_wake, bound, has_successor })
     }
 }

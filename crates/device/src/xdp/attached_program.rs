@@ -51,7 +51,7 @@ impl AttachedProgram {
     }
 
     /// Keeps the link of an earlier server, if it is attached to this interface still. Its program
-    /// stays attached until [`AttachedProgram::take_over`]. Returns `true` if there is such a link.
+    /// stays attached until [`Shared::take_over`](super::shared::Shared::take_over). Returns `true` if there is such a link.
     pub(super) fn keep_earlier(&mut self, interface: u32, earlier: &EarlierObjects) -> bool {
         let link = earlier.copy(LINK).ok().flatten().and_then(|link| Link::from_fd(link).ok());
         let Some(link) = link.filter(|link| link.is_attached_to(interface)) else { return false };
@@ -60,13 +60,18 @@ impl AttachedProgram {
         true
     }
 
-    /// Replaces an earlier server's program by this one.
-    pub(super) fn take_over(&mut self) -> Result<(), Error> {
-        if let Some(link) = self.link.as_ref().filter(|_| self.earlier.is_some()) {
-            link.update(self.filter.program())?;
-            self.earlier = None;
-        }
-        Ok(())
+    /// Returns the link, if an earlier server's program is attached, and the program to attach in its
+    /// place. After that, the caller calls [`AttachedProgram::forget_earlier`].
+    pub(super) fn replacement(&self) -> io::Result<Option<(Link, Program)>> {
+        let Some(link) = self.link.as_ref().filter(|_| self.earlier.is_some()) else {
+            return Ok(None);
+        };
+        Ok(Some((link.try_clone()?, self.filter.program().try_clone()?)))
+    }
+
+    /// Forgets an earlier server's program, which is not attached any more.
+    pub(super) fn forget_earlier(&mut self) {
+        self.earlier = None;
     }
 
     /// Returns the link and the maps, with the names under which a keeper holds them.

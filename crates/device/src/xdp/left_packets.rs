@@ -1,13 +1,16 @@
 //! The packets that wait in the sockets of an earlier server.
 //!
 //! A keeper holds copies of a server's sockets, so the kernel goes on receiving when the server is
-//! killed. The next server needs sockets of its own, since a hardware queue has one memory. Before it
-//! has the earlier ones closed, it copies the packets that wait in them.
+//! killed. The next server needs sockets of its own, since a hardware queue has one memory. It copies
+//! the packets that wait in the earlier ones, and has these closed. The kernel frees a hardware queue
+//! only some RCU grace periods after that, and drops the packets that arrive meanwhile. So a thread
+//! does this first, while the others of the start do everything else.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use rustix::net::sockopt;
 use rustix::net::xdp::XDP_PGOFF_RX_RING;
@@ -22,13 +25,12 @@ pub(super) const SOCKET: &str = "device-socket-";
 /// The name under which the store has the memory of a lane, before the lane's number.
 const MEMORY: &str = "device-memory-";
 
-/// The sockets that an earlier server left, with their memory.
+/// The packets that waited, by hardware queues.
 #[derive(Default)]
-pub(super) struct LeftPackets {
-    sockets: Mutex<Vec<LeftSocket>>,
-    /// `true` if their packets are dropped, because one of them may have made that server crash.
-    drops: bool,
-}
+pub(super) struct LeftPackets(Mutex<Vec<(u32, Taken)>>);
+
+/// The thread that takes the packets, and has the sockets closed.
+pub(super) struct Taking(Option<JoinHandle<LeftPackets>>);
 
 /// Packets that waited for some hardware queues.
 #[derive(Default)]
@@ -45,40 +47,64 @@ struct LeftSocket {
 }
 
 impl LeftPackets {
-    /// Finds the sockets of the last server that left any, with their memory.
-    pub(super) fn find(earlier: &EarlierObjects) -> io::Result<LeftPackets> {
-        let last = earlier.with_prefix(SOCKET).map(|(_, server, _)| server).max();
-        let Some(last) = last else { return Ok(LeftPackets::default()) };
+    /// Begins to take the packets that wait in the sockets of the last server that left any. Then
+    /// closes the sockets of all earlier servers, and the keeper's copies of them.
+    pub(super) fn begin(earlier: &mut EarlierObjects) -> io::Result<Taking> {
+        let sockets = earlier.take_with_prefix(SOCKET);
+        let Some(last) = sockets.iter().map(|(_, server, _)| *server).max() else {
+            return Ok(Taking(None));
+        };
+        let (mut left, mut names) = (Vec::new(), Vec::new());
         let memories = || earlier.with_prefix(MEMORY).filter(|(_, server, _)| *server == last);
         let lanes = memories().count() as u32;
-        let mut left = Vec::new();
-        for (number, _, socket) in earlier.with_prefix(SOCKET).filter(|one| one.1 == last) {
+        for (number, server, socket) in sockets {
+            names.push(format!("{SOCKET}{number}"));
             let Ok(hardware) = number.parse::<u32>() else { continue };
             let lane = hardware.checked_rem(lanes).map(|lane| lane.to_string());
-            let memory = memories().find(|one| Some(one.0) == lane.as_deref());
+            let memory = memories().find(|one| server == last && Some(one.0) == lane.as_deref());
             // A server that was killed during its start left no memory, and no packet arrived.
             let Some((_, _, memory)) = memory else { continue };
-            let (socket, memory) = (socket.try_clone_to_owned()?, memory.try_clone_to_owned()?);
-            left.push(LeftSocket { hardware, socket, memory });
+            left.push(LeftSocket { hardware, socket, memory: memory.try_clone_to_owned()? });
         }
-        Ok(LeftPackets { sockets: Mutex::new(left), drops: earlier.is_after_crash() })
+        let (keeper, drops) = (earlier.keeper().cloned(), earlier.is_after_crash());
+        Ok(Taking(Some(std::thread::spawn(move || {
+            let taken = left.into_iter().map(|one| one.take(drops)).collect();
+            // A keeper that does not answer has the server fail later, when it binds its sockets.
+            let _ = keeper.map_or(Ok(()), |keeper| keeper.release_sockets(&names));
+            LeftPackets(Mutex::new(taken))
+        }))))
     }
 
-    /// Takes the packets that wait for these hardware queues, and closes this process's copies of
-    /// their sockets.
+    /// Returns the packets that waited for these hardware queues.
     pub(super) fn take(&self, hardware: &[u32]) -> Taken {
+        let mut all = Taken::default();
+        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, taken) in left.extract_if(.., |(number, _)| hardware.contains(number)) {
+            all.packets.extend(taken.packets);
+            all.dropped += taken.dropped;
+        }
+        all
+    }
+}
+
+impl Taking {
+    /// Waits for the thread.
+    pub(super) fn finish(self) -> LeftPackets {
+        let joined = self.0.map(JoinHandle::join).transpose();
+        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).unwrap_or_default()
+    }
+}
+
+impl LeftSocket {
+    /// Takes the packets that wait, or drops them. Closes this process's copy of the socket.
+    fn take(self, drops: bool) -> (u32, Taken) {
         let mut taken = Taken::default();
-        for left in self.left().extract_if(.., |one| hardware.contains(&one.hardware)) {
-            // A kernel before Linux 6.4 maps no ring of a bound socket: what waits is lost.
-            let Ok(ring) = ring(left.socket.as_fd()) else { continue };
-            let memory = if self.drops { None } else { map(left.memory).ok() };
+        // A kernel before Linux 6.4 maps no ring of a bound socket: what waits is lost.
+        if let Ok(ring) = ring(self.socket.as_fd()) {
+            let memory = if drops { None } else { map(self.memory).ok() };
             copy_packets(ring, memory.as_ref(), &mut taken);
         }
-        taken
-    }
-
-    fn left(&self) -> MutexGuard<'_, Vec<LeftSocket>> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+        (self.hardware, taken)
     }
 }
 

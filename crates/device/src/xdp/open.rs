@@ -60,7 +60,7 @@ pub(super) struct Opened {
 }
 
 /// Attaches to an interface, after an earlier server.
-pub(super) fn open(options: &Options, earlier: &EarlierObjects) -> Result<Opened, XdpError> {
+pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Opened, XdpError> {
     let name = &options.interface;
     let link = Netlink::open()?.link(name)?;
     let mac = link.mac.ok_or_else(|| XdpError::NotEthernet { name: name.clone() })?;
@@ -74,11 +74,13 @@ pub(super) fn open(options: &Options, earlier: &EarlierObjects) -> Result<Opened
     if let Some(program) = other_server::at_ingress(link.index, earlier) {
         return Err(XdpError::OtherServer { name: name.clone(), program });
     }
+    // The kernel makes each of these wait, so all wait at once.
+    let left_packets = LeftPackets::begin(earlier);
+    let left_packets = left_packets.map_err(refused(name, "copying a descriptor"))?;
+    let host_traffic = HostTraffic::begin(options.host, mac, options.owner);
     let (Sockets { unbound, packet_socket, promiscuous }, mut attached_program) =
         sockets_and_program(options, link.index, queues, frame_bytes)?;
-    let host_traffic = HostTraffic::begin(options.host, mac, options.owner);
     let attached = attach_after(earlier, &link, options.mode, &mut attached_program)?;
-    let left_packets = LeftPackets::find(earlier).map_err(refused(name, "copying a descriptor"))?;
     let is_generic = attached == XdpMode::Generic;
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let (chunk_bytes, most) = if spans { LARGE_BUFFERS } else { SMALL_BUFFERS };
@@ -122,7 +124,7 @@ pub(super) fn open(options: &Options, earlier: &EarlierObjects) -> Result<Opened
         packet_socket,
         host_traffic,
         unbound,
-        left_packets,
+        left_packets.finish(),
     ));
     let mut large = large.into_iter();
     let lane = |number| Arc::new(Lane::new(shared.clone(), number, large.next()));

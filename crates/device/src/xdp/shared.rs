@@ -115,6 +115,17 @@ impl Shared {
         lock(&self.attached_program)
     }
 
+    /// Replaces an earlier server's program. The kernel takes long, so other threads can use the maps
+    /// meanwhile.
+    pub(super) fn take_over(&self) -> io::Result<()> {
+        let replacement = self.attached_program().replacement()?;
+        if let Some((link, program)) = replacement {
+            link.update(&program)?;
+            self.attached_program().forget_earlier();
+        }
+        Ok(())
+    }
+
     pub(super) fn packet_socket(&self) -> Option<Arc<PacketSocket>> {
         self.packet_socket.clone()
     }

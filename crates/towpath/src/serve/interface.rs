@@ -44,7 +44,7 @@ pub(super) fn open(
     served: &DeviceSpec,
     settings: &Settings,
     own_queues: Vec<u32>,
-    earlier: &EarlierObjects,
+    earlier: &mut EarlierObjects,
 ) -> Result<Opened, Failure> {
     let name = &served.interface;
     let tap = earlier.copy(TAP).map_err(|error| {

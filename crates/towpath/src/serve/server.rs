@@ -69,7 +69,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let served = settings.device.as_ref().ok_or_else(no_device)?;
     let socket = settings.socket.clone().unwrap_or_default();
     start_log(settings.log.unwrap_or(Level::Info));
-    let earlier = take_device_objects(&mut found, args.crash().is_some());
+    let mut earlier = take_device_objects(&mut found, args.crash().is_some());
+    earlier.set_keeper(Arc::new(keeper.clone()));
     let store = KeeperStore::new(&keeper, found);
 
     let mut config = Config {
@@ -80,7 +81,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let own_queues = config.policy.own_queues();
     let Opened { mut device, subnets, xdp_sockets } =
-        interface::open(served, &settings, own_queues, &earlier)?;
+        interface::open(served, &settings, own_queues, &mut earlier)?;
     // The device has copies of what it needs.
     drop(earlier);
     let device_info = device.info().clone();

@@ -105,7 +105,7 @@ impl Wanted {
     pub(super) fn xdp(
         &self,
         options: &xdp::Options,
-        earlier: &EarlierObjects,
+        earlier: &mut EarlierObjects,
     ) -> Result<Attached, Failure> {
         if options.exclusive && self.host {
             return Err(Failure::usage(format!(
@@ -120,7 +120,7 @@ impl Wanted {
     fn try_xdp(
         &self,
         options: &xdp::Options,
-        earlier: &EarlierObjects,
+        earlier: &mut EarlierObjects,
     ) -> Result<Attached, XdpError> {
         let interface = self.interface.clone();
         let options = xdp::Options {
@@ -149,7 +149,7 @@ impl Wanted {
     }
 
     /// Opens AF_XDP, or packet sockets if the kernel has no AF_XDP for this interface.
-    pub(super) fn best(&self, earlier: &EarlierObjects) -> Result<Attached, Failure> {
+    pub(super) fn best(&self, earlier: &mut EarlierObjects) -> Result<Attached, Failure> {
         match self.try_xdp(&xdp::Options::default(), earlier) {
             Ok(device) => Ok(device),
             Err(error) if suggests_packet(&error) => {
