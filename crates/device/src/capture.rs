@@ -229,6 +229,10 @@ fn now_ns() -> u64 {
 }
 
 impl<W: Write + Send> DeviceQueue for CaptureQueue<W> {
+    fn holds(&self, buffer: u32) -> bool {
+        self.inner.holds(buffer)
+    }
+
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.inner.rx_fill(spaces, space, buffers)
     }

@@ -1,6 +1,7 @@
 //! The control part of a device: its properties, and its queues to open.
 
-use std::os::fd::BorrowedFd;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::dma::Dma;
@@ -240,6 +241,17 @@ pub trait Device: Send {
     /// Uses a keeper from now on: before the first queue is opened. A driver without sockets that
     /// need a privilege after the start ignores it.
     fn set_keeper(&mut self, _: Arc<dyn Keeper>) {}
+
+    /// Returns the file of the memory of an earlier server's packets, of so many bytes, if the queue
+    /// `queue`, which opens next, goes on with that memory: then the device may have receive buffers
+    /// from the start ([`DeviceQueue::holds`]). `None`, as by default: the queue starts with a memory
+    /// of its own, and no buffers.
+    ///
+    /// # Errors
+    /// When the process has no room for a descriptor, or the kernel refuses to map the memory.
+    fn earlier_memory(&mut self, _queue: usize, _bytes: usize) -> io::Result<Option<OwnedFd>> {
+        Ok(None)
+    }
 
     /// Returns what takes over from the device of an earlier server: called once, when all filters of
     /// resumed sessions are added. Until the returned function has run, in any thread, what the

@@ -269,6 +269,10 @@ impl FaultQueue {
 }
 
 impl DeviceQueue for FaultQueue {
+    fn holds(&self, buffer: u32) -> bool {
+        self.inner.holds(buffer)
+    }
+
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         let inner = self.inner_can;
         let mut taken = 0;

@@ -23,7 +23,7 @@ pub fn packet_memory(bytes: usize, device_reaches: bool) -> io::Result<(Region, 
     if !device_reaches {
         return Ok((Region::private(bytes)?, None));
     }
-    let (region, file) = Region::in_own_file(NAME, bytes)?;
+    let (region, file) = Region::in_kept_file(NAME, bytes)?;
     Ok((region, Some(file)))
 }
 

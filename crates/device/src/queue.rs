@@ -196,6 +196,12 @@ pub trait DeviceQueue: Send {
     /// [`Kick::Rx`].
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize;
 
+    /// Returns `true` if the device has this buffer from an earlier server, before the first
+    /// [`DeviceQueue::rx_fill`]; `false`, as by default: no device has any.
+    fn holds(&self, _buffer: u32) -> bool {
+        false
+    }
+
     /// Appends the filled buffers of at most `budget` packets to `out`, oldest packet first, each
     /// packet with all of its buffers in order. Returns the number of packets. A packet takes at
     /// most [`Limits::rx_packet_buffers`](crate::Limits::rx_packet_buffers) buffers; the device

@@ -136,6 +136,10 @@ impl SlowQueue {
 }
 
 impl DeviceQueue for SlowQueue {
+    fn holds(&self, buffer: u32) -> bool {
+        self.inner.holds(buffer)
+    }
+
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.inner.rx_fill(spaces, space, buffers)
     }

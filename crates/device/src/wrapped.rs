@@ -1,6 +1,7 @@
 //! A device around another one, with queues around the other device's queues.
 
-use std::os::fd::BorrowedFd;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::control::{Device, Event, Info, TakeOver};
@@ -120,6 +121,10 @@ impl<W: Wrap> Device for Wrapped<W> {
 
     fn set_keeper(&mut self, keeper: Arc<dyn Keeper>) {
         self.inner.set_keeper(keeper);
+    }
+
+    fn earlier_memory(&mut self, queue: usize, bytes: usize) -> io::Result<Option<OwnedFd>> {
+        self.inner.earlier_memory(queue, bytes)
     }
 
     fn take_over(&mut self) -> Option<TakeOver> {

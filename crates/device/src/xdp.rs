@@ -9,7 +9,7 @@
 //! | part | is |
 //! |---|---|
 //! | [`XdpDevice`] | the control part: program, sockets, filters, events |
-//! | `left_packets` | packets that wait in the sockets of an earlier server |
+//! | `left_packets`, `kept` | the sockets of an earlier server: packets that wait in them, or all of them |
 //! | `queue` | the data part: the rings of all hardware queues |
 //! | `socket`, `ring` | an AF_XDP socket, and the rings that it shares with the kernel |
 //! | `own` | hardware queues that sessions have to themselves |
@@ -25,6 +25,7 @@
 mod attached_program;
 mod error;
 mod in_flight;
+mod kept;
 mod left_packets;
 mod locked;
 mod offload;
@@ -37,6 +38,7 @@ mod shared;
 mod socket;
 mod tx_checksum;
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
@@ -231,6 +233,10 @@ impl Device for XdpDevice {
                 groups.change(filter, false)
             }
         };
+    }
+
+    fn earlier_memory(&mut self, index: usize, bytes: usize) -> io::Result<Option<OwnedFd>> {
+        self.lanes.get(index).map_or(Ok(None), |lane| lane.earlier_memory(bytes))
     }
 
     fn set_keeper(&mut self, keeper: Arc<dyn Keeper>) {

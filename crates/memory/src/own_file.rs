@@ -1,4 +1,4 @@
-//! Memory files that only this process writes, in huge pages where there are some.
+//! Memory files that one process after the other writes, in huge pages where there are some.
 //!
 //! A memory file can live on in the hands of another process, which private memory cannot; and the
 //! kernel's huge pages, which an administrator reserves, come as files.
@@ -23,10 +23,49 @@ impl Region {
     /// The error of making, mapping or sealing the file; `ENOMEM` when there is no memory.
     pub fn in_own_file(name: &str, len: usize) -> io::Result<(Region, OwnedFd)> {
         let len = len.max(1).next_multiple_of(PAGE_BYTES);
-        own(sealed_file(name, len, MemfdFlags::empty())?, len, PAGE_BYTES)
+        let own = own(sealed_file(name, len, MemfdFlags::empty())?, len, PAGE_BYTES)?;
+        rustix::fs::fcntl_add_seals(&own.1, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+        Ok(own)
     }
 
-    /// Maps memory as [`Region::in_own_file`] does, in huge pages. All of them are allocated at
+    /// Maps memory as [`Region::in_own_file`] does, which the next process can write once this one has
+    /// ended ([`Region::of_earlier_file`]). The caller hands the descriptor to a process only that
+    /// keeps this rule.
+    ///
+    /// # Errors
+    /// As [`Region::in_own_file`].
+    pub fn in_kept_file(name: &str, len: usize) -> io::Result<(Region, OwnedFd)> {
+        let len = len.max(1).next_multiple_of(PAGE_BYTES);
+        let file = sealed_file(name, len, MemfdFlags::empty())?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SEAL)?;
+        own(file, len, PAGE_BYTES)
+    }
+
+    /// Returns `true` if [`Region::of_earlier_file`] can map memory of `len` bytes in this file.
+    #[must_use]
+    pub fn is_file_of(file: &OwnedFd, len: usize) -> bool {
+        let len = len.max(1).next_multiple_of(PAGE_BYTES);
+        size_of(file).is_ok_and(|(bytes, page_bytes)| match page_bytes {
+            PAGE_BYTES => bytes == len,
+            HUGE_PAGE_BYTES => bytes == len.next_multiple_of(HUGE_PAGE_BYTES),
+            _ => false,
+        })
+    }
+
+    /// Maps the memory of a process that has ended, from the file of [`Region::in_kept_file`] or
+    /// [`Region::in_huge_pages`], with what that process left in it.
+    ///
+    /// # Errors
+    /// `EINVAL` for a file of another length; the error of `mmap`.
+    pub fn of_earlier_file(file: OwnedFd, len: usize) -> io::Result<(Region, OwnedFd)> {
+        if !Region::is_file_of(&file, len) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let (_, page_bytes) = size_of(&file)?;
+        own(file, len.max(1).next_multiple_of(PAGE_BYTES), page_bytes)
+    }
+
+    /// Maps memory as [`Region::in_kept_file`] does, in huge pages. All of them are allocated at
     /// once, so no later access fails or waits for one.
     ///
     /// # Errors
@@ -42,16 +81,22 @@ impl Region {
         // Without this, an access could still be a bus error: a control group, or the nodes that
         // this process may allocate from, refuse a page only then.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, mapped_bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SEAL)?;
         Ok((region, file))
     }
 }
 
-/// Maps a new file, which no other process has, and forbids all writing but by this mapping.
+/// The size and the pages of a file.
+fn size_of(file: &OwnedFd) -> io::Result<(usize, usize)> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok((stat.st_size as usize, stat.st_blksize as usize))
+}
+
+/// Maps a file, which no other process maps.
 fn own(file: OwnedFd, len: usize, page_bytes: usize) -> io::Result<(Region, OwnedFd)> {
     let mapping = Mapping::in_pages(file.as_fd(), len, true, page_bytes)?;
     // A child would share the memory, and no copy of it.
     mapping.keep_from_children()?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
     Ok((Region::alone(mapping), file))
 }
 
@@ -82,24 +127,29 @@ mod tests {
         }
     }
 
-    fn has_one_writer(file: OwnedFd) {
-        // Files of huge pages take no writes at all.
-        let refused = rustix::io::pwrite(&file, b"theirs", 0);
-        let refusals = [rustix::io::Errno::PERM, rustix::io::Errno::INVAL];
-        assert!(refused.is_err_and(|error| refusals.contains(&error)), "{refused:?}");
-        let file = SharedFile::adopt(file).unwrap();
-        assert!(file.map_writable().is_err());
-    }
-
     #[test]
     fn an_own_file_has_one_writer() {
         let (mut region, file) = Region::in_own_file("test", 8192).unwrap();
         assert!(region.copy_in(4096, b"mine"));
         let mut seen = [0; 4];
-        let read = SharedFile::adopt(file.try_clone().unwrap()).unwrap().map_readable().unwrap();
-        assert!(read.copy_out(4096, &mut seen));
+        let file = SharedFile::adopt(file).unwrap();
+        assert!(file.map_readable().unwrap().copy_out(4096, &mut seen));
         assert_eq!(&seen, b"mine");
-        has_one_writer(file);
+        assert!(file.map_writable().is_err());
+        let refused = rustix::io::pwrite(&OwnedFd::from(file), b"theirs", 0);
+        assert_eq!(refused, Err(rustix::io::Errno::PERM));
+    }
+
+    #[test]
+    fn the_next_process_finds_what_was_written() {
+        let (mut region, file) = Region::in_kept_file("test", 8192).unwrap();
+        assert!(region.copy_in(4096, b"mine"));
+        drop(region);
+        assert!(Region::of_earlier_file(file.try_clone().unwrap(), 4096).is_err());
+        let (mut region, file) = Region::of_earlier_file(file, 8190).unwrap();
+        assert_eq!(region.bytes(4096, 4), Some(b"mine".as_slice()));
+        assert!(region.copy_in(4096, b"next"));
+        assert!(rustix::fs::ftruncate(&file, 4096).is_err(), "none can shorten it");
     }
 
     /// With two huge pages, which an administrator reserves (`sysctl vm.nr_hugepages=2`), the
@@ -109,7 +159,7 @@ mod tests {
         let len = HUGE_PAGE_BYTES + 1;
         match Region::in_huge_pages("test", len) {
             Ok((region, file)) => {
-                has_one_writer(file);
+                assert!(Region::is_file_of(&file, len) && !Region::is_file_of(&file, 3 * len));
                 assert_eq!(region.mapping().page_bytes(), HUGE_PAGE_BYTES);
                 assert!(region.mapping().wipe_in_children().is_err(), "not for files");
                 holds_bytes(region, len.next_multiple_of(PAGE_BYTES));

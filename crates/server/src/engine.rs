@@ -212,6 +212,11 @@ impl Engine {
         (self.port.name(), self.port.memory())
     }
 
+    /// Returns `true` if the engine goes on with the memory of an earlier server's packets.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.port.goes_on()
+    }
+
     /// Takes the bounce buffers as a part of the memory of sessions' own queues; `None` for a
     /// device without such queues.
     pub(crate) fn take_headers(&mut self) -> Option<HeaderMemory> {

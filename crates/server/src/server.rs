@@ -489,7 +489,9 @@ fn keep_device<'a>(
 fn log_memory(engine: &Engine) {
     let (device, memory) = engine.packet_memory();
     let (kib, page_bytes) = (memory.len() >> 10, memory.page_bytes());
-    if page_bytes == HUGE_PAGE_BYTES {
+    if engine.goes_on() {
+        info!(device, "the engine goes on with the memory of the earlier server, of {kib} KiB");
+    } else if page_bytes == HUGE_PAGE_BYTES {
         let pages = memory.len().div_ceil(page_bytes);
         info!(device, "{kib} KiB for packets, in {pages} huge pages of 2 MiB");
     } else {

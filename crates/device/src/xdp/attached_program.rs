@@ -50,11 +50,15 @@ impl AttachedProgram {
         self.link = Some(link);
     }
 
+    /// Returns `true` if the link of an earlier server is attached to this interface.
+    pub(super) fn is_attached(interface: u32, earlier: &EarlierObjects) -> bool {
+        earlier_link(interface, earlier).is_some()
+    }
+
     /// Keeps the link of an earlier server, if it is attached to this interface still. Its program
     /// stays attached until [`Shared::take_over`](super::shared::Shared::take_over). Returns `true` if there is such a link.
     pub(super) fn keep_earlier(&mut self, interface: u32, earlier: &EarlierObjects) -> bool {
-        let link = earlier.copy(LINK).ok().flatten().and_then(|link| Link::from_fd(link).ok());
-        let Some(link) = link.filter(|link| link.is_attached_to(interface)) else { return false };
+        let Some(link) = earlier_link(interface, earlier) else { return false };
         self.keep(link);
         self.earlier = Some(EarlierProgram { sockets: FlowFilter::earlier_sockets(earlier) });
         true
@@ -119,4 +123,10 @@ impl AttachedProgram {
     pub(super) fn remove(&mut self, filter: &Filter) {
         self.filter.remove(filter);
     }
+}
+
+/// Returns the link of an earlier server, if it is attached to this interface.
+fn earlier_link(interface: u32, earlier: &EarlierObjects) -> Option<Link> {
+    let link = earlier.copy(LINK).ok().flatten().and_then(|link| Link::from_fd(link).ok());
+    link.filter(|link| link.is_attached_to(interface))
 }

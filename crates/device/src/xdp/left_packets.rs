@@ -1,36 +1,50 @@
-//! The packets that wait in the sockets of an earlier server.
+//! The sockets that an earlier server left.
 //!
 //! A keeper holds copies of a server's sockets, so the kernel goes on receiving when the server is
-//! killed. The next server needs sockets of its own, since a hardware queue has one memory. It copies
-//! the packets that wait in the earlier ones, and has these closed. The kernel frees a hardware queue
-//! only some RCU grace periods after that, and drops the packets that arrive meanwhile. So a thread
-//! does this first, while the others of the start do everything else.
+//! killed. The next server goes on with them ([`kept`](super::kept)) if it can. If it cannot, it needs
+//! sockets of its own, since a hardware queue has one memory: it copies the packets that wait in the
+//! earlier ones, and has these closed. The kernel frees a hardware queue only some RCU grace periods
+//! after that, and drops the packets that arrive meanwhile. So a thread does this first, while the
+//! others of the start do everything else.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::net::sockopt;
 use rustix::net::xdp::XDP_PGOFF_RX_RING;
 use towpath_memory::{Mapping, SharedFile};
 
+use super::kept::{Kept, LEDGER};
 use super::ring::{CONTINUES, Consumer, Descriptor};
 use super::socket::RING_ENTRIES;
-use crate::{EarlierObjects, LARGE_FRAME_BYTES};
+use crate::{EarlierObjects, Keeper, LARGE_FRAME_BYTES};
 
 /// The name under which a keeper holds the socket of a hardware queue, before the queue's number.
 pub(super) const SOCKET: &str = "device-socket-";
 /// The name under which the store has the memory of a lane, before the lane's number.
 const MEMORY: &str = "device-memory-";
 
+/// The sockets of the last server that left any, with their memory and their ledger.
+pub(super) struct LeftSockets {
+    sockets: Vec<LeftSocket>,
+    /// The names of the sockets of all earlier servers.
+    names: Vec<String>,
+    /// The ledger of each lane, if there is one.
+    ledgers: Vec<Option<OwnedFd>>,
+    keeper: Option<Arc<dyn Keeper>>,
+    /// `true` if their packets are dropped, because one of them may have made that server crash.
+    drops: bool,
+}
+
 /// The packets that waited, by hardware queues.
 #[derive(Default)]
 pub(super) struct LeftPackets(Mutex<Vec<(u32, Taken)>>);
 
 /// The thread that takes the packets, and has the sockets closed.
-pub(super) struct Taking(Option<JoinHandle<LeftPackets>>);
+pub(super) struct Taking(JoinHandle<LeftPackets>);
 
 /// Packets that waited for some hardware queues.
 #[derive(Default)]
@@ -40,41 +54,77 @@ pub(super) struct Taken {
     pub(super) dropped: u64,
 }
 
-struct LeftSocket {
-    hardware: u32,
-    socket: OwnedFd,
-    memory: OwnedFd,
+pub(super) struct LeftSocket {
+    pub(super) hardware: u32,
+    pub(super) socket: OwnedFd,
+    pub(super) memory: OwnedFd,
 }
 
-impl LeftPackets {
-    /// Begins to take the packets that wait in the sockets of the last server that left any. Then
-    /// closes the sockets of all earlier servers, and the keeper's copies of them.
-    pub(super) fn begin(earlier: &mut EarlierObjects) -> io::Result<Taking> {
+impl LeftSockets {
+    /// Takes the sockets of all earlier servers out of what they left; `None` if there are none.
+    pub(super) fn find(earlier: &mut EarlierObjects) -> io::Result<Option<LeftSockets>> {
         let sockets = earlier.take_with_prefix(SOCKET);
         let Some(last) = sockets.iter().map(|(_, server, _)| *server).max() else {
-            return Ok(Taking(None));
+            return Ok(None);
         };
         let (mut left, mut names) = (Vec::new(), Vec::new());
-        let memories = || earlier.with_prefix(MEMORY).filter(|(_, server, _)| *server == last);
-        let lanes = memories().count() as u32;
+        let of_last = |prefix| earlier.with_prefix(prefix).filter(|(_, server, _)| *server == last);
+        let lanes = of_last(MEMORY).count() as u32;
         for (number, server, socket) in sockets {
             names.push(format!("{SOCKET}{number}"));
             let Ok(hardware) = number.parse::<u32>() else { continue };
             let lane = hardware.checked_rem(lanes).map(|lane| lane.to_string());
-            let memory = memories().find(|one| server == last && Some(one.0) == lane.as_deref());
+            let memory =
+                of_last(MEMORY).find(|one| server == last && Some(one.0) == lane.as_deref());
             // A server that was killed during its start left no memory, and no packet arrived.
             let Some((_, _, memory)) = memory else { continue };
             left.push(LeftSocket { hardware, socket, memory: memory.try_clone_to_owned()? });
         }
+        let ledger = |lane: u32| {
+            let one = of_last(LEDGER).find(|(number, _, _)| *number == lane.to_string());
+            one.map(|(_, _, ledger)| ledger.try_clone_to_owned()).transpose()
+        };
+        let ledgers = (0..lanes).map(ledger).collect::<io::Result<_>>()?;
         let (keeper, drops) = (earlier.keeper().cloned(), earlier.is_after_crash());
-        Ok(Taking(Some(std::thread::spawn(move || {
-            let taken = left.into_iter().map(|one| one.take(drops)).collect();
-            // A keeper that does not answer has the server fail later, when it binds its sockets.
-            let _ = keeper.map_or(Ok(()), |keeper| keeper.release_sockets(&names));
-            LeftPackets(Mutex::new(taken))
-        }))))
+        Ok(Some(LeftSockets { sockets: left, names, ledgers, keeper, drops }))
     }
 
+    /// Returns `true` if these are the sockets of so many hardware queues and lanes, with ledgers.
+    pub(super) fn are_whole(&self, queues: u32, lanes: u32) -> bool {
+        let mut numbers: Vec<u32> = self.sockets.iter().map(|one| one.hardware).collect();
+        numbers.sort_unstable();
+        numbers.into_iter().eq(0..queues)
+            && self.ledgers.len() == lanes as usize
+            && self.ledgers.iter().all(Option::is_some)
+    }
+
+    /// Returns what each lane can go on with.
+    pub(super) fn by_lanes(self) -> Vec<Kept> {
+        let lanes = self.ledgers.len().max(1) as u32;
+        let mut all: Vec<Kept> = Vec::new();
+        for ledger in self.ledgers.into_iter().flatten() {
+            all.push(Kept::new(ledger, self.drops));
+        }
+        for one in self.sockets {
+            if let Some(kept) = all.get_mut((one.hardware % lanes) as usize) {
+                kept.sockets.push(one);
+            }
+        }
+        all
+    }
+
+    /// Begins to take the packets that wait. Then closes the sockets, and the keeper's copies.
+    pub(super) fn release(self) -> Taking {
+        Taking(std::thread::spawn(move || {
+            let taken = self.sockets.into_iter().map(|one| one.take(self.drops)).collect();
+            // A keeper that does not answer has the server fail later, when it binds its sockets.
+            let _ = self.keeper.map_or(Ok(()), |keeper| keeper.release_sockets(&self.names));
+            LeftPackets(Mutex::new(taken))
+        }))
+    }
+}
+
+impl LeftPackets {
     /// Returns the packets that waited for these hardware queues.
     pub(super) fn take(&self, hardware: &[u32]) -> Taken {
         let mut all = Taken::default();
@@ -85,13 +135,18 @@ impl LeftPackets {
         }
         all
     }
+
+    /// Takes the packets that wait in these sockets, and closes this process's copies of them.
+    pub(super) fn add(&self, kept: Kept) {
+        let taken = kept.sockets.into_iter().map(|one| one.take(kept.drops));
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(taken);
+    }
 }
 
 impl Taking {
     /// Waits for the thread.
     pub(super) fn finish(self) -> LeftPackets {
-        let joined = self.0.map(JoinHandle::join).transpose();
-        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).unwrap_or_default()
+        self.0.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
 

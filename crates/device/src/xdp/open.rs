@@ -11,7 +11,8 @@ use towpath_netlink::Netlink;
 
 use super::attached_program::AttachedProgram;
 use super::error::{XdpError, refused};
-use super::left_packets::LeftPackets;
+use super::kept::Kept;
+use super::left_packets::{LeftSockets, Taking};
 use super::locked;
 use super::options::{Mode, Notes, Options};
 use super::queue::PACKET_SOCKET_BUFFERS;
@@ -75,8 +76,8 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
         return Err(XdpError::OtherServer { name: name.clone(), program });
     }
     // The kernel makes each of these wait, so all wait at once.
-    let left_packets = LeftPackets::begin(earlier);
-    let left_packets = left_packets.map_err(refused(name, "copying a descriptor"))?;
+    let (left_packets, kept) = earlier_sockets(earlier, link.index, (queues, lanes))
+        .map_err(refused(name, "copying a descriptor"))?;
     let host_traffic = HostTraffic::begin(options.host, mac, options.owner);
     let (Sockets { unbound, packet_socket, promiscuous }, mut attached_program) =
         sockets_and_program(options, link.index, queues, frame_bytes)?;
@@ -124,12 +125,27 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
         packet_socket,
         host_traffic,
         unbound,
-        left_packets.finish(),
+        left_packets.map(Taking::finish).unwrap_or_default(),
     ));
-    let mut large = large.into_iter();
-    let lane = |number| Arc::new(Lane::new(shared.clone(), number, large.next()));
+    let (mut large, mut kept) = (large.into_iter(), kept.into_iter());
+    let lane = |number| Arc::new(Lane::new(shared.clone(), number, large.next(), kept.next()));
     let lanes = (0..lanes).map(lane).collect();
     Ok(Opened { info, index: link.index, shared, lanes, promiscuous, notes })
+}
+
+/// Returns the sockets of an earlier server, for each lane that can go on with them; or else begins to
+/// release them.
+fn earlier_sockets(
+    earlier: &mut EarlierObjects,
+    index: u32,
+    (queues, lanes): (u32, u32),
+) -> io::Result<(Option<Taking>, Vec<Kept>)> {
+    let Some(left) = LeftSockets::find(earlier)? else { return Ok((None, Vec::new())) };
+    // A link that is attached shows that the interface is the same one.
+    if left.are_whole(queues, lanes) && AttachedProgram::is_attached(index, earlier) {
+        return Ok((None, left.by_lanes()));
+    }
+    Ok((Some(left.release()), Vec::new()))
 }
 
 /// Opens the sockets and loads the program, both at once: the kernel makes each of them wait, and

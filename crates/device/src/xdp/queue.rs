@@ -19,8 +19,9 @@ use rustix::net::sockopt;
 
 use super::in_flight::InFlight;
 use super::left_packets::Taken;
+use super::ring::CONTINUES;
 use super::shared::{Lane, Shared};
-use super::socket::{RING_ENTRIES, XdpSocket};
+use super::socket::{RING_ENTRIES, Umem, XdpSocket};
 use crate::kernel_interface::host_traffic;
 use crate::kernel_interface::packet_socket::PacketRing;
 use crate::{
@@ -94,14 +95,19 @@ impl XdpQueue {
             let name = info.name.clone();
             move |cause| DeviceError::Failed { name, what, cause }
         };
-        let Taken { packets: left_packets, dropped } = lane.take_left_packets();
-        let sockets = lane.bind(&[]).map_err(failed("binding an AF_XDP socket"))?;
-        let packet_ring = lane.packet_ring().map_err(failed("mapping the packet socket's ring"))?;
-        let host_ring = lane.host_ring().map_err(failed("mapping the loopback socket's ring"))?;
-        let host_bytes = if host_ring.is_some() { host_traffic::FRAME_BYTES } else { 0 };
         let umem = lane.umem().ok_or_else(|| {
             failed("opening a queue")(io::Error::other("the device has no memory yet"))
         })?;
+        let (mut sockets, mut chunks, drops) =
+            sockets(&lane, &umem).map_err(failed("binding an AF_XDP socket"))?;
+        let Taken { packets: left_packets, mut dropped } = lane.take_left_packets();
+        if drops {
+            dropped +=
+                sockets.iter_mut().map(|socket| drop_waiting(socket, &mut chunks)).sum::<u64>();
+        }
+        let packet_ring = lane.packet_ring().map_err(failed("mapping the packet socket's ring"))?;
+        let host_ring = lane.host_ring().map_err(failed("mapping the loopback socket's ring"))?;
+        let host_bytes = if host_ring.is_some() { host_traffic::FRAME_BYTES } else { 0 };
         let zero_copy = sockets.iter().any(|socket| socket.zero_copy);
         let rings = packet_ring.iter().chain(&host_ring).map(PacketRing::socket);
         let sleep = Sleep::new(rings).map_err(failed("making a descriptor to sleep on"))?;
@@ -118,7 +124,7 @@ impl XdpQueue {
             host_packet: Vec::with_capacity(host_bytes),
             packet_socket_buffers: VecDeque::with_capacity(PACKET_SOCKET_BUFFERS),
             left_packets,
-            chunks: Chunks::new(&umem),
+            chunks,
             most_held,
             ceded: Vec::new(),
             pool: None,
@@ -170,12 +176,13 @@ impl XdpQueue {
 
     /// Adds to the counters what the kernel dropped since the last look.
     fn count_kernel_drops(&mut self) {
-        for socket in &mut self.sockets {
+        for (at, socket) in self.sockets.iter_mut().enumerate() {
             self.counters.system_calls += 1;
             if let Ok(counts) = sockopt::xdp_statistics(&socket.fd) {
                 let total = counts.rx_dropped + counts.rx_ring_full.unwrap_or(0);
                 self.counters.rx_dropped += total.saturating_sub(socket.kernel_drops);
                 socket.kernel_drops = total;
+                self.chunks.note_drops(at, total);
             }
         }
         // The program counts for the whole interface.
@@ -189,6 +196,46 @@ impl XdpQueue {
             self.counters.rx_dropped += ring.take_drops();
         }
     }
+}
+
+/// Returns a queue's sockets and buffers: those of an earlier server, or new ones. Also returns `true`
+/// if the packets that wait in the sockets are to be dropped.
+fn sockets(lane: &Lane, umem: &Umem) -> io::Result<(Vec<XdpSocket>, Chunks, bool)> {
+    if let Some((mut sockets, ledger, drops)) = lane.go_on()? {
+        let mut chunks = Chunks::new(umem, Some(ledger));
+        if chunks.go_on(&mut sockets) {
+            chunks.ledger().map_or(Ok(()), |ledger| lane.hold_ledger(ledger))?;
+            return Ok((sockets, chunks, drops));
+        }
+    }
+    let sockets = lane.bind(&[])?;
+    let zero_copy = sockets.iter().any(|socket| socket.zero_copy);
+    let ledger = lane.new_ledger(umem.buffers(), zero_copy)?;
+    let chunks = Chunks::new(umem, ledger);
+    // A next server goes on with the sockets only once it finds a ledger.
+    chunks.ledger().map_or(Ok(()), |ledger| lane.hold_ledger(ledger))?;
+    Ok((sockets, chunks, false))
+}
+
+/// Drops the packets that wait in a socket, whose buffers the socket gets again. Returns their number.
+fn drop_waiting(socket: &mut XdpSocket, chunks: &mut Chunks) -> u64 {
+    let waiting = socket.rx.available(RING_ENTRIES);
+    let mut packets = 0;
+    for ahead in 0..waiting {
+        let one = socket.rx.peek(ahead);
+        packets += u64::from(one.options & CONTINUES == 0);
+        let Some((chunk, _)) = chunks.received(one.address) else { continue };
+        if socket.fill.room(1) > 0 {
+            socket.fill.push(u64::from(chunks.offset(chunk)));
+        } else {
+            chunks.set(chunk, Holder::Engine);
+            socket.held -= 1;
+        }
+    }
+    socket.rx.take(waiting);
+    socket.rx.release();
+    socket.fill.publish();
+    packets
 }
 
 /// Makes the kernel process the transmit ring.
@@ -219,8 +266,13 @@ impl Drop for XdpQueue {
 }
 
 impl DeviceQueue for XdpQueue {
+    fn holds(&self, buffer: u32) -> bool {
+        self.chunks.is_held(buffer)
+    }
+
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.release_received();
+        self.pool = Some(space);
         let len = self.info.limits.rx_buffer_bytes as u32;
         let mut taken = 0;
         for buffer in buffers {
@@ -246,7 +298,6 @@ impl DeviceQueue for XdpQueue {
                 Holder::Socket(socket.hardware)
             };
             self.chunks.set(chunk, holder);
-            self.pool = Some(space);
             taken += 1;
         }
         if taken > 0 {

@@ -181,6 +181,23 @@ impl<T: Entry> Producer<T> {
         self.consumed = self.ring.consumer().load(Ordering::Acquire);
     }
 
+    /// Returns the entries that the kernel has not consumed.
+    pub(super) fn waiting(&mut self) -> impl Iterator<Item = T> {
+        self.refresh();
+        let first = self.consumed;
+        // SAFETY: the slots are inside the ring, and this side alone stores entries.
+        (0..self.pending()).map(move |at| unsafe { self.ring.entry(first.wrapping_add(at)).read() })
+    }
+
+    /// Takes back the entries that the kernel has not consumed. The caller knows that no process
+    /// makes it consume any meanwhile. Returns how many the kernel has consumed, ever.
+    pub(super) fn take_back(&mut self) -> u32 {
+        self.refresh();
+        self.next = self.consumed;
+        self.publish();
+        self.consumed
+    }
+
     /// Returns the number of entries that the kernel has not consumed.
     pub(super) fn left(&mut self) -> u32 {
         self.refresh();
@@ -255,6 +272,14 @@ impl<T: Entry> Consumer<T> {
     #[inline]
     pub(super) fn take(&mut self, count: u32) {
         self.next = self.next.wrapping_add(count);
+    }
+
+    /// Takes all entries that the kernel has produced. Returns how many these are, ever.
+    pub(super) fn take_all(&mut self) -> u32 {
+        self.produced = self.ring.producer().load(Ordering::Acquire);
+        self.next = self.produced;
+        self.release();
+        self.produced
     }
 
     /// Returns the slots of all taken entries to the kernel. Leaves the line that both sides share

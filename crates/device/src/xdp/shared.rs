@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
+use super::kept::{Kept, LEDGER, Ledger, Shape};
 use super::left_packets::{LeftPackets, SOCKET, Taken};
 use super::socket::{self, Binding, CopyMode, TxChecksum, Umem, XdpSocket};
 use crate::Keeper;
@@ -71,6 +72,8 @@ pub(super) struct Lane {
     pub(super) binding: Binding,
     /// Sends large packets; `None` where a driver without copies sends the others later.
     pub(super) large: Option<Arc<PacketSender>>,
+    /// What an earlier server left that this queue may go on with.
+    kept: Mutex<Option<Kept>>,
     umem: Mutex<Option<Umem>>,
     /// The socket whose memory the others share, while it is bound.
     first_socket: Mutex<Weak<OwnedFd>>,
@@ -199,7 +202,12 @@ impl Shared {
 
 impl Lane {
     /// Creates queue `number` of those to open.
-    pub(super) fn new(shared: Arc<Shared>, number: u32, large: Option<PacketSender>) -> Lane {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        number: u32,
+        large: Option<PacketSender>,
+        kept: Option<Kept>,
+    ) -> Lane {
         let Properties { binding, queues, lanes, .. } = shared.properties;
         Lane {
             hardware: (number..queues).step_by(lanes as usize).collect(),
@@ -207,6 +215,7 @@ impl Lane {
             own: None,
             binding,
             large: large.map(Arc::new),
+            kept: Mutex::new(kept),
             umem: Mutex::new(None),
             first_socket: Mutex::default(),
             shared,
@@ -225,6 +234,7 @@ impl Lane {
             own: Some(own),
             binding: Binding { copying: CopyMode::Copy, spans, ..among.binding },
             large: among.large.clone(),
+            kept: Mutex::default(),
             umem: Mutex::new(None),
             first_socket: Mutex::default(),
             shared,
@@ -245,6 +255,62 @@ impl Lane {
     pub(super) fn packet_ring(&self) -> io::Result<Option<PacketRing>> {
         let socket = self.shared.packet_socket.clone().filter(|_| self.is_first);
         socket.map(PacketRing::map).transpose()
+    }
+
+    /// Returns the shape of the ledger of so many receive buffers.
+    fn shape(&self, chunks: u32) -> Shape {
+        Shape::new(&self.shared.properties, self.hardware.len(), chunks)
+    }
+
+    /// Returns the file of an earlier server's memory, if this queue goes on with it and with its
+    /// sockets. Otherwise takes the packets that wait in the sockets.
+    pub(super) fn earlier_memory(&self, bytes: usize) -> io::Result<Option<OwnedFd>> {
+        let mut kept = lock(&self.kept);
+        let Some(theirs) = kept.as_mut() else { return Ok(None) };
+        let chunks = (bytes / self.shared.properties.chunk_bytes as usize) as u32;
+        let memory = theirs.memory(bytes, &self.shape(chunks));
+        if !matches!(memory, Ok(Some(_)))
+            && let Some(kept) = kept.take()
+        {
+            self.shared.left_packets.add(kept);
+        }
+        memory
+    }
+
+    /// Goes on with the sockets of an earlier server, with its ledger. `None` if that is impossible:
+    /// then the queue binds new ones.
+    pub(super) fn go_on(&self) -> io::Result<Option<(Vec<XdpSocket>, Ledger, bool)>> {
+        let Some(kept) = lock(&self.kept).take() else { return Ok(None) };
+        let Kept { sockets, ledger: Some(ledger), drops, .. } = kept else { return Ok(None) };
+        let mut all = Vec::new();
+        for one in sockets {
+            let socket = XdpSocket::of_earlier_server(one.socket, one.hardware);
+            // What fails here fails for the last time: other sockets take its place.
+            let Ok(Some(socket)) = socket else { return Ok(None) };
+            all.push(socket);
+        }
+        all.sort_by_key(|socket| socket.hardware);
+        let Some(first) = all.first() else { return Ok(None) };
+        *lock(&self.first_socket) = Arc::downgrade(&first.fd);
+        self.let_packets_in(&all)?;
+        Ok(Some((all, ledger, drops)))
+    }
+
+    /// Makes a ledger of the receive buffers, which a keeper holds if a next server can go on with
+    /// it. `None` without a keeper, and for what no server can go on with.
+    pub(super) fn new_ledger(&self, chunks: u32, zero_copy: bool) -> io::Result<Option<Ledger>> {
+        let never = zero_copy || self.own.is_some() || self.shared.properties.gives_queues;
+        if never || self.shared.keeper.get().is_none() {
+            return Ok(None);
+        }
+        Ledger::new(&self.shape(chunks)).map(Some)
+    }
+
+    /// Has the keeper hold the ledger.
+    pub(super) fn hold_ledger(&self, ledger: &Ledger) -> io::Result<()> {
+        let Some(keeper) = self.shared.keeper.get() else { return Ok(()) };
+        let number = self.hardware.first().copied().unwrap_or_default();
+        keeper.hold_socket(&format!("{LEDGER}{number}"), ledger.file.as_fd())
     }
 
     /// Takes the packets that wait in an earlier server's sockets.
@@ -272,16 +338,19 @@ impl Lane {
         for number in rest {
             sockets.push(self.bind_another(number)?);
         }
-        let attached_program = shared.attached_program();
-        for socket in &sockets {
+        self.let_packets_in(&sockets)?;
+        Ok(sockets)
+    }
+
+    /// Enters sockets into the program's map, and has the keeper hold them.
+    fn let_packets_in(&self, sockets: &[XdpSocket]) -> io::Result<()> {
+        let attached_program = self.shared.attached_program();
+        for socket in sockets {
             attached_program.set_socket(socket.hardware, socket.fd.as_fd())?;
         }
         // Other threads need the program while the keeper is slow.
         drop(attached_program);
-        for socket in &sockets {
-            self.hold(socket)?;
-        }
-        Ok(sockets)
+        sockets.iter().try_for_each(|socket| self.hold(socket))
     }
 
     /// Lets the keeper hold a copy of a bound socket of the server's. That of a session's own queue

@@ -40,6 +40,11 @@ const BUSY_POLL_PACKETS: i32 = 64;
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 const RELEASE_PAUSE: Duration = Duration::from_millis(1);
 
+/// The time in which the kernel completes what it has taken to send, if it copies: it does so once the
+/// interface, or the receiver at the other end of a veth, has freed its copy.
+const SEND_TIMEOUT: Duration = Duration::from_millis(10);
+const SEND_PAUSE: Duration = Duration::from_micros(100);
+
 /// Whether the device reads and writes the registered memory itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyMode {
@@ -149,6 +154,23 @@ pub(super) struct XdpSocket {
     pub(super) held: u32,
 }
 
+/// A socket whose rings are mapped.
+struct Mapped {
+    fd: OwnedFd,
+    rx: Consumer<Descriptor>,
+    tx: Producer<Descriptor>,
+    fill: Producer<u64>,
+    completion: Consumer<u64>,
+}
+
+impl Mapped {
+    fn with(self, hardware: u32, zero_copy: bool) -> XdpSocket {
+        let Mapped { fd, rx, tx, fill, completion } = self;
+        let (fd, kernel_drops, held) = (Arc::new(fd), 0, 0);
+        XdpSocket { hardware, fd, rx, tx, fill, completion, zero_copy, kernel_drops, held }
+    }
+}
+
 /// Creates a socket that is not bound yet, with the options that need a capability: CAP_NET_RAW for
 /// the socket, and CAP_NET_ADMIN for busy polling and for a large send buffer. It can be bound to
 /// this interface only, on kernels that heed that (Linux 6.6).
@@ -230,6 +252,28 @@ impl XdpSocket {
         })
     }
 
+    /// Goes on with the bound socket of a server that has ended. What that server had handed to the
+    /// kernel, and the kernel had not taken to send, is taken back. `None` if the kernel does not
+    /// complete the rest in time, or if it works without copies: then its memory is still in use.
+    pub(super) fn of_earlier_server(fd: OwnedFd, hardware: u32) -> io::Result<Option<XdpSocket>> {
+        let options = sockopt::xdp_options(&fd)?;
+        if options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY) {
+            return Ok(None);
+        }
+        let mut socket = XdpSocket::map_rings(fd)?.with(hardware, false);
+        let taken = socket.tx.take_back();
+        // Each descriptor that the kernel takes is completed, or counted as a wrong one.
+        let wrong = sockopt::xdp_statistics(&socket.fd)?.tx_invalid_descs as u32;
+        let deadline = Instant::now() + SEND_TIMEOUT;
+        while socket.completion.take_all().wrapping_add(wrong) != taken {
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+            std::thread::sleep(SEND_PAUSE);
+        }
+        Ok(Some(socket))
+    }
+
     fn with_rings(
         fd: OwnedFd,
         hardware: u32,
@@ -243,6 +287,13 @@ impl XdpSocket {
         let _ = set(fd.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &(RING_ENTRIES as i32));
         // Before Linux 6.4, the kernel maps no ring of a bound socket (`xsk_mmap` in
         // net/xdp/xsk.c).
+        let mapped = XdpSocket::map_rings(fd)?;
+        bind(mapped.fd.as_fd())?;
+        let options = sockopt::xdp_options(&mapped.fd)?;
+        Ok(mapped.with(hardware, options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY)))
+    }
+
+    fn map_rings(fd: OwnedFd) -> io::Result<Mapped> {
         let offsets = sockopt::xdp_mmap_offsets(&fd)?;
         let socket = fd.as_fd();
         let rx = Consumer::map(socket, XDP_PGOFF_RX_RING, offsets.rx, RING_ENTRIES)?;
@@ -250,12 +301,7 @@ impl XdpSocket {
         let fill = Producer::map(socket, XDP_UMEM_PGOFF_FILL_RING, offsets.fr, RING_ENTRIES)?;
         let completion =
             Consumer::map(socket, XDP_UMEM_PGOFF_COMPLETION_RING, offsets.cr, RING_ENTRIES)?;
-        bind(fd.as_fd())?;
-        let options = sockopt::xdp_options(&fd)?;
-        let zero_copy = options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
-        let fd = Arc::new(fd);
-        let (kernel_drops, held) = (0, 0);
-        Ok(XdpSocket { hardware, fd, rx, tx, fill, completion, zero_copy, kernel_drops, held })
+        Ok(Mapped { fd, rx, tx, fill, completion })
     }
 }
 

@@ -17,6 +17,7 @@ use towpath_device::{
 };
 use towpath_memory::{Mapping, PAGE_BYTES, Region};
 use towpath_protocol::settings::Values;
+use towpath_queue::buffers::FreeBuffers;
 
 use crate::clock::clock_ns;
 use crate::engine::own::{Checked, HeaderMemory, MAX_IN_FLIGHT, MAX_OF_ALL, Own, OwnQueues};
@@ -82,6 +83,8 @@ pub(crate) struct DevicePort {
     /// `true` for a ring, by [`Kick`], with entries that the device was not told of.
     unkicked: [bool; 2],
     watchdog: Watchdog,
+    /// `true` if the memory is that of an earlier server's packets.
+    goes_on: bool,
     counts: Counts,
     /// Packets that the device completed or returned, of those that `counts` has.
     returned: u64,
@@ -152,8 +155,17 @@ impl DevicePort {
                 rustix::io::Errno::FBIG.raw_os_error(),
             )));
         }
-        let (mut region, file, headers) =
-            device_memory(bytes, pool_bytes, dma.is_some(), gives_queues).map_err(failed)?;
+        let earlier = device.earlier_memory(queue, bytes).map_err(failed)?;
+        let goes_on = earlier.is_some();
+        let (mut region, file, headers) = match earlier {
+            Some(file) => {
+                let (region, file) = Region::of_earlier_file(file, bytes).map_err(failed)?;
+                (region, Some(file), None)
+            }
+            None => {
+                device_memory(bytes, pool_bytes, dma.is_some(), gives_queues).map_err(failed)?
+            }
+        };
         let memory = region.mapping().clone();
         let mut spaces = Spaces::default();
         let refused = |refused: DmaError| failed(io::Error::other(refused));
@@ -161,7 +173,9 @@ impl DevicePort {
         let registration = dma.as_ref().map(register).transpose()?;
         let pool = Space::writable(region.split_off_front(pool_bytes));
         let space = spaces.add(pool.registered(registration));
-        let queue = device.open_queue(queue, &mut spaces)?;
+        let mut queue = device.open_queue(queue, &mut spaces)?;
+        // A queue with buffers from an earlier server learns their space.
+        queue.rx_fill(&spaces, space, &[]);
         let port = DevicePort {
             queue,
             name: info.name,
@@ -180,6 +194,7 @@ impl DevicePort {
             pool_buffer_bytes,
             unkicked: [false; 2],
             watchdog: Watchdog::of(values),
+            goes_on,
             counts: Counts::default(),
             returned: 0,
             own: OwnQueues::default(),
@@ -191,6 +206,11 @@ impl DevicePort {
     /// Returns the file of the device's memory, if a keeper can hold it.
     pub(crate) fn memory_file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Returns `true` if the memory is that of an earlier server's packets.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.goes_on
     }
 
     /// Returns the interface's name.
@@ -258,6 +278,7 @@ impl DevicePort {
     }
 
     /// Returns the number of the device's pool buffers.
+    #[cfg(test)]
     pub(crate) fn pool_buffers(&self) -> u32 {
         self.pool_buffers
     }
@@ -300,6 +321,14 @@ impl DevicePort {
     /// Removes a memory of which no packet is in flight.
     pub(crate) fn remove_space(&mut self, space: SpaceId) {
         self.spaces.remove(space);
+    }
+
+    /// Returns the pool buffers that the device does not have from an earlier server.
+    pub(crate) fn empty_buffers(&self) -> FreeBuffers {
+        let mut empty = FreeBuffers::with_room(self.pool_buffers as usize);
+        let ours = (0..self.pool_buffers).filter(|one| !self.queue.holds(self.offset_of(*one)));
+        ours.rev().for_each(|buffer| empty.release(buffer));
+        empty
     }
 
     /// Gives the device empty buffers, by their offsets. Returns how many it took, from the front.

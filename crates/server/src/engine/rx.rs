@@ -60,7 +60,7 @@ impl RxPath {
     /// the device per poll iteration.
     pub(crate) fn new(port: &DevicePort, most: usize, values: &Values) -> RxPath {
         RxPath {
-            empty: FreeBuffers::new(0, port.pool_buffers()),
+            empty: port.empty_buffers(),
             received: Vec::with_capacity(most * port.rx_packet_buffers()),
             done: 0,
             batch: most.min(values.get(Setting::RxBatch) as usize),

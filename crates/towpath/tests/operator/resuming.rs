@@ -142,10 +142,63 @@ fn connections_of_shared_addresses_outlive_their_servers() {
             echo_through_kills(&shared.server, &listener, 2 << 20, || {
                 shared.far.run(connect).unwrap()
             });
+            if mode != "packet" {
+                let log = shared.server.log();
+                assert!(log.contains("goes on with the memory of the earlier server"), "{log}");
+            }
             let mut here = connect();
             here.write_all(b"here").unwrap();
             listener.accept().unwrap().0.read_exact(&mut [0; 4]).unwrap();
             drop(here);
+            assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0), "{mode}");
+            until_bare();
+            remove_wire();
+        }
+    });
+}
+
+/// Datagrams that arrive over AF_XDP while no server runs are delivered, all of them and in order,
+/// whatever the number of kills. What a killed server had just delivered may come again.
+#[test]
+fn no_datagram_is_lost_while_no_server_runs() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("resuming::no_datagram_is_lost_while_no_server_runs") {
+            return;
+        }
+        for mode in ["native", "generic"] {
+            let mut shared = Shared::start(mode, &[]);
+            let socket = UdpSocket::bind(&shared.network, ("192.0.2.1", 7)).unwrap();
+            socket.set_read_timeout(Some(LIMIT)).unwrap();
+            let sender =
+                shared.far.run(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+            let mut next = 0u32;
+            let mut pass = |count: u32| {
+                for number in next..next + count {
+                    sender.send_to(&number.to_le_bytes(), "192.0.2.1:7").unwrap();
+                }
+                next += count;
+            };
+            let mut got = 0;
+            let mut receive = |until: u32| {
+                let mut bytes = [0; 16];
+                while got < until {
+                    assert_eq!(socket.recv_from(&mut bytes).unwrap().0, 4);
+                    let number = u32::from_le_bytes(*bytes.first_chunk().unwrap());
+                    assert!(number <= got, "{mode}: {number} after {got}");
+                    got = got.max(number + 1);
+                }
+            };
+            pass(10);
+            receive(10);
+            for kill in 1..=8 {
+                // A keeper that does not run starts no server.
+                kill_process(Pid::from_child(&shared.server.child), Signal::STOP).unwrap();
+                shared.server.kill_server();
+                pass(200);
+                kill_process(Pid::from_child(&shared.server.child), Signal::CONT).unwrap();
+                receive(10 + 200 * kill);
+            }
+            drop(socket);
             assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0), "{mode}");
             until_bare();
             remove_wire();

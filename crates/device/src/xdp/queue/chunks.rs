@@ -1,6 +1,8 @@
-//! The receive buffers of a queue, as chunks of its memory: where each begins, and what holds it.
+//! The receive buffers of a queue, as chunks of its memory: where each begins, and what holds it. A
+//! ledger notes the holders for the next server.
 
-use crate::xdp::socket::Umem;
+use crate::xdp::kept::Ledger;
+use crate::xdp::socket::{Umem, XdpSocket};
 
 /// The holder of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +14,20 @@ pub(super) enum Holder {
     /// The driver, for packets of the packet sockets.
     Rings,
 }
+
+impl Holder {
+    fn word(self) -> u64 {
+        match self {
+            Holder::Engine => 0,
+            Holder::Rings => 1,
+            Holder::Socket(hardware) => 2 + u64::from(hardware),
+        }
+    }
+}
+
+/// The part of the buffers, one in so many, that a kernel may have outside of its rings. A server that
+/// is killed at the wrong moment leaves a batch of buffers that nothing holds.
+const MOST_MISSING: u32 = 8;
 
 /// The bits of an address with an offset, in memory whose buffers begin anywhere
 /// (`XSK_UNALIGNED_BUF_OFFSET_SHIFT`, `linux/if_xdp.h`).
@@ -26,16 +42,68 @@ pub(super) struct Chunks {
     /// `true` if addresses of received data have an offset of their own.
     unaligned: bool,
     holders: Vec<Holder>,
+    ledger: Option<Ledger>,
 }
 
 impl Chunks {
-    pub(super) fn new(umem: &Umem) -> Chunks {
+    pub(super) fn new(umem: &Umem, ledger: Option<Ledger>) -> Chunks {
         Chunks {
             bytes: umem.chunk_bytes,
             memory_bytes: umem.bytes(),
             unaligned: umem.own_buffers.is_some(),
             holders: vec![Holder::Engine; umem.buffers() as usize],
+            ledger,
         }
+    }
+
+    /// Finds the holders of an earlier server's buffers, whose sockets go on. A buffer that its ledger
+    /// gives to a socket is that socket's until a packet comes in it; what the rings name is the
+    /// sockets' in any case. Returns `false` if too many buffers are in no ring: then they are lost, and
+    /// the sockets had better be bound anew.
+    pub(super) fn go_on(&mut self, sockets: &mut [XdpSocket]) -> bool {
+        for chunk in 0..self.holders.len() {
+            let word = self.ledger.as_ref().map_or(0, |ledger| ledger.get(chunk));
+            let of_socket = sockets.iter().map(|one| Holder::Socket(one.hardware));
+            let holder = of_socket.into_iter().find(|holder| holder.word() == word);
+            self.set(chunk, holder.unwrap_or(Holder::Engine));
+        }
+        let mut in_rings = 0;
+        for socket in sockets.iter_mut() {
+            let received = socket.rx.available(u32::MAX);
+            let received = (0..received).map(|ahead| socket.rx.peek(ahead).address);
+            for address in socket.fill.waiting().chain(received) {
+                let chunk = (address / u64::from(self.bytes)) as usize;
+                if chunk < self.holders.len() {
+                    self.set(chunk, Holder::Socket(socket.hardware));
+                    in_rings += 1;
+                }
+            }
+        }
+        let mut held = 0;
+        for (at, socket) in sockets.iter_mut().enumerate() {
+            let holder = Holder::Socket(socket.hardware);
+            socket.held = self.holders.iter().filter(|one| **one == holder).count() as u32;
+            socket.kernel_drops = self.ledger.as_ref().map_or(0, |ledger| ledger.drops(at));
+            held += socket.held;
+        }
+        held.saturating_sub(in_rings) <= self.holders.len() as u32 / MOST_MISSING
+    }
+
+    /// Returns the ledger, which ends with the sockets that are in it.
+    pub(super) fn ledger(&self) -> Option<&Ledger> {
+        self.ledger.as_ref()
+    }
+
+    /// Notes the kernel's count of dropped packets of a socket, by its place among the sockets.
+    pub(super) fn note_drops(&mut self, socket: usize, drops: u64) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.note_drops(socket, drops);
+        }
+    }
+
+    /// Returns `true` if the engine does not have the chunk at an offset.
+    pub(super) fn is_held(&self, offset: u32) -> bool {
+        self.at(offset).is_some_and(|chunk| self.holders[chunk] != Holder::Engine)
     }
 
     /// Returns the most bytes of a descriptor to send that begins at an address.
@@ -89,19 +157,23 @@ impl Chunks {
     /// Records what holds a chunk.
     pub(super) fn set(&mut self, chunk: usize, holder: Holder) {
         self.holders[chunk] = holder;
+        if let Some(ledger) = &mut self.ledger {
+            ledger.set(chunk, holder.word());
+        }
     }
 
     /// Records that the engine has the buffer at an offset again.
     pub(super) fn take(&mut self, offset: u32) {
-        self.holders[(offset / self.bytes) as usize] = Holder::Engine;
+        self.set((offset / self.bytes) as usize, Holder::Engine);
     }
 
     /// Gives the engine the buffers of the holders that `which` selects. Appends their offsets to
     /// `buffers`.
     pub(super) fn take_all(&mut self, buffers: &mut Vec<u32>, which: impl Fn(Holder) -> bool) {
-        for (chunk, holder) in self.holders.iter_mut().enumerate() {
-            if *holder != Holder::Engine && which(*holder) {
-                *holder = Holder::Engine;
+        for chunk in 0..self.holders.len() {
+            let holder = self.holders[chunk];
+            if holder != Holder::Engine && which(holder) {
+                self.set(chunk, Holder::Engine);
                 buffers.push(chunk as u32 * self.bytes);
             }
         }
@@ -119,7 +191,8 @@ mod tests {
 
     fn chunks(chunk_bytes: u32, own_buffers: Option<u32>) -> Chunks {
         let memory: Arc<_> = Region::private(16 * 4096).unwrap().mapping().clone();
-        Chunks::new(&Umem { memory, chunk_bytes, tx_checksum: TxChecksum::Engine, own_buffers })
+        let umem = Umem { memory, chunk_bytes, tx_checksum: TxChecksum::Engine, own_buffers };
+        Chunks::new(&umem, None)
     }
 
     #[test]
