@@ -13,8 +13,11 @@ const OWN_DESCRIPTORS: usize = 32;
 /// The most descriptors that a keeper holds, whatever its limit of open files is.
 const MAX_DESCRIPTORS: usize = 1 << 18;
 
-/// The beginnings of names of objects that no application can reach.
-const UNREACHED: [&str; 2] = ["device-", "port-"];
+/// The beginnings of names of objects that no application can reach, and whose close others wait for.
+const AWAITED: [&str; 2] = ["device-socket-", "port-"];
+/// The beginning of names of objects that no application can reach, and whose close may wait for an RCU
+/// grace period.
+const OF_DEVICE: &str = "device-";
 
 /// Returns the most descriptors that this process can hold (`FileDescriptorStoreMax`, of this
 /// store).
@@ -31,24 +34,31 @@ pub(super) struct Held {
     limit: usize,
     /// The thread that closes objects that applications can reach; `None` until it starts.
     closer: Option<Sender<Vec<OwnedFd>>>,
+    /// The thread that closes the devices' objects.
+    device_closer: Option<Sender<Vec<OwnedFd>>>,
+}
+
+fn start_closer(name: &str) -> io::Result<Sender<Vec<OwnedFd>>> {
+    let (closer, closing) = channel::<Vec<OwnedFd>>();
+    let run = move || closing.into_iter().for_each(drop);
+    std::thread::Builder::new().name(name.into()).spawn(run)?;
+    Ok(closer)
 }
 
 impl Held {
     /// Holds at most `limit` descriptors.
     pub(super) fn new(limit: usize) -> Held {
-        Held { all: BTreeMap::new(), count: 0, limit, closer: None }
+        Held { all: BTreeMap::new(), count: 0, limit, closer: None, device_closer: None }
     }
 
-    /// Starts the thread that closes objects which applications can reach. A process calls this once
-    /// it has given up its privileges: each thread has its own.
+    /// Starts the threads that close objects. A process calls this once it has given up its
+    /// privileges: each thread has its own.
     ///
     /// # Errors
     /// Fails if no thread is available.
-    pub(super) fn start_closer(&mut self) -> io::Result<()> {
-        let (closer, closing) = channel::<Vec<OwnedFd>>();
-        let run = move || closing.into_iter().for_each(drop);
-        std::thread::Builder::new().name("closer".into()).spawn(run)?;
-        self.closer = Some(closer);
+    pub(super) fn start_closers(&mut self) -> io::Result<()> {
+        self.closer = Some(start_closer("closer")?);
+        self.device_closer = Some(start_closer("device-closer")?);
         Ok(())
     }
 
@@ -66,16 +76,22 @@ impl Held {
     }
 
     /// Closes everything under a name. An application can prolong the close of an object that it
-    /// reaches, for example by record locks, so another thread closes these.
+    /// reaches, for example by record locks, so another thread closes these. A further one closes most
+    /// objects of devices, since the keeper must hear of the server's end meanwhile.
     pub(super) fn remove(&mut self, name: &str) {
         let Some(removed) = self.all.remove(name) else { return };
         self.count -= removed.len();
-        if !UNREACHED.iter().any(|start| name.starts_with(start)) {
+        if AWAITED.iter().any(|start| name.starts_with(start)) {
+            return;
+        }
+        if name.starts_with(OF_DEVICE) {
+            let _ = self.device_closer.as_ref().map(|closer| closer.send(removed));
+        } else {
             self.close(removed);
         }
     }
 
-    /// Has the other thread close descriptors. Before [`Held::start_closer`], closes them itself.
+    /// Has the other thread close descriptors. Before [`Held::start_closers`], closes them itself.
     pub(super) fn close(&self, descriptors: Vec<OwnedFd>) {
         // The thread ends only after this value.
         let _ = self.closer.as_ref().map(|closer| closer.send(descriptors));
@@ -97,7 +113,7 @@ mod tests {
     #[test]
     fn names_are_counted_and_closed() {
         let mut held = Held::new(2);
-        held.start_closer().unwrap();
+        held.start_closers().unwrap();
         let (mut reader, writer) = io::pipe().unwrap();
         let copy = writer.try_clone().unwrap();
         held.put("session-1".into(), writer.into());

@@ -237,7 +237,7 @@ impl Supervisor<'_> {
             if self.keeper.is_ready && !was_ready {
                 was_ready = true;
                 self.supervised.ready()?;
-                self.keeper.held.start_closer()?;
+                self.keeper.held.start_closers()?;
             }
             if self.keeper.is_ready && !self.is_late && !std::mem::replace(&mut is_ready, true) {
                 self.finish_upgrade();

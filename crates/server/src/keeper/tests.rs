@@ -25,7 +25,7 @@ type All = Vec<(String, OwnedFd)>;
 /// Serves one server's requests until it has ended. Returns what the keeper holds then.
 fn keep(socket: OwnedFd, options: &KeeperOptions) -> io::Result<All> {
     let (listener, mut keeper) = Process::new(socket, options)?;
-    keeper.held.start_closer()?;
+    keeper.held.start_closers()?;
     keeper.give_held()?;
     while keeper.serve_once(&listener, &[], None)?.is_connected && !keeper.is_told_to_end {
         if let Some(asking) = keeper.upgrade_request.take() {
