@@ -187,6 +187,12 @@ impl Link {
     }
 }
 
+impl From<Link> for OwnedFd {
+    fn from(link: Link) -> OwnedFd {
+        link.fd
+    }
+}
+
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -57,8 +57,13 @@ struct Element {
 // SAFETY: as the trait requires; `Map::element` checks that key and value have the map's sizes.
 unsafe impl Attribute for Element {}
 
+/// `BPF_F_NO_PREALLOC`: allocating all entries at once would take milliseconds, in which a server that
+/// follows another one does not serve.
+const NO_PREALLOCATION: u32 = 1;
+
 impl Map {
-    /// Creates a map of `entries` entries, with keys and values of so many bytes.
+    /// Creates a map of at most `entries` entries, with keys and values of so many bytes. The kernel
+    /// allocates an entry of a hash table when it is added.
     ///
     /// # Errors
     /// [`Error::NotPermitted`] without CAP_BPF; [`Error::Refused`] without memory.
@@ -74,7 +79,7 @@ impl Map {
             key_bytes: key_bytes as u32,
             value_bytes: value_bytes as u32,
             entries,
-            flags: 0,
+            flags: if kind == MapKind::Hash { NO_PREALLOCATION } else { 0 },
             inner: 0,
             node: 0,
             name: name(map_name),
@@ -168,6 +173,32 @@ impl Map {
             Err(error) if error.errno() == Some(libc::ENOENT) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Returns all keys. Keys that come or go meanwhile may be missing, or there twice.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for a map without keys to read.
+    pub fn keys(&self) -> Result<Vec<Vec<u8>>, Error> {
+        let what = "reading a BPF map";
+        let mut keys: Vec<Vec<u8>> = Vec::new();
+        // A key that goes has the kernel begin anew, so the number of steps has a bound.
+        for _ in 0..self.entries.saturating_mul(2) {
+            let mut next = vec![0; self.key_bytes];
+            let mut attribute = Element {
+                map: self.fd.as_raw_fd() as u32,
+                padding: 0,
+                key: keys.last().map_or(0, |key| key.as_ptr() as u64),
+                value: next.as_mut_ptr() as u64,
+                flags: 0,
+            };
+            match call(Command::MapNextKey, &mut attribute) {
+                Ok(_) => keys.push(next),
+                Err(cause) if cause.raw_os_error() == Some(libc::ENOENT) => break,
+                Err(cause) => return Err(Error::of(what)(cause)),
+            }
+        }
+        Ok(keys)
     }
 
     /// Returns the value of a key: for a map with one value per processor, all of them behind each

@@ -11,6 +11,7 @@ pub(crate) enum Command {
     MapLookup = 1,
     MapUpdate = 2,
     MapDelete = 3,
+    MapNextKey = 4,
     ProgramLoad = 5,
     ProgramTestRun = 10,
     ProgramById = 13,

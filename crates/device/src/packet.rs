@@ -35,6 +35,7 @@ use crate::kernel_interface::link_events::LinkEvents;
 use crate::kernel_interface::other_server::INGRESS;
 use crate::{
     Device, DeviceError, DeviceQueue, EarlierObjects, Event, Filter, FilterError, Info, Spaces,
+    TakeOver,
 };
 use queue::PacketQueue;
 use shared::Shared;
@@ -85,7 +86,10 @@ impl PacketDevice {
     ) -> Result<PacketDevice, PacketError> {
         let opened = open::open(options, earlier)?;
         Ok(PacketDevice {
-            groups: Groups::new(opened.shared.groups.clone(), opened.info.mac),
+            groups: {
+                let socket = opened.shared.groups.clone();
+                Groups::new(socket.clone(), socket, opened.info.mac)
+            },
             link_events: LinkEvents::new(opened.index, &opened.info),
             info: opened.info,
             index: opened.index,
@@ -197,6 +201,14 @@ impl Device for PacketDevice {
             Filter::Everything => self.copy_everything(false),
             Filter::Address(_) | Filter::AllGroups => self.groups.change(filter, false),
         };
+    }
+
+    fn take_over(&mut self) -> Option<TakeOver> {
+        let shared = self.shared.clone();
+        Some(Box::new(move || {
+            shared.host_traffic.iter().for_each(HostTraffic::remove_earlier_flows);
+            Ok(())
+        }))
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {

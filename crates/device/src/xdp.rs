@@ -82,7 +82,7 @@ pub struct XdpDevice {
     /// How the interface is served, for the operator.
     notes: Notes,
     /// Keeps the interface in promiscuous mode, if the kernel receives nothing.
-    _promiscuous: Option<PacketSocket>,
+    _members: Arc<PacketSocket>,
 }
 
 impl XdpDevice {
@@ -108,14 +108,20 @@ impl XdpDevice {
         let name = &options.interface;
         let copied = opened.shared.objects();
         let mut objects = copied.map_err(error::refused(name, "copying a descriptor"))?;
-        if let Some(socket) = &opened.promiscuous {
-            let copied = socket.as_fd().try_clone_to_owned();
+        let copied = (*opened.members).as_fd().try_clone_to_owned();
+        let copied = copied.map_err(error::refused(name, "copying a descriptor"))?;
+        objects.push(("device-packet-groups", copied));
+        // The last close of a packet socket waits for an RCU grace period: here, the keeper waits, and
+        // not the end of a killed server.
+        for sender in opened.lanes.iter().filter_map(|lane| lane.large.as_ref()) {
+            let copied = sender.socket().try_clone_to_owned();
             let copied = copied.map_err(error::refused(name, "copying a descriptor"))?;
-            objects.push(("device-packet-promiscuous", copied));
+            objects.push(("device-packet-sender", copied));
         }
         let link_events = LinkEvents::new(opened.index, &opened.info);
         let socket = opened.shared.packet_socket();
-        let groups = socket.map(|socket| Groups::new(socket, opened.info.mac));
+        let members = opened.members;
+        let groups = socket.map(|socket| Groups::new(socket, members.clone(), opened.info.mac));
         Ok(XdpDevice {
             info: opened.info,
             index: opened.index,
@@ -126,7 +132,7 @@ impl XdpDevice {
             link_events,
             objects,
             notes: opened.notes,
-            _promiscuous: opened.promiscuous,
+            _members: members,
         })
     }
 
@@ -245,8 +251,9 @@ impl Device for XdpDevice {
 
     fn take_over(&mut self) -> Option<TakeOver> {
         let (shared, name) = (self.shared.clone(), self.info.name.clone());
+        let groups = self.groups.as_ref().map_or(Ok(()), Groups::refresh);
         let take_over = move || {
-            shared.take_over().map_err(|cause| DeviceError::Failed {
+            groups.and_then(|()| shared.take_over()).map_err(|cause| DeviceError::Failed {
                 name,
                 what: "replacing the XDP program of an earlier server",
                 cause,

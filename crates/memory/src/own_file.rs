@@ -136,7 +136,7 @@ mod tests {
         assert!(file.map_readable().unwrap().copy_out(4096, &mut seen));
         assert_eq!(&seen, b"mine");
         assert!(file.map_writable().is_err());
-        let refused = rustix::io::pwrite(&OwnedFd::from(file), b"theirs", 0);
+        let refused = rustix::io::pwrite(OwnedFd::from(file), b"theirs", 0);
         assert_eq!(refused, Err(rustix::io::Errno::PERM));
     }
 

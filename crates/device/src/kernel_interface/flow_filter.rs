@@ -11,7 +11,7 @@ mod stack;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -32,12 +32,19 @@ pub(crate) const PROGRAM_PACKETS: &str = "towpath_packets";
 const COPY: (i32, i32) = (-1, 0);
 const DROP: (i32, i32) = (2, -1);
 
-/// The most MAC addresses, and the most flows. The kernel allocates the maps whole: about 0.2 and 8
-/// MB.
+/// The most MAC addresses, and the most flows.
 const MACS: u32 = 4096;
 const FLOWS: u32 = 65_536;
 /// The name of the sockets' map among the objects that outlive a server.
 const SOCKETS: &str = "device-map-sockets";
+/// The names of the other maps. A server goes on with the program and the maps of an earlier one, so
+/// these names have a number, which changes with the program or a map. The masks' map has the second
+/// name if the program takes packets in several buffers.
+const OWNERS: &str = "device-map-owners-1";
+const COUNTERS: &str = "device-map-counters-1";
+const ADDRESSES: &str = "device-map-macs-1";
+const FLOW_MASKS: [&str; 2] = ["device-map-masks-1", "device-map-masks-1-spans"];
+const FLOW_KEYS: &str = "device-map-flows-1";
 /// The owner of a flow, or of a hardware queue, that belongs to no one session.
 const NO_OWNER: [u8; 4] = [0; 4];
 /// A MAC address in its map: six bytes and two zeros.
@@ -45,7 +52,8 @@ const MAC_KEY_BYTES: usize = 8;
 
 /// The flow filter of an XDP program.
 pub(crate) struct FlowFilter {
-    program: Program,
+    /// `None` for that of an earlier server, which is attached.
+    program: Option<Program>,
     spans: bool,
     sockets: Map,
     /// The owner of each hardware queue; 0 for none.
@@ -67,6 +75,15 @@ pub(crate) struct PacketFilter {
 struct Flows {
     maps: Maps,
     tables: Tables,
+    /// What an earlier server added, and this one has not added so far.
+    earlier: Earlier,
+}
+
+/// Addresses and flows of an earlier server.
+#[derive(Default)]
+struct Earlier {
+    macs: HashSet<Vec<u8>>,
+    flows: HashSet<Key>,
 }
 
 struct Maps {
@@ -102,6 +119,36 @@ impl Tables {
     fn add(&mut self, key: Key, number: usize, mask: Fields) {
         if self.flows.insert(key, number).is_none() {
             self.masks[number].get_or_insert(Mask { mask, rules: 0 }).rules += 1;
+        }
+    }
+
+    /// Returns the masks that the program reads, without rules.
+    fn of_masks(bytes: &[u8]) -> Tables {
+        let mut tables = Tables::default();
+        let Some((head, places)) = bytes.split_first_chunk::<8>() else { return tables };
+        let count = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
+        let places = places.chunks_exact(MASK_BYTES).take(count);
+        for (mask, place) in tables.masks.iter_mut().zip(places) {
+            let is_used = place[..4] != [0; 4];
+            let fields = Fields::try_from(&place[8..]).ok().filter(|_| is_used);
+            *mask = fields.map(|mask| Mask { mask, rules: 0 });
+        }
+        tables
+    }
+
+    /// Adds a rule that is in the map already. Returns `false` if its mask is not in use.
+    fn add_earlier(&mut self, key: Key) -> bool {
+        let number = key::mask_number(&key) as usize;
+        let Some(Some(mask)) = self.masks.get_mut(number) else { return false };
+        mask.rules += 1;
+        self.flows.insert(key, number);
+        true
+    }
+
+    /// Frees the masks without rules.
+    fn free_unused_masks(&mut self) {
+        for mask in &mut self.masks {
+            *mask = mask.filter(|mask| mask.rules > 0);
         }
     }
 
@@ -146,14 +193,44 @@ impl FlowFilter {
             let attach_point = AttachPoint::Xdp { sockets, owners, counters, spans };
             program::assemble(flows.maps.fds(), attach_point)
         })?;
-        Ok(FlowFilter { program, spans, sockets, owners, counters, flows: Some(flows) })
+        let (program, flows) = (Some(program), Some(flows));
+        Ok(FlowFilter { program, spans, sockets, owners, counters, flows })
+    }
+
+    /// Goes on with the program and the maps of an earlier server, for so many hardware queues; `None`
+    /// if it left none of this kind. Its addresses and flows stay until
+    /// [`FlowFilter::remove_earlier`].
+    pub(crate) fn of_earlier_server(queues: u32, earlier: &EarlierObjects) -> Option<FlowFilter> {
+        let map = |name, kind, key_bytes, value_bytes| {
+            Map::from_fd(earlier.copy(name).ok()??, kind, key_bytes, value_bytes).ok()
+        };
+        let sockets = map(SOCKETS, MapKind::Xsk, 4, 4).filter(|map| map.entries() == queues)?;
+        let owners = map(OWNERS, MapKind::Array, 4, NO_OWNER.len())?;
+        let counters = map(COUNTERS, MapKind::PerCpuArray, 4, 8)?;
+        let masks =
+            |spans: bool| map(FLOW_MASKS[usize::from(spans)], MapKind::Array, 4, MASKS_BYTES);
+        let (spans, masks) = match masks(true) {
+            Some(masks) => (true, masks),
+            None => (false, masks(false)?),
+        };
+        let macs = map(ADDRESSES, MapKind::Hash, MAC_KEY_BYTES, 4)?;
+        let flows = map(FLOW_KEYS, MapKind::Hash, KEY_BYTES, 4)?;
+        let flows = Flows::of_earlier_server(Maps { macs, masks, flows }).ok()?;
+        Some(FlowFilter { program: None, spans, sockets, owners, counters, flows: Some(flows) })
+    }
+
+    /// Removes the addresses and flows of an earlier server that were not added again.
+    pub(crate) fn remove_earlier(&mut self) {
+        if let Some(flows) = &mut self.flows {
+            flows.remove_earlier();
+        }
     }
 
     /// Loads a program that takes every packet.
     pub(crate) fn of_all(queues: u32) -> Result<FlowFilter, Error> {
         let (sockets, owners, counters) = (sockets(queues)?, owners(queues)?, counters()?);
         let (program, spans) = load(PROGRAM_ALL, |_| attach_point::assemble_all(fd(&sockets)))?;
-        Ok(FlowFilter { program, spans, sockets, owners, counters, flows: None })
+        Ok(FlowFilter { program: Some(program), spans, sockets, owners, counters, flows: None })
     }
 
     /// Returns the sockets' map of an earlier server's filter.
@@ -167,8 +244,9 @@ impl FlowFilter {
         self.spans
     }
 
-    pub(crate) fn program(&self) -> &Program {
-        &self.program
+    /// Returns the program, unless it is that of an earlier server.
+    pub(crate) fn program(&self) -> Option<&Program> {
+        self.program.as_ref()
     }
 
     /// Gives the packets of a hardware queue to a socket.
@@ -203,13 +281,9 @@ impl FlowFilter {
 
     /// Returns the maps, with the names under which a keeper holds them.
     pub(crate) fn maps(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        let own = [
-            (SOCKETS, &self.sockets),
-            ("device-map-owners", &self.owners),
-            ("device-map-counters", &self.counters),
-        ];
+        let own = [(SOCKETS, &self.sockets), (OWNERS, &self.owners), (COUNTERS, &self.counters)];
         let own = own.map(|(name, map)| (name, map.as_fd())).into_iter();
-        own.chain(self.flows.iter().flat_map(Flows::maps)).collect()
+        own.chain(self.flows.iter().flat_map(|flows| flows.maps(self.spans))).collect()
     }
 
     /// Adds an address or a flow.
@@ -252,7 +326,7 @@ impl PacketFilter {
 
     /// Returns the maps, with the names under which a keeper holds them.
     pub(crate) fn maps(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        self.flows.maps().into()
+        self.flows.maps(false).into()
     }
 
     /// Adds an address or a flow.
@@ -273,12 +347,45 @@ impl Flows {
             masks: Map::create(MapKind::Array, "towpath_masks", 4, MASKS_BYTES, 1)?,
             flows: Map::create(MapKind::Hash, "towpath_flows", KEY_BYTES, 4, FLOWS)?,
         };
-        Ok(Flows { maps, tables: Tables::default() })
+        Ok(Flows { maps, tables: Tables::default(), earlier: Earlier::default() })
     }
 
-    fn maps(&self) -> [(&'static str, BorrowedFd<'_>); 3] {
+    /// Goes on with the maps of an earlier server.
+    fn of_earlier_server(maps: Maps) -> Result<Flows, Error> {
+        let masks = maps.masks.lookup(&0u32.to_ne_bytes())?.unwrap_or_default();
+        let mut tables = Tables::of_masks(&masks);
+        let macs = maps.macs.keys()?.into_iter().collect();
+        let mut earlier = Earlier { macs, flows: HashSet::new() };
+        for bytes in maps.flows.keys()? {
+            let Ok(key) = Key::try_from(&bytes[..]) else { continue };
+            if tables.add_earlier(key) {
+                earlier.flows.insert(key);
+            } else {
+                // That server was killed while it added or removed the flow.
+                maps.flows.delete(&key)?;
+            }
+        }
+        tables.free_unused_masks();
+        Ok(Flows { maps, tables, earlier })
+    }
+
+    fn remove_earlier(&mut self) {
+        let Earlier { macs, flows } = std::mem::take(&mut self.earlier);
+        // The kernel refuses nothing of this.
+        for mac in macs {
+            let _ = self.maps.macs.delete(&mac);
+        }
+        for key in flows {
+            if self.tables.remove(&key) {
+                let _ = self.maps.set_masks(&self.tables.masks(None));
+            }
+            let _ = self.maps.flows.delete(&key);
+        }
+    }
+
+    fn maps(&self, spans: bool) -> [(&'static str, BorrowedFd<'_>); 3] {
         let Maps { macs, masks, flows } = &self.maps;
-        [("device-map-macs", macs), ("device-map-masks", masks), ("device-map-flows", flows)]
+        [(ADDRESSES, macs), (FLOW_MASKS[usize::from(spans)], masks), (FLOW_KEYS, flows)]
             .map(|(name, map)| (name, map.as_fd()))
     }
 
@@ -286,11 +393,16 @@ impl Flows {
     fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
         let maps = &self.maps;
         match filter {
-            Filter::Address(mac) => maps.macs.update(&mac_key(mac), &[0; 4]).map_err(refused),
+            Filter::Address(mac) => {
+                let key = mac_key(mac);
+                self.earlier.macs.remove(&key[..]);
+                maps.macs.update(&key, &[0; 4]).map_err(refused)
+            }
             Filter::Flow(rule) => {
                 let (fields, mask) = key::of_rule(rule);
                 let number = self.tables.number_of(&mask).ok_or(FilterError::Full)?;
                 let key = key::key(&fields, number as u32);
+                self.earlier.flows.remove(&key);
                 if self.tables.flows.contains_key(&key) {
                     return Ok(());
                 }

@@ -15,15 +15,30 @@ const KEEP: u32 = u32::MAX;
 /// The packet socket for groups, and what it copies.
 pub(crate) struct Groups {
     socket: Arc<PacketSocket>,
+    /// The socket for which the interface receives packets: this one, or another one that ends with
+    /// its server while the other goes on.
+    members: Arc<PacketSocket>,
     wanted: Wanted,
     /// The interface's own MAC address.
     mac: [u8; 6],
 }
 
 impl Groups {
-    /// Takes a socket that copies nothing yet.
-    pub(crate) fn new(socket: Arc<PacketSocket>, mac: [u8; 6]) -> Groups {
-        Groups { socket, wanted: Wanted::default(), mac }
+    /// Takes a socket that copies packets, and one for which the interface receives them.
+    pub(crate) fn new(
+        socket: Arc<PacketSocket>,
+        members: Arc<PacketSocket>,
+        mac: [u8; 6],
+    ) -> Groups {
+        Groups { socket, members, wanted: Wanted::default(), mac }
+    }
+
+    /// Has the socket copy what is wanted, and no longer what an earlier server wanted.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn refresh(&self) -> io::Result<()> {
+        self.socket.set_filter(self.wanted.program())
     }
 
     /// Changes what the socket copies; ignores filters for flows and the device's own addresses.
@@ -49,16 +64,16 @@ impl Groups {
     /// Makes the interface receive the packets of a filter, or no longer.
     fn join(&self, filter: &Filter, wanted: bool) -> io::Result<()> {
         match filter {
-            Filter::Everything => self.socket.promiscuous(wanted),
-            Filter::AllGroups => self.socket.join_all(wanted),
-            Filter::Address(group) => self.socket.join(group, wanted),
+            Filter::Everything => self.members.promiscuous(wanted),
+            Filter::AllGroups => self.members.join_all(wanted),
+            Filter::Address(group) => self.members.join(group, wanted),
             Filter::Flow(_) => Ok(()),
         }
     }
 
     /// Makes the interface receive packets to one of the server's own addresses, or no longer.
     pub(crate) fn receive_for(&self, mac: &[u8; 6], wanted: bool) -> io::Result<()> {
-        if *mac == self.mac { Ok(()) } else { self.socket.receive_for(mac, wanted) }
+        if *mac == self.mac { Ok(()) } else { self.members.receive_for(mac, wanted) }
     }
 }
 

@@ -7,10 +7,11 @@
 
 mod program;
 
+use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType};
@@ -19,13 +20,13 @@ use towpath_netlink::Netlink;
 use towpath_packet::checksum::complete;
 
 use super::packet_socket::PacketSocket;
-use crate::{Checksum, ETHERNET_HEADER_BYTES, FlowRule, Packet, Spaces};
+use crate::{Checksum, ETHERNET_HEADER_BYTES, EarlierObjects, FlowRule, Packet, Spaces};
 use program::{COPY, DROP, KEY_BYTES, KEY_PORT, KEY_PROTOCOL, KEY_VERSION};
 
 /// The name of both programs.
 pub(crate) const PROGRAM_HOST: &str = "towpath_host";
 
-/// The most flows. The kernel allocates an entry when it is added.
+/// The most flows.
 const FLOWS: u32 = 65_536;
 /// The size of the packet socket's ring, in bytes: 128 packets.
 const RING_BYTES: u32 = 16 << 20;
@@ -35,26 +36,45 @@ pub(crate) const FRAME_BYTES: usize = 65_535 + ETHERNET_HEADER_BYTES;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 
+/// The names under which a keeper holds the attachment, the map of flows and the socket. Servers go on
+/// with these, so the names have a number, which changes with the programs, the map or the ring.
+const LINK: &str = "device-loopback-1";
+const FLOWS_MAP: &str = "device-map-loopback-1";
+const RING: &str = "device-ring-loopback-1";
+
 /// See the module.
 pub(crate) struct HostTraffic {
     mac: [u8; 6],
+    /// The flows added so far, until those of an earlier server that are not among them are removed.
+    added: Option<Mutex<HashSet<[u8; KEY_BYTES]>>>,
     flows: Map,
     socket: Arc<PacketSocket>,
     raw_ipv4: OwnedFd,
     /// `None` on a host without IPv6.
     raw_ipv6: Option<OwnedFd>,
-    link: Link,
+    link: OwnedFd,
 }
 
 /// A thread that opens the sockets and programs. The kernel makes this thread wait several times, so
 /// the device opens its other parts meanwhile.
-pub(crate) struct Opening(Option<JoinHandle<io::Result<HostTraffic>>>);
+pub(crate) enum Opening {
+    /// Nobody wants it.
+    None,
+    /// An earlier server's.
+    There(Box<HostTraffic>),
+    Thread(JoinHandle<io::Result<HostTraffic>>),
+}
 
 impl Opening {
     /// Returns what the thread opened, if that was wanted and the kernel can. Otherwise appends a
     /// warning.
     pub(crate) fn finish(self, warnings: &mut Vec<String>) -> Option<HostTraffic> {
-        let opened = self.0?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let thread = match self {
+            Opening::None => return None,
+            Opening::There(there) => return Some(*there),
+            Opening::Thread(thread) => thread,
+        };
+        let opened = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         opened
             .map_err(|cause| {
                 warnings.push(format!(
@@ -67,13 +87,63 @@ impl Opening {
 }
 
 impl HostTraffic {
-    /// Begins to open the sockets and programs, if they are wanted.
-    pub(crate) fn begin(wanted: bool, mac: [u8; 6], owner: Option<u32>) -> Opening {
-        let open = move || {
+    /// Begins to open the sockets and programs, if they are wanted, or goes on with those of an earlier
+    /// server.
+    pub(crate) fn begin(
+        wanted: bool,
+        mac: [u8; 6],
+        owner: Option<u32>,
+        earlier: &EarlierObjects,
+    ) -> Opening {
+        if !wanted {
+            return Opening::None;
+        }
+        if let Ok(Some(there)) = HostTraffic::of_earlier_server(mac, owner, earlier) {
+            return Opening::There(Box::new(there));
+        }
+        Opening::Thread(std::thread::spawn(move || {
             let loopback = Netlink::open().and_then(|mut kernel| kernel.index("lo"));
             HostTraffic::open(loopback.map_err(io::Error::other)?, mac, owner)
+        }))
+    }
+
+    /// Goes on with what an earlier server attached; `None` if there is none. The flows of that server
+    /// stay until [`HostTraffic::remove_earlier_flows`].
+    fn of_earlier_server(
+        mac: [u8; 6],
+        owner: Option<u32>,
+        earlier: &EarlierObjects,
+    ) -> io::Result<Option<HostTraffic>> {
+        let (Some(link), Some(flows), Some(socket)) =
+            (earlier.copy(LINK)?, earlier.copy(FLOWS_MAP)?, earlier.copy(RING)?)
+        else {
+            return Ok(None);
         };
-        Opening(wanted.then(|| std::thread::spawn(open)))
+        let flows = Map::from_fd(flows, MapKind::Hash, KEY_BYTES, 4)?;
+        let drops = earlier.is_after_crash();
+        // No interface joins anything by this socket, so it need not know the loopback's number.
+        let socket = PacketSocket::of_earlier_server(socket, 0, FRAME_BYTES, RING_BYTES, drops);
+        Ok(Some(HostTraffic {
+            mac,
+            added: Some(Mutex::default()),
+            flows,
+            socket: Arc::new(socket),
+            raw_ipv4: raw(AddressFamily::INET, owner)?,
+            raw_ipv6: raw(AddressFamily::INET6, owner).ok(),
+            link,
+        }))
+    }
+
+    /// Removes the flows of an earlier server that no session of this one has.
+    pub(crate) fn remove_earlier_flows(&self) {
+        let Some(added) = &self.added else { return };
+        let added = added.lock().unwrap_or_else(PoisonError::into_inner);
+        for key in self.flows.keys().unwrap_or_default() {
+            if !added.contains(&key[..]) {
+                // The kernel refuses nothing of this.
+                let _ = self.flows.delete(&key);
+            }
+        }
     }
 
     /// Attaches to the loopback interface, by its number. `mac`: the MAC address of the interface
@@ -90,21 +160,13 @@ impl HostTraffic {
         let drops = Program::load_ingress(PROGRAM_HOST, &assembled(DROP)?)?;
         let socket = PacketSocket::open(loopback, FRAME_BYTES, RING_BYTES)?;
         socket.attach(&copies)?;
-        let raw = |family| {
-            let protocol = Some(Protocol::from_raw(RAW));
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let socket = rustix::net::socket_with(family, SocketType::RAW, flags, protocol)?;
-            if let Some(owner) = owner {
-                std::os::unix::fs::fchown(&socket, Some(owner), None)?;
-            }
-            io::Result::Ok(socket)
-        };
         Ok(HostTraffic {
             mac,
+            added: None,
             socket: Arc::new(socket),
-            raw_ipv4: raw(AddressFamily::INET)?,
-            raw_ipv6: raw(AddressFamily::INET6).ok(),
-            link: Link::attach_ingress(&drops, loopback)?,
+            raw_ipv4: raw(AddressFamily::INET, owner)?,
+            raw_ipv6: raw(AddressFamily::INET6, owner).ok(),
+            link: Link::attach_ingress(&drops, loopback)?.into(),
             flows,
         })
     }
@@ -112,11 +174,7 @@ impl HostTraffic {
     /// Returns what must outlive the driver so that the kernel does not answer for owned flows,
     /// with the names under which a keeper holds it.
     pub(crate) fn objects(&self) -> [(&'static str, BorrowedFd<'_>); 3] {
-        [
-            ("device-loopback", self.link.as_fd()),
-            ("device-map-loopback", self.flows.as_fd()),
-            ("device-packet-loopback", (*self.socket).as_fd()),
-        ]
+        [(LINK, self.link.as_fd()), (FLOWS_MAP, self.flows.as_fd()), (RING, (*self.socket).as_fd())]
     }
 
     /// Returns the socket that copies the packets of owned flows.
@@ -126,7 +184,11 @@ impl HostTraffic {
 
     /// Adds an owned flow, if it is one of a shared address.
     pub(crate) fn add(&self, rule: &FlowRule) -> Result<(), Error> {
-        self.key(rule).map_or(Ok(()), |key| self.flows.update(&key, &[0; 4]))
+        let Some(key) = self.key(rule) else { return Ok(()) };
+        if let Some(added) = &self.added {
+            added.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+        }
+        self.flows.update(&key, &[0; 4])
     }
 
     /// Removes an owned flow.
@@ -209,6 +271,17 @@ impl HostTraffic {
         let sent = rustix::net::sendto(socket, ip, flags, &SocketAddr::new(to, 0));
         sent.is_ok().then_some(buffer.len())
     }
+}
+
+/// Opens a raw socket. Rules of the host's firewall see `owner` as the owner of its packets.
+fn raw(family: AddressFamily, owner: Option<u32>) -> io::Result<OwnedFd> {
+    let protocol = Some(Protocol::from_raw(RAW));
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::RAW, flags, protocol)?;
+    if let Some(owner) = owner {
+        std::os::unix::fs::fchown(&socket, Some(owner), None)?;
+    }
+    Ok(socket)
 }
 
 /// `IPPROTO_RAW`: the sender writes the IP header.

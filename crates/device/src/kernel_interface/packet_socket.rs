@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 use libc::{sock_filter, sock_fprog, tpacket_req, tpacket2_hdr};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -40,8 +40,8 @@ pub(crate) struct PacketSocket {
     slot_bytes: u32,
     /// The number of slots in the ring, each for one packet.
     slots: u32,
-    /// The slot from which the next mapping reads.
-    next: AtomicU32,
+    /// The next mapping drops the packets that wait.
+    drops_waiting: AtomicBool,
 }
 
 /// Creates a packet socket. With protocol 0 it receives nothing until [`bind`] gives it another
@@ -77,8 +77,22 @@ impl PacketSocket {
             ring_bytes: 0,
             slot_bytes: 0,
             slots: 0,
-            next: AtomicU32::new(0),
+            drops_waiting: AtomicBool::new(false),
         })
+    }
+
+    /// Goes on with the socket of an earlier server, which that server opened with the same sizes.
+    /// `drops_waiting`: one of the packets that wait may have made that server crash.
+    pub(crate) fn of_earlier_server(
+        fd: OwnedFd,
+        index: u32,
+        frame_bytes: usize,
+        ring_bytes: u32,
+        drops_waiting: bool,
+    ) -> PacketSocket {
+        let slot_bytes = slot_bytes(frame_bytes);
+        let (slots, drops_waiting) = (ring_bytes / slot_bytes, AtomicBool::new(drops_waiting));
+        PacketSocket { fd, index, ring_bytes, slot_bytes, slots, drops_waiting }
     }
 
     /// Opens a socket on an interface, which at first copies nothing. `frame_bytes`: the longest
@@ -186,6 +200,26 @@ impl PacketSocket {
     }
 }
 
+/// The names under which a keeper holds a socket with a ring for packets to groups, by the size of a
+/// slot: 1 KiB and twice as much each.
+const RING_NAMES: [&str; 8] = [
+    "device-ring-1",
+    "device-ring-2",
+    "device-ring-4",
+    "device-ring-8",
+    "device-ring-16",
+    "device-ring-32",
+    "device-ring-64",
+    "device-ring-128",
+];
+
+/// Returns the name under which a keeper holds a socket whose ring is for frames of this size. A ring of
+/// another size is of no use to the next server.
+pub(crate) fn ring_name(frame_bytes: usize) -> Option<&'static str> {
+    let place = slot_bytes(frame_bytes).ilog2().checked_sub(10)?;
+    RING_NAMES.get(place as usize).copied()
+}
+
 /// Returns the size of the slot for a packet.
 fn slot_bytes(frame_bytes: usize) -> u32 {
     (frame_bytes + BEFORE_PACKET_BYTES).next_power_of_two() as u32
@@ -249,7 +283,15 @@ pub(crate) struct PacketRing {
     map_bytes: usize,
     /// The slot of the next packet.
     next: u32,
+    /// The number of packets that were released, ever, which the last slot to be released has too.
+    released: u32,
+    /// Packets that were dropped at the beginning.
+    dropped: u64,
 }
+
+/// Where a slot has the number of its release: four bytes of `struct tpacket2_hdr` that are there for
+/// its alignment, and that the kernel clears when it fills the slot.
+const RELEASE_NUMBER: usize = std::mem::offset_of!(tpacket2_hdr, tp_padding);
 
 // SAFETY: the ring has one owner in this process, which accesses the mapping through `&self` or
 // `&mut self`. The mapping does not depend on the thread.
@@ -271,9 +313,42 @@ impl PacketRing {
             )?
         };
         let map = NonNull::new(map.cast()).ok_or(io::ErrorKind::InvalidData)?;
-        // An earlier mapping may have taken packets.
-        let next = socket.next.load(Ordering::Relaxed);
-        Ok(PacketRing { socket, map, map_bytes, next })
+        let mut ring = PacketRing { socket, map, map_bytes, next: 0, released: 0, dropped: 0 };
+        ring.find_next();
+        if ring.socket.drops_waiting.swap(false, Ordering::Relaxed) {
+            while ring.dropped < u64::from(ring.socket.slots) && ring.is_ready() {
+                ring.release();
+                ring.dropped += 1;
+            }
+        }
+        Ok(ring)
+    }
+
+    /// Finds the slot of the next packet: an earlier mapping, of this process or of an earlier server,
+    /// may have taken packets. It follows the slot that was released last. The kernel fills that one
+    /// only when it has filled all others; then the next packet is the oldest.
+    fn find_next(&mut self) {
+        let (mut last, mut oldest, mut is_full) = (None, None, true);
+        for slot in 0..self.socket.slots {
+            self.next = slot;
+            let number = self.release_number().load(Ordering::Relaxed);
+            if number != 0 && (number.wrapping_sub(self.released) as i32) > 0 {
+                (self.released, last) = (number, Some((slot, self.is_ready())));
+            }
+            is_full &= self.is_ready();
+            // SAFETY: the slot begins with this structure of integers. What the kernel writes meanwhile
+            // into a slot of its own matters only if all are this process's.
+            let header = unsafe { self.slot().cast::<tpacket2_hdr>().read_volatile() };
+            let time = (header.tp_sec, header.tp_nsec, slot);
+            oldest = Some(oldest.map_or(time, |oldest: (u32, u32, u32)| oldest.min(time)));
+        }
+        self.next = match (last, oldest) {
+            // A server that was killed within `release` left this one unreleased.
+            (Some((slot, true)), _) => slot,
+            (Some((slot, false)), _) => (slot + 1) % self.socket.slots,
+            (None, Some((.., slot))) if is_full => slot,
+            _ => 0,
+        };
     }
 
     fn slot(&self) -> NonNull<u8> {
@@ -287,6 +362,14 @@ impl PacketRing {
         // SAFETY: a slot begins with the aligned status word; the kernel and this process access it
         // atomically.
         unsafe { self.slot().cast().as_ref() }
+    }
+
+    /// Returns the word of the next slot with the number of its release.
+    fn release_number(&self) -> &AtomicU32 {
+        const _: () = assert!(RELEASE_NUMBER.is_multiple_of(4));
+        // SAFETY: the aligned word is inside the slot's header. The kernel writes it only while the
+        // slot is the kernel's.
+        unsafe { self.slot().add(RELEASE_NUMBER).cast().as_ref() }
     }
 
     /// Returns `true` if there is a packet.
@@ -363,10 +446,12 @@ impl PacketRing {
 
     /// Gives the slot of the packet that [`PacketRing::next`] returned back to the kernel.
     fn release(&mut self) {
+        // No slot has number 0.
+        self.released = self.released.wrapping_add(1).max(1);
+        self.release_number().store(self.released, Ordering::Relaxed);
         fence(Ordering::Release);
         self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
         self.next = (self.next + 1) % self.socket.slots;
-        self.socket.next.store(self.next, Ordering::Relaxed);
     }
 
     /// Returns the socket, which is readable while there are packets.
@@ -374,9 +459,10 @@ impl PacketRing {
         self.socket.as_fd()
     }
 
-    /// Returns the number of packets that the ring had no room for since the last call.
-    pub(crate) fn take_drops(&self) -> u64 {
-        self.socket.take_drops()
+    /// Returns the number of packets that the ring had no room for, or that were dropped at the
+    /// beginning, since the last call.
+    pub(crate) fn take_drops(&mut self) -> u64 {
+        self.socket.take_drops() + std::mem::take(&mut self.dropped)
     }
 }
 

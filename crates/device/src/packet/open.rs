@@ -73,7 +73,7 @@ pub(super) fn open(options: &Options, earlier: &EarlierObjects) -> Result<Opened
     let is_large = ethtool.merges() || link.kind.is_some();
     let longest = if is_large { LARGE_FRAME_BYTES } else { frame_bytes };
     let (groups, flows) = (socket(longest, RING_BYTES)?, socket(longest, FLOWS_RING_BYTES)?);
-    let host_traffic = HostTraffic::begin(options.host, mac, options.owner);
+    let host_traffic = HostTraffic::begin(options.host, mac, options.owner, earlier);
     let sender =
         PacketSender::open(index).map_err(refused(name, "opening a packet socket to send"))?;
     let filter =

@@ -208,7 +208,7 @@ impl PacketQueue {
 
     /// Adds to the counters what the rings had no room for since the last look.
     fn count_kernel_drops(&mut self) {
-        for source in &self.sources {
+        for source in &mut self.sources {
             self.counters.system_calls += 1;
             self.counters.rx_dropped += source.ring.take_drops();
         }

@@ -41,7 +41,25 @@ impl AttachedProgram {
         self.filter.spans() && towpath_bpf::kernel_version() >= SPANNING_SINCE
     }
 
-    pub(super) fn program(&self) -> &Program {
+    /// Goes on with the program and the maps of an earlier server, attached to this interface; `None`
+    /// if it left none that this server can go on with.
+    pub(super) fn of_earlier_server(
+        interface: u32,
+        queues: u32,
+        earlier: &EarlierObjects,
+    ) -> Option<AttachedProgram> {
+        let link = earlier_link(interface, earlier)?;
+        let filter = FlowFilter::of_earlier_server(queues, earlier)?;
+        Some(AttachedProgram { filter, link: Some(link), earlier: None })
+    }
+
+    /// Returns `true` if the program is attached.
+    pub(super) fn has_link(&self) -> bool {
+        self.link.is_some()
+    }
+
+    /// Returns the program, unless it is that of an earlier server.
+    pub(super) fn program(&self) -> Option<&Program> {
         self.filter.program()
     }
 
@@ -70,12 +88,16 @@ impl AttachedProgram {
         let Some(link) = self.link.as_ref().filter(|_| self.earlier.is_some()) else {
             return Ok(None);
         };
-        Ok(Some((link.try_clone()?, self.filter.program().try_clone()?)))
+        let program = self.filter.program().map(Program::try_clone).transpose()?;
+        let link = link.try_clone()?;
+        Ok(program.map(|program| (link, program)))
     }
 
-    /// Forgets an earlier server's program, which is not attached any more.
+    /// Forgets an earlier server's program, which is not attached any more, or what it added to the
+    /// program's maps and this server did not.
     pub(super) fn forget_earlier(&mut self) {
         self.earlier = None;
+        self.filter.remove_earlier();
     }
 
     /// Returns the link and the maps, with the names under which a keeper holds them.

@@ -23,7 +23,7 @@ use crate::kernel_interface::ethtool::Ethtool;
 use crate::kernel_interface::host_traffic::{self, HostTraffic};
 use crate::kernel_interface::other_server;
 use crate::kernel_interface::packet_sender::{self, PacketSender};
-use crate::kernel_interface::packet_socket::{PacketSocket, RING_BYTES};
+use crate::kernel_interface::packet_socket::{self, PacketSocket, RING_BYTES};
 use crate::kernel_interface::warnings;
 use crate::{
     Capabilities, ETHERNET_HEADER_BYTES, EarlierObjects, Info, LARGE_FRAME_BYTES, Limits,
@@ -56,7 +56,7 @@ pub(super) struct Opened {
     pub(super) index: u32,
     pub(super) shared: Arc<Shared>,
     pub(super) lanes: Vec<Arc<Lane>>,
-    pub(super) promiscuous: Option<PacketSocket>,
+    pub(super) members: Arc<PacketSocket>,
     pub(super) notes: Notes,
 }
 
@@ -78,9 +78,14 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
     // The kernel makes each of these wait, so all wait at once.
     let (left_packets, kept) = earlier_sockets(earlier, link.index, (queues, lanes))
         .map_err(refused(name, "copying a descriptor"))?;
-    let host_traffic = HostTraffic::begin(options.host, mac, options.owner);
-    let (Sockets { unbound, packet_socket, promiscuous }, mut attached_program) =
-        sockets_and_program(options, link.index, queues, frame_bytes)?;
+    let host_traffic = HostTraffic::begin(options.host, mac, options.owner, earlier);
+    let groups = earlier_groups(earlier, link.index, frame_bytes)
+        .map_err(refused(name, "copying a descriptor"))?;
+    let program = (!kept.is_empty() && !options.exclusive)
+        .then(|| AttachedProgram::of_earlier_server(link.index, queues, earlier))
+        .flatten();
+    let (Sockets { unbound, packet_socket, members }, mut attached_program) =
+        sockets_and_program(options, link.index, queues, frame_bytes, (groups, program))?;
     let attached = attach_after(earlier, &link, options.mode, &mut attached_program)?;
     let is_generic = attached == XdpMode::Generic;
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
@@ -130,7 +135,8 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
     let (mut large, mut kept) = (large.into_iter(), kept.into_iter());
     let lane = |number| Arc::new(Lane::new(shared.clone(), number, large.next(), kept.next()));
     let lanes = (0..lanes).map(lane).collect();
-    Ok(Opened { info, index: link.index, shared, lanes, promiscuous, notes })
+    let members = Arc::new(members);
+    Ok(Opened { info, index: link.index, shared, lanes, members, notes })
 }
 
 /// Returns the sockets of an earlier server, for each lane that can go on with them; or else begins to
@@ -148,6 +154,19 @@ fn earlier_sockets(
     Ok((Some(left.release()), Vec::new()))
 }
 
+/// Returns the socket with which an earlier server copied packets to groups, if there is one with a ring
+/// for frames of this size.
+fn earlier_groups(
+    earlier: &EarlierObjects,
+    index: u32,
+    frame_bytes: usize,
+) -> io::Result<Option<PacketSocket>> {
+    let Some(name) = packet_socket::ring_name(frame_bytes) else { return Ok(None) };
+    let drops = earlier.is_after_crash();
+    let going_on = |fd| PacketSocket::of_earlier_server(fd, index, frame_bytes, RING_BYTES, drops);
+    Ok(earlier.copy(name)?.map(going_on))
+}
+
 /// Opens the sockets and loads the program, both at once: the kernel makes each of them wait, and
 /// connections pause while a server opens its device after another one.
 fn sockets_and_program(
@@ -155,10 +174,15 @@ fn sockets_and_program(
     index: u32,
     queues: u32,
     frame_bytes: usize,
+    (groups, program): (Option<PacketSocket>, Option<AttachedProgram>),
 ) -> Result<(Sockets, AttachedProgram), XdpError> {
+    if let Some(program) = program {
+        let sockets = Sockets::open(options, index, queues, frame_bytes, groups)?;
+        return Ok((sockets, program));
+    }
     let (sockets, program) = std::thread::scope(|scope| {
         let program = scope.spawn(|| AttachedProgram::new(queues, options.exclusive));
-        let sockets = Sockets::open(options, index, queues, frame_bytes);
+        let sockets = Sockets::open(options, index, queues, frame_bytes, groups);
         let program = program.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (sockets, program)
     });
@@ -175,7 +199,7 @@ fn attach_after(
     mode: Mode,
     attached_program: &mut AttachedProgram,
 ) -> Result<XdpMode, XdpError> {
-    if !attached_program.keep_earlier(link.index, earlier) {
+    if !attached_program.has_link() && !attached_program.keep_earlier(link.index, earlier) {
         return attach(link, mode, attached_program);
     }
     Ok(if link.xdp_in_driver { XdpMode::Native } else { XdpMode::Generic })
@@ -213,7 +237,8 @@ fn announce_host_traffic(info: &mut Info, chunk_bytes: usize) {
 struct Sockets {
     unbound: Vec<OwnedFd>,
     packet_socket: Option<PacketSocket>,
-    promiscuous: Option<PacketSocket>,
+    /// Receives no packet: it has the interface receive those of groups, or all.
+    members: PacketSocket,
 }
 
 impl Sockets {
@@ -222,6 +247,7 @@ impl Sockets {
         index: u32,
         queues: u32,
         frame_bytes: usize,
+        earlier: Option<PacketSocket>,
     ) -> Result<Sockets, XdpError> {
         let name = &options.interface;
         let unbound = (0..queues)
@@ -229,14 +255,17 @@ impl Sockets {
             .collect::<io::Result<Vec<_>>>()
             .map_err(refused(name, "creating an AF_XDP socket"))?;
         let failed = refused(name, "opening a packet socket");
-        if !options.exclusive {
-            let packet_socket =
-                PacketSocket::open(index, frame_bytes, RING_BYTES).map_err(failed)?;
-            return Ok(Sockets { unbound, packet_socket: Some(packet_socket), promiscuous: None });
+        let members = PacketSocket::without_packets(index).map_err(failed)?;
+        if options.exclusive {
+            members.promiscuous(true).map_err(refused(name, "setting promiscuous mode"))?;
+            return Ok(Sockets { unbound, packet_socket: None, members });
         }
-        let promiscuous = PacketSocket::without_packets(index).map_err(failed)?;
-        promiscuous.promiscuous(true).map_err(refused(name, "setting promiscuous mode"))?;
-        Ok(Sockets { unbound, packet_socket: None, promiscuous: Some(promiscuous) })
+        let failed = refused(name, "opening a packet socket");
+        let packet_socket = match earlier {
+            Some(earlier) => earlier,
+            None => PacketSocket::open(index, frame_bytes, RING_BYTES).map_err(failed)?,
+        };
+        Ok(Sockets { unbound, packet_socket: Some(packet_socket), members })
     }
 }
 
@@ -314,7 +343,8 @@ fn attach(
     };
     let mut cause = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
     for mode in modes {
-        let attach = || Link::attach_xdp(attached_program.program(), index, *mode);
+        let Some(program) = attached_program.program() else { continue };
+        let attach = || Link::attach_xdp(program, index, *mode);
         let is_there = |attached: &Result<_, _>| attached.as_ref().is_err_and(has_program);
         cause = match other_server::until_gone(attach, is_there) {
             Ok(link) => {

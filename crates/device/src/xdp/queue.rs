@@ -108,6 +108,7 @@ impl XdpQueue {
         let packet_ring = lane.packet_ring().map_err(failed("mapping the packet socket's ring"))?;
         let host_ring = lane.host_ring().map_err(failed("mapping the loopback socket's ring"))?;
         let host_bytes = if host_ring.is_some() { host_traffic::FRAME_BYTES } else { 0 };
+        let without_socket = lane.shared.attached_program().without_socket();
         let zero_copy = sockets.iter().any(|socket| socket.zero_copy);
         let rings = packet_ring.iter().chain(&host_ring).map(PacketRing::socket);
         let sleep = Sleep::new(rings).map_err(failed("making a descriptor to sleep on"))?;
@@ -138,7 +139,7 @@ impl XdpQueue {
             waits_for_kernel: false,
             sleeps: 0,
             polls: 0,
-            without_socket: 0,
+            without_socket,
             counters: Counters { rx_dropped: dropped, ..Counters::default() },
             shared: lane.shared.clone(),
             lane,
@@ -191,7 +192,7 @@ impl XdpQueue {
             self.counters.rx_dropped += without_socket.saturating_sub(self.without_socket);
             self.without_socket = without_socket;
         }
-        for ring in self.packet_ring.iter().chain(&self.host_ring) {
+        for ring in self.packet_ring.iter_mut().chain(&mut self.host_ring) {
             self.counters.system_calls += 1;
             self.counters.rx_dropped += ring.take_drops();
         }

@@ -16,7 +16,7 @@ use crate::Keeper;
 use crate::dma::{Dma, DmaError};
 use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::packet_sender::PacketSender;
-use crate::kernel_interface::packet_socket::{PacketRing, PacketSocket};
+use crate::kernel_interface::packet_socket::{self, PacketRing, PacketSocket};
 
 /// The properties of a device that hold for as long as it is open.
 #[derive(Clone, Debug)]
@@ -121,11 +121,12 @@ impl Shared {
     /// Replaces an earlier server's program. The kernel takes long, so other threads can use the maps
     /// meanwhile.
     pub(super) fn take_over(&self) -> io::Result<()> {
+        self.host_traffic.iter().for_each(HostTraffic::remove_earlier_flows);
         let replacement = self.attached_program().replacement()?;
         if let Some((link, program)) = replacement {
             link.update(&program)?;
-            self.attached_program().forget_earlier();
         }
+        self.attached_program().forget_earlier();
         Ok(())
     }
 
@@ -136,7 +137,9 @@ impl Shared {
     /// Returns copies of the descriptors that must outlive the driver, with their names.
     pub(super) fn objects(&self) -> io::Result<Vec<(&'static str, OwnedFd)>> {
         let program = self.attached_program();
-        let groups = self.packet_socket.iter().map(|one| ("device-packet-groups", (**one).as_fd()));
+        let name = packet_socket::ring_name(self.properties.frame_bytes);
+        let groups = name.zip(self.packet_socket.as_ref());
+        let groups = groups.map(|(name, socket)| (name, (**socket).as_fd()));
         let local = self.host_traffic.iter().flat_map(HostTraffic::objects);
         let all = program.objects().into_iter().chain(groups).chain(local);
         all.map(|(name, object)| Ok((name, object.try_clone_to_owned()?))).collect()

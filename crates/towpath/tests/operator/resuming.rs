@@ -9,8 +9,10 @@ use towpath_client::{Lost, Options, Rule, SendError, Session, Setting};
 use towpath_net::{Network, TcpListener, TcpStream, UdpSocket};
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{self, Attach, Close, Message, Refusal, Resume};
+use towpath_testkit::PacketSocket;
 
-use crate::beside_the_kernel::{may_attach, until_bare};
+use crate::beside_the_kernel::{FAR, NEAR, device, may_attach, sockets, until_bare, user};
+use crate::networks::wire;
 use crate::running::*;
 use crate::sharing::{Shared, remove_wire};
 
@@ -203,6 +205,53 @@ fn no_datagram_is_lost_while_no_server_runs() {
             until_bare();
             remove_wire();
         }
+    });
+}
+
+/// The same for frames to groups, which come through a packet socket's ring: each server goes on at the
+/// place where the one before it stopped, also when the ring has been around.
+#[test]
+fn no_broadcast_is_lost_while_no_server_runs() {
+    const ETHERTYPE: u16 = 0x88b5;
+    const ROUND: u32 = 700;
+    towpath_testkit::isolated!(|| {
+        if !may_attach("resuming::no_broadcast_is_lost_while_no_server_runs") {
+            return;
+        }
+        let far = wire(&FAR, &NEAR);
+        let (directory, device, user) = (sockets(), device("generic"), user());
+        let arguments = ["--device", &device, "--user", &user, "--lease", "192.0.2.64/28"];
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let options = Options { receive_slots: 1024, ..Options::default() };
+        let mut session = Session::attach(&server.socket, &options).unwrap();
+        session.open(&Rule::new().ethertype(ETHERTYPE).with_group()).unwrap();
+        let socket = far.run(|| PacketSocket::open("far", ETHERTYPE).unwrap()).unwrap();
+        let frame = |number: u32| {
+            let head = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 9], &ETHERTYPE.to_be_bytes()].concat();
+            [&head[..], &number.to_le_bytes(), &[0; 42]].concat()
+        };
+        let (mut sent, mut next) = (0, 0);
+        for round in 1..=5 {
+            // A keeper that does not run starts no server.
+            kill_process(Pid::from_child(&server.child), Signal::STOP).unwrap();
+            server.kill_server();
+            while sent < round * ROUND {
+                assert!(socket.send(&frame(sent)).unwrap());
+                sent += 1;
+            }
+            kill_process(Pid::from_child(&server.child), Signal::CONT).unwrap();
+            let deadline = std::time::Instant::now() + LIMIT;
+            while next < sent {
+                assert!(std::time::Instant::now() < deadline, "{next} of {sent}");
+                session.wait(Some(Duration::from_millis(100))).unwrap();
+                while let Some(frame) = session.receive_one(0).unwrap() {
+                    let number = u32::from_le_bytes(frame[14..18].try_into().unwrap());
+                    assert!(number <= next, "{number} after {next}");
+                    next = next.max(number + 1);
+                }
+            }
+        }
+        assert_eq!(server.stop(Signal::TERM).code(), Some(0));
     });
 }
 

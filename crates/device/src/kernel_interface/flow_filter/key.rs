@@ -46,6 +46,13 @@ pub(super) fn key(fields: &Fields, mask_number: u32) -> Key {
     key
 }
 
+/// Returns the number of the mask of a key.
+pub(super) fn mask_number(key: &Key) -> u32 {
+    let mut number = [0; 4];
+    number.copy_from_slice(&key[FIELDS_BYTES..FIELDS_BYTES + 4]);
+    u32::from_ne_bytes(number)
+}
+
 /// The fields and the mask of a rule, while they are put together.
 struct Building {
     fields: Fields,

@@ -458,11 +458,53 @@ fn in_the_kernel() -> Option<FlowFilter> {
 
 /// The kernel's verdict for a packet, which finds no socket.
 fn kernel_takes(filter: &FlowFilter, frame: &[u8]) -> bool {
-    match filter.program().test_run(frame, 1).unwrap().verdict {
+    match filter.program().unwrap().test_run(frame, 1).unwrap().verdict {
         Verdict::Drop => true,
         Verdict::Pass => false,
         other => panic!("{other:?} {frame:02x?}"),
     }
+}
+
+/// A filter of the next server has the rules of the one before, until it removes what it did not add
+/// again.
+#[test]
+fn the_next_server_goes_on_with_program_and_maps() {
+    let Some(mut filter) = in_the_kernel() else { return };
+    let flow = towpath_packet::build::Flow::v4();
+    let mac = flow.destination_mac;
+    let rule = |port| FlowRule {
+        mac: Some(mac),
+        protocol: Some(17),
+        port: Some(port),
+        ..FlowRule::default()
+    };
+    let narrow = FlowRule { remote_port: Some(9), ..rule(3) };
+    let all = [rule(1), rule(2), narrow];
+    filter.add(&Filter::Address(mac)).unwrap();
+    all.iter().for_each(|rule| filter.add(&Filter::Flow(*rule)).unwrap());
+    let taken = || {
+        let takes = |port: u16| kernel_takes(&filter, &flow.ports(9, port).udp(b"datagram"));
+        [1, 2, 3].map(takes)
+    };
+    let mut earlier = EarlierObjects::new(false);
+    for (name, map) in filter.maps() {
+        earlier.add(name, 1, map.try_clone_to_owned().unwrap());
+    }
+    assert!(FlowFilter::of_earlier_server(2, &earlier).is_none(), "of another interface");
+    let mut next = FlowFilter::of_earlier_server(1, &earlier).unwrap();
+    assert_eq!(next.spans(), filter.spans());
+    assert_eq!(taken(), [true; 3]);
+    next.add(&Filter::Address(mac)).unwrap();
+    next.add(&Filter::Flow(rule(1))).unwrap();
+    assert_eq!(taken(), [true; 3], "until the others are removed");
+    next.remove_earlier();
+    assert_eq!(taken(), [true, false, false]);
+    next.add(&Filter::Flow(narrow)).unwrap();
+    next.remove(&Filter::Flow(rule(1)));
+    assert_eq!(taken(), [false, false, true]);
+    next.remove(&Filter::Flow(narrow));
+    next.remove(&Filter::Address(mac));
+    assert_eq!(taken(), [false; 3]);
 }
 
 #[test]
