@@ -58,7 +58,7 @@ pub(crate) struct HostTraffic {
 /// A thread that opens the sockets and programs. The kernel makes this thread wait several times, so
 /// the device opens its other parts meanwhile.
 pub(crate) enum Opening {
-    /// Nobody wants it.
+    /// It is not wanted.
     None,
     /// An earlier server's.
     There(Box<HostTraffic>),
