@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType};
@@ -45,8 +45,9 @@ const RING: &str = "device-ring-loopback-1";
 /// See the module.
 pub(crate) struct HostTraffic {
     mac: [u8; 6],
-    /// The flows added so far, until those of an earlier server that are not among them are removed.
-    added: Option<Mutex<HashSet<[u8; KEY_BYTES]>>>,
+    /// The flows added so far, until those of an earlier server that are not among them are removed;
+    /// then `None`.
+    added: Mutex<Option<HashSet<[u8; KEY_BYTES]>>>,
     flows: Map,
     socket: Arc<PacketSocket>,
     raw_ipv4: OwnedFd,
@@ -125,7 +126,7 @@ impl HostTraffic {
         let socket = PacketSocket::of_earlier_server(socket, 0, FRAME_BYTES, RING_BYTES, drops);
         Ok(Some(HostTraffic {
             mac,
-            added: Some(Mutex::default()),
+            added: Mutex::new(Some(HashSet::new())),
             flows,
             socket: Arc::new(socket),
             raw_ipv4: raw(AddressFamily::INET, owner)?,
@@ -136,8 +137,8 @@ impl HostTraffic {
 
     /// Removes the flows of an earlier server that no session of this one has.
     pub(crate) fn remove_earlier_flows(&self) {
-        let Some(added) = &self.added else { return };
-        let added = added.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut added = self.added();
+        let Some(added) = added.take() else { return };
         for key in self.flows.keys().unwrap_or_default() {
             if !added.contains(&key[..]) {
                 // The kernel refuses nothing of this.
@@ -162,13 +163,17 @@ impl HostTraffic {
         socket.attach(&copies)?;
         Ok(HostTraffic {
             mac,
-            added: None,
+            added: Mutex::new(None),
             socket: Arc::new(socket),
             raw_ipv4: raw(AddressFamily::INET, owner)?,
             raw_ipv6: raw(AddressFamily::INET6, owner).ok(),
             link: Link::attach_ingress(&drops, loopback)?.into(),
             flows,
         })
+    }
+
+    fn added(&self) -> MutexGuard<'_, Option<HashSet<[u8; KEY_BYTES]>>> {
+        self.added.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns what must outlive the driver so that the kernel does not answer for owned flows,
@@ -185,8 +190,9 @@ impl HostTraffic {
     /// Adds an owned flow, if it is one of a shared address.
     pub(crate) fn add(&self, rule: &FlowRule) -> Result<(), Error> {
         let Some(key) = self.key(rule) else { return Ok(()) };
-        if let Some(added) = &self.added {
-            added.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+        let mut added = self.added();
+        if let Some(added) = added.as_mut() {
+            added.insert(key);
         }
         self.flows.update(&key, &[0; 4])
     }

@@ -25,7 +25,7 @@ use crate::{EarlierObjects, Keeper, LARGE_FRAME_BYTES};
 /// The name under which a keeper holds the socket of a hardware queue, before the queue's number.
 pub(super) const SOCKET: &str = "device-socket-";
 /// The name under which the store has the memory of a lane, before the lane's number.
-const MEMORY: &str = "device-memory-";
+pub(super) const MEMORY: &str = "device-memory-";
 
 /// The sockets of the last server that left any, with their memory and their ledger.
 pub(super) struct LeftSockets {

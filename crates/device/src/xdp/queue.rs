@@ -205,7 +205,6 @@ fn sockets(lane: &Lane, umem: &Umem) -> io::Result<(Vec<XdpSocket>, Chunks, bool
     if let Some((mut sockets, ledger, drops)) = lane.go_on()? {
         let mut chunks = Chunks::new(umem, Some(ledger));
         if chunks.go_on(&mut sockets) {
-            chunks.ledger().map_or(Ok(()), |ledger| lane.hold_ledger(ledger))?;
             return Ok((sockets, chunks, drops));
         }
     }
@@ -422,6 +421,7 @@ impl DeviceQueue for XdpQueue {
             .lane
             .bind(&self.ceded)
             .map_err(|cause| self.failure("binding an AF_XDP socket again", cause))?;
+        (0..self.sockets.len()).for_each(|at| self.chunks.note_drops(at, 0));
         // The engine may sleep on the epoll instance already, so that stays the same.
         let watched = self.sleep.watch(&self.sockets, &mut self.counters);
         watched.map_err(|cause| self.failure("epoll", cause))

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -10,7 +10,7 @@ use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
 use super::kept::{Kept, LEDGER, Ledger, Shape};
-use super::left_packets::{LeftPackets, SOCKET, Taken};
+use super::left_packets::{LeftPackets, MEMORY, SOCKET, Taken};
 use super::socket::{self, Binding, CopyMode, TxChecksum, Umem, XdpSocket};
 use crate::Keeper;
 use crate::dma::{Dma, DmaError};
@@ -286,15 +286,23 @@ impl Lane {
         let Some(kept) = lock(&self.kept).take() else { return Ok(None) };
         let Kept { sockets, ledger: Some(ledger), drops, .. } = kept else { return Ok(None) };
         let mut all = Vec::new();
+        let mut memory = None;
         for one in sockets {
             let socket = XdpSocket::of_earlier_server(one.socket, one.hardware);
             // What fails here fails for the last time: other sockets take its place.
             let Ok(Some(socket)) = socket else { return Ok(None) };
             all.push(socket);
+            memory = Some(one.memory);
         }
         all.sort_by_key(|socket| socket.hardware);
         let Some(first) = all.first() else { return Ok(None) };
         *lock(&self.first_socket) = Arc::downgrade(&first.fd);
+        // A next server goes on with the sockets only together with these. If this one is killed in
+        // between, it finds them under the number of the server before.
+        if let Some(memory) = &memory {
+            self.hold_named(MEMORY, memory.as_fd())?;
+        }
+        self.hold_ledger(&ledger)?;
         self.let_packets_in(&all)?;
         Ok(Some((all, ledger, drops)))
     }
@@ -311,9 +319,14 @@ impl Lane {
 
     /// Has the keeper hold the ledger.
     pub(super) fn hold_ledger(&self, ledger: &Ledger) -> io::Result<()> {
+        self.hold_named(LEDGER, ledger.file.as_fd())
+    }
+
+    /// Has the keeper hold a descriptor, under a name with the lane's number.
+    fn hold_named(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let Some(keeper) = self.shared.keeper.get() else { return Ok(()) };
         let number = self.hardware.first().copied().unwrap_or_default();
-        keeper.hold_socket(&format!("{LEDGER}{number}"), ledger.file.as_fd())
+        keeper.hold_socket(&format!("{name}{number}"), descriptor)
     }
 
     /// Takes the packets that wait in an earlier server's sockets.
