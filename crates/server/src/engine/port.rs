@@ -203,9 +203,10 @@ impl DevicePort {
         Ok((port, BounceMemory { region, space, slots, slot_bytes, headroom, headers }))
     }
 
-    /// Returns the file of the device's memory, if a keeper can hold it.
+    /// Returns the file of the device's memory, if a keeper can hold it. A device that goes on with an
+    /// earlier server's memory has had the keeper hold it already.
     pub(crate) fn memory_file(&self) -> Option<BorrowedFd<'_>> {
-        self.file.as_ref().map(AsFd::as_fd)
+        self.file.as_ref().filter(|_| !self.goes_on).map(AsFd::as_fd)
     }
 
     /// Returns `true` if the memory is that of an earlier server's packets.
