@@ -250,6 +250,16 @@ fn a_write_that_holds_the_lock_of_a_file_to_be_sealed() {
 }
 
 #[test]
+fn random_words_in_all_writable_memory() {
+    for _ in 0..4 {
+        let test = "random_words_in_all_writable_memory";
+        let Some(deeds) = stands(test, "overwrite", &[]) else { return };
+        assert!(deeds["words"] > 1000 && deeds["sessions"] > 1, "{deeds:?}");
+        assert_eq!(deeds["foreign"], 0, "packets of others: {deeds:?}");
+    }
+}
+
+#[test]
 fn large_memories_that_come_and_go() {
     stands("large_memories_that_come_and_go", "large-memories", &[]);
 }

@@ -86,7 +86,7 @@ impl Attack {
     pub const BASELINES: [Attack; 3] = [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE];
 
     /// All attacks.
-    pub const ALL: [Attack; 25] = [
+    pub const ALL: [Attack; 26] = [
         attack("doorbell-splice", doorbell::splice),
         attack("doorbell-read", doorbell::read).with_fuse(),
         attack("doorbell-end-splice", doorbell::end_spliced),
@@ -107,6 +107,7 @@ impl Attack {
         attack("mapping-write", memory::write_while_sealed).with_fuse(),
         attack("large-memories", memory::large),
         attack("small-memories", memory::come_and_go_small),
+        attack("overwrite", memory::overwrite),
         attack("page-out", memory::page_out),
         attack("page-collapse", memory::collapse),
         attack("page-collapse-wide", memory::collapse_wide),

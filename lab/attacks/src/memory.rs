@@ -52,6 +52,75 @@ fn is_writable_file(file: &OwnedFd) -> bool {
     regular && fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::RDWR))
 }
 
+/// The words that an attacker overwrites at a time, at most, and the times before it attaches anew.
+const WORDS: u64 = 8;
+const ROUNDS: u64 = 2_000;
+
+/// Returns the words of all memory that this process shares with the server, and may write.
+fn writable_words() -> io::Result<Vec<std::ops::Range<usize>>> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let range = |line: &str| {
+        let (range, rest) = line.split_once(' ')?;
+        let is_shared = rest.starts_with("rw-s") && line.contains("/memfd:towpath-");
+        let (from, to) = range.split_once('-').filter(|_| is_shared)?;
+        let number = |text| usize::from_str_radix(text, 16).ok();
+        Some(number(from)?..number(to)?)
+    };
+    Ok(maps.lines().filter_map(range).collect())
+}
+
+/// Overwrites random words of everything that it may write, while its session sends and receives.
+/// Attaches anew once the server has closed the session. `size=N`: the seed; by default the process's
+/// number. The deeds name it.
+pub(crate) fn overwrite(field: &Field) -> io::Result<Deeds> {
+    let seed = field.size_or(u64::from(std::process::id()));
+    let mut state = seed;
+    let mut random = |end: usize| {
+        // SplitMix64.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = state;
+        value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((value ^ value >> 31) % end.max(1) as u64) as usize
+    };
+    let (mut words, mut sessions, mut foreign) = (0, 0, 0);
+    let mut target = Target::attach(&field.socket)?;
+    field.begun();
+    'attached: while !field.over() {
+        sessions += 1;
+        let ranges = writable_words()?;
+        for _ in 0..ROUNDS {
+            if field.over() {
+                break 'attached;
+            }
+            for _ in 0..random(WORDS as usize) {
+                let range = &ranges[random(ranges.len())];
+                let at = range.start + random(range.len() / 8) * 8;
+                let value = random(usize::MAX) as u64;
+                match random(4) {
+                    0 => sys::overwrite(at, |_| value),
+                    1 => sys::overwrite(at, |old| old ^ 1 << (value % 64)),
+                    2 => sys::overwrite(at, |old| old.wrapping_add(value % 16)),
+                    _ => sys::overwrite(at, |_| [0, u64::MAX, value >> 32][value as usize % 3]),
+                }
+                words += 1;
+            }
+            match target.exchange() {
+                Some(count) => foreign += count,
+                None => break,
+            }
+        }
+        target = loop {
+            match Target::attach(&field.socket) {
+                Ok(target) => break target,
+                Err(_) if field.over() => break 'attached,
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+    }
+    Ok(vec![("words", words), ("sessions", sessions), ("foreign", foreign), ("seed", seed)])
+}
+
 /// Attaches with the largest memories that are granted, and detaches, from many threads.
 pub(crate) fn large(field: &Field) -> io::Result<Deeds> {
     let small = small("large memories");

@@ -143,6 +143,20 @@ impl Target {
         false
     }
 
+    /// Sends the packet to itself, and receives what has come. Returns how many packets came that were
+    /// not to this session; `None` once the session is over.
+    pub(crate) fn exchange(&mut self) -> Option<u64> {
+        let own = self.session.info().mac;
+        let _ = self.session.send_bytes(self.endpoint, &self.packet);
+        self.session.flush_now().ok()?;
+        let mut foreign = 0;
+        while let Some(packet) = self.session.receive_one(0).ok()? {
+            foreign += u64::from(packet.get(..6) != Some(&own[..]));
+        }
+        self.session.wait(Some(Duration::ZERO)).ok()?;
+        Some(foreign)
+    }
+
     /// Takes the waiting notifications, so that the next one finds room.
     pub(crate) fn take_notifications(&mut self) {
         self.session.take_notifications();

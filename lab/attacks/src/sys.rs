@@ -141,6 +141,14 @@ pub(crate) fn map_private(file: BorrowedFd<'_>, len: usize) -> io::Result<usize>
     Ok(start as usize)
 }
 
+/// Overwrites a word of a shared mapping of this process.
+pub(crate) fn overwrite(at: usize, change: impl FnOnce(u64) -> u64) {
+    let word = at as *mut u64;
+    // SAFETY: the caller found the aligned address in a writable mapping, which lives as long as the
+    // session. Only atomics and copies of this process, which expect any value, access the memory.
+    unsafe { word.write_volatile(change(word.read_volatile())) }
+}
+
 /// Returns a second descriptor with the lowest number from `from`.
 pub(crate) fn duplicate(descriptor: BorrowedFd<'_>, from: i32) -> io::Result<OwnedFd> {
     // SAFETY: a call without pointers; a descriptor that the kernel returns is new and ours.
