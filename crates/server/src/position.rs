@@ -93,6 +93,8 @@ impl Phase {
 pub struct Position {
     words: Option<OwnWords>,
     phase: u64,
+    /// The session of the last delivery, as it is in its word.
+    receiver: u32,
 }
 
 impl Position {
@@ -122,6 +124,7 @@ impl Position {
     /// none.
     #[inline]
     pub(crate) fn serve(&mut self, session: u32) {
+        self.receiver = 0;
         if let Some(words) = &mut self.words {
             words.store_pair(PLACE, [self.phase | u64::from(session), 0]);
         }
@@ -131,6 +134,11 @@ impl Position {
     /// or from the device. It stays recorded until the next delivery or the next batch.
     #[inline]
     pub(crate) fn deliver_to(&mut self, session: u32) {
+        // Most packets go to the session of the one before.
+        if self.receiver == session {
+            return;
+        }
+        self.receiver = session;
         if let Some(words) = &mut self.words {
             words.store(RECEIVER, u64::from(session));
         }
