@@ -211,10 +211,9 @@ fn sockets(lane: &Lane, umem: &Umem) -> io::Result<(Vec<XdpSocket>, Chunks, bool
     let sockets = lane.bind(&[])?;
     let zero_copy = sockets.iter().any(|socket| socket.zero_copy);
     let ledger = lane.new_ledger(umem.buffers(), zero_copy)?;
-    let chunks = Chunks::new(umem, ledger);
     // A next server goes on with the sockets only once it finds a ledger.
-    chunks.ledger().map_or(Ok(()), |ledger| lane.hold_ledger(ledger))?;
-    Ok((sockets, chunks, false))
+    lane.replace_ledger(ledger.as_ref())?;
+    Ok((sockets, Chunks::new(umem, ledger), false))
 }
 
 /// Drops the packets that wait in a socket, whose buffers the socket gets again. Returns their number.

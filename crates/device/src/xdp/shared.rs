@@ -285,24 +285,22 @@ impl Lane {
     pub(super) fn go_on(&self) -> io::Result<Option<(Vec<XdpSocket>, Ledger, bool)>> {
         let Some(kept) = lock(&self.kept).take() else { return Ok(None) };
         let Kept { sockets, ledger: Some(ledger), drops, .. } = kept else { return Ok(None) };
+        // A next server goes on with the sockets only together with memory and ledger, so the keeper
+        // holds these first, also under this server's number.
+        if let Some(first) = sockets.first() {
+            self.hold_named(MEMORY, first.memory.as_fd())?;
+        }
         let mut all = Vec::new();
-        let mut memory = None;
         for one in sockets {
             let socket = XdpSocket::of_earlier_server(one.socket, one.hardware);
             // What fails here fails for the last time: other sockets take its place.
             let Ok(Some(socket)) = socket else { return Ok(None) };
             all.push(socket);
-            memory = Some(one.memory);
         }
         all.sort_by_key(|socket| socket.hardware);
         let Some(first) = all.first() else { return Ok(None) };
         *lock(&self.first_socket) = Arc::downgrade(&first.fd);
-        // A next server goes on with the sockets only together with these. If this one is killed in
-        // between, it finds them under the number of the server before.
-        if let Some(memory) = &memory {
-            self.hold_named(MEMORY, memory.as_fd())?;
-        }
-        self.hold_ledger(&ledger)?;
+        self.hold_named(LEDGER, ledger.file.as_fd())?;
         self.let_packets_in(&all)?;
         Ok(Some((all, ledger, drops)))
     }
@@ -317,16 +315,23 @@ impl Lane {
         Ledger::new(&self.shape(chunks)).map(Some)
     }
 
-    /// Has the keeper hold the ledger.
-    pub(super) fn hold_ledger(&self, ledger: &Ledger) -> io::Result<()> {
-        self.hold_named(LEDGER, ledger.file.as_fd())
+    /// Has the keeper hold the ledger of new sockets, and none of earlier ones.
+    pub(super) fn replace_ledger(&self, ledger: Option<&Ledger>) -> io::Result<()> {
+        if let Some(keeper) = self.shared.keeper.get().filter(|_| self.own.is_none()) {
+            keeper.release_sockets(&[self.name(LEDGER)])?;
+        }
+        ledger.map_or(Ok(()), |ledger| self.hold_named(LEDGER, ledger.file.as_fd()))
+    }
+
+    /// Returns a name with the lane's number.
+    fn name(&self, name: &str) -> String {
+        format!("{name}{}", self.hardware.first().copied().unwrap_or_default())
     }
 
     /// Has the keeper hold a descriptor, under a name with the lane's number.
     fn hold_named(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let Some(keeper) = self.shared.keeper.get() else { return Ok(()) };
-        let number = self.hardware.first().copied().unwrap_or_default();
-        keeper.hold_socket(&format!("{name}{number}"), descriptor)
+        keeper.hold_socket(&self.name(name), descriptor)
     }
 
     /// Takes the packets that wait in an earlier server's sockets.

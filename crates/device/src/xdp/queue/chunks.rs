@@ -89,11 +89,6 @@ impl Chunks {
         held.saturating_sub(in_rings) <= self.holders.len() as u32 / MOST_MISSING
     }
 
-    /// Returns the ledger, which ends with the sockets that are in it.
-    pub(super) fn ledger(&self) -> Option<&Ledger> {
-        self.ledger.as_ref()
-    }
-
     /// Notes the kernel's count of dropped packets of a socket, by its place among the sockets.
     pub(super) fn note_drops(&mut self, socket: usize, drops: u64) {
         if let Some(ledger) = &mut self.ledger {
