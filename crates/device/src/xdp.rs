@@ -9,7 +9,7 @@
 //! | part | is |
 //! |---|---|
 //! | [`XdpDevice`] | the control part: program, sockets, filters, events |
-//! | `left_packets`, `kept` | the sockets of an earlier server: packets that wait in them, or all of them |
+//! | `left_packets`, `kept`, `ledger` | the sockets of an earlier server: packets that wait in them, or all of them |
 //! | `queue` | the data part: the rings of all hardware queues |
 //! | `socket`, `ring` | an AF_XDP socket, and the rings that it shares with the kernel |
 //! | `own` | hardware queues that sessions have to themselves |
@@ -26,6 +26,7 @@ mod attached_program;
 mod error;
 mod in_flight;
 mod kept;
+mod ledger;
 mod left_packets;
 mod locked;
 mod offload;

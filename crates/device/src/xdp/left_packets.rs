@@ -17,13 +17,15 @@ use rustix::net::sockopt;
 use rustix::net::xdp::XDP_PGOFF_RX_RING;
 use towpath_memory::{Mapping, SharedFile};
 
-use super::kept::{Kept, LEDGER};
+use super::kept::{Kept, LeftSocket};
 use super::ring::{CONTINUES, Consumer, Descriptor};
 use super::socket::RING_ENTRIES;
 use crate::{EarlierObjects, Keeper, LARGE_FRAME_BYTES};
 
 /// The name under which a keeper holds the socket of a hardware queue, before the queue's number.
 pub(super) const SOCKET: &str = "device-socket-";
+/// The name under which a keeper holds the ledger of a lane, before the lane's number.
+pub(super) const LEDGER: &str = "device-ledger-";
 /// The name under which the store has the memory of a lane, before the lane's number.
 pub(super) const MEMORY: &str = "device-memory-";
 
@@ -52,12 +54,6 @@ pub(super) struct Taken {
     pub(super) packets: VecDeque<Vec<u8>>,
     /// The number of descriptors, of a packet each or of a part of one, that were dropped.
     pub(super) dropped: u64,
-}
-
-pub(super) struct LeftSocket {
-    pub(super) hardware: u32,
-    pub(super) socket: OwnedFd,
-    pub(super) memory: OwnedFd,
 }
 
 impl LeftSockets {
@@ -116,7 +112,7 @@ impl LeftSockets {
     /// Begins to take the packets that wait. Then closes the sockets, and the keeper's copies.
     pub(super) fn release(self) -> Taking {
         Taking(std::thread::spawn(move || {
-            let taken = self.sockets.into_iter().map(|one| one.take(self.drops)).collect();
+            let taken = self.sockets.into_iter().map(|one| take(one, self.drops)).collect();
             // A keeper that does not answer has the server fail later, when it binds its sockets.
             let _ = self.keeper.map_or(Ok(()), |keeper| keeper.release_sockets(&self.names));
             LeftPackets(Mutex::new(taken))
@@ -138,7 +134,7 @@ impl LeftPackets {
 
     /// Takes the packets that wait in these sockets, and closes this process's copies of them.
     pub(super) fn add(&self, kept: Kept) {
-        let taken = kept.sockets.into_iter().map(|one| one.take(kept.drops));
+        let taken = kept.sockets.into_iter().map(|one| take(one, kept.drops));
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(taken);
     }
 }
@@ -150,17 +146,15 @@ impl Taking {
     }
 }
 
-impl LeftSocket {
-    /// Takes the packets that wait, or drops them. Closes this process's copy of the socket.
-    fn take(self, drops: bool) -> (u32, Taken) {
-        let mut taken = Taken::default();
-        // A kernel before Linux 6.4 maps no ring of a bound socket: what waits is lost.
-        if let Ok(ring) = ring(self.socket.as_fd()) {
-            let memory = if drops { None } else { map(self.memory).ok() };
-            copy_packets(ring, memory.as_ref(), &mut taken);
-        }
-        (self.hardware, taken)
+/// Takes the packets that wait in a socket, or drops them. Closes this process's copy of the socket.
+fn take(left: LeftSocket, drops: bool) -> (u32, Taken) {
+    let mut taken = Taken::default();
+    // A kernel before Linux 6.4 maps no ring of a bound socket: what waits is lost.
+    if let Ok(ring) = ring(left.socket.as_fd()) {
+        let memory = if drops { None } else { map(left.memory).ok() };
+        copy_packets(ring, memory.as_ref(), &mut taken);
     }
+    (left.hardware, taken)
 }
 
 /// Maps the memory of the earlier server's packets.

@@ -68,22 +68,17 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
     let ethtool = Ethtool::of(name).map_err(refused(name, "a socket for ethtool"))?;
     let queues = ethtool.queues();
     let lanes = lanes(options, queues)?;
-    let mtu = link.mtu as usize;
-    let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
+    let frame_bytes = link.mtu as usize + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
     let is_virtual = link.kind.is_some();
 
     if let Some(program) = other_server::at_ingress(link.index, earlier) {
         return Err(XdpError::OtherServer { name: name.clone(), program });
     }
     // The kernel makes each of these wait, so all wait at once.
-    let (left_packets, kept) = earlier_sockets(earlier, link.index, (queues, lanes))
-        .map_err(refused(name, "copying a descriptor"))?;
+    let parts = EarlierParts::find(earlier, options, link.index, (queues, lanes), frame_bytes);
+    let EarlierParts { left_packets, kept, groups, program } =
+        parts.map_err(refused(name, "copying a descriptor"))?;
     let host_traffic = HostTraffic::begin(options.host, mac, options.owner, earlier);
-    let groups = earlier_groups(earlier, link.index, frame_bytes)
-        .map_err(refused(name, "copying a descriptor"))?;
-    let program = (!kept.is_empty() && !options.exclusive)
-        .then(|| AttachedProgram::of_earlier_server(link.index, queues, earlier))
-        .flatten();
     let (Sockets { unbound, packet_socket, members }, mut attached_program) =
         sockets_and_program(options, link.index, queues, frame_bytes, (groups, program))?;
     let attached = attach_after(earlier, &link, options.mode, &mut attached_program)?;
@@ -101,9 +96,8 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
     let large = large_senders(&link, copies, lanes)
         .map_err(refused(name, "opening a packet socket for large packets"))?;
     let asked = Asked { index: link.index, copies, room: chunk_bytes.saturating_sub(frame_bytes) };
-    let warning = tx_checksum::check(name, options.tx_checksum, asked)?;
     let mut notes = notes(&link, options, attached, &own_queues, &ethtool);
-    notes.warnings.extend(warning);
+    notes.warnings.extend(tx_checksum::check(name, options.tx_checksum, asked)?);
     notes.warnings.extend(locked::warning(name, rx_buffers, most));
     let host_traffic = host_traffic.finish(&mut notes.warnings);
     let binding = Binding { index: link.index, copying: copying(options, copies), spans };
@@ -135,23 +129,44 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
     let (mut large, mut kept) = (large.into_iter(), kept.into_iter());
     let lane = |number| Arc::new(Lane::new(shared.clone(), number, large.next(), kept.next()));
     let lanes = (0..lanes).map(lane).collect();
-    let members = Arc::new(members);
-    Ok(Opened { info, index: link.index, shared, lanes, members, notes })
+    Ok(Opened { info, index: link.index, shared, lanes, members: Arc::new(members), notes })
 }
 
-/// Returns the sockets of an earlier server, for each lane that can go on with them; or else begins to
-/// release them.
-fn earlier_sockets(
-    earlier: &mut EarlierObjects,
-    index: u32,
-    (queues, lanes): (u32, u32),
-) -> io::Result<(Option<Taking>, Vec<Kept>)> {
-    let Some(left) = LeftSockets::find(earlier)? else { return Ok((None, Vec::new())) };
-    // A link that is attached shows that the interface is the same one.
-    if left.are_whole(queues, lanes) && AttachedProgram::is_attached(index, earlier) {
-        return Ok((None, left.by_lanes()));
+/// What an earlier server left.
+#[derive(Default)]
+struct EarlierParts {
+    /// Its sockets, if no lane can go on with them.
+    left_packets: Option<Taking>,
+    /// Its sockets, for each lane that can go on with them.
+    kept: Vec<Kept>,
+    /// The socket with a ring for packets to groups.
+    groups: Option<PacketSocket>,
+    program: Option<AttachedProgram>,
+}
+
+impl EarlierParts {
+    /// Finds what the device can go on with. Begins to release the sockets with which it cannot.
+    fn find(
+        earlier: &mut EarlierObjects,
+        options: &Options,
+        index: u32,
+        (queues, lanes): (u32, u32),
+        frame_bytes: usize,
+    ) -> io::Result<EarlierParts> {
+        let groups = earlier_groups(earlier, index, frame_bytes)?;
+        let mut parts = EarlierParts { groups, ..EarlierParts::default() };
+        let Some(left) = LeftSockets::find(earlier)? else { return Ok(parts) };
+        // A link that is attached shows that the interface is the same one.
+        if left.are_whole(queues, lanes) && AttachedProgram::is_attached(index, earlier) {
+            parts.kept = left.by_lanes();
+            if !options.exclusive {
+                parts.program = AttachedProgram::of_earlier_server(index, queues, earlier);
+            }
+        } else {
+            parts.left_packets = Some(left.release());
+        }
+        Ok(parts)
     }
-    Ok((Some(left.release()), Vec::new()))
 }
 
 /// Returns the socket with which an earlier server copied packets to groups, if there is one with a ring

@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use towpath_memory::Mapping;
 
 use super::attached_program::AttachedProgram;
-use super::kept::{Kept, LEDGER, Ledger, Shape};
-use super::left_packets::{LeftPackets, MEMORY, SOCKET, Taken};
+use super::kept::Kept;
+use super::ledger::{Ledger, Shape};
+use super::left_packets::{LEDGER, LeftPackets, MEMORY, SOCKET, Taken};
 use super::socket::{self, Binding, CopyMode, TxChecksum, Umem, XdpSocket};
 use crate::Keeper;
 use crate::dma::{Dma, DmaError};
@@ -262,7 +263,10 @@ impl Lane {
 
     /// Returns the shape of the ledger of so many receive buffers.
     fn shape(&self, chunks: u32) -> Shape {
-        Shape::new(&self.shared.properties, self.hardware.len(), chunks)
+        let Properties { binding, chunk_bytes, tx_checksum, busy_poll, .. } =
+            self.shared.properties;
+        let (sockets, spans) = (self.hardware.len() as u32, binding.spans);
+        Shape { chunk_bytes, chunks, sockets, spans, tx_checksum, busy_poll }
     }
 
     /// Returns the file of an earlier server's memory, if this queue goes on with it and with its
@@ -270,8 +274,13 @@ impl Lane {
     pub(super) fn earlier_memory(&self, bytes: usize) -> io::Result<Option<OwnedFd>> {
         let mut kept = lock(&self.kept);
         let Some(theirs) = kept.as_mut() else { return Ok(None) };
-        let chunks = (bytes / self.shared.properties.chunk_bytes as usize) as u32;
-        let memory = theirs.memory(bytes, &self.shape(chunks));
+        let properties = &self.shared.properties;
+        let chunks = (bytes / properties.chunk_bytes as usize) as u32;
+        // Sessions' own queues need a memory that is made for them.
+        let memory = match properties.gives_queues {
+            true => Ok(None),
+            false => theirs.memory(bytes, &self.shape(chunks)),
+        };
         if !matches!(memory, Ok(Some(_)))
             && let Some(kept) = kept.take()
         {

@@ -135,7 +135,6 @@ impl DevicePort {
         let pool_buffer_bytes = limits.rx_stride().next_multiple_of(128) as u32;
         // A batch of buffers may be with the engine while the ring holds as many as it needs.
         let pool_buffers = (batch * 2).clamp(64, 4096).max(limits.rx_ring + batch) as u32;
-        let (mtu, can) = (info.mtu, info.can);
         let dma = device.dma_of(queue);
         let slot_bytes = slot_bytes(&info, dma.is_some());
         let slots = BOUNCE_SLOTS;
@@ -151,21 +150,13 @@ impl DevicePort {
             DeviceError::Failed { name, what: "memory for its packets", cause }
         };
         if u32::try_from(bytes).is_err() || !limits.reaches(bytes) {
-            return Err(failed(io::Error::from_raw_os_error(
-                rustix::io::Errno::FBIG.raw_os_error(),
-            )));
+            return Err(failed(rustix::io::Errno::FBIG.into()));
         }
         let earlier = device.earlier_memory(queue, bytes).map_err(failed)?;
         let goes_on = earlier.is_some();
-        let (mut region, file, headers) = match earlier {
-            Some(file) => {
-                let (region, file) = Region::of_earlier_file(file, bytes).map_err(failed)?;
-                (region, Some(file), None)
-            }
-            None => {
-                device_memory(bytes, pool_bytes, dma.is_some(), gives_queues).map_err(failed)?
-            }
-        };
+        let made = || device_memory(bytes, pool_bytes, dma.is_some(), gives_queues);
+        let (mut region, file, headers) =
+            earlier.map_or_else(made, |file| earlier_memory(file, bytes)).map_err(failed)?;
         let memory = region.mapping().clone();
         let mut spaces = Spaces::default();
         let refused = |refused: DmaError| failed(io::Error::other(refused));
@@ -174,16 +165,16 @@ impl DevicePort {
         let pool = Space::writable(region.split_off_front(pool_bytes));
         let space = spaces.add(pool.registered(registration));
         let mut queue = device.open_queue(queue, &mut spaces)?;
-        // A queue with buffers from an earlier server learns their space.
+        // A queue that has buffers from an earlier server learns their space.
         queue.rx_fill(&spaces, space, &[]);
         let port = DevicePort {
             queue,
             name: info.name,
-            mtu,
-            most_mtu: mtu,
+            mtu: info.mtu,
+            most_mtu: info.mtu,
             link_up: true,
             registers: dma.is_some(),
-            can,
+            can: info.can,
             rx_queue_packets: info.rx_queue_packets as u64,
             rx_packet_buffers: limits.rx_packet_buffers,
             spaces,
@@ -530,6 +521,16 @@ impl DevicePort {
     }
 }
 
+/// A device's memory, with its file if a keeper can hold it, and the bounce buffers' part if sessions'
+/// own queues map it once more.
+type DeviceMemory = (Region, Option<OwnedFd>, Option<HeaderMemory>);
+
+/// Maps the memory of an earlier server's packets.
+fn earlier_memory(file: OwnedFd, bytes: usize) -> io::Result<DeviceMemory> {
+    let (region, file) = Region::of_earlier_file(file, bytes)?;
+    Ok((region, Some(file), None))
+}
+
 /// Makes the memory of a device, and its file if a keeper can hold that. If it gives sessions
 /// queues, the bounce buffers, which begin at `pool_bytes`, are mapped once more for each of these;
 /// the file stays in this process then, because it is not sealed against writers.
@@ -538,7 +539,7 @@ fn device_memory(
     pool_bytes: usize,
     device_reaches: bool,
     gives_queues: bool,
-) -> io::Result<(Region, Option<OwnedFd>, Option<HeaderMemory>)> {
+) -> io::Result<DeviceMemory> {
     if !gives_queues {
         let (region, file) = packet_memory(bytes, device_reaches)?;
         return Ok((region, file, None));

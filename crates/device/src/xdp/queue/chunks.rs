@@ -1,7 +1,7 @@
 //! The receive buffers of a queue, as chunks of its memory: where each begins, and what holds it. A
 //! ledger notes the holders for the next server.
 
-use crate::xdp::kept::Ledger;
+use crate::xdp::ledger::Ledger;
 use crate::xdp::socket::{Umem, XdpSocket};
 
 /// The holder of a buffer.
