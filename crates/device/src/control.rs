@@ -142,7 +142,7 @@ impl Limits {
     }
 }
 
-/// Takes over an interface from an earlier server, which takes as long as an RCU grace period. Fails
+/// Takes over an interface from an earlier server. This may take as long as an RCU grace period. Fails
 /// when the interface is gone, or the kernel refuses.
 pub type TakeOver = Box<dyn FnOnce() -> Result<(), DeviceError> + Send>;
 
@@ -253,8 +253,8 @@ pub trait Device: Send {
         Ok(None)
     }
 
-    /// Returns what takes over from the device of an earlier server: called once, when all filters of
-    /// resumed sessions are added. Until the returned function has run, in any thread, what the
+    /// Returns the function that takes over from the device of an earlier server. The server calls this
+    /// method once, when it has added all filters of resumed sessions. Until the returned function has run, in any thread, what the
     /// earlier server attached to the interface stays in force; the queues receive and send all the
     /// same. `None`, as by default: there is nothing to take over.
     fn take_over(&mut self) -> Option<TakeOver> {

@@ -254,11 +254,12 @@ impl Device for XdpDevice {
         let (shared, name) = (self.shared.clone(), self.info.name.clone());
         let groups = self.groups.as_ref().map_or(Ok(()), Groups::refresh);
         let take_over = move || {
-            groups.and_then(|()| shared.take_over()).map_err(|cause| DeviceError::Failed {
-                name,
-                what: "replacing the XDP program of an earlier server",
-                cause,
-            })
+            let failed = |what| {
+                let name = name.clone();
+                move |cause| DeviceError::Failed { name, what, cause }
+            };
+            groups.map_err(failed("setting what a packet socket copies"))?;
+            shared.take_over().map_err(failed("replacing the program of an earlier server"))
         };
         Some(Box::new(take_over))
     }

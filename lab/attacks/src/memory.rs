@@ -52,7 +52,7 @@ fn is_writable_file(file: &OwnedFd) -> bool {
     regular && fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::RDWR))
 }
 
-/// The words that an attacker overwrites at a time, at most, and the times before it attaches anew.
+/// The most words that an attacker overwrites at a time, and the times before it attaches anew.
 const WORDS: u64 = 8;
 const ROUNDS: u64 = 2_000;
 
@@ -70,8 +70,8 @@ fn writable_words() -> io::Result<Vec<std::ops::Range<usize>>> {
 }
 
 /// Overwrites random words of everything that it may write, while its session sends and receives.
-/// Attaches anew once the server has closed the session. `size=N`: the seed; by default the process's
-/// number. The deeds name it.
+/// Attaches anew once the server has closed the session. `size=N` sets the seed, by default the
+/// process's number. The deeds have it.
 pub(crate) fn overwrite(field: &Field) -> io::Result<Deeds> {
     let seed = field.size_or(u64::from(std::process::id()));
     let mut state = seed;
@@ -93,7 +93,7 @@ pub(crate) fn overwrite(field: &Field) -> io::Result<Deeds> {
             if field.over() {
                 break 'attached;
             }
-            for _ in 0..random(WORDS as usize) {
+            for _ in 0..=random(WORDS as usize) {
                 let range = &ranges[random(ranges.len())];
                 let at = range.start + random(range.len() / 8) * 8;
                 let value = random(usize::MAX) as u64;

@@ -143,7 +143,7 @@ impl Target {
         false
     }
 
-    /// Sends the packet to itself, and receives what has come. Returns how many packets came that were
+    /// Sends a packet to this session's own address, and receives what has come. Returns how many packets came that were
     /// not to this session; `None` once the session is over.
     pub(crate) fn exchange(&mut self) -> Option<u64> {
         let own = self.session.info().mac;

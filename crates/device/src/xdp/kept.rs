@@ -1,9 +1,9 @@
 //! Sockets of an earlier server that this one goes on with.
 //!
-//! A keeper holds copies of a server's sockets, with their memory and a ledger of who has which receive
-//! buffer. So the kernel goes on receiving when the server is killed, and the next server goes on with
-//! all of it: no packet is lost or copied, and the kernel frees nothing, which takes it long. That needs
-//! copies by the kernel: a driver that works without copies has buffers that no ring names.
+//! A keeper holds copies of a server's sockets, with their memory and a ledger of the holder of each
+//! receive buffer. So the kernel goes on receiving when the server is killed, and the next server goes on
+//! with all of it: the packets in the rings are kept, none is copied, and the kernel frees no hardware
+//! queue, which would take several RCU grace periods. That needs copies by the kernel: a driver that works without copies has buffers that no ring names.
 //!
 //! What the earlier server had handed to the kernel to send, and the kernel had not taken, is taken
 //! back: its sessions have it still.
@@ -38,8 +38,8 @@ impl Kept {
         Kept { sockets: Vec::new(), ledger_file, ledger: None, drops }
     }
 
-    /// Returns the file of the memory, of so many bytes, if the lane goes on with it. `shape`: what
-    /// the ledger is of, then.
+    /// Returns the file of the memory, of so many bytes, if the lane goes on with it. `shape`: that of
+    /// the ledger, then.
     pub(super) fn memory(&mut self, bytes: usize, shape: &Shape) -> io::Result<Option<OwnedFd>> {
         let Some(first) = self.sockets.first() else { return Ok(None) };
         if !Region::is_file_of(&first.memory, bytes) {

@@ -8,12 +8,13 @@ use towpath_queue::OwnWords;
 
 use super::socket::{RING_ENTRIES, TxChecksum};
 
-/// The words of a ledger: what it is of, the kernel's count of dropped packets of each socket, and
-/// the holder of each receive buffer.
+/// The number of the layout, in the first word.
 const LAYOUT: u64 = u64::from_le_bytes(*b"AfXdpLg1");
-const DROPS: usize = 8;
+/// The words of the header, which the other words follow: the kernel's count of dropped packets of each
+/// socket, and the holder of each receive buffer.
+const HEADER_WORDS: usize = 8;
 
-/// What a ledger is of.
+/// The sizes and the binding options with which a ledger was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) chunk_bytes: u32,
@@ -26,7 +27,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    fn words(&self) -> [u64; DROPS] {
+    fn words(&self) -> [u64; HEADER_WORDS] {
         let binding = u64::from(self.spans) | u64::from(self.busy_poll) << 1;
         let tx_checksum = self.tx_checksum as u64;
         let [chunk_bytes, chunks, sockets] =
@@ -35,7 +36,7 @@ impl Shape {
     }
 
     fn bytes(&self) -> usize {
-        (DROPS + (self.sockets + self.chunks) as usize) * 8
+        (HEADER_WORDS + (self.sockets + self.chunks) as usize) * 8
     }
 }
 
@@ -58,7 +59,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Goes on with the ledger of an earlier server; `None` if it is of something else.
+    /// Goes on with the ledger of an earlier server; `None` if its shape differs.
     pub(super) fn of_earlier(file: OwnedFd, shape: &Shape) -> io::Result<Option<Ledger>> {
         if !Region::is_file_of(&file, shape.bytes()) {
             return Ok(None);
@@ -72,24 +73,24 @@ impl Ledger {
 
     /// Returns the holder of a buffer, as [`Ledger::set`] noted it.
     pub(super) fn get(&self, chunk: usize) -> u64 {
-        self.words.get(DROPS + self.sockets + chunk)
+        self.words.get(HEADER_WORDS + self.sockets + chunk)
     }
 
     /// Notes the holder of a buffer.
     #[inline]
     pub(super) fn set(&mut self, chunk: usize, holder: u64) {
-        self.words.store(DROPS + self.sockets + chunk, holder);
+        self.words.store(HEADER_WORDS + self.sockets + chunk, holder);
     }
 
     /// Returns the kernel's count of dropped packets of a socket, as last noted.
     pub(super) fn drops(&self, socket: usize) -> u64 {
-        if socket < self.sockets { self.words.get(DROPS + socket) } else { 0 }
+        if socket < self.sockets { self.words.get(HEADER_WORDS + socket) } else { 0 }
     }
 
     /// Notes the kernel's count of dropped packets of a socket.
     pub(super) fn note_drops(&mut self, socket: usize, drops: u64) {
         if socket < self.sockets {
-            self.words.store(DROPS + socket, drops);
+            self.words.store(HEADER_WORDS + socket, drops);
         }
     }
 }

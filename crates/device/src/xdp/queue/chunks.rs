@@ -25,9 +25,9 @@ impl Holder {
     }
 }
 
-/// The part of the buffers, one in so many, that a kernel may have outside of its rings. A server that
-/// is killed at the wrong moment leaves a batch of buffers that nothing holds.
-const MOST_MISSING: u32 = 8;
+/// At most one in so many buffers may be in no ring. The kernel may have a few of these; a server that
+/// is killed between two stores leaves up to a batch.
+const MISSING_ONE_IN: u32 = 8;
 
 /// The bits of an address with an offset, in memory whose buffers begin anywhere
 /// (`XSK_UNALIGNED_BUF_OFFSET_SHIFT`, `linux/if_xdp.h`).
@@ -58,8 +58,8 @@ impl Chunks {
 
     /// Finds the holders of an earlier server's buffers, whose sockets go on. A buffer that its ledger
     /// gives to a socket is that socket's until a packet comes in it; what the rings name is the
-    /// sockets' in any case. Returns `false` if too many buffers are in no ring: then they are lost, and
-    /// the sockets had better be bound anew.
+    /// sockets' in any case. Returns `false` if too many buffers are in no ring: then the caller binds
+    /// new sockets.
     pub(super) fn go_on(&mut self, sockets: &mut [XdpSocket]) -> bool {
         for chunk in 0..self.holders.len() {
             let word = self.ledger.as_ref().map_or(0, |ledger| ledger.get(chunk));
@@ -86,7 +86,7 @@ impl Chunks {
             socket.kernel_drops = self.ledger.as_ref().map_or(0, |ledger| ledger.drops(at));
             held += socket.held;
         }
-        held.saturating_sub(in_rings) <= self.holders.len() as u32 / MOST_MISSING
+        held.saturating_sub(in_rings) <= self.holders.len() as u32 / MISSING_ONE_IN
     }
 
     /// Notes the kernel's count of dropped packets of a socket, by its place among the sockets.
