@@ -253,10 +253,11 @@ pub trait Device: Send {
         Ok(None)
     }
 
-    /// Returns the function that takes over from the device of an earlier server. The server calls this
-    /// method once, when it has added all filters of resumed sessions. Until the returned function has run, in any thread, what the
-    /// earlier server attached to the interface stays in force; the queues receive and send all the
-    /// same. `None`, as by default: there is nothing to take over.
+    /// Returns the function that takes over from the device of an earlier server. The server calls
+    /// this method once, when it has added all filters of resumed sessions. Until the returned
+    /// function has run, in any thread, what the earlier server attached to the interface stays in
+    /// force; the queues receive and send all the same. `None`, as by default: there is nothing to
+    /// take over.
     fn take_over(&mut self) -> Option<TakeOver> {
         None
     }

@@ -1,10 +1,11 @@
 //! Hooks for a simulation of server, applications and device in one thread, with a clock of its own.
 //!
-//! This module exists only with `--cfg towpath_simulation`. The simulation runs the server's code with
-//! [`run`]. Before each store into shared memory, at each reading of the clock, at most calls of the
-//! device and wherever the server would sleep, control goes to the simulation's [`Schedule`]. The schedule lets the other parties act
-//! in between, or ends the server at that point ([`kill`]). What remains is what a killed process would
-//! leave: from then on, the server's code stores nothing into shared memory.
+//! This module exists only with `--cfg towpath_simulation`. The simulation runs the server's code
+//! with [`run`]. Before each store into shared memory, at each reading of the clock, at most calls
+//! of the device and wherever the server would sleep, control goes to the simulation's
+//! [`Schedule`]. The schedule lets the other parties act in between, or ends the server at that
+//! point ([`kill`]). What remains is what a killed process would leave: from then on, the server's
+//! code stores nothing into shared memory.
 
 extern crate std;
 

@@ -1,6 +1,7 @@
 //! A simulation of the whole system in one thread: an engine, a device with its wire, the client
 //! library's sessions, and a clock of the simulation's own. A seed decides which party acts at each
-//! point, where servers are killed, and when the device stalls. So a seed that fails does the same again.
+//! point, where servers are killed, and when the device stalls. So a seed that fails does the same
+//! again.
 //!
 //! The engine's own `run` is the main line. At each of its stores into shared memory, at each reading
 //! of the clock, at most calls of the device and while it sleeps, the others may act

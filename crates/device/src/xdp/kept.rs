@@ -1,9 +1,10 @@
 //! Sockets of an earlier server that this one goes on with.
 //!
-//! A keeper holds copies of a server's sockets, with their memory and a ledger of the holder of each
-//! receive buffer. So the kernel goes on receiving when the server is killed, and the next server goes on
-//! with all of it: the packets in the rings are kept, none is copied, and the kernel frees no hardware
-//! queue, which would take several RCU grace periods. That needs copies by the kernel: a driver that works without copies has buffers that no ring names.
+//! A keeper holds copies of a server's sockets, with their memory and a ledger of the holder of
+//! each receive buffer. So the kernel goes on receiving when the server is killed, and the next
+//! server goes on with all of it: the packets in the rings are kept, none is copied, and the kernel
+//! frees no hardware queue, which would take several RCU grace periods. That needs copies by the
+//! kernel: a driver that works without copies has buffers that no ring names.
 //!
 //! What the earlier server had handed to the kernel to send, and the kernel had not taken, is taken
 //! back: its sessions have it still.
