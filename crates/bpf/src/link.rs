@@ -151,6 +151,14 @@ impl Link {
         Ok(LinkInfo { id: u32_at(&info, 4), program: u32_at(&info, 8), interface })
     }
 
+    /// Returns the number of the attached program.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn program(&self) -> Result<u32, Error> {
+        Ok(self.info()?.program)
+    }
+
     /// Returns `true` if this is an XDP link that is still attached to `interface`.
     #[must_use]
     pub fn is_attached_to(&self, interface: u32) -> bool {

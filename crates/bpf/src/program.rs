@@ -123,6 +123,13 @@ struct ById {
 // SAFETY: as the trait requires; it has no pointers.
 unsafe impl Attribute for ById {}
 
+/// A program's descriptor, which another process held.
+impl From<OwnedFd> for Program {
+    fn from(fd: OwnedFd) -> Program {
+        Program { fd }
+    }
+}
+
 impl Program {
     /// Loads an XDP program. `frags`: it takes packets in several buffers.
     ///

@@ -58,6 +58,15 @@ impl EarlierObjects {
         named.max_by_key(|one| one.server).map(|one| one.descriptor.as_fd())
     }
 
+    /// Returns a copy of the object of this name that a certain server left.
+    ///
+    /// # Errors
+    /// If the process has no room for a descriptor.
+    pub(crate) fn copy_of(&self, name: &str, server: u32) -> io::Result<Option<OwnedFd>> {
+        let one = self.objects.iter().find(|one| one.name == name && one.server == server);
+        one.map(|one| one.descriptor.try_clone()).transpose()
+    }
+
     /// Returns a copy of the object of this name that the last server left.
     ///
     /// # Errors

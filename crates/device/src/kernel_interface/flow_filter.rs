@@ -37,9 +37,10 @@ const MACS: u32 = 4096;
 const FLOWS: u32 = 65_536;
 /// The name of the sockets' map among the objects that outlive a server.
 const SOCKETS: &str = "device-map-sockets";
-/// The names of the other maps. A server goes on with the program and the maps of an earlier one, so
+/// The names of the program and of the other maps. A server goes on with the program and the maps of an earlier one, so
 /// these names have a number, which changes with the program or a map. The masks' map has the second
 /// name if the program takes packets in several buffers.
+const PROGRAM: &str = "device-program";
 const OWNERS: &str = "device-map-owners-1";
 const COUNTERS: &str = "device-map-counters-1";
 const ADDRESSES: &str = "device-map-macs-1";
@@ -52,8 +53,7 @@ const MAC_KEY_BYTES: usize = 8;
 
 /// The flow filter of an XDP program.
 pub(crate) struct FlowFilter {
-    /// `None` for that of an earlier server, which is attached.
-    program: Option<Program>,
+    program: Program,
     spans: bool,
     sockets: Map,
     /// The owner of each hardware queue; 0 for none.
@@ -193,16 +193,23 @@ impl FlowFilter {
             let attach_point = AttachPoint::Xdp { sockets, owners, counters, spans };
             program::assemble(flows.maps.fds(), attach_point)
         })?;
-        let (program, flows) = (Some(program), Some(flows));
+        let flows = Some(flows);
         Ok(FlowFilter { program, spans, sockets, owners, counters, flows })
     }
 
-    /// Goes on with the program and the maps of an earlier server, for so many hardware queues; `None`
-    /// if it left none of this kind. Its addresses and flows stay until
+    /// Goes on with the program and the maps of the earlier server whose program is attached, for so
+    /// many hardware queues; `None` if it left none of this kind. Its addresses and flows stay until
     /// [`FlowFilter::remove_earlier`].
-    pub(crate) fn of_earlier_server(queues: u32, earlier: &EarlierObjects) -> Option<FlowFilter> {
+    pub(crate) fn of_earlier_server(
+        queues: u32,
+        attached: u32,
+        earlier: &EarlierObjects,
+    ) -> Option<FlowFilter> {
+        // A server that was killed during its start left maps that no attached program reads.
+        let (program, server) = attached_program(attached, earlier)?;
         let map = |name, kind, key_bytes, value_bytes| {
-            Map::from_fd(earlier.copy(name).ok()??, kind, key_bytes, value_bytes).ok()
+            let map = earlier.copy_of(name, server).ok()??;
+            Map::from_fd(map, kind, key_bytes, value_bytes).ok()
         };
         let sockets = map(SOCKETS, MapKind::Xsk, 4, 4).filter(|map| map.entries() == queues)?;
         let owners = map(OWNERS, MapKind::Array, 4, NO_OWNER.len())?;
@@ -216,7 +223,7 @@ impl FlowFilter {
         let macs = map(ADDRESSES, MapKind::Hash, MAC_KEY_BYTES, 4)?;
         let flows = map(FLOW_KEYS, MapKind::Hash, KEY_BYTES, 4)?;
         let flows = Flows::of_earlier_server(Maps { macs, masks, flows }).ok()?;
-        Some(FlowFilter { program: None, spans, sockets, owners, counters, flows: Some(flows) })
+        Some(FlowFilter { program, spans, sockets, owners, counters, flows: Some(flows) })
     }
 
     /// Removes the addresses and flows of an earlier server that were not added again.
@@ -230,12 +237,16 @@ impl FlowFilter {
     pub(crate) fn of_all(queues: u32) -> Result<FlowFilter, Error> {
         let (sockets, owners, counters) = (sockets(queues)?, owners(queues)?, counters()?);
         let (program, spans) = load(PROGRAM_ALL, |_| attach_point::assemble_all(fd(&sockets)))?;
-        Ok(FlowFilter { program: Some(program), spans, sockets, owners, counters, flows: None })
+        Ok(FlowFilter { program, spans, sockets, owners, counters, flows: None })
     }
 
-    /// Returns the sockets' map of an earlier server's filter.
-    pub(crate) fn earlier_sockets(earlier: &EarlierObjects) -> Option<Map> {
-        let map = earlier.copy(SOCKETS).ok()??;
+    /// Returns the sockets' map of the filter of the earlier server whose program is attached; that of
+    /// the last one if it is not known which it is.
+    pub(crate) fn earlier_sockets(attached: u32, earlier: &EarlierObjects) -> Option<Map> {
+        let map = match attached_program(attached, earlier) {
+            Some((_, server)) => earlier.copy_of(SOCKETS, server).ok()??,
+            None => earlier.copy(SOCKETS).ok()??,
+        };
         Map::from_fd(map, MapKind::Xsk, 4, 4).ok()
     }
 
@@ -244,9 +255,8 @@ impl FlowFilter {
         self.spans
     }
 
-    /// Returns the program, unless it is that of an earlier server.
-    pub(crate) fn program(&self) -> Option<&Program> {
-        self.program.as_ref()
+    pub(crate) fn program(&self) -> &Program {
+        &self.program
     }
 
     /// Gives the packets of a hardware queue to a socket.
@@ -279,10 +289,11 @@ impl FlowFilter {
             .sum()
     }
 
-    /// Returns the maps, with the names under which a keeper holds them.
-    pub(crate) fn maps(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+    /// Returns the program and the maps, with the names under which a keeper holds them.
+    pub(crate) fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
         let own = [(SOCKETS, &self.sockets), (OWNERS, &self.owners), (COUNTERS, &self.counters)];
         let own = own.map(|(name, map)| (name, map.as_fd())).into_iter();
+        let own = own.chain([(PROGRAM, self.program.as_fd())]);
         own.chain(self.flows.iter().flat_map(|flows| flows.maps(self.spans))).collect()
     }
 
@@ -297,6 +308,14 @@ impl FlowFilter {
             flows.remove(filter);
         }
     }
+}
+
+/// Returns the program with this number, if an earlier server left it, and that server's number.
+fn attached_program(number: u32, earlier: &EarlierObjects) -> Option<(Program, u32)> {
+    earlier.with_prefix(PROGRAM).find_map(|(_, server, program)| {
+        let program = Program::from(program.try_clone_to_owned().ok()?);
+        (program.info().ok()?.id == number).then_some((program, server))
+    })
 }
 
 impl PacketFilter {

@@ -332,7 +332,8 @@ impl PacketRing {
         for slot in 0..self.socket.slots {
             self.next = slot;
             let number = self.release_number().load(Ordering::Relaxed);
-            if number != 0 && (number.wrapping_sub(self.released) as i32) > 0 {
+            let is_later = last.is_none() || (number.wrapping_sub(self.released) as i32) > 0;
+            if number != 0 && is_later {
                 (self.released, last) = (number, Some((slot, self.is_ready())));
             }
             is_full &= self.is_ready();

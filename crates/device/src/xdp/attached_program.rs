@@ -49,7 +49,7 @@ impl AttachedProgram {
         earlier: &EarlierObjects,
     ) -> Option<AttachedProgram> {
         let link = earlier_link(interface, earlier)?;
-        let filter = FlowFilter::of_earlier_server(queues, earlier)?;
+        let filter = FlowFilter::of_earlier_server(queues, link.program().ok()?, earlier)?;
         Some(AttachedProgram { filter, link: Some(link), earlier: None })
     }
 
@@ -58,8 +58,7 @@ impl AttachedProgram {
         self.link.is_some()
     }
 
-    /// Returns the program, unless it is that of an earlier server.
-    pub(super) fn program(&self) -> Option<&Program> {
+    pub(super) fn program(&self) -> &Program {
         self.filter.program()
     }
 
@@ -77,8 +76,10 @@ impl AttachedProgram {
     /// stays attached until [`Shared::take_over`](super::shared::Shared::take_over). Returns `true` if there is such a link.
     pub(super) fn keep_earlier(&mut self, interface: u32, earlier: &EarlierObjects) -> bool {
         let Some(link) = earlier_link(interface, earlier) else { return false };
+        let attached = link.program().unwrap_or_default();
+        let sockets = FlowFilter::earlier_sockets(attached, earlier);
         self.keep(link);
-        self.earlier = Some(EarlierProgram { sockets: FlowFilter::earlier_sockets(earlier) });
+        self.earlier = Some(EarlierProgram { sockets });
         true
     }
 
@@ -88,9 +89,7 @@ impl AttachedProgram {
         let Some(link) = self.link.as_ref().filter(|_| self.earlier.is_some()) else {
             return Ok(None);
         };
-        let program = self.filter.program().map(Program::try_clone).transpose()?;
-        let link = link.try_clone()?;
-        Ok(program.map(|program| (link, program)))
+        Ok(Some((link.try_clone()?, self.filter.program().try_clone()?)))
     }
 
     /// Forgets an earlier server's program, which is not attached any more, or what it added to the
@@ -100,10 +99,10 @@ impl AttachedProgram {
         self.filter.remove_earlier();
     }
 
-    /// Returns the link and the maps, with the names under which a keeper holds them.
+    /// Returns the link, the program and the maps, with the names under which a keeper holds them.
     pub(super) fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
         let link = self.link.iter().map(|link| (LINK, link.as_fd()));
-        link.chain(self.filter.maps()).collect()
+        link.chain(self.filter.objects()).collect()
     }
 
     /// Gives the packets of a hardware queue to a socket.

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use towpath_memory::{Region, own_words};
 use towpath_queue::OwnWords;
 
-use super::socket::{RING_ENTRIES, TxChecksum};
+use super::socket::{CopyMode, RING_ENTRIES, TxChecksum};
 
 /// The number of the layout, in the first word.
 const LAYOUT: u64 = u64::from_le_bytes(*b"AfXdpLg1");
@@ -22,13 +22,15 @@ pub(super) struct Shape {
     pub(super) sockets: u32,
     /// How the sockets are bound.
     pub(super) spans: bool,
+    pub(super) copying: CopyMode,
     pub(super) tx_checksum: TxChecksum,
     pub(super) busy_poll: bool,
 }
 
 impl Shape {
     fn words(&self) -> [u64; HEADER_WORDS] {
-        let binding = u64::from(self.spans) | u64::from(self.busy_poll) << 1;
+        let binding =
+            u64::from(self.spans) | u64::from(self.busy_poll) << 1 | (self.copying as u64) << 2;
         let tx_checksum = self.tx_checksum as u64;
         let [chunk_bytes, chunks, sockets] =
             [self.chunk_bytes, self.chunks, self.sockets].map(u64::from);

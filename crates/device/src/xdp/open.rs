@@ -153,11 +153,14 @@ impl EarlierParts {
         (queues, lanes): (u32, u32),
         frame_bytes: usize,
     ) -> io::Result<EarlierParts> {
-        let groups = earlier_groups(earlier, index, frame_bytes)?;
-        let mut parts = EarlierParts { groups, ..EarlierParts::default() };
-        let Some(left) = LeftSockets::find(earlier)? else { return Ok(parts) };
+        let mut parts = EarlierParts::default();
         // A link that is attached shows that the interface is the same one.
-        if left.are_whole(queues, lanes) && AttachedProgram::is_attached(index, earlier) {
+        let is_attached = AttachedProgram::is_attached(index, earlier);
+        if is_attached {
+            parts.groups = earlier_groups(earlier, index, frame_bytes)?;
+        }
+        let Some(left) = LeftSockets::find(earlier)? else { return Ok(parts) };
+        if is_attached && left.are_whole(queues, lanes) {
             parts.kept = left.by_lanes();
             if !options.exclusive {
                 parts.program = AttachedProgram::of_earlier_server(index, queues, earlier);
@@ -358,8 +361,7 @@ fn attach(
     };
     let mut cause = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
     for mode in modes {
-        let Some(program) = attached_program.program() else { continue };
-        let attach = || Link::attach_xdp(program, index, *mode);
+        let attach = || Link::attach_xdp(attached_program.program(), index, *mode);
         let is_there = |attached: &Result<_, _>| attached.as_ref().is_err_and(has_program);
         cause = match other_server::until_gone(attach, is_there) {
             Ok(link) => {

@@ -14,7 +14,6 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::in_flight::InFlight;
@@ -237,11 +236,6 @@ fn drop_waiting(socket: &mut XdpSocket, chunks: &mut Chunks) -> u64 {
     packets
 }
 
-/// Makes the kernel process the transmit ring.
-fn kick_tx(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    rustix::net::send(fd, &[], rustix::net::SendFlags::DONTWAIT).map(drop)
-}
-
 /// Makes the kernel process the fill ring, or poll the device.
 fn kick_rx(fd: BorrowedFd<'_>) {
     // SAFETY: the kernel writes no bytes to a buffer of length 0.
@@ -407,12 +401,6 @@ impl DeviceQueue for XdpQueue {
         // From the last close on, the kernel writes to no memory for these sockets. It may still
         // read packets that it had passed to a driver without copying them (IFF_TX_SKB_NO_LINEAR).
         self.sockets.clear();
-        // The buffers of ceded hardware queues come back with these.
-        let ceded = &self.ceded;
-        self.chunks.take_all(
-            buffers,
-            |holder| !matches!(holder, Holder::Socket(hardware) if ceded.contains(&hardware)),
-        );
         self.packet_socket_buffers.clear();
         self.done.extend(self.in_flight.take_all().into_iter().map(Completion::returned));
         (self.unsent, self.down, self.waits_for_kernel) = (false, false, false);
@@ -420,6 +408,13 @@ impl DeviceQueue for XdpQueue {
             .lane
             .bind(&self.ceded)
             .map_err(|cause| self.failure("binding an AF_XDP socket again", cause))?;
+        // Only now are the earlier sockets closed, of which a keeper has copies. The buffers of ceded
+        // hardware queues come back with these.
+        let ceded = &self.ceded;
+        self.chunks.take_all(
+            buffers,
+            |holder| !matches!(holder, Holder::Socket(hardware) if ceded.contains(&hardware)),
+        );
         (0..self.sockets.len()).for_each(|at| self.chunks.note_drops(at, 0));
         // The engine may sleep on the epoll instance already, so that stays the same.
         let watched = self.sleep.watch(&self.sockets, &mut self.counters);

@@ -189,12 +189,20 @@ impl<T: Entry> Producer<T> {
         (0..self.pending()).map(move |at| unsafe { self.ring.entry(first.wrapping_add(at)).read() })
     }
 
-    /// Takes back the entries that the kernel has not consumed. The caller knows that no process
-    /// makes it consume any meanwhile. Returns how many the kernel has consumed, ever.
-    pub(super) fn take_back(&mut self) -> u32 {
+    /// Replaces the entries that the kernel has not consumed. The caller knows that no process makes
+    /// it consume any meanwhile. The index stays: the kernel has its own copy of it.
+    pub(super) fn replace_waiting(&mut self, entry: T) {
         self.refresh();
-        self.next = self.consumed;
+        for at in 0..self.pending() {
+            // SAFETY: the slot is inside the ring, and this side alone stores entries.
+            unsafe { self.ring.entry(self.consumed.wrapping_add(at)).write(entry) };
+        }
         self.publish();
+    }
+
+    /// Returns how many entries the kernel has consumed, ever.
+    pub(super) fn consumed(&mut self) -> u32 {
+        self.refresh();
         self.consumed
     }
 

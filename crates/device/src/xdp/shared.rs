@@ -265,8 +265,9 @@ impl Lane {
     fn shape(&self, chunks: u32) -> Shape {
         let Properties { binding, chunk_bytes, tx_checksum, busy_poll, .. } =
             self.shared.properties;
-        let (sockets, spans) = (self.hardware.len() as u32, binding.spans);
-        Shape { chunk_bytes, chunks, sockets, spans, tx_checksum, busy_poll }
+        let Binding { spans, copying, .. } = binding;
+        let sockets = self.hardware.len() as u32;
+        Shape { chunk_bytes, chunks, sockets, spans, copying, tx_checksum, busy_poll }
     }
 
     /// Returns the file of an earlier server's memory, if this queue goes on with it and with its

@@ -152,6 +152,8 @@ pub(super) struct XdpSocket {
     pub(super) kernel_drops: u64,
     /// The receive buffers that it has.
     pub(super) held: u32,
+    /// Receive buffers of dropped packets, which go back to the kernel with the packets' slots.
+    pub(super) dropped: Vec<u32>,
 }
 
 /// A socket whose rings are mapped.
@@ -167,7 +169,8 @@ impl Mapped {
     fn with(self, hardware: u32, zero_copy: bool) -> XdpSocket {
         let Mapped { fd, rx, tx, fill, completion } = self;
         let (fd, kernel_drops, held) = (Arc::new(fd), 0, 0);
-        XdpSocket { hardware, fd, rx, tx, fill, completion, zero_copy, kernel_drops, held }
+        let dropped = Vec::new();
+        XdpSocket { hardware, fd, rx, tx, fill, completion, zero_copy, kernel_drops, held, dropped }
     }
 }
 
@@ -253,7 +256,7 @@ impl XdpSocket {
     }
 
     /// Goes on with the bound socket of a server that has ended. What that server had handed to the
-    /// kernel, and the kernel had not taken to send, is taken back. `None` if the kernel does not
+    /// kernel, and the kernel had not taken to send, is not sent. `None` if the kernel does not
     /// complete the rest in time, or if it works without copies: then its memory is still in use.
     pub(super) fn of_earlier_server(fd: OwnedFd, hardware: u32) -> io::Result<Option<XdpSocket>> {
         let options = sockopt::xdp_options(&fd)?;
@@ -261,10 +264,21 @@ impl XdpSocket {
             return Ok(None);
         }
         let mut socket = XdpSocket::map_rings(fd)?.with(hardware, false);
-        let taken = socket.tx.take_back();
-        // Each descriptor that the kernel takes is completed, or counted as a wrong one.
-        let wrong = sockopt::xdp_statistics(&socket.fd)?.tx_invalid_descs as u32;
         let deadline = Instant::now() + SEND_TIMEOUT;
+        // The kernel drops a descriptor outside of its memory, one with each call.
+        socket.tx.replace_waiting(Descriptor { address: u64::MAX, len: 1, options: 0 });
+        while socket.tx.left() > 0 {
+            match kick_tx(socket.fd.as_fd()) {
+                Ok(()) | Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) => {}
+                Err(_) => return Ok(None),
+            }
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+        }
+        // Each descriptor that the kernel takes is completed, or counted as a wrong one.
+        let taken = socket.tx.consumed();
+        let wrong = sockopt::xdp_statistics(&socket.fd)?.tx_invalid_descs as u32;
         while socket.completion.take_all().wrapping_add(wrong) != taken {
             if Instant::now() >= deadline {
                 return Ok(None);
@@ -303,6 +317,11 @@ impl XdpSocket {
             Consumer::map(socket, XDP_UMEM_PGOFF_COMPLETION_RING, offsets.cr, RING_ENTRIES)?;
         Ok(Mapped { fd, rx, tx, fill, completion })
     }
+}
+
+/// Makes the kernel process the transmit ring.
+pub(super) fn kick_tx(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    rustix::net::send(fd, &[], rustix::net::SendFlags::DONTWAIT).map(drop)
 }
 
 /// Repeats an attempt while the kernel still frees what an earlier socket held.

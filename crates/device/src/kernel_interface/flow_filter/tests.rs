@@ -458,7 +458,7 @@ fn in_the_kernel() -> Option<FlowFilter> {
 
 /// The kernel's verdict for a packet, which finds no socket.
 fn kernel_takes(filter: &FlowFilter, frame: &[u8]) -> bool {
-    match filter.program().unwrap().test_run(frame, 1).unwrap().verdict {
+    match filter.program().test_run(frame, 1).unwrap().verdict {
         Verdict::Drop => true,
         Verdict::Pass => false,
         other => panic!("{other:?} {frame:02x?}"),
@@ -487,11 +487,19 @@ fn the_next_server_goes_on_with_program_and_maps() {
         [1, 2, 3].map(takes)
     };
     let mut earlier = EarlierObjects::new(false);
-    for (name, map) in filter.maps() {
-        earlier.add(name, 1, map.try_clone_to_owned().unwrap());
+    for (name, object) in filter.objects() {
+        earlier.add(name, 1, object.try_clone_to_owned().unwrap());
     }
-    assert!(FlowFilter::of_earlier_server(2, &earlier).is_none(), "of another interface");
-    let mut next = FlowFilter::of_earlier_server(1, &earlier).unwrap();
+    // A server that was killed before it attached its program.
+    let unattached = FlowFilter::new(1).unwrap();
+    for (name, object) in unattached.objects() {
+        earlier.add(name, 2, object.try_clone_to_owned().unwrap());
+    }
+    let attached = filter.program().info().unwrap().id;
+    let of_earlier = |queues, program| FlowFilter::of_earlier_server(queues, program, &earlier);
+    assert!(of_earlier(2, attached).is_none(), "of another interface");
+    assert!(of_earlier(1, 0).is_none(), "of another program");
+    let mut next = of_earlier(1, attached).unwrap();
     assert_eq!(next.spans(), filter.spans());
     assert_eq!(taken(), [true; 3]);
     next.add(&Filter::Address(mac)).unwrap();

@@ -38,7 +38,19 @@ impl XdpQueue {
     /// Gives the slots of received packets back to the kernel. The caller does this only once the engine
     /// has handled the packets: if the server is killed before, its successor receives them again.
     pub(super) fn release_received(&mut self) {
-        self.sockets.iter_mut().for_each(|socket| socket.rx.release());
+        for socket in &mut self.sockets {
+            socket.rx.release();
+            if socket.dropped.is_empty() {
+                continue;
+            }
+            // The ring has room: its entries were taken for these buffers.
+            for buffer in socket.dropped.drain(..) {
+                if socket.fill.room(1) > 0 {
+                    socket.fill.push(u64::from(buffer));
+                }
+            }
+            socket.fill.publish();
+        }
     }
 
     /// Appends packets from an earlier server's sockets to `out`. Returns how many, dropped ones
@@ -162,14 +174,8 @@ impl XdpQueue {
             return;
         }
         self.counters.rx_dropped += 1;
-        for part in out.drain(from..) {
-            // The ring has room: its entries were taken for these buffers.
-            let fill = &mut self.sockets[index].fill;
-            if fill.room(1) > 0 {
-                fill.push(u64::from(part.buffer));
-            }
-        }
-        self.sockets[index].fill.publish();
+        // A buffer must not be in two rings: the next server would give it to two packets.
+        self.sockets[index].dropped.extend(out.drain(from..).map(|part| part.buffer));
     }
 
     /// Returns the metadata of a packet; `None` for one to drop.

@@ -5,12 +5,12 @@ use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 
-use super::{MAX_CALLS_WITHOUT_PROGRESS, PACKET_DESCRIPTORS, XdpQueue, kick_tx};
+use super::{MAX_CALLS_WITHOUT_PROGRESS, PACKET_DESCRIPTORS, XdpQueue};
 use crate::check::PacketLimits;
 use crate::kernel_interface::packet_sender::Sending;
 use crate::xdp::in_flight::Sent;
 use crate::xdp::ring::{CONTINUES, Descriptor, HAS_METADATA};
-use crate::xdp::socket::RING_ENTRIES;
+use crate::xdp::socket::{RING_ENTRIES, kick_tx};
 use crate::{Completion, DeviceError, Outcome, Packet, Part, Spaces, TX_METADATA_BYTES};
 
 impl XdpQueue {
