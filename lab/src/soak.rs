@@ -1,5 +1,6 @@
-//! Everything at once, for 15, 60 or 600 s (`--quick`, by default, `--full`): servers that are killed and upgraded, applications that
-//! are killed, and a wire with faults, under TCP of which every byte is checked.
+//! Everything at once, for 15, 60 or 600 s (`--quick`, by default, `--full`): servers that are killed
+//! and upgraded, applications that are killed, and a wire with faults, under TCP of which every byte is
+//! checked.
 //!
 //! `towpath serve` serves a TAP and injects faults. One application, this process, has connections with
 //! the kernel. Others send to themselves until they are killed. At the end, nothing of these is left in

@@ -197,7 +197,7 @@ pub trait DeviceQueue: Send {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize;
 
     /// Returns `true` if the device has this buffer from an earlier server, before the first
-    /// [`DeviceQueue::rx_fill`]; By default `false`: the device starts
+    /// [`DeviceQueue::rx_fill`]. By default `false`: the device starts
     /// without buffers.
     fn holds(&self, _buffer: u32) -> bool {
         false

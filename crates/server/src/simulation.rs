@@ -19,7 +19,6 @@ mod wire;
 use std::cell::RefCell;
 use std::num::NonZero;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +26,6 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
 use towpath_client::{Options, WaitStrategy};
 use towpath_protocol::settings::{Setting, Values};
 use towpath_queue::simulation::{self, Point, Schedule};
@@ -40,7 +38,7 @@ use wire::{Manner, SimulatedDevice, Wire};
 use crate::engine::commands::Command;
 use crate::engine::relays::Relays;
 use crate::engine::testing::MAC;
-use crate::engine::wiring::BUDGETS;
+use crate::engine::wiring::{BUDGETS, event};
 use crate::engine::{Budgets, Engine, Link};
 use crate::position::Position;
 
@@ -389,21 +387,17 @@ impl Schedule for Seed {
     }
 }
 
-fn event() -> OwnedFd {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
-}
-
 /// Makes an engine, and the control thread's ends.
 fn engine(world: &World) -> (Engine, EngineEnds) {
     let (commands, engine_commands) = channel();
     let (engine_reports, reports) = channel();
-    let wake = Arc::new(event());
+    let wake = Arc::new(event().unwrap());
     let link = Link {
         lane: 0,
         commands: engine_commands,
         events: engine_reports,
         wake: wake.clone(),
-        control_wake: Arc::new(event()),
+        control_wake: Arc::new(event().unwrap()),
         relays: Relays::none().unwrap(),
         has_successor: true,
         position: Position::default(),

@@ -143,8 +143,8 @@ impl Target {
         false
     }
 
-    /// Sends a packet to this session's own address, and receives what has come. Returns how many packets came that were
-    /// not to this session; `None` once the session is over.
+    /// Sends a packet to this session's own address, and receives what has come. Returns how many
+    /// packets came that were not to this session; `None` once the session is over.
     pub(crate) fn exchange(&mut self) -> Option<u64> {
         let own = self.session.info().mac;
         let _ = self.session.send_bytes(self.endpoint, &self.packet);

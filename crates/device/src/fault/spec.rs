@@ -36,9 +36,9 @@ pub struct Faults {
 ///
 /// As text: `drop=0.01,dup=0.01,reorder=0.01,flip=0.001,seed=42`. The keys are `drop`, `dup`,
 /// `reorder`, `flip`, `delay`, `stall`, `crash` and `hang` (rates), `delay_us` and `stall_us`
-/// (microseconds), and `seed`. All keys except `seed` may have a direction: `rx.drop=0.1` for received frames,
-/// `tx.drop=0.1` for sent frames. A later entry overrides an earlier one. `delay_us` without a rate
-/// delays every frame; a rate of delays or stalls needs its time.
+/// (microseconds), and `seed`. All keys except `seed` may have a direction: `rx.drop=0.1` for received
+/// frames, `tx.drop=0.1` for sent frames. A later entry overrides an earlier one. `delay_us` without a
+/// rate delays every frame; a rate of delays or stalls needs its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spec {
     /// The seed of the random numbers. The same seed and the same frames give the same faults.

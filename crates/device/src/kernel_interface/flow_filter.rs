@@ -37,9 +37,10 @@ const MACS: u32 = 4096;
 const FLOWS: u32 = 65_536;
 /// The name of the sockets' map among the objects that outlive a server.
 const SOCKETS: &str = "device-map-sockets";
-/// The names of the program and of the other maps. A server goes on with the program and the maps of an earlier one, so
-/// these names have a number, which changes with the program or a map. The masks' map has the second
-/// name if the program takes packets in several buffers.
+/// The names of the program and of the other maps. A server goes on with the program and the maps of an
+/// earlier one only if it finds all of them, so the maps' names have a number, which changes with the
+/// program or a map. The masks' map has the second name if the program takes packets in several
+/// buffers.
 const PROGRAM: &str = "device-program";
 const OWNERS: &str = "device-map-owners-1";
 const COUNTERS: &str = "device-map-counters-1";

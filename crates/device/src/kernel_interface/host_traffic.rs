@@ -99,6 +99,8 @@ impl HostTraffic {
         if !wanted {
             return Opening::None;
         }
+        // If this fails, new ones take the place of the earlier ones, which are closed with the others
+        // that no server took. What is wrong then fails, and is reported, there.
         if let Ok(Some(there)) = HostTraffic::of_earlier_server(mac, owner, earlier) {
             return Opening::There(Box::new(there));
         }

@@ -337,8 +337,9 @@ impl PacketRing {
                 (self.released, last) = (number, Some((slot, self.is_ready())));
             }
             is_full &= self.is_ready();
-            // SAFETY: the slot begins with this structure of integers. What the kernel writes meanwhile
-            // into a slot of its own matters only if all are this process's.
+            // SAFETY: the slot begins with this structure of integers, for which any bytes are valid. The
+            // kernel may write it meanwhile; then the time may be wrong, which is used only if every slot
+            // was this process's when read, and the kernel writes into none of these.
             let header = unsafe { self.slot().cast::<tpacket2_hdr>().read_volatile() };
             let time = (header.tp_sec, header.tp_nsec, slot);
             oldest = Some(oldest.map_or(time, |oldest: (u32, u32, u32)| oldest.min(time)));

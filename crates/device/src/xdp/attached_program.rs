@@ -73,7 +73,8 @@ impl AttachedProgram {
     }
 
     /// Keeps the link of an earlier server, if it is attached to this interface still. Its program
-    /// stays attached until [`Shared::take_over`](super::shared::Shared::take_over). Returns `true` if there is such a link.
+    /// stays attached until [`Shared::take_over`](super::shared::Shared::take_over). Returns `true` if
+    /// there is such a link.
     pub(super) fn keep_earlier(&mut self, interface: u32, earlier: &EarlierObjects) -> bool {
         let Some(link) = earlier_link(interface, earlier) else { return false };
         let attached = link.program().unwrap_or_default();

@@ -73,7 +73,8 @@ impl Wired {
     }
 }
 
-fn event() -> std::io::Result<OwnedFd> {
+/// Makes an eventfd that nothing was written to.
+pub(crate) fn event() -> std::io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::event::{EventfdFlags, eventfd};
 use towpath_device::{
     Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, Info, Kick,
     Limits, Packet, Part, Received, SpaceId, Spaces,
@@ -14,6 +13,7 @@ use towpath_queue::simulation::{Point, pass};
 
 use super::random::Random;
 use crate::engine::testing::MAC;
+use crate::engine::wiring::event;
 
 /// Packets on their way to the server, and packets in the device.
 const WIRE_PACKETS: usize = 48;
@@ -67,7 +67,7 @@ pub(super) struct Wire {
 
 impl Wire {
     pub(super) fn new(manner: Manner, random: Random) -> Wire {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let event = event().unwrap();
         Wire {
             manner,
             random,

@@ -43,11 +43,11 @@ impl XdpQueue {
             if socket.dropped.is_empty() {
                 continue;
             }
-            // The ring has room: its entries were taken for these buffers.
-            for buffer in socket.dropped.drain(..) {
-                if socket.fill.room(1) > 0 {
-                    socket.fill.push(u64::from(buffer));
-                }
+            // The ring has room, since the kernel took its entries for these buffers. Should it have
+            // none, the others wait here.
+            while socket.fill.room(1) > 0 {
+                let Some(buffer) = socket.dropped.pop() else { break };
+                socket.fill.push(u64::from(buffer));
             }
             socket.fill.publish();
         }
