@@ -7,10 +7,11 @@ mod calls;
 mod files;
 
 pub(crate) use calls::Confinement;
+use calls::Process;
 
 use std::path::Path;
 
-use landlock::RulesetStatus;
+use landlock::{RulesetError, RulesetStatus};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Signal, Uid};
 use rustix::thread::{
@@ -54,20 +55,42 @@ pub(super) fn kept_capabilities(shares_host: bool, is_tap: bool) -> CapabilitySe
     kept
 }
 
-/// Restricts the system calls and the files of this process and its children. Warns where the kernel
-/// cannot.
-pub(super) fn restrict(
+/// Restricts the system calls and the files of a server that has started, and of its children. Warns
+/// where the kernel cannot.
+pub(super) fn restrict_server(
     mode: Confinement,
     policy: Option<&Path>,
     socket: &Path,
 ) -> Result<(), Failure> {
+    restrict(Process::Server, mode, || files::confine_server(policy, socket))
+}
+
+/// Restricts the system calls and the files of a keeper, and of the servers that it starts. Warns
+/// where the kernel cannot.
+pub(super) fn restrict_keeper(
+    mode: Confinement,
+    socket: &Path,
+    pcap: Option<&Path>,
+) -> Result<(), Failure> {
+    restrict(Process::Keeper, mode, || files::confine_keeper(socket, pcap))
+}
+
+fn restrict(
+    process: Process,
+    mode: Confinement,
+    confine_files: impl FnOnce() -> Result<RulesetStatus, RulesetError>,
+) -> Result<(), Failure> {
     if mode == Confinement::Off {
         return Ok(());
     }
-    match files::confine(policy, socket) {
+    let name = match process {
+        Process::Server => "server",
+        Process::Keeper => "keeper",
+    };
+    match confine_files() {
         Ok(RulesetStatus::NotEnforced) => {
             warn!(
-                "this kernel has no Landlock, so the server reaches all files of its user; towpath doctor names the remedy"
+                "this kernel has no Landlock, so the {name} reaches all files of its user; towpath doctor names the remedy"
             );
         }
         Ok(RulesetStatus::PartiallyEnforced) => info!(
@@ -80,9 +103,9 @@ pub(super) fn restrict(
             )));
         }
     }
-    if let Err(error) = calls::confine(mode) {
+    if let Err(error) = calls::confine(process, mode) {
         warn!(
-            "there is no filter of system calls, so the server may make all: {error}; towpath doctor names the remedy"
+            "there is no filter of system calls, so the {name} may make all: {error}; towpath doctor names the remedy"
         );
     }
     Ok(())

@@ -14,7 +14,7 @@ use towpath_server::{
     Crash, KeeperOptions, Start, Supervised, Supervision, keeper_path, supervise,
 };
 
-use super::confine::{confine_keeper, kept_capabilities};
+use super::confine::{confine_keeper, kept_capabilities, restrict_keeper};
 use super::directory::lock_path;
 use super::ready::Ready;
 use super::settings::{HOLD_S, Settings};
@@ -50,6 +50,15 @@ struct Servers<'a> {
     ready: Option<Ready>,
     /// Why the keeper cannot go on after the start of the first server.
     failure: Option<Failure>,
+}
+
+impl Servers<'_> {
+    /// Gives up every right that a keeper does not need.
+    fn give_up_rights(&self) -> Result<(), Failure> {
+        let Settings { user, share_host, pcap, confine, .. } = self.settings;
+        confine_keeper(user.as_ref(), kept_capabilities(*share_host, self.is_tap))?;
+        restrict_keeper(confine.unwrap_or_default(), self.socket, pcap.as_deref())
+    }
 }
 
 impl Supervised for Servers<'_> {
@@ -96,9 +105,7 @@ impl Supervised for Servers<'_> {
 
     fn ready(&mut self) -> io::Result<()> {
         let Some(ready) = self.ready.take() else { return Ok(()) };
-        let Settings { user, share_host, .. } = self.settings;
-        let kept = kept_capabilities(*share_host, self.is_tap);
-        if let Err(failure) = confine_keeper(user.as_ref(), kept) {
+        if let Err(failure) = self.give_up_rights() {
             self.failure = Some(failure);
             return Err(io::Error::other("not confined"));
         }

@@ -137,7 +137,7 @@ fn give_up_rights(settings: &Settings, socket: &Path) -> Result<(), Failure> {
     confine::confine(settings.user.as_ref())?;
     confine::end_with_parent()?;
     warn_of_unreadable_policy(policy);
-    confine::restrict(settings.confine.unwrap_or_default(), policy, socket)
+    confine::restrict_server(settings.confine.unwrap_or_default(), policy, socket)
 }
 
 /// Ends a server, after a signal or because it has ended by itself.

@@ -1,9 +1,13 @@
-//! The system calls that a server makes after its start. The kernel refuses all others (seccomp(2)).
+//! The system calls that a server makes after its start, and those that the keeper makes, which starts
+//! the next one. The kernel refuses all others (seccomp(2)).
 //!
-//! The list has what the server's threads, the process that makes workers, and the workers call, by
+//! The server's list has what the server's threads, the process that makes workers, and the workers call, by
 //! the C library of Debian 12 and Rust's standard library. Among what is left out: to execute a program
 //! (`execve`), to look into other processes (`ptrace`, `process_vm_readv`), to change namespaces or
 //! mounts, sockets of the network (`socket` with other families), io_uring, and keys.
+//!
+//! The keeper's list has these, and what a server calls until it has given up its rights: to execute
+//! a program, to make sockets for the interface and for ports, and to restrict itself.
 //!
 //! Threads and processes that start later have the filter too, and no process can remove it.
 
@@ -203,20 +207,51 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
 /// Requests of `ioctl` that insert input into the terminal at which the server was started.
 const TERMINAL_INPUT: [libc::c_ulong; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
 
+/// Calls with any arguments that only a keeper makes, and a server that starts.
+const STARTING: &[libc::c_long] = &[
+    // The next server's program.
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    // Sockets of the server's user, and a new file of --pcap.
+    libc::SYS_fchown,
+    // The restrictions of that server.
+    libc::SYS_seccomp,
+    libc::SYS_landlock_create_ruleset,
+    libc::SYS_landlock_add_rule,
+    libc::SYS_landlock_restrict_self,
+    libc::SYS_setgroups,
+    libc::SYS_setresgid,
+    libc::SYS_setresuid,
+];
+
+/// The families of the sockets that only a keeper makes, and a server that starts: those that hold
+/// ports, and those of the interface.
+const STARTING_FAMILIES: [libc::c_int; 4] =
+    [libc::AF_INET, libc::AF_INET6, libc::AF_PACKET, libc::AF_XDP];
+
+/// A process that is confined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Process {
+    /// A server that has started.
+    Server,
+    /// A keeper, and a server that starts.
+    Keeper,
+}
+
 /// Has the kernel refuse all other calls of this thread, and of threads and processes that it
 /// starts.
 ///
 /// # Errors
 /// Fails if the kernel has no filters of system calls.
-pub(super) fn confine(mode: Confinement) -> Result<(), seccompiler::Error> {
+pub(super) fn confine(process: Process, mode: Confinement) -> Result<(), seccompiler::Error> {
     let refused = match mode {
         Confinement::Off => return Ok(()),
         Confinement::Refuse => SeccompAction::Errno(libc::EPERM as u32),
         Confinement::Kill => SeccompAction::KillProcess,
     };
-    // This filter comes first: the other one refuses the system call that adds a filter.
+    // This filter comes first: the server's other one refuses the system call that adds a filter.
     seccompiler::apply_filter(&without_clone3()?)?;
-    seccompiler::apply_filter(&program(refused)?)
+    seccompiler::apply_filter(&program(process, refused)?)
 }
 
 /// Returns a filter that answers `clone3` with ENOSYS, because a filter cannot read its flags. The C
@@ -229,16 +264,23 @@ fn without_clone3() -> Result<BpfProgram, seccompiler::Error> {
     Ok(filter.try_into()?)
 }
 
-fn program(refused: SeccompAction) -> Result<BpfProgram, seccompiler::Error> {
+fn program(process: Process, refused: SeccompAction) -> Result<BpfProgram, seccompiler::Error> {
     let any = |call: &libc::c_long| (*call, Vec::new());
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
-        CALLS.iter().chain(OLDER_CALLS).map(any).collect();
+    let (starting, families): (&[_], &[_]) = match process {
+        Process::Server => (&[], &[]),
+        Process::Keeper => (STARTING, &STARTING_FAMILIES),
+    };
+    let calls = CALLS.iter().chain(OLDER_CALLS).chain(starting);
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = calls.map(any).collect();
     let argument = |number: u8, operator: SeccompCmpOp, value: u64| {
         SeccompCondition::new(number, SeccompCmpArgLen::Dword, operator, value)
     };
     let family = |family: libc::c_int| argument(0, SeccompCmpOp::Eq, family as u64);
     // Control connections, and the C library's name services.
     let mut sockets = vec![SeccompRule::new(vec![family(libc::AF_UNIX)?])?];
+    for other in families {
+        sockets.push(SeccompRule::new(vec![family(*other)?])?);
+    }
     for protocol in NETLINK_PROTOCOLS {
         let protocol = argument(2, SeccompCmpOp::Eq, protocol as u64)?;
         sockets.push(SeccompRule::new(vec![family(libc::AF_NETLINK)?, protocol])?);
@@ -261,55 +303,75 @@ mod tests {
     use super::*;
 
     /// Calls in a thread of its own, which alone is confined.
-    fn confined<T: Send>(call: impl FnOnce() -> T + Send) -> T {
+    fn confined<T: Send>(process: Process, call: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 rustix::thread::set_no_new_privs(true).unwrap();
-                confine(Confinement::Refuse).unwrap();
+                confine(process, Confinement::Refuse).unwrap();
                 call()
             });
             thread.join().unwrap()
         })
     }
 
+    fn refused(outcome: i64) {
+        assert_eq!(outcome, -1);
+        assert_eq!(std::io::Error::last_os_error().kind(), ErrorKind::PermissionDenied);
+    }
+
+    /// Makes calls that neither a server nor a keeper makes.
+    fn make_refused_calls() {
+        // SAFETY: calls without pointers.
+        unsafe {
+            refused(libc::syscall(libc::SYS_ptrace, libc::PTRACE_TRACEME, 0, 0, 0));
+            refused(libc::syscall(libc::SYS_unshare, libc::CLONE_NEWUSER));
+            refused(libc::syscall(libc::SYS_io_uring_setup, 1, 0));
+            refused(libc::syscall(libc::SYS_personality, 0));
+            refused(libc::syscall(libc::SYS_ioctl, 0, libc::TIOCSTI, 0));
+            for namespace in [libc::CLONE_NEWUSER, libc::CLONE_NEWNET, libc::CLONE_NEWNS] {
+                let flags = namespace | libc::SIGCHLD;
+                refused(libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0));
+            }
+            let (netlink, raw) = (libc::AF_NETLINK, libc::SOCK_RAW);
+            refused(libc::syscall(libc::SYS_socket, netlink, raw, libc::NETLINK_NETFILTER));
+            refused(libc::syscall(libc::SYS_socket, libc::AF_VSOCK, libc::SOCK_STREAM, 0));
+            assert_eq!(libc::syscall(libc::SYS_clone3, 0, 0), -1);
+            let missing = std::io::Error::last_os_error();
+            assert_eq!(missing.raw_os_error(), Some(libc::ENOSYS));
+        }
+    }
+
+    /// Makes calls that both make.
+    fn make_allowed_calls() {
+        std::os::unix::net::UnixDatagram::unbound().unwrap();
+        towpath_netlink::Netlink::open().unwrap().links().unwrap();
+        std::fs::read("/proc/self/status").unwrap();
+        std::thread::spawn(|| ()).join().unwrap();
+    }
+
     #[test]
-    fn calls_that_a_server_does_not_make_are_refused() {
-        confined(|| {
-            let refused = |outcome: i64| {
-                assert_eq!(outcome, -1);
-                assert_eq!(std::io::Error::last_os_error().kind(), ErrorKind::PermissionDenied);
-            };
+    fn a_server_may_make_only_its_calls() {
+        confined(Process::Server, || {
+            make_refused_calls();
             let child = std::process::Command::new("/bin/true").status().unwrap_err();
             assert_eq!(child.kind(), ErrorKind::PermissionDenied);
             let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap_err();
             assert_eq!(socket.kind(), ErrorKind::PermissionDenied);
-            // SAFETY: calls without pointers.
-            unsafe {
-                refused(libc::syscall(libc::SYS_ptrace, libc::PTRACE_TRACEME, 0, 0, 0));
-                refused(libc::syscall(libc::SYS_unshare, libc::CLONE_NEWUSER));
-                refused(libc::syscall(libc::SYS_io_uring_setup, 1, 0));
-                refused(libc::syscall(libc::SYS_personality, 0));
-                refused(libc::syscall(libc::SYS_ioctl, 0, libc::TIOCSTI, 0));
-                for namespace in [libc::CLONE_NEWUSER, libc::CLONE_NEWNET, libc::CLONE_NEWNS] {
-                    let flags = namespace | libc::SIGCHLD;
-                    refused(libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0));
-                }
-                let (netlink, raw) = (libc::AF_NETLINK, libc::SOCK_RAW);
-                refused(libc::syscall(libc::SYS_socket, netlink, raw, libc::NETLINK_NETFILTER));
-                assert_eq!(libc::syscall(libc::SYS_clone3, 0, 0), -1);
-                let missing = std::io::Error::last_os_error();
-                assert_eq!(missing.raw_os_error(), Some(libc::ENOSYS));
-            }
+            make_allowed_calls();
         });
     }
 
     #[test]
-    fn calls_that_a_server_makes_are_allowed() {
-        confined(|| {
-            std::os::unix::net::UnixDatagram::unbound().unwrap();
-            towpath_netlink::Netlink::open().unwrap().links().unwrap();
-            std::fs::read("/proc/self/status").unwrap();
-            std::thread::spawn(|| ()).join().unwrap();
+    fn a_keeper_may_start_a_server_too() {
+        confined(Process::Keeper, || {
+            make_refused_calls();
+            make_allowed_calls();
+            assert!(std::process::Command::new("/bin/true").status().unwrap().success());
+            std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            // A server that starts from here can restrict itself further.
+            confine(Process::Server, Confinement::Refuse).unwrap();
+            let child = std::process::Command::new("/bin/true").status().unwrap_err();
+            assert_eq!(child.kind(), ErrorKind::PermissionDenied);
         });
     }
 }

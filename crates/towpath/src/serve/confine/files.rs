@@ -1,14 +1,15 @@
-//! The files that a server reaches after its start (landlock(7)).
+//! The files that a server reaches after its start, and those that the keeper reaches (landlock(7)).
 //!
-//! It reads the directory of its policy, and those where the kernel and the C library's name services
+//! A server reads the directory of its policy, and those where the kernel and the C library's name services
 //! have files ([`READ`]). It writes in the directory of its socket alone, and to `/dev/null`. It connects
 //! to and binds no TCP port, and signals no process outside.
 
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
+    Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    make_bitflags,
 };
 
 /// The newest version of the kernel's interface whose rights this file knows.
@@ -18,36 +19,72 @@ const KNOWN: ABI = ABI::V6;
 const READ: [&str; 9] =
     ["/etc", "/usr", "/lib", "/lib64", "/proc", "/sys", "/run", "/var/lib/sss", "/var/db"];
 
-/// Confines this thread, and threads and processes that it starts. Returns how far this kernel can.
+/// The rights in a directory in which a process makes sockets and files, and changes and removes
+/// them.
+const WRITE: BitFlags<AccessFs> =
+    make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | MakeReg | MakeSock | RemoveFile});
+
+/// The rights to a device node.
+const USE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | IoctlDev});
+
+/// A path, and the rights to it and beneath it.
+type Rule = (PathBuf, BitFlags<AccessFs>);
+
+/// Confines this thread, and threads and processes that it starts, as a server. Returns how far this
+/// kernel can.
 ///
 /// # Errors
 /// Fails if the kernel refuses a rule.
-pub(super) fn confine(policy: Option<&Path>, socket: &Path) -> Result<RulesetStatus, RulesetError> {
-    let all = AccessFs::from_all(KNOWN);
-    let mut rules = Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(all)?
-        .handle_access(AccessNet::from_all(KNOWN))?
-        .scope(Scope::Signal)?
-        .create()?;
-    let directory = |path: &Path| {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        parent.unwrap_or(Path::new(".")).to_owned()
-    };
+pub(super) fn confine_server(
+    policy: Option<&Path>,
+    socket: &Path,
+) -> Result<RulesetStatus, RulesetError> {
+    let rules =
+        handled()?.handle_access(AccessNet::from_all(KNOWN))?.scope(Scope::Signal)?.create()?;
     // The policy's path may be a link.
     let target = policy.and_then(|path| path.canonicalize().ok());
     let policies = policy.into_iter().chain(target.as_deref()).map(directory);
     let reads = READ.iter().map(PathBuf::from).chain(policies);
     let reads = reads.map(|path| (path, AccessFs::ReadFile | AccessFs::ReadDir));
-    let writes = AccessFs::ReadFile
-        | AccessFs::ReadDir
-        | AccessFs::WriteFile
-        | AccessFs::MakeReg
-        | AccessFs::MakeSock
-        | AccessFs::RemoveFile;
-    let nothing = (PathBuf::from("/dev/null"), AccessFs::ReadFile | AccessFs::WriteFile);
-    for (path, access) in reads.chain([(directory(socket), writes), nothing]) {
-        // What is not there cannot be reached either.
+    restrict(rules, reads.chain([(directory(socket), WRITE), ("/dev/null".into(), USE)]))
+}
+
+/// Confines this thread, and threads and processes that it starts, as a keeper. Returns how far this
+/// kernel can.
+///
+/// # Errors
+/// Fails if the kernel refuses a rule.
+pub(super) fn confine_keeper(
+    socket: &Path,
+    pcap: Option<&Path>,
+) -> Result<RulesetStatus, RulesetError> {
+    let rules = handled()?.create()?;
+    let read = AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::Execute;
+    let devices = ["/dev/null", "/dev/net/tun"].map(|path| (path.into(), USE));
+    let pcap = pcap.map(|path| (path.to_owned(), AccessFs::WriteFile.into()));
+    let written = pcap.into_iter().chain([(directory(socket), WRITE)]).chain(devices);
+    restrict(rules, written.chain([("/".into(), read)]))
+}
+
+/// Returns a set of rules for all that this file knows of files.
+fn handled() -> Result<Ruleset, RulesetError> {
+    let all = AccessFs::from_all(KNOWN);
+    Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(all)
+}
+
+/// Returns the directory of a file.
+fn directory(path: &Path) -> PathBuf {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new(".")).to_owned()
+}
+
+/// Adds the rules, and restricts this thread by all of them.
+fn restrict(
+    mut rules: RulesetCreated,
+    added: impl Iterator<Item = Rule>,
+) -> Result<RulesetStatus, RulesetError> {
+    for (path, access) in added {
+        // A path that does not exist cannot be reached either.
         let Ok(opened) = PathFd::new(&path) else { continue };
         let access = if path.is_dir() { access } else { access & AccessFs::from_file(KNOWN) };
         rules = rules.add_rule(PathBeneath::new(opened, access))?;
@@ -62,9 +99,65 @@ mod tests {
 
     use super::*;
 
+    /// A directory of the test's own, which is removed at the end.
+    struct Own(PathBuf);
+
+    impl Own {
+        fn new(name: &str) -> Own {
+            let path = std::env::temp_dir().join(format!("towpath-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Own(path)
+        }
+    }
+
+    impl Drop for Own {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    /// Calls in a thread of its own, which alone is confined, unless this kernel has no Landlock.
+    fn confined(
+        test: &str,
+        confine: impl FnOnce() -> Result<RulesetStatus, RulesetError> + Send,
+        call: impl FnOnce() + Send,
+    ) {
+        let run = || match confine().unwrap() {
+            RulesetStatus::NotEnforced => println!("SKIP {test}: no landlock here"),
+            _ => call(),
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+    }
+
+    fn denied(outcome: std::io::Result<()>) {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::PermissionDenied);
+    }
+
     #[test]
-    fn only_the_sockets_directory_can_be_written() {
-        let own = std::env::temp_dir().join(format!("towpath-files-{}", std::process::id()));
+    fn a_keeper_reads_and_executes_all_and_writes_little() {
+        let Own(own) = &Own::new("keeper-files");
+        let (sockets, pcap) = (own.join("sockets"), own.join("wire.pcapng"));
+        fs::create_dir_all(&sockets).unwrap();
+        fs::write(&pcap, "").unwrap();
+        fs::write(own.join("file"), "text").unwrap();
+        let confine = || confine_keeper(&sockets.join("s.sock"), Some(&pcap));
+        confined("a_keeper_reads_and_executes_all_and_writes_little", confine, || {
+            assert_eq!(fs::read(own.join("file")).unwrap(), b"text");
+            denied(fs::write(own.join("file"), "other"));
+            denied(fs::remove_file(own.join("file")));
+            denied(fs::write(own.join("new"), ""));
+            denied(fs::remove_file(&pcap));
+            fs::OpenOptions::new().append(true).open(&pcap).unwrap();
+            fs::write("/dev/null", "").unwrap();
+            fs::write(sockets.join("s.sock.lock"), "").unwrap();
+            fs::remove_file(sockets.join("s.sock.lock")).unwrap();
+            assert!(std::process::Command::new("/bin/true").status().unwrap().success());
+        });
+    }
+
+    #[test]
+    fn a_server_writes_in_its_sockets_directory_alone() {
+        let Own(own) = &Own::new("server-files");
         let other = own.join("other");
         let (sockets, policies) = (own.join("sockets"), own.join("policies"));
         for directory in [&other, &sockets, &policies] {
@@ -74,16 +167,8 @@ mod tests {
         let links = own.join("links");
         fs::create_dir(&links).unwrap();
         std::os::unix::fs::symlink(policies.join("file"), links.join("policy.toml")).unwrap();
-        let confined = || {
-            let status =
-                confine(Some(&links.join("policy.toml")), &sockets.join("s.sock")).unwrap();
-            if status == RulesetStatus::NotEnforced {
-                println!("SKIP only_the_sockets_directory_can_be_written: no landlock here");
-                return;
-            }
-            let denied = |outcome: std::io::Result<()>| {
-                assert_eq!(outcome.unwrap_err().kind(), ErrorKind::PermissionDenied);
-            };
+        let confine = || confine_server(Some(&links.join("policy.toml")), &sockets.join("s.sock"));
+        confined("a_server_writes_in_its_sockets_directory_alone", confine, || {
             denied(fs::read(other.join("file")).map(|_| ()));
             denied(fs::write(other.join("file"), "other"));
             denied(fs::write(policies.join("file"), "other"));
@@ -97,8 +182,6 @@ mod tests {
             // As for an application's read-only descriptor.
             let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
             fs::File::open(path).unwrap();
-        };
-        std::thread::scope(|scope| scope.spawn(confined).join().unwrap());
-        fs::remove_dir_all(own).unwrap();
+        });
     }
 }
