@@ -21,7 +21,8 @@
 //! | module | holds |
 //! |---|---|
 //! | `process`, `held` | the keeper's side, and the descriptors that it holds |
-//! | `supervise`, `ends`, `hang_watch` | the start of servers, one after the other; how each ended |
+//! | `supervise`, `server_process`, `ends`, `hang_watch` | the start of servers, one after the other; how each ended |
+//! | `inheritance` | what the keeper's program leaves to another program, which the keeper then executes |
 //! | `client`, `store`, `device_objects` | the server's side: requests, the store, and names in it |
 //! | `wire`, `notify` | the requests, and the messages of the store |
 //! | `listener` | the keeper's socket: requests for an upgrade |
@@ -35,12 +36,15 @@ mod device_objects;
 mod ends;
 mod hang_watch;
 mod held;
+#[allow(unsafe_code)]
+mod inheritance;
 mod listener;
 mod notify;
 mod options;
 #[allow(unsafe_code)]
 mod port_holder;
 mod process;
+mod server_process;
 mod store;
 mod supervise;
 #[cfg(test)]
@@ -55,4 +59,4 @@ pub(crate) use options::OWN;
 pub use options::{KeeperOptions, keeper_path};
 pub(crate) use port_holder::{PortProtocol, port_name};
 pub use store::KeeperStore;
-pub use supervise::{Start, Supervised, Supervision, supervise};
+pub use supervise::{Begin, Inherited, Start, Supervised, Supervision, supervise};

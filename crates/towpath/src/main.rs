@@ -61,6 +61,9 @@ enum Subcommand {
     /// Serve a device; `towpath serve` starts this process
     #[command(hide = true)]
     Server(serve::server::Args),
+    /// Go on as the keeper of `towpath serve`, after an upgrade
+    #[command(hide = true)]
+    Keeper(serve::keeper::Args),
     /// List the applications attached to a server, and the flow rules of their endpoints
     #[command(after_help = ls::EXAMPLES)]
     Ls(ls::Args),
@@ -115,6 +118,9 @@ fn main() -> ExitCode {
     let outcome = match cli.subcommand {
         Subcommand::Serve(args) => {
             return serve::run(&args).unwrap_or_else(|failure| Failure::report(&failure));
+        }
+        Subcommand::Keeper(args) => {
+            return serve::keeper::run(&args).unwrap_or_else(|failure| Failure::report(&failure));
         }
         Subcommand::Server(args) => serve::server::run(&args),
         Subcommand::Ls(args) => ls::run(&args),

@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         print(&settings.with_defaults().to_text()?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let served = settings.device.as_ref().ok_or_else(no_device)?.clone();
+    let served = settings.served()?.clone();
     start_log(settings.log.unwrap_or(Level::Info));
     let signals = Signals::block()
         .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;
@@ -79,13 +79,6 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     confine::raise_memory_limit();
     directory::prepare(&socket, settings.user.as_ref())?;
     keeper::supervise_servers(&settings, &served.interface, (&socket, is_tap), ready, &signals)
-}
-
-fn no_device() -> Failure {
-    Failure::usage(
-        "no device to serve; give --device tap:NAME, xdp:INTERFACE, packet:INTERFACE or \
-         auto:INTERFACE, or device = \"tap:NAME\" in a file",
-    )
 }
 
 /// Returns the reason why a server did not start, with the option that helps or another remedy.

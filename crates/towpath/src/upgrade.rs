@@ -11,7 +11,7 @@ pub(crate) const EXAMPLES: &str = "\
 Only root and the server's user may do this. Install the new program at the path of the old one
 first. Applications keep their connections: the server hands its sessions over to a server of the
 new program. If that one does not serve, or cannot resume every session, a server of the old program
-follows. With AF_XDP and packet sockets, packets that arrive between the two servers are lost, and
+follows. Afterwards the keeper, the process of towpath serve, goes on with the new program, too. With AF_XDP and packet sockets, packets that arrive between the two servers are lost, and
 TCP sends them again.
 
 Examples:
@@ -32,6 +32,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let shown = socket.display();
     match upgrade(&socket) {
         Ok(Upgrade::Done) => print(&format!("{shown}: a server of the installed program serves\n")),
+        Ok(Upgrade::ServersAlone(why)) => print(&format!(
+            "{shown}: a server of the installed program serves; its keeper goes on with the earlier \
+             program: {why}\n"
+        )),
         Ok(Upgrade::Refused(why)) => Err(Failure::new(format!("{shown}: no upgrade: {why}"))),
         Ok(Upgrade::NoKeeper) => {
             Err(Failure::new(format!("{shown}: no server runs here; start it with towpath serve")))

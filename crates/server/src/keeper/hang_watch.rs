@@ -5,6 +5,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
+
 use super::process::Keeper;
 
 /// The pause between two checks.
@@ -25,13 +27,13 @@ struct Seen {
 /// A watch on the engines of one server.
 #[derive(Debug)]
 pub(super) struct HangWatch {
-    process: u32,
+    process: Pid,
     next: Instant,
     seen: Vec<Seen>,
 }
 
 impl HangWatch {
-    pub(super) fn new(process: u32) -> HangWatch {
+    pub(super) fn new(process: Pid) -> HangWatch {
         HangWatch { process, next: Instant::now() + PAUSE, seen: Vec::new() }
     }
 
@@ -69,7 +71,8 @@ impl HangWatch {
 }
 
 /// Returns the processor time of a thread; `None` if the kernel does not say (proc(5), `hidepid`).
-fn ticks_of(process: u32, thread: u64) -> Option<u64> {
+fn ticks_of(process: Pid, thread: u64) -> Option<u64> {
+    let process = process.as_raw_nonzero();
     ticks_in(&fs::read_to_string(format!("/proc/{process}/task/{thread}/stat")).ok()?)
 }
 
@@ -95,9 +98,9 @@ mod tests {
         let thread = rustix::thread::gettid().as_raw_nonzero().get() as u64;
         let start = Instant::now();
         // The kernel accounts every few milliseconds.
-        while ticks_of(std::process::id(), thread).unwrap() == 0 {
+        while ticks_of(rustix::process::getpid(), thread).unwrap() == 0 {
             assert!(start.elapsed() < Duration::from_secs(60));
         }
-        assert_eq!(ticks_of(std::process::id(), u64::MAX), None);
+        assert_eq!(ticks_of(rustix::process::getpid(), u64::MAX), None);
     }
 }

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit};
 
@@ -33,16 +36,42 @@ pub(super) struct Held {
     count: usize,
     limit: usize,
     /// The thread that closes objects that applications can reach; `None` until it starts.
-    closer: Option<Sender<Vec<OwnedFd>>>,
+    closer: Option<Closer>,
     /// The thread that closes the devices' objects.
-    device_closer: Option<Sender<Vec<OwnedFd>>>,
+    device_closer: Option<Closer>,
 }
 
-fn start_closer(name: &str) -> io::Result<Sender<Vec<OwnedFd>>> {
-    let (closer, closing) = channel::<Vec<OwnedFd>>();
-    let run = move || closing.into_iter().for_each(drop);
-    std::thread::Builder::new().name(name.into()).spawn(run)?;
-    Ok(closer)
+/// A thread that closes descriptors.
+struct Closer {
+    queue: Sender<Vec<OwnedFd>>,
+    /// The number of vectors that the thread has not closed yet.
+    open: Arc<AtomicUsize>,
+}
+
+impl Closer {
+    fn start(name: &str) -> io::Result<Closer> {
+        let (queue, closing) = channel::<Vec<OwnedFd>>();
+        let open = Arc::new(AtomicUsize::new(0));
+        let still_open = open.clone();
+        let run = move || {
+            for descriptors in closing {
+                drop(descriptors);
+                still_open.fetch_sub(1, Ordering::Release);
+            }
+        };
+        std::thread::Builder::new().name(name.into()).spawn(run)?;
+        Ok(Closer { queue, open })
+    }
+
+    fn close(&self, descriptors: Vec<OwnedFd>) {
+        self.open.fetch_add(1, Ordering::Relaxed);
+        // The thread ends only after this value.
+        let _ = self.queue.send(descriptors);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.open.load(Ordering::Acquire) == 0
+    }
 }
 
 impl Held {
@@ -57,9 +86,25 @@ impl Held {
     /// # Errors
     /// Fails if no thread is available.
     pub(super) fn start_closers(&mut self) -> io::Result<()> {
-        self.closer = Some(start_closer("closer")?);
-        self.device_closer = Some(start_closer("device-closer")?);
+        self.closer = Some(Closer::start("closer")?);
+        self.device_closer = Some(Closer::start("device-closer")?);
         Ok(())
+    }
+
+    /// Waits until both threads have closed all that they were given, for at most this long. Returns
+    /// `true` if they have.
+    pub(super) fn finish_closing(&self, at_most: Duration) -> bool {
+        let until = Instant::now() + at_most;
+        let mut closers = self.closer.iter().chain(&self.device_closer);
+        closers.all(|closer| {
+            while !closer.is_idle() {
+                if Instant::now() >= until {
+                    return false;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            true
+        })
     }
 
     /// Returns `true` if there is room for another descriptor.
@@ -85,7 +130,9 @@ impl Held {
             return;
         }
         if name.starts_with(OF_DEVICE) {
-            let _ = self.device_closer.as_ref().map(|closer| closer.send(removed));
+            if let Some(closer) = &self.device_closer {
+                closer.close(removed);
+            }
         } else {
             self.close(removed);
         }
@@ -93,8 +140,9 @@ impl Held {
 
     /// Has the other thread close descriptors. Before [`Held::start_closers`], closes them itself.
     pub(super) fn close(&self, descriptors: Vec<OwnedFd>) {
-        // The thread ends only after this value.
-        let _ = self.closer.as_ref().map(|closer| closer.send(descriptors));
+        if let Some(closer) = &self.closer {
+            closer.close(descriptors);
+        }
     }
 
     /// Returns all descriptors with their names, borrowed.
@@ -128,5 +176,27 @@ mod tests {
         assert!(held.has_room() && held.count == 0);
         // Waits until the other thread has closed the last copy.
         assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0);
+        assert!(held.finish_closing(Duration::from_secs(60)));
+    }
+
+    /// The last close of a socket with unsent data waits for its linger time.
+    #[test]
+    fn a_close_under_way_is_seen() {
+        use rustix::net::sockopt::set_socket_linger;
+        let mut held = Held::new(1);
+        held.start_closers().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let receiver = listener.accept().unwrap().0;
+        sender.set_nonblocking(true).unwrap();
+        while io::Write::write(&mut sender, &[0; 1 << 16]).is_ok() {}
+        sender.set_nonblocking(false).unwrap();
+        set_socket_linger(&sender, Some(Duration::from_secs(600))).unwrap();
+        held.close(vec![sender.into()]);
+        assert!(!held.finish_closing(Duration::from_millis(50)));
+        // A reset ends the wait.
+        set_socket_linger(&receiver, Some(Duration::ZERO)).unwrap();
+        drop(receiver);
+        assert!(held.finish_closing(Duration::from_secs(60)));
     }
 }

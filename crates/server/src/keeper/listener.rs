@@ -1,7 +1,7 @@
 //! The keeper's socket, where an administrator asks for an upgrade.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ const UPGRADE: &[u8] = b"UPGRADE";
 /// The longest time from a connection to its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The first byte of the answer to a request for an upgrade. The reason follows a refusal.
+/// The first byte of the answer to a request for an upgrade. The reason follows a refusal, and an upgrade
+/// of the servers alone.
 const UPGRADED: u8 = 0;
 const NOT_UPGRADED: u8 = 1;
 
@@ -75,16 +76,27 @@ fn connect(socket: &Path, user: Option<u32>) -> io::Result<Option<OwnedFd>> {
 pub(super) struct UpgradeRequest(OwnedFd);
 
 impl UpgradeRequest {
-    /// Tells the administrator the outcome: the reason, if there was no upgrade.
-    pub(super) fn answer(self, outcome: Result<(), &str>) {
-        let text = match outcome {
-            Ok(()) => vec![UPGRADED],
-            Err(why) => {
-                [&[NOT_UPGRADED], &why.as_bytes()[..why.len().min(MAX_ANSWER - 1)]].concat()
-            }
+    /// Takes over the connection from an earlier program of this process.
+    pub(super) fn inherit(connection: OwnedFd) -> UpgradeRequest {
+        UpgradeRequest(connection)
+    }
+
+    /// Tells the administrator the outcome: the reason, if there was no upgrade, or if the keeper goes
+    /// on with its program.
+    pub(super) fn answer(self, outcome: Result<Option<&str>, &str>) {
+        let (first, why) = match outcome {
+            Ok(why) => (UPGRADED, why.unwrap_or_default()),
+            Err(why) => (NOT_UPGRADED, why),
         };
+        let text = [&[first], &why.as_bytes()[..why.len().min(MAX_ANSWER - 1)]].concat();
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let _ = rustix::net::send(&self.0, &text, flags);
+    }
+}
+
+impl AsFd for UpgradeRequest {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -117,6 +129,11 @@ impl Listener {
         Ok(listener)
     }
 
+    /// Takes over a socket that an earlier program of this process has bound.
+    pub(super) fn inherit(socket: OwnedFd, path: &Path) -> Listener {
+        Listener { socket, path: path.to_owned() }
+    }
+
     /// Accepts a process, and reads what it asks. Refuses users other than root and its own.
     pub(super) fn accept(&self) -> Option<UpgradeRequest> {
         let peer = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
@@ -147,8 +164,11 @@ impl Drop for Listener {
 /// The outcome of [`upgrade`].
 #[derive(Debug)]
 pub enum Upgrade {
-    /// A server of the program that is installed now serves.
+    /// A server of the program that is installed now serves, and its keeper runs that program, too.
     Done,
+    /// A server of the program that is installed now serves. Its keeper goes on with its own program,
+    /// with the reason.
+    ServersAlone(String),
     /// There was no upgrade, with the reason. The previous server serves on, or another one of its
     /// program follows.
     Refused(String),
@@ -178,6 +198,9 @@ pub fn upgrade(socket: &Path) -> io::Result<Upgrade> {
     };
     match &answer[..received.bytes] {
         [UPGRADED] => Ok(Upgrade::Done),
+        [UPGRADED, why @ ..] => {
+            Ok(Upgrade::ServersAlone(String::from_utf8_lossy(why).into_owned()))
+        }
         [NOT_UPGRADED, why @ ..] => Ok(Upgrade::Refused(String::from_utf8_lossy(why).into_owned())),
         _ => Err(io::Error::new(
             io::ErrorKind::UnexpectedEof,

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,10 +14,12 @@ use towpath_netlink::Netlink;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::held::{self, Held};
+use super::inheritance::{FORMAT, Inheritance};
 use super::listener::{Listener, UpgradeRequest};
 use super::notify::{self, MESSAGE_BYTES, Notification, store};
 use super::options::{ANSWER_TIMEOUT, KeeperOptions, PAUSE};
 use super::port_holder::{PortProtocol, hold, port_name};
+use super::server_process::ServerProcess;
 use super::wire::{
     ALL_GIVEN, ALLOW_XDP, Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP,
     Received, Request, XDP_SOCKET, is_gone, receive_with, send,
@@ -106,12 +108,12 @@ impl Host {
 }
 
 impl Keeper {
-    pub(super) fn new(socket: OwnedFd, options: &KeeperOptions) -> io::Result<(Listener, Keeper)> {
+    /// Serves a server over `socket`.
+    pub(super) fn new(socket: OwnedFd, options: &KeeperOptions) -> io::Result<Keeper> {
         // A server that does not read its answers stops only itself.
         set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
         let limit = held::limit();
-        let listener = Listener::bind(&options.path, options.owner)?;
-        let keeper = Keeper {
+        Ok(Keeper {
             socket,
             shares_host: options.shares_host,
             host: None,
@@ -125,8 +127,46 @@ impl Keeper {
             was_ready: false,
             upgrade_request: None,
             positions: None,
-        };
-        Ok((listener, keeper))
+        })
+    }
+
+    /// Goes on with a server that serves, for an earlier program of this process.
+    pub(super) fn inherit(left: &Inheritance, options: &KeeperOptions) -> io::Result<Keeper> {
+        let mut keeper = Keeper::new(Inheritance::take(left.connection)?, options)?;
+        (keeper.is_ready, keeper.was_ready) = (true, true);
+        keeper.xdp_sockets = left.xdp_sockets;
+        let asking = left.asking.map(Inheritance::take).transpose()?;
+        keeper.upgrade_request = asking.map(UpgradeRequest::inherit);
+        for (name, number) in &left.held {
+            let object = Inheritance::take(*number)?;
+            if name == POSITIONS {
+                keeper.positions = Positions::open(object.as_fd()).ok();
+            }
+            keeper.held.put(name.clone(), object);
+        }
+        Ok(keeper)
+    }
+
+    /// Describes this keeper, whose server serves, for the next program of this process. `started`: how
+    /// many servers were started.
+    pub(super) fn leave(
+        &self,
+        listener: &Listener,
+        server: &ServerProcess,
+        started: u32,
+    ) -> Inheritance {
+        let held = self.held.all();
+        Inheritance {
+            format: FORMAT,
+            connection: self.socket.as_raw_fd(),
+            listener: listener.socket.as_raw_fd(),
+            server: server.as_fd().as_raw_fd(),
+            server_pid: server.pid().as_raw_nonzero().get(),
+            asking: self.upgrade_request.as_ref().map(|one| one.as_fd().as_raw_fd()),
+            started,
+            xdp_sockets: self.xdp_sockets,
+            held: held.map(|(name, one)| (name.to_owned(), one.as_raw_fd())).collect(),
+        }
     }
 
     /// Serves another server from now on, over `socket`.

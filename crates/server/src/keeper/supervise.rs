@@ -7,18 +7,24 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::Signal;
 
 use super::ends::{Ends, LONGEST_PAUSE, Next, describe, is_defect};
 use super::hang_watch::HangWatch;
+use super::inheritance::Inheritance;
 use super::listener::Listener;
 use super::options::{KeeperOptions, UPGRADE_TIMEOUT, keeper_connection};
 use super::process::{Keeper, timeout};
+use super::server_process::ServerProcess;
 use crate::position::{Crash, Positions};
 
 /// Signals within this time are one: `timeout` (coreutils) signals its program and then the program's
 /// group.
 const TOGETHER: Duration = Duration::from_millis(100);
+
+/// The longest time that the keeper waits for threads that close descriptors, before it executes
+/// another program.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Asks a server to end, and to leave everything to the next one.
 const LEAVE: Signal = Signal::USR2;
@@ -45,6 +51,12 @@ pub trait Supervised {
     /// Ends an upgrade. If a server of the program of [`Supervised::prepare_upgrade`] serves, all
     /// further servers start from that program, and else from the previous one.
     fn end_upgrade(&mut self, serves: bool);
+
+    /// Has this process execute the program with which the last upgrade ended, after that program has
+    /// checked by [`Inherited::read`] that it can go on with the contents of `file`. Returns only if
+    /// that fails, with the reason. Until then, all descriptors of the keeper are open for programs that
+    /// this process starts.
+    fn replace(&mut self, file: BorrowedFd<'_>) -> io::Error;
 
     /// Gives up all privileges but a keeper's. [`supervise`] calls it once, when the first server
     /// serves.
@@ -80,25 +92,73 @@ pub enum Supervision {
     GaveUp(ExitStatus),
 }
 
-/// Starts a server and serves its requests. A server that ends without saying so is followed by
-/// another one, which gets everything that the keeper holds, unless `options.hold` is zero. `own`: the
-/// keeper's own objects, by name.
+/// How a supervision begins.
+#[derive(Debug)]
+pub enum Begin {
+    /// It starts the first server. The keeper holds these objects, by name.
+    New(Vec<(String, OwnedFd)>),
+    /// An earlier program of this process has left a server that serves.
+    Inherited(Inherited),
+}
+
+/// What an earlier program of this process has left ([`Supervised::replace`]).
+#[derive(Debug)]
+pub struct Inherited(Inheritance);
+
+impl Inherited {
+    /// Reads the file of [`Supervised::replace`], and checks that everything in it is there.
+    ///
+    /// # Errors
+    /// If the file is of an unknown format, or a descriptor is not open.
+    pub fn read(file: BorrowedFd<'_>) -> io::Result<Inherited> {
+        Ok(Inherited(Inheritance::read(file)?))
+    }
+
+    /// Returns a copy of an object that the keeper holds.
+    ///
+    /// # Errors
+    /// If it holds none under this name.
+    pub fn object(&self, name: &str) -> io::Result<OwnedFd> {
+        self.0.object(name)
+    }
+}
+
+/// Starts a server, or goes on with one, and serves its requests. A server that ends without saying
+/// so is followed by another one, which gets everything that the keeper holds, unless `options.hold`
+/// is zero.
 /// `signals`: a descriptor that is readable when [`Supervised::take_signal`] has a signal.
 ///
 /// # Errors
 /// Fails if the kernel fails, or with an error of `supervised`.
 pub fn supervise(
     options: &KeeperOptions,
-    own: Vec<(String, OwnedFd)>,
+    begin: Begin,
     signals: BorrowedFd<'_>,
     supervised: &mut dyn Supervised,
 ) -> io::Result<Supervision> {
-    let (ours, theirs) = keeper_connection()?;
-    let (listener, mut keeper) = Keeper::new(ours, options)?;
-    for (name, object) in own {
-        keeper.held.put(name, object);
-    }
-    let mut supervisor = Supervisor {
+    let (keeper, listener, first, number) = match begin {
+        Begin::New(objects) => {
+            let (ours, theirs) = keeper_connection()?;
+            let listener = Listener::bind(&options.path, options.owner)?;
+            let mut keeper = Keeper::new(ours, options)?;
+            for (name, object) in objects {
+                keeper.held.put(name, object);
+            }
+            (keeper, listener, First::Connection(theirs), 0)
+        }
+        Begin::Inherited(Inherited(left)) => {
+            let listener = Listener::inherit(Inheritance::take(left.listener)?, &options.path);
+            let server = Inheritance::take(left.server)?;
+            let server = ServerProcess::inherit(left.server_pid, server)?;
+            let mut keeper = Keeper::inherit(&left, options)?;
+            keeper.held.start_closers()?;
+            if let Some(asking) = keeper.upgrade_request.take() {
+                asking.answer(Ok(None));
+            }
+            (keeper, listener, First::Server(server), left.started)
+        }
+    };
+    let supervisor = Supervisor {
         options,
         listener,
         keeper,
@@ -107,46 +167,18 @@ pub fn supervise(
         handover: Handover::None,
         hung: None,
         is_late: false,
-        number: 0,
+        number,
         serve_by: None,
     };
-    let mut next = Some(theirs);
-    let (mut ends, mut crash) = (Ends::default(), None);
-    loop {
-        supervisor.serve_by = ends.serve_by(options.hold);
-        let started = Instant::now();
-        let mut child = match supervisor.start(next.take(), crash) {
-            Err(error) if ends.held_until(options.hold).is_some_and(|last| last > started) => {
-                if supervisor.after_failed_start(&error)? {
-                    return Ok(Supervision::Stopped);
-                }
-                continue;
-            }
-            started => started?,
-        };
-        let status = supervisor.serve(&mut child)?;
-        if supervisor.has_counted_crash() {
-            crash = supervisor.crash_of(status);
-        }
-        let is_ready = supervisor.keeper.is_ready;
-        if supervisor.keeper.is_told_to_end || !is_ready && !ends.has_served() {
-            return Ok(Supervision::Ended(status));
-        }
-        if supervisor.continue_upgrade(status) {
-            ends = Ends::from_now();
-            continue;
-        }
-        let next = ends.add(is_ready, crash.is_some(), started, options.hold);
-        next.log(options, &supervisor.describe(status));
-        let pause = match next {
-            Next::None => return Ok(Supervision::GaveUp(status)),
-            Next::AtOnce => continue,
-            Next::AfterCrashes { pause, .. } | Next::AfterFailedStarts { pause, .. } => pause,
-        };
-        if supervisor.pause_until(Instant::now() + pause)? {
-            return Ok(Supervision::Stopped);
-        }
-    }
+    supervisor.run(first)
+}
+
+/// The first server of a supervision.
+enum First {
+    /// It is to start, with this end of the keeper's connection.
+    Connection(OwnedFd),
+    /// It serves.
+    Server(ServerProcess),
 }
 
 /// The progress of an upgrade.
@@ -177,9 +209,61 @@ struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
+    /// Serves one server after the other.
+    fn run(mut self, first: First) -> io::Result<Supervision> {
+        let (mut ends, mut crash) = (Ends::default(), None);
+        let mut first = Some(first);
+        loop {
+            self.serve_by = ends.serve_by(self.options.hold);
+            let begun = Instant::now();
+            let started = match first.take() {
+                Some(First::Server(process)) => Ok(process),
+                Some(First::Connection(theirs)) => self.start(Some(theirs), crash),
+                None => self.start(None, crash),
+            };
+            let process = match started {
+                Err(error)
+                    if ends.held_until(self.options.hold).is_some_and(|last| last > begun) =>
+                {
+                    if self.after_failed_start(&error)? {
+                        return Ok(Supervision::Stopped);
+                    }
+                    continue;
+                }
+                started => started?,
+            };
+            let status = self.serve(&process)?;
+            if self.has_counted_crash() {
+                crash = self.crash_of(status);
+            }
+            let is_ready = self.keeper.is_ready;
+            if self.keeper.is_told_to_end || !is_ready && !ends.has_served() {
+                return Ok(Supervision::Ended(status));
+            }
+            if self.continue_upgrade(status) {
+                ends = Ends::from_now();
+                continue;
+            }
+            let next = ends.add(is_ready, crash.is_some(), begun, self.options.hold);
+            next.log(self.options, &self.describe(status));
+            let pause = match next {
+                Next::None => return Ok(Supervision::GaveUp(status)),
+                Next::AtOnce => continue,
+                Next::AfterCrashes { pause, .. } | Next::AfterFailedStarts { pause, .. } => pause,
+            };
+            if self.pause_until(Instant::now() + pause)? {
+                return Ok(Supervision::Stopped);
+            }
+        }
+    }
+
     /// Starts a server over the keeper's first connection, or over a new one, and gives it
     /// everything that the keeper holds.
-    fn start(&mut self, connection: Option<OwnedFd>, crash: Option<Crash>) -> io::Result<Child> {
+    fn start(
+        &mut self,
+        connection: Option<OwnedFd>,
+        crash: Option<Crash>,
+    ) -> io::Result<ServerProcess> {
         let theirs = match connection {
             Some(theirs) => theirs,
             None => {
@@ -190,14 +274,14 @@ impl Supervisor<'_> {
         };
         let is_upgrade = matches!(self.handover, Handover::Starting(_));
         let start = Start { number: self.number, crash, is_upgrade };
-        let mut child = self.supervised.launch(theirs, start)?;
+        let process = ServerProcess::new(self.supervised.launch(theirs, start)?)?;
         self.number += 1;
         if let Err(error) = self.keeper.give_held() {
-            let _ = child.kill();
-            let _ = child.wait();
+            process.signal(Signal::KILL);
+            process.wait()?;
             return Err(error);
         }
-        Ok(child)
+        Ok(process)
     }
 
     /// Logs that a server's process did not start, undoes an upgrade, or else pauses. Returns `true` if
@@ -214,9 +298,8 @@ impl Supervisor<'_> {
     }
 
     /// Serves one server until its process has ended.
-    fn serve(&mut self, child: &mut Child) -> io::Result<ExitStatus> {
-        let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
-        let mut watch = HangWatch::new(child.id());
+    fn serve(&mut self, process: &ServerProcess) -> io::Result<ExitStatus> {
+        let mut watch = HangWatch::new(process.pid());
         let mut is_connected = true;
         self.hung = None;
         self.is_late = false;
@@ -240,7 +323,7 @@ impl Supervisor<'_> {
                 self.keeper.held.start_closers()?;
             }
             if self.keeper.is_ready && !self.is_late && !std::mem::replace(&mut is_ready, true) {
-                self.finish_upgrade();
+                self.finish_upgrade(process);
             }
             while others & SIGNALLED != 0
                 && let Some(signal) = self.supervised.take_signal()
@@ -254,19 +337,20 @@ impl Supervisor<'_> {
                     }
                     asked_at.get_or_insert_with(Instant::now);
                 }
-                // This fails if the server has ended; the next check sees that.
-                let _ = sent.map(|signal| pidfd_send_signal(&process, signal));
+                if let Some(signal) = sent {
+                    process.signal(signal);
+                }
             }
             if others & ENDED != 0 {
                 // The server may have sent more before it ended.
                 self.keeper.finish()?;
-                return child.wait();
+                return process.wait();
             }
             if self.hung.is_none()
                 && let Some(engine) = watch.find(&self.keeper)
             {
                 self.hung = Some(engine);
-                let _ = pidfd_send_signal(&process, Signal::KILL);
+                process.signal(Signal::KILL);
             }
             if self.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
                 tracing::error!(
@@ -274,11 +358,11 @@ impl Supervisor<'_> {
                     "the server takes too long to end or to start, and is killed"
                 );
                 self.is_late = true;
-                let _ = pidfd_send_signal(&process, Signal::KILL);
+                process.signal(Signal::KILL);
                 // Its end is next.
                 self.wait(&[process.as_fd()], None)?;
             } else {
-                self.begin_upgrade(&process);
+                self.begin_upgrade(process);
             }
         }
     }
@@ -333,7 +417,7 @@ impl Supervisor<'_> {
     }
 
     /// Has the server leave for its successor, if an administrator has asked for an upgrade.
-    fn begin_upgrade(&mut self, process: &OwnedFd) {
+    fn begin_upgrade(&mut self, process: &ServerProcess) {
         if self.keeper.upgrade_request.is_none()
             || self.keeper.is_told_to_end
             || !matches!(self.handover, Handover::None)
@@ -347,7 +431,7 @@ impl Supervisor<'_> {
             return self.refuse_upgrade(&error.to_string());
         }
         tracing::info!(interface = self.options.interface, "upgrade: the server hands over");
-        let _ = pidfd_send_signal(process, LEAVE);
+        process.signal(LEAVE);
         self.handover = Handover::Leaving(Instant::now() + UPGRADE_TIMEOUT);
     }
 
@@ -412,15 +496,42 @@ impl Supervisor<'_> {
     }
 
     /// Ends an upgrade whose server serves.
-    fn finish_upgrade(&mut self) {
+    fn finish_upgrade(&mut self, process: &ServerProcess) {
         if !matches!(self.handover, Handover::Starting(_)) {
             return;
         }
         self.handover = Handover::None;
         self.supervised.end_upgrade(true);
-        tracing::info!(interface = self.options.interface, "upgrade: the new server serves");
+        let interface = &self.options.interface;
+        tracing::info!(interface, "upgrade: the new server serves");
+        let why = self.replace_program(process).to_string();
+        tracing::warn!(interface, "the keeper goes on with its earlier program: {why}");
         if let Some(asking) = self.keeper.upgrade_request.take() {
-            asking.answer(Ok(()));
+            asking.answer(Ok(Some(&why)));
         }
+    }
+
+    /// Has the program of the server that serves be the keeper's, too. Returns only if that fails, with
+    /// the reason.
+    fn replace_program(&mut self, process: &ServerProcess) -> io::Error {
+        // The kernel ends this process's other threads first, and waits for a thread in a system
+        // call that does not return.
+        if !self.keeper.held.finish_closing(CLOSE_TIMEOUT) {
+            return io::Error::other("objects that applications have are still being closed");
+        }
+        let left = self.keeper.leave(&self.listener, process, self.number);
+        let replaced = left.write().and_then(|file| {
+            left.keep_open(true)?;
+            Ok(self.supervised.replace(file.as_fd()))
+        });
+        let error = replaced.unwrap_or_else(|error| error);
+        if let Err(error) = left.keep_open(false) {
+            // Another process that this one starts gets more descriptors than it needs.
+            tracing::error!(
+                interface = self.options.interface,
+                "the keeper's descriptors: {error}"
+            );
+        }
+        error
     }
 }

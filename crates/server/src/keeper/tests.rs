@@ -14,6 +14,7 @@ use towpath_device::Keeper;
 use towpath_protocol::store::Store;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::listener::Listener;
 use super::options::keeper_connection;
 use super::process::Keeper as Process;
 use super::wire::{Answer, HOLD_TCP, Request};
@@ -24,7 +25,8 @@ type All = Vec<(String, OwnedFd)>;
 
 /// Serves one server's requests until it has ended. Returns what the keeper holds then.
 fn keep(socket: OwnedFd, options: &KeeperOptions) -> io::Result<All> {
-    let (listener, mut keeper) = Process::new(socket, options)?;
+    let listener = Listener::bind(&options.path, options.owner)?;
+    let mut keeper = Process::new(socket, options)?;
     keeper.held.start_closers()?;
     keeper.give_held()?;
     while keeper.serve_once(&listener, &[], None)?.is_connected && !keeper.is_told_to_end {

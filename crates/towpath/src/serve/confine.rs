@@ -119,6 +119,31 @@ pub(super) fn confine_keeper(user: Option<&Identity>, kept: CapabilitySet) -> Re
     drop_all_but(kept, kept.intersection(FOR_INTERFACES), user)
 }
 
+/// Has the program that this process executes next start with all of `kept`. Call [`take_back`] in that
+/// program, or if there is none.
+pub(super) fn give_to_next_program(kept: CapabilitySet) -> Result<(), Failure> {
+    set_ambient(kept)
+}
+
+/// Ends what [`give_to_next_program`] began: servers inherit only [`FOR_INTERFACES`]. Restores what a
+/// new program changes.
+pub(super) fn take_back(kept: CapabilitySet) -> Result<(), Failure> {
+    not_dumpable()?;
+    clear_ambient_capability_set().map_err(|errno| failed("ambient capabilities", errno))?;
+    set_ambient(kept.intersection(FOR_INTERFACES))
+}
+
+/// Makes those of the capabilities ambient that this process has.
+fn set_ambient(capabilities_to_give: CapabilitySet) -> Result<(), Failure> {
+    let has = capabilities(None).map_err(|errno| failed("capabilities", errno))?;
+    let given = capabilities_to_give.intersection(has.permitted).intersection(has.inheritable);
+    for one in given.iter() {
+        configure_capability_in_ambient_set(one, true)
+            .map_err(|errno| failed("ambient capabilities", errno))?;
+    }
+    Ok(())
+}
+
 /// Has the kernel send SIGTERM to this process when its parent, the keeper, ends. Call it after the
 /// last change of rights, which cancels it.
 pub(super) fn end_with_parent() -> Result<(), Failure> {
@@ -154,7 +179,7 @@ pub(super) fn raise_descriptor_limit() {
 }
 
 /// Becomes `user`, if given, and drops every capability but `kept`. Programs that this process
-/// starts inherit those of `given`.
+/// starts as an ordinary user inherit those of `given`.
 fn drop_all_but(
     kept: CapabilitySet,
     given: CapabilitySet,
@@ -165,7 +190,7 @@ fn drop_all_but(
     not_dumpable()?;
     let caps = |errno| failed("capabilities", errno);
     let has = capabilities(None).map_err(caps)?;
-    let inheritable = given.intersection(has.permitted);
+    let inheritable = kept.intersection(has.permitted);
     // Before the bounding set is emptied: a capability outside of it cannot become inheritable.
     set_capabilities(None, CapabilitySets { inheritable, ..has }).map_err(caps)?;
     drop_bounding_set().map_err(|errno| failed("the capability bounding set", errno))?;
@@ -176,10 +201,7 @@ fn drop_all_but(
     let kept = kept.intersection(capabilities(None).map_err(caps)?.permitted);
     set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable })
         .map_err(caps)?;
-    for one in inheritable.iter() {
-        configure_capability_in_ambient_set(one, true)
-            .map_err(|errno| failed("ambient capabilities", errno))?;
-    }
+    set_ambient(given)?;
     set_no_new_privs(true).map_err(|errno| failed("no_new_privs", errno))?;
     // A change of user may have reset it. Before the first memory file exists: a process that may
     // trace this one could open it writable.

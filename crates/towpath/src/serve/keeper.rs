@@ -1,28 +1,88 @@
 //! The keeper: the process that an operator starts. The keeper starts the server, and another one
-//! after each that is killed, hangs, fails or is upgraded.
+//! after each that is killed, hangs, fails or is upgraded. After an upgrade, the keeper executes the new
+//! program itself, too.
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 use towpath_server::{
-    Crash, KeeperOptions, Start, Supervised, Supervision, keeper_path, supervise,
+    Begin, Crash, Inherited, KeeperOptions, Start, Supervised, Supervision, keeper_path, supervise,
 };
 
-use super::confine::{confine_keeper, kept_capabilities, restrict_keeper};
+use super::confine::{
+    confine_keeper, give_to_next_program, kept_capabilities, restrict_keeper, take_back,
+};
 use super::directory::lock_path;
-use super::ready::Ready;
-use super::settings::{HOLD_S, Settings};
+use super::log::start_log;
+use super::ready::{Ready, inherited};
+use super::settings::{HOLD_S, Level, Settings};
 use crate::failure::{Failure, remedy, says};
 use crate::signals::Signals;
 
 /// The name of the settings among the keeper's objects: a file of TOML.
 pub(super) const SETTINGS: &str = "keeper-settings";
+
+/// The longest time that another program takes to check that it can be the keeper.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Arguments of the hidden subcommand that goes on as the keeper, in the keeper's process.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The descriptor of a file with what the keeper's earlier program left
+    #[arg(long)]
+    state: i32,
+    /// The path of the program, where an upgrade installs another one
+    #[arg(long)]
+    program: PathBuf,
+    /// The server serves a TAP
+    #[arg(long)]
+    tap: bool,
+    /// Check that this program can go on, and end
+    #[arg(long)]
+    check: bool,
+}
+
+/// Goes on as the keeper, after an upgrade.
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let failed = |error: io::Error| Failure::new(format!("the keeper: {}", says(&error)));
+    let file = inherited(args.state).map_err(failed)?;
+    let left = Inherited::read(file.as_fd()).map_err(failed)?;
+    drop(file);
+    let settings = left.object(SETTINGS).and_then(Settings::from_keeper).map_err(failed)?;
+    let served = settings.served()?;
+    let socket = settings.socket.clone().unwrap_or_default();
+    if args.check {
+        return Ok(ExitCode::SUCCESS);
+    }
+    start_log(settings.log.unwrap_or(Level::Info));
+    // The signals have been blocked since the first program blocked them.
+    let signals = Signals::block().map_err(failed)?;
+    take_back(kept_capabilities(settings.share_host, args.tap))?;
+    tracing::info!(
+        interface = %served.interface,
+        version = env!("CARGO_PKG_VERSION"),
+        "the keeper goes on with the installed program"
+    );
+    let servers = Servers {
+        settings: &settings,
+        interface: &served.interface,
+        socket: &socket,
+        is_tap: args.tap,
+        signals: &signals,
+        path: args.program.clone(),
+        upgraded: None,
+        installed: None,
+        ready: None,
+        failure: None,
+    };
+    servers.supervise(Begin::Inherited(left))
+}
 
 /// Returns `true` if a living server holds the lock of a socket.
 pub(super) fn is_served(socket: &Path) -> bool {
@@ -58,6 +118,64 @@ impl Servers<'_> {
         let Settings { user, share_host, pcap, confine, .. } = self.settings;
         confine_keeper(user.as_ref(), kept_capabilities(*share_host, self.is_tap))?;
         restrict_keeper(confine.unwrap_or_default(), self.socket, pcap.as_deref())
+    }
+
+    /// Has a program check that it can go on as the keeper, or become it.
+    fn keeper_command(&self, program: &File, state: BorrowedFd<'_>) -> Command {
+        let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+        command.arg0("towpath").arg("keeper");
+        command.arg("--state").arg(state.as_raw_fd().to_string());
+        command.arg("--program").arg(&self.path);
+        command.args(self.is_tap.then_some("--tap"));
+        command
+    }
+
+    /// Starts servers until one ends in order, a signal ends the last one, or none can follow.
+    fn supervise(mut self, begin: Begin) -> Result<ExitCode, Failure> {
+        let _ = rustix::thread::set_name(c"towpath-keeper");
+        let path = keeper_path(self.socket);
+        let options = KeeperOptions {
+            interface: self.interface.to_owned(),
+            shares_host: self.settings.share_host,
+            hold: Duration::from_secs(self.settings.hold.map_or(HOLD_S, |hold| hold.get() as u64)),
+            owner: self.settings.user.as_ref().map(|user| (user.uid, user.gid)),
+            path: path.clone(),
+        };
+        let signals = self.signals;
+        let outcome = supervise(&options, begin, signals.as_fd(), &mut self);
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        match outcome.map_err(|error| failed(&path, &error))? {
+            Supervision::Ended(status) => Ok(exit_code(status)),
+            Supervision::GaveUp(_) => Ok(ExitCode::FAILURE),
+            Supervision::Stopped => Ok(ExitCode::SUCCESS),
+        }
+    }
+}
+
+/// Returns the failure of a keeper.
+fn failed(path: &Path, error: &io::Error) -> Failure {
+    let remedy = match remedy(error) {
+        "" => "; choose a socket path that this user may write with --socket",
+        remedy => remedy,
+    };
+    Failure::new(format!("the keeper, {}: {}{remedy}", path.display(), says(error)))
+}
+
+/// Waits until a program has ended, or kills it when the time is over.
+fn wait_at_most(child: &mut Child, at_most: Duration) -> io::Result<Option<ExitStatus>> {
+    let until = Instant::now() + at_most;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= until {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -103,6 +221,31 @@ impl Supervised for Servers<'_> {
         }
     }
 
+    fn replace(&mut self, file: BorrowedFd<'_>) -> io::Error {
+        let Some(program) = &self.upgraded else {
+            return io::Error::other("there is no other program");
+        };
+        let checked = self.keeper_command(program, file).arg("--check").spawn();
+        match checked.and_then(|mut child| wait_at_most(&mut child, CHECK_TIMEOUT)) {
+            Ok(Some(status)) if status.success() => {}
+            Ok(Some(status)) => {
+                return io::Error::other(format!("its check of the keeper's state: {status}"));
+            }
+            Ok(None) => return io::Error::other("its check of the keeper's state takes too long"),
+            Err(error) => return error,
+        }
+        let kept = kept_capabilities(self.settings.share_host, self.is_tap);
+        if let Err(failure) = give_to_next_program(kept) {
+            return io::Error::other(failure.text().to_owned());
+        }
+        let error = self.keeper_command(program, file).exec();
+        if let Err(failure) = take_back(kept) {
+            // The next servers start with a capability that they do not need, and drop it.
+            tracing::error!("{}", failure.text());
+        }
+        error
+    }
+
     fn ready(&mut self) -> io::Result<()> {
         let Some(ready) = self.ready.take() else { return Ok(()) };
         if let Err(failure) = self.give_up_rights() {
@@ -126,50 +269,24 @@ pub(super) fn supervise_servers(
     ready: Ready,
     signals: &Signals,
 ) -> Result<ExitCode, Failure> {
-    let path = keeper_path(socket);
-    let failed = |error: io::Error| {
-        let remedy = match remedy(&error) {
-            "" => "; choose a socket path that this user may write with --socket",
-            remedy => remedy,
-        };
-        Failure::new(format!("the keeper, {}: {}{remedy}", path.display(), says(&error)))
-    };
+    let failed = |error: io::Error| failed(&keeper_path(socket), &error);
     let text = settings.clone().to_text()?;
     let own = vec![(SETTINGS.to_owned(), in_memory(&text).map_err(failed)?)];
-    let hold_s = settings.hold.map_or(HOLD_S, |hold| hold.get() as u64);
-    let options = KeeperOptions {
-        interface: interface.to_owned(),
-        shares_host: settings.share_host,
-        hold: Duration::from_secs(hold_s),
-        owner: settings.user.as_ref().map(|user| (user.uid, user.gid)),
-        path: path.clone(),
-    };
-    let _ = rustix::thread::set_name(c"towpath-keeper");
-    let (ready, failure) = (Some(ready), None);
     // An upgrade replaces the file at this path, and not this process' own.
     let program = std::env::current_exe().map_err(failed)?;
-    let (upgraded, installed) = (None, None);
-    let mut servers = Servers {
+    let servers = Servers {
         settings,
         interface,
         socket,
         is_tap,
         signals,
         path: program,
-        upgraded,
-        installed,
-        ready,
-        failure,
+        upgraded: None,
+        installed: None,
+        ready: Some(ready),
+        failure: None,
     };
-    let outcome = supervise(&options, own, signals.as_fd(), &mut servers);
-    if let Some(failure) = servers.failure {
-        return Err(failure);
-    }
-    match outcome.map_err(failed)? {
-        Supervision::Ended(status) => Ok(exit_code(status)),
-        Supervision::GaveUp(_) => Ok(ExitCode::FAILURE),
-        Supervision::Stopped => Ok(ExitCode::SUCCESS),
-    }
+    servers.supervise(Begin::New(own))
 }
 
 /// Returns the exit code of a server as the keeper's own. The server has printed the reason.

@@ -25,17 +25,11 @@ impl Ready {
             // Standard streams stay open: the server writes to a duplicate and closes that.
             // SAFETY: borrowed for one call; a number that names no open descriptor is an error.
             let stream = unsafe { BorrowedFd::borrow_raw(number) };
-            let copy =
-                rustix::io::fcntl_dupfd_cloexec(stream, 3).map_err(|errno| bad(number, errno))?;
+            let copy = rustix::io::fcntl_dupfd_cloexec(stream, 3)
+                .map_err(|errno| bad(number, &errno.into()))?;
             return Ok(Ready { to: Some(File::from(copy)) });
         }
-        // SAFETY: borrowed for one call; a number that names no open descriptor is an error.
-        let given = unsafe { BorrowedFd::borrow_raw(number) };
-        rustix::io::fcntl_setfd(given, rustix::io::FdFlags::CLOEXEC)
-            .map_err(|errno| bad(number, errno))?;
-        // SAFETY: it is open, and nothing in this process owns it: the caller opens nothing before,
-        // and the program that started us named it as ours.
-        let given = unsafe { OwnedFd::from_raw_fd(number) };
+        let given = inherited(number).map_err(|error| bad(number, &error))?;
         Ok(Ready { to: Some(File::from(given)) })
     }
 
@@ -57,7 +51,21 @@ impl Ready {
     }
 }
 
-fn bad(number: i32, errno: rustix::io::Errno) -> Failure {
-    let said = says(&errno.into());
+/// Takes a descriptor over by its number, which the program that started this one has named. Call it
+/// once for a number, and before this process opens a descriptor.
+pub(super) fn inherited(number: i32) -> io::Result<OwnedFd> {
+    if number < 0 {
+        return Err(rustix::io::Errno::BADF.into());
+    }
+    // SAFETY: borrowed for one call; a number that names no open descriptor is an error.
+    let given = unsafe { BorrowedFd::borrow_raw(number) };
+    rustix::io::fcntl_setfd(given, rustix::io::FdFlags::CLOEXEC)?;
+    // SAFETY: it is open, and nothing in this process owns it: the caller opens nothing before,
+    // and the program that started us named it as ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+fn bad(number: i32, error: &io::Error) -> Failure {
+    let said = says(error);
     Failure::usage(format!("--ready-fd {number}: {said}; give the number of an open descriptor"))
 }

@@ -1,7 +1,7 @@
 //! The server's process, which the keeper starts: one device, served until a signal ends it.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Read, Seek};
+use std::io::BufWriter;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -22,7 +22,7 @@ use super::keeper::SETTINGS;
 use super::log::start_log;
 use super::settings::{Level, Settings};
 use super::values::{Identity, InterfaceName};
-use super::{confine, explain, explain_policy, no_device};
+use super::{confine, explain, explain_policy};
 use crate::failure::{Failure, remedy, says};
 use crate::signals::Signals;
 
@@ -65,8 +65,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let signals = Signals::block_with_leave().map_err(failed)?;
     let _ = rustix::thread::set_name(c"towpath-server");
     let (keeper, mut found) = take_standard_input().and_then(KeeperAccess::new).map_err(failed)?;
-    let settings = read_settings(&found).map_err(failed)?;
-    let served = settings.device.as_ref().ok_or_else(no_device)?;
+    let object = found.iter().find(|(name, _)| name == SETTINGS).map(|(_, object)| object);
+    let missing = || std::io::Error::other("the keeper gave no settings");
+    let object = object.ok_or_else(missing).and_then(OwnedFd::try_clone);
+    let settings = object.and_then(Settings::from_keeper).map_err(failed)?;
+    let served = settings.served()?;
     let socket = settings.socket.clone().unwrap_or_default();
     start_log(settings.log.unwrap_or(Level::Info));
     let mut earlier = take_device_objects(&mut found, args.crash().is_some());
@@ -164,18 +167,6 @@ fn take_standard_input() -> std::io::Result<OwnedFd> {
     let nothing = File::open("/dev/null")?;
     rustix::stdio::dup2_stdin(&nothing)?;
     Ok(connection)
-}
-
-/// Reads the settings that the keeper holds.
-fn read_settings(found: &[(String, OwnedFd)]) -> std::io::Result<Settings> {
-    let wrong = |text: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
-    let file = found.iter().find(|(name, _)| name == SETTINGS);
-    let (_, file) = file.ok_or_else(|| wrong("the keeper gave no settings"))?;
-    let mut file = File::from(file.try_clone()?);
-    let mut text = String::new();
-    file.rewind()?;
-    file.read_to_string(&mut text)?;
-    Settings::parse(&text).map_err(|(line, message)| wrong(&format!("settings:{line}: {message}")))
 }
 
 /// Reads the policy file again. With an error in it, the old policy stays in force.

@@ -1,6 +1,9 @@
 //! Settings of a server, from options and a file. Options override the file.
 #![forbid(unsafe_code)]
 
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -222,6 +225,27 @@ impl Settings {
         let (text, shown) = (text_file::read(path)?, path.display());
         Settings::parse(&text).map_err(|(line, message)| {
             Failure::usage(format!("{shown}:{line}: {message}; see: towpath serve --help"))
+        })
+    }
+
+    /// Reads the settings that a keeper holds.
+    pub(super) fn from_keeper(object: OwnedFd) -> io::Result<Settings> {
+        let mut file = File::from(object);
+        let mut text = String::new();
+        file.rewind()?;
+        file.read_to_string(&mut text)?;
+        Settings::parse(&text).map_err(|(line, message)| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("settings:{line}: {message}"))
+        })
+    }
+
+    /// Returns the device to serve.
+    pub(super) fn served(&self) -> Result<&DeviceSpec, Failure> {
+        self.device.as_ref().ok_or_else(|| {
+            Failure::usage(
+                "no device to serve; give --device tap:NAME, xdp:INTERFACE, packet:INTERFACE or \
+                 auto:INTERFACE, or device = \"tap:NAME\" in a file",
+            )
         })
     }
 

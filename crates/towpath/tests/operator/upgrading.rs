@@ -22,6 +22,12 @@ fn install(from: &str, at: &str) {
     std::fs::rename(&new, at).unwrap();
 }
 
+/// Returns the path of the program that a process runs; with a suffix if the file was removed since.
+fn program_of(process: u32) -> Option<String> {
+    let path = std::fs::read_link(format!("/proc/{process}/exe")).ok()?;
+    path.into_os_string().into_string().ok()
+}
+
 /// A flow of numbered datagrams in one direction.
 #[derive(Default)]
 struct Flow {
@@ -139,6 +145,9 @@ fn an_upgrade_loses_and_duplicates_nothing() {
                 let said = prints(&mut towpath(&["upgrade", &server.socket]));
                 assert!(said.ends_with("a server of the installed program serves\n"), "{said}");
                 assert_eq!(server.log().matches("upgrade: the new server serves").count(), count);
+                // The keeper is the same process, of the new program. It is the only child's parent.
+                assert_eq!(program_of(server.child.id()), Some(program.clone()));
+                assert!(server.server().is_some());
                 goes_on();
             }
             // A server that is killed is followed by one of the new program.
