@@ -75,6 +75,11 @@ impl Phase {
         Phase::Restore,
     ];
 
+    /// Returns `true` for a part of a poll iteration of an engine.
+    pub(crate) fn is_of_an_iteration(self) -> bool {
+        matches!(self, Phase::Commands | Phase::Receive | Phase::Transmit | Phase::Rest)
+    }
+
     fn name(self) -> &'static str {
         match self {
             Phase::None => "not running",

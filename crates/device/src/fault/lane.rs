@@ -197,13 +197,18 @@ impl Lane {
     /// Fails as a driver with a defect does. Draws no number without such a fault, so that the other
     /// faults of a seed stay the same.
     fn fail(&mut self) {
-        let Faults { crash, hang, .. } = self.faults;
+        let Faults { crash, hang, block, .. } = self.faults;
         if crash > 0.0 && self.random.chance(crash) {
             panic!("the fault of --fault crash");
         }
         if hang > 0.0 && self.random.chance(hang) {
             loop {
                 std::hint::spin_loop();
+            }
+        }
+        if block > 0.0 && self.random.chance(block) {
+            loop {
+                std::thread::park();
             }
         }
     }

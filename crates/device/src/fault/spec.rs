@@ -28,15 +28,17 @@ pub struct Faults {
     pub stall_time: Duration,
     /// The driver panics at the frame.
     pub crash: f64,
-    /// The driver's call with the frame never returns.
+    /// The driver's call with the frame computes for ever.
     pub hang: f64,
+    /// The driver's call with the frame sleeps for ever.
+    pub block: f64,
 }
 
 /// The faults of both directions.
 ///
 /// As text: `drop=0.01,dup=0.01,reorder=0.01,flip=0.001,seed=42`. The keys are `drop`, `dup`,
-/// `reorder`, `flip`, `delay`, `stall`, `crash` and `hang` (rates), `delay_us` and `stall_us`
-/// (microseconds), and `seed`. All keys except `seed` may have a direction: `rx.drop=0.1` for received
+/// `reorder`, `flip`, `delay`, `stall`, `crash`, `hang` and `block` (rates), `delay_us` and
+/// `stall_us` (microseconds), and `seed`. All keys except `seed` may have a direction: `rx.drop=0.1` for received
 /// frames, `tx.drop=0.1` for sent frames. A later entry overrides an earlier one. `delay_us` without a
 /// rate delays every frame; a rate of delays or stalls needs its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -57,8 +59,8 @@ pub enum SpecError {
     NoValue(String),
     /// An unknown key.
     #[error(
-        "\"{0}\" is none of drop, dup, reorder, flip, delay, delay_us, stall, stall_us, crash, hang \
-         (each also as rx.… or tx.…), and seed"
+        "\"{0}\" is none of drop, dup, reorder, flip, delay, delay_us, stall, stall_us, crash, hang, \
+         block (each also as rx.… or tx.…), and seed"
     )]
     UnknownKey(String),
     /// A rate that is not a probability.
@@ -136,6 +138,7 @@ impl Faults {
             "stall" => self.stall = rate()?,
             "crash" => self.crash = rate()?,
             "hang" => self.hang = rate()?,
+            "block" => self.block = rate()?,
             "delay_us" => {
                 self.delay_time = time()?;
                 if self.delay == 0.0 && !self.delay_time.is_zero() {

@@ -1,6 +1,8 @@
-//! Servers that hang: an engine that uses processor time and finishes no poll iteration.
+//! Servers that hang: an engine that finishes no poll iteration, although it uses processor time, or
+//! because it sleeps inside of the iteration.
 //!
-//! An engine that sleeps, or that gets no processor time, does not hang.
+//! An engine that sleeps between two poll iterations does not hang. Nor does one that wants to run, or
+//! waits for a page of memory, and gets none, or one that is stopped.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -15,6 +17,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// ticks of `/proc` (`USER_HZ`, 100 in a second on every architecture that Towpath runs on). The longest
 /// iteration of an engine takes milliseconds. With the pauses, a hang is found within two seconds.
 const MOST_TICKS: u64 = 80;
+/// Checks in a row that find the thread asleep in the same poll iteration, after which it hangs. The
+/// longest sleep within an iteration is a reset of the device, for some tenths of a second.
+const MOST_ASLEEP: u32 = 3;
 
 /// An engine at an earlier check.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,6 +27,8 @@ struct Seen {
     iteration: u64,
     /// The processor time of the thread when it finished the iteration before, or later.
     ticks: u64,
+    /// Checks in a row that found the thread asleep in this iteration.
+    asleep: u32,
 }
 
 /// A watch on the engines of one server.
@@ -55,14 +62,16 @@ impl HangWatch {
         for (line, place) in positions.engines().enumerate() {
             if line == self.seen.len() {
                 // No iteration has this number, so the first check only records the current one.
-                self.seen.push(Seen { iteration: u64::MAX, ticks: 0 });
+                self.seen.push(Seen { iteration: u64::MAX, ticks: 0, asleep: 0 });
             }
             let seen = &mut self.seen[line];
-            let Some(ticks) = ticks_of(process, place.thread) else { continue };
+            let Some(Thread { ticks, is_asleep }) = thread(process, place.thread) else { continue };
             if place.iteration != seen.iteration {
-                *seen = Seen { iteration: place.iteration, ticks };
+                *seen = Seen { iteration: place.iteration, ticks, asleep: 0 };
             }
-            if ticks.saturating_sub(seen.ticks) >= MOST_TICKS {
+            let is_asleep = is_asleep && place.phase.is_of_an_iteration();
+            seen.asleep = if is_asleep { seen.asleep + 1 } else { 0 };
+            if ticks.saturating_sub(seen.ticks) >= MOST_TICKS || seen.asleep >= MOST_ASLEEP {
                 hangs = Some(line);
             }
         }
@@ -70,37 +79,51 @@ impl HangWatch {
     }
 }
 
-/// Returns the processor time of a thread; `None` if the kernel does not say (proc(5), `hidepid`).
-fn ticks_of(process: Pid, thread: u64) -> Option<u64> {
-    let process = process.as_raw_nonzero();
-    ticks_in(&fs::read_to_string(format!("/proc/{process}/task/{thread}/stat")).ok()?)
+/// A thread, as the kernel shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Thread {
+    /// Its processor time.
+    ticks: u64,
+    /// `true` if it sleeps, and a signal could wake it.
+    is_asleep: bool,
 }
 
-/// Returns the processor time in a line of proc_pid_stat(5): `utime` and `stime`, the 14th and the
-/// 15th field. The second one, the name in brackets, may have spaces and brackets itself.
-fn ticks_in(stat: &str) -> Option<u64> {
+/// Returns a thread; `None` if the kernel does not show it (proc(5), `hidepid`).
+fn thread(process: Pid, thread: u64) -> Option<Thread> {
+    let process = process.as_raw_nonzero();
+    thread_in(&fs::read_to_string(format!("/proc/{process}/task/{thread}/stat")).ok()?)
+}
+
+/// Returns the thread of a line of proc_pid_stat(5): `state`, `utime` and `stime`, the third, the 14th
+/// and the 15th field. The second one, the name in brackets, may have spaces and brackets itself.
+fn thread_in(stat: &str) -> Option<Thread> {
     let (_, fields) = stat.rsplit_once(')')?;
-    let mut fields = fields.split_whitespace().skip(11);
+    let mut fields = fields.split_whitespace();
+    let is_asleep = fields.next()? == "S";
+    let mut fields = fields.skip(10);
     let mut next = || fields.next()?.parse::<u64>().ok();
-    Some(next()? + next()?)
+    Some(Thread { ticks: next()? + next()?, is_asleep })
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::getpid;
+
     use super::*;
 
     #[test]
-    fn the_processor_time_of_a_thread() {
+    fn the_processor_time_and_the_state_of_a_thread() {
         let line = "7 (a) b (c) R 1 2 3 4 5 6 7 8 9 10 30 12 13 14 15";
-        assert_eq!(ticks_in(line), Some(42));
-        assert_eq!(ticks_in("7 (a) R 1"), None);
-        assert_eq!(ticks_in(""), None);
-        let thread = rustix::thread::gettid().as_raw_nonzero().get() as u64;
-        let start = Instant::now();
-        // The kernel accounts every few milliseconds.
-        while ticks_of(rustix::process::getpid(), thread).unwrap() == 0 {
-            assert!(start.elapsed() < Duration::from_secs(60));
+        assert_eq!(thread_in(line), Some(Thread { ticks: 42, is_asleep: false }));
+        let line = line.replace(" R ", " S ");
+        assert_eq!(thread_in(&line), Some(Thread { ticks: 42, is_asleep: true }));
+        assert_eq!(thread_in("7 (a) R 1"), None);
+        assert_eq!(thread_in(""), None);
+        let own = rustix::thread::gettid().as_raw_nonzero().get() as u64;
+        // Until the kernel has counted a tick.
+        while thread(getpid(), own).unwrap().ticks == 0 {
+            std::hint::black_box(own);
         }
-        assert_eq!(ticks_of(rustix::process::getpid(), u64::MAX), None);
+        assert_eq!(thread(getpid(), u64::MAX), None);
     }
 }

@@ -136,10 +136,10 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) engine_cpu: Option<Processors>,
     /// Inject faults, to test applications: drop=0.01,dup=0.01,reorder=0.01,flip=0.001,delay=0.1,
-    /// delay_us=500,stall=0.001,stall_us=500,seed=42. drop, dup, reorder, flip, delay, stall, crash
-    /// and hang are probabilities per packet, 0 to 1; delay_us and stall_us are microseconds, up to
-    /// 10000000. crash and hang are faults of the server, not of the wire. rx. or tx. before a key,
-    /// except seed, limits it to one direction
+    /// delay_us=500,stall=0.001,stall_us=500,seed=42. drop, dup, reorder, flip, delay, stall, crash,
+    /// hang and block are probabilities per packet, 0 to 1; delay_us and stall_us are microseconds,
+    /// up to 10000000. crash, hang and block are faults of the server, not of the wire: it panics,
+    /// computes or sleeps for ever. rx. or tx. before a key, except seed, limits it to one direction
     #[arg(long, value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,

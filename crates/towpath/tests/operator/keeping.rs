@@ -199,6 +199,7 @@ fn a_session_that_crashes_servers_is_not_resumed() {
         for (fault, end) in [
             ("tx.crash=1", "the server ended with exit code 101"),
             ("tx.hang=1", "engine 0 hung, and the server was killed"),
+            ("tx.block=1", "engine 0 hung, and the server was killed"),
         ] {
             let device = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
             let arguments = [&device[..], &["--fault", fault]].concat();
