@@ -7,6 +7,7 @@
 //! computes, and two build wait queues on sockets of their own. These baselines show the kernel's
 //! part of a neighbour's loss.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -142,8 +143,8 @@ impl Site {
         }
         let socket = OwnSocket::new()?;
         let serving = Serving { users: granted, ..Serving::memory(1500) };
-        let server = start(&Role::Serve { serving, socket: socket.path() }, users.server)?;
-        let neighbour = start(&Role::Neighbour { socket: socket.path() }, neighbour)?;
+        let server = start_as(&Role::Serve { serving, socket: socket.path() }, users.server)?;
+        let neighbour = start_as(&Role::Neighbour { socket: socket.path() }, neighbour)?;
         let node = fuse_node(&socket.path(), users);
         let neighbour = std::cell::RefCell::new(neighbour);
         Ok(Site { neighbour, _server: server, socket, node, attacker })
@@ -178,7 +179,7 @@ impl Site {
             options.push(FEW.into());
         }
         let (name, socket) = (attack.name.to_owned(), self.socket.path());
-        start(&Role::Attack { name, socket, options }, self.attacker)
+        start_as(&Role::Attack { name, socket, options }, self.attacker)
     }
 
     fn ask(&self, order: &str) -> anyhow::Result<Seen> {
@@ -200,7 +201,7 @@ fn fuse_node(socket: &Path, users: Users) -> PathBuf {
 }
 
 /// Starts a process of this program as a user.
-fn start(role: &Role, user: User) -> anyhow::Result<Child> {
+pub(crate) fn start_as(role: &Role, user: User) -> anyhow::Result<Child> {
     let program = Executable::current()?;
     let mut command = program.command();
     command.arg(ROLE_FLAG).arg(serde_json::to_string(role)?);
@@ -208,12 +209,15 @@ fn start(role: &Role, user: User) -> anyhow::Result<Child> {
     Child::start_command(command)
 }
 
-/// Runs the attacker's process: reports when the attack has begun, and ends it when its input ends.
+/// Runs the attacker's process: reports when the attack has begun, ends it when its input ends, and
+/// reports its deeds.
 pub(crate) fn attack(name: &str, socket: &Path, options: &[String]) -> anyhow::Result<()> {
     let attack = Attack::from_name(name).context("no such attack")?;
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let field = Field::new(socket, LONGEST).options(&options).map_err(anyhow::Error::msg)?;
-    attack.run(&field)?;
+    let deeds: BTreeMap<_, _> = attack.run(&field)?.into_iter().collect();
+    // The parent may not wait for it.
+    let _ = tell(&serde_json::to_string(&deeds)?);
     Ok(())
 }
 

@@ -296,6 +296,12 @@ impl Child {
         Ok(writeln!(say, "{line}")?)
     }
 
+    /// Closes the child's input, and returns its last line.
+    pub(crate) fn end(mut self) -> anyhow::Result<String> {
+        self.say = None;
+        self.hear()
+    }
+
     /// Sends the child a signal.
     pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);

@@ -44,6 +44,8 @@ const LAST_ANSWERS: Duration = Duration::from_millis(300);
 const BETWEEN: [Duration; 2] = [Duration::from_millis(80), Duration::from_millis(160)];
 /// The longest time for which a connection stands still after a kill, as the 99th percentile.
 const PAUSE_MS: f64 = 50.0;
+/// The least part of the kills that meet bytes on their way.
+const IN_FLIGHT: f64 = 0.9;
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let kills = match settings {
@@ -133,6 +135,7 @@ fn add_rows(outcome: &mut Outcome, device: &str, run: &Run, kills: usize) {
             &[at(&run.killed, 0.99)],
         )
         .at_most(PAUSE_MS),
+        row("kills with bytes on their way", "of 1", &[run.in_flight]).at_least(IN_FLIGHT),
     ]);
     outcome.context.extend([
         row("longest pause after each kill, p50", "ms", &[at(&run.killed, 0.5)]),
@@ -220,6 +223,8 @@ struct Run {
     /// sorted; and the same for windows without a kill.
     killed: Vec<f64>,
     quiet: Vec<f64>,
+    /// The part of the kills that met bytes on their way.
+    in_flight: f64,
     /// How many kills met the engine in each phase of a poll iteration.
     places: BTreeMap<String, f64>,
     /// UDP requests, and those of them without an answer.
@@ -269,22 +274,28 @@ fn run(towpath: &Path, device: Device, kills: usize) -> anyhow::Result<Run> {
             anyhow::Ok((windows?, asked?))
         })
     })?;
-    let ([mut killed, mut quiet], asked) = outcome?;
+    let (Windows { mut killed, mut quiet, in_flight }, asked) = outcome?;
+    let in_flight = in_flight as f64 / kills as f64;
     killed.sort_by(f64::total_cmp);
     quiet.sort_by(f64::total_cmp);
     let (resumptions, places) = (resumptions(&network, &serve)?, places(&serve.log()?));
-    Ok(Run { lost, resumptions, bytes, killed, quiet, places, asked })
+    Ok(Run { lost, resumptions, bytes, killed, quiet, in_flight, places, asked })
 }
 
-/// Kills servers, with a quiet window before each kill. Returns the longest pauses of all
-/// connections in the windows with and without a kill, in milliseconds.
-fn kill_servers(
-    serve: &Serve,
-    progress: &[Progress],
-    kills: usize,
-) -> anyhow::Result<[Vec<f64>; 2]> {
+/// The windows of a run.
+#[derive(Default)]
+struct Windows {
+    /// The longest pauses of all connections in the windows with and without a kill, in milliseconds.
+    killed: Vec<f64>,
+    quiet: Vec<f64>,
+    /// How many kills met bytes on their way.
+    in_flight: usize,
+}
+
+/// Kills servers, with a quiet window before each kill.
+fn kill_servers(serve: &Serve, progress: &[Progress], kills: usize) -> anyhow::Result<Windows> {
     let mut moments = Moments(14);
-    let [mut killed, mut quiet] = [const { Vec::new() }; 2];
+    let mut windows = Windows::default();
     let take = |to: &mut Vec<f64>| {
         let longest = progress.iter().map(|one| one.longest_ns.swap(0, Ordering::Relaxed));
         to.extend(longest.map(|ns| ns as f64 / 1e6));
@@ -295,7 +306,8 @@ fn kill_servers(
     for _ in 0..kills {
         take(&mut unused);
         thread::sleep(moments.next());
-        take(&mut quiet);
+        take(&mut windows.quiet);
+        windows.in_flight += usize::from(progress.iter().any(Progress::is_in_flight));
         let before = serve.kill_server()?;
         thread::sleep(moments.next());
         // A pause that has not ended belongs to this kill, too.
@@ -304,9 +316,9 @@ fn kill_servers(
             ensure!(Instant::now() < until, "no other server followed");
             thread::sleep(Duration::from_millis(1));
         }
-        take(&mut killed);
+        take(&mut windows.killed);
     }
-    Ok([killed, quiet])
+    Ok(windows)
 }
 
 /// An application's socket that sends each datagram back, and the kernel's socket that asks it.

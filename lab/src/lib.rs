@@ -17,6 +17,7 @@
 //! | `scale` | the cost of idle sessions, endpoints and connections to a busy one |
 //! | `isolation` | a neighbour's throughput while another application dies |
 //! | `attacks` | a neighbour's round trips and attachments while a hostile program attacks the server |
+//! | `hostile` | a neighbour's throughput beside an application that overwrites random words |
 //! | `tap` | reads and writes of a TAP by io_uring, beside one call each |
 //! | `sharing` | a host that shares its address: TCP, a web server, and the kernel beside them |
 //! | `xdp` | round trips over AF_XDP on veth: bare, embedded, server, and kernel sockets |
@@ -58,6 +59,7 @@ mod flow;
 mod freebsd;
 pub mod guest;
 mod headlines;
+mod hostile;
 mod isolation;
 mod karlsruhe;
 mod kernel_wire;
@@ -153,6 +155,8 @@ pub enum Experiment {
     Isolation,
     /// A neighbour's times while an unprivileged program attacks the server.
     Attacks,
+    /// A neighbour's throughput beside an application that overwrites its memory.
+    Hostile,
     /// The cost of idle sessions, endpoints and connections to a busy one.
     Scale,
     /// Reads and writes of a TAP: one call per packet, against io_uring.
@@ -199,7 +203,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 29] = [
+    pub const ALL: [Experiment; 30] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -208,6 +212,7 @@ impl Experiment {
         Experiment::Peers,
         Experiment::Isolation,
         Experiment::Attacks,
+        Experiment::Hostile,
         Experiment::Scale,
         Experiment::Tap,
         Experiment::Tcp,
@@ -243,6 +248,7 @@ impl Experiment {
             Experiment::Peers => "peers",
             Experiment::Isolation => "isolation",
             Experiment::Attacks => "attacks",
+            Experiment::Hostile => "hostile",
             Experiment::Scale => "scale",
             Experiment::Tap => "tap",
             Experiment::Tcp => "tcp",
@@ -287,6 +293,9 @@ impl Experiment {
             Experiment::Attacks => {
                 "a neighbour's times while an unprivileged program attacks the server"
             }
+            Experiment::Hostile => {
+                "a neighbour's throughput while a hostile application overwrites random words"
+            }
             Experiment::Scale => {
                 "the cost of idle sessions, endpoints and connections to a busy one"
             }
@@ -323,6 +332,7 @@ impl Experiment {
             self,
             Experiment::Peers
                 | Experiment::Attacks
+                | Experiment::Hostile
                 | Experiment::Tap
                 | Experiment::Tcp
                 | Experiment::Wire
@@ -374,6 +384,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Peers => peers::measure(settings)?,
         Experiment::Isolation => isolation::measure(settings)?,
         Experiment::Attacks => attacks::measure(settings)?,
+        Experiment::Hostile => hostile::measure(settings)?,
         Experiment::Scale => scale::measure(settings)?,
         Experiment::Tap => tap::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,

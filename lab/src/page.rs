@@ -36,6 +36,9 @@ const ATTACKS: &str = "\
     How long do a neighbour's round trips and attachments take while an unprivileged program \
     attacks the objects and limits that it shares with the server? At 1, the attack costs \
     nothing.";
+const HOSTILE: &str = "\
+    What does a neighbour lose to an application that overwrites random words of all memory that it may \
+    write, and attaches anew when the server closes its session? At 1, nothing.";
 const SCALE: &str = "\
     Do idle sessions, endpoints and connections cost a busy one? One busy session, alone and \
     beside idle ones, and alone and among its own idle endpoints; one busy connection, alone and \
@@ -117,6 +120,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Peers => PEERS,
         Experiment::Isolation => ISOLATION,
         Experiment::Attacks => ATTACKS,
+        Experiment::Hostile => HOSTILE,
         Experiment::Scale => SCALE,
         Experiment::Tap => TAP,
         Experiment::Tcp => TCP,

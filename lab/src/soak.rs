@@ -31,7 +31,7 @@ const FAULTS: &str = "drop=0.001,dup=0.001,reorder=0.001,flip=0.0001,seed=14";
 /// The least and the most time between two events.
 const BETWEEN: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(250)];
 /// The growth of a process that counts as none, in KiB: allocators keep some memory.
-const GROWTH_KIB: f64 = 4096.0;
+pub(crate) const GROWTH_KIB: f64 = 4096.0;
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let seconds = match settings {
@@ -97,13 +97,13 @@ struct Events {
 
 /// The descriptors and the resident memory, in KiB, of a process.
 #[derive(Clone, Copy)]
-struct Holding {
+pub(crate) struct Holding {
     descriptors: usize,
     kib: f64,
 }
 
 impl Holding {
-    fn of(process: u32) -> anyhow::Result<Holding> {
+    pub(crate) fn of(process: u32) -> anyhow::Result<Holding> {
         let descriptors = std::fs::read_dir(format!("/proc/{process}/fd"))?.count();
         let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
         let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -111,7 +111,8 @@ impl Holding {
         Ok(Holding { descriptors, kib: kib.context("no VmRSS")? })
     }
 
-    fn beyond(self, first: Holding) -> (f64, f64) {
+    /// Returns the descriptors and the KiB beyond those of `first`.
+    pub(crate) fn beyond(self, first: Holding) -> (f64, f64) {
         let descriptors = self.descriptors as f64 - first.descriptors as f64;
         (descriptors.max(0.0), (self.kib - first.kib).max(0.0))
     }

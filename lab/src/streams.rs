@@ -61,13 +61,13 @@ impl Streams {
             {
                 if number % 2 == 0 {
                     senders.push(scope.spawn(move || {
-                        send(kernel, number, over)
+                        send(kernel, number, progress, over)
                             .and_then(|()| kernel.shutdown(std::net::Shutdown::Write))
                     }));
                     receivers.push(scope.spawn(move || receive(application, number, progress)));
                 } else {
                     senders.push(scope.spawn(move || {
-                        send(application, number, over)
+                        send(application, number, progress, over)
                             .and_then(|()| application.shutdown(std::net::Shutdown::Write))
                     }));
                     receivers.push(scope.spawn(move || receive(kernel, number, progress)));
@@ -89,12 +89,22 @@ impl Streams {
     }
 }
 
-/// The receiver of a connection, as the others see it.
+/// A connection, as other threads see it.
 #[derive(Default)]
 pub(crate) struct Progress {
+    /// The bytes that its sender has written, or writes now, and those that its receiver has read.
+    sent: AtomicU64,
     bytes: AtomicU64,
     /// The longest pause in this window, in nanoseconds.
     pub(crate) longest_ns: AtomicU64,
+}
+
+impl Progress {
+    /// Returns `true` if bytes are on their way.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        let received = self.bytes.load(Ordering::Acquire);
+        self.sent.load(Ordering::Acquire) != received
+    }
 }
 
 /// Returns the byte at a place of a stream.
@@ -104,13 +114,19 @@ fn byte_at(stream: usize, place: u64) -> u8 {
 }
 
 /// Writes a block in each period until it is over.
-fn send(mut to: impl Write, stream: usize, over: &AtomicBool) -> std::io::Result<()> {
+fn send(
+    mut to: impl Write,
+    stream: usize,
+    progress: &Progress,
+    over: &AtomicBool,
+) -> std::io::Result<()> {
     let (mut place, mut next) = (0, Instant::now());
     while !over.load(Ordering::Relaxed) {
         let block: Vec<u8> =
             (place..place + BLOCK_BYTES as u64).map(|place| byte_at(stream, place)).collect();
-        to.write_all(&block)?;
         place += BLOCK_BYTES as u64;
+        progress.sent.store(place, Ordering::Release);
+        to.write_all(&block)?;
         next += PERIOD;
         // After a pause, the sender does not make up for what it has not written.
         next = next.max(Instant::now());
@@ -137,6 +153,6 @@ fn receive(mut from: impl Read, stream: usize, progress: &Progress) -> anyhow::R
             place += 1;
         }
         progress.longest_ns.fetch_max(pause, Ordering::Relaxed);
-        progress.bytes.store(place, Ordering::Relaxed);
+        progress.bytes.store(place, Ordering::Release);
     }
 }

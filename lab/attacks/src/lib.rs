@@ -69,6 +69,9 @@ impl Attack {
         Attack { baseline: None, ..attack(name, act).as_stranger() }
     }
 
+    /// Overwrites random words of all memory that the attacker may write.
+    pub const OVERWRITE: Attack = attack("overwrite", memory::overwrite);
+
     /// No attack, but a program that computes as hard as an attacker: it shows the scheduler's
     /// share of a neighbour's loss.
     pub const BUSY: Attack = Attack::alone("busy", busy);
@@ -107,7 +110,7 @@ impl Attack {
         attack("mapping-write", memory::write_while_sealed).with_fuse(),
         attack("large-memories", memory::large),
         attack("small-memories", memory::come_and_go_small),
-        attack("overwrite", memory::overwrite),
+        Attack::OVERWRITE,
         attack("page-out", memory::page_out),
         attack("page-collapse", memory::collapse),
         attack("page-collapse-wide", memory::collapse_wide),

@@ -1,0 +1,448 @@
+//! An application that overwrites random words of all memory that it may write, beside a neighbour
+//! with TCP connections to the kernel. At 1, the neighbour loses nothing to it.
+//!
+//! `towpath serve` serves a TAP. Server, hostile application and neighbour are three users where this
+//! program may become them. The hostile application attaches anew each time that the server closes its
+//! session. In windows that alternate with those, a program of the same user only computes. The
+//! neighbour, this process, checks every byte that it receives in all windows, and `tcpdump` records each
+//! frame from the server that does not carry the neighbour's own two addresses.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpStream as KernelStream};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use towpath_attacks::Attack;
+use towpath_net::{Network, TcpListener, TcpStream};
+use towpath_netlink::Netlink;
+use towpath_testkit::{User, Users};
+
+use crate::Settings;
+use crate::attacks::start_as;
+use crate::child::{Child, OwnSocket, Role};
+use crate::programs::{Running, Serve, own_program, program};
+use crate::report::{Outcome, Row};
+use crate::soak::{GROWTH_KIB, Holding};
+
+const TAP: &str = "tphost0";
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 97, 0, 1);
+const PORT: u16 = 80;
+/// The time limit of a read: a connection that stands still for longer is lost.
+const LOST: Duration = Duration::from_secs(20);
+/// The longest time without a byte. A server that hangs would take longer.
+const LONGEST_MS: f64 = 2000.0;
+/// The least throughput beside the hostile application, as a part of that beside a busy one.
+const AT_LEAST: f64 = 0.95;
+/// The time from the end of a window to the next one, in which the server forgets its session.
+const BETWEEN: Duration = Duration::from_millis(200);
+
+/// How long an experiment takes.
+struct Plan {
+    pairs: usize,
+    window: Duration,
+    /// Hostile applications at the same time, and as many busy programs in the other windows.
+    attackers: usize,
+}
+
+impl Plan {
+    fn of(settings: Settings) -> Plan {
+        let plan = |pairs, seconds, attackers| Plan {
+            pairs,
+            window: Duration::from_secs(seconds),
+            attackers,
+        };
+        match settings {
+            Settings { quick: true, .. } => plan(2, 2, 1),
+            // An hour of hostile time.
+            Settings { full: true, .. } => plan(60, 15, 4),
+            Settings { .. } => plan(6, 10, 1),
+        }
+    }
+}
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let (plan, users) = (Plan::of(settings), Users::find());
+    let mut outcome = Outcome {
+        how: format!(
+            "towpath serve on a TAP; server, hostile application and neighbour: processes of {}; the \
+             neighbour has a TCP connection with the kernel in each direction, as fast as they go; {} \
+             hostile application(s) at a time; windows of {} s with the hostile and with a busy program \
+             in turn; all wait as by default, nothing pinned",
+            if users.distinct { "three users" } else { "one user" },
+            plan.attackers,
+            plan.window.as_secs()
+        ),
+        ..Outcome::default()
+    };
+    let Some(towpath) = outcome.needs(own_program("towpath")) else { return Ok(outcome) };
+    let Some(tcpdump) = outcome.needs(program("tcpdump", "tcpdump")) else { return Ok(outcome) };
+    let found = run(&plan, users, &towpath, &tcpdump)?;
+    let parameters = [("attackers", plan.attackers as f64)];
+    let row = |name: &str, unit: &str, values: &[f64]| Row::new(name, &parameters, unit, values);
+    let ratios: Vec<f64> =
+        found.windows.iter().map(|[hostile, busy]| hostile.rate / busy.rate).collect();
+    let of = |side: usize, figure: fn(&Window) -> f64| -> Vec<f64> {
+        found.windows.iter().map(|pair| figure(&pair[side])).collect()
+    };
+    let sum = |figure: fn(&Window) -> f64| -> f64 { of(0, figure).iter().sum() };
+    let longest = of(0, |window| window.longest_ms).into_iter().fold(0.0, f64::max);
+    outcome.rows.extend([
+        row("neighbour's throughput, hostile to busy", "ratio", &ratios).at_least(AT_LEAST),
+        row("longest time without a byte of the neighbour, hostile", "ms", &[longest])
+            .at_most(LONGEST_MS),
+        row("connections of the neighbour lost", "connections", &[found.lost as f64]).at_most(0.0),
+        row("packets of others in the hostile memory", "packets", &[sum(|one| one.foreign)])
+            .at_most(0.0),
+        row("frames that no right of their sender allows", "frames", &[found.forged]).at_most(0.0),
+        row("servers that ended", "servers", &[found.servers_ended]).at_most(0.0),
+        row("sessions left", "sessions", &[found.sessions_left]).at_most(0.0),
+        row("descriptors of the server beyond those at the start", "descriptors", &[found.grown.0])
+            .at_most(0.0),
+        row("memory of the server beyond that at the start", "KiB", &[found.grown.1])
+            .at_most(GROWTH_KIB),
+    ]);
+    outcome.context.extend([
+        row("neighbour's throughput, hostile", "Gbit/s", &of(0, |one| one.rate * 8e-9)),
+        row("neighbour's throughput, busy", "Gbit/s", &of(1, |one| one.rate * 8e-9)),
+        row(
+            "longest time without a byte of the neighbour, busy",
+            "ms",
+            &of(1, |one| one.longest_ms),
+        ),
+        row("hostile time, all applications together", "s", &[sum(|one| one.seconds)]),
+        row("words overwritten", "words", &[sum(|one| one.words)]),
+        row("hostile sessions that the server closed", "sessions", &[sum(|one| one.sessions)]),
+        row("hostile processes that ended by themselves", "processes", &[sum(|one| one.died)]),
+        row("bytes of the neighbour that arrived and were right", "MB", &[found.bytes / 1e6]),
+    ]);
+    Ok(outcome)
+}
+
+/// One window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    /// The neighbour's bytes a second, in both directions together.
+    rate: f64,
+    longest_ms: f64,
+    /// The duration, once for each attacker.
+    seconds: f64,
+    words: f64,
+    sessions: f64,
+    foreign: f64,
+    died: f64,
+}
+
+/// What was found in all windows: those with the hostile application first.
+struct Found {
+    windows: Vec<[Window; 2]>,
+    lost: usize,
+    bytes: f64,
+    forged: f64,
+    servers_ended: f64,
+    sessions_left: f64,
+    /// Descriptors and KiB beyond those at the start.
+    grown: (f64, f64),
+}
+
+fn run(plan: &Plan, users: Users, towpath: &Path, tcpdump: &Path) -> anyhow::Result<Found> {
+    let files = OwnSocket::new()?;
+    let _keeper = Child::start(&Role::Keep { directory: files.directory().to_owned() })?;
+    let [attacker, _] = users.applications;
+    let (device, network) = (format!("tap:{TAP}"), format!("{ADDRESS}/24"));
+    let (server, granted) = (format!("{0}:{0}", users.server.uid), attacker.uid.to_string());
+    let mut arguments = vec!["--device", &device, "--address", &network];
+    if users.distinct {
+        std::os::unix::fs::chown(files.directory(), Some(users.server.uid), None)?;
+        arguments.extend(["--user", &server, "--allow-user", &granted]);
+    }
+    let (serve, network) = Serve::start(towpath, (files.directory(), "hostile"), &arguments)?;
+    let watch = Watch::start(tcpdump, &serve)?;
+    let neighbour = Neighbour::connect(&network)?;
+    let site = Site { serve: &serve, attacker, plan };
+    let (ran, lost, bytes) = neighbour.run(|progress| -> anyhow::Result<_> {
+        // The first sessions of these users cost memory that stays.
+        site.window(Attack::OVERWRITE, 0, progress)?;
+        let (process, first) = (serve.pid()?, site.holding()?);
+        let mut windows = Vec::new();
+        for pair in 0..plan.pairs {
+            let seed = 1 + (pair * plan.attackers) as u64;
+            let hostile = || site.window(Attack::OVERWRITE, seed, progress);
+            let busy = || site.window(Attack::BUSY, seed, progress);
+            windows.push(if pair % 2 == 0 {
+                [hostile()?, busy()?]
+            } else {
+                let busy = busy()?;
+                [hostile()?, busy]
+            });
+        }
+        let grown = site.holding()?.beyond(first);
+        let same = serve.server() == Some(process);
+        Ok((windows, grown, f64::from(u8::from(!same))))
+    })?;
+    let (windows, grown, servers_ended) = ran?;
+    let sessions_left = site.sessions()? - 1.0;
+    let forged = watch.end()?;
+    Ok(Found { windows, lost, bytes, forged, servers_ended, sessions_left, grown })
+}
+
+/// The server and its attackers.
+struct Site<'a> {
+    serve: &'a Serve,
+    attacker: User,
+    plan: &'a Plan,
+}
+
+impl Site<'_> {
+    /// Measures the neighbour for the time of a window while attackers act, with seeds from this one
+    /// on.
+    fn window(&self, attack: Attack, seed: u64, progress: &[Progress]) -> anyhow::Result<Window> {
+        let start = |number: usize| {
+            let options = vec![format!("size={}", seed + number as u64)];
+            let (name, socket) = (attack.name.to_owned(), self.serve.socket.clone());
+            start_as(&Role::Attack { name, socket, options }, self.attacker)
+        };
+        let attackers: Vec<_> =
+            (0..self.plan.attackers).map(start).collect::<anyhow::Result<_>>()?;
+        let bytes = || progress.iter().map(Progress::bytes).sum::<u64>();
+        progress.iter().for_each(Progress::forget_pauses);
+        let (before, begun) = (bytes(), Instant::now());
+        thread::sleep(self.plan.window);
+        let (taken, moved) = (begun.elapsed().as_secs_f64(), bytes() - before);
+        let longest = progress.iter().map(Progress::longest_pause).max().unwrap_or_default();
+        let mut window = Window {
+            rate: moved as f64 / taken,
+            longest_ms: longest.as_secs_f64() * 1e3,
+            seconds: taken * attackers.len() as f64,
+            ..Window::default()
+        };
+        for attacker in attackers {
+            // An application that overwrites its own library's memory may end itself.
+            let Ok(deeds) = attacker.end() else {
+                window.died += 1.0;
+                continue;
+            };
+            let deeds: serde_json::Value = serde_json::from_str(&deeds)?;
+            let count = |name: &str| deeds[name].as_f64().unwrap_or(0.0);
+            window.words += count("words");
+            window.sessions += count("sessions");
+            window.foreign += count("foreign");
+        }
+        thread::sleep(BETWEEN);
+        Ok(window)
+    }
+
+    fn sessions(&self) -> anyhow::Result<f64> {
+        let report = towpath_client::report(&self.serve.socket)?;
+        Ok(report["sessions"].as_array().map_or(0, Vec::len) as f64)
+    }
+
+    /// Returns what the server holds once only the neighbour's session is left.
+    fn holding(&self) -> anyhow::Result<Holding> {
+        let until = Instant::now() + LOST;
+        while self.sessions()? > 1.0 && Instant::now() < until {
+            thread::sleep(Duration::from_millis(20));
+        }
+        thread::sleep(BETWEEN);
+        Holding::of(self.serve.pid()?)
+    }
+}
+
+/// The frames from the server that are not the neighbour's own.
+struct Watch {
+    process: Running,
+    /// The addresses that no other sender may have: link addresses, and IP addresses.
+    macs: [String; 2],
+    ips: [String; 2],
+    lines: std::path::PathBuf,
+}
+
+impl Watch {
+    fn start(tcpdump: &Path, serve: &Serve) -> anyhow::Result<Watch> {
+        let report = towpath_client::report(&serve.socket)?;
+        let text = |value: &serde_json::Value| -> anyhow::Result<String> {
+            Ok(value.as_str().context("a session without addresses")?.to_owned())
+        };
+        let session = &report["sessions"][0];
+        let (mac, ip) = (text(&session["mac"])?, text(&session["ipv4"])?);
+        let ip = ip.split('/').next().unwrap_or_default().to_owned();
+        let kernel = Netlink::open()?.link(TAP)?.mac.context("a TAP without an address")?;
+        let kernel = kernel.map(|byte| format!("{byte:02x}")).join(":");
+        let lines = serve.socket.with_file_name("frames");
+        let filter = format!("not (ether src {mac} and (arp or ip6 or src host {ip}))");
+        let file = std::fs::File::create(&lines)?;
+        let process = Running::start(tcpdump, None, |command| {
+            // As root: its own user could not write the file.
+            command.args(["-Z", "root", "-i", TAP, "-Q", "in", "-n", "-e", "-t", "-q", "-l"]);
+            command.arg(filter).stdout(Stdio::from(file));
+        })?;
+        // It has no way to tell that it has begun but its own text.
+        thread::sleep(Duration::from_millis(500));
+        let (macs, ips) = ([mac, kernel], [ip, ADDRESS.to_string()]);
+        Ok(Watch { process, macs, ips, lines })
+    }
+
+    /// Returns the number of frames that no right of their sender allowed.
+    fn end(mut self) -> anyhow::Result<f64> {
+        ensure!(self.process.0.try_wait()?.is_none(), "tcpdump has ended");
+        drop(self.process);
+        let text = std::fs::read_to_string(&self.lines)?;
+        let is_forged = |line: &&str| is_forged(line, &self.macs, &self.ips);
+        Ok(text.lines().filter(is_forged).count() as f64)
+    }
+}
+
+/// Returns `true` if a line of tcpdump shows a frame with a sender's address that belongs to another
+/// one: `MAC > MAC, IPv4, length 106: IP.PORT > IP.PORT: UDP, length 64`.
+fn is_forged(line: &str, macs: &[String; 2], ips: &[String; 2]) -> bool {
+    let Some((source, rest)) = line.split_once(" > ") else { return false };
+    let sender = rest.split_once(": ").and_then(|(_, packet)| packet.split_once(" > "));
+    let ip = sender.map_or("", |(sender, _)| sender);
+    let is_of = |address: &String| {
+        let port = ip.strip_prefix(address.as_str());
+        port.is_some_and(|port| port.is_empty() || port.starts_with('.'))
+    };
+    macs.iter().any(|mac| mac == source) || ips.iter().any(is_of)
+}
+
+/// The bytes of a stream repeat after this many, so that two places of it differ.
+const PATTERN_BYTES: usize = 65_521;
+
+/// Two connections between the kernel and an application of this process.
+struct Neighbour {
+    pattern: Vec<u8>,
+    /// From the application to the kernel, and back.
+    out: (TcpStream, KernelStream),
+    back: (KernelStream, TcpStream),
+}
+
+/// A receiver, as the others see it.
+#[derive(Default)]
+struct Progress {
+    bytes: AtomicU64,
+    longest_ns: AtomicU64,
+}
+
+impl Progress {
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn forget_pauses(&self) {
+        self.longest_ns.store(0, Ordering::Relaxed);
+    }
+
+    fn longest_pause(&self) -> Duration {
+        Duration::from_nanos(self.longest_ns.load(Ordering::Relaxed))
+    }
+}
+
+impl Neighbour {
+    fn connect(network: &Network) -> anyhow::Result<Neighbour> {
+        let own = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4);
+        let own = own.context("the application has no address")?;
+        let listener = TcpListener::bind(network, (own, PORT))?;
+        let pair = || -> anyhow::Result<_> {
+            let kernel = KernelStream::connect((own, PORT))?;
+            let application = listener.accept()?.0;
+            kernel.set_read_timeout(Some(LOST))?;
+            application.set_read_timeout(Some(LOST))?;
+            Ok((kernel, application))
+        };
+        let (out, back) = (pair()?, pair()?);
+        // Multiplied by an odd number: no short period.
+        let byte = |place: usize| (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8;
+        let pattern = (0..2 * PATTERN_BYTES).map(|place| byte(place % PATTERN_BYTES)).collect();
+        Ok(Neighbour { pattern, out: (out.1, out.0), back })
+    }
+
+    /// Sends and receives while `act` runs. Returns what it returns, the connections that were lost, and
+    /// the bytes that arrived.
+    fn run<T>(self, act: impl FnOnce(&[Progress]) -> T) -> anyhow::Result<(T, usize, f64)> {
+        let progress = [Progress::default(), Progress::default()];
+        let (over, pattern) = (AtomicBool::new(false), &self.pattern[..]);
+        let (out, back) = (&self.out, &self.back);
+        thread::scope(|scope| {
+            let over = &over;
+            let senders = [
+                scope.spawn(move || {
+                    send(&out.0, pattern, over)?;
+                    out.0.shutdown(std::net::Shutdown::Write)
+                }),
+                scope.spawn(move || {
+                    send(&back.0, pattern, over)?;
+                    back.0.shutdown(std::net::Shutdown::Write)
+                }),
+            ];
+            let [kernel, application] = &progress;
+            let receivers = [
+                scope.spawn(move || receive(&out.1, pattern, kernel)),
+                scope.spawn(move || receive(&back.1, pattern, application)),
+            ];
+            let outcome = act(&progress);
+            over.store(true, Ordering::Relaxed);
+            let failed = |_| anyhow::anyhow!("a thread of a connection failed");
+            let mut lost = 0;
+            for sender in senders {
+                lost += usize::from(sender.join().map_err(failed)?.is_err());
+            }
+            for receiver in receivers {
+                lost += usize::from(receiver.join().map_err(failed)?.is_err());
+            }
+            let bytes = progress.iter().map(Progress::bytes).sum::<u64>();
+            Ok((outcome, lost, bytes as f64))
+        })
+    }
+}
+
+fn send(mut to: impl Write, pattern: &[u8], over: &AtomicBool) -> std::io::Result<()> {
+    let mut place = 0;
+    while !over.load(Ordering::Relaxed) {
+        to.write_all(&pattern[place..place + PATTERN_BYTES / 2])?;
+        place = (place + PATTERN_BYTES / 2) % PATTERN_BYTES;
+    }
+    Ok(())
+}
+
+/// Reads and checks bytes until the other end closes the connection.
+fn receive(mut from: impl Read, pattern: &[u8], progress: &Progress) -> anyhow::Result<()> {
+    let (mut buffer, mut place, mut last) = (vec![0; PATTERN_BYTES], 0, Instant::now());
+    loop {
+        let count = match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error).context("reading"),
+        };
+        ensure!(buffer[..count] == pattern[place..place + count], "wrong bytes");
+        place = (place + count) % PATTERN_BYTES;
+        let now = Instant::now();
+        let pause = now.duration_since(last).as_nanos() as u64;
+        last = now;
+        progress.longest_ns.fetch_max(pause, Ordering::Relaxed);
+        progress.bytes.fetch_add(count as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_with_the_addresses_of_others_are_found() {
+        let macs = ["02:00:00:00:00:07", "02:00:00:00:00:01"].map(str::to_owned);
+        let ips = ["10.97.0.2", "10.97.0.1"].map(str::to_owned);
+        let forged = |line: &str| is_forged(line, &macs, &ips);
+        let own = "02:00:00:00:00:09 > 02:00:00:00:00:01, IPv4, length 106: ";
+        assert!(!forged(&format!("{own}10.97.0.3.1 > 10.97.0.1.2: UDP, length 64")));
+        assert!(!forged(&format!("{own}10.97.0.20.1 > 10.97.0.1.2: UDP, length 64")));
+        assert!(forged(&format!("{own}10.97.0.2.1 > 10.97.0.1.2: UDP, length 64")));
+        assert!(forged(&format!("{own}10.97.0.1 > 10.97.0.9: ICMP echo request")));
+        let other = own.replace(":09 >", ":07 >");
+        assert!(forged(&format!("{other}10.97.0.3.1 > 10.97.0.1.2: UDP, length 64")));
+        assert!(forged("02:00:00:00:00:01 > ff:ff:ff:ff:ff:ff, ARP, length 42: Request who-has 1"));
+    }
+}
