@@ -14,8 +14,8 @@ use towpath_net::{Network, TcpListener, TcpStream};
 
 const PORT: u16 = 80;
 /// What a sender writes in each period.
-pub(crate) const BLOCK_BYTES: usize = 4096;
-pub(crate) const PERIOD: Duration = Duration::from_millis(5);
+pub(crate) const BLOCK_BYTES: usize = 2048;
+pub(crate) const PERIOD: Duration = Duration::from_millis(1);
 /// The time limit of a read: a connection that stands still for longer is lost.
 pub(crate) const LOST: Duration = Duration::from_secs(20);
 
