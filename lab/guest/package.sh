@@ -126,6 +126,29 @@ survives_a_kill() {
     eventually serves_the_other_host
 }
 
+# A restart of the service leaves everything to systemd meanwhile.
+survives_a_restart() {
+    local keeper web
+    keeper=$(keeper_pid intel0)
+    web=$(systemctl show --property=MainPID --value web)
+    far curl -sS -m 50 --limit-rate 100k -o /run/fetched http://192.0.2.1:8080/towpath.deb &
+    sleep 1
+    systemctl restart $unit
+    [ "$(keeper_pid intel0)" != "$keeper" ]
+    logged $unit 'the service goes on with what its earlier keeper left'
+    if kernel_is_older_than 6.5; then
+        wait || true
+        systemctl stop web || true
+        application web3 alice /guest/web $socket /guest 8080
+        eventually logged web3 'serving /guest'
+    else
+        wait $!
+        cmp /run/fetched /guest/towpath.deb
+        [ "$(systemctl show --property=MainPID --value web)" = "$web" ]
+    fi
+    eventually serves_the_other_host
+}
+
 gives_up_a_wrong_option() {
     echo 'TOWPATH_OPTIONS="--no-such-option"' >/etc/towpath/intel1.conf
     fails systemctl start towpath@intel1
@@ -229,6 +252,7 @@ check 'programs of the host, by kernel' serves_programs_of_its_host
 check 'a reload with an error keeps the old policy' keeps_the_old_policy
 check 'an upgrade leaves the server alone' survives_an_upgrade
 check 'after kill -9, another server follows' survives_a_kill
+check 'after a restart, applications go on' survives_a_restart
 check 'a wrong option is not tried again' gives_up_a_wrong_option
 check 'a server waits for its interface' waits_for_its_interface
 check 'addresses of a lease, on virtio-net' leases

@@ -8,6 +8,7 @@ mod log;
 mod ready;
 pub(crate) mod server;
 mod settings;
+mod store;
 pub(crate) mod values;
 
 use std::path::PathBuf;
@@ -55,6 +56,9 @@ pub(crate) struct Args {
 /// Serves: starts a server, and another one whenever a server is killed.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let ready = Ready::take(args.ready_fd)?;
+    let given = store::take().map_err(|error| {
+        Failure::new(format!("the service manager's descriptors: {}", says(&error)))
+    })?;
     let file = args.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
     let settings = args.settings.clone().over(file);
     // Checks all settings before the server makes any object.
@@ -78,7 +82,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     confine::raise_memory_limit();
     directory::prepare(&socket, settings.user.as_ref())?;
-    keeper::supervise_servers(&settings, &served.interface, (&socket, is_tap), ready, &signals)
+    let told = (ready, given);
+    keeper::supervise_servers(&settings, &served.interface, (&socket, is_tap), told, &signals)
 }
 
 /// Returns the reason why a server did not start, with the option that helps or another remedy.

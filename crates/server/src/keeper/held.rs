@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit};
 
+use super::options::OWN;
+
 /// Descriptors that the keeper needs for itself: its sockets, those of a message and of a request.
 const OWN_DESCRIPTORS: usize = 32;
 
@@ -143,6 +145,16 @@ impl Held {
         if let Some(closer) = &self.closer {
             closer.close(descriptors);
         }
+    }
+
+    /// Takes out all descriptors but the keeper's own, with their names.
+    pub(super) fn take(&mut self) -> Vec<(String, OwnedFd)> {
+        let all = std::mem::take(&mut self.all);
+        self.count = 0;
+        let of_servers = all.into_iter().filter(|(name, _)| !name.starts_with(OWN));
+        of_servers
+            .flat_map(|(name, objects)| objects.into_iter().map(move |one| (name.clone(), one)))
+            .collect()
     }
 
     /// Returns all descriptors with their names, borrowed.

@@ -42,6 +42,8 @@ pub struct KeeperOptions {
     /// The time for which the keeper holds flows, ports and sessions while no server serves. With
     /// zero, no other server follows.
     pub hold: Duration,
+    /// `true` if SIGTERM has the server leave everything, for the caller to keep.
+    pub leaves: bool,
     /// The user and the group that the keeper changes to when its first server serves, if it does:
     /// the owners of its socket.
     pub owner: Option<(u32, u32)>,

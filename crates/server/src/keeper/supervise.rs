@@ -88,6 +88,9 @@ pub enum Supervision {
     Ended(ExitStatus),
     /// A signal ended the supervision while no server ran.
     Stopped,
+    /// SIGTERM ended the supervision, and the server has left these objects, with
+    /// [`KeeperOptions::leaves`].
+    Left(Vec<(String, OwnedFd)>),
     /// No server could serve for the time that the keeper holds objects.
     GaveUp(ExitStatus),
 }
@@ -167,6 +170,7 @@ pub fn supervise(
         handover: Handover::None,
         hung: None,
         is_late: false,
+        is_leaving: false,
         number,
         serve_by: None,
     };
@@ -202,6 +206,8 @@ struct Supervisor<'a> {
     hung: Option<usize>,
     /// `true` if the last server took too long to end or to start, and was killed.
     is_late: bool,
+    /// `true` once the last server is to leave everything, because the supervision ends.
+    is_leaving: bool,
     /// How many servers were started.
     number: u32,
     /// The time by which a server must serve, if an earlier one has served.
@@ -226,7 +232,7 @@ impl Supervisor<'_> {
                     if ends.held_until(self.options.hold).is_some_and(|last| last > begun) =>
                 {
                     if self.after_failed_start(&error)? {
-                        return Ok(Supervision::Stopped);
+                        return Ok(self.stopped());
                     }
                     continue;
                 }
@@ -237,6 +243,9 @@ impl Supervisor<'_> {
                 crash = self.crash_of(status);
             }
             let is_ready = self.keeper.is_ready;
+            if self.is_leaving {
+                return Ok(Supervision::Left(self.keeper.held.take()));
+            }
             if self.keeper.is_told_to_end || !is_ready && !ends.has_served() {
                 return Ok(Supervision::Ended(status));
             }
@@ -252,9 +261,17 @@ impl Supervisor<'_> {
                 Next::AfterCrashes { pause, .. } | Next::AfterFailedStarts { pause, .. } => pause,
             };
             if self.pause_until(Instant::now() + pause)? {
-                return Ok(Supervision::Stopped);
+                return Ok(self.stopped());
             }
         }
+    }
+
+    /// Returns the end of the supervision by a signal while no server runs.
+    fn stopped(&mut self) -> Supervision {
+        if self.is_leaving {
+            return Supervision::Left(self.keeper.held.take());
+        }
+        Supervision::Stopped
     }
 
     /// Starts a server over the keeper's first connection, or over a new one, and gives it
@@ -331,6 +348,11 @@ impl Supervisor<'_> {
                 let mut sent = Signal::from_named_raw(signal);
                 if signal != libc::SIGHUP {
                     self.keeper.is_told_to_end = true;
+                    if self.options.leaves && signal == libc::SIGTERM {
+                        self.is_leaving = true;
+                        self.handover = Handover::Leaving(Instant::now() + UPGRADE_TIMEOUT);
+                        sent = Some(LEAVE);
+                    }
                     if asked_at.is_some_and(|first| first.elapsed() > TOGETHER) {
                         // The server takes too long.
                         sent = Some(Signal::KILL);
@@ -389,8 +411,10 @@ impl Supervisor<'_> {
     fn pause_until(&mut self, until: Instant) -> io::Result<bool> {
         while Instant::now() < until {
             if self.wait(&[self.signals], Some(until))? & 1 != 0
-                && self.supervised.take_signal().is_some_and(|signal| signal != libc::SIGHUP)
+                && let Some(signal) = self.supervised.take_signal()
+                && signal != libc::SIGHUP
             {
+                self.is_leaving = self.options.leaves && signal == libc::SIGTERM;
                 return Ok(true);
             }
             self.refuse_upgrade("no server serves now; wait until one does");

@@ -22,6 +22,7 @@ use super::directory::lock_path;
 use super::log::start_log;
 use super::ready::{Ready, inherited};
 use super::settings::{HOLD_S, Level, Settings};
+use super::store::{self, Objects, Stored};
 use crate::failure::{Failure, remedy, says};
 use crate::signals::Signals;
 
@@ -106,8 +107,9 @@ struct Servers<'a> {
     /// The program of the servers after an upgrade, and the one of an upgrade under way.
     upgraded: Option<File>,
     installed: Option<File>,
-    /// The programs to tell when the first server serves; `None` afterwards.
-    ready: Option<Ready>,
+    /// The programs to tell when the first server serves, and what the service manager then forgets;
+    /// `None` afterwards.
+    ready: Option<(Ready, Stored)>,
     /// Why the keeper cannot go on after the start of the first server.
     failure: Option<Failure>,
 }
@@ -138,6 +140,7 @@ impl Servers<'_> {
             interface: self.interface.to_owned(),
             shares_host: self.settings.share_host,
             hold: Duration::from_secs(self.settings.hold.map_or(HOLD_S, |hold| hold.get() as u64)),
+            leaves: self.settings.fd_store && store::is_there(),
             owner: self.settings.user.as_ref().map(|user| (user.uid, user.gid)),
             path: path.clone(),
         };
@@ -150,8 +153,27 @@ impl Servers<'_> {
             Supervision::Ended(status) => Ok(exit_code(status)),
             Supervision::GaveUp(_) => Ok(ExitCode::FAILURE),
             Supervision::Stopped => Ok(ExitCode::SUCCESS),
+            Supervision::Left(objects) => {
+                if let Err(error) = store::leave(&objects, &self.device()) {
+                    return Err(Failure::new(format!(
+                        "the service manager's descriptor store: {}; the sessions end",
+                        says(&error)
+                    )));
+                }
+                tracing::info!(objects = objects.len(), "left to the next keeper of the service");
+                Ok(ExitCode::SUCCESS)
+            }
         }
     }
+
+    /// Returns the name of the device that an earlier keeper must have served, too.
+    fn device(&self) -> String {
+        device(self.interface, self.is_tap)
+    }
+}
+
+fn device(interface: &str, is_tap: bool) -> String {
+    format!("{}{interface}", if is_tap { "tap:" } else { "" })
 }
 
 /// Returns the failure of a keeper.
@@ -247,12 +269,13 @@ impl Supervised for Servers<'_> {
     }
 
     fn ready(&mut self) -> io::Result<()> {
-        let Some(ready) = self.ready.take() else { return Ok(()) };
+        let Some((ready, stored)) = self.ready.take() else { return Ok(()) };
         if let Err(failure) = self.give_up_rights() {
             self.failure = Some(failure);
             return Err(io::Error::other("not confined"));
         }
         ready.tell(self.interface, self.socket);
+        stored.forget();
         Ok(())
     }
 
@@ -266,12 +289,13 @@ pub(super) fn supervise_servers(
     settings: &Settings,
     interface: &str,
     (socket, is_tap): (&Path, bool),
-    ready: Ready,
+    (ready, given): (Ready, Objects),
     signals: &Signals,
 ) -> Result<ExitCode, Failure> {
     let failed = |error: io::Error| failed(&keeper_path(socket), &error);
     let text = settings.clone().to_text()?;
-    let own = vec![(SETTINGS.to_owned(), in_memory(&text).map_err(failed)?)];
+    let (mut objects, stored) = store::left(given, &device(interface, is_tap));
+    objects.push((SETTINGS.to_owned(), in_memory(&text).map_err(failed)?));
     // An upgrade replaces the file at this path, and not this process' own.
     let program = std::env::current_exe().map_err(failed)?;
     let servers = Servers {
@@ -283,10 +307,10 @@ pub(super) fn supervise_servers(
         path: program,
         upgraded: None,
         installed: None,
-        ready: Some(ready),
+        ready: Some((ready, stored)),
         failure: None,
     };
-    servers.supervise(Begin::New(own))
+    servers.supervise(Begin::New(objects))
 }
 
 /// Returns the exit code of a server as the keeper's own. The server has printed the reason.

@@ -75,6 +75,12 @@ pub(crate) struct Settings {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) share_host: bool,
+    /// At SIGTERM, leave all sessions to the service manager's descriptor store, so that applications
+    /// keep their connections when the service is restarted, not only stopped: for systemd units with
+    /// FileDescriptorStoreMax=
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) fd_store: bool,
     /// Seconds, 0 to 3600, for which the keeper holds applications' flows, ports and sessions while
     /// no server serves, so that the kernel does not answer for them; 10 by default. 0: no server
     /// follows one that is killed
@@ -269,6 +275,7 @@ impl Settings {
             subnet: list(self.subnet, file.subnet),
             lease: list(self.lease, file.lease),
             share_host: self.share_host || file.share_host,
+            fd_store: self.fd_store || file.fd_store,
             hold: self.hold.or(file.hold),
             mtu: self.mtu.or(file.mtu),
             socket: self.socket.or(file.socket),

@@ -14,6 +14,7 @@ mod offloads;
 mod own_queues;
 mod policies;
 mod refusals;
+mod restarting;
 mod resuming;
 mod running;
 mod serving;

@@ -263,37 +263,71 @@ pub(crate) fn serve_from(
     socket: &str,
     arguments: &[&str],
 ) -> Running {
-    let file = fs::File::create(log_of(directory, socket)).unwrap();
-    let served = serve_by(plain(program), directory, socket, arguments, file.into());
+    let served = Starting::with(plain(program), directory, socket, arguments).ready();
     served.unwrap_or_else(|said| panic!("{said}"))
 }
 
 fn serve_by(
-    mut program: Command,
+    program: Command,
     directory: &Directory,
     socket: &str,
     arguments: &[&str],
     to: Stdio,
 ) -> Result<Running, String> {
-    let path = directory.text(socket);
-    let log = log_of(directory, socket);
-    let mut child = program
-        .args(["serve", "--socket", &path, "--ready-fd", "1", "--confine", "kill"])
-        .args(arguments)
-        .stdout(Stdio::piped())
-        .stderr(to)
-        .spawn()
-        .unwrap();
-    let mut ready = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    ready.read_line(&mut line).unwrap();
-    if !line.starts_with("ready ") {
-        let _ = child.kill();
-        let _ = child.wait();
-        return Err(fs::read_to_string(&log).unwrap_or_default());
+    Starting::spawn(program, directory, socket, arguments, to).ready()
+}
+
+/// A server that is not ready yet.
+pub(crate) struct Starting {
+    child: Child,
+    socket: String,
+    log: PathBuf,
+}
+
+impl Starting {
+    /// Starts a server by a command that takes the arguments of the program.
+    pub(crate) fn with(
+        program: Command,
+        directory: &Directory,
+        socket: &str,
+        arguments: &[&str],
+    ) -> Starting {
+        let file = fs::File::create(log_of(directory, socket)).unwrap();
+        Starting::spawn(program, directory, socket, arguments, file.into())
     }
-    assert!(line.ends_with(&format!(" {path}\n")), "{line}");
-    Ok(Running { child, socket: path, log, _ready: ready })
+
+    fn spawn(
+        mut program: Command,
+        directory: &Directory,
+        socket: &str,
+        arguments: &[&str],
+        to: Stdio,
+    ) -> Starting {
+        let path = directory.text(socket);
+        let child = program
+            .args(["serve", "--socket", &path, "--ready-fd", "1", "--confine", "kill"])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(to)
+            .spawn()
+            .unwrap();
+        Starting { child, socket: path, log: log_of(directory, socket) }
+    }
+
+    /// Waits until the server is ready. Returns its output if it does not become ready.
+    pub(crate) fn ready(self) -> Result<Running, String> {
+        let Starting { mut child, socket, log } = self;
+        let mut ready = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        ready.read_line(&mut line).unwrap();
+        if !line.starts_with("ready ") {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(fs::read_to_string(&log).unwrap_or_default());
+        }
+        assert!(line.ends_with(&format!(" {socket}\n")), "{line}");
+        Ok(Running { child, socket, log, _ready: ready })
+    }
 }
 
 impl Running {

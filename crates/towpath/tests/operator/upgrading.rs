@@ -78,7 +78,7 @@ impl Flow {
 }
 
 /// Sends and receives datagrams between an application and the kernel while `upgrade` runs.
-fn under_traffic(server: &Running, upgrade: impl FnOnce(&dyn Fn())) {
+pub(crate) fn under_traffic(server: &Running, upgrade: impl FnOnce(&dyn Fn())) {
     let network = Network::attach(&server.socket).unwrap();
     let own = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4).unwrap();
     let application = UdpSocket::bind(&network, (own, 5000)).unwrap();

@@ -1,0 +1,216 @@
+//! A restart of the service: the keeper leaves everything to the service manager's descriptor store,
+//! and the next one goes on. The service manager is this test; the package's tests have systemd.
+
+use std::collections::HashSet;
+use std::fs;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::Signal;
+use towpath_client::{Lost, Options, Session};
+
+use crate::running::*;
+use crate::serving::link_exists;
+use crate::upgrading::under_traffic;
+
+const ARGUMENTS: [&str; 5] = ["--device", "tap:opA", "--address", "10.77.0.1/24", "--fd-store"];
+
+/// The first number of a descriptor that the test gives to a service: beyond its own.
+const FROM: i32 = 500;
+
+/// A service manager's store.
+struct Manager {
+    path: String,
+    held: Arc<Mutex<Vec<(String, OwnedFd)>>>,
+}
+
+impl Manager {
+    /// Starts with at most `room` descriptors.
+    fn start(directory: &Directory, room: usize) -> Manager {
+        let path = directory.text("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        let held = Arc::new(Mutex::new(Vec::new()));
+        let store = held.clone();
+        std::thread::spawn(move || {
+            loop {
+                let (text, descriptors) = receive(&socket);
+                let lines: HashSet<&str> = text.lines().collect();
+                let name = lines.iter().find_map(|line| line.strip_prefix("FDNAME="));
+                let mut held = store.lock().unwrap();
+                if lines.contains("FDSTORE=1") {
+                    assert!(lines.contains("FDPOLL=0"), "{text}");
+                    let name = name.unwrap();
+                    assert!(!name.contains(':') && name.len() <= 255, "{name}");
+                    held.extend(descriptors.into_iter().map(|one| (name.to_owned(), one)));
+                    held.truncate(room);
+                } else if lines.contains("FDSTOREREMOVE=1") {
+                    held.retain(|(one, _)| one != name.unwrap());
+                }
+            }
+        });
+        Manager { path, held }
+    }
+
+    fn count(&self) -> usize {
+        self.held.lock().unwrap().len()
+    }
+
+    /// Closes everything, as at the stop of a service.
+    fn close(&self) {
+        self.held.lock().unwrap().clear();
+    }
+
+    /// Starts the service with what the store has.
+    fn serve(&self, directory: &Directory, arguments: &[&str]) -> Running {
+        let held = self.held.lock().unwrap();
+        let mut script = String::new();
+        let mut copies = Vec::new();
+        for (number, (_, object)) in held.iter().enumerate() {
+            let copy = rustix::io::fcntl_dupfd_cloexec(object, FROM).unwrap();
+            rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty()).unwrap();
+            script += &format!("exec {}<&{}-\n", 3 + number, copy.as_raw_fd());
+            copies.push(copy);
+        }
+        let names: Vec<_> = held.iter().map(|(name, _)| name.as_str()).collect();
+        script += "LISTEN_PID=$$ exec \"$0\" \"$@\"";
+        let mut command: Command = plain("bash");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_towpath")]);
+        command.env("NOTIFY_SOCKET", &self.path);
+        if !names.is_empty() {
+            command.env("LISTEN_FDS", names.len().to_string());
+            command.env("LISTEN_FDNAMES", names.join(":"));
+        }
+        let starting = Starting::with(command, directory, "s.sock", arguments);
+        // Before it serves, the service says what the manager is to forget, and it has the only copies
+        // then.
+        drop((held, copies));
+        starting.ready().unwrap_or_else(|said| panic!("{said}"))
+    }
+}
+
+/// Receives a message with its descriptors.
+fn receive(socket: &UnixDatagram) -> (String, Vec<OwnedFd>) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; 4096];
+    let received = recvmsg(
+        socket,
+        &mut [std::io::IoSliceMut::new(&mut bytes)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    );
+    let count = received.unwrap().bytes;
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    (String::from_utf8_lossy(&bytes[..count]).into_owned(), descriptors)
+}
+
+/// Sends SIGTERM, and waits until the keeper has ended.
+fn ends(server: &Running) {
+    signal(&server.child, Signal::TERM);
+    until("the keeper ends", || {
+        let status = fs::read_to_string(format!("/proc/{}/status", server.child.id()));
+        status.is_ok_and(|status| status.contains("State:\tZ"))
+    });
+}
+
+/// A restart loses no datagram, repeats none, and changes the order of none.
+#[test]
+fn a_restart_of_the_service_loses_and_duplicates_nothing() {
+    towpath_testkit::isolated!(|| {
+        if !tun("restarting::a_restart_of_the_service_loses_and_duplicates_nothing") {
+            return;
+        }
+        let directory = Directory::new();
+        let manager = Manager::start(&directory, usize::MAX);
+        let mut server = manager.serve(&directory, &ARGUMENTS);
+        let mut quiet = Session::attach(&server.socket, &Options::default()).unwrap();
+        for restarts in 1..=3 {
+            let mut next = None;
+            under_traffic(&server, |goes_on| {
+                ends(&server);
+                assert!(manager.count() > 10);
+                let server = manager.serve(&directory, &ARGUMENTS);
+                goes_on();
+                until("the manager forgets", || manager.count() == 0);
+                next = Some(server);
+            });
+            server = next.unwrap();
+            while quiet.statistics().resumptions < restarts {
+                assert!(quiet.wait(Some(LIMIT)).unwrap());
+            }
+        }
+        // An upgrade changes nothing of that.
+        prints(&mut towpath(&["upgrade", &server.socket]));
+        ends(&server);
+        // A stop: the service manager closes everything.
+        manager.close();
+        until("the interface is gone", || !link_exists("opA"));
+        let error = loop {
+            match quiet.wait(Some(LIMIT)) {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error, Lost::ServerGone);
+    });
+}
+
+/// A keeper of another device, and one that does not get everything, say so, and serve.
+#[test]
+fn what_does_not_fit_is_closed() {
+    towpath_testkit::isolated!(|| {
+        if !tun("restarting::what_does_not_fit_is_closed") {
+            return;
+        }
+        let directory = Directory::new();
+        let manager = Manager::start(&directory, usize::MAX);
+        let server = manager.serve(&directory, &ARGUMENTS);
+        let _session = Session::attach(&server.socket, &Options::default()).unwrap();
+        ends(&server);
+        let other = ["--device", "tap:opB", "--address", "10.78.0.1/24", "--fd-store"];
+        let mut server = manager.serve(&directory, &other);
+        assert!(server.log().contains("it is of tap:opA, and this keeper serves tap:opB"));
+        assert_eq!(manager.count(), 0);
+        assert!(!link_exists("opA") && link_exists("opB"));
+        assert!(server.report()["sessions"].as_array().unwrap().is_empty());
+        ends(&server);
+        assert_eq!(server.stop(Signal::TERM).code(), Some(0));
+        manager.close();
+
+        let directory = Directory::new();
+        let manager = Manager::start(&directory, 5);
+        let server = manager.serve(&directory, &ARGUMENTS);
+        let _session = Session::attach(&server.socket, &Options::default()).unwrap();
+        ends(&server);
+        assert_eq!(manager.count(), 5);
+        let server = manager.serve(&directory, &ARGUMENTS);
+        assert!(server.log().contains("a larger FileDescriptorStoreMax="), "{}", server.log());
+        Session::attach(&server.socket, &Options::default()).unwrap();
+        ends(&server);
+    });
+}
+
+/// Without a service manager, a server with the option ends in order, as without it.
+#[test]
+fn without_a_service_manager_the_sessions_end() {
+    towpath_testkit::isolated!(|| {
+        if !tun("restarting::without_a_service_manager_the_sessions_end") {
+            return;
+        }
+        let directory = Directory::new();
+        let mut server = serve(&directory, "s.sock", &ARGUMENTS);
+        let mut session = Session::attach(&server.socket, &Options::default()).unwrap();
+        assert!(server.stop(Signal::TERM).success());
+        assert!(!link_exists("opA"));
+        assert!(session.wait(Some(LIMIT)).is_err());
+    });
+}
