@@ -13,7 +13,7 @@ use super::ends::{Ends, LONGEST_PAUSE, Next, describe, is_defect};
 use super::hang_watch::HangWatch;
 use super::inheritance::Inheritance;
 use super::listener::Listener;
-use super::options::{KeeperOptions, UPGRADE_TIMEOUT, keeper_connection};
+use super::options::{KeeperOptions, OWN, UPGRADE_TIMEOUT, keeper_connection};
 use super::process::{Keeper, timeout};
 use super::server_process::ServerProcess;
 use crate::position::{Crash, Positions};
@@ -98,7 +98,8 @@ pub enum Supervision {
 /// How a supervision begins.
 #[derive(Debug)]
 pub enum Begin {
-    /// It starts the first server. The keeper holds these objects, by name.
+    /// It starts the first server. The keeper holds these objects, by name: its own, and those of
+    /// [`Supervision::Left`].
     New(Vec<(String, OwnedFd)>),
     /// An earlier program of this process has left a server that serves.
     Inherited(Inherited),
@@ -217,8 +218,10 @@ struct Supervisor<'a> {
 impl Supervisor<'_> {
     /// Serves one server after the other.
     fn run(mut self, first: First) -> io::Result<Supervision> {
-        let (mut ends, mut crash) = (Ends::default(), None);
-        let mut first = Some(first);
+        // An earlier keeper's servers have served.
+        let goes_on = self.keeper.held.all().any(|(name, _)| !name.starts_with(OWN));
+        let mut ends = if goes_on { Ends::from_now() } else { Ends::default() };
+        let (mut first, mut crash) = (Some(first), None);
         loop {
             self.serve_by = ends.serve_by(self.options.hold);
             let begun = Instant::now();

@@ -22,7 +22,7 @@ use super::directory::lock_path;
 use super::log::start_log;
 use super::ready::{Ready, inherited};
 use super::settings::{HOLD_S, Level, Settings};
-use super::store::{self, Objects, Stored};
+use super::store::{self, Objects};
 use crate::failure::{Failure, remedy, says};
 use crate::signals::Signals;
 
@@ -107,9 +107,8 @@ struct Servers<'a> {
     /// The program of the servers after an upgrade, and the one of an upgrade under way.
     upgraded: Option<File>,
     installed: Option<File>,
-    /// The programs to tell when the first server serves, and what the service manager then forgets;
-    /// `None` afterwards.
-    ready: Option<(Ready, Stored)>,
+    /// The programs to tell when the first server serves; `None` afterwards.
+    ready: Option<Ready>,
     /// Why the keeper cannot go on after the start of the first server.
     failure: Option<Failure>,
 }
@@ -269,13 +268,12 @@ impl Supervised for Servers<'_> {
     }
 
     fn ready(&mut self) -> io::Result<()> {
-        let Some((ready, stored)) = self.ready.take() else { return Ok(()) };
+        let Some(ready) = self.ready.take() else { return Ok(()) };
         if let Err(failure) = self.give_up_rights() {
             self.failure = Some(failure);
             return Err(io::Error::other("not confined"));
         }
         ready.tell(self.interface, self.socket);
-        stored.forget();
         Ok(())
     }
 
@@ -294,7 +292,7 @@ pub(super) fn supervise_servers(
 ) -> Result<ExitCode, Failure> {
     let failed = |error: io::Error| failed(&keeper_path(socket), &error);
     let text = settings.clone().to_text()?;
-    let (mut objects, stored) = store::left(given, &device(interface, is_tap));
+    let mut objects = store::left(given, &device(interface, is_tap));
     objects.push((SETTINGS.to_owned(), in_memory(&text).map_err(failed)?));
     // An upgrade replaces the file at this path, and not this process' own.
     let program = std::env::current_exe().map_err(failed)?;
@@ -307,7 +305,7 @@ pub(super) fn supervise_servers(
         path: program,
         upgraded: None,
         installed: None,
-        ready: Some((ready, stored)),
+        ready: Some(ready),
         failure: None,
     };
     servers.supervise(Begin::New(objects))

@@ -100,8 +100,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         pcap = Some((path, wrapped.status()));
         device = Box::new(wrapped);
     }
-    if let Some(busy_poll) = xdp_sockets.filter(|_| !args.again) {
-        keeper.allow_xdp_sockets(busy_poll).map_err(failed)?;
+    if let Some(busy_poll) = xdp_sockets {
+        let allowed = keeper.allow_xdp_sockets(busy_poll);
+        // Once a server has served, the keeper changes nothing of this.
+        allowed.or_else(|error| if args.again { Ok(()) } else { Err(failed(error)) })?;
     }
     device.set_keeper(Arc::new(keeper.clone()));
     let shares = settings.share_host;

@@ -48,24 +48,6 @@ struct List {
 /// The objects of a keeper, by name.
 pub(super) type Objects = Vec<(String, OwnedFd)>;
 
-/// The names that the service manager's store has.
-#[derive(Debug, Default)]
-pub(super) struct Stored(BTreeSet<String>);
-
-impl Stored {
-    /// Has the service manager close its copies. Without this, it would give them to a later keeper
-    /// once more.
-    pub(super) fn forget(self) {
-        for name in self.0 {
-            let message = [NotifyState::FdStoreRemove, NotifyState::FdName(&name)];
-            if let Err(error) = sd_notify::notify(&message) {
-                warn!("the service manager's descriptor store: {}", says(&error));
-                return;
-            }
-        }
-    }
-}
-
 /// Returns `true` if there is a service manager that may have a store.
 pub(super) fn is_there() -> bool {
     std::env::var_os("NOTIFY_SOCKET").is_some()
@@ -82,12 +64,15 @@ pub(super) fn take() -> io::Result<Objects> {
         .collect()
 }
 
-/// Returns what an earlier keeper of this device left, and the names under which the service manager
-/// still has it. Has everything closed that is of no use.
-pub(super) fn left(mut given: Objects, device: &str) -> (Objects, Stored) {
-    let stored = Stored(given.iter().map(|(name, _)| name.clone()).collect());
+/// Returns what an earlier keeper of this device left. Closes everything that is of no use. Has the
+/// service manager close its copies, because the next server may need the kernel to free some of
+/// these objects.
+pub(super) fn left(mut given: Objects, device: &str) -> Objects {
     if given.is_empty() {
-        return (given, stored);
+        return given;
+    }
+    if let Err(error) = forget(&given) {
+        warn!("the service manager keeps copies of what an earlier keeper left: {}", says(&error));
     }
     let mut lists: Vec<_> = given.extract_if(.., |(name, _)| name == LIST).collect();
     match check(lists.pop().map(|(_, list)| list), device) {
@@ -101,14 +86,20 @@ pub(super) fn left(mut given: Objects, device: &str) -> (Objects, Stored) {
         ),
         Err(why) => {
             warn!("what an earlier keeper left is of no use: {why}");
-            // Its interface, for example, must be free before the server opens this one.
-            drop(given);
-            stored.forget();
-            let _ = barrier();
-            return (Vec::new(), Stored::default());
+            given.clear();
         }
     }
-    (given, stored)
+    given
+}
+
+/// Has the service manager close its copies. Without this, it would give them to a later keeper once
+/// more.
+fn forget(given: &Objects) -> io::Result<()> {
+    let names: BTreeSet<&str> = given.iter().map(|(name, _)| name.as_str()).collect();
+    for name in names {
+        sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)])?;
+    }
+    barrier()
 }
 
 /// Returns the number of objects in a list; an error says why the objects are of no use.
@@ -206,16 +197,14 @@ mod tests {
         let list = |device: &str, format: u32| {
             serde_json::to_string(&List { format, device: device.to_owned(), objects: 2 }).unwrap()
         };
-        let (taken, stored) = left(given(Some(&list("tap:tap0", FORMAT))), "tap:tap0");
+        let taken = left(given(Some(&list("tap:tap0", FORMAT))), "tap:tap0");
         assert_eq!(names(&taken), ["session-1-record", "device-tap.0"]);
-        assert_eq!(stored.0.len(), 3);
         for wrong in
             [Some(&list("xdp:eth0", FORMAT)), Some(&list("tap:tap0", 2)), Some(&"{".into()), None]
         {
-            let (taken, stored) = left(given(wrong.map(String::as_str)), "tap:tap0");
-            assert!(taken.is_empty() && stored.0.is_empty(), "{wrong:?}");
+            let taken = left(given(wrong.map(String::as_str)), "tap:tap0");
+            assert!(taken.is_empty(), "{wrong:?}");
         }
-        let (taken, stored) = left(Vec::new(), "tap:tap0");
-        assert!(taken.is_empty() && stored.0.is_empty());
+        assert!(left(Vec::new(), "tap:tap0").is_empty());
     }
 }
