@@ -4,6 +4,7 @@
 //! and says so. It never receives.
 
 use std::io::BufRead;
+use std::net::Ipv4Addr;
 
 use towpath_client::{Options, Rule, Session};
 
@@ -28,12 +29,27 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{ip} {mac}");
     for line in std::io::stdin().lock().lines() {
         let line = line?;
-        // Broadcast: the far end needs no address.
-        let mut packet = [&[0xff; 6][..], &own, &[0x88, 0xb5], line.as_bytes()].concat();
-        packet.resize(60, 0);
-        session.send_bytes(sender, &packet)?;
+        session.send_bytes(sender, &datagram(own, ip, line.as_bytes()))?;
         let _ = session.flush_now();
         println!("sent {line}");
     }
     Ok(())
+}
+
+/// Returns a broadcast from port 1000 to port 7: for the far end of any device.
+fn datagram(mac: [u8; 6], ip: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
+    let length = |headers: usize| ((headers + payload.len()) as u16).to_be_bytes();
+    let mut header = vec![0x45, 0];
+    header.extend(length(28));
+    // No fragments, 64 hops, UDP.
+    header.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+    header.extend(ip.octets());
+    header.extend([255; 4]);
+    let words = header.chunks(2).map(|two| u32::from(u16::from_be_bytes([two[0], two[1]])));
+    let sum: u32 = words.sum();
+    let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    header[10..12].copy_from_slice(&checksum.to_be_bytes());
+    // Without a checksum of UDP (RFC 768).
+    let udp = [&1000u16.to_be_bytes()[..], &7u16.to_be_bytes(), &length(8), &[0, 0]].concat();
+    [&[0xff; 6][..], &mac, &[0x08, 0x00], &header, &udp, payload].concat()
 }

@@ -92,10 +92,11 @@ impl LoopbackDevice {
             rx_offload: config.offloads,
             tx_asynchronous: config.tx_asynchronous || config.timing.is_late(),
         };
+        // Locally administered, unicast (IEEE 802, 8.2.2); the letters say "loop".
+        let fixed = [0x02, b'l', b'o', b'o', b'p', letter];
         let info = Info {
             name: format!("{}-{letter:x}", config.name),
-            // Locally administered, unicast (IEEE 802, 8.2.2); the letters say "loop".
-            mac: [0x02, b'l', b'o', b'o', b'p', letter],
+            mac: config.mac.filter(|_| end == 0).unwrap_or(fixed),
             mtu: config.mtu,
             can,
             queues: config.queues,

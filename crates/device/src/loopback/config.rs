@@ -11,6 +11,8 @@ use crate::{ETHERNET_HEADER_BYTES, LARGE_PACKET_BYTES, MAX_PARTS, VLAN_TAG_BYTES
 pub struct Config {
     /// The name of both ends, to which `-a` and `-b` are appended.
     pub name: String,
+    /// The MAC address of the first end; `None` for a fixed one, as the second end has.
+    pub mac: Option<[u8; 6]>,
     /// The largest IP packet, in bytes; 68 to 65535.
     pub mtu: usize,
     /// The number of packets that each direction holds, and of empty buffers that each end takes; 1
@@ -52,6 +54,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             name: "loopback".to_owned(),
+            mac: None,
             mtu: 1500,
             ring_packets: 256,
             tx_descriptors: 1024,
