@@ -345,26 +345,8 @@ impl Supervisor<'_> {
             if self.keeper.is_ready && !self.is_late && !std::mem::replace(&mut is_ready, true) {
                 self.finish_upgrade(process);
             }
-            while others & SIGNALLED != 0
-                && let Some(signal) = self.supervised.take_signal()
-            {
-                let mut sent = Signal::from_named_raw(signal);
-                if signal != libc::SIGHUP {
-                    self.keeper.is_told_to_end = true;
-                    if self.options.leaves && signal == libc::SIGTERM {
-                        self.is_leaving = true;
-                        self.handover = Handover::Leaving(Instant::now() + UPGRADE_TIMEOUT);
-                        sent = Some(LEAVE);
-                    }
-                    if asked_at.is_some_and(|first| first.elapsed() > TOGETHER) {
-                        // The server takes too long.
-                        sent = Some(Signal::KILL);
-                    }
-                    asked_at.get_or_insert_with(Instant::now);
-                }
-                if let Some(signal) = sent {
-                    process.signal(signal);
-                }
+            if others & SIGNALLED != 0 {
+                self.pass_signals_on(process, &mut asked_at);
             }
             if others & ENDED != 0 {
                 // The server may have sent more before it ended.
@@ -388,6 +370,30 @@ impl Supervisor<'_> {
                 self.wait(&[process.as_fd()], None)?;
             } else {
                 self.begin_upgrade(process);
+            }
+        }
+    }
+
+    /// Passes the signals that have arrived on to a server. `asked_at`: the first one that asked for the
+    /// end.
+    fn pass_signals_on(&mut self, process: &ServerProcess, asked_at: &mut Option<Instant>) {
+        while let Some(signal) = self.supervised.take_signal() {
+            let mut sent = Signal::from_named_raw(signal);
+            if signal != libc::SIGHUP {
+                self.keeper.is_told_to_end = true;
+                if self.options.leaves && signal == libc::SIGTERM {
+                    self.is_leaving = true;
+                    self.handover = Handover::Leaving(Instant::now() + UPGRADE_TIMEOUT);
+                    sent = Some(LEAVE);
+                }
+                if asked_at.is_some_and(|first| first.elapsed() > TOGETHER) {
+                    // The server takes too long.
+                    sent = Some(Signal::KILL);
+                }
+                asked_at.get_or_insert_with(Instant::now);
+            }
+            if let Some(signal) = sent {
+                process.signal(signal);
             }
         }
     }
