@@ -253,6 +253,12 @@ pub trait Device: Send {
         Ok(None)
     }
 
+    /// Returns `true` if the memory of the queue's packets is kept for the next server, although the
+    /// device reaches all memory: packets may be in it that no session has yet. `false` by default.
+    fn keeps_memory(&self) -> bool {
+        false
+    }
+
     /// Returns the function that takes over from the device of an earlier server. The server calls
     /// this method once, when it has added all filters of resumed sessions. Until the returned
     /// function has run, in any thread, what the earlier server attached to the interface stays in

@@ -9,18 +9,18 @@ use towpath_memory::{HUGE_PAGE_BYTES, Region};
 const NAME: &str = "towpath-packets";
 
 /// Allocates zeroed memory for a device's packets, which this process alone writes: in huge pages
-/// if enough of them are free. Memory that the device reaches by itself is a memory file, whose
-/// descriptor a keeper can hold.
+/// if enough of them are free. `is_kept`: the memory is a memory file, whose descriptor a keeper can
+/// hold, and a device can reach it by itself.
 ///
 /// # Errors
 /// `ENOMEM` when there is no memory; other errors of making and mapping a memory file.
-pub fn packet_memory(bytes: usize, device_reaches: bool) -> io::Result<(Region, Option<OwnedFd>)> {
+pub fn packet_memory(bytes: usize, is_kept: bool) -> io::Result<(Region, Option<OwnedFd>)> {
     if bytes >= HUGE_PAGE_BYTES
         && let Ok((region, file)) = Region::in_huge_pages(NAME, bytes)
     {
-        return Ok((region, device_reaches.then_some(file)));
+        return Ok((region, is_kept.then_some(file)));
     }
-    if !device_reaches {
+    if !is_kept {
         return Ok((Region::private(bytes)?, None));
     }
     let (region, file) = Region::in_kept_file(NAME, bytes)?;
@@ -37,11 +37,10 @@ mod tests {
     /// takes them meanwhile. It is the same memory without.
     #[test]
     fn there_is_memory_whatever_pages_are_free() {
-        for (bytes, device_reaches) in
-            [(1, true), (PAGE_BYTES, false), (3 << 20, true), (3 << 20, false)]
+        for (bytes, is_kept) in [(1, true), (PAGE_BYTES, false), (3 << 20, true), (3 << 20, false)]
         {
-            let (mut region, file) = packet_memory(bytes, device_reaches).unwrap();
-            assert_eq!(file.is_some(), device_reaches);
+            let (mut region, file) = packet_memory(bytes, is_kept).unwrap();
+            assert_eq!(file.is_some(), is_kept);
             assert_eq!(region.len(), bytes.next_multiple_of(PAGE_BYTES), "not rounded up further");
             assert!(region.copy_in(bytes - 1, &[7]));
             assert_eq!(region.bytes(bytes - 1, 1), Some([7].as_slice()));

@@ -7,36 +7,29 @@
 //!
 //! The descriptor is the interface: when the last descriptor is closed, an interface that is not
 //! persistent vanishes with its addresses and routes. So the driver never closes and reopens it.
-//!
-//! Unsafe lives here for `read` and `writev` on addresses of data spaces. A peer may be writing
-//! there, so the driver may form no reference, and the safe wrappers take references.
+//! Packets that a server has read and not delivered outlive it, too ([`hand`]).
 
+mod hand;
 mod open;
+mod queue;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::event::epoll;
 use towpath_netlink::{LinkWatch, Netlink, Watched};
 
-use crate::check::PacketLimits;
-use crate::gather;
-use crate::virtio::{self, HEADER_BYTES};
 use crate::{
-    Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
-    ETHERNET_HEADER_BYTES, Event, Info, Kick, LARGE_FRAME_BYTES, Limits, Outcome,
-    POOL_HEADROOM_BYTES, Packet, Received, SpaceId, Spaces, VLAN_TAG_BYTES,
+    Capabilities, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, EarlierObjects, Event,
+    Info, LARGE_FRAME_BYTES, Limits, POOL_HEADROOM_BYTES, Spaces, VLAN_TAG_BYTES,
 };
+
+use hand::Hand;
+use queue::TapQueue;
 
 pub use open::TapError;
 
-/// The maximum number of empty buffers that the driver holds.
-const RX_BUFFERS: usize = 512;
-/// The maximum number of tokens for `tx_complete`. The driver takes no more packets until the
-/// engine fetches some.
-const TX_TOKENS: usize = 1024;
 /// The interface, and the driver's requests for it.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -64,25 +57,12 @@ pub struct TapDevice {
     watch: Option<LinkWatch>,
     /// The last state of the link that the driver reported.
     link_up: bool,
-}
-
-/// The one queue of the interface.
-struct TapQueue {
-    info: Info,
-    fd: Arc<OwnedFd>,
-    /// An epoll that becomes readable when `fd` has an awaited event: readable if there are empty
-    /// buffers, writable if packets found no room. `fd` itself would be readable also without a
-    /// buffer to read into.
-    sleep: OwnedFd,
-    /// The events that `sleep` waits for.
-    waits_for: epoll::EventFlags,
-    buffers: VecDeque<(SpaceId, u32)>,
-    done: VecDeque<Completion>,
-    /// `true` if the last read found nothing.
-    drained: bool,
-    /// `true` if the last write found no room.
-    full: bool,
-    counters: Counters,
+    /// The ledger of the packets in hand.
+    ledger: OwnedFd,
+    /// What an earlier server had in hand, for the first queue.
+    left: VecDeque<Vec<u8>>,
+    /// Packets of the earlier server that the driver dropped.
+    left_dropped: u64,
 }
 
 impl TapDevice {
@@ -115,6 +95,7 @@ impl TapDevice {
         };
         open::set_header(fd.as_fd()).map_err(refused("TUNSETVNETHDRSZ"))?;
         let granted = open::set_offloads(fd.as_fd(), offloads).map_err(refused("TUNSETOFFLOAD"))?;
+        let ledger = Hand::file().map_err(refused("memory for its ledger"))?;
         let longest = if granted {
             LARGE_FRAME_BYTES
         } else {
@@ -144,7 +125,23 @@ impl TapDevice {
         };
         let index = Netlink::open().and_then(|mut netlink| netlink.index(&info.name));
         let watch = index.and_then(LinkWatch::new).ok();
-        Ok(TapDevice { info, fd: Arc::new(fd), watch, link_up: true })
+        let (left, left_dropped) = (VecDeque::new(), 0);
+        Ok(TapDevice { info, fd: Arc::new(fd), watch, link_up: true, ledger, left, left_dropped })
+    }
+
+    /// Receives what an earlier server of this interface had in hand, as if it came first. After a
+    /// crash or a hang, drops it and counts it, because a packet may be the cause.
+    ///
+    /// # Errors
+    /// If the earlier server's memory cannot be read.
+    pub fn receive_left(&mut self, earlier: &EarlierObjects) -> io::Result<()> {
+        let left = hand::left(earlier)?;
+        let count = left.len();
+        if !earlier.is_after_crash() {
+            self.left.extend(left.into_iter().flatten());
+        }
+        self.left_dropped += (count - self.left.len()) as u64;
+        Ok(())
     }
 }
 
@@ -163,7 +160,19 @@ impl Device for TapDevice {
         if index != 0 || is_open {
             return Err(DeviceError::no_queue(&self.info.name, index == 0));
         }
-        Ok(Box::new(TapQueue::new(self.info.clone(), self.fd.clone())?))
+        let failed = |cause| {
+            let name = self.info.name.clone();
+            DeviceError::Failed { name, what: "its ledger", cause }
+        };
+        let hand = self.ledger.try_clone().and_then(Hand::new).map_err(failed)?;
+        let mut queue = TapQueue::new(self.info.clone(), self.fd.clone(), hand)?;
+        queue.left = std::mem::take(&mut self.left);
+        queue.counters.rx_dropped += std::mem::take(&mut self.left_dropped);
+        Ok(Box::new(queue))
+    }
+
+    fn keeps_memory(&self) -> bool {
+        true
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -182,93 +191,7 @@ impl Device for TapDevice {
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        vec![("device-tap", self.fd.as_fd())]
-    }
-}
-
-impl TapQueue {
-    fn new(info: Info, fd: Arc<OwnedFd>) -> Result<TapQueue, DeviceError> {
-        let failed = |what| {
-            let name = info.name.clone();
-            move |errno: rustix::io::Errno| DeviceError::Failed { name, what, cause: errno.into() }
-        };
-        let sleep = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
-        let waits_for = epoll::EventFlags::IN;
-        epoll::add(&sleep, &*fd, epoll::EventData::new_u64(0), waits_for)
-            .map_err(failed("EPOLL_CTL_ADD"))?;
-        Ok(TapQueue {
-            info,
-            fd,
-            sleep,
-            waits_for,
-            buffers: VecDeque::with_capacity(RX_BUFFERS),
-            done: VecDeque::with_capacity(TX_TOKENS),
-            drained: false,
-            full: false,
-            counters: Counters::default(),
-        })
-    }
-
-    /// Converts a system call's error into the fault of the interface as a whole.
-    fn failure(&self, what: &'static str, cause: io::Error) -> DeviceError {
-        let name = self.info.name.clone();
-        match cause.raw_os_error() {
-            // The file outlives the interface: EBADFD from then on (`tun_get` in
-            // drivers/net/tun.c).
-            Some(libc::EBADFD | libc::ENODEV | libc::ENXIO) => DeviceError::Gone { name, cause },
-            _ => DeviceError::Failed { name, what, cause },
-        }
-    }
-
-    /// Reads one packet into a buffer. Returns its length in bytes and its metadata; `None` for a
-    /// packet to drop, whose buffer is free again.
-    fn read_into(
-        &mut self,
-        spaces: &mut Spaces,
-        space: SpaceId,
-        buffer: u32,
-    ) -> io::Result<Option<(usize, crate::Meta)>> {
-        let start = buffer + (POOL_HEADROOM_BYTES - HEADER_BYTES) as u32;
-        let room = self.info.limits.rx_buffer_bytes - (POOL_HEADROOM_BYTES - HEADER_BYTES);
-        let to = spaces
-            .writable(space, start, room as u32)
-            .map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))?;
-        self.counters.system_calls += 1;
-        // SAFETY: `to` has `room` writable bytes, as just checked. The kernel writes them, and no
-        // reference to them exists.
-        let got = unsafe { libc::read(self.fd.as_raw_fd(), to.as_ptr().cast(), room) };
-        let Ok(got) = usize::try_from(got) else {
-            return Err(io::Error::last_os_error());
-        };
-        let mut header = [0; HEADER_BYTES];
-        // A read that fills the buffer to its last byte was truncated: the buffer is at least a
-        // byte longer than any allowed packet.
-        if got <= HEADER_BYTES || got == room || spaces.copy_out(space, start, &mut header).is_err()
-        {
-            return Ok(None);
-        }
-        let len = got - HEADER_BYTES;
-        Ok(virtio::meta(header, len).map(|meta| (len, meta)))
-    }
-
-    /// Writes one packet. Returns its length in bytes, or `Ok(None)` for a packet to drop.
-    fn write_out(&mut self, spaces: &Spaces, packet: &Packet<'_>) -> io::Result<Option<usize>> {
-        let limits = PacketLimits {
-            can: self.info.can,
-            // An administrator may have raised the kernel's MTU since. The kernel checks the length
-            // itself.
-            frame_bytes: LARGE_FRAME_BYTES,
-            large_bytes: LARGE_FRAME_BYTES,
-            parts: self.info.limits.tx_packet_parts,
-            registered: false,
-            pool: None,
-        };
-        let Some(len) = limits.packet_len(packet.parts, packet.meta) else { return Ok(None) };
-        let header = virtio::header(packet.meta);
-        let padding = gather::padding(len);
-        let written = gather::write(self.fd.as_fd(), &header, spaces, packet.parts, padding);
-        self.counters.system_calls += u64::from(written.is_some());
-        written.map(|written| written.map(|()| len)).transpose()
+        vec![("device-tap", self.fd.as_fd()), hand::object(&self.ledger)]
     }
 }
 
@@ -276,261 +199,5 @@ impl AsFd for TapDevice {
     /// Returns the interface's descriptor, of which another process may hold a duplicate.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-}
-
-impl DeviceQueue for TapQueue {
-    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
-        let room = (RX_BUFFERS - self.buffers.len()).min(buffers.len());
-        let len = self.info.limits.rx_buffer_bytes as u32;
-        let good = |buffer: &&u32| spaces.is_writable(space, **buffer, len);
-        let before = self.buffers.len();
-        self.buffers.extend(buffers[..room].iter().take_while(good).map(|buffer| (space, *buffer)));
-        self.buffers.len() - before
-    }
-
-    fn rx_poll(
-        &mut self,
-        spaces: &mut Spaces,
-        out: &mut Vec<Received>,
-        budget: usize,
-    ) -> Result<usize, DeviceError> {
-        let mut returned = 0;
-        // Dropped packets count against the budget too, so that bad packets cannot prolong this
-        // loop.
-        for _ in 0..budget {
-            let Some(&(space, buffer)) = self.buffers.front() else { break };
-            match self.read_into(spaces, space, buffer) {
-                Ok(Some((len, meta))) => {
-                    self.buffers.pop_front();
-                    self.counters.rx_packets += 1;
-                    self.counters.rx_bytes += len as u64;
-                    let offset = buffer + POOL_HEADROOM_BYTES as u32;
-                    out.push(Received::whole(space, buffer, offset, len as u32, meta));
-                    returned += 1;
-                }
-                Ok(None) => self.counters.rx_dropped += 1,
-                Err(cause) => match cause.raw_os_error() {
-                    Some(libc::EAGAIN) => {
-                        self.drained = true;
-                        return Ok(returned);
-                    }
-                    Some(libc::EINTR) => {}
-                    // The server removed the buffer's memory since it was provided, so the driver
-                    // drops the buffer.
-                    Some(libc::EFAULT) => {
-                        self.buffers.pop_front();
-                        self.counters.rx_dropped += 1;
-                    }
-                    _ if returned > 0 => break,
-                    _ => return Err(self.failure("read", cause)),
-                },
-            }
-        }
-        self.drained = false;
-        Ok(returned)
-    }
-
-    fn tx_submit(
-        &mut self,
-        spaces: &mut Spaces,
-        packets: &[Packet<'_>],
-    ) -> Result<usize, DeviceError> {
-        let room = TX_TOKENS - self.done.len();
-        self.full = false;
-        let mut taken = 0;
-        for packet in packets.iter().take(room) {
-            let mut completion = Completion::dropped(packet.token);
-            match self.write_out(spaces, packet) {
-                Ok(Some(len)) => {
-                    self.counters.tx_packets += 1;
-                    self.counters.tx_bytes += len as u64;
-                    completion.outcome = Outcome::Sent;
-                }
-                Ok(None) => self.counters.tx_dropped += 1,
-                Err(cause) => match cause.raw_os_error() {
-                    Some(libc::EAGAIN | libc::EINTR) => {
-                        self.full = true;
-                        break;
-                    }
-                    Some(libc::EBADFD | libc::ENODEV | libc::ENXIO) => {
-                        if taken > 0 {
-                            // The next call reports the error; this call returns how many packets
-                            // it took.
-                            break;
-                        }
-                        return Err(self.failure("write", cause));
-                    }
-                    // EIO: the interface is down, and may come up. EINVAL: the kernel refuses the
-                    // headers. ENOBUFS, ENOMEM: the kernel has no memory for a buffer now. As on
-                    // any wire, the packet is lost.
-                    _ => self.counters.tx_dropped += 1,
-                },
-            }
-            self.done.push_back(completion);
-            taken += 1;
-        }
-        Ok(taken)
-    }
-
-    /// Does nothing: the calls that took the buffers and packets did all work.
-    fn kick(&mut self, _: &mut Spaces, _: Kick) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn tx_complete(
-        &mut self,
-        out: &mut Vec<Completion>,
-        budget: usize,
-    ) -> Result<usize, DeviceError> {
-        let count = self.done.len().min(budget);
-        out.extend(self.done.drain(..count));
-        Ok(count)
-    }
-
-    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.sleep.as_fd())
-    }
-
-    /// Arms the sleep. The descriptor is level-triggered: work that comes between the last poll and
-    /// the sleep makes it readable, so no further check is necessary.
-    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
-        let receives = !self.buffers.is_empty();
-        let room_came = tx_waiting && !self.full;
-        if !self.done.is_empty() || room_came || (receives && !self.drained) {
-            return Ok(Armed::Work);
-        }
-        let mut wanted = epoll::EventFlags::empty();
-        if receives {
-            wanted |= epoll::EventFlags::IN;
-        } else {
-            // Without a buffer to read into, the driver does not wait for readable events, which
-            // would report that the interface is gone. The kernel reports that as priority data
-            // too, which a TAP never has. So to wait for priority data wakes only for the end.
-            wanted |= epoll::EventFlags::PRI;
-            self.counters.system_calls += 1;
-            open::name(&self.fd).map_err(|cause| self.failure("TUNGETIFF", cause))?;
-        }
-        if tx_waiting {
-            wanted |= epoll::EventFlags::OUT;
-        }
-        if wanted != self.waits_for {
-            self.counters.system_calls += 1;
-            epoll::modify(&self.sleep, &*self.fd, epoll::EventData::new_u64(0), wanted)
-                .map_err(|errno| self.failure("EPOLL_CTL_MOD", errno.into()))?;
-            self.waits_for = wanted;
-        }
-        Ok(Armed::Sleep)
-    }
-
-    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
-        self.counters.resets += 1;
-        buffers.extend(self.buffers.drain(..).map(|(_, buffer)| buffer));
-        self.drained = false;
-        self.full = false;
-        self.counters.system_calls += 2;
-        open::set_header(self.fd.as_fd())
-            .map_err(|cause| self.failure("TUNSETVNETHDRSZ", cause))?;
-        open::set_offloads(self.fd.as_fd(), self.info.can.rx_offload)
-            .map_err(|cause| self.failure("TUNSETOFFLOAD", cause))?;
-        Ok(())
-    }
-
-    fn counters(&self) -> Counters {
-        self.counters
-    }
-}
-
-#[cfg(test)]
-mod tests {
-
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    use towpath_memory::Region;
-
-    use super::*;
-    use crate::{Meta, Part, Space};
-
-    /// Returns a driver on a socket pair: a test can fill a socket, but hardly a TAP's descriptor.
-    fn on_sockets() -> (TapQueue, OwnedFd) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (fd, other) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        let can = Capabilities { tx_in_place: true, ..Capabilities::default() };
-        let name = "sockets".to_owned();
-        let info = Info {
-            name,
-            mac: [0; 6],
-            mtu: 1500,
-            can,
-            queues: 1,
-            limits: Limits::new(2048),
-            rx_queue_packets: 0,
-        };
-        (TapQueue::new(info, Arc::new(fd)).unwrap(), other)
-    }
-
-    fn wakes(device: &TapQueue) -> bool {
-        let fd = device.sleep_fd().unwrap();
-        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 })).unwrap() > 0
-    }
-
-    #[test]
-    fn no_room_is_back_pressure_and_room_wakes() {
-        let (mut device, other) = on_sockets();
-        let mut spaces = Spaces::default();
-        let memory = spaces.add(Space::writable(Region::private(8192).unwrap()));
-        assert_eq!(device.rx_fill(&spaces, memory, &[0]), 1);
-        assert_eq!(device.rx_poll(&mut spaces, &mut Vec::new(), 9).unwrap(), 0);
-        let parts = [Part { space: memory, offset: 4096, len: 1000 }];
-        let packets = [Packet { parts: &parts, meta: Meta::FULL, token: 1 }; 32];
-        let mut sent = 0;
-        while !device.full {
-            sent += device.tx_submit(&mut spaces, &packets).unwrap();
-            while device.tx_complete(&mut Vec::new(), 32).unwrap() > 0 {}
-            assert!(sent < 10_000, "never full");
-        }
-        let counters = device.counters();
-        assert_eq!((counters.tx_packets, counters.tx_dropped), (sent as u64, 0));
-        assert_eq!(device.arm(true).unwrap(), Armed::Sleep);
-        assert!(!wakes(&device), "woken without room");
-
-        let mut packet = [0; 2048];
-        for _ in 0..sent {
-            assert_eq!(rustix::io::read(&other, &mut packet[..]).unwrap(), 1012);
-        }
-        assert!(wakes(&device), "not woken by room");
-        assert_eq!(device.tx_submit(&mut spaces, &packets[..3]).unwrap(), 3);
-        device.tx_complete(&mut Vec::new(), 9).unwrap();
-
-        // No packet waits for room, so room does not wake.
-        assert_eq!(device.arm(false).unwrap(), Armed::Sleep);
-        assert!(!wakes(&device), "woken by room for which no packet waits");
-        rustix::io::write(&other, &[0; 100]).unwrap();
-        assert!(wakes(&device), "not woken by a packet");
-        assert_eq!(device.rx_poll(&mut spaces, &mut Vec::new(), 9).unwrap(), 1);
-    }
-
-    #[test]
-    fn tokens_are_bounded() {
-        let (mut device, other) = on_sockets();
-        let mut spaces = Spaces::default();
-        let memory = spaces.add(Space::writable(Region::private(4096).unwrap()));
-        let parts = [Part { space: memory, offset: 0, len: 60 }];
-        let packets = [Packet { parts: &parts, meta: Meta::FULL, token: 1 }; 32];
-        let (mut sent, mut packet) = (0, [0; 128]);
-        loop {
-            let taken = device.tx_submit(&mut spaces, &packets).unwrap();
-            sent += taken;
-            for _ in 0..taken {
-                rustix::io::read(&other, &mut packet[..]).unwrap();
-            }
-            if taken < packets.len() {
-                break;
-            }
-        }
-        assert_eq!(sent, TX_TOKENS);
-        assert_eq!(device.arm(true).unwrap(), Armed::Work, "there are tokens to fetch");
     }
 }

@@ -127,6 +127,10 @@ impl<W: Wrap> Device for Wrapped<W> {
         self.inner.earlier_memory(queue, bytes)
     }
 
+    fn keeps_memory(&self) -> bool {
+        self.inner.keeps_memory()
+    }
+
     fn take_over(&mut self) -> Option<TakeOver> {
         self.inner.take_over()
     }

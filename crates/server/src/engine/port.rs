@@ -75,7 +75,7 @@ pub(crate) struct DevicePort {
     spaces: Spaces,
     /// The device's pool and the bounce buffers, for reading.
     memory: Arc<Mapping>,
-    /// The file of this memory, if the device reaches only registered memory.
+    /// The file of this memory, if the next server may need it.
     file: Option<OwnedFd>,
     space: SpaceId,
     pool_buffers: u32,
@@ -154,7 +154,8 @@ impl DevicePort {
         }
         let earlier = device.earlier_memory(queue, bytes).map_err(failed)?;
         let goes_on = earlier.is_some();
-        let made = || device_memory(bytes, pool_bytes, dma.is_some(), gives_queues);
+        let is_kept = dma.is_some() || device.keeps_memory();
+        let made = || device_memory(bytes, pool_bytes, is_kept, gives_queues);
         let (mut region, file, headers) =
             earlier.map_or_else(made, |file| earlier_memory(file, bytes)).map_err(failed)?;
         let memory = region.mapping().clone();
@@ -537,11 +538,11 @@ fn earlier_memory(file: OwnedFd, bytes: usize) -> io::Result<DeviceMemory> {
 fn device_memory(
     bytes: usize,
     pool_bytes: usize,
-    device_reaches: bool,
+    is_kept: bool,
     gives_queues: bool,
 ) -> io::Result<DeviceMemory> {
     if !gives_queues {
-        let (region, file) = packet_memory(bytes, device_reaches)?;
+        let (region, file) = packet_memory(bytes, is_kept)?;
         return Ok((region, file, None));
     }
     let (region, file) = Region::private_file("towpath-packets", bytes)?;

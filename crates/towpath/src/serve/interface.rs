@@ -51,9 +51,9 @@ pub(super) fn open(
         Failure::new(format!("{name}: copying the TAP's descriptor: {error}; raise the limit of open files (ulimit -n)"))
     })?;
     let (Attached { device, xdp_sockets }, subnets) = match &served.driver {
-        Driver::Tap => return open_tap(name, settings, tap),
+        Driver::Tap => return open_tap(name, settings, tap, earlier),
         Driver::Auto if tap.is_some() || is_tap(name)? => {
-            return open_tap(name, settings, tap);
+            return open_tap(name, settings, tap, earlier);
         }
         Driver::Xdp(options) => {
             host::open(name, settings, own_queues, |wanted| wanted.xdp(options, earlier))?
@@ -82,7 +82,12 @@ fn is_tap(name: &str) -> Result<bool, Failure> {
     Ok(link.kind.as_deref() == Some(TAP_KIND))
 }
 
-fn open_tap(name: &str, settings: &Settings, adopted: Option<OwnedFd>) -> Result<Opened, Failure> {
+fn open_tap(
+    name: &str,
+    settings: &Settings,
+    adopted: Option<OwnedFd>,
+    earlier: &EarlierObjects,
+) -> Result<Opened, Failure> {
     if settings.share_host {
         return Err(Failure::usage(format!(
             "--share-host is for interfaces that the kernel keeps, such as --device xdp:eth0: the \
@@ -90,7 +95,7 @@ fn open_tap(name: &str, settings: &Settings, adopted: Option<OwnedFd>) -> Result
         )));
     }
     let device = match adopted {
-        Some(descriptor) => tap::adopt(descriptor)?,
+        Some(descriptor) => tap::adopt(descriptor, earlier)?,
         None => tap::open(name, settings)?,
     };
     Ok(Opened { xdp_sockets: None, device: Box::new(device), subnets: None })

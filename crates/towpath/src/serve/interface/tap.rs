@@ -6,14 +6,14 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use towpath_device::Device;
 use towpath_device::tap::{Options, TapDevice, TapError};
+use towpath_device::{Device, EarlierObjects};
 use towpath_netlink::Netlink;
 use tracing::warn;
 
 use super::super::settings::Settings;
 use super::super::values::Subnet;
-use crate::failure::{Failure, remedy};
+use crate::failure::{Failure, remedy, says};
 use crate::number::Number;
 
 /// The server uses all offloads of a TAP.
@@ -65,8 +65,12 @@ pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure
 }
 
 /// Goes on with the TAP of an earlier server, with the settings that the interface has now.
-pub(super) fn adopt(descriptor: OwnedFd) -> Result<TapDevice, Failure> {
-    TapDevice::from_fd(descriptor, OFFLOADS).map_err(explain)
+pub(super) fn adopt(descriptor: OwnedFd, earlier: &EarlierObjects) -> Result<TapDevice, Failure> {
+    let mut device = TapDevice::from_fd(descriptor, OFFLOADS).map_err(explain)?;
+    if let Err(error) = device.receive_left(earlier) {
+        warn!("packets that the earlier server had received are lost: {}", says(&error));
+    }
+    Ok(device)
 }
 
 fn refused(error: towpath_netlink::Error) -> Failure {

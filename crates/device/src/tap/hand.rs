@@ -1,0 +1,259 @@
+//! The packets that a server has in hand: those that its driver has read from a TAP and that the engine
+//! has not handled yet. A ledger of them outlives the server, and so does the memory that they are in. The
+//! next server's driver receives them again.
+//!
+//! A server can be killed between the kernel's write of a packet and the driver's next store. So the
+//! driver enters the buffer before it reads, and clears the frame's first bytes, the address of its
+//! receiver. No frame is to the address 0, so a buffer with another one has a packet. The driver takes
+//! its length from the packet itself, then.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use towpath_memory::{Region, own_words};
+use towpath_queue::OwnWords;
+
+use crate::virtio::HEADER_BYTES;
+use crate::{ETHERNET_HEADER_BYTES, EarlierObjects, POOL_HEADROOM_BYTES, VLAN_TAG_BYTES};
+
+/// The name of the ledger among the objects that outlive a server. It ends with the number of its
+/// layout.
+pub(super) const LEDGER: &str = "device-tap-hand-1";
+/// The name of the memory of the first lane's packets, which the server stores.
+const MEMORY: &str = "device-memory-0";
+/// The packets that can be in hand.
+pub(super) const MOST: usize = 500;
+
+/// The number of entries, and the first entry.
+const COUNT: usize = 0;
+const FIRST: usize = 1;
+const BYTES: usize = (FIRST + MOST) * 8;
+
+/// The bytes in front of a pool buffer's header.
+const SKIPPED: u64 = (POOL_HEADROOM_BYTES - HEADER_BYTES) as u64;
+/// The bytes that the driver clears before it reads.
+pub(super) const CLEARED: [u8; 8] = [0; 8];
+
+/// The ledger: words that the driver alone writes, and the next server reads after its end. An entry
+/// has the buffer's offset in its upper half, and in the lower half the length of the header and the
+/// packet; 0: the driver reads.
+#[derive(Debug)]
+pub(super) struct Hand {
+    words: OwnWords,
+    count: usize,
+}
+
+impl Hand {
+    /// Makes the file of a ledger.
+    pub(super) fn file() -> io::Result<OwnedFd> {
+        Ok(Region::in_kept_file("towpath-hand", BYTES)?.1)
+    }
+
+    /// Begins with an empty ledger in this file, which no other ledger uses.
+    pub(super) fn new(file: OwnedFd) -> io::Result<Hand> {
+        let (region, _) = Region::of_earlier_file(file, BYTES)?;
+        let mut words = own_words(region);
+        words.publish(COUNT, 0);
+        Ok(Hand { words, count: 0 })
+    }
+
+    /// Notes that the engine has handled all packets.
+    #[inline]
+    pub(super) fn clear(&mut self) {
+        if self.count > 0 {
+            self.count = 0;
+            self.words.publish(COUNT, 0);
+        }
+    }
+
+    /// Returns `true` if no other packet can be entered.
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.count == MOST
+    }
+
+    /// Enters a buffer into which the driver is about to read.
+    #[inline]
+    pub(super) fn begin(&mut self, buffer: u32) {
+        self.words.publish(FIRST + self.count, u64::from(buffer) << 32);
+        self.words.publish(COUNT, self.count as u64 + 1);
+    }
+
+    /// Takes the buffer entered last out again.
+    #[cold]
+    pub(super) fn undo(&mut self) {
+        self.words.publish(COUNT, self.count as u64);
+    }
+
+    /// Notes the length of header and packet in the buffer entered last.
+    #[inline]
+    pub(super) fn end(&mut self, buffer: u32, len: usize) {
+        self.words.publish(FIRST + self.count, u64::from(buffer) << 32 | len as u64);
+        self.count += 1;
+    }
+}
+
+/// What an earlier server had in hand: headers and packets, in their order. `None` for a packet that
+/// cannot be read.
+pub(super) type Left = Vec<Option<Vec<u8>>>;
+
+/// Reads what an earlier server had in hand.
+pub(super) fn left(earlier: &EarlierObjects) -> io::Result<Left> {
+    let (Some(ledger), Some(memory)) = (earlier.copy(LEDGER)?, earlier.copy(MEMORY)?) else {
+        return Ok(Left::new());
+    };
+    let (ledger, memory) = (File::from(ledger), File::from(memory));
+    let word = |at: usize| -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        ledger.read_exact_at(&mut bytes, at as u64 * 8)?;
+        Ok(u64::from_ne_bytes(bytes))
+    };
+    let count = (word(COUNT)? as usize).min(MOST);
+    let mut left = Left::new();
+    for entry in FIRST..FIRST + count {
+        let entry = word(entry)?;
+        let from = (entry >> 32) + SKIPPED;
+        match entry as u32 as usize {
+            0 => left.extend(unfinished(&memory, from)?.map(Some)),
+            len => left.push(packet(&memory, from, len).ok()),
+        }
+    }
+    Ok(left)
+}
+
+fn packet(memory: &File, from: u64, len: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; len.min(HEADER_BYTES + crate::LARGE_FRAME_BYTES)];
+    memory.read_exact_at(&mut bytes, from)?;
+    Ok(bytes)
+}
+
+/// Returns the packet of a read that the server did not live to note; `None` if there is none, or if its
+/// length is unknown.
+fn unfinished(memory: &File, from: u64) -> io::Result<Option<Vec<u8>>> {
+    // Beyond the end of the memory there is none.
+    let mut beginning = [0; HEADER_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES + 8];
+    let got = memory.read_at(&mut beginning, from)?;
+    let len = frame_len(&beginning[..got][HEADER_BYTES.min(got)..]);
+    len.map(|len| packet(memory, from, HEADER_BYTES + len)).transpose()
+}
+
+/// Returns the length of a frame by its first bytes; `None` for an empty buffer, and for a protocol that
+/// says no length.
+fn frame_len(frame: &[u8]) -> Option<usize> {
+    const VLAN: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
+    if frame.get(..6)? == [0; 6] {
+        return None;
+    }
+    let mut at = 12;
+    while VLAN.iter().any(|tag| frame.get(at..at + 2) == Some(tag)) {
+        at += VLAN_TAG_BYTES;
+    }
+    let kind: [u8; 2] = *frame.get(at..)?.first_chunk()?;
+    let header = frame.get(at + 2..)?;
+    let number =
+        |at: usize| Some(usize::from(u16::from_be_bytes(*header.get(at..)?.first_chunk()?)));
+    let payload = match kind {
+        // IPv4: the total length; IPv6: the payload length; ARP: of IPv4 addresses.
+        [0x08, 0x00] => number(2)?,
+        [0x86, 0xdd] => 40 + number(4)?,
+        [0x08, 0x06] => 28,
+        _ => return None,
+    };
+    Some(at + 2 + payload)
+}
+
+/// The descriptor of a ledger, among the objects of a device.
+pub(super) fn object(ledger: &OwnedFd) -> (&'static str, BorrowedFd<'_>) {
+    (LEDGER, ledger.as_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUFFER: u32 = 4096;
+
+    /// A memory with a packet in two buffers, and the objects that a server leaves.
+    fn earlier(ledger: &OwnedFd, frames: &[&[u8]]) -> EarlierObjects {
+        let (mut region, memory) = Region::in_kept_file("towpath-packets", 64 << 10).unwrap();
+        for (number, frame) in (0..).zip(frames) {
+            let at = number * BUFFER as usize + POOL_HEADROOM_BYTES;
+            assert!(region.copy_in(at, frame));
+        }
+        let mut earlier = EarlierObjects::new(false);
+        earlier.add(LEDGER, 0, ledger.try_clone().unwrap());
+        earlier.add(MEMORY, 0, memory);
+        earlier
+    }
+
+    fn frame(kind: [u8; 2], payload: &[u8]) -> Vec<u8> {
+        [&[2; 6][..], &[4; 6], &kind, payload].concat()
+    }
+
+    /// An IPv4 packet of 30 bytes.
+    fn ipv4() -> Vec<u8> {
+        frame([0x08, 0x00], &[&[0x45, 0, 0, 30][..], &[7; 26]].concat())
+    }
+
+    #[test]
+    fn packets_in_hand_are_found() {
+        let file = Hand::file().unwrap();
+        let mut hand = Hand::new(file.try_clone().unwrap()).unwrap();
+        let (first, second) = (ipv4(), frame([0x88, 0xb5], &[9; 50]));
+        let earlier = earlier(&file, &[&first, &second, &first, &second, &[]]);
+        let of_buffers = |left: Left| -> Vec<_> {
+            left.into_iter().map(|one| one.map(|bytes| bytes[HEADER_BYTES..].to_vec())).collect()
+        };
+        assert!(left(&earlier).unwrap().is_empty());
+        hand.begin(0);
+        hand.end(0, HEADER_BYTES + first.len());
+        hand.begin(BUFFER);
+        hand.end(BUFFER, HEADER_BYTES + second.len());
+        let both = vec![Some(first.clone()), Some(second)];
+        assert_eq!(of_buffers(left(&earlier).unwrap()), both);
+        // Killed before the length was noted: the packet itself says it, or none does.
+        hand.begin(2 * BUFFER);
+        let third = [&both[..], &[Some(first)]].concat();
+        assert_eq!(of_buffers(left(&earlier).unwrap()), third);
+        for buffer in [3 * BUFFER, 4 * BUFFER, 200 * BUFFER] {
+            hand.begin(buffer);
+            assert_eq!(of_buffers(left(&earlier).unwrap()), both, "{buffer}");
+        }
+        hand.begin(2 * BUFFER);
+        hand.undo();
+        assert_eq!(of_buffers(left(&earlier).unwrap()), both);
+        // A length that the memory does not have.
+        hand.begin(15 * BUFFER);
+        hand.end(15 * BUFFER, 60_000);
+        assert_eq!(left(&earlier).unwrap().last(), Some(&None));
+        hand.clear();
+        assert!(left(&earlier).unwrap().is_empty());
+    }
+
+    #[test]
+    fn lengths_of_frames() {
+        assert_eq!(frame_len(&ipv4()), Some(44));
+        let tagged = frame([0x81, 0x00], &[&[0, 5, 0x08, 0x00][..], &[0x45, 0, 0, 30]].concat());
+        assert_eq!(frame_len(&tagged), Some(48));
+        let ipv6 = frame([0x86, 0xdd], &[0x60, 0, 0, 0, 0, 24, 17, 64]);
+        assert_eq!(frame_len(&ipv6), Some(14 + 64));
+        assert_eq!(frame_len(&frame([0x08, 0x06], &[0; 28])), Some(42));
+        assert_eq!(frame_len(&frame([0x88, 0xb5], &[1; 60])), None);
+        assert_eq!(frame_len(&[0; 64]), None);
+        assert_eq!(frame_len(&[2; 13]), None);
+        assert_eq!(frame_len(&[]), None);
+    }
+
+    #[test]
+    fn a_full_hand_says_so() {
+        let mut hand = Hand::new(Hand::file().unwrap()).unwrap();
+        for buffer in 0..MOST as u32 {
+            assert!(!hand.is_full());
+            hand.begin(buffer);
+            hand.end(buffer, 60);
+        }
+        assert!(hand.is_full());
+    }
+}
