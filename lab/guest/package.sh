@@ -126,7 +126,8 @@ survives_a_kill() {
     eventually serves_the_other_host
 }
 
-# A restart of the service leaves everything to systemd meanwhile.
+# During a restart, systemd holds the keeper's objects. Before Linux 6.5, a server cannot recognise the
+# application's process.
 survives_a_restart() {
     local keeper web
     keeper=$(keeper_pid intel0)
@@ -135,7 +136,7 @@ survives_a_restart() {
     sleep 1
     systemctl restart $unit
     [ "$(keeper_pid intel0)" != "$keeper" ]
-    logged $unit 'the service goes on with what its earlier keeper left'
+    logged $unit 'the keeper goes on with the objects of the earlier keeper'
     if kernel_is_older_than 6.5; then
         wait || true
         systemctl stop web || true

@@ -7,10 +7,11 @@
 //! neighbour, this process, checks every byte that it receives in all windows, and `tcpdump` records each
 //! frame from the server that does not carry the neighbour's own two addresses.
 
+mod frames;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream as KernelStream};
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,15 +19,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use towpath_attacks::Attack;
 use towpath_net::{Network, TcpListener, TcpStream};
-use towpath_netlink::Netlink;
 use towpath_testkit::{User, Users};
 
 use crate::Settings;
 use crate::attacks::start_as;
 use crate::child::{Child, OwnSocket, Role};
-use crate::programs::{Running, Serve, own_program, program};
+use crate::programs::{Serve, own_program, program};
 use crate::report::{Outcome, Row};
 use crate::soak::{GROWTH_KIB, Holding};
+
+use frames::{Frames, Watch};
 
 const TAP: &str = "tphost0";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 97, 0, 1);
@@ -37,6 +39,8 @@ const LOST: Duration = Duration::from_secs(20);
 const LONGEST_MS: f64 = 2000.0;
 /// The least throughput beside the hostile application, as a part of that beside a busy one.
 const AT_LEAST: f64 = 0.95;
+/// The fewest words that a hostile application overwrites in a second: it must not stand still.
+const LEAST_WORDS: f64 = 1000.0;
 /// The time from the end of a window to the next one, in which the server forgets its session.
 const BETWEEN: Duration = Duration::from_millis(200);
 
@@ -89,15 +93,20 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         found.windows.iter().map(|pair| figure(&pair[side])).collect()
     };
     let sum = |figure: fn(&Window) -> f64| -> f64 { of(0, figure).iter().sum() };
+    let words: Vec<f64> = of(0, |one| one.words / one.seconds);
     let longest = of(0, |window| window.longest_ms).into_iter().fold(0.0, f64::max);
     outcome.rows.extend([
         row("neighbour's throughput, hostile to busy", "ratio", &ratios).at_least(AT_LEAST),
+        row("words overwritten, by each application", "words/s", &words).at_least(LEAST_WORDS),
+        row("hostile processes that ended by themselves", "processes", &[sum(|one| one.died)])
+            .at_most(0.0),
         row("longest time without a byte of the neighbour, hostile", "ms", &[longest])
             .at_most(LONGEST_MS),
         row("connections of the neighbour lost", "connections", &[found.lost as f64]).at_most(0.0),
         row("packets of others in the hostile memory", "packets", &[sum(|one| one.foreign)])
             .at_most(0.0),
         row("frames that no right of their sender allows", "frames", &[found.forged]).at_most(0.0),
+        row("frames that tcpdump missed", "frames", &[found.missed]).at_most(0.0),
         row("servers that ended", "servers", &[found.servers_ended]).at_most(0.0),
         row("sessions left", "sessions", &[found.sessions_left]).at_most(0.0),
         row("descriptors of the server beyond those at the start", "descriptors", &[found.grown.0])
@@ -116,7 +125,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         row("hostile time, all applications together", "s", &[sum(|one| one.seconds)]),
         row("words overwritten", "words", &[sum(|one| one.words)]),
         row("hostile sessions that the server closed", "sessions", &[sum(|one| one.sessions)]),
-        row("hostile processes that ended by themselves", "processes", &[sum(|one| one.died)]),
+        row("frames of others that tcpdump saw", "frames", &[found.frames]),
         row("bytes of the neighbour that arrived and were right", "MB", &[found.bytes / 1e6]),
     ]);
     Ok(outcome)
@@ -142,6 +151,8 @@ struct Found {
     lost: usize,
     bytes: f64,
     forged: f64,
+    frames: f64,
+    missed: f64,
     servers_ended: f64,
     sessions_left: f64,
     /// Descriptors and KiB beyond those at the start.
@@ -160,7 +171,7 @@ fn run(plan: &Plan, users: Users, towpath: &Path, tcpdump: &Path) -> anyhow::Res
         arguments.extend(["--user", &server, "--allow-user", &granted]);
     }
     let (serve, network) = Serve::start(towpath, (files.directory(), "hostile"), &arguments)?;
-    let watch = Watch::start(tcpdump, &serve)?;
+    let watch = Watch::start(tcpdump, &serve, TAP)?;
     let neighbour = Neighbour::connect(&network)?;
     let site = Site { serve: &serve, attacker, plan };
     let (ran, lost, bytes) = neighbour.run(|progress| -> anyhow::Result<_> {
@@ -183,10 +194,11 @@ fn run(plan: &Plan, users: Users, towpath: &Path, tcpdump: &Path) -> anyhow::Res
         let same = serve.server() == Some(process);
         Ok((windows, grown, f64::from(u8::from(!same))))
     })?;
-    let (windows, grown, servers_ended) = ran?;
+    let ran = ran?;
     let sessions_left = site.sessions()? - 1.0;
-    let forged = watch.end()?;
-    Ok(Found { windows, lost, bytes, forged, servers_ended, sessions_left, grown })
+    let Frames { frames, forged, missed } = watch.end()?;
+    let (windows, grown, servers_ended) = ran;
+    Ok(Found { windows, lost, bytes, forged, frames, missed, servers_ended, sessions_left, grown })
 }
 
 /// The server and its attackers.
@@ -249,63 +261,6 @@ impl Site<'_> {
         thread::sleep(BETWEEN);
         Holding::of(self.serve.pid()?)
     }
-}
-
-/// The frames from the server that are not the neighbour's own.
-struct Watch {
-    process: Running,
-    /// The addresses that no other sender may have: link addresses, and IP addresses.
-    macs: [String; 2],
-    ips: [String; 2],
-    lines: std::path::PathBuf,
-}
-
-impl Watch {
-    fn start(tcpdump: &Path, serve: &Serve) -> anyhow::Result<Watch> {
-        let report = towpath_client::report(&serve.socket)?;
-        let text = |value: &serde_json::Value| -> anyhow::Result<String> {
-            Ok(value.as_str().context("a session without addresses")?.to_owned())
-        };
-        let session = &report["sessions"][0];
-        let (mac, ip) = (text(&session["mac"])?, text(&session["ipv4"])?);
-        let ip = ip.split('/').next().unwrap_or_default().to_owned();
-        let kernel = Netlink::open()?.link(TAP)?.mac.context("a TAP without an address")?;
-        let kernel = kernel.map(|byte| format!("{byte:02x}")).join(":");
-        let lines = serve.socket.with_file_name("frames");
-        let filter = format!("not (ether src {mac} and (arp or ip6 or src host {ip}))");
-        let file = std::fs::File::create(&lines)?;
-        let process = Running::start(tcpdump, None, |command| {
-            // As root: its own user could not write the file.
-            command.args(["-Z", "root", "-i", TAP, "-Q", "in", "-n", "-e", "-t", "-q", "-l"]);
-            command.arg(filter).stdout(Stdio::from(file));
-        })?;
-        // It has no way to tell that it has begun but its own text.
-        thread::sleep(Duration::from_millis(500));
-        let (macs, ips) = ([mac, kernel], [ip, ADDRESS.to_string()]);
-        Ok(Watch { process, macs, ips, lines })
-    }
-
-    /// Returns the number of frames that no right of their sender allowed.
-    fn end(mut self) -> anyhow::Result<f64> {
-        ensure!(self.process.0.try_wait()?.is_none(), "tcpdump has ended");
-        drop(self.process);
-        let text = std::fs::read_to_string(&self.lines)?;
-        let is_forged = |line: &&str| is_forged(line, &self.macs, &self.ips);
-        Ok(text.lines().filter(is_forged).count() as f64)
-    }
-}
-
-/// Returns `true` if a line of tcpdump shows a frame with a sender's address that belongs to another
-/// one: `MAC > MAC, IPv4, length 106: IP.PORT > IP.PORT: UDP, length 64`.
-fn is_forged(line: &str, macs: &[String; 2], ips: &[String; 2]) -> bool {
-    let Some((source, rest)) = line.split_once(" > ") else { return false };
-    let sender = rest.split_once(": ").and_then(|(_, packet)| packet.split_once(" > "));
-    let ip = sender.map_or("", |(sender, _)| sender);
-    let is_of = |address: &String| {
-        let port = ip.strip_prefix(address.as_str());
-        port.is_some_and(|port| port.is_empty() || port.starts_with('.'))
-    };
-    macs.iter().any(|mac| mac == source) || ips.iter().any(is_of)
 }
 
 /// The bytes of a stream repeat after this many, so that two places of it differ.
@@ -424,25 +379,5 @@ fn receive(mut from: impl Read, pattern: &[u8], progress: &Progress) -> anyhow::
         last = now;
         progress.longest_ns.fetch_max(pause, Ordering::Relaxed);
         progress.bytes.fetch_add(count as u64, Ordering::Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn frames_with_the_addresses_of_others_are_found() {
-        let macs = ["02:00:00:00:00:07", "02:00:00:00:00:01"].map(str::to_owned);
-        let ips = ["10.97.0.2", "10.97.0.1"].map(str::to_owned);
-        let forged = |line: &str| is_forged(line, &macs, &ips);
-        let own = "02:00:00:00:00:09 > 02:00:00:00:00:01, IPv4, length 106: ";
-        assert!(!forged(&format!("{own}10.97.0.3.1 > 10.97.0.1.2: UDP, length 64")));
-        assert!(!forged(&format!("{own}10.97.0.20.1 > 10.97.0.1.2: UDP, length 64")));
-        assert!(forged(&format!("{own}10.97.0.2.1 > 10.97.0.1.2: UDP, length 64")));
-        assert!(forged(&format!("{own}10.97.0.1 > 10.97.0.9: ICMP echo request")));
-        let other = own.replace(":09 >", ":07 >");
-        assert!(forged(&format!("{other}10.97.0.3.1 > 10.97.0.1.2: UDP, length 64")));
-        assert!(forged("02:00:00:00:00:01 > ff:ff:ff:ff:ff:ff, ARP, length 42: Request who-has 1"));
     }
 }

@@ -44,8 +44,8 @@ const LAST_ANSWERS: Duration = Duration::from_millis(300);
 const BETWEEN: [Duration; 2] = [Duration::from_millis(80), Duration::from_millis(160)];
 /// The longest time for which a connection stands still after a kill, as the 99th percentile.
 const PAUSE_MS: f64 = 50.0;
-/// The least part of the kills that meet bytes on their way.
-const IN_FLIGHT: f64 = 0.9;
+/// The least part of the kills while a connection has bytes that its receiver has not read.
+const WITH_UNREAD_BYTES: f64 = 0.9;
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let kills = match settings {
@@ -135,9 +135,11 @@ fn add_rows(outcome: &mut Outcome, device: &str, run: &Run, kills: usize) {
             &[at(&run.killed, 0.99)],
         )
         .at_most(PAUSE_MS),
-        row("kills with bytes on their way", "of 1", &[run.in_flight]).at_least(IN_FLIGHT),
+        row("kills while bytes were unread", "of 1", &[run.with_unread_bytes()])
+            .at_least(WITH_UNREAD_BYTES),
     ]);
     outcome.context.extend([
+        row("connections with unread bytes at a kill", "connections", &run.unread),
         row("longest pause after each kill, p50", "ms", &[at(&run.killed, 0.5)]),
         row("longest pause after each kill, maximum", "ms", &[at(&run.killed, 1.0)]),
         row("longest pause in each window without a kill, p50", "ms", &[at(&run.quiet, 0.5)]),
@@ -223,8 +225,8 @@ struct Run {
     /// sorted; and the same for windows without a kill.
     killed: Vec<f64>,
     quiet: Vec<f64>,
-    /// The part of the kills that met bytes on their way.
-    in_flight: f64,
+    /// The connections with unread bytes at each kill.
+    unread: Vec<f64>,
     /// How many kills met the engine in each phase of a poll iteration.
     places: BTreeMap<String, f64>,
     /// UDP requests, and those of them without an answer.
@@ -232,6 +234,12 @@ struct Run {
 }
 
 impl Run {
+    /// Returns the part of the kills while a connection had unread bytes.
+    fn with_unread_bytes(&self) -> f64 {
+        let some = self.unread.iter().filter(|count| **count > 0.0).count();
+        some as f64 / self.unread.len() as f64
+    }
+
     fn resumed(&self, kills: usize) -> f64 {
         self.resumptions as f64 / kills as f64
     }
@@ -274,12 +282,11 @@ fn run(towpath: &Path, device: Device, kills: usize) -> anyhow::Result<Run> {
             anyhow::Ok((windows?, asked?))
         })
     })?;
-    let (Windows { mut killed, mut quiet, in_flight }, asked) = outcome?;
-    let in_flight = in_flight as f64 / kills as f64;
+    let (Windows { mut killed, mut quiet, unread }, asked) = outcome?;
     killed.sort_by(f64::total_cmp);
     quiet.sort_by(f64::total_cmp);
     let (resumptions, places) = (resumptions(&network, &serve)?, places(&serve.log()?));
-    Ok(Run { lost, resumptions, bytes, killed, quiet, in_flight, places, asked })
+    Ok(Run { lost, resumptions, bytes, killed, quiet, unread, places, asked })
 }
 
 /// The windows of a run.
@@ -288,8 +295,8 @@ struct Windows {
     /// The longest pauses of all connections in the windows with and without a kill, in milliseconds.
     killed: Vec<f64>,
     quiet: Vec<f64>,
-    /// How many kills met bytes on their way.
-    in_flight: usize,
+    /// The connections with unread bytes at each kill.
+    unread: Vec<f64>,
 }
 
 /// Kills servers, with a quiet window before each kill.
@@ -307,7 +314,8 @@ fn kill_servers(serve: &Serve, progress: &[Progress], kills: usize) -> anyhow::R
         take(&mut unused);
         thread::sleep(moments.next());
         take(&mut windows.quiet);
-        windows.in_flight += usize::from(progress.iter().any(Progress::is_in_flight));
+        let unread = progress.iter().filter(|one| one.has_unread_bytes()).count();
+        windows.unread.push(unread as f64);
         let before = serve.kill_server()?;
         thread::sleep(moments.next());
         // A pause that has not ended belongs to this kill, too.

@@ -92,18 +92,20 @@ impl Streams {
 /// A connection, as other threads see it.
 #[derive(Default)]
 pub(crate) struct Progress {
-    /// The bytes that its sender has written, or writes now, and those that its receiver has read.
+    /// The bytes that its sender has written.
     sent: AtomicU64,
+    /// The bytes that its receiver has read.
     bytes: AtomicU64,
     /// The longest pause in this window, in nanoseconds.
     pub(crate) longest_ns: AtomicU64,
 }
 
 impl Progress {
-    /// Returns `true` if bytes are on their way.
-    pub(crate) fn is_in_flight(&self) -> bool {
-        let received = self.bytes.load(Ordering::Acquire);
-        self.sent.load(Ordering::Acquire) != received
+    /// Returns `true` if the sender has written bytes that the receiver has not read.
+    pub(crate) fn has_unread_bytes(&self) -> bool {
+        // A receiver can be ahead of what its sender has noted.
+        let sent = self.sent.load(Ordering::Acquire);
+        sent > self.bytes.load(Ordering::Acquire)
     }
 }
 
@@ -124,9 +126,9 @@ fn send(
     while !over.load(Ordering::Relaxed) {
         let block: Vec<u8> =
             (place..place + BLOCK_BYTES as u64).map(|place| byte_at(stream, place)).collect();
+        to.write_all(&block)?;
         place += BLOCK_BYTES as u64;
         progress.sent.store(place, Ordering::Release);
-        to.write_all(&block)?;
         next += PERIOD;
         // After a pause, the sender does not make up for what it has not written.
         next = next.max(Instant::now());

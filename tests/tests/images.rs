@@ -40,11 +40,11 @@ const OF_A_SESSION: [(&str, &str); 6] = [
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 1);
 const SESSION: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);
 
-/// An image.
+/// The memory files that a killed server left.
 struct Image {
     /// Its memory files, by their names in the store.
     files: BTreeMap<String, OwnedFd>,
-    /// The pages that the application writes. After the seals, nobody can map them for that.
+    /// The pages that the application writes, mapped before the seals forbid another writable mapping.
     application: Option<Region>,
 }
 
@@ -134,10 +134,9 @@ impl Events {
     }
 }
 
-/// Serves a device whose sessions get the addresses that those of a session with this MAC address are
-/// from.
+/// Serves a device whose sessions get MAC addresses of the same block as `mac`.
 fn serve(image: &Image, mac: [u8; 6]) -> (Server, DeviceFarEnd) {
-    // The second and the third byte are folded from all of the device's.
+    // The server folds the device's address into the second and the third byte.
     let device = [0x02, 0, 0, 0x02 ^ mac[1], mac[2], 0];
     let config = loopback::Config { mac: Some(device), ..loopback::Config::default() };
     let (near, far) = loopback::pair(&config).unwrap();
@@ -171,7 +170,7 @@ fn receive(channel: &Channel) -> (Vec<u8>, Vec<OwnedFd>) {
     (bytes, rights.flatten().collect())
 }
 
-fn is_root(test: &str) -> bool {
+fn is_root_or_skips(test: &str) -> bool {
     if getuid().is_root() {
         return true;
     }
@@ -181,10 +180,10 @@ fn is_root(test: &str) -> bool {
     false
 }
 
-/// A session of 0.1.0: its packets are delivered and sent, its endpoints receive.
+/// A server resumes a session of 0.1.0: it delivers to its endpoints, and sends its packets.
 #[test]
 fn a_session_of_0_1_0_is_resumed() {
-    if !is_root("a_session_of_0_1_0_is_resumed") {
+    if !is_root_or_skips("a_session_of_0_1_0_is_resumed") {
         return;
     }
     let mut image = Image::read(V0_1_0);
@@ -212,7 +211,7 @@ fn a_session_of_0_1_0_is_resumed() {
     }
     assert!(far.receive().is_none(), "nothing is sent for an application that has not come back");
 
-    // The application, as that version's client asks.
+    // The application claims the session in the words of its version.
     let channel = Channel::new(server.connect().unwrap());
     let resume = Message::Resume(Resume { epoch: 1, session: 1, reserved: 0 });
     channel.send_bytes(&resume.encode_for(OLDEST_VERSION), &[]).unwrap();
@@ -238,7 +237,7 @@ fn a_session_of_0_1_0_is_resumed() {
 /// Files that do not fit are refused, and the server serves.
 #[test]
 fn a_damaged_image_ends_its_session_alone() {
-    if !is_root("a_damaged_image_ends_its_session_alone") {
+    if !is_root_or_skips("a_damaged_image_ends_its_session_alone") {
         return;
     }
     let mac = Image::read(V0_1_0).mac();

@@ -39,9 +39,9 @@ pub enum Lost {
          not even after a reset; attach again, without Options::own_queue if it happens again"
     )]
     QueueBroke,
-    /// Two servers crashed while they served the session, so the next one does not resume it.
+    /// Two servers crashed or hung while they served the session, so the next one does not resume it.
     #[error(
-        "the driver server does not resume the session, because two servers crashed while they \
+        "the driver server does not resume the session, because two servers crashed or hung while they \
          served it; tell the administrator, whose log says more, and attach again"
     )]
     ServersCrashed,

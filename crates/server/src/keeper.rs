@@ -22,7 +22,7 @@
 //! |---|---|
 //! | `process`, `held` | the keeper's side, and the descriptors that it holds |
 //! | `supervise`, `server_process`, `ends`, `hang_watch` | the start of servers, one after the other; how each ended |
-//! | `inheritance` | what the keeper's program leaves to another program, which the keeper then executes |
+//! | `keeper_state` | the state of a keeper that executes another program |
 //! | `client`, `store`, `device_objects` | the server's side: requests, the store, and names in it |
 //! | `wire`, `notify` | the requests, and the messages of the store |
 //! | `listener` | the keeper's socket: requests for an upgrade |
@@ -37,7 +37,7 @@ mod ends;
 mod hang_watch;
 mod held;
 #[allow(unsafe_code)]
-mod inheritance;
+mod keeper_state;
 mod listener;
 mod notify;
 mod options;
@@ -59,4 +59,4 @@ pub(crate) use options::OWN;
 pub use options::{KeeperOptions, keeper_path};
 pub(crate) use port_holder::{PortProtocol, port_name};
 pub use store::KeeperStore;
-pub use supervise::{Begin, Inherited, Start, Supervised, Supervision, supervise};
+pub use supervise::{Begin, Continued, LeftObjects, Start, Supervised, Supervision, supervise};

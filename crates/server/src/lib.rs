@@ -61,8 +61,8 @@ pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
 pub use host::HostAccess;
 pub use keeper::{
-    Begin, Inherited, KeeperAccess, KeeperOptions, KeeperStore, Start, Supervised, Supervision,
-    Upgrade, keeper_path, supervise, take_device_objects, upgrade,
+    Begin, Continued, KeeperAccess, KeeperOptions, KeeperStore, LeftObjects, Start, Supervised,
+    Supervision, Upgrade, keeper_path, supervise, take_device_objects, upgrade,
 };
 pub use policy::{
     AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,

@@ -2,13 +2,13 @@
 
 pub(crate) mod confine;
 mod directory;
+mod fd_store;
 mod interface;
 pub(crate) mod keeper;
 mod log;
 mod ready;
 pub(crate) mod server;
 mod settings;
-mod store;
 pub(crate) mod values;
 
 use std::path::PathBuf;
@@ -55,10 +55,13 @@ pub(crate) struct Args {
 
 /// Serves: starts a server, and another one whenever a server is killed.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let ready = Ready::take(args.ready_fd)?;
-    let given = store::take().map_err(|error| {
-        Failure::new(format!("the service manager's descriptors: {}", says(&error)))
+    let given = fd_store::take_given().map_err(|error| {
+        Failure::new(format!(
+            "the service manager's descriptors: {}; start the service by systemd, or unset LISTEN_FDS",
+            says(&error)
+        ))
     })?;
+    let ready = Ready::take(args.ready_fd)?;
     let file = args.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
     let settings = args.settings.clone().over(file);
     // Checks all settings before the server makes any object.

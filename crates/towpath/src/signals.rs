@@ -104,6 +104,12 @@ impl Signals {
     }
 }
 
+/// Makes a write to a closed pipe an error, as it is by default in a program of Rust.
+pub(crate) fn ignore_broken_pipes() {
+    // SAFETY: no handler is installed: the signal is ignored.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
 /// Makes a write beyond the file size limit (`ulimit -f`) an error, which would otherwise end the
 /// process. The limit holds for memory files too.
 pub(crate) fn survive_file_limit() {

@@ -11,8 +11,9 @@ pub(crate) const EXAMPLES: &str = "\
 Only root and the server's user may do this. Install the new program at the path of the old one
 first. Applications keep their connections: the server hands its sessions over to a server of the
 new program. If that one does not serve, or cannot resume every session, a server of the old program
-follows. Afterwards the keeper, the process of towpath serve, goes on with the new program, too. With AF_XDP and packet sockets, packets that arrive between the two servers are lost, and
-TCP sends them again.
+follows. Then the keeper, the process of towpath serve, executes the new program. No packet is lost
+for which the queues have room, except with packet sockets, and where an AF_XDP server has to make
+sockets of its own: TCP sends these again.
 
 Examples:
   towpath upgrade tap0
@@ -31,10 +32,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let socket = find::named(&args.device)?;
     let shown = socket.display();
     match upgrade(&socket) {
-        Ok(Upgrade::Done) => print(&format!("{shown}: a server of the installed program serves\n")),
+        Ok(Upgrade::Done) => {
+            print(&format!("{shown}: the server and its keeper run the installed program\n"))
+        }
         Ok(Upgrade::ServersAlone(why)) => print(&format!(
-            "{shown}: a server of the installed program serves; its keeper goes on with the earlier \
-             program: {why}\n"
+            "{shown}: the server runs the installed program; its keeper goes on with the earlier one: \
+             {why}\n"
         )),
         Ok(Upgrade::Refused(why)) => Err(Failure::new(format!("{shown}: no upgrade: {why}"))),
         Ok(Upgrade::NoKeeper) => {

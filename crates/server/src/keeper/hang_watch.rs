@@ -1,8 +1,7 @@
-//! Servers that hang: an engine that finishes no poll iteration, although it uses processor time, or
-//! because it sleeps inside of the iteration.
+//! Finds engines that hang: that use processor time, or sleep, and finish no poll iteration.
 //!
-//! An engine that sleeps between two poll iterations does not hang. Nor does one that wants to run, or
-//! waits for a page of memory, and gets none, or one that is stopped.
+//! An engine that sleeps between two poll iterations does not hang. Nor does one that gets no processor
+//! time, waits for a page of memory, is stopped, or dumps its core.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -17,9 +16,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// ticks of `/proc` (`USER_HZ`, 100 in a second on every architecture that Towpath runs on). The longest
 /// iteration of an engine takes milliseconds. With the pauses, a hang is found within two seconds.
 const MOST_TICKS: u64 = 80;
-/// Checks in a row that find the thread asleep in the same poll iteration, after which it hangs. The
-/// longest sleep within an iteration is a reset of the device, for some tenths of a second.
-const MOST_ASLEEP: u32 = 3;
+/// Checks in a row that find the thread asleep in the same poll iteration, after which it hangs: five
+/// seconds, because a reset of the device may wait for the keeper, and `--pcap` and the log for a reader.
+const MOST_ASLEEP: u32 = 11;
 
 /// An engine at an earlier check.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,6 +56,9 @@ impl HangWatch {
             return None;
         }
         self.next = now + PAUSE;
+        if dumps_core(self.process) {
+            return None;
+        }
         let process = self.process;
         let mut hangs = None;
         for (line, place) in positions.engines().enumerate() {
@@ -88,13 +90,19 @@ struct Thread {
     is_asleep: bool,
 }
 
-/// Returns a thread; `None` if the kernel does not show it (proc(5), `hidepid`).
+/// Returns `true` if a process dumps its core, during which its threads sleep.
+fn dumps_core(process: Pid) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero()));
+    status.is_ok_and(|status| status.lines().any(|line| line == "CoreDumping:\t1"))
+}
+
+/// Reads the state of a thread; `None` if the kernel does not show it (proc(5), `hidepid`).
 fn thread(process: Pid, thread: u64) -> Option<Thread> {
     let process = process.as_raw_nonzero();
     thread_in(&fs::read_to_string(format!("/proc/{process}/task/{thread}/stat")).ok()?)
 }
 
-/// Returns the thread of a line of proc_pid_stat(5): `state`, `utime` and `stime`, the third, the 14th
+/// Reads the state of a thread in a line of proc_pid_stat(5): `state`, `utime` and `stime`, the third, the 14th
 /// and the 15th field. The second one, the name in brackets, may have spaces and brackets itself.
 fn thread_in(stat: &str) -> Option<Thread> {
     let (_, fields) = stat.rsplit_once(')')?;

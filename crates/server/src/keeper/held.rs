@@ -46,7 +46,7 @@ pub(super) struct Held {
 /// A thread that closes descriptors.
 struct Closer {
     queue: Sender<Vec<OwnedFd>>,
-    /// The number of vectors that the thread has not closed yet.
+    /// The number of batches that the thread has not closed yet.
     open: Arc<AtomicUsize>,
 }
 
@@ -67,7 +67,7 @@ impl Closer {
 
     fn close(&self, descriptors: Vec<OwnedFd>) {
         self.open.fetch_add(1, Ordering::Relaxed);
-        // The thread ends only after this value.
+        // The thread lives as long as this sender, so this does not fail.
         let _ = self.queue.send(descriptors);
     }
 
@@ -93,8 +93,8 @@ impl Held {
         Ok(())
     }
 
-    /// Waits until both threads have closed all that they were given, for at most this long. Returns
-    /// `true` if they have.
+    /// Waits until both threads have nothing to close, at most for this long. Returns `true` if they
+    /// have nothing.
     pub(super) fn finish_closing(&self, at_most: Duration) -> bool {
         let until = Instant::now() + at_most;
         let mut closers = self.closer.iter().chain(&self.device_closer);
@@ -147,8 +147,8 @@ impl Held {
         }
     }
 
-    /// Takes out all descriptors but the keeper's own, with their names.
-    pub(super) fn take(&mut self) -> Vec<(String, OwnedFd)> {
+    /// Empties the store. Returns the descriptors with their names, and closes the keeper's own.
+    pub(super) fn drain(&mut self) -> Vec<(String, OwnedFd)> {
         let all = std::mem::take(&mut self.all);
         self.count = 0;
         let of_servers = all.into_iter().filter(|(name, _)| !name.starts_with(OWN));

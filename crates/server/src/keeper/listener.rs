@@ -20,8 +20,8 @@ const UPGRADE: &[u8] = b"UPGRADE";
 /// The longest time from a connection to its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The first byte of the answer to a request for an upgrade. The reason follows a refusal, and an upgrade
-/// of the servers alone.
+/// The first byte of the answer to a request for an upgrade. The reason follows for a
+/// refusal, and if the keeper keeps its program.
 const UPGRADED: u8 = 0;
 const NOT_UPGRADED: u8 = 1;
 
@@ -77,7 +77,7 @@ pub(super) struct UpgradeRequest(OwnedFd);
 
 impl UpgradeRequest {
     /// Takes over the connection from an earlier program of this process.
-    pub(super) fn inherit(connection: OwnedFd) -> UpgradeRequest {
+    pub(super) fn from_state(connection: OwnedFd) -> UpgradeRequest {
         UpgradeRequest(connection)
     }
 
@@ -130,7 +130,7 @@ impl Listener {
     }
 
     /// Takes over a socket that an earlier program of this process has bound.
-    pub(super) fn inherit(socket: OwnedFd, path: &Path) -> Listener {
+    pub(super) fn from_state(socket: OwnedFd, path: &Path) -> Listener {
         Listener { socket, path: path.to_owned() }
     }
 
@@ -164,10 +164,10 @@ impl Drop for Listener {
 /// The outcome of [`upgrade`].
 #[derive(Debug)]
 pub enum Upgrade {
-    /// A server of the program that is installed now serves, and its keeper runs that program, too.
+    /// A server of the installed program serves, and the keeper runs that program, too.
     Done,
-    /// A server of the program that is installed now serves. Its keeper goes on with its own program,
-    /// with the reason.
+    /// A server of the installed program serves. The keeper goes on with its own program, with the
+    /// reason.
     ServersAlone(String),
     /// There was no upgrade, with the reason. The previous server serves on, or another one of its
     /// program follows.

@@ -42,8 +42,9 @@ pub struct KeeperOptions {
     /// The time for which the keeper holds flows, ports and sessions while no server serves. With
     /// zero, no other server follows.
     pub hold: Duration,
-    /// `true` if SIGTERM has the server leave everything, for the caller to keep.
-    pub leaves: bool,
+    /// `true` if, at SIGTERM, the server leaves and the caller gets its objects
+    /// ([`Supervision::Left`](super::Supervision::Left)).
+    pub leaves_at_sigterm: bool,
     /// The user and the group that the keeper changes to when its first server serves, if it does:
     /// the owners of its socket.
     pub owner: Option<(u32, u32)>,

@@ -14,10 +14,10 @@ use towpath_netlink::Netlink;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::held::{self, Held};
-use super::inheritance::{FORMAT, Inheritance};
+use super::keeper_state::{FORMAT, KeeperState};
 use super::listener::{Listener, UpgradeRequest};
 use super::notify::{self, MESSAGE_BYTES, Notification, store};
-use super::options::{ANSWER_TIMEOUT, KeeperOptions, PAUSE};
+use super::options::{ANSWER_TIMEOUT, KeeperOptions, OWN, PAUSE};
 use super::port_holder::{PortProtocol, hold, port_name};
 use super::server_process::ServerProcess;
 use super::wire::{
@@ -130,15 +130,15 @@ impl Keeper {
         })
     }
 
-    /// Goes on with a server that serves, for an earlier program of this process.
-    pub(super) fn inherit(left: &Inheritance, options: &KeeperOptions) -> io::Result<Keeper> {
-        let mut keeper = Keeper::new(Inheritance::take(left.connection)?, options)?;
+    /// Goes on with the state of an earlier program of this process, whose server serves.
+    pub(super) fn from_state(left: &KeeperState, options: &KeeperOptions) -> io::Result<Keeper> {
+        let mut keeper = Keeper::new(KeeperState::take(left.connection)?, options)?;
         (keeper.is_ready, keeper.was_ready) = (true, true);
         keeper.xdp_sockets = left.xdp_sockets;
-        let asking = left.asking.map(Inheritance::take).transpose()?;
-        keeper.upgrade_request = asking.map(UpgradeRequest::inherit);
+        let request = left.upgrade_request.map(KeeperState::take).transpose()?;
+        keeper.upgrade_request = request.map(UpgradeRequest::from_state);
         for (name, number) in &left.held {
-            let object = Inheritance::take(*number)?;
+            let object = KeeperState::take(*number)?;
             if name == POSITIONS {
                 keeper.positions = Positions::open(object.as_fd()).ok();
             }
@@ -147,23 +147,22 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Describes this keeper, whose server serves, for the next program of this process. `started`: how
-    /// many servers were started.
-    pub(super) fn leave(
+    /// Returns the state of this keeper, whose server serves, for the next program of this process.
+    pub(super) fn state(
         &self,
         listener: &Listener,
         server: &ServerProcess,
-        started: u32,
-    ) -> Inheritance {
+        servers_started: u32,
+    ) -> KeeperState {
         let held = self.held.all();
-        Inheritance {
+        KeeperState {
             format: FORMAT,
             connection: self.socket.as_raw_fd(),
             listener: listener.socket.as_raw_fd(),
             server: server.as_fd().as_raw_fd(),
             server_pid: server.pid().as_raw_nonzero().get(),
-            asking: self.upgrade_request.as_ref().map(|one| one.as_fd().as_raw_fd()),
-            started,
+            upgrade_request: self.upgrade_request.as_ref().map(|one| one.as_fd().as_raw_fd()),
+            servers_started,
             xdp_sockets: self.xdp_sockets,
             held: held.map(|(name, one)| (name.to_owned(), one.as_raw_fd())).collect(),
         }
@@ -267,6 +266,12 @@ impl Keeper {
         let Received { descriptors, is_cut, .. } = received;
         let notification = notify::parse(bytes).filter(|_| !is_cut);
         match (notification, descriptors.len()) {
+            // The keeper and later servers trust its own objects, such as the settings.
+            (Some(Notification::Store(name) | Notification::Remove(name)), _)
+                if name.starts_with(OWN) =>
+            {
+                self.refuse(descriptors, "an object of the keeper's own");
+            }
             (Some(Notification::Store(name)), 1..) => {
                 for descriptor in descriptors {
                     if name == POSITIONS {

@@ -33,7 +33,7 @@ impl ServerProcess {
     }
 
     /// Takes over a process that an earlier program of this process has started.
-    pub(super) fn inherit(pid: i32, pidfd: OwnedFd) -> io::Result<ServerProcess> {
+    pub(super) fn from_state(pid: i32, pidfd: OwnedFd) -> io::Result<ServerProcess> {
         let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
         Ok(ServerProcess { pid, pidfd })
     }

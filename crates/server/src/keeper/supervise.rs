@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use super::ends::{Ends, LONGEST_PAUSE, Next, describe, is_defect};
 use super::hang_watch::HangWatch;
-use super::inheritance::Inheritance;
+use super::keeper_state::KeeperState;
 use super::listener::Listener;
 use super::options::{KeeperOptions, OWN, UPGRADE_TIMEOUT, keeper_connection};
 use super::process::{Keeper, timeout};
@@ -42,19 +42,19 @@ pub trait Supervised {
     /// If the process does not start.
     fn launch(&mut self, connection: OwnedFd, start: Start) -> io::Result<Child>;
 
-    /// Finds the program that is installed now, for the next server.
+    /// Finds the program that is installed now, for the next server. Returns its name for messages.
     ///
     /// # Errors
     /// If there is none, with the reason and the remedy.
-    fn prepare_upgrade(&mut self) -> io::Result<()>;
+    fn prepare_upgrade(&mut self) -> io::Result<String>;
 
     /// Ends an upgrade. If a server of the program of [`Supervised::prepare_upgrade`] serves, all
     /// further servers start from that program, and else from the previous one.
     fn end_upgrade(&mut self, serves: bool);
 
     /// Has this process execute the program with which the last upgrade ended, after that program has
-    /// checked by [`Inherited::read`] that it can go on with the contents of `file`. Returns only if
-    /// that fails, with the reason. Until then, all descriptors of the keeper are open for programs that
+    /// checked by [`Continued::read`] that it can go on with the contents of `file`. Returns only if
+    /// the check or the execution fails, with the reason. Until then, all descriptors of the keeper are open for programs that
     /// this process starts.
     fn replace(&mut self, file: BorrowedFd<'_>) -> io::Error;
 
@@ -88,34 +88,47 @@ pub enum Supervision {
     Ended(ExitStatus),
     /// A signal ended the supervision while no server ran.
     Stopped,
-    /// SIGTERM ended the supervision, and the server has left these objects, with
-    /// [`KeeperOptions::leaves`].
-    Left(Vec<(String, OwnedFd)>),
+    /// SIGTERM ended the supervision, and the server has left, with
+    /// [`KeeperOptions::leaves_at_sigterm`].
+    Left(LeftObjects),
     /// No server could serve for the time that the keeper holds objects.
     GaveUp(ExitStatus),
+}
+
+/// What the servers of a supervision leave.
+#[derive(Debug, Default)]
+pub struct LeftObjects {
+    /// The objects, by name.
+    pub objects: Vec<(String, OwnedFd)>,
+    /// How the last server crashed or hung, if it did and no server has counted that yet.
+    pub crash: Option<Crash>,
 }
 
 /// How a supervision begins.
 #[derive(Debug)]
 pub enum Begin {
-    /// It starts the first server. The keeper holds these objects, by name: its own, and those of
-    /// [`Supervision::Left`].
-    New(Vec<(String, OwnedFd)>),
-    /// An earlier program of this process has left a server that serves.
-    Inherited(Inherited),
+    /// It starts the first server.
+    First {
+        /// The keeper's own objects, by name.
+        own: Vec<(String, OwnedFd)>,
+        /// What an earlier supervision left.
+        left: LeftObjects,
+    },
+    /// It goes on with a server that serves, for an earlier program of this process.
+    Continued(Continued),
 }
 
-/// What an earlier program of this process has left ([`Supervised::replace`]).
+/// The state that an earlier program of this process has left ([`Supervised::replace`]).
 #[derive(Debug)]
-pub struct Inherited(Inheritance);
+pub struct Continued(KeeperState);
 
-impl Inherited {
-    /// Reads the file of [`Supervised::replace`], and checks that everything in it is there.
+impl Continued {
+    /// Reads the file of [`Supervised::replace`], and checks that every descriptor in it is open.
     ///
     /// # Errors
     /// If the file is of an unknown format, or a descriptor is not open.
-    pub fn read(file: BorrowedFd<'_>) -> io::Result<Inherited> {
-        Ok(Inherited(Inheritance::read(file)?))
+    pub fn read(file: BorrowedFd<'_>) -> io::Result<Continued> {
+        Ok(Continued(KeeperState::read(file)?))
     }
 
     /// Returns a copy of an object that the keeper holds.
@@ -127,9 +140,10 @@ impl Inherited {
     }
 }
 
-/// Starts a server, or goes on with one, and serves its requests. A server that ends without saying
-/// so is followed by another one, which gets everything that the keeper holds, unless `options.hold`
-/// is zero.
+/// Starts a server, or goes on with one, and serves its requests. The keeper starts another server after
+/// each that ends without announcing its end, and gives it everything that it holds, unless
+/// `options.hold` is zero.
+///
 /// `signals`: a descriptor that is readable when [`Supervised::take_signal`] has a signal.
 ///
 /// # Errors
@@ -141,25 +155,35 @@ pub fn supervise(
     supervised: &mut dyn Supervised,
 ) -> io::Result<Supervision> {
     let (keeper, listener, first, number) = match begin {
-        Begin::New(objects) => {
+        Begin::First { own, left } => {
             let (ours, theirs) = keeper_connection()?;
             let listener = Listener::bind(&options.path, options.owner)?;
             let mut keeper = Keeper::new(ours, options)?;
-            for (name, object) in objects {
+            let LeftObjects { objects, crash } = left;
+            let of_servers = objects.into_iter().filter(|(name, _)| !name.starts_with(OWN));
+            let mut count = 0;
+            for (name, object) in of_servers {
+                keeper.held.put(name, object);
+                count += 1;
+            }
+            for (name, object) in own {
                 keeper.held.put(name, object);
             }
-            (keeper, listener, First::Connection(theirs), 0)
+            (keeper, listener, First::Connection(theirs, crash), u32::from(count > 0))
         }
-        Begin::Inherited(Inherited(left)) => {
-            let listener = Listener::inherit(Inheritance::take(left.listener)?, &options.path);
-            let server = Inheritance::take(left.server)?;
-            let server = ServerProcess::inherit(left.server_pid, server)?;
-            let mut keeper = Keeper::inherit(&left, options)?;
-            keeper.held.start_closers()?;
+        Begin::Continued(Continued(left)) => {
+            let listener = Listener::from_state(KeeperState::take(left.listener)?, &options.path);
+            let server = KeeperState::take(left.server)?;
+            let server = ServerProcess::from_state(left.server_pid, server)?;
+            let mut keeper = Keeper::from_state(&left, options)?;
+            if let Err(error) = keeper.held.start_closers() {
+                // The keeper closes the objects itself, then.
+                tracing::error!(interface = options.interface, "no thread for closing: {error}");
+            }
             if let Some(asking) = keeper.upgrade_request.take() {
                 asking.answer(Ok(None));
             }
-            (keeper, listener, First::Server(server), left.started)
+            (keeper, listener, First::Server(server), left.servers_started)
         }
     };
     let supervisor = Supervisor {
@@ -169,6 +193,7 @@ pub fn supervise(
         signals,
         supervised,
         handover: Handover::None,
+        program: String::new(),
         hung: None,
         is_late: false,
         is_leaving: false,
@@ -180,16 +205,16 @@ pub fn supervise(
 
 /// The first server of a supervision.
 enum First {
-    /// It is to start, with this end of the keeper's connection.
-    Connection(OwnedFd),
+    /// It is to start, with this end of the keeper's connection, after a crash, if there was one.
+    Connection(OwnedFd, Option<Crash>),
     /// It serves.
     Server(ServerProcess),
 }
 
-/// The progress of an upgrade.
+/// How far the server is with leaving, and the next one with starting.
 enum Handover {
     None,
-    /// The server ends, and leaves everything to the next one, at the latest at this time.
+    /// The server leaves, for an upgrade or at the end of the supervision, by this time.
     Leaving(Instant),
     /// The next server, of the installed program, is to serve by this time.
     Starting(Instant),
@@ -203,6 +228,8 @@ struct Supervisor<'a> {
     signals: BorrowedFd<'a>,
     supervised: &'a mut dyn Supervised,
     handover: Handover,
+    /// The name of the program of an upgrade.
+    program: String,
     /// The engine of the last server that hung.
     hung: Option<usize>,
     /// `true` if the last server took too long to end or to start, and was killed.
@@ -218,16 +245,19 @@ struct Supervisor<'a> {
 impl Supervisor<'_> {
     /// Serves one server after the other.
     fn run(mut self, first: First) -> io::Result<Supervision> {
-        // An earlier keeper's servers have served.
-        let goes_on = self.keeper.held.all().any(|(name, _)| !name.starts_with(OWN));
-        let mut ends = if goes_on { Ends::from_now() } else { Ends::default() };
-        let (mut first, mut crash) = (Some(first), None);
+        // With objects of earlier servers, a first start that fails does not end the supervision.
+        let mut ends = if self.number > 0 { Ends::from_now() } else { Ends::default() };
+        let mut crash = match &first {
+            First::Connection(_, crash) => *crash,
+            First::Server(_) => None,
+        };
+        let mut first = Some(first);
         loop {
             self.serve_by = ends.serve_by(self.options.hold);
             let begun = Instant::now();
             let started = match first.take() {
                 Some(First::Server(process)) => Ok(process),
-                Some(First::Connection(theirs)) => self.start(Some(theirs), crash),
+                Some(First::Connection(theirs, _)) => self.start(Some(theirs), crash),
                 None => self.start(None, crash),
             };
             let process = match started {
@@ -235,7 +265,7 @@ impl Supervisor<'_> {
                     if ends.held_until(self.options.hold).is_some_and(|last| last > begun) =>
                 {
                     if self.after_failed_start(&error)? {
-                        return Ok(self.stopped());
+                        return Ok(self.stopped(crash));
                     }
                     continue;
                 }
@@ -247,7 +277,7 @@ impl Supervisor<'_> {
             }
             let is_ready = self.keeper.is_ready;
             if self.is_leaving {
-                return Ok(Supervision::Left(self.keeper.held.take()));
+                return Ok(self.left(crash));
             }
             if self.keeper.is_told_to_end || !is_ready && !ends.has_served() {
                 return Ok(Supervision::Ended(status));
@@ -264,17 +294,19 @@ impl Supervisor<'_> {
                 Next::AfterCrashes { pause, .. } | Next::AfterFailedStarts { pause, .. } => pause,
             };
             if self.pause_until(Instant::now() + pause)? {
-                return Ok(self.stopped());
+                return Ok(self.stopped(crash));
             }
         }
     }
 
     /// Returns the end of the supervision by a signal while no server runs.
-    fn stopped(&mut self) -> Supervision {
-        if self.is_leaving {
-            return Supervision::Left(self.keeper.held.take());
-        }
-        Supervision::Stopped
+    fn stopped(&mut self, crash: Option<Crash>) -> Supervision {
+        if self.is_leaving { self.left(crash) } else { Supervision::Stopped }
+    }
+
+    /// Returns the end of the supervision with what the servers left.
+    fn left(&mut self, crash: Option<Crash>) -> Supervision {
+        Supervision::Left(LeftObjects { objects: self.keeper.held.drain(), crash })
     }
 
     /// Starts a server over the keeper's first connection, or over a new one, and gives it
@@ -307,13 +339,15 @@ impl Supervisor<'_> {
     /// Logs that a server's process did not start, undoes an upgrade, or else pauses. Returns `true` if
     /// a signal ends the supervision.
     fn after_failed_start(&mut self, error: &io::Error) -> io::Result<bool> {
+        let why =
+            format!("{0} does not start: {error}; check the program: {0} --version", self.program);
+        if self.undo_upgrade(&why) {
+            return Ok(false);
+        }
         tracing::error!(
             interface = self.options.interface,
             "a server does not start: {error}; another attempt follows"
         );
-        if self.undo_upgrade(&format!("the new program does not start: {error}")) {
-            return Ok(false);
-        }
         self.pause_until(Instant::now() + LONGEST_PAUSE)
     }
 
@@ -381,10 +415,14 @@ impl Supervisor<'_> {
             let mut sent = Signal::from_named_raw(signal);
             if signal != libc::SIGHUP {
                 self.keeper.is_told_to_end = true;
-                if self.options.leaves && signal == libc::SIGTERM {
+                if self.options.leaves_at_sigterm && signal == libc::SIGTERM {
                     self.is_leaving = true;
+                    // A server that leaves already needs no second request.
+                    sent = match self.handover {
+                        Handover::Leaving(_) => None,
+                        _ => Some(LEAVE),
+                    };
                     self.handover = Handover::Leaving(Instant::now() + UPGRADE_TIMEOUT);
-                    sent = Some(LEAVE);
                 }
                 if asked_at.is_some_and(|first| first.elapsed() > TOGETHER) {
                     // The server takes too long.
@@ -423,7 +461,7 @@ impl Supervisor<'_> {
                 && let Some(signal) = self.supervised.take_signal()
                 && signal != libc::SIGHUP
             {
-                self.is_leaving = self.options.leaves && signal == libc::SIGTERM;
+                self.is_leaving = self.options.leaves_at_sigterm && signal == libc::SIGTERM;
                 return Ok(true);
             }
             self.refuse_upgrade("no server serves now; wait until one does");
@@ -460,10 +498,12 @@ impl Supervisor<'_> {
         if !self.keeper.is_ready {
             return self.refuse_upgrade("the server does not serve yet; wait until it does");
         }
-        if let Err(error) = self.supervised.prepare_upgrade() {
-            return self.refuse_upgrade(&error.to_string());
-        }
-        tracing::info!(interface = self.options.interface, "upgrade: the server hands over");
+        self.program = match self.supervised.prepare_upgrade() {
+            Ok(program) => program,
+            Err(error) => return self.refuse_upgrade(&error.to_string()),
+        };
+        let program = &self.program;
+        tracing::info!(interface = self.options.interface, program, "upgrade: the server leaves");
         process.signal(LEAVE);
         self.handover = Handover::Leaving(Instant::now() + UPGRADE_TIMEOUT);
     }
@@ -511,7 +551,8 @@ impl Supervisor<'_> {
                 true
             }
             Handover::Starting(_) => self.undo_upgrade(&format!(
-                "the new program did not serve: {}; see the log",
+                "{0} did not serve: {1}; the log may say why; check the program: {0} --version",
+                self.program,
                 self.describe_end(status)
             )),
         }
@@ -537,32 +578,38 @@ impl Supervisor<'_> {
         self.supervised.end_upgrade(true);
         let interface = &self.options.interface;
         tracing::info!(interface, "upgrade: the new server serves");
-        let why = self.replace_program(process).to_string();
+        let why = if self.keeper.is_told_to_end {
+            "it is about to end".to_owned()
+        } else {
+            self.replace_program(process).to_string()
+        };
         tracing::warn!(interface, "the keeper goes on with its earlier program: {why}");
         if let Some(asking) = self.keeper.upgrade_request.take() {
             asking.answer(Ok(Some(&why)));
         }
     }
 
-    /// Has the program of the server that serves be the keeper's, too. Returns only if that fails, with
-    /// the reason.
+    /// Executes the program of the current server as the keeper. Returns only if that fails, with the
+    /// reason.
     fn replace_program(&mut self, process: &ServerProcess) -> io::Error {
         // The kernel ends this process's other threads first, and waits for a thread in a system
         // call that does not return.
         if !self.keeper.held.finish_closing(CLOSE_TIMEOUT) {
-            return io::Error::other("objects that applications have are still being closed");
+            return io::Error::other(
+                "it still closes objects of ended sessions; upgrade again later",
+            );
         }
-        let left = self.keeper.leave(&self.listener, process, self.number);
+        let left = self.keeper.state(&self.listener, process, self.number);
         let replaced = left.write().and_then(|file| {
-            left.keep_open(true)?;
+            left.set_close_on_exec(false)?;
             Ok(self.supervised.replace(file.as_fd()))
         });
         let error = replaced.unwrap_or_else(|error| error);
-        if let Err(error) = left.keep_open(false) {
-            // Another process that this one starts gets more descriptors than it needs.
+        if let Err(error) = left.set_close_on_exec(true) {
             tracing::error!(
                 interface = self.options.interface,
-                "the keeper's descriptors: {error}"
+                "cannot set close-on-exec on the keeper's descriptors: {error}; programs that it \
+                 starts inherit them"
             );
         }
         error

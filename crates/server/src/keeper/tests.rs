@@ -59,7 +59,8 @@ impl Started {
         let path = keeper_path(&directory.join("s"));
         let (interface, owner) = ("lo".into(), None);
         let hold = Duration::ZERO;
-        let options = KeeperOptions { interface, shares_host, hold, leaves: false, owner, path };
+        let options =
+            KeeperOptions { interface, shares_host, hold, leaves_at_sigterm: false, owner, path };
         let thread = std::thread::spawn(move || keep(theirs, &options));
         let (client, found) = KeeperAccess::new(ours).unwrap();
         assert!(found.is_empty());

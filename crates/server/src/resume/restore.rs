@@ -35,6 +35,11 @@ fn because(what: &str) -> impl Fn(&dyn Display) -> NotResumed {
     move |error| format!("{what}: {error}")
 }
 
+/// Returns the reason of a session that too many servers served at their end.
+fn crashed(servers: u64) -> NotResumed {
+    format!("{servers} servers crashed or hung while they served it")
+}
+
 impl Control {
     /// Makes the sessions of an earlier server anew, before the engines run. Closes what is of no
     /// use.
@@ -116,7 +121,7 @@ impl Control {
             let closed = files.close(&shape, lanes, CLOSED_AFTER_CRASHES);
             unused.append(&mut files.into_descriptors());
             closed.map_err(|error| because("its memory")(&error))?;
-            return Err(format!("{} servers crashed while they served it", recorded.crashes));
+            return Err(crashed(recorded.crashes));
         }
         let mapped = files.map_unclaimed(number, shape, lanes);
         // The application can prolong the close of these.

@@ -33,7 +33,7 @@ pub(super) enum Choice {
 /// The wire.
 pub(super) enum Wire {
     /// The kernel's sockets are on the TAP interface itself.
-    Tap(TapDevice),
+    Tap(Box<TapDevice>),
     /// The kernel's sockets are on one end of a veth pair. The other end is in this namespace.
     Veth(Namespace),
 }
@@ -62,7 +62,7 @@ impl Wire {
             netlink.add_address(INTERFACE, address)?;
         }
         netlink.set_up(INTERFACE)?;
-        Ok(Wire::Tap(device))
+        Ok(Wire::Tap(Box::new(device)))
     }
 
     /// Makes a veth pair, and attaches to it for a moment. Returns the reason if this machine or
@@ -128,7 +128,7 @@ impl Wire {
     /// Opens the device in this process.
     pub(super) fn device(self) -> anyhow::Result<Box<dyn Device>> {
         match self {
-            Wire::Tap(device) => Ok(Box::new(device)),
+            Wire::Tap(device) => Ok(device),
             Wire::Veth(namespace) => Ok(Box::new(namespace.run(open)??)),
         }
     }

@@ -1,4 +1,4 @@
-//! Confines the server: another user, no capability, no way to regain one, and memory that other
+//! Confines the server and the keeper: another user, no capability, no way to regain one, and memory that other
 //! processes of its user may not read; few system calls (`calls`), and few files (`files`).
 //!
 //! In Linux, each thread has its own credentials: all this happens before any other thread starts.
@@ -111,29 +111,28 @@ fn restrict(
     Ok(())
 }
 
-/// Becomes `user`, if given, and drops every right but `kept`. Servers that it starts inherit those
-/// of `kept` that are in [`FOR_INTERFACES`].
+/// Becomes `user`, if given, and drops every right but `kept`. Servers that it starts as an
+/// ordinary user inherit those of `kept` that are in [`FOR_INTERFACES`]; as root, all of `kept`.
 pub(super) fn confine_keeper(user: Option<&Identity>, kept: CapabilitySet) -> Result<(), Failure> {
     raise_descriptor_limit();
     set_keep_capabilities(true).map_err(|errno| failed("PR_SET_KEEPCAPS", errno))?;
     drop_all_but(kept, kept.intersection(FOR_INTERFACES), user)
 }
 
-/// Has the program that this process executes next start with all of `kept`. Call [`take_back`] in that
-/// program, or if there is none.
-pub(super) fn give_to_next_program(kept: CapabilitySet) -> Result<(), Failure> {
+/// Makes all of `kept` ambient, so that the program which this process executes next has it. Call
+/// [`restore_ambient_capabilities`] in that program, or if the execution fails.
+pub(super) fn raise_ambient_capabilities(kept: CapabilitySet) -> Result<(), Failure> {
     set_ambient(kept)
 }
 
-/// Ends what [`give_to_next_program`] began: servers inherit only [`FOR_INTERFACES`]. Restores what a
-/// new program changes.
-pub(super) fn take_back(kept: CapabilitySet) -> Result<(), Failure> {
-    not_dumpable()?;
+/// Makes only those of `kept` ambient that are in [`FOR_INTERFACES`]: those of a server that starts as an
+/// ordinary user.
+pub(super) fn restore_ambient_capabilities(kept: CapabilitySet) -> Result<(), Failure> {
     clear_ambient_capability_set().map_err(|errno| failed("ambient capabilities", errno))?;
     set_ambient(kept.intersection(FOR_INTERFACES))
 }
 
-/// Makes those of the capabilities ambient that this process has.
+/// Makes `capabilities_to_give` ambient, as far as this process has them.
 fn set_ambient(capabilities_to_give: CapabilitySet) -> Result<(), Failure> {
     let has = capabilities(None).map_err(|errno| failed("capabilities", errno))?;
     let given = capabilities_to_give.intersection(has.permitted).intersection(has.inheritable);
@@ -208,7 +207,9 @@ fn drop_all_but(
     not_dumpable()
 }
 
-fn not_dumpable() -> Result<(), Failure> {
+/// Makes this process undumpable, so that other processes of its user cannot look into its memory or its
+/// descriptors.
+pub(super) fn not_dumpable() -> Result<(), Failure> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|errno| failed("PR_SET_DUMPABLE", errno))
 }

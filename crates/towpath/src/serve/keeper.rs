@@ -5,26 +5,28 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use towpath_server::{
-    Begin, Crash, Inherited, KeeperOptions, Start, Supervised, Supervision, keeper_path, supervise,
+    Begin, Continued, Crash, KeeperOptions, Start, Supervised, Supervision, keeper_path, supervise,
 };
 
 use super::confine::{
-    confine_keeper, give_to_next_program, kept_capabilities, restrict_keeper, take_back,
+    confine_keeper, kept_capabilities, not_dumpable, raise_ambient_capabilities,
+    restore_ambient_capabilities, restrict_keeper,
 };
 use super::directory::lock_path;
+use super::fd_store::{self, Given};
 use super::log::start_log;
 use super::ready::{Ready, inherited};
 use super::settings::{HOLD_S, Level, Settings};
-use super::store::{self, Objects};
 use crate::failure::{Failure, remedy, says};
-use crate::signals::Signals;
+use crate::signals::{Signals, ignore_broken_pipes};
 
 /// The name of the settings among the keeper's objects: a file of TOML.
 pub(super) const SETTINGS: &str = "keeper-settings";
@@ -44,6 +46,9 @@ pub(crate) struct Args {
     /// The server serves a TAP
     #[arg(long)]
     tap: bool,
+    /// Leave everything to the service manager's descriptor store at SIGTERM
+    #[arg(long)]
+    fd_store: bool,
     /// Check that this program can go on, and end
     #[arg(long)]
     check: bool,
@@ -52,8 +57,10 @@ pub(crate) struct Args {
 /// Goes on as the keeper, after an upgrade.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let failed = |error: io::Error| Failure::new(format!("the keeper: {}", says(&error)));
+    // An exec resets it.
+    not_dumpable()?;
     let file = inherited(args.state).map_err(failed)?;
-    let left = Inherited::read(file.as_fd()).map_err(failed)?;
+    let left = Continued::read(file.as_fd()).map_err(failed)?;
     drop(file);
     let settings = left.object(SETTINGS).and_then(Settings::from_keeper).map_err(failed)?;
     let served = settings.served()?;
@@ -62,9 +69,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     start_log(settings.log.unwrap_or(Level::Info));
-    // The signals have been blocked since the first program blocked them.
+    // An exec keeps signals blocked, so none is lost.
     let signals = Signals::block().map_err(failed)?;
-    take_back(kept_capabilities(settings.share_host, args.tap))?;
+    restore_ambient_capabilities(kept_capabilities(settings.share_host, args.tap))?;
     tracing::info!(
         interface = %served.interface,
         version = env!("CARGO_PKG_VERSION"),
@@ -75,6 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         interface: &served.interface,
         socket: &socket,
         is_tap: args.tap,
+        fd_store: args.fd_store,
         signals: &signals,
         path: args.program.clone(),
         upgraded: None,
@@ -82,7 +90,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         ready: None,
         failure: None,
     };
-    servers.supervise(Begin::Inherited(left))
+    servers.supervise(Begin::Continued(left))
 }
 
 /// Returns `true` if a living server holds the lock of a socket.
@@ -101,6 +109,8 @@ struct Servers<'a> {
     interface: &'a str,
     socket: &'a Path,
     is_tap: bool,
+    /// At SIGTERM, everything is left to the service manager.
+    fd_store: bool,
     signals: &'a Signals,
     /// The path of this program, from which the next version starts.
     path: PathBuf,
@@ -121,17 +131,19 @@ impl Servers<'_> {
         restrict_keeper(confine.unwrap_or_default(), self.socket, pcap.as_deref())
     }
 
-    /// Has a program check that it can go on as the keeper, or become it.
+    /// Returns the command by which a program goes on as the keeper.
     fn keeper_command(&self, program: &File, state: BorrowedFd<'_>) -> Command {
         let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
         command.arg0("towpath").arg("keeper");
         command.arg("--state").arg(state.as_raw_fd().to_string());
         command.arg("--program").arg(&self.path);
         command.args(self.is_tap.then_some("--tap"));
+        command.args(self.fd_store.then_some("--fd-store"));
         command
     }
 
-    /// Starts servers until one ends in order, a signal ends the last one, or none can follow.
+    /// Starts servers until one ends in order or leaves, a signal ends the last one, or none can
+    /// follow.
     fn supervise(mut self, begin: Begin) -> Result<ExitCode, Failure> {
         let _ = rustix::thread::set_name(c"towpath-keeper");
         let path = keeper_path(self.socket);
@@ -139,7 +151,7 @@ impl Servers<'_> {
             interface: self.interface.to_owned(),
             shares_host: self.settings.share_host,
             hold: Duration::from_secs(self.settings.hold.map_or(HOLD_S, |hold| hold.get() as u64)),
-            leaves: self.settings.fd_store && store::is_there(),
+            leaves_at_sigterm: self.fd_store && fd_store::has_service_manager(),
             owner: self.settings.user.as_ref().map(|user| (user.uid, user.gid)),
             path: path.clone(),
         };
@@ -152,26 +164,28 @@ impl Servers<'_> {
             Supervision::Ended(status) => Ok(exit_code(status)),
             Supervision::GaveUp(_) => Ok(ExitCode::FAILURE),
             Supervision::Stopped => Ok(ExitCode::SUCCESS),
-            Supervision::Left(objects) => {
-                if let Err(error) = store::leave(&objects, &self.device()) {
+            Supervision::Left(left) => {
+                let device = device_name(self.interface, self.is_tap);
+                if let Err(error) = fd_store::leave(&left, &device) {
                     return Err(Failure::new(format!(
-                        "the service manager's descriptor store: {}; the sessions end",
+                        "the service manager did not take the keeper's objects: {}; all sessions \
+                         end; see FileDescriptorStoreMax= in systemd.service(5)",
                         says(&error)
                     )));
                 }
-                tracing::info!(objects = objects.len(), "left to the next keeper of the service");
+                let objects = left.objects.len();
+                tracing::info!(
+                    objects,
+                    "the service manager holds the objects for the next keeper"
+                );
                 Ok(ExitCode::SUCCESS)
             }
         }
     }
-
-    /// Returns the name of the device that an earlier keeper must have served, too.
-    fn device(&self) -> String {
-        device(self.interface, self.is_tap)
-    }
 }
 
-fn device(interface: &str, is_tap: bool) -> String {
+/// Returns the name of the device that an earlier keeper of the service must have served, too.
+fn device_name(interface: &str, is_tap: bool) -> String {
     format!("{}{interface}", if is_tap { "tap:" } else { "" })
 }
 
@@ -222,7 +236,7 @@ impl Supervised for Servers<'_> {
         command.stdin(Stdio::from(connection)).spawn()
     }
 
-    fn prepare_upgrade(&mut self) -> io::Result<()> {
+    fn prepare_upgrade(&mut self) -> io::Result<String> {
         let opened = File::open(&self.path).map_err(|error| {
             let text = format!(
                 "{}: {}; install the new program at this path",
@@ -232,7 +246,7 @@ impl Supervised for Servers<'_> {
             io::Error::new(error.kind(), text)
         });
         self.installed = Some(opened?);
-        Ok(())
+        Ok(self.path.display().to_string())
     }
 
     fn end_upgrade(&mut self, serves: bool) {
@@ -244,23 +258,32 @@ impl Supervised for Servers<'_> {
 
     fn replace(&mut self, file: BorrowedFd<'_>) -> io::Error {
         let Some(program) = &self.upgraded else {
-            return io::Error::other("there is no other program");
+            return io::Error::other("no upgrade has installed a program");
         };
         let checked = self.keeper_command(program, file).arg("--check").spawn();
         match checked.and_then(|mut child| wait_at_most(&mut child, CHECK_TIMEOUT)) {
             Ok(Some(status)) if status.success() => {}
             Ok(Some(status)) => {
-                return io::Error::other(format!("its check of the keeper's state: {status}"));
+                return io::Error::other(format!(
+                    "the installed program cannot go on as the keeper: its check ended with {status}; \
+                     see the log"
+                ));
             }
-            Ok(None) => return io::Error::other("its check of the keeper's state takes too long"),
+            Ok(None) => {
+                return io::Error::other(
+                    "the installed program cannot go on as the keeper: its check takes longer than 2 s",
+                );
+            }
             Err(error) => return error,
         }
         let kept = kept_capabilities(self.settings.share_host, self.is_tap);
-        if let Err(failure) = give_to_next_program(kept) {
+        if let Err(failure) = raise_ambient_capabilities(kept) {
             return io::Error::other(failure.text().to_owned());
         }
         let error = self.keeper_command(program, file).exec();
-        if let Err(failure) = take_back(kept) {
+        // The attempt has restored the default of SIGPIPE, which would end this process.
+        ignore_broken_pipes();
+        if let Err(failure) = restore_ambient_capabilities(kept) {
             // The next servers start with a capability that they do not need, and drop it.
             tracing::error!("{}", failure.text());
         }
@@ -282,25 +305,33 @@ impl Supervised for Servers<'_> {
     }
 }
 
-/// Starts servers until one ends in order, a signal ends the last one, or none can follow.
+/// Starts servers, as an operator's process.
 pub(super) fn supervise_servers(
     settings: &Settings,
     interface: &str,
     (socket, is_tap): (&Path, bool),
-    (ready, given): (Ready, Objects),
+    (ready, given): (Ready, Given),
     signals: &Signals,
 ) -> Result<ExitCode, Failure> {
     let failed = |error: io::Error| failed(&keeper_path(socket), &error);
-    let text = settings.clone().to_text()?;
-    let mut objects = store::left(given, &device(interface, is_tap));
-    objects.push((SETTINGS.to_owned(), in_memory(&text).map_err(failed)?));
+    // A server does not need the option, and an older one does not know it.
+    let text = Settings { fd_store: false, ..settings.clone() }.to_text()?;
+    let own = vec![(SETTINGS.to_owned(), in_memory(&text).map_err(failed)?)];
+    let left = fd_store::adopt(given, &device_name(interface, is_tap));
+    if settings.fd_store && !fd_store::has_service_manager() {
+        tracing::warn!(
+            "--fd-store has no effect: there is no service manager (NOTIFY_SOCKET is not set), and a stop \
+             ends all sessions"
+        );
+    }
     // An upgrade replaces the file at this path, and not this process' own.
-    let program = std::env::current_exe().map_err(failed)?;
+    let program = program_path().map_err(failed)?;
     let servers = Servers {
         settings,
         interface,
         socket,
         is_tap,
+        fd_store: settings.fd_store,
         signals,
         path: program,
         upgraded: None,
@@ -308,7 +339,7 @@ pub(super) fn supervise_servers(
         ready: Some(ready),
         failure: None,
     };
-    servers.supervise(Begin::New(objects))
+    servers.supervise(Begin::First { own, left })
 }
 
 /// Returns the exit code of a server as the keeper's own. The server has printed the reason.
@@ -317,10 +348,31 @@ fn exit_code(status: ExitStatus) -> ExitCode {
     code.map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// Returns a memory file with a text.
+/// Returns the path of this program, as it was called if that is possible: a link may lead to another
+/// program at the next upgrade.
+fn program_path() -> io::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let is_own = |path: &PathBuf| {
+        let (found, own) =
+            (std::fs::metadata(path).ok()?, std::fs::metadata("/proc/self/exe").ok()?);
+        Some((found.dev(), found.ino()) == (own.dev(), own.ino()))
+    };
+    let Some(called) = std::env::args_os().next().map(PathBuf::from) else { return Ok(own) };
+    let places = if called.components().count() > 1 {
+        vec![std::path::absolute(&called)?]
+    } else {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).map(|place| place.join(&called)).collect()
+    };
+    Ok(places.into_iter().find(|path| is_own(path) == Some(true)).unwrap_or(own))
+}
+
+/// Returns a memory file with a text, which no process can change.
 fn in_memory(text: &str) -> io::Result<OwnedFd> {
-    let file = rustix::fs::memfd_create("towpath-settings", MemfdFlags::CLOEXEC)?;
-    let mut file = File::from(file);
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mut file = File::from(rustix::fs::memfd_create("towpath-settings", flags)?);
     file.write_all(text.as_bytes())?;
+    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
     Ok(file.into())
 }

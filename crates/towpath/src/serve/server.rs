@@ -92,6 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     config.subnets = subnets.unwrap_or(config.subnets);
     warn_without_grants(&config.policy, &name);
     if let Some(fault) = &settings.fault {
+        warn!("--fault: this server injects faults");
         device = Box::new(FaultDevice::new(device, &fault.spec));
     }
     let mut pcap = None;
@@ -102,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     if let Some(busy_poll) = xdp_sockets {
         let allowed = keeper.allow_xdp_sockets(busy_poll);
-        // Once a server has served, the keeper changes nothing of this.
+        // The keeper refuses a change once a server has served; the first setting stays.
         allowed.or_else(|error| if args.again { Ok(()) } else { Err(failed(error)) })?;
     }
     device.set_keeper(Arc::new(keeper.clone()));

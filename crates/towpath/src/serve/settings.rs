@@ -75,9 +75,9 @@ pub(crate) struct Settings {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) share_host: bool,
-    /// At SIGTERM, leave all sessions to the service manager's descriptor store, so that applications
-    /// keep their connections when the service is restarted, not only stopped: for systemd units with
-    /// FileDescriptorStoreMax=
+    /// At SIGTERM, leave all sessions to systemd's descriptor store (FileDescriptorStoreMax=).
+    /// Applications then keep their connections over a restart of the service. A stop ends them.
+    /// Without NOTIFY_SOCKET, the option has no effect
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) fd_store: bool,
@@ -144,8 +144,8 @@ pub(crate) struct Settings {
     /// Inject faults, to test applications: drop=0.01,dup=0.01,reorder=0.01,flip=0.001,delay=0.1,
     /// delay_us=500,stall=0.001,stall_us=500,seed=42. drop, dup, reorder, flip, delay, stall, crash,
     /// hang and block are probabilities per packet, 0 to 1; delay_us and stall_us are microseconds,
-    /// up to 10000000. crash, hang and block are faults of the server, not of the wire: it panics,
-    /// computes or sleeps for ever. rx. or tx. before a key, except seed, limits it to one direction
+    /// up to 10000000. crash, hang and block are faults of the server, not of the wire: with crash it panics,
+    /// with hang it computes for ever, with block it sleeps for ever. rx. or tx. before a key, except seed, limits it to one direction
     #[arg(long, value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,

@@ -143,7 +143,10 @@ fn an_upgrade_loses_and_duplicates_nothing() {
             for count in 1..=10 {
                 install(env!("CARGO_BIN_EXE_towpath"), &program);
                 let said = prints(&mut towpath(&["upgrade", &server.socket]));
-                assert!(said.ends_with("a server of the installed program serves\n"), "{said}");
+                assert!(
+                    said.ends_with("the server and its keeper run the installed program\n"),
+                    "{said}"
+                );
                 assert_eq!(server.log().matches("upgrade: the new server serves").count(), count);
                 // The keeper is the same process, of the new program. It is the only child's parent.
                 assert_eq!(program_of(server.child.id()), Some(program.clone()));
@@ -177,9 +180,10 @@ fn an_upgrade_to_a_program_that_does_not_serve_is_undone() {
         let text = directory.text("text");
         std::fs::write(&text, "no program").unwrap();
         under_traffic(&server, |goes_on| {
-            for (wrong, why) in
-                [("/bin/false", "the server ended with exit code 1"), (&text, "does not start")]
-            {
+            for (wrong, why) in [
+                ("/bin/false", "did not serve: the server ended with exit code 1"),
+                (&text, "does not start"),
+            ] {
                 install(wrong, &program);
                 let said = fails(&mut towpath(&["upgrade", &server.socket]), 1);
                 assert!(said.contains(why), "{said}");

@@ -6,7 +6,7 @@
 //! (`execve`), to look into other processes (`ptrace`, `process_vm_readv`), to change namespaces or
 //! mounts, sockets of the network (`socket` with other families), io_uring, and keys.
 //!
-//! The keeper's list has these, and what a server calls until it has given up its rights: to execute
+//! The keeper's list has the server's calls, and what a server calls until it has given up its rights: to execute
 //! a program, to make sockets for the interface and for ports, and to restrict itself.
 //!
 //! Threads and processes that start later have the filter too, and no process can remove it.
@@ -207,7 +207,7 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
 /// Requests of `ioctl` that insert input into the terminal at which the server was started.
 const TERMINAL_INPUT: [libc::c_ulong; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
 
-/// Calls with any arguments that only a keeper makes, and a server that starts.
+/// Calls of a keeper, and of a server that starts, with any arguments.
 const STARTING: &[libc::c_long] = &[
     // The next server's program.
     libc::SYS_execve,
@@ -246,6 +246,11 @@ pub(super) enum Process {
 pub(super) fn confine(process: Process, mode: Confinement) -> Result<(), seccompiler::Error> {
     let refused = match mode {
         Confinement::Off => return Ok(()),
+        // A program that is installed later may try calls that this list does not know. It has other
+        // ways if the kernel seems to be without them.
+        Confinement::Refuse if process == Process::Keeper => {
+            SeccompAction::Errno(libc::ENOSYS as u32)
+        }
         Confinement::Refuse => SeccompAction::Errno(libc::EPERM as u32),
         Confinement::Kill => SeccompAction::KillProcess,
     };
@@ -314,13 +319,12 @@ mod tests {
         })
     }
 
-    fn refused(outcome: i64) {
-        assert_eq!(outcome, -1);
-        assert_eq!(std::io::Error::last_os_error().kind(), ErrorKind::PermissionDenied);
-    }
-
-    /// Makes calls that neither a server nor a keeper makes.
-    fn make_refused_calls() {
+    /// Makes calls that neither a server nor a keeper makes, and checks the error.
+    fn make_refused_calls(errno: i32) {
+        let refused = |outcome: i64| {
+            assert_eq!(outcome, -1);
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno));
+        };
         // SAFETY: calls without pointers.
         unsafe {
             refused(libc::syscall(libc::SYS_ptrace, libc::PTRACE_TRACEME, 0, 0, 0));
@@ -352,7 +356,7 @@ mod tests {
     #[test]
     fn a_server_may_make_only_its_calls() {
         confined(Process::Server, || {
-            make_refused_calls();
+            make_refused_calls(libc::EPERM);
             let child = std::process::Command::new("/bin/true").status().unwrap_err();
             assert_eq!(child.kind(), ErrorKind::PermissionDenied);
             let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap_err();
@@ -364,7 +368,7 @@ mod tests {
     #[test]
     fn a_keeper_may_start_a_server_too() {
         confined(Process::Keeper, || {
-            make_refused_calls();
+            make_refused_calls(libc::ENOSYS);
             make_allowed_calls();
             assert!(std::process::Command::new("/bin/true").status().unwrap().success());
             std::net::UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -138,6 +138,7 @@ fn explain(error: TapError) -> Failure {
             "{text}; choose another name, or serve it with --device xdp:{name}, or make one with: ip tuntap add dev NAME mode tap vnet_hdr"
         )),
         TapError::BadName { .. } => Failure::usage(format!("--device: {text}")),
-        TapError::BadDescriptor { .. } | TapError::Refused { .. } => Failure::new(text),
+        TapError::Refused { cause, .. } => Failure::new(format!("{text}{}", remedy(&cause))),
+        TapError::BadDescriptor { .. } => Failure::new(text),
     }
 }

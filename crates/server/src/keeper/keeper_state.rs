@@ -1,5 +1,5 @@
-//! A keeper that executes another program: the keeper stays the same process, and the descriptors stay
-//! open under their numbers. A memory file has all else that the next program must know.
+//! The state of a keeper that executes another program. The keeper stays the same process, and its
+//! descriptors stay open under their numbers. A memory file tells the next program the rest.
 //!
 //! Unsafe lives here for taking over descriptors by their numbers.
 
@@ -15,13 +15,15 @@ use serde::{Deserialize, Serialize};
 /// the keeper goes on with its program.
 pub(super) const FORMAT: u32 = 1;
 
-/// The longest file. The most that a keeper holds, [`held`](super::held), with names of half of the
-/// greatest length.
-const MOST_BYTES: u64 = 64 << 20;
+/// The longest file, in bytes: 2^18 descriptors ([`held`](super::held)) with the longest names.
+const MOST_BYTES: u64 = 80 << 20;
+
+/// The first descriptor beyond the standard streams.
+const FIRST: RawFd = 3;
 
 /// The contents of the file. The descriptors are numbers.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Inheritance {
+pub(super) struct KeeperState {
     /// [`FORMAT`].
     pub(super) format: u32,
     /// The connection to the server.
@@ -31,17 +33,17 @@ pub(super) struct Inheritance {
     /// The server's pidfd, and its process number.
     pub(super) server: RawFd,
     pub(super) server_pid: i32,
-    /// The administrator that waits for the upgrade.
-    pub(super) asking: Option<RawFd>,
+    /// The connection of the administrator that waits for the upgrade.
+    pub(super) upgrade_request: Option<RawFd>,
     /// How many servers were started.
-    pub(super) started: u32,
+    pub(super) servers_started: u32,
     /// Whether the server may have AF_XDP sockets made, and if so, whether they poll the hardware.
     pub(super) xdp_sockets: Option<bool>,
     /// The objects that the keeper holds, with their names.
     pub(super) held: Vec<(String, RawFd)>,
 }
 
-impl Inheritance {
+impl KeeperState {
     /// Writes a memory file, which the next program inherits.
     pub(super) fn write(&self) -> io::Result<OwnedFd> {
         let file = rustix::fs::memfd_create("towpath-keeper", MemfdFlags::empty())?;
@@ -53,7 +55,7 @@ impl Inheritance {
     }
 
     /// Reads a memory file. Checks that every descriptor is open.
-    pub(super) fn read(file: BorrowedFd<'_>) -> io::Result<Inheritance> {
+    pub(super) fn read(file: BorrowedFd<'_>) -> io::Result<KeeperState> {
         let wrong = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
         let mut file = File::from(file.try_clone_to_owned()?);
         file.rewind()?;
@@ -67,7 +69,7 @@ impl Inheritance {
                 contents["format"]
             )));
         }
-        let found: Inheritance = serde_json::from_value(contents)?;
+        let found: KeeperState = serde_json::from_value(contents)?;
         let mut numbers: Vec<_> = found.numbers().collect();
         numbers.sort_unstable();
         if numbers.windows(2).any(|pair| pair[0] == pair[1]) {
@@ -92,23 +94,29 @@ impl Inheritance {
     fn numbers(&self) -> impl Iterator<Item = RawFd> {
         let own = [self.connection, self.listener, self.server];
         let held = self.held.iter().map(|(_, number)| *number);
-        own.into_iter().chain(self.asking).chain(held)
+        own.into_iter().chain(self.upgrade_request).chain(held)
     }
 
-    /// Has the descriptors stay open when this process executes another program, or no longer.
-    pub(super) fn keep_open(&self, stay: bool) -> io::Result<()> {
-        let flags = if stay { FdFlags::empty() } else { FdFlags::CLOEXEC };
-        self.numbers().try_for_each(|number| {
-            let one = descriptor(number)?;
-            Ok(fcntl_setfd(one, flags)?)
-        })
+    /// Sets or clears close-on-exec on all descriptors. An error with one of them keeps none of the
+    /// others from the change.
+    pub(super) fn set_close_on_exec(&self, on: bool) -> io::Result<()> {
+        let flags = if on { FdFlags::CLOEXEC } else { FdFlags::empty() };
+        let set = |number| Ok(fcntl_setfd(descriptor(number)?, flags)?);
+        // The first error, after all descriptors.
+        self.numbers().map(set).fold(Ok(()), io::Result::and)
     }
 
-    /// Takes over a descriptor that this process has inherited.
+    /// Takes over a descriptor that an earlier program of this process has left.
     pub(super) fn take(number: RawFd) -> io::Result<OwnedFd> {
-        fcntl_setfd(descriptor(number)?, FdFlags::CLOEXEC)?;
-        // SAFETY: it is open, and nothing in this process owns it: an earlier program of this process
-        // has left it, and the file names each descriptor once.
+        let one = descriptor(number)?;
+        // Each descriptor that this program opens, or has taken over, is closed at an exec.
+        if number < FIRST || fcntl_getfd(one)?.contains(FdFlags::CLOEXEC) {
+            let text = format!("descriptor {number} is none that an earlier program left");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        fcntl_setfd(one, FdFlags::CLOEXEC)?;
+        // SAFETY: it is open, and nothing in this process owns it: it was open across an exec, as the
+        // check above shows, and this is the first call for it, because the call sets the flag.
         Ok(unsafe { OwnedFd::from_raw_fd(number) })
     }
 }
@@ -118,8 +126,8 @@ fn descriptor(number: RawFd) -> io::Result<BorrowedFd<'static>> {
     if number < 0 {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("descriptor {number}")));
     }
-    // SAFETY: for one call at a time, by the callers in this file. A number that names no open
-    // descriptor is an error of that call.
+    // SAFETY: the callers, all in this file, use it for one call, and while the keeper closes no
+    // descriptor. A number that names no open descriptor is an error of that call.
     let one = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl_getfd(one)?;
     Ok(one)
