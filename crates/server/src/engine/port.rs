@@ -137,14 +137,13 @@ impl DevicePort {
         let pool_buffers = (batch * 2).clamp(64, 4096).max(limits.rx_ring + batch) as u32;
         let dma = device.dma_of(queue);
         let slot_bytes = slot_bytes(&info, dma.is_some());
-        let slots = BOUNCE_SLOTS;
         let mut pool_bytes = pool_buffers as usize * pool_buffer_bytes as usize;
         let gives_queues = device.own_queue_limits().is_ok();
         if gives_queues {
             // The bounce buffers are mapped once more.
             pool_bytes = pool_bytes.next_multiple_of(PAGE_BYTES);
         }
-        let bytes = pool_bytes + slots as usize * slot_bytes;
+        let bytes = pool_bytes + BOUNCE_SLOTS as usize * slot_bytes;
         let failed = |cause| {
             let name = info.name.clone();
             DeviceError::Failed { name, what: "memory for its packets", cause }
@@ -191,7 +190,7 @@ impl DevicePort {
             returned: 0,
             own: OwnQueues::default(),
         };
-        let headroom = limits.tx_headroom;
+        let (headroom, slots) = (limits.tx_headroom, BOUNCE_SLOTS);
         Ok((port, BounceMemory { region, space, slots, slot_bytes, headroom, headers }))
     }
 
