@@ -7,7 +7,7 @@
 //!
 //! The descriptor is the interface: when the last descriptor is closed, an interface that is not
 //! persistent vanishes with its addresses and routes. So the driver never closes and reopens it.
-//! Packets that a server has read and not delivered outlive it, too ([`hand`]).
+//! Packets that a server has read and not delivered outlive it, too (`hand`).
 
 mod hand;
 mod open;
