@@ -5,6 +5,7 @@ mod directory;
 mod fd_store;
 mod interface;
 pub(crate) mod keeper;
+mod last_policy;
 mod log;
 mod ready;
 pub(crate) mod server;

@@ -21,6 +21,8 @@ const SESSION: &str = "session-";
 const PORT: &str = "port-";
 /// The beginning of the names of the device's objects.
 const DEVICE: &str = "device-";
+/// The beginning of the names of objects of the program that runs the server.
+const PROGRAM: &str = "program-";
 
 /// The objects of a session.
 #[derive(Debug, Default)]
@@ -126,8 +128,8 @@ impl Left {
             STATE => self.state.replace(object),
             SETTINGS => self.settings.replace(object),
             POSITIONS => self.positions.replace(object),
-            // The device has taken its objects already, and the keeper's own are not for the server.
-            _ if name.starts_with(DEVICE) || name.starts_with(OWN) => None,
+            // The device has taken its objects already, and the others are not for the server.
+            _ if [DEVICE, OWN, PROGRAM].iter().any(|start| name.starts_with(start)) => None,
             _ if name.starts_with(PORT) => self.ports.insert(name.to_owned(), object),
             _ => Some(object),
         }
@@ -189,6 +191,7 @@ mod tests {
                 "state",
                 "port-tcp-127.0.0.1-80",
                 "device-memory",
+                "program-policy",
                 "session-x-server",
                 "session-7-unknown",
             ]

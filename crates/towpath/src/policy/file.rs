@@ -74,8 +74,13 @@ const MAX_NAME_BYTES: usize = 32;
 impl PolicyFile {
     /// Reads a policy file.
     pub(crate) fn read(path: &Path) -> Result<PolicyFile, Failure> {
-        let (text, shown) = (text_file::read(path)?, path.display());
-        PolicyFile::parse(&text).map_err(|(line, message)| {
+        PolicyFile::of_text(path, &text_file::read(path)?)
+    }
+
+    /// Reads a policy file with this text.
+    pub(crate) fn of_text(path: &Path, text: &str) -> Result<PolicyFile, Failure> {
+        PolicyFile::parse(text).map_err(|(line, message)| {
+            let shown = path.display();
             Failure::usage(format!("{shown}:{line}: {message}; see: towpath policy --help"))
         })
     }

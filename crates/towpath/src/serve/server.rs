@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
 use towpath_device::fault::FaultDevice;
 use towpath_device::{Device, DeviceError};
+use towpath_protocol::store::Store;
 use towpath_server::{
     Config, Crash, HostAccess, KeeperAccess, KeeperStore, Policy, Server, StartError,
     take_device_objects,
@@ -19,6 +20,7 @@ use tracing::{info, warn};
 
 use super::interface::{self, Opened};
 use super::keeper::SETTINGS;
+use super::last_policy::{LAST_POLICY, LastPolicy};
 use super::log::start_log;
 use super::settings::{Level, Settings};
 use super::values::{Identity, InterfaceName};
@@ -74,13 +76,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     start_log(settings.log.unwrap_or(Level::Info));
     let mut earlier = take_device_objects(&mut found, args.crash().is_some());
     earlier.set_keeper(Arc::new(keeper.clone()));
-    let store = KeeperStore::new(&keeper, found);
+    let last = found.iter().find(|(name, _)| name == LAST_POLICY);
+    let last = last.map(|(_, file)| file.try_clone()).transpose().map_err(failed)?;
+    let mut store = KeeperStore::new(&keeper, found);
+    let policy = keep_policy(last, &mut store).map_err(failed)?;
 
+    let (configured, policy_text) = configure(&settings, &socket, &policy)?;
     let mut config = Config {
         resumes_all: args.upgrade,
         crash: args.crash(),
         server_number: keeper.server_number(),
-        ..settings.config(socket.clone())?
+        ..configured
     };
     let own_queues = config.policy.own_queues();
     let Opened { mut device, subnets, xdp_sockets } =
@@ -113,6 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let failed = |error: StartError| explain(&error, &settings);
     let server = Server::start(&config, device, Box::new(store)).map_err(failed)?;
     drop(config);
+    policy.set(&policy_text);
     info!(
         device = name,
         mtu = device_info.mtu,
@@ -122,10 +129,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         "serving"
     );
     report_started(&keeper)?;
-    let action = serve(&server, &signals, &mut pcap, (&settings, &socket, &name))?;
+    let action = serve(&server, &signals, &mut pcap, (&settings, &socket, &name), &policy)?;
     signals.release_soon();
+    let leaves = action == Action::Leave;
     let outcome = end(server, &keeper, action);
-    info!(device = name, "ended");
+    info!(device = name, "{}", if leaves { "left to the next server" } else { "ended" });
     outcome.map_err(|error| ended(&error))
 }
 
@@ -172,13 +180,53 @@ fn take_standard_input() -> std::io::Result<OwnedFd> {
     Ok(connection)
 }
 
+/// Returns the file of the last policy: an earlier server's, or a new one in the store.
+fn keep_policy(earlier: Option<OwnedFd>, store: &mut KeeperStore) -> std::io::Result<LastPolicy> {
+    if let Some(file) = earlier {
+        return Ok(LastPolicy::of_earlier(file));
+    }
+    let policy = LastPolicy::new()?;
+    store.put(LAST_POLICY, policy.as_fd())?;
+    Ok(policy)
+}
+
+/// Returns the configuration, and the text of its policy. If the policy file has an error or cannot be
+/// read, the policy of an earlier server stays in force.
+fn configure(
+    settings: &Settings,
+    socket: &Path,
+    last: &LastPolicy,
+) -> Result<(Config, String), Failure> {
+    let with = |text: Option<String>| {
+        let config = settings.config_with(socket.to_owned(), text.as_deref())?;
+        config.check().map_err(|error| explain(&error, settings))?;
+        Ok((config, text.unwrap_or_default()))
+    };
+    match (settings.policy_text().and_then(with), last.text()) {
+        (Err(failure), Some(text)) => {
+            let configured = with(Some(text))?;
+            warn!("{}; the policy of the earlier server stays in force", failure.text());
+            Ok(configured)
+        }
+        (read, _) => read,
+    }
+}
+
 /// Reads the policy file again. With an error in it, the old policy stays in force.
-fn reload_policy(server: &Server, settings: &Settings, socket: &Path, device: &str) {
+fn reload_policy(
+    server: &Server,
+    (settings, socket, device): (&Settings, &Path, &str),
+    last: &LastPolicy,
+) {
     let _ = sd_notify::NotifyState::monotonic_usec_now()
         .and_then(|now| sd_notify::notify(&[sd_notify::NotifyState::Reloading, now]));
-    let outcome = settings.config(socket.to_owned()).and_then(|config| {
+    let outcome = settings.policy_text().and_then(|text| {
+        let config = settings.config_with(socket.to_owned(), text.as_deref())?;
         warn_without_grants(&config.policy, device);
-        server.set_policy(config.policy).map_err(|error| explain_policy(&error, settings))
+        let changed = server.set_policy(config.policy);
+        let changed = changed.map_err(|error| explain_policy(&error, settings))?;
+        last.set(&text.unwrap_or_default());
+        Ok(changed)
     });
     match outcome {
         Ok(change) => info!(
@@ -205,8 +253,8 @@ fn warn_of_unreadable_policy(file: Option<&Path>) {
     };
     let (shown, gid) = (path.display(), rustix::process::getegid().as_raw());
     warn!(
-        "{shown}: {}: user {} will not be able to read this policy again: SIGHUP changes nothing, \
-         and no server follows one that is killed; chgrp {gid} {shown}, chmod g+r {shown}, and let \
+        "{shown}: {}: user {} will not be able to read this policy again: SIGHUP and a next server change \
+         nothing of it; chgrp {gid} {shown}, chmod g+r {shown}, and let \
          that group search its directory",
         says(&error),
         rustix::process::geteuid().as_raw()
@@ -243,12 +291,13 @@ fn serve(
     server: &Server,
     signals: &Signals,
     pcap: &mut Option<(&Path, CaptureStatus)>,
-    (settings, socket, name): (&Settings, &Path, &str),
+    names: (&Settings, &Path, &str),
+    last: &LastPolicy,
 ) -> Result<Action, Failure> {
     loop {
         match wait(server, signals, pcap)? {
-            Action::ReloadPolicy if settings.policy.is_some() => {
-                reload_policy(server, settings, socket, name);
+            Action::ReloadPolicy if names.0.policy.is_some() => {
+                reload_policy(server, names, last);
             }
             // Without a policy, SIGHUP says that the terminal was closed.
             Action::ReloadPolicy => return Ok(Action::Stop),

@@ -341,8 +341,8 @@ impl Settings {
     }
 
     /// Adds the grants of the policy file.
-    fn read_policy(&self, policy: &mut Policy) -> Result<(), Failure> {
-        let Some(path) = &self.policy else { return Ok(()) };
+    fn read_policy(&self, policy: &mut Policy, text: Option<&str>) -> Result<(), Failure> {
+        let (Some(path), Some(text)) = (&self.policy, text) else { return Ok(()) };
         if !self.allow_user.is_empty() || !self.allow_group.is_empty() {
             return Err(Failure::usage(format!(
                 "--policy cannot be used with --allow-user or --allow-group; name users and groups \
@@ -351,7 +351,7 @@ impl Settings {
             )));
         }
         let device = self.device.as_ref().map_or("", |device| &device.interface);
-        PolicyFile::read(path)?.apply(policy, device);
+        PolicyFile::of_text(path, text)?.apply(policy, device);
         Ok(())
     }
 
@@ -384,11 +384,25 @@ impl Settings {
 
     /// Returns the configuration to start the server with.
     pub(crate) fn config(&self, socket: PathBuf) -> Result<Config, Failure> {
+        self.config_with(socket, self.policy_text()?.as_deref())
+    }
+
+    /// Returns the text of the policy file, if there is one.
+    pub(super) fn policy_text(&self) -> Result<Option<String>, Failure> {
+        self.policy.as_deref().map(text_file::read).transpose()
+    }
+
+    /// Returns the configuration as [`Settings::config`] does, with this text as the policy file's.
+    pub(super) fn config_with(
+        &self,
+        socket: PathBuf,
+        policy_text: Option<&str>,
+    ) -> Result<Config, Failure> {
         let users = self.allow_user.iter().map(|user| user.uid).collect();
         let groups = self.allow_group.iter().map(|group| group.gid).collect();
         let (mut policy, mut config) = (Policy::granting(users, groups), Config::default());
         let set = |place: &mut usize, value: Option<usize>| *place = value.unwrap_or(*place);
-        self.read_policy(&mut policy)?;
+        self.read_policy(&mut policy, policy_text)?;
         set(&mut policy.sessions_per_user, self.sessions_per_user.map(Number::get));
         set(&mut policy.sessions_per_group, self.sessions_per_group.map(Number::get));
         set(&mut policy.bytes_per_user, self.bytes_per_user.map(Number::get));

@@ -113,19 +113,22 @@ fn a_server_that_cannot_serve_is_tried_again() {
             return;
         }
         let directory = Directory::new();
-        let policy = directory.text("policy.toml");
-        fs::write(&policy, "").unwrap();
-        let arguments = ["--device", "tap:opA", "--hold", "1", "--policy", &policy];
+        let arguments = ["--device", "tap:opA", "--hold", "1"];
         let mut server = serve(&directory, "s.sock", &arguments);
-        // The next server reads the policy again.
-        fs::write(&policy, "no policy").unwrap();
+        // The next server cannot lock a directory.
+        let lock = directory.join("s.sock.lock");
+        let forbid = || {
+            fs::remove_file(&lock).unwrap();
+            fs::create_dir(&lock).unwrap();
+        };
+        forbid();
         server.kill_server();
         until("a second start", || {
             server.log().contains("before it served (attempt 1): another start in 100 ms")
         });
-        fs::write(&policy, "").unwrap();
+        fs::remove_dir(&lock).unwrap();
         until("a server", || server.log().matches("serving device=").count() == 2);
-        fs::write(&policy, "no policy").unwrap();
+        forbid();
         server.kill_server();
         assert_eq!(wait(&mut server.child).code(), Some(1));
         assert!(
@@ -134,6 +137,48 @@ fn a_server_that_cannot_serve_is_tried_again() {
             server.log()
         );
         assert!(!link_exists("opA"));
+    });
+}
+
+/// The next server goes on with the last valid policy, if the file has an error or is gone.
+#[test]
+fn the_last_valid_policy_stays_in_force() {
+    towpath_testkit::isolated!(|| {
+        if !tun("keeping::the_last_valid_policy_stays_in_force") {
+            return;
+        }
+        let directory = Directory::new();
+        let policy = directory.text("policy.toml");
+        fs::write(&policy, "[[grant]]\nusers = [7]\n").unwrap();
+        let arguments = ["--device", "tap:opA", "--policy", &policy];
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let mut session = idle(&server);
+        let mut resumptions = 0;
+        let mut kill = |server: &Running| {
+            server.kill_server();
+            resumptions += 1;
+            while session.statistics().resumptions < resumptions {
+                assert!(session.wait(Some(LIMIT)).unwrap());
+            }
+        };
+        let told = |server: &Running| {
+            server.log().matches("; the policy of the earlier server stays in force").count()
+        };
+        fs::write(&policy, "no policy").unwrap();
+        kill(&server);
+        assert_eq!(told(&server), 1, "{}", server.log());
+        // A reload that fails changes nothing of it.
+        signal(&server.child, Signal::HUP);
+        until("a reload", || server.log().contains("; the old policy stays in force"));
+        fs::remove_file(&policy).unwrap();
+        kill(&server);
+        assert_eq!(told(&server), 2, "{}", server.log());
+        fs::write(&policy, "").unwrap();
+        kill(&server);
+        assert_eq!(told(&server), 2);
+        // An empty policy is valid, and the last one.
+        assert!(server.log().contains("only administrators may attach"), "{}", server.log());
+        assert!(server.stop(Signal::TERM).success());
     });
 }
 
@@ -300,13 +345,13 @@ fn the_keeper_holds_what_there_is_and_no_more() {
             each.map(|(_, count)| count).sum::<usize>()
         };
         // The state page, the position page, the settings of the start, and those that were changed; the
-        // device's packets, and those in hand.
-        assert_eq!(memories(&first), 6, "{first:?}");
+        // device's packets, and those in hand; the last policy.
+        assert_eq!(memories(&first), 7, "{first:?}");
         assert_eq!(first.get("/dev/net/tun"), Some(&1), "{first:?}");
         for _ in 0..40 {
             let sessions = [idle(&server), idle(&server)];
             until("five memories of each session, and its record", || {
-                memories(&descriptors(keeper).unwrap()) == 6 + 6 * sessions.len()
+                memories(&descriptors(keeper).unwrap()) == 7 + 6 * sessions.len()
             });
             drop(sessions);
             until("as many as at first", || descriptors(keeper).unwrap() == first);
