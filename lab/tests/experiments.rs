@@ -147,6 +147,26 @@ fn attacks() {
     );
 }
 
+/// The program `towpath` has to be built, as `make test-experiments` does, and `tcpdump` installed.
+#[test]
+fn hostile() {
+    whole(
+        "hostile",
+        "hostile",
+        &[
+            "neighbour's throughput, hostile to busy",
+            "words overwritten, by each application",
+            "connections of the neighbour lost",
+            "packets of others in the hostile memory",
+            "frames that no right of their sender allows",
+            "frames that tcpdump missed",
+            "servers that ended",
+            "memory of the server beyond that at the start",
+        ],
+        &[],
+    );
+}
+
 #[test]
 fn demux() {
     whole("demux", "demux", &["auto to off, speed", "auto: from the cache"], &["trains"]);

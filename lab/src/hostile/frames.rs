@@ -77,10 +77,12 @@ impl Watch {
         let (lines, errors) =
             (std::fs::read_to_string(&self.lines)?, std::fs::read_to_string(&self.errors)?);
         let missed = missed(&errors).context("tcpdump says not how many frames it missed")?;
-        let is_forged = |line: &&str| !is_allowed(line, &self.neighbour);
-        let forged = lines.lines().filter(is_forged);
+        // An empty line ends the output.
+        let lines: Vec<_> = lines.lines().filter(|line| !line.is_empty()).collect();
+        let is_forged = |line: &&&str| !is_allowed(line, &self.neighbour);
+        let forged = lines.iter().filter(is_forged);
         Ok(Frames {
-            frames: lines.lines().count() as f64,
+            frames: lines.len() as f64,
             forged: forged.inspect(|line| eprintln!("forged: {line}")).count() as f64,
             missed,
         })

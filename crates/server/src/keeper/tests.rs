@@ -237,6 +237,7 @@ fn a_server_that_breaks_the_rules_loses_nothing_but_its_messages() {
         "FDSTORE=1\nFDNAME=a",
         "FDSTORE=1\nFDNAME=a:b\nFDPOLL=0",
         "FDSTOREREMOVE=1\nFDNAME=state",
+        "FDSTORE=1\nFDNAME=keeper-settings\nFDPOLL=0",
         "READY=1",
         &long,
         &"x".repeat(4096),
@@ -246,6 +247,7 @@ fn a_server_that_breaks_the_rules_loses_nothing_but_its_messages() {
     // More descriptors than a message has.
     kept.send(notify::store("many").as_bytes(), &many);
     kept.send(notify::store("none").as_bytes(), &[]);
+    kept.send(notify::remove("keeper-settings").as_bytes(), &[]);
     kept.send(notify::BARRIER.as_bytes(), &[]);
     for _ in 0..5000 {
         kept.send(b"flood", &[]);
