@@ -21,7 +21,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `process`, `held` | the keeper's side, and the descriptors that it holds |
-//! | `supervise`, `server_process`, `ends`, `hang_watch` | the start of servers, one after the other; how each ended |
+//! | `supervise` (with `upgrade`), `server_process`, `ends`, `hang_watch` | the start of servers, one after the other; how each ended |
 //! | `keeper_state` | the state of a keeper that executes another program |
 //! | `client`, `store`, `device_objects` | the server's side: requests, the store, and names in it |
 //! | `wire`, `notify` | the requests, and the messages of the store |

@@ -1,5 +1,7 @@
 //! A keeper that starts servers, one after the other.
 
+mod upgrade;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, ExitStatus};
@@ -21,10 +23,6 @@ use crate::position::{Crash, Positions};
 /// Signals within this time are one: `timeout` (coreutils) signals its program and then the program's
 /// group.
 const TOGETHER: Duration = Duration::from_millis(100);
-
-/// The longest time that the keeper waits for threads that close descriptors, before it executes
-/// another program.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Asks a server to end, and to leave everything to the next one.
 const LEAVE: Signal = Signal::USR2;
@@ -479,35 +477,6 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Tells the administrator that asked, if one did, why there is no upgrade.
-    fn refuse_upgrade(&mut self, why: &str) {
-        if let Some(asking) = self.keeper.upgrade_request.take() {
-            tracing::error!(interface = self.options.interface, "no upgrade: {why}");
-            asking.answer(Err(why));
-        }
-    }
-
-    /// Has the server leave for its successor, if an administrator has asked for an upgrade.
-    fn begin_upgrade(&mut self, process: &ServerProcess) {
-        if self.keeper.upgrade_request.is_none()
-            || self.keeper.is_told_to_end
-            || !matches!(self.handover, Handover::None)
-        {
-            return;
-        }
-        if !self.keeper.is_ready {
-            return self.refuse_upgrade("the server does not serve yet; wait until it does");
-        }
-        self.program = match self.supervised.prepare_upgrade() {
-            Ok(program) => program,
-            Err(error) => return self.refuse_upgrade(&error.to_string()),
-        };
-        let program = &self.program;
-        tracing::info!(interface = self.options.interface, program, "upgrade: the server leaves");
-        process.signal(LEAVE);
-        self.handover = Handover::Leaving(Instant::now() + UPGRADE_TIMEOUT);
-    }
-
     /// Returns how a server ended, in words, with the places of its threads.
     fn describe(&self, status: ExitStatus) -> String {
         let places = self.keeper.positions.as_ref().map(Positions::describe).unwrap_or_default();
@@ -538,80 +507,5 @@ impl Supervisor<'_> {
         }
         let anywhere = is_defect(status).then_some(Crash::InUnknownThread);
         self.hung.map(Crash::Hang).or(anywhere)
-    }
-
-    /// Takes note that a server has ended. Returns `true` if the next server starts at once, because
-    /// of an upgrade.
-    fn continue_upgrade(&mut self, status: ExitStatus) -> bool {
-        match self.handover {
-            Handover::None => false,
-            // Killed or not, it has ended.
-            Handover::Leaving(_) => {
-                self.handover = Handover::Starting(Instant::now() + UPGRADE_TIMEOUT);
-                true
-            }
-            Handover::Starting(_) => self.undo_upgrade(&format!(
-                "{0} did not serve: {1}; the log may say why; check the program: {0} --version",
-                self.program,
-                self.describe_end(status)
-            )),
-        }
-    }
-
-    /// Goes back to the previous program, if an upgrade is under way. Returns `true` if one was.
-    fn undo_upgrade(&mut self, why: &str) -> bool {
-        if matches!(self.handover, Handover::None) {
-            return false;
-        }
-        self.handover = Handover::None;
-        self.supervised.end_upgrade(false);
-        self.refuse_upgrade(&format!("{why}; the keeper starts a server of the previous program"));
-        true
-    }
-
-    /// Ends an upgrade whose server serves.
-    fn finish_upgrade(&mut self, process: &ServerProcess) {
-        if !matches!(self.handover, Handover::Starting(_)) {
-            return;
-        }
-        self.handover = Handover::None;
-        self.supervised.end_upgrade(true);
-        let interface = &self.options.interface;
-        tracing::info!(interface, "upgrade: the new server serves");
-        let why = if self.keeper.is_told_to_end {
-            "it is about to end".to_owned()
-        } else {
-            self.replace_program(process).to_string()
-        };
-        tracing::warn!(interface, "the keeper goes on with its earlier program: {why}");
-        if let Some(asking) = self.keeper.upgrade_request.take() {
-            asking.answer(Ok(Some(&why)));
-        }
-    }
-
-    /// Executes the program of the current server as the keeper. Returns only if that fails, with the
-    /// reason.
-    fn replace_program(&mut self, process: &ServerProcess) -> io::Error {
-        // The kernel ends this process's other threads first, and waits for a thread in a system
-        // call that does not return.
-        if !self.keeper.held.finish_closing(CLOSE_TIMEOUT) {
-            return io::Error::other(
-                "it still closes objects of ended sessions; upgrade again later",
-            );
-        }
-        let left = self.keeper.state(&self.listener, process, self.number);
-        let replaced = left.write().and_then(|file| {
-            left.set_close_on_exec(false)?;
-            Ok(self.supervised.replace(file.as_fd()))
-        });
-        let error = replaced.unwrap_or_else(|error| error);
-        if let Err(error) = left.set_close_on_exec(true) {
-            tracing::error!(
-                interface = self.options.interface,
-                "cannot set close-on-exec on the keeper's descriptors: {error}; programs that it \
-                 starts inherit them"
-            );
-        }
-        error
     }
 }
