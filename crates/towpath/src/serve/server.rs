@@ -97,16 +97,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let name = device_info.name;
     config.subnets = subnets.unwrap_or(config.subnets);
     warn_without_grants(&config.policy, &name);
-    if let Some(fault) = &settings.fault {
-        warn!("--fault: this server injects faults");
-        device = Box::new(FaultDevice::new(device, &fault.spec));
-    }
     let mut pcap = None;
-    if let Some((path, file)) = open_pcap(&settings, args.again)? {
-        let wrapped = record(device, file, path)?;
-        pcap = Some((path, wrapped.status()));
-        device = Box::new(wrapped);
-    }
+    device = wrap(device, &settings, args.again, &mut pcap)?;
     if let Some(busy_poll) = xdp_sockets {
         let allowed = keeper.allow_xdp_sockets(busy_poll);
         // The keeper refuses a change once a server has served; the first setting stays.
@@ -135,6 +127,25 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let outcome = end(server, &keeper, action);
     info!(device = name, "{}", if leaves { "left to the next server" } else { "ended" });
     outcome.map_err(|error| ended(&error))
+}
+
+/// Wraps a device so that the wrappers inject faults and write packets to a file, as the settings say.
+fn wrap<'a>(
+    mut device: Box<dyn Device>,
+    settings: &'a Settings,
+    goes_on: bool,
+    pcap: &mut Option<(&'a Path, CaptureStatus)>,
+) -> Result<Box<dyn Device>, Failure> {
+    if let Some(fault) = &settings.fault {
+        warn!("--fault: this server injects faults");
+        device = Box::new(FaultDevice::new(device, &fault.spec));
+    }
+    if let Some((path, file)) = open_pcap(settings, goes_on)? {
+        let wrapped = record(device, file, path)?;
+        *pcap = Some((path, wrapped.status()));
+        device = Box::new(wrapped);
+    }
+    Ok(device)
 }
 
 /// Tells the keeper that the server serves, and has it close what an earlier server's device left.
