@@ -293,9 +293,7 @@ impl Experiment {
             Experiment::Attacks => {
                 "a neighbour's times while an unprivileged program attacks the server"
             }
-            Experiment::Hostile => {
-                "a neighbour's throughput while a hostile application overwrites random words"
-            }
+            Experiment::Hostile => "a neighbour beside an application that overwrites random words",
             Experiment::Scale => {
                 "the cost of idle sessions, endpoints and connections to a busy one"
             }
