@@ -56,7 +56,10 @@ fn to_text(report: &Report) -> String {
         Table::new(["SESSION", "NAME", "PID", "USER", "PAGES", "MAC", "IPV4", "IPV6", "KIB"]);
     let mut endpoints = Table::new(["SESSION", "ENDPOINT", "RECEIVES"]);
     let none = || "-".to_owned();
-    for session in &report.sessions {
+    // A server that resumes sessions has them in another order.
+    let mut in_order: Vec<_> = report.sessions.iter().collect();
+    in_order.sort_by_key(|session| session.session);
+    for session in in_order {
         sessions.row([
             session.session.to_string(),
             if session.unclaimed {
@@ -104,7 +107,8 @@ mod tests {
         let value = serde_json::json!({
             "device": { "name": "tap0", "mtu": 1500 },
             "sessions": [{ "session": 3, "name": "web", "uid": 0, "unclaimed": true,
-                           "endpoints": [{ "endpoint": 0, "receives": "mac x" }] }, {}],
+                           "endpoints": [{ "endpoint": 0, "receives": "mac x" }] },
+                         { "session": 2, "name": "earlier" }, {}],
             "new": 1,
         });
         let report = report::read("/x".as_ref(), value).unwrap();
@@ -114,6 +118,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("mac x"), "{text}");
+        assert!(text.find("earlier") < text.find("web"), "{text}");
         let bad = serde_json::json!({ "device": [1] });
         assert!(report::read("/x".as_ref(), bad).is_err());
     }
