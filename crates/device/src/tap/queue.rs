@@ -440,7 +440,10 @@ mod tests {
         send(1);
         send(2);
         assert_eq!(receive(&mut queue, &mut spaces), [[2; 60], [3; 60]]);
-        std::mem::forget(queue);
+        // A killed server does not clear its ledger.
+        let unused = Hand::new(Hand::file().unwrap()).unwrap();
+        drop(std::mem::replace(&mut queue.hand, unused));
+        drop(queue);
 
         let mut earlier = EarlierObjects::new(false);
         earlier.add(hand::LEDGER, 3, ledger);

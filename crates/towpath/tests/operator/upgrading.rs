@@ -166,6 +166,32 @@ fn an_upgrade_loses_and_duplicates_nothing() {
     });
 }
 
+/// A program that was started by a link is the one to which the link leads at the upgrade.
+#[test]
+fn a_link_to_the_program_is_followed() {
+    towpath_testkit::isolated!(|| {
+        if !tun("upgrading::a_link_to_the_program_is_followed") {
+            return;
+        }
+        let directory = Directory::new();
+        let (old, new, link) =
+            (directory.text("old"), directory.text("new"), directory.text("towpath"));
+        for program in [&old, &new] {
+            install(env!("CARGO_BIN_EXE_towpath"), program);
+        }
+        std::os::unix::fs::symlink(&old, &link).unwrap();
+        let mut server = serve_from(&link, &directory, "s.sock", &ARGUMENTS);
+        assert_eq!(program_of(server.child.id()), Some(old));
+        std::fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(&new, &link).unwrap();
+        prints(&mut towpath(&["upgrade", &server.socket]));
+        assert_eq!(program_of(server.child.id()), Some(new.clone()));
+        let process = server.server().unwrap().as_raw_nonzero().get().unsigned_abs();
+        assert_eq!(program_of(process), Some(new));
+        assert!(server.stop(Signal::TERM).success());
+    });
+}
+
 /// A program that does not serve is followed by the one of before.
 #[test]
 fn an_upgrade_to_a_program_that_does_not_serve_is_undone() {
