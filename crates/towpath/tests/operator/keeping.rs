@@ -115,20 +115,14 @@ fn a_server_that_cannot_serve_is_tried_again() {
         let directory = Directory::new();
         let arguments = ["--device", "tap:opA", "--hold", "1"];
         let mut server = serve(&directory, "s.sock", &arguments);
-        // The next server cannot lock a directory.
-        let lock = directory.join("s.sock.lock");
-        let forbid = || {
-            fs::remove_file(&lock).unwrap();
-            fs::create_dir(&lock).unwrap();
-        };
-        forbid();
+        server.forbid_next();
         server.kill_server();
         until("a second start", || {
             server.log().contains("before it served (attempt 1): another start in 100 ms")
         });
-        fs::remove_dir(&lock).unwrap();
+        server.allow_next();
         until("a server", || server.log().matches("serving device=").count() == 2);
-        forbid();
+        server.forbid_next();
         server.kill_server();
         assert_eq!(wait(&mut server.child).code(), Some(1));
         assert!(

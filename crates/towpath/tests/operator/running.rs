@@ -354,6 +354,18 @@ impl Running {
         server.and_then(|server| Pid::from_raw(server.parse().ok()?))
     }
 
+    /// Keeps further servers from starting: they cannot lock a directory.
+    pub(crate) fn forbid_next(&self) {
+        let lock = format!("{}.lock", self.socket);
+        fs::remove_file(&lock).unwrap();
+        fs::create_dir(&lock).unwrap();
+    }
+
+    /// Ends what [`Running::forbid_next`] began.
+    pub(crate) fn allow_next(&self) {
+        fs::remove_dir(format!("{}.lock", self.socket)).unwrap();
+    }
+
     /// Kills the server alone, and waits for its end.
     pub(crate) fn kill_server(&self) {
         let server = self.server().expect("there is a server");

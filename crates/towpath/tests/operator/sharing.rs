@@ -535,10 +535,7 @@ fn a_killed_servers_flows_stay_closed_to_the_kernel() {
             return;
         }
         for mode in ["native", "generic", "packet"] {
-            let policies = sockets();
-            let policy = policies.text("policy.toml");
-            std::fs::write(&policy, "").unwrap();
-            let mut shared = Shared::start(mode, &["--hold", "30", "--policy", &policy]);
+            let mut shared = Shared::start(mode, &["--hold", "30"]);
             let listener = TcpListener::bind(&shared.network, ("192.0.2.1", ECHO)).unwrap();
             let connect = || std::net::TcpStream::connect(("192.0.2.1", ECHO)).unwrap();
             let mut stream = shared.far.run(connect).unwrap();
@@ -548,8 +545,8 @@ fn a_killed_servers_flows_stay_closed_to_the_kernel() {
             let mut here = std::net::TcpStream::connect(("192.0.2.1", ECHO)).unwrap();
             let (mut from_here, _) = listener.accept().unwrap();
             let other = TcpListener::bind(&shared.network, ("192.0.2.1", OTHER)).unwrap();
-            // No server can follow for a while: each one reads the policy.
-            std::fs::write(&policy, "no policy").unwrap();
+            // No server can follow for a while.
+            shared.server.forbid_next();
             shared.server.kill_server();
             for peer in [&mut stream, &mut here] {
                 peer.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -559,7 +556,7 @@ fn a_killed_servers_flows_stay_closed_to_the_kernel() {
             }
             assert!(!kernel_binds(ECHO), "the port is held");
             assert!(shared.server.log().contains("before it served"), "{}", shared.server.log());
-            std::fs::write(&policy, "").unwrap();
+            shared.server.allow_next();
             // The connections go on.
             for accepted in [&mut accepted, &mut from_here] {
                 let mut after = [0; 5];
