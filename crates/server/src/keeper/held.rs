@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -44,35 +42,41 @@ pub(super) struct Held {
 }
 
 /// A thread that closes descriptors.
-struct Closer {
-    queue: Sender<Vec<OwnedFd>>,
-    /// The number of batches that the thread has not closed yet.
-    open: Arc<AtomicUsize>,
+struct Closer(Sender<Order>);
+
+/// What such a thread is told.
+enum Order {
+    Close(Vec<OwnedFd>),
+    /// Answer once everything before is closed.
+    Answer(Sender<()>),
 }
 
 impl Closer {
     fn start(name: &str) -> io::Result<Closer> {
-        let (queue, closing) = channel::<Vec<OwnedFd>>();
-        let open = Arc::new(AtomicUsize::new(0));
-        let still_open = open.clone();
+        let (orders, told) = channel();
         let run = move || {
-            for descriptors in closing {
-                drop(descriptors);
-                still_open.fetch_sub(1, Ordering::Release);
+            for order in told {
+                match order {
+                    Order::Close(descriptors) => drop(descriptors),
+                    // The other side may have stopped waiting.
+                    Order::Answer(to) => drop(to.send(())),
+                }
             }
         };
         std::thread::Builder::new().name(name.into()).spawn(run)?;
-        Ok(Closer { queue, open })
+        Ok(Closer(orders))
     }
 
     fn close(&self, descriptors: Vec<OwnedFd>) {
-        self.open.fetch_add(1, Ordering::Relaxed);
         // The thread lives as long as this sender, so this does not fail.
-        let _ = self.queue.send(descriptors);
+        let _ = self.0.send(Order::Close(descriptors));
     }
 
-    fn is_idle(&self) -> bool {
-        self.open.load(Ordering::Acquire) == 0
+    /// Waits until the thread has closed everything, at most until a time. Returns `true` if it has.
+    fn finish(&self, until: Instant) -> bool {
+        let (to, answer) = channel();
+        let left = until.saturating_duration_since(Instant::now());
+        self.0.send(Order::Answer(to)).is_ok() && answer.recv_timeout(left).is_ok()
     }
 }
 
@@ -97,16 +101,7 @@ impl Held {
     /// have nothing.
     pub(super) fn finish_closing(&self, at_most: Duration) -> bool {
         let until = Instant::now() + at_most;
-        let mut closers = self.closer.iter().chain(&self.device_closer);
-        closers.all(|closer| {
-            while !closer.is_idle() {
-                if Instant::now() >= until {
-                    return false;
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            true
-        })
+        self.closer.iter().chain(&self.device_closer).all(|closer| closer.finish(until))
     }
 
     /// Returns `true` if there is room for another descriptor.
