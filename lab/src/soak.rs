@@ -95,7 +95,8 @@ struct Events {
     victims: u64,
 }
 
-/// The descriptors and the resident memory, in KiB, of a process.
+/// The descriptors and the resident private memory, in KiB, of a process. How much of the memory that it
+/// shares is resident depends on the packets of the last moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Holding {
     descriptors: usize,
@@ -106,9 +107,9 @@ impl Holding {
     pub(crate) fn of(process: u32) -> anyhow::Result<Holding> {
         let descriptors = std::fs::read_dir(format!("/proc/{process}/fd"))?.count();
         let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
         let kib = kib.and_then(|text| text.split_whitespace().next()?.parse().ok());
-        Ok(Holding { descriptors, kib: kib.context("no VmRSS")? })
+        Ok(Holding { descriptors, kib: kib.context("no RssAnon")? })
     }
 
     /// Returns the descriptors and the KiB beyond those of `first`.
