@@ -191,7 +191,7 @@ impl Device for TapDevice {
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        vec![("device-tap", self.fd.as_fd()), hand::object(&self.ledger)]
+        vec![("device-tap", self.fd.as_fd()), (hand::LEDGER, self.ledger.as_fd())]
     }
 }
 

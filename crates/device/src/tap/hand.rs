@@ -3,20 +3,19 @@
 //! next server's driver receives them again.
 //!
 //! A server can be killed between the kernel's write of a packet and the driver's next store. So the
-//! driver enters the buffer before it reads, and clears the frame's first bytes, the address of its
-//! receiver. No frame is to the address 0, so a buffer with another one has a packet. The driver takes
-//! its length from the packet itself, then.
+//! driver enters the buffer before it reads. The next server counts such an entry as a dropped packet:
+//! only the read knew the length, and a length that the packet claims could reach older packets' bytes.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use towpath_memory::{Region, own_words};
 use towpath_queue::OwnWords;
 
 use crate::virtio::HEADER_BYTES;
-use crate::{ETHERNET_HEADER_BYTES, EarlierObjects, POOL_HEADROOM_BYTES, VLAN_TAG_BYTES};
+use crate::{EarlierObjects, POOL_HEADROOM_BYTES};
 
 /// The name of the ledger among the objects that outlive a server. It ends with the number of its
 /// layout.
@@ -33,9 +32,6 @@ const BYTES: usize = (FIRST + MOST) * 8;
 
 /// The bytes in front of a pool buffer's header.
 const SKIPPED: u64 = (POOL_HEADROOM_BYTES - HEADER_BYTES) as u64;
-/// The bytes that the driver clears before it reads.
-pub(super) const CLEARED: [u8; 8] = [0; 8];
-
 /// The ledger: words that the driver alone writes, and the next server reads after its end. An entry
 /// has the buffer's offset in its upper half, and in the lower half the length of the header and the
 /// packet; 0: the driver reads.
@@ -82,7 +78,7 @@ impl Hand {
     }
 
     /// Takes the buffer entered last out again.
-    #[cold]
+    #[inline]
     pub(super) fn undo(&mut self) {
         self.words.publish(COUNT, self.count as u64);
     }
@@ -96,7 +92,7 @@ impl Hand {
 }
 
 /// What an earlier server had in hand: headers and packets, in their order. `None` for a packet that
-/// cannot be read.
+/// cannot be read, or that the server was reading.
 pub(super) type Left = Vec<Option<Vec<u8>>>;
 
 /// Reads what an earlier server had in hand.
@@ -116,7 +112,7 @@ pub(super) fn left(earlier: &EarlierObjects) -> io::Result<Left> {
         let entry = word(entry)?;
         let from = (entry >> 32) + SKIPPED;
         match entry as u32 as usize {
-            0 => left.extend(unfinished(&memory, from)?.map(Some)),
+            0 => left.push(None),
             len => left.push(packet(&memory, from, len).ok()),
         }
     }
@@ -127,46 +123,6 @@ fn packet(memory: &File, from: u64, len: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; len.min(HEADER_BYTES + crate::LARGE_FRAME_BYTES)];
     memory.read_exact_at(&mut bytes, from)?;
     Ok(bytes)
-}
-
-/// Returns the packet of a read that the server did not live to note; `None` if there is none, or if its
-/// length is unknown.
-fn unfinished(memory: &File, from: u64) -> io::Result<Option<Vec<u8>>> {
-    // Beyond the end of the memory there is none.
-    let mut beginning = [0; HEADER_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES + 8];
-    let got = memory.read_at(&mut beginning, from)?;
-    let len = frame_len(&beginning[..got][HEADER_BYTES.min(got)..]);
-    len.map(|len| packet(memory, from, HEADER_BYTES + len)).transpose()
-}
-
-/// Returns the length of a frame by its first bytes; `None` for an empty buffer, and for a protocol that
-/// says no length.
-fn frame_len(frame: &[u8]) -> Option<usize> {
-    const VLAN: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
-    if frame.get(..6)? == [0; 6] {
-        return None;
-    }
-    let mut at = 12;
-    while VLAN.iter().any(|tag| frame.get(at..at + 2) == Some(tag)) {
-        at += VLAN_TAG_BYTES;
-    }
-    let kind: [u8; 2] = *frame.get(at..)?.first_chunk()?;
-    let header = frame.get(at + 2..)?;
-    let number =
-        |at: usize| Some(usize::from(u16::from_be_bytes(*header.get(at..)?.first_chunk()?)));
-    let payload = match kind {
-        // IPv4: the total length; IPv6: the payload length; ARP: of IPv4 addresses.
-        [0x08, 0x00] => number(2)?,
-        [0x86, 0xdd] => 40 + number(4)?,
-        [0x08, 0x06] => 28,
-        _ => return None,
-    };
-    Some(at + 2 + payload)
-}
-
-/// The descriptor of a ledger, among the objects of a device.
-pub(super) fn object(ledger: &OwnedFd) -> (&'static str, BorrowedFd<'_>) {
-    (LEDGER, ledger.as_fd())
 }
 
 #[cfg(test)]
@@ -213,15 +169,10 @@ mod tests {
         hand.end(BUFFER, HEADER_BYTES + second.len());
         let both = vec![Some(first.clone()), Some(second)];
         assert_eq!(of_buffers(left(&earlier).unwrap()), both);
-        // Killed before the length was noted: the packet itself says it, or none does.
+        // Killed while it read.
         hand.begin(2 * BUFFER);
-        let third = [&both[..], &[Some(first)]].concat();
+        let third = [&both[..], &[None]].concat();
         assert_eq!(of_buffers(left(&earlier).unwrap()), third);
-        for buffer in [3 * BUFFER, 4 * BUFFER, 200 * BUFFER] {
-            hand.begin(buffer);
-            assert_eq!(of_buffers(left(&earlier).unwrap()), both, "{buffer}");
-        }
-        hand.begin(2 * BUFFER);
         hand.undo();
         assert_eq!(of_buffers(left(&earlier).unwrap()), both);
         // A length that the memory does not have.
@@ -230,20 +181,6 @@ mod tests {
         assert_eq!(left(&earlier).unwrap().last(), Some(&None));
         hand.clear();
         assert!(left(&earlier).unwrap().is_empty());
-    }
-
-    #[test]
-    fn lengths_of_frames() {
-        assert_eq!(frame_len(&ipv4()), Some(44));
-        let tagged = frame([0x81, 0x00], &[&[0, 5, 0x08, 0x00][..], &[0x45, 0, 0, 30]].concat());
-        assert_eq!(frame_len(&tagged), Some(48));
-        let ipv6 = frame([0x86, 0xdd], &[0x60, 0, 0, 0, 0, 24, 17, 64]);
-        assert_eq!(frame_len(&ipv6), Some(14 + 64));
-        assert_eq!(frame_len(&frame([0x08, 0x06], &[0; 28])), Some(42));
-        assert_eq!(frame_len(&frame([0x88, 0xb5], &[1; 60])), None);
-        assert_eq!(frame_len(&[0; 64]), None);
-        assert_eq!(frame_len(&[2; 13]), None);
-        assert_eq!(frame_len(&[]), None);
     }
 
     #[test]

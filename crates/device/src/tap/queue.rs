@@ -98,17 +98,15 @@ impl TapQueue {
         let to = spaces
             .writable(space, start, room as u32)
             .map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))?;
-        let frame = buffer + POOL_HEADROOM_BYTES as u32;
-        spaces
-            .copy_in(space, frame, &hand::CLEARED)
-            .map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))?;
         self.hand.begin(buffer);
         self.counters.system_calls += 1;
         // SAFETY: `to` has `room` writable bytes, as just checked. The kernel writes them, and no
         // reference to them exists.
         let got = unsafe { libc::read(self.fd.as_raw_fd(), to.as_ptr().cast(), room) };
         let Ok(got) = usize::try_from(got) else {
-            return Err(io::Error::last_os_error());
+            let error = io::Error::last_os_error();
+            self.hand.undo();
+            return Err(error);
         };
         let packet = self.packet_in(spaces, space, buffer, got);
         match packet {
