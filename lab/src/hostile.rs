@@ -9,16 +9,12 @@
 
 mod frames;
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, TcpStream as KernelStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
 use towpath_attacks::Attack;
-use towpath_net::{Network, TcpListener, TcpStream};
 use towpath_testkit::{User, Users};
 
 use crate::Settings;
@@ -27,14 +23,12 @@ use crate::child::{Child, OwnSocket, Role};
 use crate::programs::{Serve, own_program, program};
 use crate::report::{Outcome, Row};
 use crate::soak::{GROWTH_KIB, Holding};
+use crate::streams::{LOST, Load, Progress, Ran, Streams};
 
 use frames::{Frames, Watch};
 
 const TAP: &str = "tphost0";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 97, 0, 1);
-const PORT: u16 = 80;
-/// The time limit of a read: a connection that stands still for longer is lost.
-const LOST: Duration = Duration::from_secs(20);
 /// The longest time without a byte. A server that hangs would take longer.
 const LONGEST_MS: f64 = 2000.0;
 /// The least throughput beside the hostile application, as a part of that beside a busy one.
@@ -126,7 +120,11 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         row("words overwritten", "words", &[sum(|one| one.words)]),
         row("hostile sessions that the server closed", "sessions", &[sum(|one| one.sessions)]),
         row("frames of others that tcpdump saw", "frames", &[found.frames]),
-        row("bytes of the neighbour that arrived and were right", "MB", &[found.bytes / 1e6]),
+        row(
+            "bytes of the neighbour that arrived and were right",
+            "MB",
+            &[found.bytes as f64 / 1e6],
+        ),
     ]);
     Ok(outcome)
 }
@@ -149,7 +147,7 @@ struct Window {
 struct Found {
     windows: Vec<[Window; 2]>,
     lost: usize,
-    bytes: f64,
+    bytes: u64,
     forged: f64,
     frames: f64,
     missed: f64,
@@ -172,9 +170,11 @@ fn run(plan: &Plan, users: Users, towpath: &Path, tcpdump: &Path) -> anyhow::Res
     }
     let (serve, network) = Serve::start(towpath, (files.directory(), "hostile"), &arguments)?;
     let watch = Watch::start(tcpdump, &serve, TAP)?;
-    let neighbour = Neighbour::connect(&network)?;
+    // One in each direction.
+    let load = (2, Load::AS_FAST_AS_IT_GOES);
+    let neighbour = Streams::between(&network, load, |to| Ok(TcpStream::connect(to)?))?;
     let site = Site { serve: &serve, attacker, plan };
-    let (ran, lost, bytes) = neighbour.run(|progress| -> anyhow::Result<_> {
+    let Ran { outcome, lost, bytes } = neighbour.run(|progress| -> anyhow::Result<_> {
         // The first sessions of these users cost memory that stays.
         site.window(Attack::OVERWRITE, 0, progress)?;
         let (process, first) = (serve.pid()?, site.holding()?);
@@ -194,10 +194,9 @@ fn run(plan: &Plan, users: Users, towpath: &Path, tcpdump: &Path) -> anyhow::Res
         let same = serve.server() == Some(process);
         Ok((windows, grown, f64::from(u8::from(!same))))
     })?;
-    let ran = ran?;
+    let (windows, grown, servers_ended) = outcome?;
     let sessions_left = site.sessions()? - 1.0;
     let Frames { frames, forged, missed } = watch.end()?;
-    let (windows, grown, servers_ended) = ran;
     Ok(Found { windows, lost, bytes, forged, frames, missed, servers_ended, sessions_left, grown })
 }
 
@@ -220,14 +219,15 @@ impl Site<'_> {
         let attackers: Vec<_> =
             (0..self.plan.attackers).map(start).collect::<anyhow::Result<_>>()?;
         let bytes = || progress.iter().map(Progress::bytes).sum::<u64>();
-        progress.iter().for_each(Progress::forget_pauses);
+        let longest =
+            || progress.iter().map(Progress::take_longest_pause).max().unwrap_or_default();
+        longest();
         let (before, begun) = (bytes(), Instant::now());
         thread::sleep(self.plan.window);
         let (taken, moved) = (begun.elapsed().as_secs_f64(), bytes() - before);
-        let longest = progress.iter().map(Progress::longest_pause).max().unwrap_or_default();
         let mut window = Window {
             rate: moved as f64 / taken,
-            longest_ms: longest.as_secs_f64() * 1e3,
+            longest_ms: longest().as_secs_f64() * 1e3,
             seconds: taken * attackers.len() as f64,
             ..Window::default()
         };
@@ -260,124 +260,5 @@ impl Site<'_> {
         }
         thread::sleep(BETWEEN);
         Holding::of(self.serve.pid()?)
-    }
-}
-
-/// The bytes of a stream repeat after this many, so that two places of it differ.
-const PATTERN_BYTES: usize = 65_521;
-
-/// Two connections between the kernel and an application of this process.
-struct Neighbour {
-    pattern: Vec<u8>,
-    /// From the application to the kernel, and back.
-    out: (TcpStream, KernelStream),
-    back: (KernelStream, TcpStream),
-}
-
-/// A receiver, as the others see it.
-#[derive(Default)]
-struct Progress {
-    bytes: AtomicU64,
-    longest_ns: AtomicU64,
-}
-
-impl Progress {
-    fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    fn forget_pauses(&self) {
-        self.longest_ns.store(0, Ordering::Relaxed);
-    }
-
-    fn longest_pause(&self) -> Duration {
-        Duration::from_nanos(self.longest_ns.load(Ordering::Relaxed))
-    }
-}
-
-impl Neighbour {
-    fn connect(network: &Network) -> anyhow::Result<Neighbour> {
-        let own = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4);
-        let own = own.context("the application has no address")?;
-        let listener = TcpListener::bind(network, (own, PORT))?;
-        let pair = || -> anyhow::Result<_> {
-            let kernel = KernelStream::connect((own, PORT))?;
-            let application = listener.accept()?.0;
-            kernel.set_read_timeout(Some(LOST))?;
-            application.set_read_timeout(Some(LOST))?;
-            Ok((kernel, application))
-        };
-        let (out, back) = (pair()?, pair()?);
-        // Multiplied by an odd number: no short period.
-        let byte = |place: usize| (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8;
-        let pattern = (0..2 * PATTERN_BYTES).map(|place| byte(place % PATTERN_BYTES)).collect();
-        Ok(Neighbour { pattern, out: (out.1, out.0), back })
-    }
-
-    /// Sends and receives while `act` runs. Returns what it returns, the connections that were lost, and
-    /// the bytes that arrived.
-    fn run<T>(self, act: impl FnOnce(&[Progress]) -> T) -> anyhow::Result<(T, usize, f64)> {
-        let progress = [Progress::default(), Progress::default()];
-        let (over, pattern) = (AtomicBool::new(false), &self.pattern[..]);
-        let (out, back) = (&self.out, &self.back);
-        thread::scope(|scope| {
-            let over = &over;
-            let senders = [
-                scope.spawn(move || {
-                    send(&out.0, pattern, over)?;
-                    out.0.shutdown(std::net::Shutdown::Write)
-                }),
-                scope.spawn(move || {
-                    send(&back.0, pattern, over)?;
-                    back.0.shutdown(std::net::Shutdown::Write)
-                }),
-            ];
-            let [kernel, application] = &progress;
-            let receivers = [
-                scope.spawn(move || receive(&out.1, pattern, kernel)),
-                scope.spawn(move || receive(&back.1, pattern, application)),
-            ];
-            let outcome = act(&progress);
-            over.store(true, Ordering::Relaxed);
-            let failed = |_| anyhow::anyhow!("a thread of a connection failed");
-            let mut lost = 0;
-            for sender in senders {
-                lost += usize::from(sender.join().map_err(failed)?.is_err());
-            }
-            for receiver in receivers {
-                lost += usize::from(receiver.join().map_err(failed)?.is_err());
-            }
-            let bytes = progress.iter().map(Progress::bytes).sum::<u64>();
-            Ok((outcome, lost, bytes as f64))
-        })
-    }
-}
-
-fn send(mut to: impl Write, pattern: &[u8], over: &AtomicBool) -> std::io::Result<()> {
-    let mut place = 0;
-    while !over.load(Ordering::Relaxed) {
-        to.write_all(&pattern[place..place + PATTERN_BYTES / 2])?;
-        place = (place + PATTERN_BYTES / 2) % PATTERN_BYTES;
-    }
-    Ok(())
-}
-
-/// Reads and checks bytes until the other end closes the connection.
-fn receive(mut from: impl Read, pattern: &[u8], progress: &Progress) -> anyhow::Result<()> {
-    let (mut buffer, mut place, mut last) = (vec![0; PATTERN_BYTES], 0, Instant::now());
-    loop {
-        let count = match from.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(count) => count,
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error).context("reading"),
-        };
-        ensure!(buffer[..count] == pattern[place..place + count], "wrong bytes");
-        place = (place + count) % PATTERN_BYTES;
-        let now = Instant::now();
-        let pause = now.duration_since(last).as_nanos() as u64;
-        last = now;
-        progress.longest_ns.fetch_max(pause, Ordering::Relaxed);
-        progress.bytes.fetch_add(count as u64, Ordering::Relaxed);
     }
 }

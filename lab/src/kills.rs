@@ -22,7 +22,7 @@ use crate::child::{Child, OwnSocket, Role};
 use crate::kernel_wire::KernelWire;
 use crate::programs::{Serve, own_program};
 use crate::report::{Outcome, Row};
-use crate::streams::{BLOCK_BYTES, LOST, PERIOD, Progress, Ran, Streams};
+use crate::streams::{LOST, Load, Progress, Ran, Streams};
 use crate::web;
 
 const TAP: &str = "tpkills0";
@@ -57,10 +57,11 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         how: format!(
             "towpath serve on a TAP, and by AF_XDP on a veth interface in generic mode, whose address the \
              application shares; {CONNECTIONS} connections between the kernel and one \
-             application, half of them in each direction; each sender writes {BLOCK_BYTES} bytes \
+             application, half of them in each direction; each sender writes {} bytes \
              every {} ms; a UDP request a millisecond; a kill every {} to {} ms, at moments from a seed; windows with and without \
              a kill in turn; all wait as by default, nothing pinned",
-            PERIOD.as_millis(),
+            Load::STEADY.block_bytes,
+            Load::STEADY.period.unwrap_or_default().as_millis(),
             BETWEEN[0].as_millis(),
             BETWEEN[1].as_millis()
         ),
@@ -270,7 +271,7 @@ fn run(towpath: &Path, device: Device, kills: usize) -> anyhow::Result<Run> {
     let (arguments, kernel) = device.make()?;
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let (serve, network) = Serve::start(towpath, (files.directory(), "kills"), &arguments)?;
-    let streams = Streams::between(&network, CONNECTIONS, |to| kernel.connect(to))?;
+    let streams = Streams::between(&network, (CONNECTIONS, Load::STEADY), |to| kernel.connect(to))?;
     let echo = Echo::start(&network, &kernel)?;
     let Ran { outcome, lost, bytes } = streams.run(|progress| {
         let over = AtomicBool::new(false);
@@ -304,8 +305,7 @@ fn kill_servers(serve: &Serve, progress: &[Progress], kills: usize) -> anyhow::R
     let mut moments = Moments(14);
     let mut windows = Windows::default();
     let take = |to: &mut Vec<f64>| {
-        let longest = progress.iter().map(|one| one.longest_ns.swap(0, Ordering::Relaxed));
-        to.extend(longest.map(|ns| ns as f64 / 1e6));
+        to.extend(progress.iter().map(|one| one.take_longest_pause().as_secs_f64() * 1e3));
     };
     // Until every connection runs.
     thread::sleep(Duration::from_millis(500));

@@ -19,7 +19,7 @@ use crate::child::{Child, OwnSocket, Role};
 use crate::kills::Moments;
 use crate::programs::{Serve, own_program};
 use crate::report::{Outcome, Row};
-use crate::streams::{LOST, Ran, Streams};
+use crate::streams::{LOST, Load, Ran, Streams};
 
 const TAP: &str = "tpsoak0";
 /// The TAP's address. The first application gets the next one.
@@ -145,7 +145,7 @@ fn run(towpath: &Path, time: Duration) -> anyhow::Result<(Found, Events)> {
     let arguments = ["--device", &device, "--address", &network, "--fault", FAULTS];
     let (serve, network) = Serve::start(towpath, (files.directory(), "soak"), &arguments)?;
     let connect = |to| Ok(std::net::TcpStream::connect(to)?);
-    let streams = Streams::between(&network, CONNECTIONS, connect)?;
+    let streams = Streams::between(&network, (CONNECTIONS, Load::STEADY), connect)?;
     let Ran { outcome, lost, bytes } = streams.run(|_| -> anyhow::Result<_> {
         // The keeper keeps the file of the program that it has upgraded to.
         upgrade(towpath, &serve)?;

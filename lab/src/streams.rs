@@ -1,7 +1,7 @@
 //! TCP connections between the kernel and an application of this process, with every byte checked.
 //!
-//! Half of the connections send in each direction. Every sender writes a block in each period, so a
-//! connection on which nothing arrives for longer is one that stands still.
+//! Half of the connections send in each direction, in blocks: as fast as they go, or one in each period.
+//! With a period, a connection on which nothing arrives for longer is one that stands still.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -13,14 +13,37 @@ use anyhow::{Context, ensure};
 use towpath_net::{Network, TcpListener, TcpStream};
 
 const PORT: u16 = 80;
-/// What a sender writes in each period.
-pub(crate) const BLOCK_BYTES: usize = 2048;
-pub(crate) const PERIOD: Duration = Duration::from_millis(1);
 /// The time limit of a read: a connection that stands still for longer is lost.
 pub(crate) const LOST: Duration = Duration::from_secs(20);
+/// The bytes of a stream repeat after this many, a prime number: two places of a stream differ unless
+/// they are a multiple of it apart.
+const PATTERN_BYTES: usize = 65_521;
+/// The distance of the places at which two streams begin.
+const STREAM_OFFSET: usize = 3_001;
+
+/// How the senders write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    /// The size of a block, up to [`PATTERN_BYTES`].
+    pub(crate) block_bytes: usize,
+    /// The time from one block to the next; without one, a sender does not wait.
+    pub(crate) period: Option<Duration>,
+}
+
+impl Load {
+    /// A load that leaves the processors time.
+    pub(crate) const STEADY: Load =
+        Load { block_bytes: 2048, period: Some(Duration::from_millis(1)) };
+    pub(crate) const AS_FAST_AS_IT_GOES: Load = Load { block_bytes: 1 << 15, period: None };
+}
 
 /// Open connections: the kernel's end and the application's.
-pub(crate) struct Streams(Vec<(std::net::TcpStream, TcpStream)>);
+pub(crate) struct Streams {
+    connections: Vec<(std::net::TcpStream, TcpStream)>,
+    load: Load,
+    /// The pattern twice, so that each block is one slice of it.
+    pattern: Vec<u8>,
+}
 
 /// What happened while the connections ran.
 pub(crate) struct Ran<T> {
@@ -33,7 +56,7 @@ impl Streams {
     /// Connects the kernel to the application, by a function that connects from its end.
     pub(crate) fn between(
         network: &Network,
-        connections: usize,
+        (connections, load): (usize, Load),
         connect: impl Fn(SocketAddr) -> anyhow::Result<std::net::TcpStream>,
     ) -> anyhow::Result<Streams> {
         let own = network.addresses().into_iter().find(IpAddr::is_ipv4);
@@ -46,31 +69,41 @@ impl Streams {
             application.set_read_timeout(Some(LOST))?;
             Ok((kernel, application))
         };
-        Ok(Streams((0..connections).map(pair).collect::<anyhow::Result<_>>()?))
+        let connections = (0..connections).map(pair).collect::<anyhow::Result<_>>()?;
+        // Multiplied by an odd number: no short period.
+        let byte = |place: usize| (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8;
+        let pattern = (0..2 * PATTERN_BYTES).map(|place| byte(place % PATTERN_BYTES)).collect();
+        Ok(Streams { connections, load, pattern })
     }
 
     /// Sends and receives while `act` runs.
     pub(crate) fn run<T>(self, act: impl FnOnce(&[Progress]) -> T) -> anyhow::Result<Ran<T>> {
-        let progress: Vec<Progress> = self.0.iter().map(|_| Progress::default()).collect();
+        let progress: Vec<Progress> =
+            self.connections.iter().map(|_| Progress::default()).collect();
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
-            let over = &over;
             let (mut senders, mut receivers) = (Vec::new(), Vec::new());
             for (number, ((kernel, application), progress)) in
-                self.0.iter().zip(&progress).enumerate()
+                self.connections.iter().zip(&progress).enumerate()
             {
+                let stream = Stream {
+                    pattern: &self.pattern,
+                    begin: number * STREAM_OFFSET % PATTERN_BYTES,
+                    progress,
+                };
+                let (load, over) = (self.load, &over);
                 if number % 2 == 0 {
                     senders.push(scope.spawn(move || {
-                        send(kernel, number, progress, over)
-                            .and_then(|()| kernel.shutdown(std::net::Shutdown::Write))
+                        stream.send(kernel, load, over)?;
+                        kernel.shutdown(std::net::Shutdown::Write)
                     }));
-                    receivers.push(scope.spawn(move || receive(application, number, progress)));
+                    receivers.push(scope.spawn(move || stream.receive(application)));
                 } else {
                     senders.push(scope.spawn(move || {
-                        send(application, number, progress, over)
-                            .and_then(|()| application.shutdown(std::net::Shutdown::Write))
+                        stream.send(application, load, over)?;
+                        application.shutdown(std::net::Shutdown::Write)
                     }));
-                    receivers.push(scope.spawn(move || receive(kernel, number, progress)));
+                    receivers.push(scope.spawn(move || stream.receive(kernel)));
                 }
             }
             let outcome = act(&progress);
@@ -83,7 +116,7 @@ impl Streams {
             for receiver in receivers {
                 lost += usize::from(receiver.join().map_err(failed)?.is_err());
             }
-            let bytes = progress.iter().map(|one| one.bytes.load(Ordering::Relaxed)).sum();
+            let bytes = progress.iter().map(Progress::bytes).sum();
             Ok(Ran { outcome, lost, bytes })
         })
     }
@@ -95,66 +128,78 @@ pub(crate) struct Progress {
     /// The bytes that its sender has written.
     sent: AtomicU64,
     /// The bytes that its receiver has read.
-    bytes: AtomicU64,
-    /// The longest pause in this window, in nanoseconds.
-    pub(crate) longest_ns: AtomicU64,
+    received: AtomicU64,
+    /// The longest pause since the last look, in nanoseconds.
+    longest_ns: AtomicU64,
 }
 
 impl Progress {
+    /// Returns the bytes that the receiver has read, and found right.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.received.load(Ordering::Acquire)
+    }
+
     /// Returns `true` if the sender has written bytes that the receiver has not read.
     pub(crate) fn has_unread_bytes(&self) -> bool {
         // A receiver can be ahead of what its sender has noted.
         let sent = self.sent.load(Ordering::Acquire);
-        sent > self.bytes.load(Ordering::Acquire)
+        sent > self.bytes()
+    }
+
+    /// Returns the longest pause between two reads since the last call.
+    pub(crate) fn take_longest_pause(&self) -> Duration {
+        Duration::from_nanos(self.longest_ns.swap(0, Ordering::Relaxed))
     }
 }
 
-/// Returns the byte at a place of a stream.
-fn byte_at(stream: usize, place: u64) -> u8 {
-    let word = (place / 8).wrapping_add(stream as u64 * 1_000_003);
-    word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()[(place % 8) as usize]
+/// The bytes of a connection.
+#[derive(Clone, Copy)]
+struct Stream<'a> {
+    pattern: &'a [u8],
+    /// The place in the pattern at which the stream begins.
+    begin: usize,
+    progress: &'a Progress,
 }
 
-/// Writes a block in each period until it is over.
-fn send(
-    mut to: impl Write,
-    stream: usize,
-    progress: &Progress,
-    over: &AtomicBool,
-) -> std::io::Result<()> {
-    let (mut place, mut next) = (0, Instant::now());
-    while !over.load(Ordering::Relaxed) {
-        let block: Vec<u8> =
-            (place..place + BLOCK_BYTES as u64).map(|place| byte_at(stream, place)).collect();
-        to.write_all(&block)?;
-        place += BLOCK_BYTES as u64;
-        progress.sent.store(place, Ordering::Release);
-        next += PERIOD;
-        // After a pause, the sender does not make up for what it has not written.
-        next = next.max(Instant::now());
-        thread::sleep(next.saturating_duration_since(Instant::now()));
-    }
-    Ok(())
-}
-
-/// Reads and checks bytes until the other end closes the connection.
-fn receive(mut from: impl Read, stream: usize, progress: &Progress) -> anyhow::Result<()> {
-    let (mut buffer, mut place, mut last) = (vec![0; 1 << 16], 0, Instant::now());
-    loop {
-        let count = match from.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(count) => count,
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error).context("reading"),
-        };
-        let now = Instant::now();
-        let pause = now.duration_since(last).as_nanos() as u64;
-        last = now;
-        for byte in &buffer[..count] {
-            ensure!(*byte == byte_at(stream, place), "stream {stream}: byte {place} is wrong");
-            place += 1;
+impl Stream<'_> {
+    /// Writes blocks until it is over.
+    fn send(self, mut to: impl Write, load: Load, over: &AtomicBool) -> std::io::Result<()> {
+        let (mut place, mut sent, mut next) = (self.begin, 0, Instant::now());
+        while !over.load(Ordering::Relaxed) {
+            to.write_all(&self.pattern[place..place + load.block_bytes])?;
+            place = (place + load.block_bytes) % PATTERN_BYTES;
+            sent += load.block_bytes as u64;
+            self.progress.sent.store(sent, Ordering::Release);
+            let Some(period) = load.period else { continue };
+            // After a pause, the sender does not make up for what it has not written.
+            next = (next + period).max(Instant::now());
+            thread::sleep(next.saturating_duration_since(Instant::now()));
         }
-        progress.longest_ns.fetch_max(pause, Ordering::Relaxed);
-        progress.bytes.store(place, Ordering::Release);
+        Ok(())
+    }
+
+    /// Reads and checks bytes until the other end closes the connection.
+    fn receive(self, mut from: impl Read) -> anyhow::Result<()> {
+        let (mut buffer, mut place, mut last) =
+            (vec![0; PATTERN_BYTES], self.begin, Instant::now());
+        loop {
+            let count = match from.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(count) => count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error).context("reading"),
+            };
+            ensure!(
+                buffer[..count] == self.pattern[place..place + count],
+                "wrong bytes after {} right ones",
+                self.progress.bytes()
+            );
+            place = (place + count) % PATTERN_BYTES;
+            let now = Instant::now();
+            let pause = now.duration_since(last).as_nanos() as u64;
+            last = now;
+            self.progress.longest_ns.fetch_max(pause, Ordering::Relaxed);
+            self.progress.received.fetch_add(count as u64, Ordering::AcqRel);
+        }
     }
 }
