@@ -13,8 +13,10 @@
 
 mod application;
 mod control;
+mod plan;
 mod random;
 mod wire;
+mod world;
 
 use std::cell::RefCell;
 use std::num::NonZero;
@@ -30,303 +32,20 @@ use towpath_client::{Options, WaitStrategy};
 use towpath_protocol::settings::{Setting, Values};
 use towpath_queue::simulation::{self, Point, Schedule};
 
-use application::{Application, Arrivals, FAR};
+use application::{Application, Arrivals};
 use control::{EngineEnds, Keeper, Server};
+use plan::{Outcome, Plan};
 use random::Random;
-use wire::{Manner, SimulatedDevice, Wire};
+use wire::{SimulatedDevice, Wire};
+use world::World;
 
-use crate::engine::commands::Command;
 use crate::engine::relays::Relays;
-use crate::engine::testing::MAC;
 use crate::engine::wiring::{BUDGETS, event};
 use crate::engine::{Budgets, Engine, Link};
 use crate::position::Position;
 
-/// Turns without an act after which everything is over, unless something happens at a later time.
-const QUIET_TURNS: u32 = 300;
-
 /// The watchdog's window: shorter than many stalls of the device.
 const WATCHDOG_MS: u64 = 500;
-
-/// The simulation's time after which a seed counts as one that hangs: 100 s.
-const LONGEST_NS: u64 = 100_000_000_000;
-
-/// What a seed does.
-#[derive(Clone, Copy, Debug)]
-struct Plan {
-    applications: usize,
-    /// One of them may overwrite random words of the memory that it writes.
-    hostile: Option<usize>,
-    /// The packets of each flow.
-    packets: u32,
-    /// Servers that are killed, and servers that leave in order.
-    kills: u32,
-    upgrades: u32,
-    manner: Manner,
-    wait: u64,
-    batch: usize,
-    slots: u32,
-    /// The others act at one of so many points.
-    points: u64,
-}
-
-impl Plan {
-    fn new(random: &mut Random) -> Plan {
-        let is_on = |random: &mut Random| random.once_in(2);
-        let manner = Manner {
-            asynchronous: is_on(random),
-            in_place: is_on(random),
-            keeps: is_on(random),
-            stalls: random.once_in(4),
-        };
-        let wait = random.one_of(&["block", "block", "poll", "timer-driven"]);
-        let applications = 1 + random.below(3) as usize;
-        let is_attacked = applications > 1 && random.once_in(3);
-        Plan {
-            applications,
-            hostile: is_attacked.then(|| random.below(applications as u64) as usize),
-            packets: 20 + random.below(80) as u32,
-            kills: random.below(6) as u32,
-            upgrades: random.below(3) as u32,
-            manner: Manner { stalls: manner.stalls && manner.asynchronous, ..manner },
-            wait: Setting::Wait.parse(wait).unwrap(),
-            batch: random.one_of(&[1, 4, 64]),
-            slots: random.one_of(&[8, 16, 64]),
-            points: random.one_of(&[3, 20, 100]),
-        }
-    }
-}
-
-/// What a seed did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Outcome {
-    /// A digest of everything in its order.
-    trace: u64,
-    kills: u32,
-    upgrades: u32,
-    /// Kills with packets in the server.
-    busy_kills: u32,
-    packets: u32,
-    repeated: u32,
-    lost: u32,
-    violations: u32,
-    resets: u64,
-    time_ns: u64,
-}
-
-/// Everything but the server.
-struct World {
-    random: Random,
-    plan: Plan,
-    wire: Arc<Mutex<Wire>>,
-    keeper: Keeper,
-    server: Server,
-    applications: Vec<Application>,
-    /// What the far end has sent to each application, and got from it.
-    sent: Vec<u32>,
-    arrived: Vec<Arrivals>,
-    /// Points until this server is killed or asked to leave; `None` if it stays.
-    end_at: Option<(u64, bool)>,
-    leaves: bool,
-    /// Turns in a row in which none could act.
-    quiet: u32,
-    outcome: Outcome,
-}
-
-impl World {
-    fn note(&mut self, who: u64, what: u64) {
-        let value = who << 56 ^ what ^ simulation::now().rotate_left(20);
-        self.outcome.trace = (self.outcome.trace ^ value).wrapping_mul(0x0100_0000_01b3);
-    }
-
-    /// Lets one of the others act. Returns `false` if there is nothing to do now.
-    fn turn(&mut self) -> bool {
-        let now = simulation::now();
-        assert!(now < LONGEST_NS, "hangs: {:?}", self.state());
-        let others = self.applications.len();
-        let first = self.random.below(others as u64 + 3) as usize;
-        self.quiet += 1;
-        for who in (0..others + 3).map(|step| (first + step) % (others + 3)) {
-            if self.acts(who, now) {
-                self.quiet = 0;
-                return true;
-            }
-        }
-        if self.next_time().is_some() {
-            self.quiet = 0;
-        }
-        if self.quiet > QUIET_TURNS {
-            match &mut self.end_at {
-                Some((left, _)) => *left = 0,
-                None => self.leave(),
-            }
-        }
-        false
-    }
-
-    fn acts(&mut self, who: usize, now: u64) -> bool {
-        let others = self.applications.len();
-        if who < others {
-            let is_served = self.server.served.contains(&(who as u32 + 1));
-            if !self.applications[who].can_act(now, is_served) {
-                return false;
-            }
-            let what = self.applications[who].act(now, &mut self.random);
-            self.note(who as u64, what);
-            return true;
-        }
-        match who - others {
-            0 => self.far_end_acts(),
-            1 => {
-                let mut wire = self.wire.lock().unwrap();
-                let can = wire.can_go_on(now);
-                if can {
-                    wire.go_on(now);
-                }
-                can
-            }
-            _ => {
-                self.keeper.hear(&mut self.server);
-                let can = self.server.ends.is_some() && self.keeper.can_act(&self.server);
-                if can {
-                    self.keeper.act(&mut self.server);
-                    self.note(0xc0, 0);
-                }
-                can
-            }
-        }
-    }
-
-    fn far_end_acts(&mut self) -> bool {
-        let mut wire = self.wire.lock().unwrap();
-        let got = std::mem::take(&mut wire.to_far);
-        let to = self.random.below(self.applications.len() as u64) as usize;
-        let sends = self.sent[to] < self.plan.packets && wire.has_room();
-        if sends {
-            wire.send(application::from_far(to, self.sent[to]));
-            self.sent[to] += 1;
-        }
-        drop(wire);
-        let acts = sends || !got.is_empty();
-        for packet in got {
-            let from = application::source(&packet);
-            // A packet for an application whose session has ended goes out.
-            if Some(from) == self.plan.hostile || packet[..6] == MAC {
-                continue;
-            }
-            let (_, number) = application::read(&packet);
-            self.arrived[from].arrived(number);
-            self.note(u64::from(FAR), u64::from(number));
-        }
-        acts || self.sent.iter().any(|sent| *sent < self.plan.packets) && self.far_end_has_room()
-    }
-
-    fn far_end_has_room(&self) -> bool {
-        self.wire.lock().unwrap().has_room()
-    }
-
-    /// Returns the next time at which something happens by itself.
-    fn next_time(&self) -> Option<u64> {
-        let now = simulation::now();
-        let busy = self.applications.iter().filter_map(|one| one.goes_on_at(now));
-        busy.chain(self.wire.lock().unwrap().goes_on_at()).min()
-    }
-
-    fn state(&self) -> impl std::fmt::Debug {
-        let apps = |one: &Application| {
-            (one.to_far.clone(), one.to_neighbour.clone(), one.from_far.clone())
-        };
-        let all: Vec<_> = self.applications.iter().map(apps).collect();
-        (self.plan, all, self.sent.clone(), self.arrived.clone(), self.server.served.clone())
-    }
-
-    /// Returns `true` if every packet has been sent.
-    fn has_sent_everything(&self) -> bool {
-        self.sent.iter().all(|sent| *sent == self.plan.packets)
-            && self.applications.iter().filter(|one| !one.is_hostile()).all(|one| {
-                one.to_far.sent == one.to_far.all && one.to_neighbour.sent == one.to_neighbour.all
-            })
-    }
-
-    /// Checks what is left once nothing happens any more.
-    fn check(&mut self) {
-        assert!(self.has_sent_everything(), "stands still: {:?}", self.state());
-        let killed = self.outcome.kills > 0;
-        let lost_in_hand = self.wire.lock().unwrap().lost;
-        let (mut from_wire, mut dropped, lives) = (0, 0, self.lives());
-        let applications = self.plan.applications;
-        let hostile = self.plan.hostile;
-        self.outcome.violations += self.keeper.over().len() as u32;
-        let good = self.applications.iter_mut().enumerate().filter(|(_, one)| !one.is_hostile());
-        for (number, one) in good {
-            one.check();
-            let drops =
-                one.counter("rx_dropped_no_buffers") + one.counter("rx_dropped_over_budget");
-            let missing = |arrivals: &Arrivals, all: u32| all - (arrivals.next - arrivals.lost);
-            let far = missing(&one.from_far, self.plan.packets);
-            let before = (number + applications - 1) % applications;
-            let has_neighbour = applications > 1 && Some(before) != hostile;
-            let neighbour_sends = if has_neighbour { self.plan.packets } else { 0 };
-            let near = missing(&one.from_neighbour, neighbour_sends);
-            assert!(
-                u64::from(near) <= drops,
-                "{near} of a neighbour's packets are lost, and {drops} dropped at {number}"
-            );
-            from_wire += far + near;
-            dropped += drops;
-            // What a killed server had not completed comes again: at most a batch, or a queue.
-            let repeated = one.from_far.repeated + one.from_neighbour.repeated;
-            let most = self.outcome.kills * (self.plan.batch as u32 + self.plan.slots);
-            assert!(repeated <= most, "{repeated} packets came twice at {number}, {most} may");
-            self.outcome.repeated += repeated;
-            self.outcome.lost += far + near;
-            self.outcome.packets += one.from_far.next + one.from_neighbour.next;
-            let sent = &self.arrived[number];
-            assert_eq!((sent.next, sent.lost), (self.plan.packets, 0), "at the far end");
-            // A stalled device may still have packets when a server leaves.
-            let ends = self.outcome.kills
-                + if self.plan.manner.stalls { self.outcome.upgrades } else { 0 };
-            let most = ends * self.plan.slots;
-            assert!(sent.repeated <= most, "{} packets went out twice, {most} may", sent.repeated);
-            self.outcome.repeated += sent.repeated;
-            self.outcome.packets += sent.next;
-            let resumptions = one.session.statistics().resumptions;
-            assert!((1..=u64::from(lives)).contains(&resumptions), "{resumptions} of {lives}");
-        }
-        assert!(
-            u64::from(from_wire) <= dropped + lost_in_hand,
-            "{from_wire} packets are lost, {dropped} dropped, {lost_in_hand} in hand"
-        );
-        assert!(
-            killed || hostile.is_some() || u64::from(from_wire) == dropped,
-            "{from_wire} lost, {dropped} dropped"
-        );
-    }
-
-    /// The servers so far.
-    fn lives(&self) -> u32 {
-        1 + self.outcome.kills + self.outcome.upgrades
-    }
-
-    /// Decides when the next server ends.
-    fn plan_end(&mut self) {
-        let Plan { kills, upgrades, .. } = self.plan;
-        let left = (kills - self.outcome.kills, upgrades - self.outcome.upgrades);
-        let all = u64::from(left.0 + left.1);
-        self.end_at = (all > 0).then(|| {
-            let is_kill = self.random.below(all) < u64::from(left.0);
-            let scale = self.random.one_of(&[100, 2_000, 20_000]);
-            (self.random.below(scale), is_kill)
-        });
-        self.leaves = false;
-    }
-
-    fn leave(&mut self) {
-        if !std::mem::replace(&mut self.leaves, true) {
-            self.server.command(Command::Leave);
-        }
-    }
-}
 
 /// The schedule of a seed.
 struct Seed(RefCell<World>);
