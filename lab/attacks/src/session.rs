@@ -145,16 +145,37 @@ impl Target {
 
     /// Sends a packet to this session's own address, and receives what has come. Returns how many
     /// packets came that were not to this session; `None` once the session is over.
+    ///
+    /// The server frees the memory of a session that it closes. So a packet that was to be received then
+    /// reads as zeros, and is no packet of another session.
     pub(crate) fn exchange(&mut self) -> Option<u64> {
         let own = self.session.info().mac;
         let _ = self.session.send_bytes(self.endpoint, &self.packet);
         self.session.flush_now().ok()?;
-        let mut foreign = 0;
+        let (mut foreign, mut freed) = (0, 0);
         while let Some(packet) = self.session.receive_one(0).ok()? {
-            foreign += u64::from(packet.get(..6) != Some(&own[..]));
+            if packet.get(..6) == Some(&own[..]) {
+                continue;
+            }
+            let is_freed = !packet.is_empty() && packet.iter().all(|byte| *byte == 0);
+            *if is_freed { &mut freed } else { &mut foreign } += 1;
+        }
+        if freed > 0 && !self.ends(Duration::from_secs(1)) {
+            foreign += freed;
         }
         self.session.wait(Some(Duration::ZERO)).ok()?;
         Some(foreign)
+    }
+
+    /// Returns `true` once the session is over; `false` if it is not within the time.
+    fn ends(&mut self, within: Duration) -> bool {
+        let until = Instant::now() + within;
+        while Instant::now() < until {
+            if self.session.wait(Some(Duration::from_millis(1))).is_err() {
+                return true;
+            }
+        }
+        false
     }
 
     /// Takes the waiting notifications, so that the next one finds room.
