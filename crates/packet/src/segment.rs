@@ -62,6 +62,19 @@ pub struct Segment {
     l4: usize,
 }
 
+/// Where the headers of a large packet are, in bytes from the frame's first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceHeaders {
+    /// Start of the IP header.
+    pub l3: usize,
+    /// Start of the TCP header.
+    pub l4: usize,
+    /// End of the TCP header: the length of all headers.
+    pub header_bytes: usize,
+    /// The number of bytes behind the headers.
+    pub payload_bytes: usize,
+}
+
 impl Segment {
     /// Returns the length of the header, in bytes: Ethernet, VLAN, IP and TCP.
     #[must_use]
@@ -111,6 +124,25 @@ impl Segmenter {
         let real = prefix.get(..large.payload).ok_or(OffloadError::Headers)?;
         header[..large.payload].copy_from_slice(real);
         Ok(Segmenter { header, large, pseudo, at: Some(large.payload), made: 0 })
+    }
+
+    /// Writes the headers as devices take them that segment packets themselves: the lengths of the IP header
+    /// and the checksum of IPv4 are 0, and TCP's checksum is the sum of the pseudo-header without a length
+    /// (`e1000_tso` in Linux's drivers/net/ethernet/intel/e1000e/netdev.c; other devices take the same).
+    /// Returns where the headers are.
+    #[must_use]
+    pub fn for_device(&self, out: &mut [u8; MAX_HEADER_BYTES]) -> DeviceHeaders {
+        let Large { l3, l4, payload, end, segmentation } = self.large;
+        out[..payload].copy_from_slice(&self.header[..payload]);
+        match segmentation.kind {
+            SegmentationKind::Tcp4 => {
+                put16(out, l3 + 2, 0);
+                put16(out, l3 + 10, 0);
+            }
+            SegmentationKind::Tcp6 => put16(out, l3 + 4, 0),
+        }
+        put16(out, l4 + FIELD, self.pseudo.folded());
+        DeviceHeaders { l3, l4, header_bytes: payload, payload_bytes: end - payload }
     }
 
     /// Returns the length of the longest segment's frame, in bytes. It has to fit the device's MTU

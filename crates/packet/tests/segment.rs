@@ -98,6 +98,66 @@ fn segments_of_every_length_match_the_oracle() {
     }
 }
 
+/// Segments as a device does that gets the headers of [`Segmenter::for_device`]: it fills in lengths, and
+/// adds those and the payload to the sum in the checksum's field. Such a device repeats CWR.
+fn as_a_device(packet: &[u8], meta: &Meta) -> Vec<Vec<u8>> {
+    let segmenter = Segmenter::new(packet, packet.len(), meta).unwrap();
+    let mut header = [0; MAX_HEADER_BYTES];
+    let at = segmenter.for_device(&mut header);
+    let segment_bytes = usize::from(meta.segmentation.unwrap().segment_bytes);
+    let payload = &packet[at.header_bytes..][..at.payload_bytes];
+    let count = payload.len().div_ceil(segment_bytes).max(1);
+    let ones_complement = |bytes: &[u8]| {
+        let words = bytes.chunks(2).map(|pair| {
+            u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]))
+        });
+        let sum: u32 = words.sum();
+        let sum = (sum & 0xffff) + (sum >> 16);
+        (sum & 0xffff) + (sum >> 16)
+    };
+    let segment = |index: usize| {
+        let piece = &payload[index * segment_bytes..payload.len().min((index + 1) * segment_bytes)];
+        let mut frame = [&header[..at.header_bytes], piece].concat();
+        let put = |frame: &mut Vec<u8>, place: usize, value: u32| {
+            frame[place..place + 2].copy_from_slice(&(value as u16).to_be_bytes());
+        };
+        let from_l3 = (frame.len() - at.l3) as u32;
+        if frame[at.l3] >> 4 == 4 {
+            put(&mut frame, at.l3 + 2, from_l3);
+            let id = u32::from(u16::from_be_bytes([frame[at.l3 + 4], frame[at.l3 + 5]]));
+            put(&mut frame, at.l3 + 4, id + index as u32);
+            let sum = !ones_complement(&frame[at.l3..at.l4]);
+            put(&mut frame, at.l3 + 10, sum);
+        } else {
+            put(&mut frame, at.l3 + 4, from_l3 - 40);
+        }
+        let sequence = u32::from_be_bytes(frame[at.l4 + 4..at.l4 + 8].try_into().unwrap());
+        let sequence = sequence.wrapping_add((index * segment_bytes) as u32);
+        frame[at.l4 + 4..at.l4 + 8].copy_from_slice(&sequence.to_be_bytes());
+        if index + 1 < count {
+            frame[at.l4 + 13] &= !(FIN | PSH);
+        }
+        let sum = ones_complement(&frame[at.l4..]) + (frame.len() - at.l4) as u32;
+        let sum = !((sum & 0xffff) + (sum >> 16));
+        put(&mut frame, at.l4 + 16, sum);
+        frame
+    };
+    (0..count).map(segment).collect()
+}
+
+#[test]
+fn a_device_makes_the_same_segments() {
+    for flow in [Flow::v4(), Flow::v6(), Flow::v4().vlan(0x2005), Flow::v6().vlan(5)] {
+        for len in (0..9000).step_by(617) {
+            let payload = pattern(len);
+            let tcp = Tcp { flags: ACK | PSH | FIN, sequence: 0xffff_f000, ..Tcp::default() };
+            let (packet, meta) = flow.tcp_large(&tcp, &payload, 1448);
+            let found = as_a_device(&packet, &meta);
+            assert_eq!(found, oracle(&flow, &tcp, &payload, 1448), "{flow:?} {len}");
+        }
+    }
+}
+
 #[test]
 fn the_largest_packets() {
     for (flow, len) in [(Flow::v4(), 65_535 - 40), (Flow::v6(), 65_535 - 60)] {
