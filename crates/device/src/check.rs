@@ -55,6 +55,7 @@ impl PacketLimits {
         }
         meta.segmentation.is_none_or(|segmentation| {
             self.can.tx_segmentation
+                && (!segmentation.ecn || self.can.tx_segmentation_ecn)
                 && segmentation.segment_bytes > 0
                 && usize::from(segmentation.header_bytes) <= len
                 && matches!(meta.checksum, Checksum::Partial { .. })
@@ -113,6 +114,11 @@ mod tests {
         assert_eq!(limits.packet_len(&[part(9000)], large), None, "not offered");
         limits.can.tx_segmentation = true;
         assert_eq!(limits.packet_len(&[part(9000)], large), Some(9000));
+        let congested = Some(Segmentation { ecn: true, ..segmentation });
+        let congested = Meta { segmentation: congested, ..large };
+        assert_eq!(limits.packet_len(&[part(9000)], congested), None, "CWR not offered");
+        limits.can.tx_segmentation_ecn = true;
+        assert_eq!(limits.packet_len(&[part(9000)], congested), Some(9000));
         let finished = Meta { checksum: Checksum::Full, ..large };
         assert_eq!(limits.packet_len(&[part(9000)], finished), None, "a full checksum");
         limits.can.tx_checksum = false;

@@ -44,6 +44,9 @@ pub struct Capabilities {
     pub tx_checksum: bool,
     /// `true` if the device takes packets with [`Segmentation`](crate::Segmentation).
     pub tx_segmentation: bool,
+    /// `true` if the device also takes those of such packets whose TCP header has CWR, which the
+    /// first segment alone keeps.
+    pub tx_segmentation_ecn: bool,
     /// `true` if the device takes packets with [`Segmentation`](crate::Segmentation) from any data
     /// space, because it copies them before `tx_submit` returns; whatever the fields above say of
     /// other packets.

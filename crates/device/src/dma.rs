@@ -16,13 +16,22 @@ pub struct DmaError {
     pub cause: io::Error,
 }
 
+/// What a device may do with a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Send from it.
+    Read,
+    /// Send from it and receive into it.
+    ReadWrite,
+}
+
 /// Makes memory reachable for a device. Any thread may call it, while the device works.
 pub trait Dma: Send + Sync {
-    /// Maps a memory for the device to read. Returns the address at which the device finds it.
+    /// Maps a memory for the device. Returns the address at which the device finds it.
     ///
     /// # Errors
     /// When the device or the kernel refuses the memory.
-    fn register(&self, memory: &Arc<Mapping>) -> Result<u64, DmaError>;
+    fn register(&self, memory: &Arc<Mapping>, access: Access) -> Result<u64, DmaError>;
 
     /// Unmaps the memory at an address that [`Dma::register`] returned.
     fn unregister(&self, address: u64);
@@ -47,8 +56,12 @@ impl Registration {
     ///
     /// # Errors
     /// When the device or the kernel refuses the memory.
-    pub fn new(dma: &Arc<dyn Dma>, memory: &Arc<Mapping>) -> Result<Registration, DmaError> {
-        let address = dma.register(memory)?;
+    pub fn new(
+        dma: &Arc<dyn Dma>,
+        memory: &Arc<Mapping>,
+        access: Access,
+    ) -> Result<Registration, DmaError> {
+        let address = dma.register(memory, access)?;
         let registered = Registered { dma: dma.clone(), address, memory: memory.clone() };
         Ok(Registration { registered: Arc::new(registered) })
     }

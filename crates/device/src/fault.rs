@@ -26,7 +26,7 @@ use crate::sleeper::Sleeper;
 use crate::wire::Assembly;
 use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
-    Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
+    Access, Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
     ETHERNET_HEADER_BYTES, Info, Kick, LARGE_FRAME_BYTES, Outcome, POOL_HEADROOM_BYTES, Packet,
     Received, Registration, Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES,
 };
@@ -95,6 +95,7 @@ impl FaultDevice {
                 // A device that sends only from its pool leaves too few slots for a large packet's
                 // segments.
                 tx_segmentation: info.can.tx_in_place,
+                tx_segmentation_ecn: info.can.tx_in_place,
                 tx_large_copied: false,
                 tx_to_host: info.can.tx_to_host,
                 rx_offload: false,
@@ -140,7 +141,7 @@ impl Wrap for Faulty {
         let mut tx = Lane::new(spec.tx, !spec.seed, place_bytes, self.counters.tx.clone());
         let bytes = place_bytes.next_multiple_of(64);
         let region = Region::private(2 * PLACES * bytes).map_err(failed("memory for frames"))?;
-        let register = |dma| Registration::new(dma, region.mapping());
+        let register = |dma| Registration::new(dma, region.mapping(), Access::Read);
         // A device that sends only from its pool never reaches the wrapper's memory.
         let dma = dma.filter(|_| inner_info.can.tx_in_place);
         let registration = dma.as_ref().map(register).transpose();

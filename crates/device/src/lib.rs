@@ -42,7 +42,7 @@ pub mod wrapped;
 pub mod xdp;
 
 pub use control::{Capabilities, Device, Event, Info, Limits, TakeOver};
-pub use dma::{Dma, DmaError, Registration};
+pub use dma::{Access, Dma, DmaError, Registration};
 pub use earlier::EarlierObjects;
 pub use error::DeviceError;
 pub use filter::{Filter, FilterError, FlowRule, FlowVlan};

@@ -87,6 +87,7 @@ impl LoopbackDevice {
             tx_in_place: config.tx_in_place,
             tx_checksum: config.offloads,
             tx_segmentation: config.offloads,
+            tx_segmentation_ecn: config.offloads,
             tx_large_copied: false,
             tx_to_host: false,
             rx_offload: config.offloads,

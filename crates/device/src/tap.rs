@@ -109,6 +109,7 @@ impl TapDevice {
                 tx_in_place: true,
                 tx_checksum: offloads,
                 tx_segmentation: offloads,
+                tx_segmentation_ecn: offloads,
                 tx_large_copied: false,
                 tx_to_host: false,
                 rx_offload: granted,

@@ -8,9 +8,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use towpath_device::{
-    Armed, Assembly, Completion, Device, DeviceError, DeviceQueue, Filter, FilterError, Info, Kick,
-    Meta, Part, Received, Registration, Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES,
-    packet_memory,
+    Access, Armed, Assembly, Completion, Device, DeviceError, DeviceQueue, Filter, FilterError,
+    Info, Kick, Meta, Part, Received, Registration, Space, SpaceId, Spaces, TxHeadroom,
+    VLAN_TAG_BYTES, packet_memory,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_queue::buffers::FreeBuffers;
@@ -210,7 +210,7 @@ impl Driver {
         let _ = memory.split_off_front(receive_start - transmit);
         let mut spaces = Spaces::default();
         // The device writes the receive buffers, and only reads the others.
-        let register = |dma| Registration::new(dma, memory.mapping());
+        let register = |dma| Registration::new(dma, memory.mapping(), Access::ReadWrite);
         let registration = device.dma().as_ref().map(register).transpose();
         let refused = |error| failed(io::Error::other(error));
         let space = spaces.add(Space::writable(memory).registered(registration.map_err(refused)?));

@@ -175,8 +175,9 @@ impl Mapping {
         self.page_bytes
     }
 
-    /// Returns the length up to the end of the last page.
-    fn mapped_bytes(&self) -> usize {
+    /// Returns the length up to the end of the last page, in bytes: all that the kernel has mapped.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> usize {
         self.len.next_multiple_of(self.page_bytes)
     }
 

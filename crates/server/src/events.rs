@@ -3,7 +3,7 @@
 
 use std::io;
 
-use towpath_device::{DeviceError, Event, Filter, FilterError, Registration};
+use towpath_device::{Access, DeviceError, Event, Filter, FilterError, Registration};
 use towpath_protocol::message::Refusal;
 use tracing::{info, warn};
 
@@ -29,7 +29,7 @@ impl Control {
         }
         let Some(dma) = self.parts.device.dma() else { return };
         let Some(first) = sessions.first() else { return };
-        match Registration::new(&dma, &first.transmit_pool) {
+        match Registration::new(&dma, &first.transmit_pool, Access::Read) {
             Ok(registration) => {
                 sessions.iter_mut().for_each(|one| one.registration = Some(registration.clone()));
             }

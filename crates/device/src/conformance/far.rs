@@ -6,8 +6,8 @@ use towpath_memory::Region;
 
 use super::everything::receive_everything;
 use crate::{
-    Assembly, Capabilities, Completion, Device, DeviceQueue, Kick, Meta, Packet, Part, Received,
-    Registration, Space, SpaceId, Spaces,
+    Access, Assembly, Capabilities, Completion, Device, DeviceQueue, Kick, Meta, Packet, Part,
+    Received, Registration, Space, SpaceId, Spaces,
 };
 
 /// Puts frames on a device's wire, and takes them off.
@@ -78,7 +78,8 @@ impl DeviceFarEnd {
         let buffer_bytes = device.info().limits.rx_stride() as u32;
         let bytes = BUFFERS as usize * buffer_bytes as usize + (PLACES * PLACE_BYTES) as usize;
         let region = Region::private(bytes).expect("memory");
-        let register = |dma| Registration::new(dma, region.mapping()).expect("registered");
+        let register =
+            |dma| Registration::new(dma, region.mapping(), Access::ReadWrite).expect("registered");
         let registration = device.dma_of(index).as_ref().map(register);
         let memory = spaces.add(Space::writable(region).registered(registration));
         let mut queue = device.open_queue(index, &mut spaces).expect("the far end starts");

@@ -7,8 +7,8 @@ use super::buffers::check_buffers;
 use super::everything::receive_everything;
 use super::far::FarEnd;
 use crate::{
-    Armed, Assembly, Completion, Device, DeviceQueue, Info, Kick, Meta, Outcome, Packet, Part,
-    Received, Registration, Space, SpaceId, Spaces, packet_memory,
+    Access, Armed, Assembly, Completion, Device, DeviceQueue, Info, Kick, Meta, Outcome, Packet,
+    Part, Received, Registration, Space, SpaceId, Spaces, packet_memory,
 };
 
 /// Buffers in the pool.
@@ -92,7 +92,7 @@ impl Near {
         let dma = device.dma();
         let mut space = |bytes| {
             let (region, _) = packet_memory(bytes, dma.is_some()).expect("memory");
-            let register = |dma| Registration::new(dma, region.mapping());
+            let register = |dma| Registration::new(dma, region.mapping(), Access::ReadWrite);
             let registration = dma.as_ref().map(register).transpose();
             let is_registered = registration.as_ref().is_ok_and(Option::is_some);
             (
@@ -358,7 +358,14 @@ impl Near {
             if done(self, &received) {
                 return received;
             }
-            assert!(Instant::now() < deadline, "{}: waited in vain for {goal}", self.what);
+            assert!(
+                Instant::now() < deadline,
+                "{}: waited in vain for {goal}: {} received, {:?}, {:?}",
+                self.what,
+                received.len(),
+                self.outcomes,
+                self.queue.counters()
+            );
         }
     }
 

@@ -62,6 +62,7 @@ impl PacketSender {
                 tx_in_place: true,
                 tx_checksum: true,
                 tx_segmentation: true,
+                tx_segmentation_ecn: true,
                 ..Capabilities::default()
             },
             frame_bytes: LARGE_FRAME_BYTES,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towpath_memory::{Mapping, PAGE_BYTES};
 
-use crate::dma::{Dma, DmaError};
+use crate::dma::{Access, Dma, DmaError};
 
 /// Registers memories up to a number of bytes, each at an address of its own.
 pub(super) struct LoopbackDma {
@@ -37,7 +37,7 @@ impl LoopbackDma {
 }
 
 impl Dma for LoopbackDma {
-    fn register(&self, memory: &Arc<Mapping>) -> Result<u64, DmaError> {
+    fn register(&self, memory: &Arc<Mapping>, _: Access) -> Result<u64, DmaError> {
         let bytes = memory.len();
         let mut registered = self.lock();
         let used: usize = registered.memories.values().sum();

@@ -11,7 +11,7 @@ use super::open::{HEADROOM_BYTES, PACKET_PARTS, rx_packet_buffers};
 use super::queue::XdpQueue;
 use super::shared::{Lane, OwnBuffers, Shared};
 use super::socket::TxChecksum;
-use crate::dma::{Dma, Registration};
+use crate::dma::{Access, Dma, Registration};
 use crate::{
     DeviceError, HardwareQueue, Info, Limits, OpenedOwnQueue, OwnMemory, OwnQueueError,
     OwnQueueLimits, OwnQueues,
@@ -99,9 +99,10 @@ impl OwnQueues for Opener {
         // The kernel allows one memory per hardware queue.
         drop(ceded);
         let dma: Arc<dyn Dma> = lane.clone();
-        let registration = Registration::new(&dma, &memory.mapping).map_err(|error| {
-            self.failed("registering a session's memory")(io::Error::other(error))
-        })?;
+        let registration =
+            Registration::new(&dma, &memory.mapping, Access::ReadWrite).map_err(|error| {
+                self.failed("registering a session's memory")(io::Error::other(error))
+            })?;
         let info = own_info(&self.info, &lane, own);
         let parts = info.limits.tx_packet_parts;
         let queue = XdpQueue::new(info, lane)?;

@@ -14,7 +14,7 @@ use super::ledger::{Ledger, Shape};
 use super::left_packets::{LEDGER, LeftPackets, MEMORY, SOCKET, Taken};
 use super::socket::{self, Binding, CopyMode, TxChecksum, Umem, XdpSocket};
 use crate::Keeper;
-use crate::dma::{Dma, DmaError};
+use crate::dma::{Access, Dma, DmaError};
 use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::packet_sender::PacketSender;
 use crate::kernel_interface::packet_socket::{self, PacketRing, PacketSocket};
@@ -440,7 +440,7 @@ fn locked(cause: io::Error, bytes: usize) -> io::Error {
 /// The memory of a queue is registered once, with its sockets (`XDP_UMEM_REG`). It cannot grow, so
 /// through the server's queues the kernel reaches no memory of a session.
 impl Dma for Lane {
-    fn register(&self, memory: &Arc<Mapping>) -> Result<u64, DmaError> {
+    fn register(&self, memory: &Arc<Mapping>, _: Access) -> Result<u64, DmaError> {
         let mut umem = lock(&self.umem);
         if umem.is_some() {
             let cause = io::Error::from_raw_os_error(libc::ENOSPC);

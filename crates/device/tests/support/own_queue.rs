@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use towpath_device::xdp::XdpDevice;
 use towpath_device::{
-    Completion, Device, DeviceQueue, HardwareQueue, Kick, Meta, Outcome, OwnMemory, Packet, Part,
-    Received, Registration, Space, SpaceId, Spaces,
+    Access, Completion, Device, DeviceQueue, HardwareQueue, Kick, Meta, Outcome, OwnMemory, Packet,
+    Part, Received, Registration, Space, SpaceId, Spaces,
 };
 use towpath_memory::{FilePart, Mapping, Region, SharedFile};
 
@@ -39,7 +39,8 @@ impl Main {
         let mut spaces = Spaces::default();
         let buffer_bytes = device.info().limits.rx_stride() as u32;
         let region = Region::private(512 * buffer_bytes as usize).unwrap();
-        let registration = Registration::new(&device.dma().unwrap(), region.mapping()).unwrap();
+        let registration =
+            Registration::new(&device.dma().unwrap(), region.mapping(), Access::ReadWrite).unwrap();
         let space = spaces.add(Space::writable(region).registered(Some(registration)));
         let queue = device.open_queue(0, &mut spaces).unwrap();
         let mut main = Main { queue, spaces, space, buffer_bytes };

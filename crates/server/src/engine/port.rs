@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use towpath_device::{
-    Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, DmaError,
+    Access, Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, DmaError,
     ETHERNET_HEADER_BYTES, Info, Kick, Meta, POOL_HEADROOM_BYTES, Packet, Received, Registration,
     Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES, packet_memory,
 };
@@ -160,7 +160,7 @@ impl DevicePort {
         let memory = region.mapping().clone();
         let mut spaces = Spaces::default();
         let refused = |refused: DmaError| failed(io::Error::other(refused));
-        let register = |dma| Registration::new(dma, &memory).map_err(refused);
+        let register = |dma| Registration::new(dma, &memory, Access::ReadWrite).map_err(refused);
         let registration = dma.as_ref().map(register).transpose()?;
         let pool = Space::writable(region.split_off_front(pool_bytes));
         let space = spaces.add(pool.registered(registration));
@@ -241,9 +241,10 @@ impl DevicePort {
     /// Returns `true` if the device does the offload work that `meta` leaves to it.
     pub(crate) fn takes(&self, meta: &Meta) -> bool {
         let can = self.can();
-        meta.is_full()
-            || can.tx_checksum && (meta.segmentation.is_none() || can.tx_segmentation)
-            || self.copies(meta)
+        let segments = meta.segmentation.is_none_or(|segmentation| {
+            can.tx_segmentation && (!segmentation.ecn || can.tx_segmentation_ecn)
+        });
+        meta.is_full() || can.tx_checksum && segments || self.copies(meta)
     }
 
     /// Returns `true` for a packet that the device copies from the sender's memory itself, before

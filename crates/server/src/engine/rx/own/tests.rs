@@ -6,8 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use towpath_device::{
-    Armed, Completion, Counters, DeviceQueue, Dma, DmaError, Kick, Meta, Outcome, Part, Received,
-    Registration, SpaceId, Spaces, loopback,
+    Access, Armed, Completion, Counters, DeviceQueue, Dma, DmaError, Kick, Meta, Outcome, Part,
+    Received, Registration, SpaceId, Spaces, loopback,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_protocol::counters::Endpoint as EndpointCount;
@@ -117,7 +117,7 @@ impl DeviceQueue for Fake {
 struct AtZero;
 
 impl Dma for AtZero {
-    fn register(&self, _: &Arc<Mapping>) -> Result<u64, DmaError> {
+    fn register(&self, _: &Arc<Mapping>, _: Access) -> Result<u64, DmaError> {
         Ok(0)
     }
 
@@ -150,7 +150,7 @@ impl World {
         session.own = Own::Queue(Box::new(OwnQueue {
             hardware: 1,
             queue: Box::new(Fake(seen.clone())),
-            registration: Registration::new(&dma, &memory).unwrap(),
+            registration: Registration::new(&dma, &memory, Access::ReadWrite).unwrap(),
             memory,
             offsets: Offsets { transmit: 0x10_0000, headers: 0x20_0000 },
             parts: 8,
