@@ -9,20 +9,26 @@ mod fetch;
 mod machine;
 mod outcome;
 mod script;
+mod small;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 
-use fetch::Cache;
+use fetch::{Cache, Kernel};
 use machine::Machine;
 use script::Script;
+use small::Order;
 
 /// Programs of the examples that the checks start, beside this program.
 const PROGRAMS: [&str; 2] = ["web", "udp_echo"];
 
+/// Programs of the project that a command in a small guest finds, if they are built.
+const OWN: [&str; 4] = ["towpath", "towpath-lab", "web", "udp_echo"];
+
 /// The options of `towpath-lab guest`.
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct Options {
     /// For `guest`: run only the scripts of these names, such as package; may be given several
     /// times
@@ -31,14 +37,61 @@ pub struct Options {
     /// For `guest`: run the scripts only on this kernel, stable or backports
     #[arg(long, value_name = "KERNEL")]
     kernel: Option<String>,
+    /// For `guest` with a command: e1000e cards on one hub, 2 or 3
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=3))]
+    cards: u8,
+    /// For `guest` with a command: a file that the guest gets below /guest; may be given several
+    /// times
+    #[arg(long, value_name = "FILE")]
+    copy: Vec<PathBuf>,
+    /// For `guest` with a command: a directory for the files that the command leaves below /out
+    #[arg(long, value_name = "DIRECTORY")]
+    back: Option<PathBuf>,
+    /// For `guest` with a command: seconds that the machine may run
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    limit: u64,
+    /// For `guest`: a command that a small machine runs in place of the scripts, with its arguments. Its
+    /// exit status is the result
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
 }
 
 impl Options {
+    /// Returns `true` if a command is given.
+    #[must_use]
+    pub fn has_command(&self) -> bool {
+        !self.command.is_empty()
+    }
+
     /// Returns `true` if no option is given.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.script.is_empty() && self.kernel.is_none()
+        let none = Options { cards: self.cards, limit: self.limit, ..Options::default() };
+        *self == none
     }
+}
+
+/// Runs a command in a small machine, with the files of [`Options`]. Returns its exit status.
+///
+/// # Errors
+/// Fails if a program or a package is missing, or if the machine does not run to its end.
+pub fn run_command(repository: &Path, options: &Options) -> anyhow::Result<u8> {
+    ensure!(options.script.is_empty(), "give either --script or a command");
+    let programs = std::env::current_exe()?;
+    let programs = programs.parent().context("this program is in no directory")?;
+    let target = programs.parent().context("this program is in no target directory")?;
+    let kernel = options.kernel.as_deref().map_or(Ok(Kernel::Stable), Kernel::from_name)?;
+    let own = OWN.iter().map(|name| programs.join(name)).filter(|path| path.is_file());
+    let order = Order {
+        command: &options.command,
+        kernel,
+        cards: options.cards,
+        files: own.chain(options.copy.iter().cloned()).collect(),
+        back: options.back.as_deref(),
+        limit: Duration::from_secs(options.limit),
+    };
+    let cache = Cache::new(&target.join("guest"))?;
+    small::run_command(&cache, &repository.join("lab/guest/init.sh"), &order)
 }
 
 /// Runs the scripts of a repository, each in a machine of its own per kernel. Prints each check.

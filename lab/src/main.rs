@@ -26,7 +26,8 @@ Examples:
   towpath-lab cambridge --out measured
   towpath-lab isolation --check
   towpath-lab report --check
-  towpath-lab guest --script package"
+  towpath-lab guest --script package
+  towpath-lab guest -- sh -c 'ip link; ls /dev/vfio'"
 )]
 struct Args {
     /// The experiment, `report` or `guest`
@@ -112,13 +113,25 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let name = args.name.as_deref().unwrap_or_default();
     let more = args.quick || args.full || args.json || args.out.is_some();
-    ensure!(name == "guest" || args.guest.is_empty(), "--script and --kernel are for guest");
+    ensure!(
+        name == "guest" || args.guest.is_empty(),
+        "--script, --kernel and a command are for guest"
+    );
     if name == "report" {
         ensure!(!more, "report takes only --check and --repository");
         return documents(&args.repository, args.check);
     }
     if name == "guest" {
-        ensure!(!more && !args.check, "guest takes only --script, --kernel and --repository");
+        ensure!(
+            !more && !args.check,
+            "guest takes only --script, --kernel, --repository, and a command with its options"
+        );
+        if args.guest.has_command() {
+            return Ok(ExitCode::from(towpath_lab::guest::run_command(
+                &args.repository,
+                &args.guest,
+            )?));
+        }
         let passed = towpath_lab::guest::run(&args.repository, &args.guest)?;
         return Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }

@@ -41,7 +41,7 @@ const LEFT_OUT: [&str; 4] =
     ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*"];
 
 /// The kernel modules of a guest. Those that they need come with them.
-const MODULES: [&str; 10] = [
+const MODULES: [&str; 11] = [
     "8021q",
     "autofs4",
     "bonding",
@@ -50,6 +50,7 @@ const MODULES: [&str; 10] = [
     "veth",
     "vfio-pci",
     "vfio_iommu_type1",
+    "virtio_blk",
     "virtio_net",
     "virtio_pci",
 ];

@@ -152,24 +152,34 @@ impl Machine {
 
     /// Returns the command that starts the machine. The kernel ends it with this process.
     fn command(&self) -> Command {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", QEMU]);
-        command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
-        command.args(["-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi"]);
-        command.args(["-cpu", "max", "-smp", "2", "-m", "1536"]);
-        command.args(["-device", "intel-iommu,intremap=on"]);
+        let mut command = base_command(&self.image, &self.initial, &self.console);
         for (number, (model, name, hub)) in CARDS.iter().enumerate() {
-            command.arg("-netdev").arg(format!("hubport,id={name},hubid={hub}"));
-            let mac = mac(number);
-            command.arg("-device").arg(format!("{model},netdev={name},mac={mac}"));
+            card(&mut command, number, model, name, *hub);
         }
-        command.arg("-kernel").arg(&self.image).arg("-initrd").arg(&self.initial);
         command.args(["-append", KERNEL_OPTIONS]);
-        command.arg("-serial").arg(format!("file:{}", self.console.display()));
         command.args(["-chardev", "stdio,id=report,signal=off", "-serial", "chardev:report"]);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command
     }
+}
+
+/// Returns the command of a machine without cards, which starts a kernel from memory.
+pub(super) fn base_command(image: &Path, initial: &Path, console: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", QEMU]);
+    command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+    command.args(["-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi"]);
+    command.args(["-cpu", "max", "-smp", "2", "-m", "1536"]);
+    command.args(["-device", "intel-iommu,intremap=on"]);
+    command.arg("-kernel").arg(image).arg("-initrd").arg(initial);
+    command.arg("-serial").arg(format!("file:{}", console.display()));
+    command
+}
+
+/// Adds a network card to a hub.
+pub(super) fn card(command: &mut Command, number: usize, model: &str, name: &str, hub: u8) {
+    command.arg("-netdev").arg(format!("hubport,id={name},hubid={hub}"));
+    command.arg("-device").arg(format!("{model},netdev={name},mac={}", mac(number)));
 }
 
 fn mac(number: usize) -> String {
@@ -177,7 +187,7 @@ fn mac(number: usize) -> String {
 }
 
 /// The machine's process, which ends with this value.
-struct Running(Child);
+pub(super) struct Running(pub(super) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {

@@ -10,8 +10,8 @@ use super::fetch::Kernel;
 /// The first word of the line that describes the machine.
 const HEADER: &str = "# guest:";
 
-/// A file that the scripts share, and no script.
-const LIBRARY: &str = "library";
+/// Files that are no scripts: one that the scripts share, and the first process of a small guest.
+const OTHERS: [&str; 2] = ["library", "init"];
 
 /// A script of checks.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ impl Script {
         paths.sort();
         let is_script = |path: &&PathBuf| {
             path.extension().is_some_and(|extension| extension == "sh")
-                && path.file_stem().is_some_and(|name| name != LIBRARY)
+                && path.file_stem().is_some_and(|name| !OTHERS.iter().any(|other| name == *other))
         };
         paths.iter().filter(is_script).map(|path| Script::read(path)).collect()
     }

@@ -1,0 +1,205 @@
+//! A small guest, which runs one command: a kernel, its modules, and programs of this host.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+
+use super::fetch::{Cache, Kernel, missing, pack, run};
+use super::machine::{Running, base_command, card};
+
+/// Programs of the host that the guest's commands may use.
+const TOOLS: [&str; 29] = [
+    "basename", "bash", "cat", "chmod", "chown", "cmp", "cp", "cut", "dmesg", "env", "ethtool",
+    "grep", "head", "ip", "kill", "ls", "mkdir", "modprobe", "mount", "ping", "sed", "readlink",
+    "setpriv", "sh", "sleep", "sync", "tail", "tar", "uname",
+];
+/// Where the host has its programs.
+const PATHS: [&str; 4] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
+/// The modules that are loaded before the command runs.
+const LOADED: &str = "virtio_pci virtio_blk e1000e tun veth vfio-pci vfio_iommu_type1";
+/// The users of the guest beside root.
+const PASSWD: &str = "root:x:0:0::/root:/bin/sh\ntowpath:x:990:990::/tmp:/bin/sh\n\
+    alice:x:1001:1001::/tmp:/bin/sh\nbob:x:1002:1002::/tmp:/bin/sh\n";
+const GROUP: &str = "root:x:0:\ntowpath:x:990:\nalice:x:1001:\nbob:x:1002:\n";
+/// Room for the files that come back.
+const OUT_BYTES: u64 = 256 << 20;
+/// The exit status of a command that did not end in time, as that of timeout(1).
+const TOO_LONG: u8 = 124;
+
+/// A command for a guest.
+#[derive(Clone, Debug)]
+pub(super) struct Order<'a> {
+    pub(super) command: &'a [String],
+    pub(super) kernel: Kernel,
+    /// The number of e1000e cards, all on one hub.
+    pub(super) cards: u8,
+    /// Files that the guest gets below `/guest`.
+    pub(super) files: Vec<PathBuf>,
+    /// The directory for the files that the command leaves in `/out`.
+    pub(super) back: Option<&'a Path>,
+    pub(super) limit: Duration,
+}
+
+/// Runs a command in a guest. Prints its output. Returns its exit status.
+pub(super) fn run_command(cache: &Cache, init: &Path, order: &Order<'_>) -> anyhow::Result<u8> {
+    let directory = cache.directory().join(format!("small-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory)?;
+    let outcome = run_in(cache, &directory, init, order);
+    fs::remove_dir_all(&directory)?;
+    outcome
+}
+
+fn run_in(cache: &Cache, directory: &Path, init: &Path, order: &Order<'_>) -> anyhow::Result<u8> {
+    let (image, modules) = cache.kernel(order.kernel)?;
+    let stage = directory.join("stage");
+    let command = fill(&stage, init, order)?;
+    fs::write(stage.join("guest/command"), command)?;
+    let own = directory.join("own.cpio");
+    pack(&stage, &own)?;
+    // The kernel unpacks one archive after the other.
+    let initial = directory.join("initial.cpio");
+    let mut whole = File::create(&initial)?;
+    for archive in [&own, &modules] {
+        io::copy(&mut File::open(archive)?, &mut whole)?;
+    }
+    let out = directory.join("out");
+    File::create(&out)?.set_len(OUT_BYTES)?;
+    let console = cache.directory().join("small.console");
+    let mut machine = base_command(&image, &initial, &console);
+    machine.args(["-append", "console=ttyS0 panic=-1 intel_iommu=on rdinit=/init quiet"]);
+    for number in 0..order.cards {
+        card(&mut machine, number.into(), "e1000e", &format!("card{number}"), 1);
+    }
+    machine.args(["-device", "virtio-blk-pci,drive=out", "-drive"]);
+    machine.arg(format!("id=out,if=none,format=raw,file={}", out.display()));
+    machine.args(["-serial", "stdio"]).stdin(Stdio::null());
+    let ended = wait(Running(machine.spawn().context("setpriv")?), order.limit)?;
+    match ended {
+        None => return Ok(TOO_LONG),
+        Some(status) if !status.success() => {
+            bail!("QEMU: {status}; {}", missing("qemu-system-x86_64"))
+        }
+        Some(_) => {}
+    }
+    let back = match order.back {
+        Some(back) => back.to_owned(),
+        None => directory.join("back"),
+    };
+    fs::create_dir_all(&back)?;
+    run(Command::new("tar").arg("-xf").arg(&out).arg("-C").arg(&back)).with_context(|| {
+        format!("the guest did not run to its end; its console is in {}", console.display())
+    })?;
+    let status = fs::read_to_string(back.join("status")).context("the guest left no status")?;
+    Ok(status.trim().parse()?)
+}
+
+/// Waits for a machine; `None` if it takes longer.
+fn wait(mut machine: Running, limit: Duration) -> anyhow::Result<Option<ExitStatus>> {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = machine.0.try_wait()? {
+            return Ok(Some(status));
+        }
+        if begun.elapsed() > limit {
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Fills a directory with all that the guest has. Returns the text of the command.
+fn fill(stage: &Path, init: &Path, order: &Order<'_>) -> anyhow::Result<String> {
+    for folder in ["bin", "guest", "etc", "proc", "sys", "dev", "root", "usr/lib", "var"] {
+        fs::create_dir_all(stage.join(folder))?;
+    }
+    for (link, to) in [
+        ("sbin", "bin"),
+        ("lib", "usr/lib"),
+        ("usr/bin", "../bin"),
+        ("usr/sbin", "../bin"),
+        ("var/run", "../run"),
+    ] {
+        symlink(to, stage.join(link))?;
+    }
+    fs::copy(init, stage.join("init"))?;
+    fs::set_permissions(stage.join("init"), fs::Permissions::from_mode(0o755))?;
+    fs::write(stage.join("etc/passwd"), PASSWD)?;
+    fs::write(stage.join("etc/group"), GROUP)?;
+    fs::write(stage.join("guest/modules"), LOADED)?;
+    let mut libraries = BTreeSet::new();
+    for tool in TOOLS {
+        let path = find(tool).with_context(|| missing(tool))?;
+        fs::copy(&path, stage.join("bin").join(tool))?;
+        libraries.extend(needs(&path)?);
+    }
+    let mut words = order.command.to_vec();
+    let mut files = order.files.clone();
+    if let Some(program) = words.first_mut()
+        && Path::new(program).is_file()
+    {
+        files.push(PathBuf::from(&program));
+        let name = Path::new(program).file_name().and_then(|name| name.to_str());
+        *program = format!("/guest/{}", name.context("a program has a name")?);
+    }
+    for file in &files {
+        let name = file.file_name().context("a file has a name")?;
+        fs::copy(file, stage.join("guest").join(name))
+            .with_context(|| file.display().to_string())?;
+        libraries.extend(needs(file)?);
+    }
+    for library in libraries {
+        // /lib is a link to /usr/lib on both.
+        let name = library.strip_prefix("/")?;
+        let inside = name.strip_prefix("lib").map(|rest| Path::new("usr/lib").join(rest));
+        let to = stage.join(inside.unwrap_or(name.to_owned()));
+        fs::create_dir_all(to.parent().context("a library in no directory")?)?;
+        fs::copy(&library, to).with_context(|| library.display().to_string())?;
+    }
+    ensure!(!words.is_empty(), "no command; give one after --");
+    Ok(words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ") + "\n")
+}
+
+/// Returns a word as the shell reads it.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+fn find(tool: &str) -> Option<PathBuf> {
+    PATHS.iter().map(|path| Path::new(path).join(tool)).find(|path| path.is_file())
+}
+
+/// Returns the shared libraries that a program needs; none for a script.
+fn needs(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let listed = Command::new("ldd").arg(program).output().context("ldd")?;
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let path = |line: &str| {
+        let word = line.split_whitespace().find(|word| word.starts_with('/'))?;
+        Some(PathBuf::from(word))
+    };
+    Ok(listed.lines().filter_map(path).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_reach_the_shell_as_they_are() {
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+    }
+
+    #[test]
+    fn a_program_needs_the_c_library() {
+        let needed = needs(&find("sh").unwrap()).unwrap();
+        assert!(needed.iter().any(|path| path.to_string_lossy().contains("libc")), "{needed:?}");
+        assert!(needed.iter().any(|path| path.to_string_lossy().contains("ld-linux")));
+    }
+}
