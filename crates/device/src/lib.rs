@@ -29,6 +29,7 @@ pub mod loopback;
 mod own_queue;
 pub mod packet;
 mod packet_memory;
+pub mod pci;
 mod queue;
 pub mod random;
 mod sleeper;

@@ -7,6 +7,7 @@ mod capture;
 mod completions;
 mod demo;
 mod detach;
+mod device;
 mod doctor;
 mod failure;
 mod find;
@@ -85,6 +86,9 @@ enum Subcommand {
     /// Detach a server's programs from an interface, when the server hangs or is stopped
     #[command(after_help = detach::EXAMPLES)]
     Detach(detach::Args),
+    /// List network cards, and take one from the kernel for a server, or give it back
+    #[command(after_help = device::EXAMPLES)]
+    Device(device::Args),
     /// Compare the ways to serve an interface, by traffic on the interface itself
     #[command(after_help = measure::EXAMPLES)]
     Measure(measure::Args),
@@ -130,6 +134,7 @@ fn main() -> ExitCode {
         Subcommand::Upgrade(args) => upgrade::run(&args),
         Subcommand::Policy(args) => policy::run(&args),
         Subcommand::Detach(args) => detach::run(&args),
+        Subcommand::Device(args) => device::run(&args),
         Subcommand::Measure(args) => measure::run(&args),
         Subcommand::Completions(args) => completions::run(&args, &Cli::command()),
         Subcommand::Man(args) => man::run(&args, &Cli::command()),

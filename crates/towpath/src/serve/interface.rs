@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod host;
+mod pci;
 mod tap;
 
 use std::os::fd::OwnedFd;
@@ -58,6 +59,7 @@ pub(super) fn open(
         Driver::Xdp(options) => {
             host::open(name, settings, own_queues, |wanted| wanted.xdp(options, earlier))?
         }
+        Driver::Pci(address) => return pci::open(*address, settings),
         Driver::Packet => host::open(name, settings, own_queues, |wanted| wanted.packet(earlier))?,
         Driver::Auto => host::open(name, settings, own_queues, |wanted| wanted.best(earlier))?,
     };
@@ -69,7 +71,7 @@ pub(super) fn is_served_as_tap(served: &DeviceSpec) -> Result<bool, Failure> {
     match &served.driver {
         Driver::Tap => Ok(true),
         Driver::Auto => is_tap(&served.interface),
-        Driver::Xdp(_) | Driver::Packet => Ok(false),
+        Driver::Xdp(_) | Driver::Packet | Driver::Pci(_) => Ok(false),
     }
 }
 

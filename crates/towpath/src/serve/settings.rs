@@ -42,12 +42,13 @@ pub(super) const HOLD_S: u64 = 10;
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Settings {
-    /// Device to serve: tap:NAME, xdp:INTERFACE, packet:INTERFACE or auto:INTERFACE. tap: the
+    /// Device to serve: tap:NAME, xdp:INTERFACE, packet:INTERFACE, pci:ADDRESS or auto:INTERFACE. tap: the
     /// server creates a missing TAP interface, and then removes it at the end. xdp: an interface of
     /// the kernel, which keeps all that no application owns. Options of xdp follow after commas:
     /// mode=native, mode=generic, copy, zero-copy, tx-checksum, busy-poll, exclusive. packet: as
     /// xdp, by packet sockets; slower; Linux 6.6; for kernels without AF_XDP, or beside another XDP
-    /// program. auto: tap for a TAP interface; for any other interface xdp, or packet if xdp is
+    /// program. pci: a network card that the server drives itself, without an interface of the kernel; the
+    /// Intel 82574L, given to this server by towpath device claim. auto: tap for a TAP interface; for any other interface xdp, or packet if xdp is
     /// impossible
     #[arg(long, value_name = "DRIVER:INTERFACE")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,8 +88,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SECONDS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hold: Option<Number<0, 3600>>,
-    /// MTU of a TAP interface: the largest IP packet, 68 to 65521 bytes; by default the interface's
-    /// MTU. Other interfaces keep theirs
+    /// MTU of a TAP interface or a PCI card: the largest IP packet, 68 to 65521 bytes, for a card up to 9000;
+    /// by default the interface's MTU, and 1500 for a card. Other interfaces keep theirs
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mtu: Option<Number<68, 65521>>,
@@ -368,14 +369,14 @@ impl Settings {
         let lanes = self.lanes();
         let wrapper = [("--pcap", self.pcap.is_some()), ("--fault", self.fault.is_some())];
         let driver = self.device.as_ref().map(|device| &device.driver);
-        let has_one_queue = matches!(driver, Some(Driver::Tap | Driver::Packet));
+        let has_one_queue = matches!(driver, Some(Driver::Tap | Driver::Packet | Driver::Pci(_)));
         match wrapper.iter().find(|(_, given)| *given) {
             _ if lanes == 1 => Ok(()),
             Some((option, _)) => Err(Failure::usage(format!(
                 "{option} works with one engine thread; leave it out, or --lanes {lanes}"
             ))),
             None if has_one_queue => Err(Failure::usage(format!(
-                "--lanes {lanes}: TAP interfaces and packet sockets have one queue; leave it out, or \
+                "--lanes {lanes}: TAP interfaces, packet sockets and PCI cards have one queue; leave it out, or \
                  serve an interface with several by --device xdp:INTERFACE"
             ))),
             None => Ok(()),

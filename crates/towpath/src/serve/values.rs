@@ -8,6 +8,7 @@ use std::ops::Deref;
 use std::str::FromStr;
 
 use towpath_client::{Scope, Setting};
+use towpath_device::pci::{PciAddress, PciAddressError};
 use towpath_device::tap::TapError;
 use towpath_device::xdp;
 use towpath_netlink::Prefix;
@@ -46,7 +47,7 @@ macro_rules! as_text {
 
 pub(crate) use as_text;
 
-/// The name of the interface.
+/// The name of the interface, or the address of a PCI card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InterfaceName(String);
 
@@ -60,7 +61,7 @@ impl FromStr for InterfaceName {
             && text != ".."
             // The kernel would replace %d by a number.
             && !text.bytes().any(|byte| matches!(byte, b'/' | b':' | b'%') || byte <= b' ');
-        if is_name {
+        if is_name || text.parse::<PciAddress>().is_ok() {
             Ok(InterfaceName(text.to_owned()))
         } else {
             Err(TapError::BadName { name: text.to_owned() }.to_string())
@@ -101,6 +102,8 @@ pub(crate) enum Driver {
     Xdp(xdp::Options),
     /// Packet sockets on an interface of the kernel.
     Packet,
+    /// A network card that the server drives itself.
+    Pci(PciAddress),
     /// TAP for a TAP interface; for any other one AF_XDP, or packet sockets where that is
     /// impossible.
     Auto,
@@ -111,11 +114,18 @@ impl FromStr for DeviceSpec {
 
     fn from_str(text: &str) -> Result<DeviceSpec, String> {
         let bad = || {
-            format!("{text:?} is not tap:NAME, xdp:INTERFACE, packet:INTERFACE or auto:INTERFACE")
+            format!(
+                "{text:?} is not tap:NAME, xdp:INTERFACE, packet:INTERFACE, pci:ADDRESS or auto:INTERFACE"
+            )
         };
         let (driver, rest) = text.split_once(':').ok_or_else(bad)?;
         let mut parts = rest.split(',');
-        let interface: InterfaceName = parts.next().unwrap_or_default().parse()?;
+        let name = parts.next().unwrap_or_default();
+        let interface: InterfaceName = match driver {
+            // The same card always has the same name.
+            "pci" => InterfaceName(card(name)?.to_string()),
+            _ => name.parse()?,
+        };
         let driver = match driver {
             "tap" => Driver::Tap,
             "xdp" => {
@@ -130,6 +140,7 @@ impl FromStr for DeviceSpec {
                 Driver::Xdp(options)
             }
             "packet" => Driver::Packet,
+            "pci" => Driver::Pci(card(name)?),
             "auto" => Driver::Auto,
             _ => return Err(bad()),
         };
@@ -138,6 +149,10 @@ impl FromStr for DeviceSpec {
             None => Ok(DeviceSpec { text: text.to_owned(), driver, interface }),
         }
     }
+}
+
+fn card(text: &str) -> Result<PciAddress, String> {
+    text.parse().map_err(|error: PciAddressError| error.to_string())
 }
 
 /// Checks the options of the AF_XDP driver against each other.
@@ -606,6 +621,7 @@ mod tests {
             "packet:eth0",
             "xdp:eth0",
             "xdp:eth0,mode=native,copy,busy-poll",
+            "pci:0000:00:03.0",
             "xdp:eth0,zero-copy,tx-checksum",
             "xdp:eth0,tx-checksum=kernel",
         ] {
@@ -623,6 +639,9 @@ mod tests {
             ("eth:eth0", "tap:NAME"),
             ("tap:", "1 to 15 bytes"),
             ("xdp:a/b", "no slash"),
+            ("pci:eth0", "lspci -D"),
+            ("pci:0000:00:03.0,copy", "only xdp has options"),
+            ("xdp:0000:00:03.0", "pci:0000:00:03.0"),
             ("xdp:eth0,fast", "zero-copy"),
             ("tap:tap0,copy", "only xdp has options"),
             ("xdp:a,copy,zero-copy", "contradicts"),

@@ -1,0 +1,189 @@
+//! Packets to send.
+
+use towpath_packet::SegmentationKind;
+use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
+
+use super::super::descriptor::{self, Kind, MOST_TX_BYTES, Words};
+use super::{E1000eQueue, HEADERS_AT};
+use crate::check::PacketLimits;
+use crate::{
+    Checksum, Completion, ETHERNET_HEADER_BYTES, LARGE_FRAME_BYTES, MAX_PARTS, Meta, Packet, Part,
+    Spaces, VLAN_TAG_BYTES,
+};
+
+/// The most descriptors of a packet: a context, headers, and two for each part. The parts of a large packet
+/// have 64 KiB together, so few of them take two.
+const MOST_DESCRIPTORS: usize = 2 + MAX_PARTS + LARGE_FRAME_BYTES / MOST_TX_BYTES as usize;
+/// QEMU's model loses packets of more data descriptors (`E1000E_MAX_TX_FRAGS`).
+const _: () = assert!(MOST_DESCRIPTORS - 1 <= 64);
+
+/// A packet that the device has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InFlight {
+    pub(super) token: u64,
+    len: u32,
+    /// The number of its descriptors.
+    descriptors: u32,
+}
+
+/// The descriptors of a packet, before they are in the ring.
+struct Descriptors {
+    words: [Words; MOST_DESCRIPTORS],
+    count: usize,
+}
+
+impl Descriptors {
+    fn push(&mut self, words: Words) -> Option<()> {
+        *self.words.get_mut(self.count)? = words;
+        self.count += 1;
+        Some(())
+    }
+}
+
+impl E1000eQueue {
+    /// Puts packets into the ring. Returns how many the device took, dropped ones included.
+    pub(super) fn submit(&mut self, spaces: &Spaces, packets: &[Packet<'_>]) -> usize {
+        let limits = PacketLimits {
+            can: self.info.can,
+            frame_bytes: self.info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES,
+            large_bytes: LARGE_FRAME_BYTES,
+            parts: self.info.limits.tx_packet_parts,
+            registered: true,
+            pool: self.pool,
+        };
+        let mut made = Descriptors { words: [[0; 2]; MOST_DESCRIPTORS], count: 0 };
+        let mut taken = 0;
+        for packet in packets {
+            let len = limits.packet_len(packet.parts, packet.meta);
+            let context = len.and_then(|_| self.describe(spaces, packet, &mut made));
+            let Some((len, context)) = len.zip(context) else {
+                self.counters.dropped();
+                self.done.push_back(Completion::dropped(packet.token));
+                taken += 1;
+                continue;
+            };
+            if self.tx.room() < made.count as u32 {
+                break;
+            }
+            made.words[..made.count].iter().for_each(|words| self.tx.push(*words));
+            self.context = context;
+            self.in_flight.push_back(InFlight {
+                token: packet.token,
+                len: len as u32,
+                descriptors: made.count as u32,
+            });
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Makes the descriptors of a packet. Returns the context that the device then has; `None` if it cannot
+    /// send the packet.
+    fn describe(
+        &mut self,
+        spaces: &Spaces,
+        packet: &Packet<'_>,
+        made: &mut Descriptors,
+    ) -> Option<Option<Words>> {
+        made.count = 0;
+        if packet.meta.segmentation.is_some() {
+            self.describe_large(spaces, packet, made)?;
+            // The next packet needs a context of its own.
+            return Some(None);
+        }
+        let (mut kind, mut context) = (Kind::Plain, self.context);
+        if let Checksum::Partial { start, offset } = packet.meta.checksum {
+            kind = Kind::Checksum;
+            let wanted = descriptor::checksum_context(start, offset)?;
+            if context != Some(wanted) {
+                made.push(wanted)?;
+                context = Some(wanted);
+            }
+        }
+        describe_parts(spaces, packet.parts, 0, kind, made)?;
+        Some(context)
+    }
+
+    /// Makes the descriptors of a large packet. Its headers change for the device, so they are sent from a
+    /// copy in the driver's own memory.
+    fn describe_large(
+        &mut self,
+        spaces: &Spaces,
+        packet: &Packet<'_>,
+        made: &mut Descriptors,
+    ) -> Option<()> {
+        let Meta { segmentation, .. } = packet.meta;
+        let segmentation = segmentation?;
+        let is_ipv4 = segmentation.kind == SegmentationKind::Tcp4;
+        let (mut prefix, mut len) = ([0; MAX_HEADER_BYTES], 0);
+        for part in packet.parts {
+            let count = (part.len as usize).min(MAX_HEADER_BYTES - len);
+            spaces.copy_out(part.space, part.offset, &mut prefix[len..len + count]).ok()?;
+            len += count;
+        }
+        let whole = packet.parts.iter().map(|part| part.len as usize).sum();
+        let segmenter = Segmenter::new(&prefix[..len], whole, &packet.meta).ok()?;
+        let mut headers = [0; MAX_HEADER_BYTES];
+        let at = segmenter.for_device(&mut headers);
+        made.push(descriptor::segment_context(&at, segmentation.segment_bytes, is_ipv4)?)?;
+        // The descriptor that follows the context has this place for its headers alone.
+        let place = self.tx.tail() as usize * MAX_HEADER_BYTES;
+        if !self.headers.copy_in(place, &headers[..at.header_bytes]) {
+            return None;
+        }
+        let address = self.rings.address() + (HEADERS_AT + place) as u64;
+        let kind = Kind::Segments { is_ipv4 };
+        let len = at.header_bytes as u32;
+        made.push(descriptor::data(address, len, kind, at.payload_bytes == 0))?;
+        describe_parts(spaces, packet.parts, at.header_bytes as u64, kind, made)
+    }
+
+    /// Returns `true` if the ring has room for any packet.
+    pub(super) fn has_room(&self) -> bool {
+        self.tx.room() as usize >= MOST_DESCRIPTORS
+    }
+
+    /// Returns `true` if the device has sent the oldest packet.
+    pub(super) fn is_oldest_sent(&self) -> bool {
+        self.in_flight.front().is_some_and(|oldest| {
+            let last = self.tx.after(self.tx.oldest(), oldest.descriptors - 1);
+            descriptor::is_sent(self.tx.fetch_last(last))
+        })
+    }
+
+    /// Moves the packets that the device has sent to `done`.
+    pub(super) fn fetch_completions(&mut self) {
+        while self.is_oldest_sent() {
+            let Some(sent) = self.in_flight.pop_front() else { return };
+            self.tx.take(sent.descriptors);
+            let outcome = self.counters.sent(sent.len as usize);
+            self.done.push_back(Completion { token: sent.token, outcome });
+        }
+    }
+}
+
+/// Makes the descriptors of a packet's parts, but for the first bytes of the packet.
+fn describe_parts(
+    spaces: &Spaces,
+    parts: &[Part],
+    skipped: u64,
+    kind: Kind,
+    made: &mut Descriptors,
+) -> Option<()> {
+    let total: u64 = parts.iter().map(|part| u64::from(part.len)).sum();
+    let (mut sum, mut to_skip) = (skipped, skipped);
+    for part in parts {
+        let address = spaces.device_address(part.space, part.offset, part.len)?;
+        let now = to_skip.min(u64::from(part.len));
+        to_skip -= now;
+        let (mut address, mut left) = (address + now, part.len - now as u32);
+        while left > 0 {
+            let len = left.min(MOST_TX_BYTES);
+            sum += u64::from(len);
+            made.push(descriptor::data(address, len, kind, sum == total))?;
+            address += u64::from(len);
+            left -= len;
+        }
+    }
+    Some(())
+}

@@ -1,0 +1,141 @@
+//! A ring of descriptors, in memory that the driver and the device share.
+//!
+//! The driver fills descriptors and then writes the ring's tail register; the device fetches them, and
+//! writes each again when it is done with it. The device is behind an IOMMU and still not trusted to
+//! write sense: each word is fetched once, and every index and length is checked.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use towpath_memory::{Mapping, Region, own_words, peer_words};
+use towpath_queue::{OwnWords, PeerWords};
+
+use super::descriptor::{DESCRIPTOR_BYTES, Words};
+
+/// The words of a descriptor.
+const WORDS: usize = DESCRIPTOR_BYTES / 8;
+
+/// A ring, as the driver sees it. The indices go round.
+#[derive(Debug)]
+pub(super) struct Ring {
+    driver: OwnWords,
+    device: PeerWords,
+    entries: u32,
+    /// The next descriptor that the driver fills.
+    next: u32,
+    /// The oldest descriptor that the device has not returned.
+    oldest: u32,
+}
+
+impl Ring {
+    /// Uses the front of a region, whose mapping is `whole`, from `offset` on.
+    pub(super) fn new(memory: Region, whole: &Arc<Mapping>) -> Ring {
+        let first = memory.offset() / 8;
+        let words = memory.len() / 8;
+        let device = peer_words(whole).part(first, words);
+        let entries = (words / WORDS) as u32;
+        Ring { driver: own_words(memory), device, entries, next: 0, oldest: 0 }
+    }
+
+    /// Returns the number of descriptors that the driver may fill. One stays empty, because equal indices
+    /// mean an empty ring.
+    #[inline]
+    pub(super) fn room(&self) -> u32 {
+        self.entries - 1 - self.held()
+    }
+
+    /// Returns the number of descriptors that the device has.
+    #[inline]
+    pub(super) fn held(&self) -> u32 {
+        let held = self.next + self.entries - self.oldest;
+        if held >= self.entries { held - self.entries } else { held }
+    }
+
+    /// Returns the index of the next descriptor that the driver fills: the value of the tail register.
+    #[inline]
+    pub(super) fn tail(&self) -> u32 {
+        self.next
+    }
+
+    /// Returns the index of the oldest descriptor that the device has.
+    #[inline]
+    pub(super) fn oldest(&self) -> u32 {
+        self.oldest
+    }
+
+    /// Returns the index so many descriptors behind another one; less than a whole ring.
+    #[inline]
+    pub(super) fn after(&self, index: u32, count: u32) -> u32 {
+        let sum = index + count;
+        if sum >= self.entries { sum - self.entries } else { sum }
+    }
+
+    /// Fills the next descriptor. The caller knows that there is room.
+    #[inline]
+    pub(super) fn push(&mut self, words: Words) {
+        self.driver.store_pair(self.next as usize * WORDS, words);
+        self.next = self.after(self.next, 1);
+    }
+
+    /// Orders all descriptors before the write of a tail register.
+    #[inline]
+    pub(super) fn publish(&self) {
+        fence(Ordering::Release);
+    }
+
+    /// Fetches a descriptor: the word that the device writes last first.
+    #[inline]
+    pub(super) fn fetch(&self, index: u32) -> Words {
+        let second = self.device.observe(index as usize * WORDS + 1);
+        [self.device.fetch(index as usize * WORDS), second]
+    }
+
+    /// Fetches the word of a descriptor that the device writes last.
+    #[inline]
+    pub(super) fn fetch_last(&self, index: u32) -> u64 {
+        self.device.observe(index as usize * WORDS + 1)
+    }
+
+    /// Takes the oldest descriptors back. The caller has found them done.
+    #[inline]
+    pub(super) fn take(&mut self, count: u32) {
+        self.oldest = self.after(self.oldest, count);
+    }
+
+    /// Empties the ring, once the device has stopped.
+    pub(super) fn clear(&mut self) {
+        (self.next, self.oldest) = (0, 0);
+        for word in 0..self.driver.len() {
+            self.driver.store(word, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_go_round_and_one_stays_free() {
+        let region = Region::private(4 * DESCRIPTOR_BYTES).unwrap();
+        let whole = region.mapping().clone();
+        let mut region = region;
+        let mut ring = Ring::new(region.split_off_front(4 * DESCRIPTOR_BYTES), &whole);
+        for round in 0..6 {
+            assert_eq!((ring.room(), ring.held()), (3, 0));
+            let from = ring.tail();
+            for number in 0..3 {
+                ring.push([round, number]);
+            }
+            assert_eq!((ring.room(), ring.held()), (0, 3));
+            assert_eq!(ring.fetch(ring.after(from, 2)), [round, 2]);
+            assert_eq!(ring.fetch_last(ring.oldest()), 0);
+            ring.take(2);
+            assert_eq!((ring.room(), ring.held()), (2, 1));
+            ring.take(1);
+        }
+        ring.push([7, 7]);
+        ring.clear();
+        assert_eq!((ring.held(), ring.tail(), ring.fetch(2)), (0, 0, [0, 0]));
+    }
+}

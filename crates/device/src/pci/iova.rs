@@ -1,0 +1,89 @@
+//! Addresses in the device's address space.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use towpath_memory::PAGE_BYTES;
+
+/// The lowest address that is given away. Below, an address that a mistake makes, such as 0, stays
+/// invalid.
+const LOWEST: u64 = 1 << 32;
+
+/// The ranges of addresses that the IOMMU translates, and the parts of them that are in use.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    ranges: Vec<RangeInclusive<u64>>,
+    /// The bytes from each address on that are in use.
+    used: BTreeMap<u64, u64>,
+}
+
+impl Addresses {
+    /// Creates an empty set over the ranges that the kernel reports.
+    pub(super) fn new(ranges: &[RangeInclusive<u64>]) -> Addresses {
+        let above = |range: &RangeInclusive<u64>| {
+            let first = (*range.start()).max(LOWEST).next_multiple_of(PAGE_BYTES as u64);
+            (first <= *range.end()).then_some(first..=*range.end())
+        };
+        Addresses { ranges: ranges.iter().filter_map(above).collect(), used: BTreeMap::new() }
+    }
+
+    /// Takes a range of so many bytes, a multiple of a page. An unused page is left behind it, so a device
+    /// that goes beyond a memory reaches no other one. `None` if there is none.
+    pub(super) fn take(&mut self, bytes: u64) -> Option<u64> {
+        let gap = PAGE_BYTES as u64;
+        for range in &self.ranges {
+            let mut at = *range.start();
+            for (start, used) in self.used.range(range.clone()) {
+                if start - at >= bytes + gap {
+                    break;
+                }
+                at = start + used + gap;
+            }
+            let last = at.checked_add(bytes).and_then(|end| end.checked_sub(1));
+            if last.is_some_and(|last| last <= *range.end()) {
+                self.used.insert(at, bytes);
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// Gives a range back. Returns its bytes.
+    pub(super) fn give_back(&mut self, address: u64) -> Option<u64> {
+        self.used.remove(&address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = PAGE_BYTES as u64;
+
+    #[test]
+    fn ranges_do_not_touch_and_come_back() {
+        // As a machine with an interrupt window below 4 GiB reports them.
+        let ranges = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1];
+        let mut addresses = Addresses::new(&ranges);
+        let first = addresses.take(2 * PAGE).unwrap();
+        assert_eq!(first, LOWEST);
+        let second = addresses.take(PAGE).unwrap();
+        assert_eq!(second, first + 3 * PAGE);
+        let third = addresses.take(5 * PAGE).unwrap();
+        assert_eq!(addresses.give_back(second), Some(PAGE));
+        assert_eq!(addresses.give_back(second), None);
+        // It fits where the second was, and a larger one does not.
+        assert!(addresses.take(2 * PAGE).unwrap() > third);
+        assert_eq!(addresses.take(PAGE), Some(second));
+        assert_eq!(addresses.take(1 << 39), None);
+    }
+
+    #[test]
+    fn a_small_space_fills_up() {
+        let mut addresses = Addresses::new(&[LOWEST..=LOWEST + 4 * PAGE - 1]);
+        assert!(addresses.take(PAGE).is_some());
+        assert!(addresses.take(PAGE).is_some());
+        assert_eq!(addresses.take(PAGE), None);
+        assert_eq!(Addresses::new(&[0..=0xffff]).take(PAGE), None);
+    }
+}

@@ -1,0 +1,127 @@
+//! The registers of a device, mapped from its file.
+//!
+//! A device that is gone returns all ones for each register. If the kernel switches the device's memory
+//! off, an access raises SIGBUS instead; the handler then maps a page of ones in the place of the
+//! registers ([`super::sigbus`]), so that both look alike.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::sigbus;
+use super::vfio::Bar;
+
+/// A register of 32 bits, by its offset in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Register(pub(super) u32);
+
+impl Register {
+    /// Returns the register at this index of an array.
+    pub(super) const fn at(self, index: u32, stride: u32) -> Register {
+        Register(self.0 + index * stride)
+    }
+}
+
+/// What each register of a device that is gone reads as.
+pub(super) const GONE: u32 = u32::MAX;
+
+/// The registers. Several threads access them, each its own ones, but for those that all may read.
+#[derive(Debug)]
+pub(super) struct Registers {
+    base: NonNull<u32>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process. Each access is one of 32 bits, which the device takes
+// from any processor.
+unsafe impl Send for Registers {}
+// SAFETY: as above.
+unsafe impl Sync for Registers {}
+
+impl Registers {
+    /// Maps the registers.
+    pub(super) fn map(device: BorrowedFd<'_>, bar: Bar) -> io::Result<Registers> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses a free address range, so the call replaces no other mapping.
+        let base = unsafe {
+            let (from, flags) = (std::ptr::null_mut(), MapFlags::SHARED);
+            rustix::mm::mmap(from, bar.bytes, protection, flags, device, bar.offset)?
+        };
+        Registers::over(base, bar.bytes)
+    }
+
+    fn over(base: *mut libc::c_void, bytes: usize) -> io::Result<Registers> {
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let registers = Registers { base, bytes };
+        sigbus::guard(base.as_ptr().cast(), bytes)?;
+        Ok(registers)
+    }
+
+    /// Maps memory in the place of a device's registers.
+    #[cfg(test)]
+    pub(super) fn double(bytes: usize) -> Registers {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses a free address range, so the call replaces no other mapping.
+        let base = unsafe {
+            let (from, flags) = (std::ptr::null_mut(), MapFlags::PRIVATE);
+            rustix::mm::mmap_anonymous(from, bytes, protection, flags).unwrap()
+        };
+        Registers::over(base, bytes).unwrap()
+    }
+
+    fn address(&self, register: Register) -> *mut u32 {
+        let at = register.0 as usize;
+        assert!(at.is_multiple_of(4) && at < self.bytes, "a register outside of the device");
+        // SAFETY: the offset is inside of the mapping.
+        unsafe { self.base.as_ptr().byte_add(at) }
+    }
+
+    /// Reads a register. This waits for the device, about a microsecond.
+    #[inline]
+    pub(super) fn read(&self, register: Register) -> u32 {
+        // SAFETY: the address is inside of the mapping, and aligned.
+        unsafe { self.address(register).read_volatile() }
+    }
+
+    /// Writes a register. This does not wait for the device.
+    #[inline]
+    pub(super) fn write(&self, register: Register, value: u32) {
+        // SAFETY: the address is inside of the mapping, and aligned.
+        unsafe { self.address(register).write_volatile(value) };
+    }
+
+    /// Changes a register: clears the bits `clear`, and sets the bits `set`.
+    pub(super) fn change(&self, register: Register, clear: u32, set: u32) {
+        self.write(register, self.read(register) & !clear | set);
+    }
+}
+
+impl Drop for Registers {
+    fn drop(&mut self) {
+        sigbus::unguard(self.base.as_ptr().cast());
+        // SAFETY: the mapping is this value's own, and ends with it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registers_hold_what_is_written() {
+        let registers = Registers::double(4096);
+        registers.write(Register(8), 0x1234);
+        registers.change(Register(8), 0x30, 1);
+        assert_eq!(registers.read(Register(8)), 0x1205);
+        assert_eq!(registers.read(Register(8).at(1, 4)), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "a register outside of the device")]
+    fn a_register_outside_is_a_mistake() {
+        Registers::double(4096).read(Register(4096));
+    }
+}

@@ -1,0 +1,371 @@
+//! A PCI device's registers, interrupts and memory, by VFIO (`linux/vfio.h`;
+//! Documentation/driver-api/vfio.rst).
+//!
+//! | object | is |
+//! |---|---|
+//! | container | the address space of the device: the IOMMU lets the device reach what is mapped there, and nothing else |
+//! | group | the devices that the IOMMU cannot tell apart |
+//! | device | registers and interrupts |
+//!
+//! VFIO of type 1 is used and not iommufd, which Linux has from 6.2 on.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use vfio_bindings::bindings::vfio::{
+    VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_GROUP_FLAGS_VIABLE,
+    VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD,
+    VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX, VFIO_TYPE, VFIO_TYPE1v2_IOMMU,
+    vfio_group_status, vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info,
+    vfio_irq_set, vfio_region_info,
+};
+
+use super::{PciAddress, PciError};
+
+/// The kernel's interface has kept this number since Linux 3.6 (`VFIO_API_VERSION`).
+const API_VERSION: i32 = 0;
+/// The addresses below the interrupts' window and above it, which every x86 IOMMU translates. For a
+/// kernel that does not report them (before Linux 5.4).
+const USUAL_ADDRESSES: RangeInclusive<u64> = 1 << 32..=(1 << 39) - 1;
+/// The kernel's report of the address space is at most this long: some ranges.
+const INFO_BYTES: usize = 4096;
+
+/// The command register of the configuration space, and its bits (PCI Local Bus Specification 3.0,
+/// 6.2.2).
+const COMMAND: u64 = 4;
+const COMMAND_MEMORY: u16 = 1 << 1;
+const COMMAND_BUS_MASTER: u16 = 1 << 2;
+
+/// A request number of `linux/vfio.h`: `_IO(VFIO_TYPE, VFIO_BASE + n)`.
+const fn request(number: u32) -> libc::c_ulong {
+    (VFIO_TYPE as libc::c_ulong) << 8 | (VFIO_BASE + number) as libc::c_ulong
+}
+
+const GET_API_VERSION: libc::c_ulong = request(0);
+const CHECK_EXTENSION: libc::c_ulong = request(1);
+const SET_IOMMU: libc::c_ulong = request(2);
+const GROUP_GET_STATUS: libc::c_ulong = request(3);
+const GROUP_SET_CONTAINER: libc::c_ulong = request(4);
+const GROUP_GET_DEVICE_FD: libc::c_ulong = request(6);
+const DEVICE_GET_REGION_INFO: libc::c_ulong = request(8);
+const DEVICE_SET_IRQS: libc::c_ulong = request(10);
+const IOMMU_GET_INFO: libc::c_ulong = request(12);
+const IOMMU_MAP_DMA: libc::c_ulong = request(13);
+const IOMMU_UNMAP_DMA: libc::c_ulong = request(14);
+
+/// An opened device.
+#[derive(Debug)]
+pub(super) struct Vfio {
+    address: PciAddress,
+    container: OwnedFd,
+    /// The device works for as long as its group is open.
+    _group: OwnedFd,
+    device: File,
+}
+
+/// Where a mapping of registers lies in the device's file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bar {
+    pub(super) offset: u64,
+    pub(super) bytes: usize,
+}
+
+/// Makes a system call of VFIO with a number as argument.
+fn number(fd: BorrowedFd<'_>, request: libc::c_ulong, argument: libc::c_ulong) -> io::Result<i32> {
+    // SAFETY: the requests that this function is called with take a plain number.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, argument) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Makes a system call of VFIO with a structure that the kernel reads, and may write.
+///
+/// # Safety
+/// The request takes a pointer to a `T`. If its length field says more bytes than a `T` has, these
+/// follow it in the same allocation.
+unsafe fn with<T>(fd: BorrowedFd<'_>, request: libc::c_ulong, argument: &mut T) -> io::Result<i32> {
+    // SAFETY: the pointer is that of a live value, of the request's type by the caller's promise.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(argument)) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Returns the name of the file that a link leads to.
+fn link_name(link: &Path) -> Option<String> {
+    let target = fs::read_link(link).ok()?;
+    Some(target.file_name()?.to_str()?.to_owned())
+}
+
+impl Vfio {
+    /// Opens a device that `vfio-pci` has, in a container of its own.
+    pub(super) fn open(address: PciAddress) -> Result<Vfio, PciError> {
+        let refused = |what: &'static str| move |cause| PciError::Refused { address, what, cause };
+        let directory = address.directory();
+        if !directory.exists() {
+            return Err(PciError::Absent { address });
+        }
+        let group = link_name(&directory.join("iommu_group")).and_then(|name| name.parse().ok());
+        let group_number: u32 = group.ok_or(PciError::NoIommu { address })?;
+        let driver = link_name(&directory.join("driver"));
+        if driver.as_deref() != Some("vfio-pci") {
+            return Err(PciError::OtherDriver { address, driver });
+        }
+        let container = PathBuf::from("/dev/vfio/vfio");
+        let container =
+            open_file(&container).map_err(|cause| PciError::NoVfio { path: container, cause })?;
+        let path = PathBuf::from(format!("/dev/vfio/{group_number}"));
+        let group = open_file(&path).map_err(|cause| match cause.raw_os_error() {
+            Some(libc::EBUSY) => PciError::Busy { address },
+            Some(libc::ENOENT) => PciError::NoVfio { path, cause },
+            _ => PciError::Forbidden { address, path, cause },
+        })?;
+        let version = number(container.as_fd(), GET_API_VERSION, 0);
+        let known = number(container.as_fd(), CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU.into());
+        if version.ok() != Some(API_VERSION) || known.ok() != Some(1) {
+            let cause = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+            return Err(refused("VFIO of type 1 (modprobe vfio_iommu_type1)")(cause));
+        }
+        let argsz = size_of::<vfio_group_status>() as u32;
+        let mut status = vfio_group_status { argsz, flags: 0 };
+        // SAFETY: the request takes a `vfio_group_status`.
+        unsafe { with(group.as_fd(), GROUP_GET_STATUS, &mut status) }
+            .map_err(refused("asking for the group's state"))?;
+        if status.flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
+            let others = others_in_group(address, group_number);
+            return Err(PciError::GroupInUse { address, group: group_number, others });
+        }
+        let mut number_of_container = container.as_raw_fd();
+        // SAFETY: the request takes a pointer to the descriptor's number.
+        unsafe { with(group.as_fd(), GROUP_SET_CONTAINER, &mut number_of_container) }
+            .map_err(refused("adding the group to a container"))?;
+        number(container.as_fd(), SET_IOMMU, VFIO_TYPE1v2_IOMMU.into())
+            .map_err(refused("choosing VFIO of type 1"))?;
+        let name = CString::new(address.to_string()).unwrap_or_default();
+        // SAFETY: the request takes a pointer to a string, which lives.
+        let device = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD, name.as_ptr()) };
+        if device < 0 {
+            return Err(refused("opening the device")(io::Error::last_os_error()));
+        }
+        // SAFETY: the kernel has just returned this descriptor, which nothing else has.
+        let device = unsafe { File::from_raw_fd(device) };
+        Ok(Vfio { address, container, _group: group, device })
+    }
+
+    pub(super) fn refused(&self, what: &'static str) -> impl FnOnce(io::Error) -> PciError + use<> {
+        let address = self.address;
+        move |cause| PciError::Refused { address, what, cause }
+    }
+
+    /// Returns the place of the registers of BAR 0 in the device's file.
+    pub(super) fn bar0(&self) -> io::Result<Bar> {
+        let (offset, bytes) = self.region(VFIO_PCI_BAR0_REGION_INDEX)?;
+        Ok(Bar { offset, bytes: bytes as usize })
+    }
+
+    fn region(&self, index: u32) -> io::Result<(u64, u64)> {
+        let argsz = size_of::<vfio_region_info>() as u32;
+        let mut info = vfio_region_info { argsz, index, ..vfio_region_info::default() };
+        // SAFETY: the request takes a `vfio_region_info`.
+        unsafe { with(self.device.as_fd(), DEVICE_GET_REGION_INFO, &mut info)? };
+        Ok((info.offset, info.size))
+    }
+
+    /// Returns the device's file, to map registers.
+    pub(super) fn device(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+
+    /// Reads from the configuration space.
+    pub(super) fn configuration(&self, at: u64) -> io::Result<u16> {
+        let (offset, _) = self.region(VFIO_PCI_CONFIG_REGION_INDEX)?;
+        let mut bytes = [0; 2];
+        self.device.read_exact_at(&mut bytes, offset + at)?;
+        Ok(u16::from_le_bytes(bytes))
+    }
+
+    /// Lets the device access memory on its own, or no longer.
+    pub(super) fn set_bus_master(&self, is_on: bool) -> io::Result<()> {
+        let (offset, _) = self.region(VFIO_PCI_CONFIG_REGION_INDEX)?;
+        let command = self.configuration(COMMAND)? | COMMAND_MEMORY;
+        let command =
+            if is_on { command | COMMAND_BUS_MASTER } else { command & !COMMAND_BUS_MASTER };
+        self.device.write_all_at(&command.to_le_bytes(), offset + COMMAND)
+    }
+
+    /// Has the kernel write to these descriptors at the interrupts of this kind, from the first one on.
+    pub(super) fn set_interrupts(&self, index: u32, events: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let bytes = size_of::<vfio_irq_set>() + size_of_val(events);
+        let header = [
+            bytes as u32,
+            VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER,
+            index,
+            0,
+            events.len() as u32,
+        ];
+        let events = events.iter().map(|event| event.as_raw_fd() as u32);
+        let mut words: Vec<u32> = header.into_iter().chain(events).collect();
+        let Some(first) = words.first_mut() else { return Ok(()) };
+        // SAFETY: the words are a `vfio_irq_set`, whose length field says how many they are.
+        unsafe { with(self.device.as_fd(), DEVICE_SET_IRQS, first)? };
+        Ok(())
+    }
+
+    /// Returns the ranges of addresses that the IOMMU translates.
+    pub(super) fn address_ranges(&self) -> io::Result<Vec<RangeInclusive<u64>>> {
+        let mut words = vec![0u64; INFO_BYTES / 8];
+        let first = words.as_mut_ptr().cast::<vfio_iommu_type1_info>();
+        // SAFETY: the memory is aligned and large enough, and no other reference to it lives.
+        let info = unsafe { &mut *first };
+        info.argsz = INFO_BYTES as u32;
+        // SAFETY: the request takes a `vfio_iommu_type1_info`, which `INFO_BYTES` bytes follow.
+        unsafe { with(self.container.as_fd(), IOMMU_GET_INFO, info)? };
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        Ok(ranges(&bytes).unwrap_or_else(|| vec![USUAL_ADDRESSES]))
+    }
+
+    /// Lets the device reach memory of this process at `iova`, and keeps the memory's pages where they
+    /// are.
+    ///
+    /// # Errors
+    /// `ENOMEM` beyond the limit of locked memory, or the kernel's other errors.
+    pub(super) fn map(
+        &self,
+        memory: *const u8,
+        bytes: u64,
+        iova: u64,
+        writes: bool,
+    ) -> io::Result<()> {
+        let writes = if writes { VFIO_DMA_MAP_FLAG_WRITE } else { 0 };
+        let mut map = vfio_iommu_type1_dma_map {
+            argsz: size_of::<vfio_iommu_type1_dma_map>() as u32,
+            flags: VFIO_DMA_MAP_FLAG_READ | writes,
+            vaddr: memory as u64,
+            iova,
+            size: bytes,
+        };
+        // SAFETY: the request takes a `vfio_iommu_type1_dma_map`. The kernel checks the addresses.
+        unsafe { with(self.container.as_fd(), IOMMU_MAP_DMA, &mut map)? };
+        Ok(())
+    }
+
+    /// Ends the device's access to a range that [`Vfio::map`] mapped.
+    pub(super) fn unmap(&self, iova: u64, bytes: u64) -> io::Result<()> {
+        let mut unmap = vfio_iommu_type1_dma_unmap {
+            argsz: size_of::<vfio_iommu_type1_dma_unmap>() as u32,
+            iova,
+            size: bytes,
+            ..vfio_iommu_type1_dma_unmap::default()
+        };
+        // SAFETY: the request takes a `vfio_iommu_type1_dma_unmap`.
+        unsafe { with(self.container.as_fd(), IOMMU_UNMAP_DMA, &mut unmap)? };
+        Ok(())
+    }
+}
+
+fn open_file(path: &Path) -> io::Result<OwnedFd> {
+    Ok(File::options().read(true).write(true).open(path)?.into())
+}
+
+/// Returns the other devices of a group, each with its driver.
+fn others_in_group(address: PciAddress, group: u32) -> Vec<String> {
+    let entries = fs::read_dir(format!("/sys/kernel/iommu_groups/{group}/devices"));
+    let names = entries
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let with_driver = |name: String| {
+        let driver = link_name(&Path::new("/sys/bus/pci/devices").join(&name).join("driver"));
+        match driver {
+            Some(driver) => format!("{name} (driver {driver})"),
+            None => name,
+        }
+    };
+    names.filter(|name| *name != address.to_string()).map(with_driver).collect()
+}
+
+/// Returns the ranges of addresses in the kernel's report; `None` if it has none.
+fn ranges(report: &[u8]) -> Option<Vec<RangeInclusive<u64>>> {
+    let u32_at = |at: usize| {
+        let bytes = report.get(at..at.checked_add(4)?)?;
+        Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+    };
+    let u64_at = |at: usize| {
+        let bytes = report.get(at..at.checked_add(8)?)?;
+        Some(u64::from_ne_bytes(bytes.try_into().ok()?))
+    };
+    let mut at = u32_at(std::mem::offset_of!(vfio_iommu_type1_info, cap_offset))? as usize;
+    // Each capability names the next one: its number, its version, the next one's offset, its content.
+    for _ in 0..INFO_BYTES / 8 {
+        if at == 0 {
+            return None;
+        }
+        if u32_at(at)? as u16 == VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE as u16 {
+            let count = u32_at(at.checked_add(8)?)? as usize;
+            let range = |index: usize| {
+                let first = at.checked_add(16)?.checked_add(index.checked_mul(16)?)?;
+                Some(u64_at(first)?..=u64_at(first.checked_add(8)?)?)
+            };
+            return (0..count).map(range).collect();
+        }
+        at = u32_at(at.checked_add(4)?)? as usize;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(capabilities: &[u8]) -> Vec<u8> {
+        let info = vfio_iommu_type1_info::default();
+        let cap_offset = std::mem::offset_of!(vfio_iommu_type1_info, cap_offset);
+        let mut bytes = vec![0; size_of_val(&info)];
+        let first = if capabilities.is_empty() { 0 } else { bytes.len() as u32 };
+        bytes[cap_offset..cap_offset + 4].copy_from_slice(&first.to_ne_bytes());
+        bytes.extend(capabilities);
+        bytes
+    }
+
+    #[test]
+    fn ranges_are_found_behind_other_capabilities() {
+        let base = size_of::<vfio_iommu_type1_info>() as u32;
+        let words = |words: &[u32]| -> Vec<u8> {
+            words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+        };
+        // Another capability of version 1, and then two ranges.
+        let good = words(&[
+            3 | 1 << 16,
+            base + 16,
+            0,
+            0,
+            1 | 1 << 16,
+            0,
+            2,
+            0,
+            0,
+            0,
+            0xfedf_ffff,
+            0,
+            0xfef0_0000,
+            0,
+            0xffff_ffff,
+            0x7f,
+        ]);
+        assert_eq!(
+            ranges(&report(&good)),
+            Some(vec![0..=0xfedf_ffff, 0xfef0_0000..=0x7f_ffff_ffff])
+        );
+        for wrong in [
+            vec![],
+            // One that follows itself, one that lies outside, and more ranges than there are.
+            words(&[3, base, 0, 0]),
+            words(&[3, 1 << 20, 0, 0]),
+            words(&[1, 0, u32::MAX, 0, 0, 0, 0, 0]),
+        ] {
+            assert_eq!(ranges(&report(&wrong)), None);
+        }
+    }
+}
