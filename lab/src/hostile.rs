@@ -171,7 +171,7 @@ fn run(plan: &Plan, users: Users, towpath: &Path, tcpdump: &Path) -> anyhow::Res
     let (serve, network) = Serve::start(towpath, (files.directory(), "hostile"), &arguments)?;
     let watch = Watch::start(tcpdump, &serve, TAP)?;
     // One in each direction.
-    let load = (2, Load::AS_FAST_AS_IT_GOES);
+    let load = (2, Load::UNPACED);
     let neighbour = Streams::between(&network, load, |to| Ok(TcpStream::connect(to)?))?;
     let site = Site { serve: &serve, attacker, plan };
     let Ran { outcome, lost, bytes } = neighbour.run(|progress| -> anyhow::Result<_> {

@@ -1,7 +1,7 @@
 //! TCP connections between the kernel and an application of this process, with every byte checked.
 //!
-//! Half of the connections send in each direction, in blocks: as fast as they go, or one in each period.
-//! With a period, a connection on which nothing arrives for longer is one that stands still.
+//! Half of the connections send in each direction. A sender writes blocks without a pause, or one in each
+//! period. With a period, a longer pause at the receiver shows that the connection stands still.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -15,8 +15,8 @@ use towpath_net::{Network, TcpListener, TcpStream};
 const PORT: u16 = 80;
 /// The time limit of a read: a connection that stands still for longer is lost.
 pub(crate) const LOST: Duration = Duration::from_secs(20);
-/// The bytes of a stream repeat after this many, a prime number: two places of a stream differ unless
-/// they are a multiple of it apart.
+/// The bytes of a stream repeat after this many, a prime number, so wrong places show unless they are a
+/// multiple of this number apart.
 const PATTERN_BYTES: usize = 65_521;
 /// The distance of the places at which two streams begin.
 const STREAM_OFFSET: usize = 3_001;
@@ -31,10 +31,10 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// A load that leaves the processors time.
+    /// Blocks of 2 KiB, one a millisecond per connection.
     pub(crate) const STEADY: Load =
         Load { block_bytes: 2048, period: Some(Duration::from_millis(1)) };
-    pub(crate) const AS_FAST_AS_IT_GOES: Load = Load { block_bytes: 1 << 15, period: None };
+    pub(crate) const UNPACED: Load = Load { block_bytes: 1 << 15, period: None };
 }
 
 /// Open connections: the kernel's end and the application's.
@@ -45,15 +45,18 @@ pub(crate) struct Streams {
     pattern: Vec<u8>,
 }
 
-/// What happened while the connections ran.
+/// The outcome of a run.
 pub(crate) struct Ran<T> {
+    /// What the function returned that acted meanwhile.
     pub(crate) outcome: T,
+    /// The connections of which an end failed.
     pub(crate) lost: usize,
+    /// The bytes that arrived and were right.
     pub(crate) bytes: u64,
 }
 
 impl Streams {
-    /// Connects the kernel to the application, by a function that connects from its end.
+    /// Connects the kernel to the application. `connect` connects from the kernel's end.
     pub(crate) fn between(
         network: &Network,
         (connections, load): (usize, Load),
@@ -110,11 +113,10 @@ impl Streams {
             over.store(true, Ordering::Relaxed);
             let failed = |_| anyhow::anyhow!("a thread of a connection failed");
             let mut lost = 0;
-            for sender in senders {
-                lost += usize::from(sender.join().map_err(failed)?.is_err());
-            }
-            for receiver in receivers {
-                lost += usize::from(receiver.join().map_err(failed)?.is_err());
+            for (sender, receiver) in senders.into_iter().zip(receivers) {
+                let sent = sender.join().map_err(failed)?;
+                let received = receiver.join().map_err(failed)?;
+                lost += usize::from(sent.is_err() || received.is_err());
             }
             let bytes = progress.iter().map(Progress::bytes).sum();
             Ok(Ran { outcome, lost, bytes })
@@ -129,7 +131,7 @@ pub(crate) struct Progress {
     sent: AtomicU64,
     /// The bytes that its receiver has read.
     received: AtomicU64,
-    /// The longest pause since the last look, in nanoseconds.
+    /// The longest pause since the last [`Progress::take_longest_pause`], in nanoseconds.
     longest_ns: AtomicU64,
 }
 
@@ -162,7 +164,7 @@ struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    /// Writes blocks until it is over.
+    /// Writes blocks until `over` is set.
     fn send(self, mut to: impl Write, load: Load, over: &AtomicBool) -> std::io::Result<()> {
         let (mut place, mut sent, mut next) = (self.begin, 0, Instant::now());
         while !over.load(Ordering::Relaxed) {

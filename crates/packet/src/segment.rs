@@ -62,7 +62,7 @@ pub struct Segment {
     l4: usize,
 }
 
-/// Where the headers of a large packet are, in bytes from the frame's first.
+/// The places of a large packet's headers, in bytes from the start of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceHeaders {
     /// Start of the IP header.
@@ -126,10 +126,9 @@ impl Segmenter {
         Ok(Segmenter { header, large, pseudo, at: Some(large.payload), made: 0 })
     }
 
-    /// Writes the headers as devices take them that segment packets themselves: the lengths of the IP header
-    /// and the checksum of IPv4 are 0, and TCP's checksum is the sum of the pseudo-header without a length
-    /// (`e1000_tso` in Linux's drivers/net/ethernet/intel/e1000e/netdev.c; other devices take the same).
-    /// Returns where the headers are.
+    /// Writes the headers for a device that segments. The length in the IP header and the checksum of IPv4
+    /// are 0. The TCP checksum is the sum of the pseudo-header without its length. Linux's `e1000_tso`
+    /// (drivers/net/ethernet/intel/e1000e/netdev.c) writes the same. Returns the places of the headers.
     #[must_use]
     pub fn for_device(&self, out: &mut [u8; MAX_HEADER_BYTES]) -> DeviceHeaders {
         let Large { l3, l4, payload, end, segmentation } = self.large;

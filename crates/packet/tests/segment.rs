@@ -98,8 +98,8 @@ fn segments_of_every_length_match_the_oracle() {
     }
 }
 
-/// Segments as a device does that gets the headers of [`Segmenter::for_device`]: it fills in lengths, and
-/// adds those and the payload to the sum in the checksum's field. Such a device repeats CWR.
+/// Segments a large packet as a device does. The device gets the headers of [`Segmenter::for_device`], fills in
+/// the lengths, and adds the TCP length and the segment to the sum in the checksum field.
 fn as_a_device(packet: &[u8], meta: &Meta) -> Vec<Vec<u8>> {
     let segmenter = Segmenter::new(packet, packet.len(), meta).unwrap();
     let mut header = [0; MAX_HEADER_BYTES];

@@ -146,8 +146,8 @@ impl Target {
     /// Sends a packet to this session's own address, and receives what has come. Returns how many
     /// packets came that were not to this session; `None` once the session is over.
     ///
-    /// The server frees the memory of a session that it closes. So a packet that was to be received then
-    /// reads as zeros, and is no packet of another session.
+    /// The server frees the memory of a session that it closes. The application then reads zeros in place of
+    /// a packet; such zeros count only if the session goes on.
     pub(crate) fn exchange(&mut self) -> Option<u64> {
         let own = self.session.info().mac;
         let _ = self.session.send_bytes(self.endpoint, &self.packet);
@@ -160,15 +160,15 @@ impl Target {
             let is_freed = !packet.is_empty() && packet.iter().all(|byte| *byte == 0);
             *if is_freed { &mut freed } else { &mut foreign } += 1;
         }
-        if freed > 0 && !self.ends(Duration::from_secs(1)) {
+        if freed > 0 && !self.ends_within(Duration::from_secs(1)) {
             foreign += freed;
         }
         self.session.wait(Some(Duration::ZERO)).ok()?;
         Some(foreign)
     }
 
-    /// Returns `true` once the session is over; `false` if it is not within the time.
-    fn ends(&mut self, within: Duration) -> bool {
+    /// Returns `true` if the session ends within the time.
+    fn ends_within(&mut self, within: Duration) -> bool {
         let until = Instant::now() + within;
         while Instant::now() < until {
             if self.session.wait(Some(Duration::from_millis(1))).is_err() {

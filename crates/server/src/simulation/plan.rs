@@ -1,15 +1,15 @@
-//! What a seed does, and what it did.
+//! The plan and the outcome of a seed.
 
 use towpath_protocol::settings::Setting;
 
 use super::random::Random;
 use super::wire::Manner;
 
-/// What a seed does.
+/// The plan of a seed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) applications: usize,
-    /// One of them may overwrite random words of the memory that it writes.
+    /// The application that overwrites random words of the memory that it writes, if any.
     pub(super) hostile: Option<usize>,
     /// The packets of each flow.
     pub(super) packets: u32,
@@ -20,7 +20,7 @@ pub(super) struct Plan {
     pub(super) wait: u64,
     pub(super) batch: usize,
     pub(super) slots: u32,
-    /// The others act at one of so many points.
+    /// The other parties act at one of this many points, on average.
     pub(super) points: u64,
 }
 
@@ -51,7 +51,7 @@ impl Plan {
     }
 }
 
-/// What a seed did.
+/// The outcome of a seed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     /// A digest of everything in its order.

@@ -1,4 +1,4 @@
-//! Everything but the server: who acts, and what has to hold at the end.
+//! All parties but the server, the choice of the next one, and the checks at the end.
 
 use std::sync::{Arc, Mutex};
 
@@ -152,7 +152,7 @@ impl World {
             })
     }
 
-    /// Checks what is left once nothing happens any more.
+    /// Checks the outcome once no party has anything to do.
     pub(super) fn check(&mut self) {
         assert!(self.has_sent_everything(), "stands still: {:?}", self.state());
         let killed = self.outcome.kills > 0;
@@ -207,7 +207,7 @@ impl World {
         );
     }
 
-    /// The servers so far.
+    /// Returns the number of servers so far.
     fn lives(&self) -> u32 {
         1 + self.outcome.kills + self.outcome.upgrades
     }
