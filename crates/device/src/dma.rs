@@ -16,12 +16,12 @@ pub struct DmaError {
     pub cause: io::Error,
 }
 
-/// What a device may do with a memory.
+/// The accesses that a device has to a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Send from it.
+    /// The device reads the memory, to send from it.
     Read,
-    /// Send from it and receive into it.
+    /// The device also writes the memory, to receive into it.
     ReadWrite,
 }
 

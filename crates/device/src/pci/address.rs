@@ -14,7 +14,7 @@ pub struct PciAddress {
     function: u8,
 }
 
-/// A text is no address of a PCI device.
+/// The error for a text that is no address of a PCI device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is no address of a PCI device; give DOMAIN:BUS:DEVICE.FUNCTION as lspci -D shows it, such \

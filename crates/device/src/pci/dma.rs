@@ -26,11 +26,11 @@ impl PciDma {
         let bytes = memory.mapped_bytes() as u64;
         let mut addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
         let no_room = || io::Error::from_raw_os_error(libc::ENOSPC);
-        let address = addresses.take(bytes).ok_or_else(no_room)?;
+        let address = addresses.allocate(bytes).ok_or_else(no_room)?;
         let start = memory.start().as_ptr();
         let mapped = self.vfio.map(start, bytes, address, access == Access::ReadWrite);
         if let Err(cause) = mapped {
-            addresses.give_back(address);
+            addresses.free(address);
             return Err(match cause.raw_os_error() {
                 Some(libc::ENOMEM) => io::Error::other(
                     "beyond the limit of locked memory; raise it (ulimit -l, LimitMEMLOCK=)",
@@ -49,8 +49,10 @@ impl Dma for PciDma {
 
     fn unregister(&self, address: u64) {
         let mut addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(bytes) = addresses.give_back(address) else { return };
-        // The range is mapped, and the container is open.
-        let _ = self.vfio.unmap(address, bytes);
+        let Some(bytes) = addresses.bytes(address) else { return };
+        // A range that the kernel does not unmap is not used again.
+        if self.vfio.unmap(address, bytes).is_ok() {
+            addresses.free(address);
+        }
     }
 }

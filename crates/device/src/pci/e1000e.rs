@@ -6,14 +6,16 @@
 //! | `card` | the device as a whole: reset, addresses, start and stop |
 //! | `queue` | the data part: rings, kicks, sleep |
 //! | `ring`, `descriptor` | a ring in shared memory, and the bits of its entries |
+//! | `packets` | packets in the rings |
 //! | `names` | registers and their bits |
 //!
-//! The data sheet of the 82574L was not at hand. Registers and sequences follow Linux's driver
-//! (drivers/net/ethernet/intel/e1000e), and were tried on QEMU's model (hw/net/e1000e_core.c).
+//! Registers and sequences follow Linux's driver (drivers/net/ethernet/intel/e1000e), not the data sheet. The
+//! driver has run only on QEMU's model (hw/net/e1000e_core.c).
 
 mod card;
 mod descriptor;
 mod names;
+mod packets;
 mod queue;
 mod ring;
 
@@ -22,51 +24,67 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use vfio_bindings::bindings::vfio::{
-    VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
-};
+use vfio_bindings::bindings::vfio::{VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
 
+use super::address::PciAddress;
 use super::dma::PciDma;
+use super::error::PciError;
 use super::registers::Registers;
 use super::vfio::Vfio;
-use super::{PciAddress, PciError};
 use crate::dma::Dma;
 use crate::{
     Capabilities, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, Event, Filter,
     FilterError, Info, Limits, Spaces, TxHeadroom, VLAN_TAG_BYTES,
 };
 use card::Card;
+use descriptor::MOST_PARTS;
 use queue::{E1000eQueue, RING_ENTRIES, RX_BUFFER_BYTES};
 
-/// The vendor's and the device's numbers of the 82574L, in the configuration space.
+/// The places in the configuration space, and the values, of the 82574L's vendor and device numbers.
 const VENDOR: (u64, u16) = (0, 0x8086);
 const DEVICE: (u64, u16) = (2, 0x10d3);
 
-/// The smallest and the largest IP packet, in bytes. The largest is that of Linux's driver, whose longest
-/// frame has 9 234 bytes (`DEFAULT_JUMBO`).
+/// The MTUs that the card takes, in bytes. Linux's driver takes frames of up to 9 234 bytes
+/// (`DEFAULT_JUMBO`).
 pub const MTU: std::ops::RangeInclusive<usize> = 68..=9_000;
 
-/// How the device is opened.
-#[derive(Clone, Debug)]
+/// The largest `rx_usecs` and `tx_usecs`: 16 bits in units of 256 ns.
+pub const MOST_USECS: u32 = u16::MAX as u32 * 256 / 1000;
+
+/// The bytes of the registers of BAR 0.
+const BAR_BYTES: usize = 0x20000;
+
+/// The least time between two interrupts for other causes than packets, in microseconds.
+const LINK_USECS: u32 = 1000;
+
+/// Options to open a card.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
     /// The card.
     pub address: PciAddress,
     /// The largest IP packet, in bytes, in [`MTU`].
     pub mtu: usize,
-    /// `true` to have the card segment large packets of TCP. QEMU 7 cuts them into IP fragments instead.
+    /// The least time between two interrupts for received packets, in microseconds, up to
+    /// [`MOST_USECS`]; 0 for no limit. QEMU's model waits at least 128 us.
+    pub rx_usecs: u32,
+    /// The least time between two interrupts for sent packets, in microseconds.
+    pub tx_usecs: u32,
+    /// `true` to have the card segment large packets of TCP. QEMU 7 sends IP
+    /// fragments instead.
     pub segmentation: bool,
 }
 
 impl Options {
-    /// Returns the options of a card, with an MTU of 1 500 bytes and without segmentation.
+    /// Returns the options of a card, with an MTU of 1 500 bytes, and without moderation of interrupts and
+    /// segmentation.
     #[must_use]
     pub fn new(address: PciAddress) -> Options {
-        Options { address, mtu: 1500, segmentation: false }
+        Options { address, mtu: 1500, rx_usecs: 0, tx_usecs: 0, segmentation: false }
     }
 }
 
-/// Returns `true` for the vendor's and the device's numbers of a card that this driver knows.
+/// Returns `true` if the driver knows the card with these vendor and device numbers.
 #[must_use]
 pub fn is_supported(vendor: u16, device: u16) -> bool {
     (vendor, device) == (VENDOR.1, DEVICE.1)
@@ -78,15 +96,13 @@ pub struct E1000eDevice {
     vfio: Arc<Vfio>,
     card: Arc<Card>,
     dma: Arc<dyn Dma>,
-    /// Written at each interrupt of the queue.
+    /// The kernel signals it at each interrupt of the queue.
     queue_interrupt: Arc<OwnedFd>,
-    /// The open queue's hold on `queue_interrupt`.
-    open: Weak<OwnedFd>,
-    /// Written at each change of the link.
-    link_interrupt: OwnedFd,
-    /// Written when the card is about to be removed, or has failed.
+    /// The duplicate of `queue_interrupt` that the open queue has.
+    open_queue: Weak<OwnedFd>,
+    /// The kernel signals it before it removes the card.
     removal: OwnedFd,
-    /// Readable with either of these.
+    /// An epoll instance, which is readable once the link's interrupt or `removal` is signalled.
     events: OwnedFd,
     /// The state of the link that was reported last.
     is_up: bool,
@@ -98,17 +114,18 @@ impl std::fmt::Debug for E1000eDevice {
     }
 }
 
-fn event() -> io::Result<OwnedFd> {
+fn new_eventfd() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Returns `true` if an eventfd was written to since the last call.
-fn take(event: &OwnedFd) -> bool {
+/// Returns `true` if an eventfd was signalled since the last call.
+fn take_signal(event: &OwnedFd) -> bool {
     rustix::io::read(event, &mut [0; 8]).is_ok()
 }
 
 impl E1000eDevice {
-    /// Opens a card that `vfio-pci` has, and resets it. It receives nothing before it has a filter.
+    /// Opens a card that `vfio-pci` has, and resets it. The card receives nothing before it
+    /// has a filter.
     ///
     /// # Errors
     /// See [`PciError`].
@@ -126,44 +143,52 @@ impl E1000eDevice {
             return Err(PciError::Unknown { address, vendor, device });
         }
         let bar = vfio.bar0().map_err(vfio.refused("finding its registers"))?;
-        vfio.set_bus_master(true).map_err(vfio.refused("letting it access memory"))?;
+        if bar.bytes < BAR_BYTES {
+            let cause = io::Error::other(format!("it has {} bytes of registers", bar.bytes));
+            return Err(vfio.refused("finding its registers")(cause));
+        }
+        // No access of memory before the card is reset: an earlier process may have left it running.
+        vfio.set_bus_master(false).map_err(vfio.refused("keeping it from memory"))?;
         let registers = Registers::map(vfio.device(), bar);
         let registers = registers.map_err(vfio.refused("mapping its registers"))?;
-        let card = Card::new(registers, address);
+        let make = || new_eventfd().map_err(vfio.refused("making an eventfd"));
+        let (queue_interrupt, removal) = (Arc::new(make()?), make()?);
+        let card = Card::new(registers, address, throttle(options), make()?);
         card.reset()?;
+        vfio.set_bus_master(true).map_err(vfio.refused("letting it access memory"))?;
         let mac = card.own_address();
-        let make = || event().map_err(vfio.refused("making an eventfd"));
-        let (queue_interrupt, link_interrupt, removal) = (Arc::new(make()?), make()?, make()?);
-        let (queue, link) = (queue_interrupt.as_fd(), link_interrupt.as_fd());
+        let (queue, link) = (queue_interrupt.as_fd(), card.link_interrupt().as_fd());
         // In the order of `IVAR_ONE_EACH`.
         let vectors = [queue, queue, queue, queue, link];
         vfio.set_interrupts(VFIO_PCI_MSIX_IRQ_INDEX, &vectors)
             .map_err(vfio.refused("setting its interrupts"))?;
-        for kind in [VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX] {
-            // A card without such a report is served without.
-            let _ = vfio.set_interrupts(kind, &[removal.as_fd()]);
-        }
+        // The driver also serves a card whose removal the kernel does not announce.
+        let _ = vfio.set_interrupts(VFIO_PCI_REQ_IRQ_INDEX, &[removal.as_fd()]);
         let events = events(&[link, removal.as_fd()]);
         let events = events.map_err(vfio.refused("making an epoll instance"))?;
         let vfio = Arc::new(vfio);
         let dma = PciDma::new(vfio.clone());
         let dma = Arc::new(dma.map_err(vfio.refused("asking for its address space"))?);
-        let device = E1000eDevice {
+        Ok(E1000eDevice {
             info: info(options, mac),
             vfio,
             card: Arc::new(card),
             dma,
             queue_interrupt,
-            open: Weak::new(),
-            link_interrupt,
+            open_queue: Weak::new(),
             removal,
             events,
+            // The reset has signalled: the first `take_event` reports a link that is down.
             is_up: true,
-        };
-        // A link that is down is the first event.
-        let _ = rustix::io::write(&device.link_interrupt, &1u64.to_ne_bytes());
-        Ok(device)
+        })
     }
+}
+
+/// Returns the values of `EITR`, in the order of `IVAR_ONE_EACH`.
+fn throttle(options: &Options) -> [u32; 5] {
+    let units = |usecs: u32| (usecs.min(MOST_USECS) * 1000).div_ceil(256);
+    let (rx, tx) = (units(options.rx_usecs), units(options.tx_usecs));
+    [rx, rx, tx, tx, units(LINK_USECS)]
 }
 
 /// Makes an epoll instance that is readable with any of these descriptors.
@@ -191,6 +216,7 @@ fn info(options: &Options, mac: [u8; 6]) -> Info {
         rx_packet_buffers: frame_bytes.div_ceil(RX_BUFFER_BYTES),
         rx_ring: RING_ENTRIES as usize - 1,
         tx_ring: RING_ENTRIES as usize - 1,
+        tx_packet_parts: MOST_PARTS,
         tx_headroom: TxHeadroom::None,
         ..Limits::new(RX_BUFFER_BYTES)
     };
@@ -209,19 +235,23 @@ impl Device for E1000eDevice {
         index: usize,
         _: &mut Spaces,
     ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
-        let is_open = self.open.strong_count() > 0;
+        let is_open = self.open_queue.strong_count() > 0;
         if index != 0 || is_open {
             return Err(DeviceError::no_queue(&self.info.name, is_open));
         }
-        // Not the device's own: it ends with the queue.
+        // The queue gets a duplicate, which ends with the queue.
         let interrupt = self.queue_interrupt.try_clone().map_err(|cause| {
             let (name, what) = (self.info.name.clone(), "copying an eventfd");
             DeviceError::Failed { name, what, cause }
         })?;
         let interrupt = Arc::new(interrupt);
         let card = self.card.clone();
+        card.reset_if_stopped().map_err(|error| {
+            let (name, what) = (self.info.name.clone(), "a reset");
+            DeviceError::Failed { name, what, cause: io::Error::other(error) }
+        })?;
         let queue = E1000eQueue::new(self.info.clone(), card, &self.dma, (0, interrupt.clone()))?;
-        self.open = Arc::downgrade(&interrupt);
+        self.open_queue = Arc::downgrade(&interrupt);
         Ok(Box::new(queue))
     }
 
@@ -259,26 +289,50 @@ impl Device for E1000eDevice {
     }
 
     fn take_event(&mut self) -> Option<Event> {
-        if take(&self.removal) {
+        if take_signal(&self.removal) {
             return Some(Event::Removed);
         }
-        if !take(&self.link_interrupt) {
+        if !take_signal(self.card.link_interrupt()) {
             return None;
         }
         if self.card.is_gone() {
             return Some(Event::Removed);
         }
-        self.card.report_link();
+        self.card.arm_link();
         let up = self.card.is_link_up();
         (std::mem::replace(&mut self.is_up, up) != up).then_some(Event::Link { up })
     }
 }
 
-/// The card accesses no memory from then on, and its interrupts have ended before the kernel takes them
-/// away.
+/// Stops the card, so that it accesses no memory any more, and raises no interrupt while the kernel
+/// removes the vectors.
 impl Drop for E1000eDevice {
     fn drop(&mut self) {
         self.card.stop();
         let _ = self.vfio.set_bus_master(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moderation_is_in_units_of_the_card() {
+        let with = |rx_usecs, tx_usecs| {
+            let address = "0000:00:03.0".parse().unwrap();
+            throttle(&Options { rx_usecs, tx_usecs, ..Options::new(address) })
+        };
+        assert_eq!(with(0, 0), [0, 0, 0, 0, 3907]);
+        assert_eq!(with(1, 50), [4, 4, 196, 196, 3907]);
+        assert!(with(MOST_USECS, u32::MAX).iter().all(|units| *units <= 0xffff));
+    }
+
+    #[test]
+    fn a_packet_has_at_most_as_many_buffers_as_its_bytes_need() {
+        let address = "0000:00:03.0".parse().unwrap();
+        let limits = |mtu| info(&Options { mtu, ..Options::new(address) }, [2; 6]).limits;
+        assert_eq!(limits(1500).rx_packet_buffers, 1);
+        assert_eq!(limits(9000).rx_packet_buffers, 5);
     }
 }

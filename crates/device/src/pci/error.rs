@@ -3,22 +3,22 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::PciAddress;
+use super::address::PciAddress;
 
-/// A PCI device cannot be opened. Each text names the remedy.
+/// A PCI device cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PciError {
     /// There is no device at the address.
-    #[error("no PCI device at {address}; lspci -D shows all")]
+    #[error("no PCI device at {address}")]
     Absent {
         /// The address.
         address: PciAddress,
     },
     /// The driver does not know this kind of device.
     #[error(
-        "PCI device {address} is {vendor:04x}:{device:04x}, and this driver is for the Intel 82574L \
-         (8086:10d3) alone; serve its kernel interface with --device auto:INTERFACE"
+        "PCI device {address} is {vendor:04x}:{device:04x}, and the driver knows the Intel 82574L \
+         (8086:10d3) alone"
     )]
     Unknown {
         /// The address.
@@ -29,17 +29,14 @@ pub enum PciError {
         device: u16,
     },
     /// The device is behind no IOMMU, so it would reach all memory.
-    #[error(
-        "PCI device {address} is behind no IOMMU, so it would reach all memory; switch the IOMMU on in the \
-         firmware, and start the kernel with intel_iommu=on"
-    )]
+    #[error("PCI device {address} is behind no IOMMU, so it would reach all memory")]
     NoIommu {
         /// The address.
         address: PciAddress,
     },
     /// The device has no driver, or another one than `vfio-pci`.
     #[error(
-        "PCI device {address} has {}; run, as root: towpath device claim {address} --user USER",
+        "PCI device {address} has {}, not vfio-pci",
         driver.as_ref().map_or_else(|| "no driver".to_owned(), |name| format!("the driver {name}"))
     )]
     OtherDriver {
@@ -49,36 +46,32 @@ pub enum PciError {
         driver: Option<String>,
     },
     /// The kernel has no VFIO.
-    #[error("{}: {cause}; run, as root: modprobe vfio-pci", path.display())]
+    #[error("the kernel has no VFIO of type 1: {}: {cause}", path.display())]
     NoVfio {
-        /// The missing file.
+        /// The file that would open it.
         path: PathBuf,
         /// The kernel's error.
         cause: io::Error,
     },
-    /// The user has no right to the device's group.
-    #[error(
-        "{}: {cause}; run, as root: towpath device claim {address} --user USER, with the user that serves it",
-        path.display()
-    )]
+    /// The user has no right to a file of VFIO.
+    #[error("{}: {cause}", path.display())]
     Forbidden {
-        /// The address.
+        /// The address of the device.
         address: PciAddress,
-        /// The group's file.
+        /// The file.
         path: PathBuf,
         /// The kernel's error.
         cause: io::Error,
     },
     /// Another process has opened the device's group.
-    #[error("another process uses PCI device {address}; end that one, or choose another device")]
+    #[error("another process uses PCI device {address}")]
     Busy {
         /// The address.
         address: PciAddress,
     },
     /// The kernel's drivers have other devices of the group, which could reach the same memory.
     #[error(
-        "PCI device {address} is in IOMMU group {group} with {}, which the kernel uses; claim these too, or move \
-         the card to another slot",
+        "PCI device {address} shares IOMMU group {group} with devices that the kernel drives: {}",
         others.join(", ")
     )]
     GroupInUse {
@@ -86,25 +79,21 @@ pub enum PciError {
         address: PciAddress,
         /// The number of the group.
         group: u32,
-        /// The other devices.
+        /// The other devices, each with its driver.
         others: Vec<String>,
     },
     /// The device does not answer: each register reads as all ones.
-    #[error(
-        "PCI device {address} does not answer (its registers read as all ones); reset it or restart the machine"
-    )]
+    #[error("PCI device {address} does not answer: its registers read as all ones")]
     NoAnswer {
         /// The address.
         address: PciAddress,
     },
     /// The device did not do something in time.
-    #[error(
-        "PCI device {address}: {what} took longer than {limit_ms} ms; reset it or restart the machine"
-    )]
+    #[error("PCI device {address}: {what} took longer than {limit_ms} ms")]
     TooLong {
         /// The address.
         address: PciAddress,
-        /// What it did not do.
+        /// The operation that the device did not finish.
         what: &'static str,
         /// The limit, in milliseconds.
         limit_ms: u64,

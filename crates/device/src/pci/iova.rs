@@ -1,12 +1,11 @@
-//! Addresses in the device's address space.
+//! Device addresses, and which of them are in use.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use towpath_memory::PAGE_BYTES;
 
-/// The lowest address that is given away. Below, an address that a mistake makes, such as 0, stays
-/// invalid.
+/// The lowest device address in use. Smaller addresses, such as 0 from a defect, stay invalid.
 const LOWEST: u64 = 1 << 32;
 
 /// The ranges of addresses that the IOMMU translates, and the parts of them that are in use.
@@ -27,9 +26,9 @@ impl Addresses {
         Addresses { ranges: ranges.iter().filter_map(above).collect(), used: BTreeMap::new() }
     }
 
-    /// Takes a range of so many bytes, a multiple of a page. An unused page is left behind it, so a device
-    /// that goes beyond a memory reaches no other one. `None` if there is none.
-    pub(super) fn take(&mut self, bytes: u64) -> Option<u64> {
+    /// Takes a range of bytes, a multiple of a page. An unused page stays behind each range, so a device that
+    /// goes beyond one memory reaches no other. Returns `None` if no range is free.
+    pub(super) fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let gap = PAGE_BYTES as u64;
         for range in &self.ranges {
             let mut at = *range.start();
@@ -48,8 +47,13 @@ impl Addresses {
         None
     }
 
-    /// Gives a range back. Returns its bytes.
-    pub(super) fn give_back(&mut self, address: u64) -> Option<u64> {
+    /// Returns the number of bytes of a range in use.
+    pub(super) fn bytes(&self, address: u64) -> Option<u64> {
+        self.used.get(&address).copied()
+    }
+
+    /// Frees a range. Returns its bytes.
+    pub(super) fn free(&mut self, address: u64) -> Option<u64> {
         self.used.remove(&address)
     }
 }
@@ -65,25 +69,25 @@ mod tests {
         // As a machine with an interrupt window below 4 GiB reports them.
         let ranges = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1];
         let mut addresses = Addresses::new(&ranges);
-        let first = addresses.take(2 * PAGE).unwrap();
+        let first = addresses.allocate(2 * PAGE).unwrap();
         assert_eq!(first, LOWEST);
-        let second = addresses.take(PAGE).unwrap();
+        let second = addresses.allocate(PAGE).unwrap();
         assert_eq!(second, first + 3 * PAGE);
-        let third = addresses.take(5 * PAGE).unwrap();
-        assert_eq!(addresses.give_back(second), Some(PAGE));
-        assert_eq!(addresses.give_back(second), None);
+        let third = addresses.allocate(5 * PAGE).unwrap();
+        assert_eq!(addresses.free(second), Some(PAGE));
+        assert_eq!(addresses.free(second), None);
         // It fits where the second was, and a larger one does not.
-        assert!(addresses.take(2 * PAGE).unwrap() > third);
-        assert_eq!(addresses.take(PAGE), Some(second));
-        assert_eq!(addresses.take(1 << 39), None);
+        assert!(addresses.allocate(2 * PAGE).unwrap() > third);
+        assert_eq!(addresses.allocate(PAGE), Some(second));
+        assert_eq!(addresses.allocate(1 << 39), None);
     }
 
     #[test]
     fn a_small_space_fills_up() {
         let mut addresses = Addresses::new(&[LOWEST..=LOWEST + 4 * PAGE - 1]);
-        assert!(addresses.take(PAGE).is_some());
-        assert!(addresses.take(PAGE).is_some());
-        assert_eq!(addresses.take(PAGE), None);
-        assert_eq!(Addresses::new(&[0..=0xffff]).take(PAGE), None);
+        assert!(addresses.allocate(PAGE).is_some());
+        assert!(addresses.allocate(PAGE).is_some());
+        assert_eq!(addresses.allocate(PAGE), None);
+        assert_eq!(Addresses::new(&[0..=0xffff]).allocate(PAGE), None);
     }
 }

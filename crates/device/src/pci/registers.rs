@@ -1,14 +1,14 @@
 //! The registers of a device, mapped from its file.
 //!
-//! A device that is gone returns all ones for each register. If the kernel switches the device's memory
-//! off, an access raises SIGBUS instead; the handler then maps a page of ones in the place of the
-//! registers ([`super::sigbus`]), so that both look alike.
+//! A device that is gone returns all ones for each register. If the kernel ends access to the registers, an
+//! access raises SIGBUS instead. The handler ([`super::sigbus`]) then puts ones in the place of the
+//! registers, so that each register reads as all ones, too.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::sigbus;
 use super::vfio::Bar;
@@ -24,10 +24,10 @@ impl Register {
     }
 }
 
-/// What each register of a device that is gone reads as.
+/// The value of each register once the device is gone.
 pub(super) const GONE: u32 = u32::MAX;
 
-/// The registers. Several threads access them, each its own ones, but for those that all may read.
+/// The mapped registers of a device. Each thread writes only its own registers; all threads may read.
 #[derive(Debug)]
 pub(super) struct Registers {
     base: NonNull<u32>,
@@ -49,7 +49,12 @@ impl Registers {
             let (from, flags) = (std::ptr::null_mut(), MapFlags::SHARED);
             rustix::mm::mmap(from, bar.bytes, protection, flags, device, bar.offset)?
         };
-        Registers::over(base, bar.bytes)
+        let registers = Registers::over(base, bar.bytes)?;
+        // Children of this process are for applications, and must not reach the card. Nor would the kernel
+        // close it before the last of them has ended.
+        // SAFETY: the range is this value's mapping, and stays as it is in this process.
+        unsafe { rustix::mm::madvise(base, bar.bytes, Advice::LinuxDontFork)? };
+        Ok(registers)
     }
 
     fn over(base: *mut libc::c_void, bytes: usize) -> io::Result<Registers> {
@@ -78,14 +83,14 @@ impl Registers {
         unsafe { self.base.as_ptr().byte_add(at) }
     }
 
-    /// Reads a register. This waits for the device, about a microsecond.
+    /// Reads a register. The read waits for the device, about a microsecond.
     #[inline]
     pub(super) fn read(&self, register: Register) -> u32 {
         // SAFETY: the address is inside of the mapping, and aligned.
         unsafe { self.address(register).read_volatile() }
     }
 
-    /// Writes a register. This does not wait for the device.
+    /// Writes a register. The write does not wait for the device.
     #[inline]
     pub(super) fn write(&self, register: Register, value: u32) {
         // SAFETY: the address is inside of the mapping, and aligned.

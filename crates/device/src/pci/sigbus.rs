@@ -2,8 +2,9 @@
 //!
 //! When the memory decoding of a device ends (by its command register, a reset, or hot removal), the
 //! kernel unmaps its registers, and an access raises SIGBUS (`vfio_pci_mmap_fault` in
-//! drivers/vfio/pci/vfio_pci_core.c). The handler maps a page of ones in their place, which the access
-//! then reads: the driver finds a device that is gone. A SIGBUS elsewhere does what it did before.
+//! drivers/vfio/pci/vfio_pci_core.c). The handler puts pages of ones in their place, which the access
+//! then reads: the driver finds a device that is gone. A SIGBUS elsewhere reaches the earlier SA_SIGINFO
+//! handler, or ends the process.
 
 use std::io;
 use std::sync::Mutex;
@@ -13,7 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The most mappings of registers in a process.
 const MOST: usize = 64;
 
-/// A guarded range; `start` is 0 for none. The handler reads it, which may interrupt any thread.
+/// A guarded range; `start` is 0 if the entry is free. The signal handler, which may interrupt any thread, reads
+/// both.
 struct Guarded {
     start: AtomicUsize,
     bytes: AtomicUsize,
@@ -21,15 +23,15 @@ struct Guarded {
 
 static GUARDED: [Guarded; MOST] =
     [const { Guarded { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0) } }; MOST];
-/// Held while a range is entered.
-static ENTERING: Mutex<()> = Mutex::new(());
+/// A thread holds it while it adds a range.
+static ADDING: Mutex<()> = Mutex::new(());
 static INSTALL: Once = Once::new();
-/// The action before, as an address; 0 or 1 for the default and for none.
-static BEFORE: AtomicUsize = AtomicUsize::new(0);
+/// The earlier SA_SIGINFO handler, as an address; 0 if there was none.
+static EARLIER: AtomicUsize = AtomicUsize::new(0);
 
 /// Guards a range of whole pages.
 pub(super) fn guard(start: *mut u8, bytes: usize) -> io::Result<()> {
-    let _entering = ENTERING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _adding = ADDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     INSTALL.call_once(install);
     let free = GUARDED.iter().find(|one| one.start.load(Ordering::Relaxed) == 0);
     let free = free.ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
@@ -56,20 +58,22 @@ fn install() {
     // SAFETY: both point to live values, and `handle` has the type that SA_SIGINFO asks for.
     unsafe { libc::sigaction(libc::SIGBUS, &raw const action, &raw mut before) };
     if before.sa_flags & libc::SA_SIGINFO != 0 {
-        BEFORE.store(before.sa_sigaction, Ordering::Release);
+        EARLIER.store(before.sa_sigaction, Ordering::Release);
     }
 }
 
-/// Makes a guarded page one of ones. It calls nothing but system calls, as signal handlers must.
+/// Replaces a guarded range by pages of ones. Makes only system calls and writes memory, as signal handlers
+/// must (signal-safety(7)).
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid structure; a SIGBUS of an access has an address.
     let at = unsafe { (*info).si_addr() } as usize;
-    let found = GUARDED.iter().find(|one| {
-        let start = one.start.load(Ordering::Acquire);
-        start != 0 && at.wrapping_sub(start) < one.bytes.load(Ordering::Relaxed)
-    });
-    if let Some(one) = found {
-        let (start, bytes) = (one.start.load(Ordering::Relaxed), one.bytes.load(Ordering::Relaxed));
+    // SAFETY: as above. A signal by a process has another code, and no address.
+    let is_access = unsafe { (*info).si_code } > 0;
+    let range =
+        |one: &Guarded| (one.start.load(Ordering::Acquire), one.bytes.load(Ordering::Relaxed));
+    let mut ranges = GUARDED.iter().map(range);
+    let found = ranges.find(|(start, bytes)| *start != 0 && at.wrapping_sub(*start) < *bytes);
+    if let Some((start, bytes)) = found.filter(|_| is_access) {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: the kernel chooses a free address range.
@@ -87,7 +91,7 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
             }
         }
     }
-    let before = BEFORE.load(Ordering::Acquire);
+    let before = EARLIER.load(Ordering::Acquire);
     if before > 1 {
         type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
         // SAFETY: an earlier SA_SIGINFO action of this process, so a function of this type.
@@ -121,7 +125,7 @@ mod tests {
         assert_eq!(registers.read(Register(8)), GONE);
         registers.write(Register(PAGE_BYTES as u32), 7);
         drop(registers);
-        // Others are guarded, too.
+        // A second mapping is guarded, too.
         rustix::fs::ftruncate(&file, bytes as u64).unwrap();
         let registers = Registers::map(file.as_fd(), Bar { offset: 0, bytes }).unwrap();
         rustix::fs::ftruncate(&file, 0).unwrap();

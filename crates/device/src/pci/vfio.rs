@@ -3,11 +3,11 @@
 //!
 //! | object | is |
 //! |---|---|
-//! | container | the address space of the device: the IOMMU lets the device reach what is mapped there, and nothing else |
+//! | container | the address space of the device: the IOMMU lets the device reach only the memory mapped there |
 //! | group | the devices that the IOMMU cannot tell apart |
 //! | device | registers and interrupts |
 //!
-//! VFIO of type 1 is used and not iommufd, which Linux has from 6.2 on.
+//! The driver uses VFIO of type 1; iommufd would need Linux 6.2.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -16,6 +16,8 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_GROUP_FLAGS_VIABLE,
@@ -25,15 +27,21 @@ use vfio_bindings::bindings::vfio::{
     vfio_irq_set, vfio_region_info,
 };
 
-use super::{PciAddress, PciError};
+use super::address::PciAddress;
+use super::error::PciError;
 
 /// The kernel's interface has kept this number since Linux 3.6 (`VFIO_API_VERSION`).
 const API_VERSION: i32 = 0;
-/// The addresses below the interrupts' window and above it, which every x86 IOMMU translates. For a
-/// kernel that does not report them (before Linux 5.4).
+/// The addresses from 4 GiB on that every x86 IOMMU translates, for kernels that do not report them
+/// (before Linux 5.4).
 const USUAL_ADDRESSES: RangeInclusive<u64> = 1 << 32..=(1 << 39) - 1;
-/// The kernel's report of the address space is at most this long: some ranges.
+/// The size of the buffer for the kernel's report of the address space, in bytes.
 const INFO_BYTES: usize = 4096;
+
+/// The longest wait for a process that has been killed, whose group the kernel closes after a reset of the
+/// device; and the pause between two attempts.
+const BUSY_LIMIT: Duration = Duration::from_secs(2);
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
 /// The command register of the configuration space, and its bits (PCI Local Bus Specification 3.0,
 /// 6.2.2).
@@ -75,19 +83,27 @@ pub(super) struct Bar {
     pub(super) bytes: usize,
 }
 
-/// Makes a system call of VFIO with a number as argument.
-fn number(fd: BorrowedFd<'_>, request: libc::c_ulong, argument: libc::c_ulong) -> io::Result<i32> {
+/// Makes an ioctl of VFIO with a number as argument.
+fn ioctl_number(
+    fd: BorrowedFd<'_>,
+    request: libc::c_ulong,
+    argument: libc::c_ulong,
+) -> io::Result<i32> {
     // SAFETY: the requests that this function is called with take a plain number.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, argument) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Makes a system call of VFIO with a structure that the kernel reads, and may write.
+/// Makes an ioctl of VFIO with a structure that the kernel reads, and may write.
 ///
 /// # Safety
 /// The request takes a pointer to a `T`. If its length field says more bytes than a `T` has, these
 /// follow it in the same allocation.
-unsafe fn with<T>(fd: BorrowedFd<'_>, request: libc::c_ulong, argument: &mut T) -> io::Result<i32> {
+unsafe fn ioctl_struct<T>(
+    fd: BorrowedFd<'_>,
+    request: libc::c_ulong,
+    argument: &mut T,
+) -> io::Result<i32> {
     // SAFETY: the pointer is that of a live value, of the request's type by the caller's promise.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(argument)) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -113,35 +129,44 @@ impl Vfio {
         if driver.as_deref() != Some("vfio-pci") {
             return Err(PciError::OtherDriver { address, driver });
         }
-        let container = PathBuf::from("/dev/vfio/vfio");
-        let container =
-            open_file(&container).map_err(|cause| PciError::NoVfio { path: container, cause })?;
-        let path = PathBuf::from(format!("/dev/vfio/{group_number}"));
-        let group = open_file(&path).map_err(|cause| match cause.raw_os_error() {
-            Some(libc::EBUSY) => PciError::Busy { address },
-            Some(libc::ENOENT) => PciError::NoVfio { path, cause },
-            _ => PciError::Forbidden { address, path, cause },
-        })?;
-        let version = number(container.as_fd(), GET_API_VERSION, 0);
-        let known = number(container.as_fd(), CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU.into());
+        let open = |path: PathBuf| {
+            open_file(&path).map_err(|cause| match cause.raw_os_error() {
+                Some(libc::EACCES | libc::EPERM) => PciError::Forbidden { address, path, cause },
+                Some(libc::EBUSY) => PciError::Busy { address },
+                Some(libc::ENOENT | libc::ENODEV) => PciError::NoVfio { path, cause },
+                _ => refused("opening a file of VFIO")(cause),
+            })
+        };
+        let path = PathBuf::from("/dev/vfio/vfio");
+        let container = open(path.clone())?;
+        let group = PathBuf::from(format!("/dev/vfio/{group_number}"));
+        let begun = Instant::now();
+        let group = loop {
+            match open(group.clone()) {
+                Err(PciError::Busy { .. }) if begun.elapsed() < BUSY_LIMIT => sleep(BUSY_PAUSE),
+                other => break other?,
+            }
+        };
+        let version = ioctl_number(container.as_fd(), GET_API_VERSION, 0);
+        let known = ioctl_number(container.as_fd(), CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU.into());
         if version.ok() != Some(API_VERSION) || known.ok() != Some(1) {
             let cause = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
-            return Err(refused("VFIO of type 1 (modprobe vfio_iommu_type1)")(cause));
+            return Err(PciError::NoVfio { path, cause });
         }
         let argsz = size_of::<vfio_group_status>() as u32;
         let mut status = vfio_group_status { argsz, flags: 0 };
         // SAFETY: the request takes a `vfio_group_status`.
-        unsafe { with(group.as_fd(), GROUP_GET_STATUS, &mut status) }
+        unsafe { ioctl_struct(group.as_fd(), GROUP_GET_STATUS, &mut status) }
             .map_err(refused("asking for the group's state"))?;
         if status.flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
             let others = others_in_group(address, group_number);
             return Err(PciError::GroupInUse { address, group: group_number, others });
         }
-        let mut number_of_container = container.as_raw_fd();
+        let mut container_fd = container.as_raw_fd();
         // SAFETY: the request takes a pointer to the descriptor's number.
-        unsafe { with(group.as_fd(), GROUP_SET_CONTAINER, &mut number_of_container) }
+        unsafe { ioctl_struct(group.as_fd(), GROUP_SET_CONTAINER, &mut container_fd) }
             .map_err(refused("adding the group to a container"))?;
-        number(container.as_fd(), SET_IOMMU, VFIO_TYPE1v2_IOMMU.into())
+        ioctl_number(container.as_fd(), SET_IOMMU, VFIO_TYPE1v2_IOMMU.into())
             .map_err(refused("choosing VFIO of type 1"))?;
         let name = CString::new(address.to_string()).unwrap_or_default();
         // SAFETY: the request takes a pointer to a string, which lives.
@@ -154,6 +179,7 @@ impl Vfio {
         Ok(Vfio { address, container, _group: group, device })
     }
 
+    /// Returns a function that makes the error of an operation which the kernel refused.
     pub(super) fn refused(&self, what: &'static str) -> impl FnOnce(io::Error) -> PciError + use<> {
         let address = self.address;
         move |cause| PciError::Refused { address, what, cause }
@@ -169,7 +195,7 @@ impl Vfio {
         let argsz = size_of::<vfio_region_info>() as u32;
         let mut info = vfio_region_info { argsz, index, ..vfio_region_info::default() };
         // SAFETY: the request takes a `vfio_region_info`.
-        unsafe { with(self.device.as_fd(), DEVICE_GET_REGION_INFO, &mut info)? };
+        unsafe { ioctl_struct(self.device.as_fd(), DEVICE_GET_REGION_INFO, &mut info)? };
         Ok((info.offset, info.size))
     }
 
@@ -186,7 +212,7 @@ impl Vfio {
         Ok(u16::from_le_bytes(bytes))
     }
 
-    /// Lets the device access memory on its own, or no longer.
+    /// Lets the device access memory if `is_on`, or ends that. Also makes its registers readable.
     pub(super) fn set_bus_master(&self, is_on: bool) -> io::Result<()> {
         let (offset, _) = self.region(VFIO_PCI_CONFIG_REGION_INDEX)?;
         let command = self.configuration(COMMAND)? | COMMAND_MEMORY;
@@ -195,7 +221,7 @@ impl Vfio {
         self.device.write_all_at(&command.to_le_bytes(), offset + COMMAND)
     }
 
-    /// Has the kernel write to these descriptors at the interrupts of this kind, from the first one on.
+    /// Has the kernel signal these eventfds at the interrupts of this kind: the first one at vector 0, and so on.
     pub(super) fn set_interrupts(&self, index: u32, events: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = size_of::<vfio_irq_set>() + size_of_val(events);
         let header = [
@@ -209,8 +235,11 @@ impl Vfio {
         let mut words: Vec<u32> = header.into_iter().chain(events).collect();
         let Some(first) = words.first_mut() else { return Ok(()) };
         // SAFETY: the words are a `vfio_irq_set`, whose length field says how many they are.
-        unsafe { with(self.device.as_fd(), DEVICE_SET_IRQS, first)? };
-        Ok(())
+        match unsafe { ioctl_struct(self.device.as_fd(), DEVICE_SET_IRQS, first)? } {
+            0 => Ok(()),
+            // The kernel has set none.
+            free => Err(io::Error::other(format!("the kernel has only {free} interrupts free"))),
+        }
     }
 
     /// Returns the ranges of addresses that the IOMMU translates.
@@ -221,13 +250,12 @@ impl Vfio {
         let info = unsafe { &mut *first };
         info.argsz = INFO_BYTES as u32;
         // SAFETY: the request takes a `vfio_iommu_type1_info`, which `INFO_BYTES` bytes follow.
-        unsafe { with(self.container.as_fd(), IOMMU_GET_INFO, info)? };
+        unsafe { ioctl_struct(self.container.as_fd(), IOMMU_GET_INFO, info)? };
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         Ok(ranges(&bytes).unwrap_or_else(|| vec![USUAL_ADDRESSES]))
     }
 
-    /// Lets the device reach memory of this process at `iova`, and keeps the memory's pages where they
-    /// are.
+    /// Lets the device reach memory of this process at a device address, and locks the memory's pages.
     ///
     /// # Errors
     /// `ENOMEM` beyond the limit of locked memory, or the kernel's other errors.
@@ -247,7 +275,7 @@ impl Vfio {
             size: bytes,
         };
         // SAFETY: the request takes a `vfio_iommu_type1_dma_map`. The kernel checks the addresses.
-        unsafe { with(self.container.as_fd(), IOMMU_MAP_DMA, &mut map)? };
+        unsafe { ioctl_struct(self.container.as_fd(), IOMMU_MAP_DMA, &mut map)? };
         Ok(())
     }
 
@@ -260,7 +288,7 @@ impl Vfio {
             ..vfio_iommu_type1_dma_unmap::default()
         };
         // SAFETY: the request takes a `vfio_iommu_type1_dma_unmap`.
-        unsafe { with(self.container.as_fd(), IOMMU_UNMAP_DMA, &mut unmap)? };
+        unsafe { ioctl_struct(self.container.as_fd(), IOMMU_UNMAP_DMA, &mut unmap)? };
         Ok(())
     }
 }
@@ -269,7 +297,7 @@ fn open_file(path: &Path) -> io::Result<OwnedFd> {
     Ok(File::options().read(true).write(true).open(path)?.into())
 }
 
-/// Returns the other devices of a group, each with its driver.
+/// Returns the other devices of a group that the kernel drives, each with its driver.
 fn others_in_group(address: PciAddress, group: u32) -> Vec<String> {
     let entries = fs::read_dir(format!("/sys/kernel/iommu_groups/{group}/devices"));
     let names = entries
@@ -278,12 +306,11 @@ fn others_in_group(address: PciAddress, group: u32) -> Vec<String> {
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let with_driver = |name: String| {
         let driver = link_name(&Path::new("/sys/bus/pci/devices").join(&name).join("driver"));
-        match driver {
-            Some(driver) => format!("{name} (driver {driver})"),
-            None => name,
-        }
+        driver
+            .filter(|driver| driver != "vfio-pci" && driver != "pcieport")
+            .map(|driver| format!("{name} ({driver})"))
     };
-    names.filter(|name| *name != address.to_string()).map(with_driver).collect()
+    names.filter(|name| *name != address.to_string()).filter_map(with_driver).collect()
 }
 
 /// Returns the ranges of addresses in the kernel's report; `None` if it has none.

@@ -12,12 +12,11 @@ use crate::Checksum;
 /// The words of a descriptor.
 pub(super) type Words = [u64; 2];
 
+/// The most parts of a packet to send.
+pub(super) const MOST_PARTS: usize = 20;
+
 /// Bytes of a descriptor.
 pub(super) const DESCRIPTOR_BYTES: usize = 16;
-
-/// The most bytes of one transmit descriptor. Linux's driver splits at the same length
-/// (`E1000_MAX_PER_TXD` in netdev.c).
-pub(super) const MOST_TX_BYTES: u32 = 8192;
 
 /// Returns the receive descriptor of an empty buffer. The device overwrites both words.
 #[inline]
@@ -30,11 +29,11 @@ pub(super) fn empty(address: u64) -> Words {
 pub(super) struct Written {
     /// Bytes in the buffer.
     pub(super) len: u32,
-    /// `true` in the last buffer of a packet.
+    /// `true` if the buffer is the packet's last.
     pub(super) is_last: bool,
     /// `true` if the packet is damaged.
     pub(super) is_bad: bool,
-    /// What the device says of the checksum.
+    /// The device's finding on the checksum.
     pub(super) checksum: Checksum,
     /// The hash of the packet's flow.
     pub(super) hash: Option<u32>,
@@ -54,8 +53,8 @@ const RX_TRANSPORT_ERROR: u32 = 1 << 29;
 const RX_IP_ERROR: u32 = 1 << 30;
 const RSS_TYPE: u64 = 0xf;
 
-/// Reads a receive descriptor, if the device has written it. `second`: the word that the device writes
-/// last.
+/// Reads a receive descriptor. `second`: the word that the device writes last. Returns `None` if the device has
+/// not written it.
 #[inline]
 pub(super) fn written(first: u64, second: u64) -> Option<Written> {
     let status = second as u32;
@@ -88,20 +87,20 @@ const CONTEXT_TCP: u64 = 1 << 24;
 const CONTEXT_IPV4: u64 = 1 << 25;
 const TX_DONE: u64 = 1 << 32;
 
-/// How the descriptors of a packet are to be sent.
+/// The device's work on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// The device sends the packet as it is.
     Plain,
-    /// The device completes the checksum that the context before says.
+    /// The device completes the checksum that the preceding context names.
     Checksum,
-    /// The device makes segments as the context before says, and completes their checksums: that of IPv4,
+    /// The device makes segments as the preceding context says, and completes their checksums: that of IPv4,
     /// too, if `is_ipv4`.
-    Segments {
-        is_ipv4: bool,
-    },
+    Segments { is_ipv4: bool },
 }
 
-/// Returns a transmit descriptor of a packet. The device reports the last one of a packet.
+/// Returns a transmit descriptor of a packet. The device reports the completion of a packet's last
+/// descriptor.
 #[inline]
 pub(super) fn data(address: u64, len: u32, kind: Kind, is_last: bool) -> Words {
     let offload = match kind {
@@ -114,6 +113,11 @@ pub(super) fn data(address: u64, len: u32, kind: Kind, is_last: bool) -> Words {
     };
     let end = if is_last { TX_LAST | TX_REPORT } else { 0 };
     [address, u64::from(len) | TX_FCS | offload | end]
+}
+
+/// Makes the last descriptor of a packet one that others follow.
+pub(super) fn continue_behind([_, second]: &mut Words) {
+    *second &= !(TX_LAST | TX_REPORT);
 }
 
 /// Returns the context with which the device sums everything from `start` on, and writes the checksum
@@ -197,6 +201,9 @@ mod tests {
         assert_eq!(data(0x1000, 60, Kind::Plain, true), [0x1000, 0x0b00_003c]);
         assert_eq!(data(0x1000, 60, Kind::Plain, false), [0x1000, 0x0200_003c]);
         assert_eq!(data(0x1000, 1514, Kind::Checksum, true), [0x1000, 0x0200_2b10_05ea]);
+        let mut last = data(0x1000, 60, Kind::Plain, true);
+        continue_behind(&mut last);
+        assert_eq!(last, data(0x1000, 60, Kind::Plain, false));
         assert!(is_sent(0x1_0b00_003c) && !is_sent(0x0b00_003c));
         assert_eq!(checksum_context(34, 16), Some([0x3222_0000_0000, 0x2100_0000]));
         assert_eq!(checksum_context(250, 16), None);

@@ -29,7 +29,7 @@ pub(super) const CTRL_EXT_CLEAR_PENDING: u32 = 1 << 31;
 /// The ethertype of VLAN tags.
 pub(super) const VET: Register = Register(0x0038);
 
-/// Causes of interrupts: reads, and clears the bits that are written.
+/// Causes of interrupts. A write clears the bits that it has.
 pub(super) const ICR: Register = Register(0x00c0);
 /// Throttling of the interrupts of all causes, without MSI-X.
 pub(super) const ITR: Register = Register(0x00c4);
@@ -43,10 +43,14 @@ pub(super) const IVAR: Register = Register(0x00e4);
 /// Receive queues 0 and 1, transmit queues 0 and 1, and other causes: vectors 0 to 4, each valid.
 pub(super) const IVAR_ONE_EACH: u32 = 0x000c_ba98;
 
+/// The least time between two interrupts of a vector, in units of 256 ns; one register per vector.
+pub(super) const EITR: Register = Register(0x00e8);
+
 pub(super) const CAUSE_LINK: u32 = 1 << 2;
 /// The causes of queue 0. Those of queue 1 are one bit higher.
 pub(super) const CAUSE_RX: u32 = 1 << 20;
 pub(super) const CAUSE_TX: u32 = 1 << 22;
+pub(super) const QUEUE_CAUSES: u32 = 3 * (CAUSE_RX | CAUSE_TX);
 pub(super) const CAUSE_OTHER: u32 = 1 << 24;
 
 /// Receive control.
@@ -63,15 +67,15 @@ pub(super) const TCTL: Register = Register(0x0400);
 pub(super) const TCTL_ENABLE: u32 = 1 << 1;
 /// Pad short packets; 15 attempts after a collision, a collision distance for full duplex, and the
 /// retransmission of late collisions, as Linux's driver sets them.
-pub(super) const TCTL_USUAL: u32 = 1 << 3 | 15 << 4 | 63 << 12 | 1 << 24;
+pub(super) const TCTL_DEFAULT: u32 = 1 << 3 | 15 << 4 | 63 << 12 | 1 << 24;
 /// The gaps between packets, for copper.
 pub(super) const TIPG: Register = Register(0x0410);
-pub(super) const TIPG_USUAL: u32 = 8 | 8 << 10 | 6 << 20;
+pub(super) const TIPG_DEFAULT: u32 = 8 | 8 << 10 | 6 << 20;
 
 /// The part of the packet buffer that is for received packets, in KiB. The rest of 40 KiB is for packets
 /// to send.
 pub(super) const PBA: Register = Register(0x1000);
-pub(super) const PBA_USUAL: u32 = 20;
+pub(super) const PBA_DEFAULT: u32 = 20;
 
 /// Flow control: thresholds of the packet buffer.
 pub(super) const FCRTL: Register = Register(0x2160);
@@ -86,6 +90,8 @@ pub(super) const RDT: Register = Register(0x2818);
 /// Delays of receive interrupts without MSI-X, in units of 1.024 us: after the last packet, and at most.
 pub(super) const RDTR: Register = Register(0x2820);
 pub(super) const RXDCTL: Register = Register(0x2828);
+/// Thresholds in descriptors.
+pub(super) const RXDCTL_DEFAULT: u32 = 1 << 24 | 4 << 16 | 4 << 8 | 0x20;
 pub(super) const RADV: Register = Register(0x282c);
 /// Interrupts for small packets, and the delay of those for acknowledgements.
 pub(super) const RSRPD: Register = Register(0x2c00);
@@ -100,11 +106,13 @@ pub(super) const TDT: Register = Register(0x3818);
 pub(super) const TIDV: Register = Register(0x3820);
 pub(super) const TXDCTL: Register = Register(0x3828);
 /// Thresholds in descriptors; count descriptors; write each descriptor back at once.
-pub(super) const TXDCTL_USUAL: u32 = 1 << 24 | 1 << 22 | 1 << 16 | 1 << 8 | 0x1f;
+pub(super) const TXDCTL_DEFAULT: u32 = 1 << 24 | 1 << 22 | 1 << 16 | 1 << 8 | 0x1f;
 pub(super) const TADV: Register = Register(0x382c);
 pub(super) const TARC: Register = Register(0x3840);
-/// The queue is on, with a share of 3; and a bit without a name, which Linux sets for the 82574.
-pub(super) const TARC_USUAL: u32 = 3 | 1 << 10 | 1 << 26;
+/// The queue is on, with a share of 3.
+pub(super) const TARC_DEFAULT: u32 = 3 | 1 << 10;
+/// A bit without a name, which Linux's driver sets for queue 0 of the 82574.
+pub(super) const TARC_82574: u32 = 1 << 26;
 /// The distance of the registers of the two queues, in bytes.
 pub(super) const QUEUE_STRIDE: u32 = 0x100;
 
@@ -113,10 +121,10 @@ pub(super) const MPC: Register = Register(0x4010);
 
 pub(super) const RXCSUM: Register = Register(0x5000);
 /// Check the checksums of IPv4, and of TCP and UDP; report the hash in place of a sum.
-pub(super) const RXCSUM_USUAL: u32 = 1 << 8 | 1 << 9 | 1 << 13;
+pub(super) const RXCSUM_DEFAULT: u32 = 1 << 8 | 1 << 9 | 1 << 13;
 pub(super) const RFCTL: Register = Register(0x5008);
 /// Extended descriptors, and no interrupts for acknowledgements.
-pub(super) const RFCTL_USUAL: u32 = 1 << 15 | 1 << 12;
+pub(super) const RFCTL_DEFAULT: u32 = 1 << 15 | 1 << 12;
 /// The hash table of group addresses: 128 registers.
 pub(super) const MTA: Register = Register(0x5200);
 /// Received addresses: 16 pairs of registers.
@@ -128,6 +136,8 @@ pub(super) const VFTA: Register = Register(0x5600);
 pub(super) const WUC: Register = Register(0x5800);
 pub(super) const MRQC: Register = Register(0x5818);
 pub(super) const GCR: Register = Register(0x5b00);
-/// Set for the 82574 by Linux's driver, the first without a name: a packet that arrives in power state
-/// L1 is not lost.
+/// Bits that Linux's driver sets for the 82574: one without a name, and `E1000_GCR_L1_ACT_WITHOUT_L0S_RX`.
 pub(super) const GCR_82574: u32 = 1 << 22 | 1 << 27;
+pub(super) const GCR2: Register = Register(0x5b64);
+/// Set by Linux's driver against an erratum of the 82574: timeouts of PCIe with power saving.
+pub(super) const GCR2_82574: u32 = 1;

@@ -12,16 +12,16 @@ use towpath_memory::Region;
 use towpath_packet::segment::MAX_HEADER_BYTES;
 
 use super::card::Card;
-use super::descriptor::{self, DESCRIPTOR_BYTES, Words};
+use super::descriptor::{DESCRIPTOR_BYTES, Words};
 use super::names::*;
+use super::packets::{InFlight, Oldest};
 use super::ring::Ring;
 use crate::dma::{Access, Dma, Registration};
-use crate::pci::registers::Register;
+use crate::pci::registers::{GONE, Register};
 use crate::{
     Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, Packet, Received, SpaceId,
     Spaces,
 };
-use transmit::InFlight;
 
 /// Descriptors of each ring: a multiple of 8 (`RDLEN` counts in 128 bytes).
 pub(super) const RING_ENTRIES: u32 = 512;
@@ -31,7 +31,11 @@ pub(super) const RX_BUFFER_BYTES: usize = 2048;
 const RING_BYTES: usize = RING_ENTRIES as usize * DESCRIPTOR_BYTES;
 /// Headers of large packets lie behind both rings, with a place for each transmit descriptor.
 const HEADERS_AT: usize = 2 * RING_BYTES;
-const MEMORY_BYTES: usize = HEADERS_AT + RING_ENTRIES as usize * MAX_HEADER_BYTES;
+/// Zeros for short frames lie behind the headers.
+const ZEROS_AT: usize = HEADERS_AT + RING_ENTRIES as usize * MAX_HEADER_BYTES;
+const MEMORY_BYTES: usize = ZEROS_AT + SHORTEST_FRAME_BYTES;
+/// The shortest frame on the wire, without its checksum (IEEE 802.3, 3.2.8).
+const SHORTEST_FRAME_BYTES: usize = 60;
 /// Sleeps between two reads of the count of packets that the device dropped.
 const SLEEPS_PER_READ: u32 = 64;
 
@@ -51,17 +55,19 @@ pub(super) struct E1000eQueue {
     rx_buffers: Vec<u32>,
     /// The space of the receive buffers, once the engine provided some.
     pool: Option<SpaceId>,
-    /// Buffers of dropped packets, which go back to the device with the next ones.
+    /// Buffers of dropped packets, which go back to the device.
     dropped: Vec<u32>,
+    /// `true` while the device writes the rest of a packet that is too long.
+    discards: bool,
     in_flight: VecDeque<InFlight>,
     done: VecDeque<Completion>,
     /// The context of checksums that the device has.
     context: Option<Words>,
-    /// The tails that the device knows.
-    told: [u32; 2],
-    /// Written at each interrupt of the queue.
+    /// The tails last written to the device: receive, transmit.
+    known_tails: [u32; 2],
+    /// The kernel signals it at each interrupt of the queue.
     interrupt: Arc<OwnedFd>,
-    /// `true` if the device may interrupt, or has since the last read of `interrupt`.
+    /// `true` if the queue has been armed since the last read of `interrupt`.
     is_armed: bool,
     sleeps: u32,
     counters: Counters,
@@ -96,10 +102,11 @@ impl E1000eQueue {
             rx_buffers: vec![0; RING_ENTRIES as usize],
             pool: None,
             dropped: Vec::with_capacity(RING_ENTRIES as usize),
+            discards: false,
             in_flight: VecDeque::with_capacity(RING_ENTRIES as usize),
             done: VecDeque::with_capacity(RING_ENTRIES as usize),
             context: None,
-            told: [0; 2],
+            known_tails: [0; 2],
             interrupt,
             is_armed: false,
             sleeps: 0,
@@ -132,18 +139,15 @@ impl E1000eQueue {
         }
     }
 
+    /// Returns the causes that may wake the engine.
     fn causes(&self) -> u32 {
         let tx = if self.in_flight.is_empty() { 0 } else { CAUSE_TX };
         (CAUSE_RX | tx) << self.index
     }
 
-    /// Returns `true` if there is something to do right now.
+    /// Returns `true` if a received packet, a completion, or room that the engine waits for is there.
     fn has_work(&self, tx_waiting: bool) -> bool {
-        let is_received = self.rx.held() > 0 && {
-            let [first, second] = self.rx.fetch(self.rx.oldest());
-            descriptor::written(first, second).is_some()
-        };
-        is_received
+        self.oldest_packet() != Oldest::None
             || !self.done.is_empty()
             || self.is_oldest_sent()
             || tx_waiting && self.has_room()
@@ -174,15 +178,15 @@ impl DeviceQueue for E1000eQueue {
     }
 
     fn kick(&mut self, _: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
-        let (at, register, descriptors) = match ring {
-            Kick::Rx => (0, RDT, &self.rx),
-            Kick::Tx => (1, TDT, &self.tx),
-        };
-        let tail = descriptors.tail();
-        if self.told[at] != tail {
-            descriptors.publish();
-            self.card.registers.write(self.of(register), tail);
-            self.told[at] = tail;
+        match ring {
+            Kick::Rx => self.tell_rx(),
+            Kick::Tx => {
+                let tail = self.tx.tail();
+                if std::mem::replace(&mut self.known_tails[1], tail) != tail {
+                    self.tx.publish();
+                    self.card.registers.write(self.of(TDT), tail);
+                }
+            }
         }
         Ok(())
     }
@@ -202,12 +206,12 @@ impl DeviceQueue for E1000eQueue {
         Some(self.interrupt.as_fd())
     }
 
-    /// A cause that the device notes before it is unmasked interrupts at once. So no packet is lost
-    /// between the last look and the sleep.
+    /// Unmasks the causes of the queue. The device interrupts at once for a cause that it has already noted,
+    /// so no packet is missed between the last check and the sleep.
     fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
         if std::mem::take(&mut self.is_armed) {
             self.counters.system_calls += 1;
-            // Nothing to read: there was no interrupt.
+            // The read fails if there was no interrupt.
             let _ = rustix::io::read(&*self.interrupt, &mut [0; 8]);
         }
         self.sleeps += 1;
@@ -232,7 +236,7 @@ impl DeviceQueue for E1000eQueue {
         self.done.extend(self.in_flight.drain(..).map(|one| Completion::returned(one.token)));
         self.rx.clear();
         self.tx.clear();
-        (self.context, self.told) = (None, [0; 2]);
+        (self.context, self.known_tails, self.discards) = (None, [0; 2], false);
         self.set_rings();
         self.card.start_interrupts();
         self.card.start();
@@ -246,7 +250,16 @@ impl DeviceQueue for E1000eQueue {
 }
 
 impl E1000eQueue {
-    fn failure(&self, what: &'static str, error: crate::pci::PciError) -> DeviceError {
+    /// Tells the device of new receive buffers.
+    fn tell_rx(&mut self) {
+        let tail = self.rx.tail();
+        if std::mem::replace(&mut self.known_tails[0], tail) != tail {
+            self.rx.publish();
+            self.card.registers.write(self.of(RDT), tail);
+        }
+    }
+
+    fn failure(&self, what: &'static str, error: crate::pci::error::PciError) -> DeviceError {
         let (name, cause) = (self.info.name.clone(), io::Error::other(error));
         if self.card.is_gone() {
             DeviceError::Gone { name, cause }
@@ -255,19 +268,20 @@ impl E1000eQueue {
         }
     }
 
-    /// Counts the packets that the device dropped since the last look.
+    /// Counts the packets that the device dropped since the last read.
     fn count_missed(&mut self) -> Result<(), DeviceError> {
         let missed = self.card.registers.read(MPC);
-        if missed == crate::pci::registers::GONE && self.card.is_gone() {
+        if missed == GONE && self.card.is_gone() {
             let cause = io::Error::other("its registers read as all ones");
             return Err(DeviceError::Gone { name: self.info.name.clone(), cause });
         }
-        self.counters.rx_dropped += u64::from(missed);
+        // A counter that reads as all ones, of a card that answers, is none.
+        self.counters.rx_dropped += u64::from(if missed == GONE { 0 } else { missed });
         Ok(())
     }
 }
 
-/// The device accesses no memory from then on.
+/// Stops the device, which then accesses no memory.
 impl Drop for E1000eQueue {
     fn drop(&mut self) {
         self.card.stop();

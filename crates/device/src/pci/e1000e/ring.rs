@@ -1,8 +1,8 @@
 //! A ring of descriptors, in memory that the driver and the device share.
 //!
 //! The driver fills descriptors and then writes the ring's tail register; the device fetches them, and
-//! writes each again when it is done with it. The device is behind an IOMMU and still not trusted to
-//! write sense: each word is fetched once, and every index and length is checked.
+//! writes each again when it is done with it. Although an IOMMU confines the device, the driver does not
+//! trust its words: it fetches each once, and checks each length.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -15,7 +15,7 @@ use super::descriptor::{DESCRIPTOR_BYTES, Words};
 /// The words of a descriptor.
 const WORDS: usize = DESCRIPTOR_BYTES / 8;
 
-/// A ring, as the driver sees it. The indices go round.
+/// A ring, as the driver sees it. The indices wrap around.
 #[derive(Debug)]
 pub(super) struct Ring {
     driver: OwnWords,
@@ -28,7 +28,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Uses the front of a region, whose mapping is `whole`, from `offset` on.
+    /// Uses a region, which is a part of the mapping `whole`, as a ring.
     pub(super) fn new(memory: Region, whole: &Arc<Mapping>) -> Ring {
         let first = memory.offset() / 8;
         let words = memory.len() / 8;
@@ -63,7 +63,7 @@ impl Ring {
         self.oldest
     }
 
-    /// Returns the index so many descriptors behind another one; less than a whole ring.
+    /// Returns the index `count` descriptors after `index`; `count` is less than the ring's size.
     #[inline]
     pub(super) fn after(&self, index: u32, count: u32) -> u32 {
         let sum = index + count;
@@ -77,13 +77,14 @@ impl Ring {
         self.next = self.after(self.next, 1);
     }
 
-    /// Orders all descriptors before the write of a tail register.
+    /// Orders all stores of descriptors before the write of the tail register. Pairs with the device's
+    /// fetch of descriptors after that write.
     #[inline]
     pub(super) fn publish(&self) {
         fence(Ordering::Release);
     }
 
-    /// Fetches a descriptor: the word that the device writes last first.
+    /// Fetches a descriptor: first the word that the device writes last, then the other.
     #[inline]
     pub(super) fn fetch(&self, index: u32) -> Words {
         let second = self.device.observe(index as usize * WORDS + 1);
@@ -96,7 +97,7 @@ impl Ring {
         self.device.observe(index as usize * WORDS + 1)
     }
 
-    /// Takes the oldest descriptors back. The caller has found them done.
+    /// Takes back the oldest `count` descriptors, which the device has completed.
     #[inline]
     pub(super) fn take(&mut self, count: u32) {
         self.oldest = self.after(self.oldest, count);

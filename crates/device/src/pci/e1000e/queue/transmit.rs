@@ -1,30 +1,24 @@
 //! Packets to send.
 
+use towpath_memory::PAGE_BYTES;
 use towpath_packet::SegmentationKind;
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 
-use super::super::descriptor::{self, Kind, MOST_TX_BYTES, Words};
-use super::{E1000eQueue, HEADERS_AT};
+use super::super::descriptor::{self, Kind, MOST_PARTS, Words};
+use super::super::packets::InFlight;
+use super::{E1000eQueue, HEADERS_AT, RING_ENTRIES, SHORTEST_FRAME_BYTES, ZEROS_AT};
 use crate::check::PacketLimits;
 use crate::{
-    Checksum, Completion, ETHERNET_HEADER_BYTES, LARGE_FRAME_BYTES, MAX_PARTS, Meta, Packet, Part,
-    Spaces, VLAN_TAG_BYTES,
+    Checksum, Completion, ETHERNET_HEADER_BYTES, LARGE_FRAME_BYTES, Meta, Packet, Part, Spaces,
+    VLAN_TAG_BYTES,
 };
 
-/// The most descriptors of a packet: a context, headers, and two for each part. The parts of a large packet
-/// have 64 KiB together, so few of them take two.
-const MOST_DESCRIPTORS: usize = 2 + MAX_PARTS + LARGE_FRAME_BYTES / MOST_TX_BYTES as usize;
+/// The most descriptors of a packet: a context, the headers or the zeros behind a short frame, and its parts,
+/// which page boundaries split.
+const MOST_DESCRIPTORS: usize = 2 + 2 * MOST_PARTS + LARGE_FRAME_BYTES / PAGE_BYTES;
 /// QEMU's model loses packets of more data descriptors (`E1000E_MAX_TX_FRAGS`).
 const _: () = assert!(MOST_DESCRIPTORS - 1 <= 64);
-
-/// A packet that the device has.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct InFlight {
-    pub(super) token: u64,
-    len: u32,
-    /// The number of its descriptors.
-    descriptors: u32,
-}
+const _: () = assert!(MAX_HEADER_BYTES.is_power_of_two() && HEADERS_AT.is_multiple_of(PAGE_BYTES));
 
 /// The descriptors of a packet, before they are in the ring.
 struct Descriptors {
@@ -54,6 +48,9 @@ impl E1000eQueue {
         let mut made = Descriptors { words: [[0; 2]; MOST_DESCRIPTORS], count: 0 };
         let mut taken = 0;
         for packet in packets {
+            if self.in_flight.len() + self.done.len() >= RING_ENTRIES as usize {
+                break;
+            }
             let len = limits.packet_len(packet.parts, packet.meta);
             let context = len.and_then(|_| self.describe(spaces, packet, &mut made));
             let Some((len, context)) = len.zip(context) else {
@@ -77,8 +74,8 @@ impl E1000eQueue {
         taken
     }
 
-    /// Makes the descriptors of a packet. Returns the context that the device then has; `None` if it cannot
-    /// send the packet.
+    /// Makes the descriptors of a packet. Returns the context that the device then has; `None` if the
+    /// device cannot send the packet.
     fn describe(
         &mut self,
         spaces: &Spaces,
@@ -101,11 +98,18 @@ impl E1000eQueue {
             }
         }
         describe_parts(spaces, packet.parts, 0, kind, made)?;
+        let len: usize = packet.parts.iter().map(|part| part.len as usize).sum();
+        if len < SHORTEST_FRAME_BYTES {
+            // The card pads frames of 17 bytes or more (`TCTL.PSP`), and QEMU's model none.
+            let zeros = self.rings.address() + ZEROS_AT as u64;
+            descriptor::continue_behind(made.words.get_mut(made.count.checked_sub(1)?)?);
+            made.push(descriptor::data(zeros, (SHORTEST_FRAME_BYTES - len) as u32, kind, true))?;
+        }
         Some(context)
     }
 
-    /// Makes the descriptors of a large packet. Its headers change for the device, so they are sent from a
-    /// copy in the driver's own memory.
+    /// Makes the descriptors of a large packet. The device needs changed headers, and sends them from the
+    /// driver's own copy.
     fn describe_large(
         &mut self,
         spaces: &Spaces,
@@ -126,7 +130,7 @@ impl E1000eQueue {
         let mut headers = [0; MAX_HEADER_BYTES];
         let at = segmenter.for_device(&mut headers);
         made.push(descriptor::segment_context(&at, segmentation.segment_bytes, is_ipv4)?)?;
-        // The descriptor that follows the context has this place for its headers alone.
+        // Only the descriptor after the context uses this place.
         let place = self.tx.tail() as usize * MAX_HEADER_BYTES;
         if !self.headers.copy_in(place, &headers[..at.header_bytes]) {
             return None;
@@ -141,6 +145,7 @@ impl E1000eQueue {
     /// Returns `true` if the ring has room for any packet.
     pub(super) fn has_room(&self) -> bool {
         self.tx.room() as usize >= MOST_DESCRIPTORS
+            && self.in_flight.len() + self.done.len() < RING_ENTRIES as usize
     }
 
     /// Returns `true` if the device has sent the oldest packet.
@@ -162,7 +167,7 @@ impl E1000eQueue {
     }
 }
 
-/// Makes the descriptors of a packet's parts, but for the first bytes of the packet.
+/// Makes the descriptors of a packet's parts, without the packet's first `skipped` bytes.
 fn describe_parts(
     spaces: &Spaces,
     parts: &[Part],
@@ -178,7 +183,9 @@ fn describe_parts(
         to_skip -= now;
         let (mut address, mut left) = (address + now, part.len - now as u32);
         while left > 0 {
-            let len = left.min(MOST_TX_BYTES);
+            // QEMU's model loses a packet with a descriptor that crosses pages which do not follow each other
+            // in its memory.
+            let len = left.min((PAGE_BYTES as u64 - address % PAGE_BYTES as u64) as u32);
             sum += u64::from(len);
             made.push(descriptor::data(address, len, kind, sum == total))?;
             address += u64::from(len);
