@@ -1,6 +1,6 @@
 # The targets; each is one command, which can also be run directly. See CONTRIBUTING.md.
 
-.PHONY: build quick test test-long test-slow test-filter test-experiments test-beside-a-server test-older-version test-ordinary-user simulation loom asan tsan fuzz bench figures demo manual ci
+.PHONY: build quick test test-long test-slow test-card test-filter test-experiments test-beside-a-server test-older-version test-ordinary-user simulation loom asan tsan fuzz bench figures demo manual ci
 
 build:
 	cargo build --release
@@ -22,6 +22,9 @@ test-slow:
 # The flow filter against its reference: ten million packets, and each instruction changed in turn.
 test-filter:
 	TOWPATH_FILTER_INPUTS=10000000 cargo test --release -p towpath-device --lib flow_filter -- --nocapture
+
+test-card:
+	tests/card
 
 test-experiments:
 	cargo build --release -p towpath -p towpath-examples -p towpath-lab-web

@@ -6,6 +6,7 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mkdir -p /dev/shm /dev/pts /run /tmp /out
+chmod 1777 /tmp
 mount -t tmpfs shm /dev/shm
 mount -t tmpfs run /run
 mount -t devpts pts /dev/pts

@@ -4,6 +4,8 @@
 //! The kernel comes from a Debian package, and the root file system with systemd is unpacked from
 //! memory (initramfs). A script in `lab/guest` names the kernels that it runs on, and reports each
 //! check on a serial line of its own.
+//!
+//! With a command, it boots a small guest instead: a kernel and some programs of the host, without systemd.
 
 mod fetch;
 mod machine;
@@ -19,13 +21,13 @@ use anyhow::{Context, bail, ensure};
 use fetch::{Cache, Kernel};
 use machine::Machine;
 use script::Script;
-use small::Order;
+use small::GuestCommand;
 
 /// Programs of the examples that the checks start, beside this program.
 const PROGRAMS: [&str; 2] = ["web", "udp_echo"];
 
 /// Programs of the project that a command in a small guest finds, if they are built.
-const OWN: [&str; 4] = ["towpath", "towpath-lab", "web", "udp_echo"];
+const PROJECT_PROGRAMS: [&str; 4] = ["towpath", "towpath-lab", "web", "udp_echo"];
 
 /// The options of `towpath-lab guest`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -63,7 +65,7 @@ impl Options {
         !self.command.is_empty()
     }
 
-    /// Returns `true` if no option is given.
+    /// Returns `true` if no option is given but `--cards` and `--limit`.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let none = Options { cards: self.cards, limit: self.limit, ..Options::default() };
@@ -81,8 +83,8 @@ pub fn run_command(repository: &Path, options: &Options) -> anyhow::Result<u8> {
     let programs = programs.parent().context("this program is in no directory")?;
     let target = programs.parent().context("this program is in no target directory")?;
     let kernel = options.kernel.as_deref().map_or(Ok(Kernel::Stable), Kernel::from_name)?;
-    let own = OWN.iter().map(|name| programs.join(name)).filter(|path| path.is_file());
-    let order = Order {
+    let own = PROJECT_PROGRAMS.iter().map(|name| programs.join(name)).filter(|path| path.is_file());
+    let order = GuestCommand {
         command: &options.command,
         kernel,
         cards: options.cards,

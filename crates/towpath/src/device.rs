@@ -9,6 +9,7 @@ use towpath_device::pci::{PciAddress, e1000e};
 use crate::failure::{Failure, print};
 use crate::table::Table;
 use sysfs::Card;
+pub(crate) use sysfs::SWITCH_IOMMU_ON;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
@@ -30,7 +31,7 @@ pub(crate) struct Args {
 enum Subcommand {
     /// List the machine's PCI network cards
     List,
-    /// Take a card from the kernel, and let a user's server drive it; until the next boot
+    /// Take a card from the kernel until the next boot, for a user's server
     Claim(claim::Args),
     /// Give a card back to the kernel's driver
     Release(ReleaseArgs),
@@ -61,7 +62,7 @@ fn list() -> Result<(), Failure> {
         return print("no PCI network card\n");
     }
     let mut table =
-        Table::new(["card", "kind", "interface", "driver", "iommu group", "served by pci:"]);
+        Table::new(["card", "vendor:device", "interface", "driver", "iommu group", "pci"]);
     for card in cards {
         let Card { address, vendor, device, interfaces, driver, group } = card;
         let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
@@ -73,7 +74,7 @@ fn list() -> Result<(), Failure> {
             or_none(driver),
             or_none(group.map(|group| group.to_string())),
             match (is_known, group) {
-                (false, _) => "no: another kind",
+                (false, _) => "no: not an 82574L",
                 (true, None) => "no: no IOMMU",
                 (true, Some(_)) => "yes",
             }

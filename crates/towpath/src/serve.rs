@@ -5,6 +5,7 @@ mod directory;
 mod fd_store;
 mod interface;
 pub(crate) mod keeper;
+mod kind;
 mod last_policy;
 mod log;
 mod ready;
@@ -80,14 +81,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let socket = settings.socket.clone().unwrap_or_else(default_socket);
     let settings = Settings { socket: Some(socket.clone()), ..settings };
     confine::raise_descriptor_limit();
-    let is_tap = interface::is_served_as_tap(&served)?;
+    let kind = interface::kind_of(&served)?;
     if keeper::is_served(&socket) {
         return Err(directory::busy(&socket));
     }
     confine::raise_memory_limit();
     directory::prepare(&socket, settings.user.as_ref())?;
     let told = (ready, given);
-    keeper::supervise_servers(&settings, &served.interface, (&socket, is_tap), told, &signals)
+    keeper::supervise_servers(&settings, &served.interface, (&socket, kind), told, &signals)
 }
 
 /// Returns the reason why a server did not start, with the option that helps or another remedy.

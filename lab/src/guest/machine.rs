@@ -23,10 +23,10 @@ const CARDS: [(&str, &str, u8); 4] = [
 ];
 
 /// The program that is the machine.
-const QEMU: &str = "qemu-system-x86_64";
+pub(super) const QEMU: &str = "qemu-system-x86_64";
 /// The status of setpriv if it does not find the program that it is to start.
-const NO_PROGRAM: i32 = 127;
-const NO_SETPRIV: &str = "setpriv is missing; apt-get install util-linux";
+pub(super) const NO_PROGRAM: i32 = 127;
+pub(super) const NO_SETPRIV: &str = "setpriv is missing; apt-get install util-linux";
 
 /// The first process of the guest is systemd, which starts the script.
 const KERNEL_OPTIONS: &str = "console=ttyS0 panic=-1 intel_iommu=on \
@@ -154,7 +154,7 @@ impl Machine {
     fn command(&self) -> Command {
         let mut command = base_command(&self.image, &self.initial, &self.console);
         for (number, (model, name, hub)) in CARDS.iter().enumerate() {
-            card(&mut command, number, model, name, *hub);
+            add_card(&mut command, number, model, name, *hub);
         }
         command.args(["-append", KERNEL_OPTIONS]);
         command.args(["-chardev", "stdio,id=report,signal=off", "-serial", "chardev:report"]);
@@ -177,7 +177,7 @@ pub(super) fn base_command(image: &Path, initial: &Path, console: &Path) -> Comm
 }
 
 /// Adds a network card to a hub.
-pub(super) fn card(command: &mut Command, number: usize, model: &str, name: &str, hub: u8) {
+pub(super) fn add_card(command: &mut Command, number: usize, model: &str, name: &str, hub: u8) {
     command.arg("-netdev").arg(format!("hubport,id={name},hubid={hub}"));
     command.arg("-device").arg(format!("{model},netdev={name},mac={}", mac(number)));
 }

@@ -10,8 +10,9 @@ use super::fetch::Kernel;
 /// The first word of the line that describes the machine.
 const HEADER: &str = "# guest:";
 
-/// Files that are no scripts: one that the scripts share, and the first process of a small guest.
-const OTHERS: [&str; 2] = ["library", "init"];
+/// Files without a header: the functions that scripts share, the first process of a small guest, and the
+/// command of tests/card.
+const OTHERS: [&str; 3] = ["library", "init", "card"];
 
 /// A script of checks.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -11,30 +11,30 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 
 use super::fetch::{Cache, Kernel, missing, pack, run};
-use super::machine::{Running, base_command, card};
+use super::machine::{NO_PROGRAM, NO_SETPRIV, QEMU, Running, add_card, base_command};
 
 /// Programs of the host that the guest's commands may use.
-const TOOLS: [&str; 29] = [
+const TOOLS: [&str; 31] = [
     "basename", "bash", "cat", "chmod", "chown", "cmp", "cp", "cut", "dmesg", "env", "ethtool",
-    "grep", "head", "ip", "kill", "ls", "mkdir", "modprobe", "mount", "ping", "sed", "readlink",
-    "setpriv", "sh", "sleep", "sync", "tail", "tar", "uname",
+    "grep", "head", "ip", "kill", "ls", "mkdir", "modprobe", "mount", "ping", "pkill", "sed",
+    "readlink", "setpriv", "sh", "sleep", "stty", "sync", "tail", "tar", "uname",
 ];
 /// Where the host has its programs.
 const PATHS: [&str; 4] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
-/// The modules that are loaded before the command runs.
+/// The modules that `init.sh` loads before it runs the command.
 const LOADED: &str = "virtio_pci virtio_blk e1000e tun veth vfio-pci vfio_iommu_type1";
 /// The users of the guest beside root.
 const PASSWD: &str = "root:x:0:0::/root:/bin/sh\ntowpath:x:990:990::/tmp:/bin/sh\n\
     alice:x:1001:1001::/tmp:/bin/sh\nbob:x:1002:1002::/tmp:/bin/sh\n";
 const GROUP: &str = "root:x:0:\ntowpath:x:990:\nalice:x:1001:\nbob:x:1002:\n";
-/// Room for the files that come back.
+/// The size of the disk for the command's files.
 const OUT_BYTES: u64 = 256 << 20;
 /// The exit status of a command that did not end in time, as that of timeout(1).
 const TOO_LONG: u8 = 124;
 
-/// A command for a guest.
+/// A command for a small guest.
 #[derive(Clone, Debug)]
-pub(super) struct Order<'a> {
+pub(super) struct GuestCommand<'a> {
     pub(super) command: &'a [String],
     pub(super) kernel: Kernel,
     /// The number of e1000e cards, all on one hub.
@@ -47,16 +47,27 @@ pub(super) struct Order<'a> {
 }
 
 /// Runs a command in a guest. Prints its output. Returns its exit status.
-pub(super) fn run_command(cache: &Cache, init: &Path, order: &Order<'_>) -> anyhow::Result<u8> {
-    let directory = cache.directory().join(format!("small-{}", std::process::id()));
+pub(super) fn run_command(
+    cache: &Cache,
+    init: &Path,
+    order: &GuestCommand<'_>,
+) -> anyhow::Result<u8> {
+    // The path of a socket has at most 107 bytes, so the machine's files lie in the system's directory for
+    // temporary files.
+    let directory = std::env::temp_dir().join(format!("towpath-guest-{}", std::process::id()));
     let _ = fs::remove_dir_all(&directory);
-    fs::create_dir_all(&directory)?;
+    fs::DirBuilder::new().mode(0o700).create(&directory)?;
     let outcome = run_in(cache, &directory, init, order);
     fs::remove_dir_all(&directory)?;
     outcome
 }
 
-fn run_in(cache: &Cache, directory: &Path, init: &Path, order: &Order<'_>) -> anyhow::Result<u8> {
+fn run_in(
+    cache: &Cache,
+    directory: &Path,
+    init: &Path,
+    order: &GuestCommand<'_>,
+) -> anyhow::Result<u8> {
     let (image, modules) = cache.kernel(order.kernel)?;
     let stage = directory.join("stage");
     let command = fill(&stage, init, order)?;
@@ -75,17 +86,27 @@ fn run_in(cache: &Cache, directory: &Path, init: &Path, order: &Order<'_>) -> an
     let mut machine = base_command(&image, &initial, &console);
     machine.args(["-append", "console=ttyS0 panic=-1 intel_iommu=on rdinit=/init quiet"]);
     for number in 0..order.cards {
-        card(&mut machine, number.into(), "e1000e", &format!("card{number}"), 1);
+        add_card(&mut machine, number.into(), "e1000e", &format!("card{number}"), 1);
     }
     machine.args(["-device", "virtio-blk-pci,drive=out", "-drive"]);
     machine.arg(format!("id=out,if=none,format=raw,file={}", out.display()));
     machine.args(["-serial", "stdio"]).stdin(Stdio::null());
-    let ended = wait(Running(machine.spawn().context("setpriv")?), order.limit)?;
+    // The guest's third serial line leads to the machine's monitor (docs/interop/qmp-spec.rst of QEMU). With
+    // it, a script unplugs its cables.
+    let monitor = directory.join("monitor");
+    let monitor = monitor.display();
+    machine.arg("-chardev").arg(format!("socket,id=monitor,path={monitor},server=on,wait=off"));
+    machine.args(["-mon", "chardev=monitor,mode=control"]);
+    machine.arg("-serial").arg(format!("unix:{monitor}"));
+    let ended = wait(Running(machine.spawn().context(NO_SETPRIV)?), order.limit)?;
     match ended {
-        None => return Ok(TOO_LONG),
-        Some(status) if !status.success() => {
-            bail!("QEMU: {status}; {}", missing("qemu-system-x86_64"))
+        None => {
+            let limit = order.limit.as_secs();
+            eprintln!("towpath-lab: the guest did not end within {limit} s; raise it with --limit");
+            return Ok(TOO_LONG);
         }
+        Some(status) if status.code() == Some(NO_PROGRAM) => bail!(missing(QEMU)),
+        Some(status) if !status.success() => bail!("QEMU ended with {status}; its output says why"),
         Some(_) => {}
     }
     let back = match order.back {
@@ -96,11 +117,13 @@ fn run_in(cache: &Cache, directory: &Path, init: &Path, order: &Order<'_>) -> an
     run(Command::new("tar").arg("-xf").arg(&out).arg("-C").arg(&back)).with_context(|| {
         format!("the guest did not run to its end; its console is in {}", console.display())
     })?;
-    let status = fs::read_to_string(back.join("status")).context("the guest left no status")?;
+    let status = fs::read_to_string(back.join("status")).with_context(|| {
+        format!("the guest left no status; its console is in {}", console.display())
+    })?;
     Ok(status.trim().parse()?)
 }
 
-/// Waits for a machine; `None` if it takes longer.
+/// Waits for a machine to end. Returns `None` after `limit`.
 fn wait(mut machine: Running, limit: Duration) -> anyhow::Result<Option<ExitStatus>> {
     let begun = Instant::now();
     loop {
@@ -115,7 +138,7 @@ fn wait(mut machine: Running, limit: Duration) -> anyhow::Result<Option<ExitStat
 }
 
 /// Fills a directory with all that the guest has. Returns the text of the command.
-fn fill(stage: &Path, init: &Path, order: &Order<'_>) -> anyhow::Result<String> {
+fn fill(stage: &Path, init: &Path, order: &GuestCommand<'_>) -> anyhow::Result<String> {
     for folder in ["bin", "guest", "etc", "proc", "sys", "dev", "root", "usr/lib", "var"] {
         fs::create_dir_all(stage.join(folder))?;
     }
@@ -155,7 +178,7 @@ fn fill(stage: &Path, init: &Path, order: &Order<'_>) -> anyhow::Result<String> 
         libraries.extend(needs(file)?);
     }
     for library in libraries {
-        // /lib is a link to /usr/lib on both.
+        // /lib is a link to /usr/lib on the host and in the guest.
         let name = library.strip_prefix("/")?;
         let inside = name.strip_prefix("lib").map(|rest| Path::new("usr/lib").join(rest));
         let to = stage.join(inside.unwrap_or(name.to_owned()));

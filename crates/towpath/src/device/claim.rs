@@ -3,8 +3,8 @@
 //! 1. `vfio-pci` becomes the driver of this one device (`driver_override`,
 //!    Documentation/ABI/testing/sysfs-bus-pci).
 //! 2. The user gets the file of the device's IOMMU group, below `/dev/vfio`.
-//! 3. The user's limit of locked memory is lifted for sessions that begin from now on, because the kernel
-//!    keeps the memory that the device reaches where it is (limits.conf(5)).
+//! 3. The user's later logins have no limit of locked memory, because the kernel locks the memory that the
+//!    device reaches (limits.conf(5)).
 //!
 //! Nothing but the limit outlives a boot.
 #![forbid(unsafe_code)]
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use towpath_device::pci::PciAddress;
 use towpath_netlink::Netlink;
 
-use super::sysfs::{Card, names};
+use super::sysfs::{Card, SWITCH_IOMMU_ON, names};
 use crate::failure::{Failure, print, says};
 use crate::serve::values::User;
 
@@ -40,19 +40,24 @@ pub(super) struct Args {
 const VFIO: &str = "vfio-pci";
 /// The directory of the driver.
 const VFIO_DRIVER: &str = "/sys/bus/pci/drivers/vfio-pci";
-/// The kernel and udev make a group's file soon after the driver has the device.
+/// The longest wait for the group's file, which the kernel makes once the driver has the device.
 const NODE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Claims a card.
 pub(super) fn claim(args: &Args) -> Result<(), Failure> {
     let address = args.address;
     let card = card(address)?;
+    if !card.is_network_card() {
+        return Err(Failure::new(format!(
+            "{address} is no network card; see: towpath device list"
+        )));
+    }
     let group = card.group.ok_or_else(|| {
         Failure::unavailable(format!(
-            "{address} is behind no IOMMU, so it would reach all memory; switch the IOMMU on in the firmware, \
-             and start the kernel with intel_iommu=on"
+            "{address} is behind no IOMMU, so it would reach all memory; {SWITCH_IOMMU_ON}"
         ))
     })?;
+    check_group(address, group)?;
     if !args.force {
         check_unused(&card)?;
     }
@@ -66,6 +71,12 @@ pub(super) fn claim(args: &Args) -> Result<(), Failure> {
     let begun = Instant::now();
     while !node.exists() && begun.elapsed() < NODE_LIMIT {
         std::thread::sleep(Duration::from_millis(10));
+    }
+    if !node.exists() {
+        return Err(Failure::new(format!(
+            "{} did not appear within 2 s; the kernel's log says why (dmesg)",
+            node.display()
+        )));
     }
     let granted = chown(&node, Some(args.user.uid), None)
         .and_then(|()| fs::set_permissions(&node, fs::Permissions::from_mode(0o600)));
@@ -85,8 +96,8 @@ pub(super) fn release(address: PciAddress) -> Result<(), Failure> {
     let users = users(&card);
     if !users.is_empty() {
         return Err(Failure::new(format!(
-            "process {} uses {address}; end its server first",
-            users.join(", ")
+            "{address} is in use by the processes {}; end their servers first",
+            users.join(" ")
         )));
     }
     bind(address, "")?;
@@ -119,7 +130,26 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
     fs::write(path, text).map_err(|error| failed(path, &error))
 }
 
-/// Makes a driver that of a device, or the kernel's own choice if the name is empty.
+/// Refuses a card whose group has devices that the kernel drives: they could reach the same memory.
+fn check_group(address: PciAddress, group: u32) -> Result<(), Failure> {
+    let devices = names(&PathBuf::from(format!("/sys/kernel/iommu_groups/{group}/devices")));
+    let driven = |name: &String| {
+        let other = name.parse().ok().filter(|other| *other != address)?;
+        let driver =
+            Card::at(other)?.driver.filter(|driver| driver != VFIO && driver != "pcieport")?;
+        Some(format!("{other} ({driver})"))
+    };
+    let driven: Vec<String> = devices.iter().filter_map(driven).collect();
+    if driven.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "{address} shares IOMMU group {group} with devices that the kernel drives: {}; move the card to another slot",
+        driven.join(", ")
+    )))
+}
+
+/// Makes a driver that of a device. With an empty name, the kernel chooses.
 fn bind(address: PciAddress, driver: &str) -> Result<(), Failure> {
     let directory = address.directory();
     write(&directory.join("driver_override"), &format!("{driver}\n"))?;
@@ -127,11 +157,20 @@ fn bind(address: PciAddress, driver: &str) -> Result<(), Failure> {
     if unbind.exists() {
         write(&unbind, &address.to_string())?;
     }
-    write(Path::new("/sys/bus/pci/drivers_probe"), &address.to_string())?;
+    let probe = Path::new("/sys/bus/pci/drivers_probe");
+    // Without a driver for the card, the kernel refuses.
+    let probed = write(probe, &address.to_string());
+    if driver.is_empty() {
+        return Ok(());
+    }
     let now = card(address)?.driver;
-    if !driver.is_empty() && now.as_deref() != Some(driver) {
+    if now.as_deref() != Some(driver) {
+        // The kernel's driver gets the card again.
+        write(&directory.join("driver_override"), "\n")?;
+        let _ = write(probe, &address.to_string());
+        probed?;
         return Err(Failure::new(format!(
-            "the kernel did not give {address} to {driver}; its log says why (dmesg)"
+            "the kernel did not give {address} to {driver}; the kernel's log says why (dmesg)"
         )));
     }
     Ok(())
@@ -145,11 +184,11 @@ fn load_driver() -> Result<(), Failure> {
         Err(error) => says(&error),
     };
     Err(Failure::unavailable(format!(
-        "modprobe {VFIO}: {why}; this kernel has no VFIO for PCI devices (CONFIG_VFIO_PCI)"
+        "modprobe {VFIO}: {why}; run as root, with kmod installed, on a kernel with CONFIG_VFIO_PCI"
     )))
 }
 
-/// Refuses a card that the kernel uses.
+/// Checks that the kernel does not use a card.
 fn check_unused(card: &Card) -> Result<(), Failure> {
     let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
     let mut netlink = Netlink::open().map_err(refused)?;
@@ -166,14 +205,14 @@ fn check_unused(card: &Card) -> Result<(), Failure> {
             one.index == link.index && !is_link_local
         });
         let route = routes.iter().find(|one| one.link == Some(link.index) && one.gateway.is_some());
-        let use_of_it = match (link.master, address, route) {
+        let used_as = match (link.master, address, route) {
             (Some(_), ..) => "is a port of a bridge or bond".to_owned(),
             (_, Some(address), _) => format!("has the address {}", address.prefix),
             (.., Some(route)) => format!("has a route to {}", route.destination),
             _ => continue,
         };
         return Err(Failure::new(format!(
-            "{name} on {} {use_of_it}, and the kernel would lose it; remove that first, or give --force",
+            "{name} on {} {used_as}, and the kernel would lose the interface; end that first, or give --force",
             card.address
         )));
     }
@@ -196,17 +235,17 @@ fn limits_file(address: PciAddress) -> PathBuf {
     PathBuf::from(format!("/etc/security/limits.d/towpath-{address}.conf"))
 }
 
-/// Lifts the user's limit of locked memory. Returns what the user has to know.
+/// Lifts the user's limit of locked memory. Returns a hint for the user.
 fn lift_limit(address: PciAddress, user: &User) -> Result<String, Failure> {
     let file = limits_file(address);
-    let service = "in a systemd unit, write LimitMEMLOCK=infinity\n";
+    let hint = "in a systemd unit, write LimitMEMLOCK=infinity\n";
     if user.uid == 0 || !file.parent().is_some_and(Path::exists) {
-        return Ok(service.to_owned());
+        return Ok(hint.to_owned());
     }
     let line = format!(
-        "# By towpath device claim: a card reaches locked memory alone.\n{0} soft memlock unlimited\n{0} hard memlock unlimited\n",
-        user
+        "# By towpath device claim: the memory that a card reaches is locked.\n:{0} soft memlock unlimited\n:{0} hard memlock unlimited\n",
+        user.uid
     );
     write(&file, &line)?;
-    Ok(format!("locked memory of {user} has no limit from the next login on; {service}"))
+    Ok(format!("locked memory of {user} has no limit from the next login on; {hint}"))
 }

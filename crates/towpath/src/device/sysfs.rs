@@ -1,4 +1,4 @@
-//! What sysfs says of PCI devices (Documentation/ABI/testing/sysfs-bus-pci).
+//! PCI devices, as sysfs shows them (Documentation/ABI/testing/sysfs-bus-pci).
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -10,7 +10,10 @@ use towpath_device::pci::PciAddress;
 /// The class of network controllers: the upper byte of the class (PCI Code and ID Assignment).
 const NETWORK: u32 = 2;
 
-/// A network card.
+/// The remedy for a machine without IOMMU.
+pub(crate) const SWITCH_IOMMU_ON: &str = "switch the IOMMU on in the firmware; on an Intel processor, also start the kernel with intel_iommu=on";
+
+/// A PCI device.
 #[derive(Clone, Debug)]
 pub(super) struct Card {
     pub(super) address: PciAddress,
@@ -20,7 +23,7 @@ pub(super) struct Card {
     pub(super) interfaces: Vec<String>,
     /// The kernel's driver.
     pub(super) driver: Option<String>,
-    /// The group of devices that the IOMMU cannot tell apart; `None` without IOMMU.
+    /// The number of the IOMMU group; `None` without IOMMU.
     pub(super) group: Option<u32>,
 }
 
@@ -46,8 +49,8 @@ impl Card {
         })
     }
 
-    /// Returns `true` for a network card.
-    fn is_network_card(&self) -> bool {
+    /// Returns `true` if the device is a network card.
+    pub(super) fn is_network_card(&self) -> bool {
         let text = fs::read_to_string(self.address.directory().join("class")).unwrap_or_default();
         let class = text.trim().strip_prefix("0x").map(|digits| u32::from_str_radix(digits, 16));
         class.is_some_and(|class| class.is_ok_and(|class| class >> 16 == NETWORK))

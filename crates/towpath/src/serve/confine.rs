@@ -23,6 +23,7 @@ use rustix::thread::{
 
 use tracing::{info, warn};
 
+use super::kind::Kind;
 use super::values::Identity;
 use crate::failure::{Failure, says};
 
@@ -44,12 +45,12 @@ const SHARES_HOST: CapabilitySet = CapabilitySet::NET_BIND_SERVICE.union(Capabil
 /// Returns the capabilities that the keeper keeps. With AF_XDP and packet sockets, each later server
 /// opens the interface again, and needs the capabilities of the start. The keeper also makes AF_XDP
 /// sockets.
-pub(super) fn kept_capabilities(shares_host: bool, is_tap: bool) -> CapabilitySet {
+pub(super) fn kept_capabilities(shares_host: bool, kind: Kind) -> CapabilitySet {
     let mut kept = CapabilitySet::empty();
     if shares_host {
         kept.insert(SHARES_HOST);
     }
-    if !is_tap {
+    if kind == Kind::HostInterface {
         kept.insert(FOR_INTERFACES);
     }
     kept
@@ -69,10 +70,11 @@ pub(super) fn restrict_server(
 /// where the kernel cannot.
 pub(super) fn restrict_keeper(
     mode: Confinement,
+    kind: Kind,
     socket: &Path,
     pcap: Option<&Path>,
 ) -> Result<(), Failure> {
-    restrict(Process::Keeper, mode, || files::confine_keeper(socket, pcap))
+    restrict(Process::Keeper, mode, || files::confine_keeper(kind, socket, pcap))
 }
 
 fn restrict(

@@ -19,6 +19,7 @@ use towpath_device::{Device, EarlierObjects};
 use towpath_netlink::Netlink;
 use towpath_server::Subnets;
 
+use super::kind::Kind;
 use super::settings::Settings;
 use super::values::{DeviceSpec, Driver};
 use crate::failure::Failure;
@@ -59,20 +60,24 @@ pub(super) fn open(
         Driver::Xdp(options) => {
             host::open(name, settings, own_queues, |wanted| wanted.xdp(options, earlier))?
         }
-        Driver::Pci(address) => return pci::open(*address, settings),
+        Driver::Pci(options) => {
+            let device = Box::new(pci::open(options, settings)?);
+            return Ok(Opened { device, subnets: None, xdp_sockets: None });
+        }
         Driver::Packet => host::open(name, settings, own_queues, |wanted| wanted.packet(earlier))?,
         Driver::Auto => host::open(name, settings, own_queues, |wanted| wanted.best(earlier))?,
     };
     Ok(Opened { device, subnets, xdp_sockets })
 }
 
-/// Returns `true` if a server serves this interface as a TAP.
-pub(super) fn is_served_as_tap(served: &DeviceSpec) -> Result<bool, Failure> {
-    match &served.driver {
-        Driver::Tap => Ok(true),
-        Driver::Auto => is_tap(&served.interface),
-        Driver::Xdp(_) | Driver::Packet | Driver::Pci(_) => Ok(false),
-    }
+/// Returns the kind of the device to serve.
+pub(super) fn kind_of(served: &DeviceSpec) -> Result<Kind, Failure> {
+    Ok(match &served.driver {
+        Driver::Tap => Kind::Tap,
+        Driver::Auto if is_tap(&served.interface)? => Kind::Tap,
+        Driver::Auto | Driver::Xdp(_) | Driver::Packet => Kind::HostInterface,
+        Driver::Pci(_) => Kind::Card,
+    })
 }
 
 /// Returns `true` for a TAP interface, by its name.

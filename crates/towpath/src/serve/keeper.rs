@@ -22,6 +22,7 @@ use super::confine::{
 };
 use super::directory::lock_path;
 use super::fd_store::{self, Given};
+use super::kind::Kind;
 use super::log::start_log;
 use super::ready::{Ready, inherited};
 use super::settings::{HOLD_S, Level, Settings};
@@ -43,9 +44,9 @@ pub(crate) struct Args {
     /// The path of the program, where an upgrade installs another one
     #[arg(long)]
     program: PathBuf,
-    /// The server serves a TAP
+    /// The kind of the device that the server serves
     #[arg(long)]
-    tap: bool,
+    kind: Kind,
     /// Leave everything to the service manager's descriptor store at SIGTERM
     #[arg(long)]
     fd_store: bool,
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     start_log(settings.log.unwrap_or(Level::Info));
     // An exec keeps signals blocked, so none is lost.
     let signals = Signals::block().map_err(failed)?;
-    restore_ambient_capabilities(kept_capabilities(settings.share_host, args.tap))?;
+    restore_ambient_capabilities(kept_capabilities(settings.share_host, args.kind))?;
     tracing::info!(
         interface = %served.interface,
         version = env!("CARGO_PKG_VERSION"),
@@ -81,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         settings: &settings,
         interface: &served.interface,
         socket: &socket,
-        is_tap: args.tap,
+        kind: args.kind,
         fd_store: args.fd_store,
         signals: &signals,
         path: args.program.clone(),
@@ -108,7 +109,7 @@ struct Servers<'a> {
     settings: &'a Settings,
     interface: &'a str,
     socket: &'a Path,
-    is_tap: bool,
+    kind: Kind,
     /// At SIGTERM, everything is left to the service manager.
     fd_store: bool,
     signals: &'a Signals,
@@ -127,8 +128,8 @@ impl Servers<'_> {
     /// Gives up every right that a keeper does not need.
     fn give_up_rights(&self) -> Result<(), Failure> {
         let Settings { user, share_host, pcap, confine, .. } = self.settings;
-        confine_keeper(user.as_ref(), kept_capabilities(*share_host, self.is_tap))?;
-        restrict_keeper(confine.unwrap_or_default(), self.socket, pcap.as_deref())
+        confine_keeper(user.as_ref(), kept_capabilities(*share_host, self.kind))?;
+        restrict_keeper(confine.unwrap_or_default(), self.kind, self.socket, pcap.as_deref())
     }
 
     /// Returns the command by which a program goes on as the keeper.
@@ -137,7 +138,7 @@ impl Servers<'_> {
         command.arg0("towpath").arg("keeper");
         command.arg("--state").arg(state.as_raw_fd().to_string());
         command.arg("--program").arg(&self.path);
-        command.args(self.is_tap.then_some("--tap"));
+        command.args(["--kind", self.kind.name()]);
         command.args(self.fd_store.then_some("--fd-store"));
         command
     }
@@ -165,7 +166,7 @@ impl Servers<'_> {
             Supervision::GaveUp(_) => Ok(ExitCode::FAILURE),
             Supervision::Stopped => Ok(ExitCode::SUCCESS),
             Supervision::Left(left) => {
-                let device = device_name(self.interface, self.is_tap);
+                let device = device_name(self.interface, self.kind);
                 if let Err(error) = fd_store::leave(&left, &device) {
                     return Err(Failure::new(format!(
                         "the service manager did not take the keeper's objects: {}; all sessions \
@@ -185,8 +186,8 @@ impl Servers<'_> {
 }
 
 /// Returns the name of the device that an earlier keeper of the service must have served, too.
-fn device_name(interface: &str, is_tap: bool) -> String {
-    format!("{}{interface}", if is_tap { "tap:" } else { "" })
+fn device_name(interface: &str, kind: Kind) -> String {
+    format!("{}{interface}", if kind == Kind::Tap { "tap:" } else { "" })
 }
 
 /// Returns the failure of a keeper.
@@ -276,7 +277,7 @@ impl Supervised for Servers<'_> {
             }
             Err(error) => return error,
         }
-        let kept = kept_capabilities(self.settings.share_host, self.is_tap);
+        let kept = kept_capabilities(self.settings.share_host, self.kind);
         if let Err(failure) = raise_ambient_capabilities(kept) {
             return io::Error::other(failure.text().to_owned());
         }
@@ -309,7 +310,7 @@ impl Supervised for Servers<'_> {
 pub(super) fn supervise_servers(
     settings: &Settings,
     interface: &str,
-    (socket, is_tap): (&Path, bool),
+    (socket, kind): (&Path, Kind),
     (ready, given): (Ready, Given),
     signals: &Signals,
 ) -> Result<ExitCode, Failure> {
@@ -317,7 +318,7 @@ pub(super) fn supervise_servers(
     // A server does not need the option, and an older one does not know it.
     let text = Settings { fd_store: false, ..settings.clone() }.to_text()?;
     let own = vec![(SETTINGS.to_owned(), in_memory(&text).map_err(failed)?)];
-    let left = fd_store::adopt(given, &device_name(interface, is_tap));
+    let left = fd_store::adopt(given, &device_name(interface, kind));
     if settings.fd_store && !fd_store::has_service_manager() {
         tracing::warn!(
             "--fd-store has no effect: there is no service manager (NOTIFY_SOCKET is not set), and a stop \
@@ -330,7 +331,7 @@ pub(super) fn supervise_servers(
         settings,
         interface,
         socket,
-        is_tap,
+        kind,
         fd_store: settings.fd_store,
         signals,
         path: program,

@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::str::FromStr;
 
 use towpath_client::{Scope, Setting};
-use towpath_device::pci::{PciAddress, PciAddressError};
+use towpath_device::pci::{PciAddress, PciAddressError, e1000e};
 use towpath_device::tap::TapError;
 use towpath_device::xdp;
 use towpath_netlink::Prefix;
@@ -54,7 +54,8 @@ pub(crate) struct InterfaceName(String);
 impl FromStr for InterfaceName {
     type Err = String;
 
-    /// Accepts the names of the kernel's `dev_valid_name` (net/core/dev.c) without a percent sign.
+    /// Accepts the names of the kernel's `dev_valid_name` (net/core/dev.c) without a percent sign, and
+    /// the addresses of PCI cards.
     fn from_str(text: &str) -> Result<InterfaceName, String> {
         let is_name = (1..libc::IFNAMSIZ).contains(&text.len())
             && text != "."
@@ -83,7 +84,7 @@ impl Deref for InterfaceName {
     }
 }
 
-as_text!(InterfaceName, "an interface's name, such as \"eth0\"");
+as_text!(InterfaceName, "an interface's name, such as \"eth0\", or a card's address");
 
 /// The device to serve: a driver, an interface, and options of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +104,7 @@ pub(crate) enum Driver {
     /// Packet sockets on an interface of the kernel.
     Packet,
     /// A network card that the server drives itself.
-    Pci(PciAddress),
+    Pci(e1000e::Options),
     /// TAP for a TAP interface; for any other one AF_XDP, or packet sockets where that is
     /// impossible.
     Auto,
@@ -124,6 +125,9 @@ impl FromStr for DeviceSpec {
         let interface: InterfaceName = match driver {
             // The same card always has the same name.
             "pci" => InterfaceName(card(name)?.to_string()),
+            _ if name.parse::<PciAddress>().is_ok() => {
+                return Err(format!("{name} is a PCI card, no interface; use pci:{name}"));
+            }
             _ => name.parse()?,
         };
         let driver = match driver {
@@ -140,15 +144,35 @@ impl FromStr for DeviceSpec {
                 Driver::Xdp(options)
             }
             "packet" => Driver::Packet,
-            "pci" => Driver::Pci(card(name)?),
+            "pci" => {
+                let mut options = e1000e::Options::new(card(name)?);
+                parts.by_ref().try_for_each(|part| set_card_option(&mut options, part))?;
+                Driver::Pci(options)
+            }
             "auto" => Driver::Auto,
             _ => return Err(bad()),
         };
         match parts.next() {
-            Some(option) => Err(format!("{option:?}: only xdp has options")),
+            Some(option) => Err(format!("{option:?}: only xdp and pci have options")),
             None => Ok(DeviceSpec { text: text.to_owned(), driver, interface }),
         }
     }
+}
+
+/// Sets an option of the driver for PCI cards.
+fn set_card_option(options: &mut e1000e::Options, text: &str) -> Result<(), String> {
+    let bad = || {
+        let most = e1000e::MOST_USECS;
+        format!("{text:?} is not an option of pci: rx-usecs=N or tx-usecs=N, 0 to {most}")
+    };
+    let (name, value) = text.split_once('=').ok_or_else(bad)?;
+    let place = match name {
+        "rx-usecs" => &mut options.rx_usecs,
+        "tx-usecs" => &mut options.tx_usecs,
+        _ => return Err(bad()),
+    };
+    *place = value.parse().ok().filter(|usecs| *usecs <= e1000e::MOST_USECS).ok_or_else(bad)?;
+    Ok(())
 }
 
 fn card(text: &str) -> Result<PciAddress, String> {
@@ -622,6 +646,7 @@ mod tests {
             "xdp:eth0",
             "xdp:eth0,mode=native,copy,busy-poll",
             "pci:0000:00:03.0",
+            "pci:0000:00:03.0,rx-usecs=50,tx-usecs=100",
             "xdp:eth0,zero-copy,tx-checksum",
             "xdp:eth0,tx-checksum=kernel",
         ] {
@@ -640,10 +665,11 @@ mod tests {
             ("tap:", "1 to 15 bytes"),
             ("xdp:a/b", "no slash"),
             ("pci:eth0", "lspci -D"),
-            ("pci:0000:00:03.0,copy", "only xdp has options"),
+            ("pci:0000:00:03.0,copy", "rx-usecs=N"),
+            ("pci:0000:00:03.0,rx-usecs=16777", "0 to 16776"),
             ("xdp:0000:00:03.0", "pci:0000:00:03.0"),
             ("xdp:eth0,fast", "zero-copy"),
-            ("tap:tap0,copy", "only xdp has options"),
+            ("tap:tap0,copy", "only xdp and pci have options"),
             ("xdp:a,copy,zero-copy", "contradicts"),
             ("xdp:a,mode=generic,zero-copy", "contradicts"),
             ("xdp:a,mode=generic,mode=native", "mode= once"),

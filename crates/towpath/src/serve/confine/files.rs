@@ -12,6 +12,8 @@ use landlock::{
     make_bitflags,
 };
 
+use super::super::kind::Kind;
+
 /// The newest version of the kernel's interface whose rights this file knows.
 const KNOWN: ABI = ABI::V6;
 
@@ -55,12 +57,20 @@ pub(super) fn confine_server(
 /// # Errors
 /// Fails if the kernel refuses a rule.
 pub(super) fn confine_keeper(
+    kind: Kind,
     socket: &Path,
     pcap: Option<&Path>,
 ) -> Result<RulesetStatus, RulesetError> {
     let rules = handled()?.create()?;
     let read = AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::Execute;
-    let devices = ["/dev/null", "/dev/net/tun"].map(|path| (path.into(), USE));
+    let devices = match kind {
+        Kind::Tap => "/dev/net/tun",
+        // It opens no device file.
+        Kind::HostInterface => "/dev/null",
+        // The container of the IOMMU, and the card's group.
+        Kind::Card => "/dev/vfio",
+    };
+    let devices = ["/dev/null", devices].map(|path| (path.into(), USE));
     let pcap = pcap.map(|path| (path.to_owned(), AccessFs::WriteFile.into()));
     let written = pcap.into_iter().chain([(directory(socket), WRITE)]).chain(devices);
     restrict(rules, written.chain([("/".into(), read)]))
@@ -140,7 +150,7 @@ mod tests {
         fs::create_dir_all(&sockets).unwrap();
         fs::write(&pcap, "").unwrap();
         fs::write(own.join("file"), "text").unwrap();
-        let confine = || confine_keeper(&sockets.join("s.sock"), Some(&pcap));
+        let confine = || confine_keeper(Kind::Tap, &sockets.join("s.sock"), Some(&pcap));
         confined("a_keeper_reads_and_executes_all_and_writes_little", confine, || {
             assert_eq!(fs::read(own.join("file")).unwrap(), b"text");
             denied(fs::write(own.join("file"), "other"));

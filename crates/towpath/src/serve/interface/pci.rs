@@ -2,30 +2,27 @@
 //! applications get.
 #![forbid(unsafe_code)]
 
-use towpath_device::Device;
 use towpath_device::pci::e1000e::{E1000eDevice, MTU, Options};
 use towpath_device::pci::{PciAddress, PciError};
 
 use super::super::settings::Settings;
-use super::Opened;
-use crate::failure::Failure;
+use crate::device::SWITCH_IOMMU_ON;
+use crate::failure::{Failure, remedy};
 
 /// Checks the settings, and opens the card.
-pub(super) fn open(address: PciAddress, settings: &Settings) -> Result<Opened, Failure> {
-    check(address, settings)?;
-    let mut options = Options::new(address);
+pub(super) fn open(options: &Options, settings: &Settings) -> Result<E1000eDevice, Failure> {
+    check(options.address, settings)?;
+    let mut options = options.clone();
     if let Some(mtu) = settings.mtu {
         options.mtu = mtu.get();
     }
-    let device = E1000eDevice::open(&options).map_err(explain)?;
-    let device: Box<dyn Device> = Box::new(device);
-    Ok(Opened { device, subnets: None, xdp_sockets: None })
+    E1000eDevice::open(&options).map_err(explain)
 }
 
 fn check(address: PciAddress, settings: &Settings) -> Result<(), Failure> {
-    let not_ours =
+    let for_interfaces =
         [("--address", !settings.address.is_empty()), ("--share-host", settings.share_host)];
-    if let Some((option, _)) = not_ours.iter().find(|(_, given)| *given) {
+    if let Some((option, _)) = for_interfaces.iter().find(|(_, given)| *given) {
         return Err(Failure::usage(format!(
             "{option}: the kernel has no interface for the card {address}, and no address on it; give \
              applications addresses with --subnet and --lease"
@@ -33,13 +30,13 @@ fn check(address: PciAddress, settings: &Settings) -> Result<(), Failure> {
     }
     if settings.subnet.is_empty() || settings.lease.is_empty() {
         return Err(Failure::usage(format!(
-            "applications need addresses on the card {address}: give its network by the gateway's address, \
-             and addresses of it that no other host has, such as --subnet 192.0.2.1/24 --lease 192.0.2.64/28"
+            "the card {address} needs --subnet and --lease: the network with its gateway's address, and addresses \
+             that no other host has, such as --subnet 192.0.2.1/24 --lease 192.0.2.64/28"
         )));
     }
     if let Some(mtu) = settings.mtu.map(|mtu| mtu.get()).filter(|mtu| !MTU.contains(mtu)) {
         return Err(Failure::usage(format!(
-            "--mtu {mtu}: the card takes {} to {} bytes",
+            "--mtu {mtu}: the card takes {0} to {1} bytes; give {0} to {1}",
             MTU.start(),
             MTU.end()
         )));
@@ -47,8 +44,43 @@ fn check(address: PciAddress, settings: &Settings) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns the driver's error with a remedy for the operator.
 fn explain(error: PciError) -> Failure {
-    let text = error.to_string();
+    let reset = |address: &PciAddress| {
+        format!(
+            "reset it, as root: echo 1 > {}/reset, or restart the machine",
+            address.directory().display()
+        )
+    };
+    let claim = |address: &PciAddress| {
+        format!(
+            "run, as root: towpath device claim {address} --user USER, with the user that serves it"
+        )
+    };
+    let remedy = match &error {
+        PciError::Absent { .. } => "; towpath device list shows the network cards".to_owned(),
+        PciError::Unknown { address, .. } => format!(
+            "; give it back (towpath device release {address}), and serve its interface with --device \
+             auto:INTERFACE"
+        ),
+        PciError::NoIommu { .. } => format!("; {SWITCH_IOMMU_ON}"),
+        PciError::OtherDriver { address, .. } | PciError::Forbidden { address, .. } => {
+            format!("; {}", claim(address))
+        }
+        PciError::NoVfio { .. } => {
+            "; run, as root: modprobe -a vfio-pci vfio_iommu_type1".to_owned()
+        }
+        PciError::Busy { .. } => "; end that process, or choose another card".to_owned(),
+        PciError::GroupInUse { .. } => {
+            "; claim these, too, or move the card to another slot".to_owned()
+        }
+        PciError::NoAnswer { address } | PciError::TooLong { address, .. } => {
+            format!("; {}", reset(address))
+        }
+        PciError::Refused { cause, .. } => remedy(cause).to_owned(),
+        _ => String::new(),
+    };
+    let text = format!("{error}{remedy}");
     match error {
         PciError::NoIommu { .. }
         | PciError::NoVfio { .. }
