@@ -190,8 +190,12 @@ fn impossible_lanes_are_refused() {
         let lease = ["--lease", "192.0.2.64/28"];
         for (arguments, part) in [
             (&["--device", "xdp:uplink", "--lanes", "3"][..], "has 2 hardware queues"),
-            (&["--device", "packet:uplink", "--lanes", "2"], "packet sockets have one queue"),
+            (
+                &["--device", "packet:uplink", "--lanes", "2"],
+                "packet sockets and PCI cards have one queue",
+            ),
             (&["--device", "tap:tap0", "--lanes", "2"], "--device xdp:INTERFACE"),
+            (&["--device", "pci:0000:00:1e.7", "--lanes", "2"], "PCI cards have one queue"),
             (&["--device", "xdp:uplink", "--lanes", "2", "--pcap", "x"], "--pcap works with one"),
             (
                 &["--device", "xdp:uplink", "--lanes", "2", "--engine-cpu", "0"],
