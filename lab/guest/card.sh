@@ -108,6 +108,13 @@ serves() {
     grep -q 'another process uses PCI device' /tmp/said
     fails towpath device release "$card"
     grep -q 'end their servers first' /tmp/said
+    # The table of rights in docs/trust.md: neither the keeper nor the server has a capability.
+    local process
+    for process in $server $(pgrep -P $server); do
+        for set in Prm Eff Inh Amb; do
+            grep -q "^Cap$set:.0000000000000000$" "/proc/$process/status"
+        done
+    done
     mkdir -m 755 /tmp/docs
     head -c 3000000 /guest/towpath >/tmp/docs/file
     setpriv --reuid=bob --regid=bob --clear-groups web /run/towpath/card.sock /tmp/docs 8080 >/tmp/web.log 2>&1 &
