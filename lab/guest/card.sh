@@ -153,6 +153,8 @@ outlives_a_pulled_cable() {
     stty -F /dev/ttyS2 raw -echo
     exec 5<>/dev/ttyS2
     sleep 0.3
+    # The monitor's greeting may have been echoed in part. This byte makes the monitor forget it.
+    monitor $'\xff'
     monitor '{"execute": "qmp_capabilities"}'
     fetch &
     local download=$! round
