@@ -21,3 +21,4 @@ mod vfio;
 
 pub use address::{PciAddress, PciAddressError};
 pub use error::PciError;
+pub use vfio::driven_in_group;

@@ -8,9 +8,8 @@ mod packet_socket;
 
 use std::time::Instant;
 
-use packet_socket::PacketSocket;
-use towpath_device::Meta;
-use towpath_device::conformance::{self, FarEnd, Pair};
+use packet_socket::{FramesOnly, PacketSocket};
+use towpath_device::conformance::{self, Pair};
 use towpath_device::pci::PciAddress;
 use towpath_device::pci::e1000e::{E1000eDevice, Options};
 
@@ -37,25 +36,9 @@ fn open() -> E1000eDevice {
     E1000eDevice::open(&Options::new(address)).unwrap()
 }
 
-/// The kernel's interface at the other end. It sends no large packets: QEMU 7 cuts them into IP fragments.
-struct Far(PacketSocket);
-
-impl FarEnd for Far {
-    fn send(&mut self, frame: &[u8], meta: Meta) -> bool {
-        self.0.send(frame, meta)
-    }
-
-    fn receive(&mut self) -> Option<(Vec<u8>, Meta)> {
-        self.0.receive()
-    }
-
-    fn takes_metadata(&self) -> bool {
-        false
-    }
-}
-
-fn far() -> Far {
-    Far(PacketSocket::open(&variable("TOWPATH_FAR")).unwrap())
+/// Opens the kernel's interface at the other end. It sends no large packets: QEMU 7 sends IP fragments instead.
+fn far() -> FramesOnly {
+    FramesOnly(PacketSocket::open(&variable("TOWPATH_FAR")).unwrap())
 }
 
 fn conformance() {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use namespace::ip;
 use own_queue::{Main, Own};
-use packet_socket::PacketSocket;
+use packet_socket::{FramesOnly, PacketSocket};
 use rustix::thread::CpuSet;
 use towpath_bpf::{Assembler, Link, Program, Reg, XdpMode};
 use towpath_device::capture::{self, CaptureDevice};
@@ -123,23 +123,6 @@ fn veth(name: &str, more: &str) {
     ip(&format!("link set {name}p up"));
 }
 
-/// The other end of a veth pair. It sends no metadata: a veth carries it inside the kernel only.
-struct VethEnd(PacketSocket);
-
-impl FarEnd for VethEnd {
-    fn send(&mut self, frame: &[u8], meta: Meta) -> bool {
-        self.0.send(frame, meta)
-    }
-
-    fn receive(&mut self) -> Option<(Vec<u8>, Meta)> {
-        self.0.receive()
-    }
-
-    fn takes_metadata(&self) -> bool {
-        false
-    }
-}
-
 /// Makes a veth pair and attaches to one end.
 fn pair(name: &str, more: &str, mode: Mode, exclusive: bool) -> Pair {
     // The pair of the check before.
@@ -151,7 +134,7 @@ fn pair(name: &str, more: &str, mode: Mode, exclusive: bool) -> Pair {
 fn attach_to(options: &Options) -> Pair {
     let device = XdpDevice::open(options).unwrap();
     let far = PacketSocket::open(&format!("{}p", options.interface)).unwrap();
-    Pair { device: Box::new(device), far: Box::new(VethEnd(far)) }
+    Pair { device: Box::new(device), far: Box::new(FramesOnly(far)) }
 }
 
 /// Makes a veth pair and attaches to one end, which completes checksums.
@@ -240,7 +223,7 @@ fn lanes_divide_the_hardware_queues() {
     let device = XdpDevice::open(&Options { lanes: 2, ..few }).unwrap();
     assert_eq!(device.info().queues, 2);
     let mut queues = DeviceFarEnd::of_all(Box::new(device));
-    let mut far = VethEnd(PacketSocket::open("lanesp").unwrap());
+    let mut far = FramesOnly(PacketSocket::open("lanesp").unwrap());
     let mut flows = [0; 2];
     for port in 0..32 {
         let frame = Flow::v4().ports(1000 + port, 7).udp(b"one of a flow");

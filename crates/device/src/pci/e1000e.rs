@@ -6,7 +6,7 @@
 //! | `card` | the device as a whole: reset, addresses, start and stop |
 //! | `queue` | the data part: rings, kicks, sleep |
 //! | `ring`, `descriptor` | a ring in shared memory, and the bits of its entries |
-//! | `packets` | packets in the rings |
+//! | `packets` | packets in the transmit ring |
 //! | `names` | registers and their bits |
 //!
 //! Registers and sequences follow Linux's driver (drivers/net/ethernet/intel/e1000e), not the data sheet. The
@@ -21,7 +21,7 @@ mod ring;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use vfio_bindings::bindings::vfio::{VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
@@ -98,8 +98,6 @@ pub struct E1000eDevice {
     dma: Arc<dyn Dma>,
     /// The kernel signals it at each interrupt of the queue.
     queue_interrupt: Arc<OwnedFd>,
-    /// The duplicate of `queue_interrupt` that the open queue has.
-    open_queue: Weak<OwnedFd>,
     /// The kernel signals it before it removes the card.
     removal: OwnedFd,
     /// An epoll instance, which is readable once the link's interrupt or `removal` is signalled.
@@ -175,7 +173,6 @@ impl E1000eDevice {
             card: Arc::new(card),
             dma,
             queue_interrupt,
-            open_queue: Weak::new(),
             removal,
             events,
             // The reset has signalled: the first `take_event` reports a link that is down.
@@ -235,24 +232,18 @@ impl Device for E1000eDevice {
         index: usize,
         _: &mut Spaces,
     ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
-        let is_open = self.open_queue.strong_count() > 0;
+        // An open queue has the other reference.
+        let is_open = Arc::strong_count(&self.queue_interrupt) > 1;
         if index != 0 || is_open {
             return Err(DeviceError::no_queue(&self.info.name, is_open));
         }
-        // The queue gets a duplicate, which ends with the queue.
-        let interrupt = self.queue_interrupt.try_clone().map_err(|cause| {
-            let (name, what) = (self.info.name.clone(), "copying an eventfd");
-            DeviceError::Failed { name, what, cause }
-        })?;
-        let interrupt = Arc::new(interrupt);
+        let interrupt = self.queue_interrupt.clone();
         let card = self.card.clone();
         card.reset_if_stopped().map_err(|error| {
             let (name, what) = (self.info.name.clone(), "a reset");
             DeviceError::Failed { name, what, cause: io::Error::other(error) }
         })?;
-        let queue = E1000eQueue::new(self.info.clone(), card, &self.dma, (0, interrupt.clone()))?;
-        self.open_queue = Arc::downgrade(&interrupt);
-        Ok(Box::new(queue))
+        Ok(Box::new(E1000eQueue::new(self.info.clone(), card, &self.dma, (0, interrupt))?))
     }
 
     fn dma(&self) -> Option<Arc<dyn Dma>> {

@@ -159,7 +159,7 @@ impl Vfio {
         unsafe { ioctl_struct(group.as_fd(), GROUP_GET_STATUS, &mut status) }
             .map_err(refused("asking for the group's state"))?;
         if status.flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
-            let others = others_in_group(address, group_number);
+            let others = driven_in_group(address, group_number);
             return Err(PciError::GroupInUse { address, group: group_number, others });
         }
         let mut container_fd = container.as_raw_fd();
@@ -297,8 +297,10 @@ fn open_file(path: &Path) -> io::Result<OwnedFd> {
     Ok(File::options().read(true).write(true).open(path)?.into())
 }
 
-/// Returns the other devices of a group that the kernel drives, each with its driver.
-fn others_in_group(address: PciAddress, group: u32) -> Vec<String> {
+/// Returns the other devices of an IOMMU group that the kernel drives, each with its driver, but for ports of
+/// PCI Express.
+#[must_use]
+pub fn driven_in_group(address: PciAddress, group: u32) -> Vec<String> {
     let entries = fs::read_dir(format!("/sys/kernel/iommu_groups/{group}/devices"));
     let names = entries
         .into_iter()

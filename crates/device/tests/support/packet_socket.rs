@@ -125,3 +125,22 @@ impl FarEnd for PacketSocket {
         true
     }
 }
+
+/// A packet socket that sends no metadata, because the wire does not carry it. A veth carries it inside the
+/// kernel only.
+#[allow(dead_code, reason = "a TAP carries metadata")]
+pub(crate) struct FramesOnly(pub(crate) PacketSocket);
+
+impl FarEnd for FramesOnly {
+    fn send(&mut self, frame: &[u8], meta: Meta) -> bool {
+        self.0.send(frame, meta)
+    }
+
+    fn receive(&mut self) -> Option<(Vec<u8>, Meta)> {
+        self.0.receive()
+    }
+
+    fn takes_metadata(&self) -> bool {
+        false
+    }
+}

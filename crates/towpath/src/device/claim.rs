@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use towpath_device::pci::PciAddress;
+use towpath_device::pci::{PciAddress, driven_in_group};
 use towpath_netlink::Netlink;
 
 use super::sysfs::{Card, SWITCH_IOMMU_ON, names};
@@ -132,14 +132,7 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
 
 /// Refuses a card whose group has devices that the kernel drives: they could reach the same memory.
 fn check_group(address: PciAddress, group: u32) -> Result<(), Failure> {
-    let devices = names(&PathBuf::from(format!("/sys/kernel/iommu_groups/{group}/devices")));
-    let driven = |name: &String| {
-        let other = name.parse().ok().filter(|other| *other != address)?;
-        let driver =
-            Card::at(other)?.driver.filter(|driver| driver != VFIO && driver != "pcieport")?;
-        Some(format!("{other} ({driver})"))
-    };
-    let driven: Vec<String> = devices.iter().filter_map(driven).collect();
+    let driven = driven_in_group(address, group);
     if driven.is_empty() {
         return Ok(());
     }

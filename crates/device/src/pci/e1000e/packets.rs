@@ -1,4 +1,4 @@
-//! Packets in the rings.
+//! Packets in the transmit ring.
 
 /// A packet that the device has.
 #[derive(Clone, Copy, Debug)]
@@ -7,15 +7,4 @@ pub(super) struct InFlight {
     pub(super) len: u32,
     /// The number of its descriptors.
     pub(super) descriptors: u32,
-}
-
-/// The oldest packet in the receive ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Oldest {
-    /// The device has not written all of its buffers.
-    None,
-    /// The number of its buffers.
-    Whole(u32),
-    /// So many buffers, and its end is in none of them.
-    TooLong(u32),
 }

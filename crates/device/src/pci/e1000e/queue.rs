@@ -14,7 +14,7 @@ use towpath_packet::segment::MAX_HEADER_BYTES;
 use super::card::Card;
 use super::descriptor::{DESCRIPTOR_BYTES, Words};
 use super::names::*;
-use super::packets::{InFlight, Oldest};
+use super::packets::InFlight;
 use super::ring::Ring;
 use crate::dma::{Access, Dma, Registration};
 use crate::pci::registers::{GONE, Register};
@@ -63,8 +63,6 @@ pub(super) struct E1000eQueue {
     done: VecDeque<Completion>,
     /// The context of checksums that the device has.
     context: Option<Words>,
-    /// The tails last written to the device: receive, transmit.
-    known_tails: [u32; 2],
     /// The kernel signals it at each interrupt of the queue.
     interrupt: Arc<OwnedFd>,
     /// `true` if the queue has been armed since the last read of `interrupt`.
@@ -106,7 +104,6 @@ impl E1000eQueue {
             in_flight: VecDeque::with_capacity(RING_ENTRIES as usize),
             done: VecDeque::with_capacity(RING_ENTRIES as usize),
             context: None,
-            known_tails: [0; 2],
             interrupt,
             is_armed: false,
             sleeps: 0,
@@ -147,7 +144,7 @@ impl E1000eQueue {
 
     /// Returns `true` if a received packet, a completion, or room that the engine waits for is there.
     fn has_work(&self, tx_waiting: bool) -> bool {
-        self.oldest_packet() != Oldest::None
+        self.has_packet()
             || !self.done.is_empty()
             || self.is_oldest_sent()
             || tx_waiting && self.has_room()
@@ -181,9 +178,7 @@ impl DeviceQueue for E1000eQueue {
         match ring {
             Kick::Rx => self.tell_rx(),
             Kick::Tx => {
-                let tail = self.tx.tail();
-                if std::mem::replace(&mut self.known_tails[1], tail) != tail {
-                    self.tx.publish();
+                if let Some(tail) = self.tx.untold_tail() {
                     self.card.registers.write(self.of(TDT), tail);
                 }
             }
@@ -236,7 +231,7 @@ impl DeviceQueue for E1000eQueue {
         self.done.extend(self.in_flight.drain(..).map(|one| Completion::returned(one.token)));
         self.rx.clear();
         self.tx.clear();
-        (self.context, self.known_tails, self.discards) = (None, [0; 2], false);
+        (self.context, self.discards) = (None, false);
         self.set_rings();
         self.card.start_interrupts();
         self.card.start();
@@ -252,9 +247,7 @@ impl DeviceQueue for E1000eQueue {
 impl E1000eQueue {
     /// Tells the device of new receive buffers.
     fn tell_rx(&mut self) {
-        let tail = self.rx.tail();
-        if std::mem::replace(&mut self.known_tails[0], tail) != tail {
-            self.rx.publish();
+        if let Some(tail) = self.rx.untold_tail() {
             self.card.registers.write(self.of(RDT), tail);
         }
     }

@@ -25,6 +25,8 @@ pub(super) struct Ring {
     next: u32,
     /// The oldest descriptor that the device has not returned.
     oldest: u32,
+    /// The tail that the device was told last.
+    told: u32,
 }
 
 impl Ring {
@@ -34,7 +36,7 @@ impl Ring {
         let words = memory.len() / 8;
         let device = peer_words(whole).part(first, words);
         let entries = (words / WORDS) as u32;
-        Ring { driver: own_words(memory), device, entries, next: 0, oldest: 0 }
+        Ring { driver: own_words(memory), device, entries, next: 0, oldest: 0, told: 0 }
     }
 
     /// Returns the number of descriptors that the driver may fill. One stays empty, because equal indices
@@ -77,11 +79,15 @@ impl Ring {
         self.next = self.after(self.next, 1);
     }
 
-    /// Orders all stores of descriptors before the write of the tail register. Pairs with the device's
-    /// fetch of descriptors after that write.
+    /// Returns the tail if the device does not know it, for its register. Orders all stores of descriptors before
+    /// the write of the register. Pairs with the device's fetch of descriptors after that write.
     #[inline]
-    pub(super) fn publish(&self) {
+    pub(super) fn untold_tail(&mut self) -> Option<u32> {
+        if std::mem::replace(&mut self.told, self.next) == self.next {
+            return None;
+        }
         fence(Ordering::Release);
+        Some(self.next)
     }
 
     /// Fetches a descriptor: first the word that the device writes last, then the other.
@@ -105,7 +111,7 @@ impl Ring {
 
     /// Empties the ring, once the device has stopped.
     pub(super) fn clear(&mut self) {
-        (self.next, self.oldest) = (0, 0);
+        (self.next, self.oldest, self.told) = (0, 0, 0);
         for word in 0..self.driver.len() {
             self.driver.store(word, 0);
         }
@@ -125,9 +131,12 @@ mod tests {
         for round in 0..6 {
             assert_eq!((ring.room(), ring.held()), (3, 0));
             let from = ring.tail();
+            assert_eq!(ring.untold_tail(), None);
             for number in 0..3 {
                 ring.push([round, number]);
             }
+            assert_eq!(ring.untold_tail(), Some(ring.tail()));
+            assert_eq!(ring.untold_tail(), None);
             assert_eq!((ring.room(), ring.held()), (0, 3));
             assert_eq!(ring.fetch(ring.after(from, 2)), [round, 2]);
             assert_eq!(ring.fetch_last(ring.oldest()), 0);

@@ -1,7 +1,6 @@
 //! Received packets.
 
 use super::super::descriptor::{self, Written};
-use super::super::packets::Oldest;
 use super::{E1000eQueue, RX_BUFFER_BYTES};
 use crate::{ETHERNET_HEADER_BYTES, Meta, Received, SpaceId, Spaces, VLAN_TAG_BYTES};
 
@@ -31,7 +30,10 @@ impl E1000eQueue {
         while self.rx.room() > 0
             && let Some(buffer) = self.dropped.pop()
         {
-            self.give(spaces, space, buffer);
+            if !self.give(spaces, space, buffer) {
+                self.dropped.push(buffer);
+                break;
+            }
         }
         self.tell_rx();
     }
@@ -55,24 +57,26 @@ impl E1000eQueue {
         let Some(pool) = self.pool else { return 0 };
         let mut count = 0;
         while count < budget {
-            let (parts, is_whole) = match self.oldest_packet() {
-                Oldest::None => break,
-                Oldest::Whole(parts) => (parts, true),
-                Oldest::TooLong(parts) => (parts, false),
+            let from = out.len();
+            let (last, is_whole) = match self.fetch_packet(pool, out) {
+                Fetched::Nothing => {
+                    out.truncate(from);
+                    break;
+                }
+                Fetched::Whole(last) => (last, true),
+                Fetched::TooLong(last) => (last, false),
             };
             count += 1;
-            let from = out.len();
-            let last = self.take_parts(pool, parts, out);
+            self.rx.take((out.len() - from) as u32);
             let len: usize = out[from..].iter().map(|part| part.len as usize).sum();
             let longest = self.info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
             let is_rest = std::mem::replace(&mut self.discards, !is_whole);
-            let last = last.filter(|last| is_whole && !is_rest && !last.is_bad && len <= longest);
-            let Some(last) = last else {
+            if !is_whole || is_rest || last.is_bad || len > longest {
                 // The first part of a packet that is too long was counted.
                 self.counters.rx_dropped += u64::from(!is_rest);
                 self.dropped.extend(out.drain(from..).map(|part| part.buffer));
                 continue;
-            };
+            }
             let first = &mut out[from];
             first.meta.checksum = last.checksum;
             first.hash = last.hash;
@@ -83,41 +87,55 @@ impl E1000eQueue {
         count
     }
 
-    /// Returns the number of buffers of the oldest packet, once the device has written all of them.
-    pub(super) fn oldest_packet(&self) -> Oldest {
-        let most = self.info.limits.rx_packet_buffers as u32 + 1;
+    /// Fetches the oldest packet: each descriptor once, since the device may write it again. Appends its buffers
+    /// to `out`, also those of a packet that the device has not written whole.
+    fn fetch_packet(&self, pool: SpaceId, out: &mut Vec<Received>) -> Fetched {
+        let most = self.most_buffers();
         for ahead in 0..most.min(self.rx.held()) {
-            let [first, second] = self.rx.fetch(self.rx.after(self.rx.oldest(), ahead));
-            match descriptor::written(first, second) {
-                None => return Oldest::None,
-                Some(written) if written.is_last => return Oldest::Whole(ahead + 1),
-                Some(_) => {}
-            }
-        }
-        if self.rx.held() < most { Oldest::None } else { Oldest::TooLong(most) }
-    }
-
-    /// Takes the oldest buffers off the ring, and appends them to `out`. Returns the last descriptor.
-    fn take_parts(
-        &mut self,
-        pool: SpaceId,
-        parts: u32,
-        out: &mut Vec<Received>,
-    ) -> Option<Written> {
-        let mut last = None;
-        for _ in 0..parts {
-            let index = self.rx.oldest();
+            let index = self.rx.after(self.rx.oldest(), ahead);
             let [first, second] = self.rx.fetch(index);
-            last = descriptor::written(first, second);
-            let Some(written) = last else { break };
+            let Some(written) = descriptor::written(first, second) else { return Fetched::Nothing };
             let buffer = self.rx_buffers[index as usize];
             // The device may claim more bytes than the buffer has.
             let len = written.len.min(RX_BUFFER_BYTES as u32);
             let mut part = Received::whole(pool, buffer, buffer, len, Meta::FULL);
             part.continues = !written.is_last;
             out.push(part);
-            self.rx.take(1);
+            match written {
+                Written { is_last: true, .. } => return Fetched::Whole(written),
+                _ if ahead + 1 == most => return Fetched::TooLong(written),
+                _ => {}
+            }
         }
-        last
+        Fetched::Nothing
     }
+
+    /// Returns `true` if the device has written a packet whole, or more buffers than a packet may have. The
+    /// next poll decides anew.
+    pub(super) fn has_packet(&self) -> bool {
+        let most = self.most_buffers();
+        for ahead in 0..most.min(self.rx.held()) {
+            let [first, second] = self.rx.fetch(self.rx.after(self.rx.oldest(), ahead));
+            match descriptor::written(first, second) {
+                None => return false,
+                Some(written) if written.is_last || ahead + 1 == most => return true,
+                Some(_) => {}
+            }
+        }
+        false
+    }
+
+    /// Returns the number of buffers with which a packet is too long.
+    fn most_buffers(&self) -> u32 {
+        self.info.limits.rx_packet_buffers as u32 + 1
+    }
+}
+
+/// The oldest packet in the receive ring, by its last descriptor.
+enum Fetched {
+    /// The device has not written all of its buffers.
+    Nothing,
+    Whole(Written),
+    /// Its end is in none of the buffers.
+    TooLong(Written),
 }
