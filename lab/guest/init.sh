@@ -14,6 +14,8 @@ modprobe -a $(cat /guest/modules)
 chmod 666 /dev/net/tun /dev/vfio/vfio
 ip link set lo up
 cd /tmp
+# With a priority at which the console shows it.
+echo '<1>the command starts' >/dev/kmsg
 /bin/bash /guest/command </dev/null >/dev/ttyS1 2>&1
 echo $? >/out/status
 dmesg >/out/kernel.log

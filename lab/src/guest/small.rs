@@ -14,10 +14,10 @@ use super::fetch::{Cache, Kernel, missing, pack, run};
 use super::machine::{NO_PROGRAM, NO_SETPRIV, QEMU, Running, add_card, base_command};
 
 /// Programs of the host that the guest's commands may use.
-const TOOLS: [&str; 32] = [
+const TOOLS: [&str; 33] = [
     "basename", "bash", "cat", "chmod", "chown", "cmp", "cp", "cut", "dmesg", "env", "ethtool",
-    "grep", "head", "ip", "kill", "ls", "mkdir", "modprobe", "mount", "ping", "pgrep", "pkill",
-    "sed", "readlink", "setpriv", "sh", "sleep", "stty", "sync", "tail", "tar", "uname",
+    "grep", "head", "ip", "kill", "ls", "mkdir", "modprobe", "mount", "od", "ping", "pgrep",
+    "pkill", "sed", "readlink", "setpriv", "sh", "sleep", "stty", "sync", "tail", "tar", "uname",
 ];
 /// Where the host has its programs.
 const PATHS: [&str; 4] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
@@ -27,8 +27,14 @@ const LOADED: &str = "virtio_pci virtio_blk e1000e tun veth vfio-pci vfio_iommu_
 const PASSWD: &str = "root:x:0:0::/root:/bin/sh\ntowpath:x:990:990::/tmp:/bin/sh\n\
     alice:x:1001:1001::/tmp:/bin/sh\nbob:x:1002:1002::/tmp:/bin/sh\n";
 const GROUP: &str = "root:x:0:\ntowpath:x:990:\nalice:x:1001:\nbob:x:1002:\n";
-/// The size of the disk for the command's files.
+/// The disk for the command's files, and its size.
+const OUT: &str = "out";
 const OUT_BYTES: u64 = 256 << 20;
+/// What `init.sh` writes to the console before it starts the command.
+const STARTS: &str = "the command starts";
+/// The boots of a guest before its command starts. Under software emulation, a kernel crashes once in a while when
+/// it changes code that another processor executes.
+const BOOTS: u32 = 3;
 /// The exit status of a command that did not end in time, as that of timeout(1).
 const TOO_LONG: u8 = 124;
 
@@ -80,7 +86,7 @@ fn run_in(
     for archive in [&own, &modules] {
         io::copy(&mut File::open(archive)?, &mut whole)?;
     }
-    let out = directory.join("out");
+    let out = directory.join(OUT);
     File::create(&out)?.set_len(OUT_BYTES)?;
     let console = cache.directory().join("small.console");
     let mut machine = base_command(&image, &initial, &console);
@@ -98,7 +104,25 @@ fn run_in(
     machine.arg("-chardev").arg(format!("socket,id=monitor,path={monitor},server=on,wait=off"));
     machine.args(["-mon", "chardev=monitor,mode=control"]);
     machine.arg("-serial").arg(format!("unix:{monitor}"));
+    for _ in 1..BOOTS {
+        let ended = wait(Running(machine.spawn().context(NO_SETPRIV)?), order.limit)?;
+        let has_booted = fs::read_to_string(&console).is_ok_and(|text| text.contains(STARTS));
+        if has_booted || ended.is_none_or(|status| !status.success()) {
+            return outcome(ended, directory, &console, order);
+        }
+        eprintln!("towpath-lab: the guest's kernel crashed before the command; booting anew");
+    }
     let ended = wait(Running(machine.spawn().context(NO_SETPRIV)?), order.limit)?;
+    outcome(ended, directory, &console, order)
+}
+
+/// Takes what a guest left when it ended; `None` if it did not end in time. Returns the exit status of the command.
+fn outcome(
+    ended: Option<ExitStatus>,
+    directory: &Path,
+    console: &Path,
+    order: &GuestCommand<'_>,
+) -> anyhow::Result<u8> {
     match ended {
         None => {
             let limit = order.limit.as_secs();
@@ -114,9 +138,10 @@ fn run_in(
         None => directory.join("back"),
     };
     fs::create_dir_all(&back)?;
-    run(Command::new("tar").arg("-xf").arg(&out).arg("-C").arg(&back)).with_context(|| {
-        format!("the guest did not run to its end; its console is in {}", console.display())
-    })?;
+    run(Command::new("tar").arg("-xf").arg(directory.join(OUT)).arg("-C").arg(&back))
+        .with_context(|| {
+            format!("the guest did not run to its end; its console is in {}", console.display())
+        })?;
     let status = fs::read_to_string(back.join("status")).with_context(|| {
         format!("the guest left no status; its console is in {}", console.display())
     })?;
