@@ -1,6 +1,9 @@
 # tests/card starts this script in a small guest. Towpath drives the first card, and the kernel the second, at
-# the other end of the wire.
+# the other end of the wire. Arguments: the kills of servers, and those of applications, in the longest checks.
 set -eu
+
+server_kills=$1
+application_kills=$2
 
 card=$(basename "$(readlink /sys/class/net/eth0/device)")
 # QEMU's wire loses packets for which the other card has no buffer.
@@ -97,12 +100,9 @@ serves() {
     ip address add 192.0.2.200/24 dev eth1
     mkdir -p /run/towpath
     chown alice /run/towpath
-    # A function in the background would be a shell's process.
-    setpriv --reuid=alice --regid=alice --clear-groups \
-        towpath serve --device "pci:$card" --subnet 192.0.2.200/24 --lease 192.0.2.64/28 \
-        --allow-user bob --socket /run/towpath/card.sock --confine kill >/tmp/server.log 2>&1 &
-    server=$!
-    eventually grep -q serving /tmp/server.log
+    mkdir -m 755 /tmp/docs
+    head -c 3000000 /guest/towpath >/tmp/docs/file
+    starts
     fails as_user alice towpath serve --device "pci:$card" --subnet 192.0.2.200/24 --lease 192.0.2.64/28 \
         --socket /run/towpath/other.sock
     grep -q 'another process uses PCI device' /tmp/said
@@ -115,8 +115,16 @@ serves() {
             grep -q "^Cap$set:.0000000000000000$" "/proc/$process/status"
         done
     done
-    mkdir -m 755 /tmp/docs
-    head -c 3000000 /guest/towpath >/tmp/docs/file
+}
+
+# Starts a server, and a web server over it.
+starts() {
+    # A function in the background would be a shell's process.
+    setpriv --reuid=alice --regid=alice --clear-groups \
+        towpath serve --device "pci:$card" --subnet 192.0.2.200/24 --lease 192.0.2.64/28 \
+        --allow-user bob --socket /run/towpath/card.sock --confine kill >/tmp/server.log 2>&1 &
+    server=$!
+    eventually grep -q serving /tmp/server.log
     setpriv --reuid=bob --regid=bob --clear-groups web /run/towpath/card.sock /tmp/docs 8080 >/tmp/web.log 2>&1 &
     web=$!
     eventually ping -c 1 -W 1 192.0.2.64
@@ -125,26 +133,125 @@ serves() {
 fetch() {
     exec 3<>/dev/tcp/192.0.2.64/8080
     printf 'GET /file HTTP/1.1\r\nHost: card\r\nConnection: close\r\n\r\n' >&3
-    cat <&3 >/tmp/got
+    local got=/tmp/got.$BASHPID
+    cat <&3 >$got
     exec 3>&-
-    tail -c 3000000 /tmp/got | cmp - /tmp/docs/file
+    tail -c 3000000 $got | cmp - /tmp/docs/file
 }
 
+# Returns the command register of the card's configuration space.
+command_register() {
+    od -An -tu2 -j 4 -N 2 "/sys/bus/pci/devices/$card/config"
+}
+
+# Returns 0 while the card may access memory.
+is_bus_master() {
+    [ $(($(command_register) & 4)) != 0 ]
+}
+
+# The card goes on while no server runs: it receives a packet, which the next server delivers.
 goes_on_after_a_kill() {
     exec 4<>/dev/tcp/192.0.2.64/8080
     fetch
     local round
     for round in 1 2 3; do
+        kill -STOP $server
         pkill -KILL -o -f '^towpath server'
-        eventually ping -c 1 -W 1 192.0.2.64
+        ping -c 1 -W 15 192.0.2.64 >/tmp/ping.log &
+        local ping=$!
+        sleep 0.5
+        is_bus_master
+        kill -CONT $server
+        wait $ping
     done
+    # A flood of packets, and no pause of the keeper.
+    ping -q -i 0.01 -c 300 -W 15 192.0.2.64 >/tmp/ping.log &
+    ping=$!
+    for round in 1 2 3; do
+        sleep 0.7
+        pkill -KILL -o -f '^towpath server'
+    done
+    wait $ping
+    cat /tmp/ping.log
+    grep -q ' 300 received' /tmp/ping.log
     # The connection from before, and a new one.
     printf 'GET /file HTTP/1.1\r\nHost: card\r\nConnection: close\r\n\r\n' >&4
     cat <&4 >/tmp/got
     exec 4>&-
     tail -c 3000000 /tmp/got | cmp - /tmp/docs/file
     fetch
-    [ "$(grep -c 'killed by signal 9' /tmp/server.log)" = 3 ]
+    [ "$(grep -c 'killed by signal 9' /tmp/server.log)" = 6 ]
+    [ "$(grep -c 'goes on with the memory of the earlier server' /tmp/server.log)" = 6 ]
+}
+
+# Another server follows in order, under a flood of packets.
+goes_on_after_an_upgrade() {
+    ping -q -i 0.01 -c 300 -W 15 192.0.2.64 >/tmp/ping.log &
+    local ping=$!
+    sleep 0.5
+    as_user alice towpath upgrade /run/towpath/card.sock
+    wait $ping
+    cat /tmp/ping.log
+    grep -q ' 300 received' /tmp/ping.log
+    fetch
+    [ "$(grep -c 'goes on with the memory of the earlier server' /tmp/server.log)" = 7 ]
+}
+
+# A crash drops the packets that wait. The rings go on.
+goes_on_after_a_crash() {
+    pkill -ABRT -o -f '^towpath server'
+    eventually ping -c 1 -W 1 192.0.2.64
+    fetch
+    [ "$(grep -c 'goes on with the memory of the earlier server' /tmp/server.log)" = 8 ]
+}
+
+# Servers are killed under load, again and again.
+outlives_many_kills() {
+    (while :; do fetch; done) &
+    local load=$! round
+    for ((round = 0; round < server_kills; round++)); do
+        sleep 0.$((RANDOM % 900 + 100))
+        pkill -KILL -o -f '^towpath server'
+        eventually pgrep -f '^towpath server'
+    done
+    kill -0 $load
+    kill $load
+    wait $load || true
+    eventually ping -c 1 -W 1 192.0.2.64
+    fetch
+    local all=$((8 + server_kills))
+    [ "$(grep -c 'goes on with the memory of the earlier server' /tmp/server.log)" = $all ]
+}
+
+# Applications are killed while they attach, listen, serve, or wait. Nothing of them stays.
+outlives_many_applications() {
+    local round application
+    for ((round = 0; round < application_kills; round++)); do
+        setpriv --reuid=bob --regid=bob --clear-groups \
+            web /run/towpath/card.sock /tmp/docs 8081 >/dev/null 2>&1 &
+        application=$!
+        sleep 0.0$((RANDOM % 90 + 10))
+        kill -KILL $application
+        wait $application || true
+    done
+    eventually has_one_session
+    fetch
+}
+
+has_one_session() {
+    towpath ls --socket /run/towpath/card.sock >/tmp/sessions
+    [ "$(grep -c ' bob ' /tmp/sessions)" = 1 ]
+}
+
+# Without a keeper, the card must not write into memory any more.
+stops_with_its_keeper() {
+    is_bus_master
+    kill -KILL $server $(pgrep -f '^towpath server')
+    wait $server || true
+    kill -KILL $web
+    wait $web || true
+    ! is_bus_master || return 1
+    starts
 }
 
 # The link goes down and comes back under load. The download goes on.
@@ -182,10 +289,14 @@ ends() {
 }
 
 for one in lists_the_cards refuses_an_unclaimed_card refuses_a_card_in_use claims_the_card conforms serves \
-    fetch goes_on_after_a_kill outlives_a_pulled_cable ends; do
+    fetch goes_on_after_a_kill goes_on_after_an_upgrade goes_on_after_a_crash outlives_many_kills \
+    outlives_many_applications outlives_a_pulled_cable stops_with_its_keeper ends; do
     check $one
 done
 current='no fault of the IOMMU'
 dmesg >/tmp/said
 ! grep -i 'dmar.*fault' /tmp/said || exit 1
+current='the number of checks'
+# bash goes on behind a loop in which an expression is wrong.
+[ $checks = 15 ]
 echo "$checks checks passed"

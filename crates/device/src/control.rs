@@ -271,6 +271,10 @@ pub trait Device: Send {
         None
     }
 
+    /// Leaves the device to the next server: from now on, dropping the device and its queues stops nothing with
+    /// which that server goes on. A device whose objects stay as they are ignores it, as by default.
+    fn leave(&mut self) {}
+
     /// Returns the descriptors that must outlive this process so that the interface with its
     /// addresses and routes, or the attached programs, survive, with the names by which a successor
     /// finds them. None for a device that ends with its process.

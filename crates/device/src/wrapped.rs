@@ -135,6 +135,10 @@ impl<W: Wrap> Device for Wrapped<W> {
         self.inner.take_over()
     }
 
+    fn leave(&mut self) {
+        self.inner.leave();
+    }
+
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
         self.inner.objects()
     }

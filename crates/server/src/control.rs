@@ -298,6 +298,9 @@ impl Control {
                 }
                 Request::Leave => {
                     self.leaves = self.parts.store.outlives_server();
+                    if self.leaves {
+                        self.parts.device.leave();
+                    }
                     self.stop();
                 }
                 Request::Stop => self.stop(),

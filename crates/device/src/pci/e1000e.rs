@@ -4,8 +4,9 @@
 //! |---|---|
 //! | [`E1000eDevice`] | the control part: link, filters, events |
 //! | `card` | the device as a whole: reset, addresses, start and stop |
-//! | `queue` | the data part: rings, kicks, sleep |
-//! | `ring`, `descriptor` | a ring in shared memory, and the bits of its entries |
+//! | `queue` | the data part: kicks, sleep, packets |
+//! | `memory`, `ring`, `descriptor` | the memory that the device shares, a ring in it, the bits of the ring's entries |
+//! | `going_on`, `ledger` | what an earlier server left running, and which buffers the device had |
 //! | `packets` | packets in the transmit ring |
 //! | `names` | registers and their bits |
 //!
@@ -14,6 +15,9 @@
 
 mod card;
 mod descriptor;
+mod going_on;
+mod ledger;
+mod memory;
 mod names;
 mod packets;
 mod queue;
@@ -24,21 +28,25 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use towpath_memory::Region;
 use vfio_bindings::bindings::vfio::{VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
 
 use super::address::PciAddress;
 use super::dma::PciDma;
 use super::error::PciError;
 use super::registers::Registers;
-use super::vfio::Vfio;
-use crate::dma::Dma;
+use super::vfio::{Vfio, outlives_its_server};
+use crate::dma::{Access, Dma, Registration};
 use crate::{
-    Capabilities, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, Event, Filter,
-    FilterError, Info, Limits, Spaces, TxHeadroom, VLAN_TAG_BYTES,
+    Capabilities, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, EarlierObjects, Event,
+    Filter, FilterError, Info, Keeper, Limits, Spaces, TakeOver, TxHeadroom, VLAN_TAG_BYTES,
 };
 use card::Card;
 use descriptor::MOST_PARTS;
-use queue::{E1000eQueue, RING_ENTRIES, RX_BUFFER_BYTES};
+use going_on::{Files, GoingOn};
+use ledger::{Header, Ledger};
+use memory::{RING_ENTRIES, Shared};
+use queue::{E1000eQueue, Parts, RX_BUFFER_BYTES};
 
 /// The places in the configuration space, and the values, of the 82574L's vendor and device numbers.
 const VENDOR: (u64, u16) = (0, 0x8086);
@@ -90,12 +98,17 @@ pub fn is_supported(vendor: u16, device: u16) -> bool {
     (vendor, device) == (VENDOR.1, DEVICE.1)
 }
 
+/// The names under which a keeper holds the eventfds of [`Interrupts`].
+const QUEUE_INTERRUPT: &str = "device-card-queue-interrupt";
+const LINK_INTERRUPT: &str = "device-card-link-interrupt";
+const REMOVAL: &str = "device-card-removal";
+
 /// An 82574L.
 pub struct E1000eDevice {
     info: Info,
     vfio: Arc<Vfio>,
     card: Arc<Card>,
-    dma: Arc<dyn Dma>,
+    dma: Arc<PciDma>,
     /// The kernel signals it at each interrupt of the queue.
     queue_interrupt: Arc<OwnedFd>,
     /// The kernel signals it before it removes the card.
@@ -104,6 +117,47 @@ pub struct E1000eDevice {
     events: OwnedFd,
     /// The state of the link that was reported last.
     is_up: bool,
+    keeper: Option<Arc<dyn Keeper>>,
+    /// The running queue of an earlier server, until the queue is opened.
+    going_on: Option<GoingOn>,
+}
+
+/// The eventfds of a card.
+struct Interrupts {
+    queue: OwnedFd,
+    link: OwnedFd,
+    removal: OwnedFd,
+    /// `true` if the kernel signals these already, for an earlier server.
+    are_set: bool,
+}
+
+impl Interrupts {
+    fn new() -> io::Result<Interrupts> {
+        let (queue, link, removal) = (new_eventfd()?, new_eventfd()?, new_eventfd()?);
+        Ok(Interrupts { queue, link, removal, are_set: false })
+    }
+
+    /// Returns those of an earlier server, or new ones.
+    fn after(earlier: &EarlierObjects) -> io::Result<Interrupts> {
+        let [queue, link, removal] =
+            [earlier.copy(QUEUE_INTERRUPT)?, earlier.copy(LINK_INTERRUPT)?, earlier.copy(REMOVAL)?];
+        let (Some(queue), Some(link), Some(removal)) = (queue, link, removal) else {
+            return Interrupts::new();
+        };
+        Ok(Interrupts { queue, link, removal, are_set: true })
+    }
+
+    /// Has the kernel signal the eventfds.
+    fn set(&self, vfio: &Vfio) -> Result<(), PciError> {
+        let (queue, link) = (self.queue.as_fd(), self.link.as_fd());
+        // In the order of `IVAR_ONE_EACH`.
+        let vectors = [queue, queue, queue, queue, link];
+        vfio.set_interrupts(VFIO_PCI_MSIX_IRQ_INDEX, &vectors)
+            .map_err(vfio.refused("setting its interrupts"))?;
+        // The driver also serves a card whose removal the kernel does not announce.
+        let _ = vfio.set_interrupts(VFIO_PCI_REQ_IRQ_INDEX, &[self.removal.as_fd()]);
+        Ok(())
+    }
 }
 
 impl std::fmt::Debug for E1000eDevice {
@@ -128,57 +182,143 @@ impl E1000eDevice {
     /// # Errors
     /// See [`PciError`].
     pub fn open(options: &Options) -> Result<E1000eDevice, PciError> {
+        E1000eDevice::open_after(options, &EarlierObjects::default())
+    }
+
+    /// Opens a card as [`E1000eDevice::open`] does, after an earlier server. If that one left the card
+    /// running, this one goes on with it: no packet is lost, and filters stay until
+    /// [`Device::take_over`]. If that is impossible, the card is reset.
+    ///
+    /// # Errors
+    /// See [`PciError`].
+    pub fn open_after(
+        options: &Options,
+        earlier: &EarlierObjects,
+    ) -> Result<E1000eDevice, PciError> {
         let address = options.address;
-        let vfio = Vfio::open(address)?;
-        let configuration = |(at, _): (u64, u16)| {
-            vfio.configuration(at).map_err(vfio.refused("reading its configuration"))
+        let copying = |cause| PciError::Refused { address, what: "copying a descriptor", cause };
+        let vfio = match Vfio::of_earlier(address, earlier).map_err(copying)? {
+            Some(vfio) => vfio,
+            None => Vfio::open(address)?,
         };
-        let (vendor, device) = (configuration(VENDOR)?, configuration(DEVICE)?);
-        if vendor == u16::MAX {
-            return Err(PciError::NoAnswer { address });
-        }
-        if !is_supported(vendor, device) {
-            return Err(PciError::Unknown { address, vendor, device });
-        }
-        let bar = vfio.bar0().map_err(vfio.refused("finding its registers"))?;
-        if bar.bytes < BAR_BYTES {
-            let cause = io::Error::other(format!("it has {} bytes of registers", bar.bytes));
-            return Err(vfio.refused("finding its registers")(cause));
-        }
-        // No access of memory before the card is reset: an earlier process may have left it running.
-        vfio.set_bus_master(false).map_err(vfio.refused("keeping it from memory"))?;
-        let registers = Registers::map(vfio.device(), bar);
-        let registers = registers.map_err(vfio.refused("mapping its registers"))?;
-        let make = || new_eventfd().map_err(vfio.refused("making an eventfd"));
-        let (queue_interrupt, removal) = (Arc::new(make()?), make()?);
-        let card = Card::new(registers, address, throttle(options), make()?);
-        card.reset()?;
-        vfio.set_bus_master(true).map_err(vfio.refused("letting it access memory"))?;
-        let mac = card.own_address();
-        let (queue, link) = (queue_interrupt.as_fd(), card.link_interrupt().as_fd());
-        // In the order of `IVAR_ONE_EACH`.
-        let vectors = [queue, queue, queue, queue, link];
-        vfio.set_interrupts(VFIO_PCI_MSIX_IRQ_INDEX, &vectors)
-            .map_err(vfio.refused("setting its interrupts"))?;
-        // The driver also serves a card whose removal the kernel does not announce.
-        let _ = vfio.set_interrupts(VFIO_PCI_REQ_IRQ_INDEX, &[removal.as_fd()]);
-        let events = events(&[link, removal.as_fd()]);
+        let registers = registers(&vfio, address)?;
+        let interrupts = Interrupts::after(earlier).map_err(vfio.refused("making an eventfd"))?;
+        let events = events(&[interrupts.link.as_fd(), interrupts.removal.as_fd()]);
         let events = events.map_err(vfio.refused("making an epoll instance"))?;
+        let link = interrupts.link.try_clone().map_err(copying)?;
+        let card = Card::new(registers, address, throttle(options), link);
         let vfio = Arc::new(vfio);
         let dma = PciDma::new(vfio.clone());
-        let dma = Arc::new(dma.map_err(vfio.refused("asking for its address space"))?);
+        let dma = dma.map_err(vfio.refused("asking for its address space"))?;
+        let going_on = if interrupts.are_set {
+            GoingOn::find(earlier, &card, options.mtu)
+                .map_err(vfio.refused("mapping the rings of an earlier server"))?
+        } else {
+            None
+        };
+        if let Some(going_on) = &going_on {
+            dma.go_on(&going_on.header.memories)
+                .map_err(vfio.refused("unmapping the memories of an earlier server"))?;
+            card.go_on(going_on.header.mac);
+        } else {
+            // No access of memory before the card is reset: an earlier process may have left it running.
+            vfio.set_bus_master(false).map_err(vfio.refused("keeping it from memory"))?;
+            begin_anew(&vfio, &card, &dma)?;
+            interrupts.set(&vfio)?;
+        }
         Ok(E1000eDevice {
-            info: info(options, mac),
+            info: info(options, card.own_address()),
             vfio,
             card: Arc::new(card),
-            dma,
-            queue_interrupt,
-            removal,
+            dma: Arc::new(dma),
+            queue_interrupt: Arc::new(interrupts.queue),
+            removal: interrupts.removal,
             events,
             // The reset has signalled: the first `take_event` reports a link that is down.
             is_up: true,
+            keeper: None,
+            going_on,
         })
     }
+
+    fn failed(&self, what: &'static str, cause: impl Into<io::Error>) -> DeviceError {
+        DeviceError::Failed { name: self.info.name.clone(), what, cause: cause.into() }
+    }
+
+    /// Returns the keeper, if a next server can go on with the card.
+    fn keeper(&self) -> Option<&Arc<dyn Keeper>> {
+        self.keeper.as_ref().filter(|_| outlives_its_server())
+    }
+
+    /// Starts the card with empty rings, which a keeper holds.
+    fn start_queue(&mut self) -> Result<E1000eQueue, DeviceError> {
+        let reset = self.card.reset_if_stopped();
+        reset.map_err(|error| self.failed("a reset", io::Error::other(error)))?;
+        let failed = |cause| self.failed("memory for its rings", cause);
+        let (shared, rings) = Shared::new().map_err(failed)?;
+        let registration = self.register(&shared)?;
+        let memories = self.dma.own_memories();
+        let header = Header {
+            mac: self.info.mac,
+            mtu: self.info.mtu,
+            memories: memories.try_into().unwrap_or_default(),
+        };
+        let (ledger, ledger_file) = Ledger::new(&header).map_err(failed)?;
+        if let Some(keeper) = self.keeper() {
+            let files = Files { rings, ledger: ledger_file };
+            files.replace(&**keeper).map_err(failed)?;
+        }
+        Ok(E1000eQueue::start(self.parts(shared, registration, ledger)))
+    }
+
+    /// Goes on with the queue of an earlier server.
+    fn go_on(&mut self, going_on: GoingOn) -> Result<E1000eQueue, DeviceError> {
+        let GoingOn { shared, ledger, files, memory, buffers, drops, .. } = going_on;
+        let registration = self.register(&shared)?;
+        if let Some(keeper) = self.keeper() {
+            let held = files.hold_again(&**keeper, memory.as_fd());
+            held.map_err(|cause| self.failed("memory for its rings", cause))?;
+        }
+        Ok(E1000eQueue::go_on(self.parts(shared, registration, ledger), buffers, drops))
+    }
+
+    fn register(&self, shared: &Shared) -> Result<Registration, DeviceError> {
+        let dma: Arc<dyn Dma> = self.dma.clone();
+        Registration::new(&dma, &shared.mapping, Access::ReadWrite)
+            .map_err(|error| self.failed("memory for its rings", io::Error::other(error)))
+    }
+
+    fn parts(&self, shared: Shared, rings: Registration, ledger: Ledger) -> Parts {
+        let (info, card) = (self.info.clone(), self.card.clone());
+        Parts { info, card, shared, rings, ledger, interrupt: self.queue_interrupt.clone() }
+    }
+}
+
+/// Checks that the driver knows the card, and maps its registers.
+fn registers(vfio: &Vfio, address: PciAddress) -> Result<Registers, PciError> {
+    let configuration = |(at, _): (u64, u16)| {
+        vfio.configuration(at).map_err(vfio.refused("reading its configuration"))
+    };
+    let (vendor, device) = (configuration(VENDOR)?, configuration(DEVICE)?);
+    if vendor == u16::MAX {
+        return Err(PciError::NoAnswer { address });
+    }
+    if !is_supported(vendor, device) {
+        return Err(PciError::Unknown { address, vendor, device });
+    }
+    let bar = vfio.bar0().map_err(vfio.refused("finding its registers"))?;
+    if bar.bytes < BAR_BYTES {
+        let cause = io::Error::other(format!("it has {} bytes of registers", bar.bytes));
+        return Err(vfio.refused("finding its registers")(cause));
+    }
+    Registers::map(vfio.device(), bar).map_err(vfio.refused("mapping its registers"))
+}
+
+/// Resets the card, which then reaches no memory of an earlier server.
+fn begin_anew(vfio: &Vfio, card: &Card, dma: &PciDma) -> Result<(), PciError> {
+    card.reset()?;
+    dma.begin_anew().map_err(vfio.refused("unmapping the memories of an earlier server"))?;
+    vfio.set_bus_master(true).map_err(vfio.refused("letting it access memory"))
 }
 
 /// Returns the values of `EITR`, in the order of `IVAR_ONE_EACH`.
@@ -237,13 +377,11 @@ impl Device for E1000eDevice {
         if index != 0 || is_open {
             return Err(DeviceError::no_queue(&self.info.name, is_open));
         }
-        let interrupt = self.queue_interrupt.clone();
-        let card = self.card.clone();
-        card.reset_if_stopped().map_err(|error| {
-            let (name, what) = (self.info.name.clone(), "a reset");
-            DeviceError::Failed { name, what, cause: io::Error::other(error) }
-        })?;
-        Ok(Box::new(E1000eQueue::new(self.info.clone(), card, &self.dma, (0, interrupt))?))
+        let queue = match self.going_on.take() {
+            Some(going_on) => self.go_on(going_on)?,
+            None => self.start_queue()?,
+        };
+        Ok(Box::new(queue))
     }
 
     fn dma(&self) -> Option<Arc<dyn Dma>> {
@@ -293,12 +431,60 @@ impl Device for E1000eDevice {
         let up = self.card.is_link_up();
         (std::mem::replace(&mut self.is_up, up) != up).then_some(Event::Link { up })
     }
+
+    fn set_keeper(&mut self, keeper: Arc<dyn Keeper>) {
+        self.keeper = Some(keeper);
+    }
+
+    /// Without the memory that the engine wants, the card is reset.
+    fn earlier_memory(&mut self, _: usize, bytes: usize) -> io::Result<Option<OwnedFd>> {
+        let Some(going_on) = &self.going_on else { return Ok(None) };
+        let [(_, packet_bytes), _] = going_on.header.memories;
+        let fits = Region::is_file_of(&going_on.memory, bytes)
+            && rustix::fs::fstat(&going_on.memory)?.st_size as u64 == packet_bytes;
+        if fits {
+            return going_on.memory.try_clone().map(Some);
+        }
+        self.going_on = None;
+        begin_anew(&self.vfio, &self.card, &self.dma).map_err(io::Error::other)?;
+        Ok(None)
+    }
+
+    fn take_over(&mut self) -> Option<TakeOver> {
+        let card = self.card.clone();
+        Some(Box::new(move || {
+            card.remove_left_filters();
+            Ok(())
+        }))
+    }
+
+    fn leave(&mut self) {
+        if self.keeper().is_some() {
+            self.card.leave();
+            self.vfio.leave();
+        }
+    }
+
+    fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        let mut objects = self.vfio.objects();
+        if !objects.is_empty() {
+            objects.extend([
+                (QUEUE_INTERRUPT, self.queue_interrupt.as_fd()),
+                (LINK_INTERRUPT, self.card.link_interrupt().as_fd()),
+                (REMOVAL, self.removal.as_fd()),
+            ]);
+        }
+        objects
+    }
 }
 
-/// Stops the card, so that it accesses no memory any more, and raises no interrupt while the kernel
+/// Stops the card, unless the next server goes on with it, so that it accesses no memory any more, and raises no interrupt while the kernel
 /// removes the vectors.
 impl Drop for E1000eDevice {
     fn drop(&mut self) {
+        if self.card.leaves() {
+            return;
+        }
         self.card.stop();
         let _ = self.vfio.set_bus_master(false);
     }

@@ -5,8 +5,11 @@ use std::ops::RangeInclusive;
 
 use towpath_memory::PAGE_BYTES;
 
-/// The lowest device address in use. Smaller addresses, such as 0 from a defect, stay invalid.
-const LOWEST: u64 = 1 << 32;
+/// The device addresses of the driver's own memories, which the next server goes on with. Smaller addresses,
+/// such as 0 from a defect, stay invalid.
+pub(super) const OWN: RangeInclusive<u64> = 1 << 32..=(1 << 36) - 1;
+/// The device addresses of sessions' memories.
+pub(super) const OF_SESSIONS: RangeInclusive<u64> = 1 << 36..=u64::MAX;
 
 /// The ranges of addresses that the IOMMU translates, and the parts of them that are in use.
 #[derive(Debug)]
@@ -17,13 +20,20 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// Creates an empty set over the ranges that the kernel reports.
-    pub(super) fn new(ranges: &[RangeInclusive<u64>]) -> Addresses {
-        let above = |range: &RangeInclusive<u64>| {
-            let first = (*range.start()).max(LOWEST).next_multiple_of(PAGE_BYTES as u64);
-            (first <= *range.end()).then_some(first..=*range.end())
+    /// Creates an empty set over those parts of the ranges that the kernel reports which are `within` others.
+    pub(super) fn new(ranges: &[RangeInclusive<u64>], within: &RangeInclusive<u64>) -> Addresses {
+        let part = |range: &RangeInclusive<u64>| {
+            let first = (*range.start()).max(*within.start());
+            let first = first.checked_next_multiple_of(PAGE_BYTES as u64)?;
+            let last = (*range.end()).min(*within.end());
+            (first <= last).then_some(first..=last)
         };
-        Addresses { ranges: ranges.iter().filter_map(above).collect(), used: BTreeMap::new() }
+        Addresses { ranges: ranges.iter().filter_map(part).collect(), used: BTreeMap::new() }
+    }
+
+    /// Returns the ranges, whether they are in use or not.
+    pub(super) fn ranges(&self) -> &[RangeInclusive<u64>] {
+        &self.ranges
     }
 
     /// Takes a range of bytes, a multiple of a page. An unused page stays behind each range, so a device that
@@ -68,9 +78,9 @@ mod tests {
     fn ranges_do_not_touch_and_come_back() {
         // As a machine with an interrupt window below 4 GiB reports them.
         let ranges = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1];
-        let mut addresses = Addresses::new(&ranges);
+        let mut addresses = Addresses::new(&ranges, &OWN);
         let first = addresses.allocate(2 * PAGE).unwrap();
-        assert_eq!(first, LOWEST);
+        assert_eq!(first, *OWN.start());
         let second = addresses.allocate(PAGE).unwrap();
         assert_eq!(second, first + 3 * PAGE);
         let third = addresses.allocate(5 * PAGE).unwrap();
@@ -84,10 +94,12 @@ mod tests {
 
     #[test]
     fn a_small_space_fills_up() {
-        let mut addresses = Addresses::new(&[LOWEST..=LOWEST + 4 * PAGE - 1]);
+        let first = *OF_SESSIONS.start();
+        let mut addresses = Addresses::new(&[0..=first + 4 * PAGE - 1], &OF_SESSIONS);
+        assert_eq!(addresses.ranges(), [first..=first + 4 * PAGE - 1]);
         assert!(addresses.allocate(PAGE).is_some());
         assert!(addresses.allocate(PAGE).is_some());
         assert_eq!(addresses.allocate(PAGE), None);
-        assert_eq!(Addresses::new(&[0..=0xffff]).allocate(PAGE), None);
+        assert_eq!(Addresses::new(&[0..=0xffff], &OWN).allocate(PAGE), None);
     }
 }

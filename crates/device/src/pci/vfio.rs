@@ -9,34 +9,30 @@
 //!
 //! The driver uses VFIO of type 1; iommufd would need Linux 6.2.
 
+mod address_space;
+
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
-use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use vfio_bindings::bindings::vfio::{
-    VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_GROUP_FLAGS_VIABLE,
-    VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD,
+    VFIO_BASE, VFIO_GROUP_FLAGS_VIABLE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD,
     VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX, VFIO_TYPE, VFIO_TYPE1v2_IOMMU,
-    vfio_group_status, vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info,
-    vfio_irq_set, vfio_region_info,
+    vfio_group_status, vfio_irq_set, vfio_region_info,
 };
 
 use super::address::PciAddress;
 use super::error::PciError;
+use crate::EarlierObjects;
 
 /// The kernel's interface has kept this number since Linux 3.6 (`VFIO_API_VERSION`).
 const API_VERSION: i32 = 0;
-/// The addresses from 4 GiB on that every x86 IOMMU translates, for kernels that do not report them
-/// (before Linux 5.4).
-const USUAL_ADDRESSES: RangeInclusive<u64> = 1 << 32..=(1 << 39) - 1;
-/// The size of the buffer for the kernel's report of the address space, in bytes.
-const INFO_BYTES: usize = 4096;
 
 /// The longest wait for a process that has been killed, whose group the kernel closes after a reset of the
 /// device; and the pause between two attempts.
@@ -62,9 +58,15 @@ const GROUP_SET_CONTAINER: libc::c_ulong = request(4);
 const GROUP_GET_DEVICE_FD: libc::c_ulong = request(6);
 const DEVICE_GET_REGION_INFO: libc::c_ulong = request(8);
 const DEVICE_SET_IRQS: libc::c_ulong = request(10);
-const IOMMU_GET_INFO: libc::c_ulong = request(12);
-const IOMMU_MAP_DMA: libc::c_ulong = request(13);
-const IOMMU_UNMAP_DMA: libc::c_ulong = request(14);
+
+/// The names under which a keeper holds container, group and device, in the order in which it gets them.
+const CONTAINER: &str = "device-vfio-container";
+const GROUP: &str = "device-vfio-group";
+const DEVICE: &str = "device-vfio-device";
+
+/// From this version on, the kernel lets a process unmap memory that another one mapped: until then, the next
+/// server could not unmap the sessions' memories (`vfio_dma_do_unmap` in drivers/vfio/vfio_iommu_type1.c).
+const UNMAPS_FOR_OTHERS: u32 = 6;
 
 /// An opened device.
 #[derive(Debug)]
@@ -72,8 +74,10 @@ pub(super) struct Vfio {
     address: PciAddress,
     container: OwnedFd,
     /// The device works for as long as its group is open.
-    _group: OwnedFd,
+    group: OwnedFd,
     device: File,
+    /// `true` once this process leaves the device to the next one, with the memories that it reaches.
+    leaves: AtomicBool,
 }
 
 /// Where a mapping of registers lies in the device's file.
@@ -168,15 +172,42 @@ impl Vfio {
             .map_err(refused("adding the group to a container"))?;
         ioctl_number(container.as_fd(), SET_IOMMU, VFIO_TYPE1v2_IOMMU.into())
             .map_err(refused("choosing VFIO of type 1"))?;
-        let name = CString::new(address.to_string()).unwrap_or_default();
-        // SAFETY: the request takes a pointer to a string, which lives.
-        let device = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD, name.as_ptr()) };
-        if device < 0 {
-            return Err(refused("opening the device")(io::Error::last_os_error()));
+        let device = open_device(address, group.as_fd()).map_err(refused("opening the device"))?;
+        Ok(Vfio { address, container, group, device, leaves: AtomicBool::new(false) })
+    }
+
+    /// Takes the device over from an earlier server, which left it open with a keeper; `None` if it did not.
+    /// Then nothing else has the device.
+    pub(super) fn of_earlier(
+        address: PciAddress,
+        earlier: &EarlierObjects,
+    ) -> io::Result<Option<Vfio>> {
+        let (container, group) = (earlier.copy(CONTAINER)?, earlier.copy(GROUP)?);
+        let Some((container, group)) = container.zip(group) else { return Ok(None) };
+        let device = match earlier.copy(DEVICE)? {
+            Some(device) => device.into(),
+            // The server was killed before it could leave the device.
+            None => open_device(address, group.as_fd())?,
+        };
+        Ok(Some(Vfio { address, container, group, device, leaves: AtomicBool::new(false) }))
+    }
+
+    /// Returns what a keeper must hold so that the device goes on without this process, with the names.
+    /// Nothing for a kernel with which no other process could.
+    pub(super) fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        if !outlives_its_server() {
+            return Vec::new();
         }
-        // SAFETY: the kernel has just returned this descriptor, which nothing else has.
-        let device = unsafe { File::from_raw_fd(device) };
-        Ok(Vfio { address, container, _group: group, device })
+        vec![
+            (CONTAINER, self.container.as_fd()),
+            (GROUP, self.group.as_fd()),
+            (DEVICE, self.device.as_fd()),
+        ]
+    }
+
+    /// Leaves the device to the next process: from now on, no memory is unmapped.
+    pub(super) fn leave(&self) {
+        self.leaves.store(true, Ordering::Relaxed);
     }
 
     /// Returns a function that makes the error of an operation which the kernel refused.
@@ -241,56 +272,24 @@ impl Vfio {
             free => Err(io::Error::other(format!("the kernel has only {free} interrupts free"))),
         }
     }
+}
 
-    /// Returns the ranges of addresses that the IOMMU translates.
-    pub(super) fn address_ranges(&self) -> io::Result<Vec<RangeInclusive<u64>>> {
-        let mut words = vec![0u64; INFO_BYTES / 8];
-        let first = words.as_mut_ptr().cast::<vfio_iommu_type1_info>();
-        // SAFETY: the memory is aligned and large enough, and no other reference to it lives.
-        let info = unsafe { &mut *first };
-        info.argsz = INFO_BYTES as u32;
-        // SAFETY: the request takes a `vfio_iommu_type1_info`, which `INFO_BYTES` bytes follow.
-        unsafe { ioctl_struct(self.container.as_fd(), IOMMU_GET_INFO, info)? };
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        Ok(ranges(&bytes).unwrap_or_else(|| vec![USUAL_ADDRESSES]))
-    }
+/// Returns `true` if another process can go on with the device when this one has ended.
+pub(super) fn outlives_its_server() -> bool {
+    let name = rustix::system::uname();
+    let major = name.release().to_str().ok().and_then(|text| text.split('.').next()?.parse().ok());
+    major.is_some_and(|major: u32| major >= UNMAPS_FOR_OTHERS)
+}
 
-    /// Lets the device reach memory of this process at a device address, and locks the memory's pages.
-    ///
-    /// # Errors
-    /// `ENOMEM` beyond the limit of locked memory, or the kernel's other errors.
-    pub(super) fn map(
-        &self,
-        memory: *const u8,
-        bytes: u64,
-        iova: u64,
-        writes: bool,
-    ) -> io::Result<()> {
-        let writes = if writes { VFIO_DMA_MAP_FLAG_WRITE } else { 0 };
-        let mut map = vfio_iommu_type1_dma_map {
-            argsz: size_of::<vfio_iommu_type1_dma_map>() as u32,
-            flags: VFIO_DMA_MAP_FLAG_READ | writes,
-            vaddr: memory as u64,
-            iova,
-            size: bytes,
-        };
-        // SAFETY: the request takes a `vfio_iommu_type1_dma_map`. The kernel checks the addresses.
-        unsafe { ioctl_struct(self.container.as_fd(), IOMMU_MAP_DMA, &mut map)? };
-        Ok(())
+fn open_device(address: PciAddress, group: BorrowedFd<'_>) -> io::Result<File> {
+    let name = CString::new(address.to_string()).unwrap_or_default();
+    // SAFETY: the request takes a pointer to a string, which lives.
+    let device = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD, name.as_ptr()) };
+    if device < 0 {
+        return Err(io::Error::last_os_error());
     }
-
-    /// Ends the device's access to a range that [`Vfio::map`] mapped.
-    pub(super) fn unmap(&self, iova: u64, bytes: u64) -> io::Result<()> {
-        let mut unmap = vfio_iommu_type1_dma_unmap {
-            argsz: size_of::<vfio_iommu_type1_dma_unmap>() as u32,
-            iova,
-            size: bytes,
-            ..vfio_iommu_type1_dma_unmap::default()
-        };
-        // SAFETY: the request takes a `vfio_iommu_type1_dma_unmap`.
-        unsafe { ioctl_struct(self.container.as_fd(), IOMMU_UNMAP_DMA, &mut unmap)? };
-        Ok(())
-    }
+    // SAFETY: the kernel has just returned this descriptor, which nothing else has.
+    Ok(unsafe { File::from_raw_fd(device) })
 }
 
 fn open_file(path: &Path) -> io::Result<OwnedFd> {
@@ -313,88 +312,4 @@ pub fn driven_in_group(address: PciAddress, group: u32) -> Vec<String> {
             .map(|driver| format!("{name} ({driver})"))
     };
     names.filter(|name| *name != address.to_string()).filter_map(with_driver).collect()
-}
-
-/// Returns the ranges of addresses in the kernel's report; `None` if it has none.
-fn ranges(report: &[u8]) -> Option<Vec<RangeInclusive<u64>>> {
-    let u32_at = |at: usize| {
-        let bytes = report.get(at..at.checked_add(4)?)?;
-        Some(u32::from_ne_bytes(bytes.try_into().ok()?))
-    };
-    let u64_at = |at: usize| {
-        let bytes = report.get(at..at.checked_add(8)?)?;
-        Some(u64::from_ne_bytes(bytes.try_into().ok()?))
-    };
-    let mut at = u32_at(std::mem::offset_of!(vfio_iommu_type1_info, cap_offset))? as usize;
-    // Each capability names the next one: its number, its version, the next one's offset, its content.
-    for _ in 0..INFO_BYTES / 8 {
-        if at == 0 {
-            return None;
-        }
-        if u32_at(at)? as u16 == VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE as u16 {
-            let count = u32_at(at.checked_add(8)?)? as usize;
-            let range = |index: usize| {
-                let first = at.checked_add(16)?.checked_add(index.checked_mul(16)?)?;
-                Some(u64_at(first)?..=u64_at(first.checked_add(8)?)?)
-            };
-            return (0..count).map(range).collect();
-        }
-        at = u32_at(at.checked_add(4)?)? as usize;
-    }
-    None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn report(capabilities: &[u8]) -> Vec<u8> {
-        let info = vfio_iommu_type1_info::default();
-        let cap_offset = std::mem::offset_of!(vfio_iommu_type1_info, cap_offset);
-        let mut bytes = vec![0; size_of_val(&info)];
-        let first = if capabilities.is_empty() { 0 } else { bytes.len() as u32 };
-        bytes[cap_offset..cap_offset + 4].copy_from_slice(&first.to_ne_bytes());
-        bytes.extend(capabilities);
-        bytes
-    }
-
-    #[test]
-    fn ranges_are_found_behind_other_capabilities() {
-        let base = size_of::<vfio_iommu_type1_info>() as u32;
-        let words = |words: &[u32]| -> Vec<u8> {
-            words.iter().flat_map(|word| word.to_ne_bytes()).collect()
-        };
-        // Another capability of version 1, and then two ranges.
-        let good = words(&[
-            3 | 1 << 16,
-            base + 16,
-            0,
-            0,
-            1 | 1 << 16,
-            0,
-            2,
-            0,
-            0,
-            0,
-            0xfedf_ffff,
-            0,
-            0xfef0_0000,
-            0,
-            0xffff_ffff,
-            0x7f,
-        ]);
-        assert_eq!(
-            ranges(&report(&good)),
-            Some(vec![0..=0xfedf_ffff, 0xfef0_0000..=0x7f_ffff_ffff])
-        );
-        for wrong in [
-            vec![],
-            // One that follows itself, one that lies outside, and more ranges than there are.
-            words(&[3, base, 0, 0]),
-            words(&[3, 1 << 20, 0, 0]),
-            words(&[1, 0, u32::MAX, 0, 0, 0, 0, 0]),
-        ] {
-            assert_eq!(ranges(&report(&wrong)), None);
-        }
-    }
 }

@@ -1,6 +1,7 @@
 //! The device as a whole: reset, link, addresses. The queues' own registers belong to [`super::queue`].
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -33,11 +34,21 @@ struct Filters {
     is_running: bool,
     /// `true` once the card has stopped, until its next reset.
     needs_reset: bool,
-    addresses: [Option<[u8; 6]>; ADDRESSES as usize],
+    addresses: [Option<Address>; ADDRESSES as usize],
     /// `true` while the device receives packets to all groups.
     groups: bool,
     /// `true` while the device receives every packet.
     everything: bool,
+    /// Bits of `RCTL` that an earlier server has left.
+    left: u32,
+}
+
+/// An address that the device compares with a packet's destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Address {
+    octets: [u8; 6],
+    /// `true` for an address of an earlier server that is no filter of this one yet.
+    is_left: bool,
 }
 
 /// An 82574L. The control thread and the engine share it.
@@ -52,6 +63,8 @@ pub(super) struct Card {
     own_address: OnceLock<[u8; 6]>,
     /// The kernel signals it at each change of the link, and the engine after a reset.
     link_interrupt: OwnedFd,
+    /// `true` once this process leaves the running card to the next one.
+    leaves: AtomicBool,
 }
 
 impl Filters {
@@ -63,7 +76,7 @@ impl Filters {
             Filters { groups: true, .. } => groups,
             Filters { .. } => 0,
         };
-        let on = RCTL_LONG | RCTL_STRIP_CRC | RCTL_ENABLE | filters;
+        let on = RCTL_LONG | RCTL_STRIP_CRC | RCTL_ENABLE | filters | self.left;
         if self.is_running { on } else { 0 }
     }
 }
@@ -96,6 +109,7 @@ impl Card {
             filters: Mutex::default(),
             own_address: OnceLock::new(),
             link_interrupt,
+            leaves: AtomicBool::new(false),
         }
     }
 
@@ -159,8 +173,10 @@ impl Card {
             return Err(PciError::NoAnswer { address: self.address });
         }
         self.mask_interrupts();
+        filters.left = 0;
+        filters.addresses.iter_mut().for_each(|one| *one = one.filter(|one| !one.is_left));
         // The reset has filled the first pair of registers from the NVM.
-        let _ = self.own_address.set(self.first_address());
+        let _ = self.own_address.set(self.pair(0).0);
         self.set_registers(&filters);
         filters.needs_reset = false;
         drop(filters);
@@ -224,7 +240,7 @@ impl Card {
         self.registers.change(GCR2, 0, GCR2_82574);
         self.registers.change(TARC, 0, TARC_82574);
         for (index, address) in (0..).zip(&filters.addresses) {
-            self.set_address(index, *address);
+            self.set_address(index, address.map(|one| one.octets));
         }
     }
 
@@ -233,9 +249,17 @@ impl Card {
         self.own_address.get().copied().unwrap_or_default()
     }
 
-    fn first_address(&self) -> [u8; 6] {
-        let [low, high] = [RAL, RAH].map(|register| self.read(register).to_le_bytes());
-        [low[0], low[1], low[2], low[3], high[0], high[1]]
+    /// Returns the address in a pair of registers, and whether it is valid.
+    fn pair(&self, index: u32) -> ([u8; 6], bool) {
+        let [low, high] = [RAL, RAH].map(|register| self.read(register.at(index, 8)));
+        let ([a, b, c, d], [e, f, ..]) = (low.to_le_bytes(), high.to_le_bytes());
+        ([a, b, c, d, e, f], high & RAH_VALID != 0)
+    }
+
+    /// Returns the address that the device compares, if this pair of registers has one.
+    fn address_at(&self, index: u32) -> Option<[u8; 6]> {
+        let (octets, is_valid) = self.pair(index);
+        is_valid.then_some(octets)
     }
 
     fn set_address(&self, index: u32, address: Option<[u8; 6]>) {
@@ -252,21 +276,36 @@ impl Card {
     }
 
     /// Lets the card receive packets to an address. Returns `true` if it has room.
-    pub(super) fn add_address(&self, address: [u8; 6]) -> bool {
+    pub(super) fn add_address(&self, octets: [u8; 6]) -> bool {
         let mut filters = self.filters();
-        let Some(index) = filters.addresses.iter().position(Option::is_none) else { return false };
-        filters.addresses[index] = Some(address);
-        self.set_address(index as u32, Some(address));
+        let place = |is_it: fn(&Option<Address>, [u8; 6]) -> bool| {
+            filters.addresses.iter().position(|one| is_it(one, octets))
+        };
+        let theirs = place(|one, octets| one.is_some_and(|one| one.octets == octets));
+        let free = || place(|one, _| one.is_none());
+        let left = || place(|one, _| one.is_some_and(|one| one.is_left));
+        let Some(index) = theirs.or_else(free).or_else(left) else { return false };
+        filters.addresses[index] = Some(Address { octets, is_left: false });
+        // The card goes on receiving packets to an address that it has.
+        if theirs.is_none() {
+            self.set_address(index as u32, Some(octets));
+        }
         true
     }
 
     /// Ends the reception of packets to an address.
-    pub(super) fn remove_address(&self, address: [u8; 6]) {
+    pub(super) fn remove_address(&self, octets: [u8; 6]) {
+        self.remove_addresses(|one| one.octets == octets);
+    }
+
+    fn remove_addresses(&self, which: impl Fn(Address) -> bool) {
         let mut filters = self.filters();
-        let index = filters.addresses.iter().position(|one| *one == Some(address));
-        let Some(index) = index else { return };
-        filters.addresses[index] = None;
-        self.set_address(index as u32, None);
+        for (index, address) in (0..).zip(&mut filters.addresses) {
+            if address.is_some_and(&which) {
+                *address = None;
+                self.set_address(index, None);
+            }
+        }
     }
 
     /// Lets the card receive packets to all groups if `is_on`, or ends that.
@@ -309,8 +348,59 @@ impl Card {
         self.write(RCTL, filters.reception());
     }
 
+    /// Returns `true` if both directions run with these rings, which an earlier server has set.
+    pub(super) fn runs_with(&self, rx: (u64, u32), tx: (u64, u32)) -> bool {
+        let is_on = self.read(RCTL) & RCTL_ENABLE != 0 && self.read(TCTL) & TCTL_ENABLE != 0;
+        let is = |(at, bytes): (u64, u32), [low, high, size]: [Register; 3]| {
+            let found = u64::from(self.read(low)) | u64::from(self.read(high)) << 32;
+            found == at && self.read(size) == bytes
+        };
+        // A card that is gone has all of these bits.
+        let answers = !self.is_gone();
+        answers && is_on && is(rx, [RDBAL, RDBAH, RDLEN]) && is(tx, [TDBAL, TDBAH, TDLEN])
+    }
+
+    /// Goes on with the running card of an earlier server, and with all that it receives. `own_address`: the
+    /// card's own address, in whose place filters are.
+    pub(super) fn go_on(&self, own_address: [u8; 6]) {
+        let _ = self.own_address.set(own_address);
+        let mut filters = self.filters();
+        filters.is_running = true;
+        let kinds = RCTL_ALL_UNICAST | RCTL_ALL_MULTICAST | RCTL_BROADCAST;
+        filters.left = self.read(RCTL) & kinds;
+        for (index, address) in (0..).zip(&mut filters.addresses) {
+            let octets = self.address_at(index);
+            *address = octets.map(|octets| Address { octets, is_left: true });
+        }
+        drop(filters);
+        // The link may have changed while no server ran.
+        self.signal_link();
+    }
+
+    /// Ends the reception of what only an earlier server received.
+    pub(super) fn remove_left_filters(&self) {
+        self.remove_addresses(|one| one.is_left);
+        let mut filters = self.filters();
+        if std::mem::take(&mut filters.left) != 0 {
+            self.write(RCTL, filters.reception());
+        }
+    }
+
+    /// Leaves the running card to the next process: from now on, [`Card::stop`] does nothing.
+    pub(super) fn leave(&self) {
+        self.leaves.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if this process leaves the card to the next one.
+    pub(super) fn leaves(&self) -> bool {
+        self.leaves.load(Ordering::Relaxed)
+    }
+
     /// Stops both directions, and all interrupts.
     pub(super) fn stop(&self) {
+        if self.leaves() {
+            return;
+        }
         let mut filters = self.filters();
         (filters.is_running, filters.needs_reset) = (false, true);
         self.mask_interrupts();
@@ -318,15 +408,16 @@ impl Card {
     }
 }
 
+/// Makes a card over plain memory, in which no register changes by itself.
+#[cfg(test)]
+pub(super) fn double() -> Card {
+    let link = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    Card::new(Registers::double(0x20000), "0000:00:03.0".parse().unwrap(), [7; 5], link)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Makes a card over plain memory, in which no register changes by itself.
-    fn double() -> Card {
-        let link = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-        Card::new(Registers::double(0x20000), "0000:00:03.0".parse().unwrap(), [7; 5], link)
-    }
 
     #[test]
     fn a_card_that_does_not_answer_is_reported() {
@@ -386,5 +477,58 @@ mod tests {
         let group = RCTL_BROADCAST | RCTL_ALL_MULTICAST;
         assert_eq!(card.read(RCTL) & (group | RCTL_ALL_UNICAST), group);
         assert_ne!(card.read(RCTL) & RCTL_ENABLE, 0);
+    }
+
+    #[test]
+    fn filters_of_an_earlier_server_hold_until_the_end_of_its_sessions() {
+        let earlier = double();
+        let address = |number: u8| [2, 0, 0, 0, 0, number];
+        assert!((0..16).all(|number| earlier.add_address(address(number))));
+        earlier.start();
+        earlier.receive_groups(true);
+        let card = double();
+        for at in (0..0x20000).step_by(4).map(Register) {
+            card.write(at, earlier.read(at));
+        }
+        card.go_on([9; 6]);
+        assert_eq!(card.own_address(), [9; 6]);
+        // The same place, and that of a filter which no resumed session needs.
+        assert!(card.add_address(address(3)) && card.add_address(address(16)));
+        card.receive_everything(true);
+        assert_eq!(card.read(RAH.at(3, 8)), RAH_VALID | 3 << 8);
+        assert_eq!(card.read(RAH.at(0, 8)), RAH_VALID | 16 << 8);
+        assert_ne!(card.read(RCTL) & RCTL_ALL_MULTICAST, 0);
+        card.remove_left_filters();
+        let valid = (0..16).filter(|index| card.read(RAH.at(*index, 8)) & RAH_VALID != 0);
+        assert_eq!(valid.collect::<Vec<_>>(), [0, 3]);
+        card.receive_everything(false);
+        assert_eq!(card.read(RCTL), RCTL_LONG | RCTL_STRIP_CRC | RCTL_ENABLE);
+        card.leave();
+        card.stop();
+        assert_ne!(card.read(RCTL), 0);
+    }
+
+    #[test]
+    fn a_card_with_other_rings_is_not_gone_on_with() {
+        let card = double();
+        for (register, value) in [
+            (RCTL, RCTL_ENABLE),
+            (TCTL, TCTL_ENABLE),
+            (RDBAH, 1),
+            (RDLEN, 8192),
+            (TDBAL, 0x2000),
+            (TDBAH, 1),
+            (TDLEN, 8192),
+        ] {
+            card.write(register, value);
+        }
+        let (rx, tx) = ((1 << 32, 8192), ((1 << 32) + 0x2000, 8192));
+        assert!(card.runs_with(rx, tx));
+        assert!(!card.runs_with((0, 8192), tx) && !card.runs_with(rx, (tx.0, 4096)));
+        card.write(TCTL, 0);
+        assert!(!card.runs_with(rx, tx), "it does not send");
+        card.write(STATUS, GONE);
+        card.write(TCTL, TCTL_ENABLE);
+        assert!(!card.runs_with(rx, tx), "it does not answer");
     }
 }

@@ -65,6 +65,12 @@ impl Ring {
         self.oldest
     }
 
+    /// Returns the indices of the descriptors that the device has, the oldest first.
+    pub(super) fn held_indices(&self) -> impl Iterator<Item = u32> + use<> {
+        let (entries, oldest) = (self.entries, self.oldest);
+        (0..self.held()).map(move |ahead| (oldest + ahead) % entries)
+    }
+
     /// Returns the index `count` descriptors after `index`; `count` is less than the ring's size.
     #[inline]
     pub(super) fn after(&self, index: u32, count: u32) -> u32 {
@@ -107,6 +113,17 @@ impl Ring {
     #[inline]
     pub(super) fn take(&mut self, count: u32) {
         self.oldest = self.after(self.oldest, count);
+    }
+
+    /// Goes on with the ring of an earlier server, of which the device knows the tail `next`.
+    pub(super) fn go_on(&mut self, oldest: u32, next: u32) {
+        (self.next, self.oldest, self.told) = (next, oldest, next);
+    }
+
+    /// Writes a descriptor as the device does.
+    #[cfg(test)]
+    pub(super) fn write_back(&mut self, index: u32, words: Words) {
+        self.driver.store_pair(index as usize * WORDS, words);
     }
 
     /// Empties the ring, once the device has stopped.

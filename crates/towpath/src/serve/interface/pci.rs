@@ -2,6 +2,7 @@
 //! applications get.
 #![forbid(unsafe_code)]
 
+use towpath_device::EarlierObjects;
 use towpath_device::pci::e1000e::{E1000eDevice, MTU, Options};
 use towpath_device::pci::{PciAddress, PciError};
 
@@ -9,14 +10,18 @@ use super::super::settings::Settings;
 use crate::device::SWITCH_IOMMU_ON;
 use crate::failure::{Failure, remedy};
 
-/// Checks the settings, and opens the card.
-pub(super) fn open(options: &Options, settings: &Settings) -> Result<E1000eDevice, Failure> {
+/// Checks the settings, and opens the card. `earlier`: what an earlier server left.
+pub(super) fn open(
+    options: &Options,
+    settings: &Settings,
+    earlier: &EarlierObjects,
+) -> Result<E1000eDevice, Failure> {
     check(options.address, settings)?;
     let mut options = options.clone();
     if let Some(mtu) = settings.mtu {
         options.mtu = mtu.get();
     }
-    E1000eDevice::open(&options).map_err(explain)
+    E1000eDevice::open_after(&options, earlier).map_err(explain)
 }
 
 fn check(address: PciAddress, settings: &Settings) -> Result<(), Failure> {

@@ -7,10 +7,9 @@ use crate::{ETHERNET_HEADER_BYTES, Meta, Received, SpaceId, Spaces, VLAN_TAG_BYT
 impl E1000eQueue {
     /// Gives the device empty buffers. Returns how many the device took.
     pub(super) fn fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
-        self.give_dropped(spaces, space);
         let mut taken = 0;
         for buffer in buffers {
-            let is_good = self.rx.room() > 0
+            let is_good = self.parts.shared.rx.room() > 0
                 && spaces.is_writable(space, *buffer, RX_BUFFER_BYTES as u32)
                 && self.give(spaces, space, *buffer);
             if !is_good {
@@ -21,16 +20,17 @@ impl E1000eQueue {
         taken
     }
 
-    /// Gives the device the buffers of dropped packets again, and tells it at once: the engine does not know
-    /// of these, and may have no other buffer for which it would kick.
-    fn give_dropped(&mut self, spaces: &Spaces, space: SpaceId) {
-        if self.dropped.is_empty() {
-            return;
-        }
-        while self.rx.room() > 0
+    /// Notes that the engine has handled all received packets. The caller does this before it reuses their
+    /// descriptors: a server that follows a killed one receives the packets from the noted one on.
+    /// Then gives the device the buffers of dropped packets again, and tells it at once: the engine does not
+    /// know of these, and may have no other buffer for which it would kick.
+    pub(super) fn release_received(&mut self, spaces: &Spaces) {
+        self.note_received();
+        let Some(pool) = self.pool.filter(|_| !self.dropped.is_empty()) else { return };
+        while self.parts.shared.rx.room() > 0
             && let Some(buffer) = self.dropped.pop()
         {
-            if !self.give(spaces, space, buffer) {
+            if !self.give(spaces, pool, buffer) {
                 self.dropped.push(buffer);
                 break;
             }
@@ -38,22 +38,39 @@ impl E1000eQueue {
         self.tell_rx();
     }
 
+    /// Notes the oldest descriptor that the device has, once the engine has handled all older ones.
+    pub(super) fn note_received(&mut self) {
+        let now = (self.parts.shared.rx.oldest(), self.discards);
+        if std::mem::replace(&mut self.noted, now) != now {
+            self.parts.ledger.set_oldest(now.0, now.1);
+        }
+    }
+
     /// Gives the device a buffer. The ring has room. Returns `true` if the device reaches the buffer.
     fn give(&mut self, spaces: &Spaces, space: SpaceId, buffer: u32) -> bool {
         let address = spaces.device_address(space, buffer, RX_BUFFER_BYTES as u32);
         let Some(address) = address else { return false };
-        self.rx_buffers[self.rx.tail() as usize] = buffer;
-        self.rx.push(descriptor::empty(address));
+        let rx = &mut self.parts.shared.rx;
+        self.parts.ledger.set_buffer(rx.tail(), buffer);
+        rx.push(descriptor::empty(address));
         true
     }
 
+    /// Drops the packets that wait from an earlier server, and counts them. Their buffers go back to the device.
+    pub(super) fn drop_waiting(&mut self) {
+        let rx = &mut self.parts.shared.rx;
+        while rx.held() > 0 {
+            let [first, second] = rx.fetch(rx.oldest());
+            let Some(written) = descriptor::written(first, second) else { return };
+            self.dropped.push(self.parts.ledger.buffer(rx.oldest()));
+            rx.take(1);
+            let is_rest = std::mem::replace(&mut self.discards, !written.is_last);
+            self.counters.rx_dropped += u64::from(!is_rest);
+        }
+    }
+
     /// Appends packets to `out`. Returns how many, dropped ones included.
-    pub(super) fn receive(
-        &mut self,
-        spaces: &Spaces,
-        out: &mut Vec<Received>,
-        budget: usize,
-    ) -> usize {
+    pub(super) fn receive(&mut self, out: &mut Vec<Received>, budget: usize) -> usize {
         let Some(pool) = self.pool else { return 0 };
         let mut count = 0;
         while count < budget {
@@ -67,9 +84,9 @@ impl E1000eQueue {
                 Fetched::TooLong(last) => (last, false),
             };
             count += 1;
-            self.rx.take((out.len() - from) as u32);
+            self.parts.shared.rx.take((out.len() - from) as u32);
             let len: usize = out[from..].iter().map(|part| part.len as usize).sum();
-            let longest = self.info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
+            let longest = self.parts.info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
             let is_rest = std::mem::replace(&mut self.discards, !is_whole);
             if !is_whole || is_rest || last.is_bad || len > longest {
                 // The first part of a packet that is too long was counted.
@@ -83,7 +100,6 @@ impl E1000eQueue {
             self.counters.rx_packets += 1;
             self.counters.rx_bytes += len as u64;
         }
-        self.give_dropped(spaces, pool);
         count
     }
 
@@ -91,11 +107,11 @@ impl E1000eQueue {
     /// to `out`, also those of a packet that the device has not written whole.
     fn fetch_packet(&self, pool: SpaceId, out: &mut Vec<Received>) -> Fetched {
         let most = self.most_buffers();
-        for ahead in 0..most.min(self.rx.held()) {
-            let index = self.rx.after(self.rx.oldest(), ahead);
-            let [first, second] = self.rx.fetch(index);
+        for ahead in 0..most.min(self.parts.shared.rx.held()) {
+            let index = self.parts.shared.rx.after(self.parts.shared.rx.oldest(), ahead);
+            let [first, second] = self.parts.shared.rx.fetch(index);
             let Some(written) = descriptor::written(first, second) else { return Fetched::Nothing };
-            let buffer = self.rx_buffers[index as usize];
+            let buffer = self.parts.ledger.buffer(index);
             // The device may claim more bytes than the buffer has.
             let len = written.len.min(RX_BUFFER_BYTES as u32);
             let mut part = Received::whole(pool, buffer, buffer, len, Meta::FULL);
@@ -114,8 +130,12 @@ impl E1000eQueue {
     /// next poll decides anew.
     pub(super) fn has_packet(&self) -> bool {
         let most = self.most_buffers();
-        for ahead in 0..most.min(self.rx.held()) {
-            let [first, second] = self.rx.fetch(self.rx.after(self.rx.oldest(), ahead));
+        for ahead in 0..most.min(self.parts.shared.rx.held()) {
+            let [first, second] = self
+                .parts
+                .shared
+                .rx
+                .fetch(self.parts.shared.rx.after(self.parts.shared.rx.oldest(), ahead));
             match descriptor::written(first, second) {
                 None => return false,
                 Some(written) if written.is_last || ahead + 1 == most => return true,
@@ -127,7 +147,7 @@ impl E1000eQueue {
 
     /// Returns the number of buffers with which a packet is too long.
     fn most_buffers(&self) -> u32 {
-        self.info.limits.rx_packet_buffers as u32 + 1
+        self.parts.info.limits.rx_packet_buffers as u32 + 1
     }
 }
 

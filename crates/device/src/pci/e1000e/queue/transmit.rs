@@ -5,8 +5,9 @@ use towpath_packet::SegmentationKind;
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 
 use super::super::descriptor::{self, Kind, MOST_PARTS, Words};
+use super::super::memory::{HEADERS_AT, RING_ENTRIES, SHORTEST_FRAME_BYTES, ZEROS_AT};
 use super::super::packets::InFlight;
-use super::{E1000eQueue, HEADERS_AT, RING_ENTRIES, SHORTEST_FRAME_BYTES, ZEROS_AT};
+use super::E1000eQueue;
 use crate::check::PacketLimits;
 use crate::{
     Checksum, Completion, ETHERNET_HEADER_BYTES, LARGE_FRAME_BYTES, Meta, Packet, Part, Spaces,
@@ -38,10 +39,10 @@ impl E1000eQueue {
     /// Puts packets into the ring. Returns how many the device took, dropped ones included.
     pub(super) fn submit(&mut self, spaces: &Spaces, packets: &[Packet<'_>]) -> usize {
         let limits = PacketLimits {
-            can: self.info.can,
-            frame_bytes: self.info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES,
+            can: self.parts.info.can,
+            frame_bytes: self.parts.info.mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES,
             large_bytes: LARGE_FRAME_BYTES,
-            parts: self.info.limits.tx_packet_parts,
+            parts: self.parts.info.limits.tx_packet_parts,
             registered: true,
             pool: self.pool,
         };
@@ -59,10 +60,10 @@ impl E1000eQueue {
                 taken += 1;
                 continue;
             };
-            if self.tx.room() < made.count as u32 {
+            if self.parts.shared.tx.room() < made.count as u32 {
                 break;
             }
-            made.words[..made.count].iter().for_each(|words| self.tx.push(*words));
+            made.words[..made.count].iter().for_each(|words| self.parts.shared.tx.push(*words));
             self.context = context;
             self.in_flight.push_back(InFlight {
                 token: packet.token,
@@ -101,7 +102,7 @@ impl E1000eQueue {
         let len: usize = packet.parts.iter().map(|part| part.len as usize).sum();
         if len < SHORTEST_FRAME_BYTES {
             // The card pads frames of 17 bytes or more (`TCTL.PSP`), and QEMU's model none.
-            let zeros = self.rings.address() + ZEROS_AT as u64;
+            let zeros = self.parts.rings.address() + ZEROS_AT as u64;
             descriptor::continue_behind(made.words.get_mut(made.count.checked_sub(1)?)?);
             made.push(descriptor::data(zeros, (SHORTEST_FRAME_BYTES - len) as u32, kind, true))?;
         }
@@ -131,11 +132,11 @@ impl E1000eQueue {
         let at = segmenter.for_device(&mut headers);
         made.push(descriptor::segment_context(&at, segmentation.segment_bytes, is_ipv4)?)?;
         // Only the descriptor after the context uses this place.
-        let place = self.tx.tail() as usize * MAX_HEADER_BYTES;
-        if !self.headers.copy_in(place, &headers[..at.header_bytes]) {
+        let place = self.parts.shared.tx.tail() as usize * MAX_HEADER_BYTES;
+        if !self.parts.shared.headers.copy_in(place, &headers[..at.header_bytes]) {
             return None;
         }
-        let address = self.rings.address() + (HEADERS_AT + place) as u64;
+        let address = self.parts.rings.address() + (HEADERS_AT + place) as u64;
         let kind = Kind::Segments { is_ipv4 };
         let len = at.header_bytes as u32;
         made.push(descriptor::data(address, len, kind, at.payload_bytes == 0))?;
@@ -144,15 +145,16 @@ impl E1000eQueue {
 
     /// Returns `true` if the ring has room for any packet.
     pub(super) fn has_room(&self) -> bool {
-        self.tx.room() as usize >= MOST_DESCRIPTORS
+        self.parts.shared.tx.room() as usize >= MOST_DESCRIPTORS
             && self.in_flight.len() + self.done.len() < RING_ENTRIES as usize
     }
 
     /// Returns `true` if the device has sent the oldest packet.
     pub(super) fn is_oldest_sent(&self) -> bool {
         self.in_flight.front().is_some_and(|oldest| {
-            let last = self.tx.after(self.tx.oldest(), oldest.descriptors - 1);
-            descriptor::is_sent(self.tx.fetch_last(last))
+            let last =
+                self.parts.shared.tx.after(self.parts.shared.tx.oldest(), oldest.descriptors - 1);
+            descriptor::is_sent(self.parts.shared.tx.fetch_last(last))
         })
     }
 
@@ -160,7 +162,7 @@ impl E1000eQueue {
     pub(super) fn fetch_completions(&mut self) {
         while self.is_oldest_sent() {
             let Some(sent) = self.in_flight.pop_front() else { return };
-            self.tx.take(sent.descriptors);
+            self.parts.shared.tx.take(sent.descriptors);
             let outcome = self.counters.sent(sent.len as usize);
             self.done.push_back(Completion { token: sent.token, outcome });
         }

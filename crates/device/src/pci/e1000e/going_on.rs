@@ -1,0 +1,152 @@
+//! What an earlier server left of a running card, and whether this one can go on with it.
+//!
+//! A keeper holds the open device with its interrupts, the memory of the packets, the rings, and the ledger of
+//! the receive buffers. So the device goes on when the server is killed: it receives into these memories, and
+//! sends what it was told to. The next server waits until it has sent all, since the engine sends again
+//! what was in flight, and the sessions' memories are mapped anew. Then it goes on with both rings.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::card::Card;
+use super::descriptor;
+use super::ledger::{Header, Ledger};
+use super::memory::{RING_ENTRIES, Shared};
+use super::names::{RDT, TDH, TDT};
+use super::queue::{RX_BUFFER_BYTES, rings_at};
+use crate::{EarlierObjects, Keeper};
+
+/// The names under which a keeper holds these. The memory of the packets is the engine's.
+const RINGS: &str = "device-card-rings";
+const LEDGER: &str = "device-card-ledger";
+const MEMORY: &str = "device-memory-0";
+
+/// The longest wait for packets that an earlier server told the device to send: 512 of 1 500 bytes take 6 ms
+/// at 1 Gbit/s.
+const SENDING_LIMIT: Duration = Duration::from_millis(20);
+
+/// A queue with which this server goes on.
+pub(super) struct GoingOn {
+    pub(super) header: Header,
+    pub(super) shared: Shared,
+    pub(super) ledger: Ledger,
+    pub(super) files: Files,
+    /// The file of the memory of the packets.
+    pub(super) memory: OwnedFd,
+    /// The buffers that the device has, in ascending order.
+    pub(super) buffers: Vec<u32>,
+    /// `true` if the packets that wait are dropped, because one of them may have made the earlier
+    /// server crash.
+    pub(super) drops: bool,
+}
+
+/// The files of rings and ledger, which a keeper can hold.
+pub(super) struct Files {
+    pub(super) rings: OwnedFd,
+    pub(super) ledger: OwnedFd,
+}
+
+impl Files {
+    /// Has a keeper hold the files, and none of earlier queues.
+    pub(super) fn replace(&self, keeper: &dyn Keeper) -> io::Result<()> {
+        keeper.release_sockets(&[LEDGER.to_owned(), RINGS.to_owned()])?;
+        keeper.hold_socket(RINGS, self.rings.as_fd())?;
+        // A next server goes on with the rings only once it finds a ledger.
+        keeper.hold_socket(LEDGER, self.ledger.as_fd())
+    }
+
+    /// Has a keeper hold the files of an earlier server, with the memory of the packets, for this one.
+    pub(super) fn hold_again(&self, keeper: &dyn Keeper, memory: BorrowedFd<'_>) -> io::Result<()> {
+        keeper.hold_socket(MEMORY, memory)?;
+        keeper.hold_socket(RINGS, self.rings.as_fd())?;
+        keeper.hold_socket(LEDGER, self.ledger.as_fd())
+    }
+}
+
+impl GoingOn {
+    /// Returns the queue of an earlier server, if the running card can go on with it. Waits until the card
+    /// has sent what that server told it to.
+    pub(super) fn find(
+        earlier: &EarlierObjects,
+        card: &Card,
+        mtu: usize,
+    ) -> io::Result<Option<GoingOn>> {
+        let found = (earlier.copy(RINGS)?, earlier.copy(LEDGER)?, earlier.copy(MEMORY)?);
+        let (Some(rings), Some(ledger), Some(memory)) = found else { return Ok(None) };
+        let Some((ledger, header, ledger_file)) = Ledger::of_earlier(ledger)? else {
+            return Ok(None);
+        };
+        let Some((shared, rings)) = Shared::of_earlier(rings)? else { return Ok(None) };
+        let [(_, packet_bytes), (rings_address, _)] = header.memories;
+        let [rx, tx] = rings_at(rings_address);
+        if header.mtu != mtu || !card.runs_with(rx, tx) || !has_sent_all(card, &shared) {
+            return Ok(None);
+        }
+        let tail = card.registers.read(RDT);
+        let Some(buffers) = buffers(&ledger, tail, packet_bytes) else { return Ok(None) };
+        let files = Files { rings, ledger: ledger_file };
+        let drops = earlier.is_after_crash();
+        Ok(Some(GoingOn { header, shared, ledger, files, memory, buffers, drops }))
+    }
+}
+
+/// Returns `true` once the device has sent all that it was told to.
+fn has_sent_all(card: &Card, shared: &Shared) -> bool {
+    let begun = Instant::now();
+    loop {
+        let (head, tail) = (card.registers.read(TDH), card.registers.read(TDT));
+        if tail >= RING_ENTRIES {
+            return false;
+        }
+        // The head moves when the device fetches a descriptor, and the device writes the last one of a packet when
+        // it has fetched the packet.
+        let last = shared.tx.fetch(shared.tx.after(tail, RING_ENTRIES - 1));
+        if head == tail && (last == [0, 0] || descriptor::is_sent(last[1])) {
+            return true;
+        }
+        if begun.elapsed() > SENDING_LIMIT {
+            return false;
+        }
+        sleep(Duration::from_micros(100));
+    }
+}
+
+/// Returns the buffers that the device has, in ascending order; `None` if they are not those of a ledger.
+fn buffers(ledger: &Ledger, tail: u32, packet_bytes: u64) -> Option<Vec<u32>> {
+    let (oldest, _) = ledger.oldest();
+    if tail >= RING_ENTRIES || oldest >= RING_ENTRIES {
+        return None;
+    }
+    let held = (tail + RING_ENTRIES - oldest) % RING_ENTRIES;
+    let index = |ahead| (oldest + ahead) % RING_ENTRIES;
+    let mut buffers: Vec<_> = (0..held).map(|ahead| ledger.buffer(index(ahead))).collect();
+    buffers.sort_unstable();
+    let are_apart = buffers.windows(2).all(|two| two[1] - two[0] >= RX_BUFFER_BYTES as u32);
+    let end = buffers.last().map_or(0, |last| u64::from(*last) + RX_BUFFER_BYTES as u64);
+    (are_apart && end <= packet_bytes).then_some(buffers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_has_the_buffers_from_the_oldest_to_the_tail() {
+        let header = Header { mac: [0; 6], mtu: 1500, memories: [(0, 0); 2] };
+        let (mut ledger, _) = Ledger::new(&header).unwrap();
+        for (index, buffer) in [(510, 4096), (511, 0), (0, 8192), (1, 2048)] {
+            ledger.set_buffer(index, buffer);
+        }
+        ledger.set_oldest(510, false);
+        assert_eq!(buffers(&ledger, 2, 10240), Some(vec![0, 2048, 4096, 8192]));
+        assert_eq!(buffers(&ledger, 0, 10240), Some(vec![0, 4096]));
+        assert_eq!(buffers(&ledger, 510, 0), Some(vec![]));
+        assert_eq!(buffers(&ledger, 2, 10239), None, "beyond the memory");
+        assert_eq!(buffers(&ledger, 3, 10240), None, "a buffer twice");
+        assert_eq!(buffers(&ledger, 512, 10240), None);
+        ledger.set_oldest(512, false);
+        assert_eq!(buffers(&ledger, 2, 10240), None);
+    }
+}

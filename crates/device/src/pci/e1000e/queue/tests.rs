@@ -1,0 +1,281 @@
+//! A queue with a device that the test plays.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::os::fd::AsFd;
+
+use rustix::event::{EventfdFlags, eventfd};
+use towpath_memory::{Mapping, Region};
+
+use super::*;
+use crate::dma::{Access, Dma, DmaError};
+use crate::pci::e1000e::card::double;
+use crate::pci::e1000e::going_on::{Files, GoingOn};
+use crate::pci::e1000e::ledger::Header;
+use crate::random::Random;
+use crate::{Capabilities, EarlierObjects, Limits, Space};
+
+/// The device addresses of the packets' memory and of the rings.
+const PACKETS_AT: u64 = 1 << 32;
+const RINGS_AT: u64 = 1 << 33;
+const BUFFERS: u32 = 700;
+const MTU: usize = 1500;
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
+
+/// Has each memory at a known address.
+struct At(u64);
+
+impl Dma for At {
+    fn register(&self, _: &Arc<Mapping>, _: Access) -> Result<u64, DmaError> {
+        Ok(self.0)
+    }
+
+    fn unregister(&self, _: u64) {}
+}
+
+fn registration(at: u64, memory: &Arc<Mapping>) -> Registration {
+    let dma: Arc<dyn Dma> = Arc::new(At(at));
+    Registration::new(&dma, memory, Access::ReadWrite).unwrap()
+}
+
+fn info() -> Info {
+    let limits = Limits { rx_packet_buffers: 1, ..Limits::new(RX_BUFFER_BYTES) };
+    Info {
+        name: "card".to_owned(),
+        mac: MAC,
+        mtu: MTU,
+        can: Capabilities { tx_in_place: true, tx_asynchronous: true, ..Capabilities::default() },
+        queues: 1,
+        limits,
+        rx_queue_packets: 511,
+    }
+}
+
+fn parts(card: Arc<Card>, shared: Shared, ledger: Ledger) -> Parts {
+    let rings = registration(RINGS_AT, &shared.mapping);
+    let interrupt = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+    Parts { info: info(), card, shared, rings, ledger, interrupt }
+}
+
+/// A queue, with the engine's part and the device's.
+struct World {
+    queue: E1000eQueue,
+    spaces: Spaces,
+    pool: SpaceId,
+    files: Files,
+    memory: OwnedFd,
+    /// The buffers that the engine can give.
+    free: VecDeque<u32>,
+    /// The received packets of the last poll, which the engine handles before the next call.
+    in_hand: Vec<Received>,
+    /// The next receive descriptor that the device writes.
+    head: u32,
+}
+
+impl World {
+    fn new() -> World {
+        let bytes = BUFFERS as usize * RX_BUFFER_BYTES;
+        let (region, memory) = Region::in_kept_file("packets", bytes).unwrap();
+        let registered = registration(PACKETS_AT, region.mapping());
+        let mut spaces = Spaces::default();
+        let pool = spaces.add(Space::writable(region).registered(Some(registered)));
+        let (shared, rings) = Shared::new().unwrap();
+        let memories =
+            [(PACKETS_AT, bytes as u64), (RINGS_AT, shared.mapping.mapped_bytes() as u64)];
+        let (ledger, ledger_file) = Ledger::new(&Header { mac: MAC, mtu: MTU, memories }).unwrap();
+        let queue = E1000eQueue::start(parts(Arc::new(double()), shared, ledger));
+        let files = Files { rings, ledger: ledger_file };
+        let free = (0..BUFFERS).map(|one| one * RX_BUFFER_BYTES as u32).collect();
+        World { queue, spaces, pool, files, memory, free, in_hand: Vec::new(), head: 0 }
+    }
+
+    fn register(&self, register: Register) -> u32 {
+        self.queue.parts.card.registers.read(register)
+    }
+
+    /// The engine handles what it received, and gives buffers.
+    fn fill(&mut self, count: usize) {
+        let offsets: Vec<_> = self.free.iter().copied().take(count).collect();
+        let taken = self.queue.rx_fill(&self.spaces, self.pool, &offsets);
+        self.free.drain(..taken);
+        self.handle();
+    }
+
+    fn kick(&mut self) {
+        self.queue.kick(&mut self.spaces, Kick::Rx).unwrap();
+    }
+
+    fn poll(&mut self, budget: usize) {
+        let mut out = Vec::new();
+        self.queue.rx_poll(&mut self.spaces, &mut out, budget).unwrap();
+        self.handle();
+        self.in_hand = out;
+    }
+
+    fn handle(&mut self) {
+        self.free.extend(self.in_hand.drain(..).map(|one| one.buffer));
+    }
+
+    /// The device receives a packet of this many bytes, damaged or whole.
+    fn receive(&mut self, len: u64, is_damaged: bool) -> bool {
+        if self.head == self.register(RDT) {
+            return false;
+        }
+        let error = if is_damaged { 1 << 24 } else { 0 };
+        self.queue.parts.shared.rx.write_back(self.head, [0, 3 | error | len << 32]);
+        self.head = (self.head + 1) % RING_ENTRIES;
+        true
+    }
+
+    /// Returns what a next server finds: the queue's objects as a keeper holds them, with a card of the same
+    /// registers.
+    fn kill(&self, after_crash: bool) -> (Option<GoingOn>, Arc<Card>) {
+        let card = double();
+        for at in (0..0x20000).step_by(4).map(Register) {
+            card.registers.write(at, self.register(at));
+        }
+        let mut earlier = EarlierObjects::new(after_crash);
+        for (name, file) in [
+            ("device-card-rings", &self.files.rings),
+            ("device-card-ledger", &self.files.ledger),
+            ("device-memory-0", &self.memory),
+        ] {
+            earlier.add(name, 1, file.as_fd().try_clone_to_owned().unwrap());
+        }
+        let found = GoingOn::find(&earlier, &card, MTU).unwrap();
+        (found, Arc::new(card))
+    }
+}
+
+/// A server can be killed at any time. The next one then knows of each buffer whether the device has it, and
+/// receives each packet that the engine had not handled.
+#[test]
+fn the_next_server_finds_the_rings_at_any_time() {
+    let mut random = Random::new(7);
+    let mut world = World::new();
+    for _ in 0..4_000 {
+        match random.below(6) {
+            0 | 1 => world.fill(random.below(90) as usize),
+            2 => world.kick(),
+            3 => world.poll(random.below(64) as usize),
+            _ => {
+                let packets = random.below(40);
+                let whole = |random: &mut Random| (60 + random.below(1400), random.chance(0.2));
+                (0..packets).all(|_| {
+                    let (len, is_damaged) = whole(&mut random);
+                    world.receive(len, is_damaged)
+                });
+            }
+        }
+        let (found, _) = world.kill(false);
+        let found = found.expect("the rings are whole at any time");
+        let theirs: BTreeSet<u32> = found.buffers.iter().copied().collect();
+        assert_eq!(theirs.len(), found.buffers.len());
+        // The engine's are free for the next server, too.
+        let in_both = world.free.iter().find(|one| theirs.contains(one));
+        assert_eq!(in_both, None, "a buffer that the device may write");
+        let has = |one: &Received| theirs.contains(&one.buffer);
+        assert!(world.in_hand.iter().all(has), "a packet that the engine had not handled");
+        let (oldest, _) = found.ledger.oldest();
+        let waiting = (world.head + RING_ENTRIES - oldest) % RING_ENTRIES;
+        assert!(waiting as usize >= world.in_hand.len());
+    }
+    assert!(world.queue.counters.rx_packets > 1_000 && world.queue.counters.rx_dropped > 100);
+}
+
+/// Takes over, and returns the queue with a world of its own.
+fn next(world: &World, after_crash: bool) -> (E1000eQueue, Spaces, SpaceId) {
+    let (found, card) = world.kill(after_crash);
+    let GoingOn { shared, ledger, memory, buffers, drops, .. } = found.unwrap();
+    let bytes = BUFFERS as usize * RX_BUFFER_BYTES;
+    let (region, _) = Region::of_earlier_file(memory, bytes).unwrap();
+    let registered = registration(PACKETS_AT, region.mapping());
+    let mut spaces = Spaces::default();
+    let pool = spaces.add(Space::writable(region).registered(Some(registered)));
+    let mut queue = E1000eQueue::go_on(parts(card, shared, ledger), buffers, drops);
+    queue.rx_fill(&spaces, pool, &[]);
+    (queue, spaces, pool)
+}
+
+#[test]
+fn packets_in_hand_are_received_again_and_others_follow() {
+    let mut world = World::new();
+    world.fill(100);
+    world.kick();
+    for len in 100..110 {
+        assert!(world.receive(len, false));
+    }
+    world.poll(4);
+    assert_eq!(world.in_hand.len(), 4);
+    let (mut queue, mut spaces, pool) = next(&world, false);
+    assert!(queue.holds(0) && queue.holds(99 * 2048) && !queue.holds(100 * 2048));
+    let mut out = Vec::new();
+    queue.rx_poll(&mut spaces, &mut out, 64).unwrap();
+    let lens: Vec<_> = out.iter().map(|one| one.len).collect();
+    assert_eq!(lens, (100..110).collect::<Vec<_>>());
+    assert_eq!(out[9].buffer, 9 * 2048);
+    // The ring goes on at the device's tail.
+    assert_eq!(queue.rx_fill(&spaces, pool, &[100 * 2048]), 1);
+    queue.kick(&mut spaces, Kick::Rx).unwrap();
+    assert_eq!(queue.parts.card.registers.read(RDT), 101);
+}
+
+#[test]
+fn after_a_crash_waiting_packets_are_dropped_and_counted() {
+    let mut world = World::new();
+    world.fill(100);
+    world.kick();
+    for _ in 0..10 {
+        assert!(world.receive(100, false));
+    }
+    world.poll(4);
+    let (mut queue, mut spaces, _) = next(&world, true);
+    assert_eq!(queue.counters().rx_dropped, 10);
+    let mut out = Vec::new();
+    assert_eq!(queue.rx_poll(&mut spaces, &mut out, 64).unwrap(), 0);
+    // Their buffers are in the ring again.
+    assert_eq!(queue.parts.card.registers.read(RDT), 110);
+    assert!((0..100).all(|one| queue.holds(one * 2048)));
+}
+
+/// A card that does not send what it was told to is reset, and so is one whose registers or ledger are
+/// others.
+#[test]
+fn a_card_that_cannot_be_gone_on_with_is_not() {
+    let mut world = World::new();
+    world.fill(10);
+    world.kick();
+    assert!(world.kill(false).0.is_some());
+    let write = |register, value| world.queue.parts.card.registers.write(register, value);
+    for (register, wrong) in [(TDT, 5), (TDT, 512), (RDT, 512), (RDT, 11), (RCTL, 0), (TCTL, 0)] {
+        let before = world.register(register);
+        write(register, wrong);
+        if register == TDT && wrong == 5 {
+            // Sent, but not completed.
+            write(TDH, 5);
+            let shared = &mut world.queue.parts.shared;
+            shared.tx.write_back(4, [PACKETS_AT, 60]);
+        }
+        assert!(world.kill(false).0.is_none(), "{register:?} {wrong}");
+        let write = |register, value| world.queue.parts.card.registers.write(register, value);
+        write(register, before);
+        write(TDH, 0);
+    }
+    assert!(world.kill(false).0.is_some());
+}
+
+/// An orderly server leaves nothing to receive again.
+#[test]
+fn a_server_that_leaves_notes_what_it_has_handled() {
+    let mut world = World::new();
+    world.fill(100);
+    world.kick();
+    assert!(world.receive(100, false));
+    world.poll(4);
+    let card = world.queue.parts.card.clone();
+    card.leave();
+    let World { queue, files, .. } = world;
+    drop(queue);
+    let (ledger, ..) = Ledger::of_earlier(files.ledger).unwrap().unwrap();
+    assert_eq!(ledger.oldest(), (1, false));
+    assert_ne!(card.registers.read(RCTL) & RCTL_ENABLE, 0, "the card goes on");
+}
