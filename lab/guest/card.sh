@@ -9,6 +9,8 @@ card=$(basename "$(readlink /sys/class/net/eth0/device)")
 # QEMU's wire loses packets for which the other card has no buffer.
 ethtool -G eth1 rx 4096
 echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6
+# pfifo_fast, which works without a lock, once in a while sends packets of one thread out of order.
+echo pfifo >/proc/sys/net/core/default_qdisc
 ip link set eth1 up promisc on
 until [ "$(cat /sys/class/net/eth1/carrier)" = 1 ]; do sleep 0.1; done
 ulimit -l unlimited
@@ -96,6 +98,15 @@ conforms() {
     TOWPATH_CARD=$card TOWPATH_FAR=eth1 RUST_BACKTRACE=1 /guest/e1000e conformance
 }
 
+# A test driver makes descriptors with wrong addresses. The kernel names the card and the address.
+is_stopped_by_the_iommu() {
+    TOWPATH_CARD=$card TOWPATH_FAR=eth1 RUST_BACKTRACE=1 /guest/e1000e wrong_addresses
+    dmesg >/tmp/said
+    local address=${card#0000:}
+    grep "DMAR: .*DMA Write.* Request device \[$address\] fault addr 0x7d00000000" /tmp/said
+    grep "DMAR: .*DMA Read.* Request device \[$address\] fault addr 0x7c00000000" /tmp/said
+}
+
 serves() {
     ip address add 192.0.2.200/24 dev eth1
     mkdir -p /run/towpath
@@ -117,12 +128,12 @@ serves() {
     done
 }
 
-# Starts a server, and a web server over it.
+# Starts a server with further options, and a web server over it.
 starts() {
     # A function in the background would be a shell's process.
     setpriv --reuid=alice --regid=alice --clear-groups \
         towpath serve --device "pci:$card" --subnet 192.0.2.200/24 --lease 192.0.2.64/28 \
-        --allow-user bob --socket /run/towpath/card.sock --confine kill >/tmp/server.log 2>&1 &
+        --allow-user bob --socket /run/towpath/card.sock --confine kill "$@" >/tmp/server.log 2>&1 &
     server=$!
     eventually grep -q serving /tmp/server.log
     setpriv --reuid=bob --regid=bob --clear-groups web /run/towpath/card.sock /tmp/docs 8080 >/tmp/web.log 2>&1 &
@@ -232,7 +243,7 @@ outlives_many_applications() {
         application=$!
         sleep 0.0$((RANDOM % 90 + 10))
         kill -KILL $application
-        wait $application || true
+        wait $application 2>/dev/null || true
     done
     eventually has_one_session
     fetch
@@ -251,7 +262,16 @@ stops_with_its_keeper() {
     kill -KILL $web
     wait $web || true
     ! is_bus_master || return 1
-    starts
+}
+
+# The driver of a server names wrong addresses. Their packets are lost, and all else goes on. QEMU's card completes
+# their descriptors; the watchdog resets one that does not.
+goes_on_with_wrong_addresses() {
+    starts --fault tx.elsewhere=0.02
+    fetch
+    fetch
+    dmesg >/tmp/said
+    grep "DMAR: .*DMA Read.* Request device \[${card#0000:}\] fault addr 0x7e" /tmp/said | tail -n 1
 }
 
 # The link goes down and comes back under load. The download goes on.
@@ -288,15 +308,15 @@ ends() {
     towpath device list | grep "^$card .* e1000e"
 }
 
-for one in lists_the_cards refuses_an_unclaimed_card refuses_a_card_in_use claims_the_card conforms serves \
+for one in lists_the_cards refuses_an_unclaimed_card refuses_a_card_in_use claims_the_card conforms is_stopped_by_the_iommu serves \
     fetch goes_on_after_a_kill goes_on_after_an_upgrade goes_on_after_a_crash outlives_many_kills \
-    outlives_many_applications outlives_a_pulled_cable stops_with_its_keeper ends; do
+    outlives_many_applications outlives_a_pulled_cable stops_with_its_keeper goes_on_with_wrong_addresses ends; do
     check $one
 done
-current='no fault of the IOMMU'
+current='no other fault of the IOMMU'
 dmesg >/tmp/said
-! grep -i 'dmar.*fault' /tmp/said || exit 1
+! grep 'fault addr' /tmp/said | grep -v 'fault addr 0x7[cde]00' || exit 1
 current='the number of checks'
 # bash goes on behind a loop in which an expression is wrong.
-[ $checks = 15 ]
+[ $checks = 17 ]
 echo "$checks checks passed"

@@ -12,7 +12,7 @@ mod receive;
 mod spec;
 
 use std::collections::VecDeque;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,7 +26,7 @@ use crate::sleeper::Sleeper;
 use crate::wire::Assembly;
 use crate::wrapped::{Opening, Wrap, Wrapped};
 use crate::{
-    Access, Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue,
+    Access, Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, Dma,
     ETHERNET_HEADER_BYTES, Info, Kick, LARGE_FRAME_BYTES, Outcome, POOL_HEADROOM_BYTES, Packet,
     Received, Registration, Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES,
 };
@@ -139,15 +139,12 @@ impl Wrap for Faulty {
         // The two directions have unrelated sequences from one seed.
         let mut rx = Lane::new(spec.rx, spec.seed, place_bytes, self.counters.rx.clone());
         let mut tx = Lane::new(spec.tx, !spec.seed, place_bytes, self.counters.tx.clone());
-        let bytes = place_bytes.next_multiple_of(64);
-        let region = Region::private(2 * PLACES * bytes).map_err(failed("memory for frames"))?;
-        let register = |dma| Registration::new(dma, region.mapping(), Access::Read);
         // A device that sends only from its pool never reaches the wrapper's memory.
         let dma = dma.filter(|_| inner_info.can.tx_in_place);
-        let registration = dma.as_ref().map(register).transpose();
-        let registration = registration
-            .map_err(|error| failed("memory for frames")(std::io::Error::other(error)))?;
-        let space = spaces.add(Space::writable(region).registered(registration));
+        let bytes = place_bytes.next_multiple_of(64);
+        let wrong = spec.tx.elsewhere > 0.0;
+        let frames = frame_spaces(2 * PLACES * bytes, dma.as_ref(), wrong, spaces);
+        let (space, elsewhere) = frames.map_err(failed("memory for frames"))?;
         let place = |index: usize| Place { space, offset: (index * bytes) as u32 };
         rx.reserve(PLACES);
         tx.reserve(PLACES);
@@ -169,7 +166,7 @@ impl Wrap for Faulty {
             empty: VecDeque::new(),
             spare: 0,
             pool_slots: 0,
-            in_flight: InFlight::new(PLACES),
+            in_flight: InFlight::new(PLACES, elsewhere),
             done: VecDeque::with_capacity(TX_TOKENS),
             kept: VecDeque::with_capacity(TX_TOKENS),
             wanted_places: 0,
@@ -180,6 +177,26 @@ impl Wrap for Faulty {
             inner,
         }))
     }
+}
+
+/// Makes the data space of the wrapper's frames. If addresses are to be `wrong`, also returns a space for the
+/// same memory which the device looks for elsewhere.
+fn frame_spaces(
+    bytes: usize,
+    dma: Option<&Arc<dyn Dma>>,
+    wrong: bool,
+    spaces: &mut Spaces,
+) -> io::Result<(SpaceId, Option<SpaceId>)> {
+    let region = Region::private(bytes)?;
+    if wrong && dma.is_none() {
+        let text = "tx.elsewhere is for devices that send in place behind an IOMMU";
+        return Err(io::Error::new(ErrorKind::Unsupported, text));
+    }
+    let elsewhere = if wrong { Some(in_flight::misdirected(region.mapping())?) } else { None };
+    let register = |dma| Registration::new(dma, region.mapping(), Access::Read);
+    let registration = dma.map(register).transpose().map_err(io::Error::other)?;
+    let elsewhere = elsewhere.map(|space| spaces.add(space));
+    Ok((spaces.add(Space::writable(region).registered(registration)), elsewhere))
 }
 
 /// A queue with faults.

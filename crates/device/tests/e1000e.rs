@@ -6,14 +6,20 @@
 #[path = "support/packet_socket.rs"]
 mod packet_socket;
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use packet_socket::{FramesOnly, PacketSocket};
-use towpath_device::conformance::{self, Pair};
+use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::pci::PciAddress;
 use towpath_device::pci::e1000e::{E1000eDevice, Options};
+use towpath_device::{
+    Access, Device, Dma, DmaError, Filter, Kick, Meta, Packet, Part, Registration, Space, Spaces,
+};
+use towpath_memory::{Mapping, Region};
 
-const TESTS: [(&str, fn()); 1] = [("conformance", conformance)];
+const TESTS: [(&str, fn()); 2] =
+    [("conformance", conformance), ("wrong_addresses", wrong_addresses)];
 
 fn main() {
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
@@ -43,4 +49,80 @@ fn far() -> FramesOnly {
 
 fn conformance() {
     conformance::run("e1000e", 1, || Pair { device: Box::new(open()), far: Box::new(far()) });
+}
+
+/// Registers memory at an address at which the device reaches none. The script looks for the address in the
+/// kernel's log.
+struct Elsewhere(u64);
+
+impl Dma for Elsewhere {
+    fn register(&self, _: &Arc<Mapping>, _: Access) -> Result<u64, DmaError> {
+        Ok(self.0)
+    }
+
+    fn unregister(&self, _: u64) {}
+}
+
+/// Returns a space whose memory the device looks for elsewhere, and the mapping.
+fn misdirected(address: u64) -> (Space, Arc<Mapping>) {
+    let region = Region::private(4096).unwrap();
+    let mapping = region.mapping().clone();
+    let dma: Arc<dyn Dma> = Arc::new(Elsewhere(address));
+    let registration = Registration::new(&dma, &mapping, Access::ReadWrite).unwrap();
+    (Space::writable(region).registered(Some(registration)), mapping)
+}
+
+/// The IOMMU stops a device whose descriptors name wrong addresses: it reads and writes nothing there, and
+/// afterwards works as before.
+fn wrong_addresses() {
+    let mut device = open();
+    device.add_filter(&Filter::Everything).unwrap();
+    let mut far = far();
+    let mut spaces = Spaces::default();
+    let dma = device.dma().unwrap();
+    let mut region = Region::private(8 * 2048).unwrap();
+    let frame = [[2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1], [0x88, 0xb5, 7, 7, 7, 7]].concat();
+    assert!(region.copy_in(6 * 2048, &frame));
+    let registration = Registration::new(&dma, region.mapping(), Access::ReadWrite).unwrap();
+    let good = spaces.add(Space::writable(region).registered(Some(registration)));
+    let (written, memory) = misdirected(0x7d_0000_0000);
+    let written = spaces.add(written);
+    let read = spaces.add(misdirected(0x7c_0000_0000).0);
+    let mut queue = device.open_queue(0, &mut spaces).unwrap();
+    // The first received packet goes elsewhere, and the second one where it should.
+    assert_eq!(queue.rx_fill(&spaces, written, &[0]), 1);
+    assert_eq!(queue.rx_fill(&spaces, good, &[2048, 4096]), 2);
+    queue.kick(&mut spaces, Kick::Rx).unwrap();
+    let mut received = Vec::new();
+    until("a packet after one that went elsewhere", || {
+        far.send(&frame, Meta::FULL);
+        queue.rx_poll(&mut spaces, &mut received, 8).unwrap();
+        received.iter().any(|one| one.buffer == 2048)
+    });
+    let mut seen = [0; 2048];
+    assert!(memory.copy_out(0, &mut seen));
+    assert_eq!(seen, [0; 2048], "written elsewhere");
+    let mut send = |space, offset, token| {
+        let parts = [Part { space, offset, len: frame.len() as u32 }];
+        let packet = Packet { parts: &parts, meta: Meta::FULL, token };
+        assert_eq!(queue.tx_submit(&mut spaces, &[packet]).unwrap(), 1);
+        queue.kick(&mut spaces, Kick::Tx).unwrap();
+    };
+    send(read, 0, 1);
+    send(good, 6 * 2048, 2);
+    let mut done = Vec::new();
+    until("completions", || {
+        queue.tx_complete(&mut done, 8).unwrap();
+        done.len() == 2
+    });
+    until("the good packet", || far.receive().is_some_and(|(got, _)| got.starts_with(&frame)));
+}
+
+/// Waits until a condition holds, at most ten seconds.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "no {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

@@ -33,6 +33,8 @@ pub struct Injected {
     pub delayed: u64,
     /// Stalls begun.
     pub stalls: u64,
+    /// Frames for which the driver names a wrong address.
+    pub elsewhere: u64,
     /// Frames lost because there was no free slot, or because they waited when the device was
     /// reset.
     pub overflowed: u64,
@@ -48,6 +50,7 @@ pub(super) struct Shared {
     flipped: AtomicU64,
     delayed: AtomicU64,
     stalls: AtomicU64,
+    elsewhere: AtomicU64,
     overflowed: AtomicU64,
 }
 
@@ -67,6 +70,7 @@ impl Shared {
             flipped: read(&self.flipped),
             delayed: read(&self.delayed),
             stalls: read(&self.stalls),
+            elsewhere: read(&self.elsewhere),
             overflowed: read(&self.overflowed),
         }
     }
@@ -84,6 +88,8 @@ pub(super) struct Place {
 pub(super) struct Frame {
     pub(super) place: Place,
     pub(super) len: u32,
+    /// `true` if the driver names a wrong address for it.
+    pub(super) is_elsewhere: bool,
 }
 
 struct Displaced {
@@ -169,10 +175,15 @@ impl Lane {
             add(&self.counters.dropped, 1);
             return true;
         }
-        let Some(frame) = self.store(spaces, bytes, flip.then_some(bit)) else {
+        let Some(mut frame) = self.store(spaces, bytes, flip.then_some(bit)) else {
             self.overflow();
             return true;
         };
+        // No number is drawn without this fault, so that the other faults of a seed stay the same.
+        if faults.elsewhere > 0.0 && self.random.chance(faults.elsewhere) {
+            add(&self.counters.elsewhere, 1);
+            frame.is_elsewhere = true;
+        }
         if flip {
             add(&self.counters.flipped, 1);
         }
@@ -222,7 +233,7 @@ impl Lane {
             stored = stored.and(spaces.copy_in(place.space, place.offset + at as u32, &other));
         }
         // The lane does not use a slot again if the server removed its memory.
-        stored.ok().map(|()| Frame { place, len: bytes.len() as u32 })
+        stored.ok().map(|()| Frame { place, len: bytes.len() as u32, is_elsewhere: false })
     }
 
     /// Releases a frame, and after it the frames that needed only this frame to overtake them.

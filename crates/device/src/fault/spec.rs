@@ -32,13 +32,16 @@ pub struct Faults {
     pub hang: f64,
     /// The driver's call with the frame sleeps for ever.
     pub block: f64,
+    /// The driver names an address for the frame that it has not registered with the IOMMU. Only for sent
+    /// frames, and only with a device behind an IOMMU.
+    pub elsewhere: f64,
 }
 
 /// The faults of both directions.
 ///
 /// As text: `drop=0.01,dup=0.01,reorder=0.01,flip=0.001,seed=42`. The keys are `drop`, `dup`,
 /// `reorder`, `flip`, `delay`, `stall`, `crash`, `hang` and `block` (rates), `delay_us` and
-/// `stall_us` (microseconds), and `seed`. All keys except `seed` may have a direction: `rx.drop=0.1` for received
+/// `stall_us` (microseconds), `tx.elsewhere` (a rate), and `seed`. All other keys except `seed` may have a direction: `rx.drop=0.1` for received
 /// frames, `tx.drop=0.1` for sent frames. A later entry overrides an earlier one. `delay_us` without a
 /// rate delays every frame; a rate of delays or stalls needs its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -60,7 +63,7 @@ pub enum SpecError {
     /// An unknown key.
     #[error(
         "\"{0}\" is none of drop, dup, reorder, flip, delay, delay_us, stall, stall_us, crash, hang, \
-         block (each also as rx.… or tx.…), and seed"
+         block (each also as rx.… or tx.…), tx.elsewhere, and seed"
     )]
     UnknownKey(String),
     /// A rate that is not a probability.
@@ -139,6 +142,7 @@ impl Faults {
             "crash" => self.crash = rate()?,
             "hang" => self.hang = rate()?,
             "block" => self.block = rate()?,
+            "elsewhere" if key == "tx.elsewhere" => self.elsewhere = rate()?,
             "delay_us" => {
                 self.delay_time = time()?;
                 if self.delay == 0.0 && !self.delay_time.is_zero() {
@@ -202,6 +206,10 @@ mod tests {
         }
         let error = "lose=1".parse::<Spec>().unwrap_err();
         assert_eq!(error, SpecError::UnknownKey("lose".to_owned()));
-        assert_eq!("rx.seed=1".parse::<Spec>(), Err(SpecError::UnknownKey("rx.seed".to_owned())));
+        for key in ["rx.seed", "elsewhere", "rx.elsewhere"] {
+            let error = format!("{key}=1").parse::<Spec>().unwrap_err();
+            assert_eq!(error, SpecError::UnknownKey(key.to_owned()));
+        }
+        assert_eq!("tx.elsewhere=0.5".parse::<Spec>().unwrap().tx.elsewhere, 0.5);
     }
 }

@@ -146,7 +146,9 @@ pub(crate) struct Settings {
     /// delay_us=500,stall=0.001,stall_us=500,seed=42. drop, dup, reorder, flip, delay, stall, crash,
     /// hang and block are probabilities per packet, 0 to 1; delay_us and stall_us are microseconds,
     /// up to 10000000. crash, hang and block are faults of the server, not of the wire: with crash it panics,
-    /// with hang it computes for ever, with block it sleeps for ever. rx. or tx. before a key, except seed, limits it to one direction
+    /// with hang it computes for ever, with block it sleeps for ever. rx. or tx. before a key, except seed, limits
+    /// it to one direction. tx.elsewhere, with a PCI card, is a probability, too: the driver names a wrong address
+    /// for the packet, and the IOMMU stops the card there
     #[arg(long, value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,
