@@ -141,6 +141,14 @@ starts() {
     eventually ping -c 1 -W 1 192.0.2.64
 }
 
+counts() {
+    fetch
+    towpath stat --socket /run/towpath/card.sock >/tmp/said
+    sed -n '/HARDWARE/,/^$/p' /tmp/said
+    grep -q '^rx_packets .*[1-9][0-9][0-9]' /tmp/said
+    grep -q '^tx_bytes .*[1-9][0-9][0-9][0-9][0-9][0-9][0-9]$' /tmp/said
+}
+
 fetch() {
     exec 3<>/dev/tcp/192.0.2.64/8080
     printf 'GET /file HTTP/1.1\r\nHost: card\r\nConnection: close\r\n\r\n' >&3
@@ -308,9 +316,10 @@ ends() {
     towpath device list | grep "^$card .* e1000e"
 }
 
-for one in lists_the_cards refuses_an_unclaimed_card refuses_a_card_in_use claims_the_card conforms is_stopped_by_the_iommu serves \
-    fetch goes_on_after_a_kill goes_on_after_an_upgrade goes_on_after_a_crash outlives_many_kills \
-    outlives_many_applications outlives_a_pulled_cable stops_with_its_keeper goes_on_with_wrong_addresses ends; do
+for one in lists_the_cards refuses_an_unclaimed_card refuses_a_card_in_use claims_the_card conforms \
+    is_stopped_by_the_iommu serves fetch counts goes_on_after_a_kill goes_on_after_an_upgrade \
+    goes_on_after_a_crash outlives_many_kills outlives_many_applications outlives_a_pulled_cable \
+    stops_with_its_keeper goes_on_with_wrong_addresses ends; do
     check $one
 done
 current='no other fault of the IOMMU'
@@ -318,5 +327,5 @@ dmesg >/tmp/said
 ! grep 'fault addr' /tmp/said | grep -v 'fault addr 0x7[cde]00' || exit 1
 current='the number of checks'
 # bash goes on behind a loop in which an expression is wrong.
-[ $checks = 17 ]
+[ $checks = 18 ]
 echo "$checks checks passed"

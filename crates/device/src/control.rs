@@ -271,6 +271,12 @@ pub trait Device: Send {
         None
     }
 
+    /// Returns what the hardware has counted since the device was opened, by the names that `ethtool -S` has for it;
+    /// nothing by default. This may read a few dozen registers.
+    fn statistics(&mut self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// Leaves the device to the next server: from now on, dropping the device and its queues stops nothing with
     /// which that server goes on. A device whose objects stay as they are ignores it, as by default.
     fn leave(&mut self) {}

@@ -135,6 +135,10 @@ impl<W: Wrap> Device for Wrapped<W> {
         self.inner.take_over()
     }
 
+    fn statistics(&mut self) -> Vec<(&'static str, u64)> {
+        self.inner.statistics()
+    }
+
     fn leave(&mut self) {
         self.inner.leave();
     }

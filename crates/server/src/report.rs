@@ -56,6 +56,9 @@ pub(crate) struct Device {
     pub addresses_in_use: usize,
     /// The device's counters, those of all lanes together.
     pub counters: BTreeMap<&'static str, u64>,
+    /// The hardware's own counters, for a device whose driver reads them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub hardware: BTreeMap<&'static str, u64>,
     /// The counters of each lane, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lanes: Vec<BTreeMap<&'static str, u64>>,

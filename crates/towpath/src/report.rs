@@ -31,6 +31,7 @@ pub(crate) struct Device {
     pub(crate) addresses: u64,
     pub(crate) addresses_in_use: u64,
     pub(crate) counters: BTreeMap<String, u64>,
+    pub(crate) hardware: BTreeMap<String, u64>,
 }
 
 /// A session.

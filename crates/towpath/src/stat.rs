@@ -113,6 +113,13 @@ fn totals(report: &Report) -> String {
         counters.row([name.clone(), value.to_string()]);
     }
     text += &counters.to_text();
+    if !device.hardware.is_empty() {
+        let mut hardware = Table::new(["HARDWARE COUNTER", "VALUE"]);
+        for (name, value) in &device.hardware {
+            hardware.row([name.clone(), value.to_string()]);
+        }
+        text += &format!("\n{}", hardware.to_text());
+    }
     let mut table = Table::new([
         "SESSION",
         "NAME",

@@ -8,6 +8,7 @@
 //! | `memory`, `ring`, `descriptor` | the memory that the device shares, a ring in it, the bits of the ring's entries |
 //! | `going_on`, `ledger` | what an earlier server left running, and which buffers the device had |
 //! | `packets` | packets in the transmit ring |
+//! | `statistics` | the registers that count |
 //! | `names` | registers and their bits |
 //!
 //! Registers and sequences follow Linux's driver (drivers/net/ethernet/intel/e1000e), not the data sheet. The
@@ -22,6 +23,7 @@ mod names;
 mod packets;
 mod queue;
 mod ring;
+mod statistics;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -456,6 +458,10 @@ impl Device for E1000eDevice {
             card.remove_left_filters();
             Ok(())
         }))
+    }
+
+    fn statistics(&mut self) -> Vec<(&'static str, u64)> {
+        self.card.statistics()
     }
 
     fn leave(&mut self) {

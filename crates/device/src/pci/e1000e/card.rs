@@ -2,11 +2,12 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::names::*;
+use super::statistics::Statistics;
 use crate::pci::address::PciAddress;
 use crate::pci::error::PciError;
 use crate::pci::registers::{GONE, Register, Registers};
@@ -59,6 +60,7 @@ pub(super) struct Card {
     /// The values of `EITR`, by vector.
     throttle: [u32; 5],
     filters: Mutex<Filters>,
+    statistics: Mutex<Statistics>,
     /// The card's own address, once a reset has read it.
     own_address: OnceLock<[u8; 6]>,
     /// The kernel signals it at each change of the link, and the engine after a reset.
@@ -107,6 +109,7 @@ impl Card {
             address,
             throttle,
             filters: Mutex::default(),
+            statistics: Mutex::default(),
             own_address: OnceLock::new(),
             link_interrupt,
             leaves: AtomicBool::new(false),
@@ -129,6 +132,22 @@ impl Card {
 
     fn write(&self, register: Register, value: u32) {
         self.registers.write(register, value);
+    }
+
+    /// Returns the number of packets that the device dropped because its packet buffer was full; `None` while
+    /// another thread reads the statistics.
+    pub(super) fn missed(&self) -> Option<u64> {
+        let mut sums = self.statistics.try_lock().ok()?;
+        Some(sums.count_missed(&self.registers))
+    }
+
+    /// Returns what the device has counted, with the names.
+    pub(super) fn statistics(&self) -> Vec<(&'static str, u64)> {
+        if self.is_gone() { Vec::new() } else { self.sums().count(&self.registers) }
+    }
+
+    fn sums(&self) -> MutexGuard<'_, Statistics> {
+        self.statistics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns `true` if the device does not answer any more.
@@ -271,7 +290,7 @@ impl Card {
         self.write(high, u32::from_le_bytes([e, f, 0, 0]) | RAH_VALID);
     }
 
-    fn filters(&self) -> std::sync::MutexGuard<'_, Filters> {
+    fn filters(&self) -> MutexGuard<'_, Filters> {
         self.filters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

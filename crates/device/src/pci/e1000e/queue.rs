@@ -15,7 +15,7 @@ use super::memory::{RING_BYTES, RING_ENTRIES, Shared};
 use super::names::*;
 use super::packets::InFlight;
 use crate::dma::Registration;
-use crate::pci::registers::{GONE, Register};
+use crate::pci::registers::Register;
 use crate::{
     Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, Packet, Received, SpaceId,
     Spaces,
@@ -61,6 +61,8 @@ pub(super) struct E1000eQueue {
     /// `true` if the queue has been armed since the last read of the interrupt.
     is_armed: bool,
     sleeps: u32,
+    /// The packets that the device has dropped, as counted.
+    missed: u64,
     counters: Counters,
 }
 
@@ -105,6 +107,7 @@ impl E1000eQueue {
             context: None,
             is_armed: false,
             sleeps: 0,
+            missed: 0,
             counters: Counters::default(),
         }
     }
@@ -270,13 +273,13 @@ impl E1000eQueue {
 
     /// Counts the packets that the device dropped since the last read.
     fn count_missed(&mut self) -> Result<(), DeviceError> {
-        let missed = self.parts.card.registers.read(MPC);
-        if missed == GONE && self.parts.card.is_gone() {
+        if self.parts.card.is_gone() {
             let cause = io::Error::other("its registers read as all ones");
             return Err(DeviceError::Gone { name: self.parts.info.name.clone(), cause });
         }
-        // A counter that reads as all ones, of a card that answers, is none.
-        self.counters.rx_dropped += u64::from(if missed == GONE { 0 } else { missed });
+        if let Some(missed) = self.parts.card.missed() {
+            self.counters.rx_dropped += missed - std::mem::replace(&mut self.missed, missed);
+        }
         Ok(())
     }
 }
