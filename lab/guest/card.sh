@@ -1,9 +1,11 @@
 # tests/card starts this script in a small guest. Towpath drives the first card, and the kernel the second, at
-# the other end of the wire. Arguments: the kills of servers, and those of applications, in the longest checks.
+# the other end of the wire. Arguments: the kills of servers, those of applications, and the seconds of a pulled
+# cable, in the longest checks.
 set -eu
 
 server_kills=$1
 application_kills=$2
+cable_out=$3
 
 card=$(basename "$(readlink /sys/class/net/eth0/device)")
 # QEMU's wire loses packets for which the other card has no buffer.
@@ -282,6 +284,23 @@ goes_on_with_wrong_addresses() {
     grep "DMAR: .*DMA Read.* Request device \[${card#0000:}\] fault addr 0x7e" /tmp/said | tail -n 1
 }
 
+# From outside, the card is made to stop, under load. The watchdog resets it, and the download goes on.
+outlives_a_stall() {
+    local round stop download
+    for round in 1 2; do
+        for stop in stops_sending resets_the_card; do
+            fetch &
+            download=$!
+            sleep 0.3
+            TOWPATH_CARD=$card /guest/e1000e $stop
+            wait $download
+        done
+    done
+    towpath stat --socket /run/towpath/card.sock >/tmp/said
+    grep -E '^(device_stalls|device_resets|tx_resubmitted) ' /tmp/said
+    grep -q '^device_resets .*[4-9]$' /tmp/said
+}
+
 # The link goes down and comes back under load. The download goes on.
 outlives_a_pulled_cable() {
     # Without echo before the first use, and open until the end: closing loses bytes that are not sent yet.
@@ -302,9 +321,17 @@ outlives_a_pulled_cable() {
     done
     wait $download
     eventually ping -c 1 -W 1 192.0.2.64
+    # A long time without a link.
+    fetch &
+    download=$!
+    sleep 0.3
+    set_link false
+    sleep "$cable_out"
+    set_link true
+    wait $download
     fetch
-    [ "$(grep -c 'the link is down' /tmp/server.log)" = 3 ]
-    [ "$(grep -c 'the link is up' /tmp/server.log)" = 3 ]
+    [ "$(grep -c 'the link is down' /tmp/server.log)" = 4 ]
+    [ "$(grep -c 'the link is up' /tmp/server.log)" = 4 ]
 }
 
 ends() {
@@ -318,7 +345,7 @@ ends() {
 
 for one in lists_the_cards refuses_an_unclaimed_card refuses_a_card_in_use claims_the_card conforms \
     is_stopped_by_the_iommu serves fetch counts goes_on_after_a_kill goes_on_after_an_upgrade \
-    goes_on_after_a_crash outlives_many_kills outlives_many_applications outlives_a_pulled_cable \
+    goes_on_after_a_crash outlives_many_kills outlives_many_applications outlives_a_stall outlives_a_pulled_cable \
     stops_with_its_keeper goes_on_with_wrong_addresses ends; do
     check $one
 done
@@ -327,5 +354,5 @@ dmesg >/tmp/said
 ! grep 'fault addr' /tmp/said | grep -v 'fault addr 0x7[cde]00' || exit 1
 current='the number of checks'
 # bash goes on behind a loop in which an expression is wrong.
-[ $checks = 18 ]
+[ $checks = 19 ]
 echo "$checks checks passed"

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use packet_socket::{FramesOnly, PacketSocket};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::pci::PciAddress;
 use towpath_device::pci::e1000e::{E1000eDevice, Options};
@@ -20,9 +21,16 @@ use towpath_memory::{Mapping, Region};
 
 const TESTS: [(&str, fn()); 2] =
     [("conformance", conformance), ("wrong_addresses", wrong_addresses)];
+/// What the script does to a card that a server drives.
+const FAULTS: [(&str, fn()); 2] =
+    [("stops_sending", stops_sending), ("resets_the_card", resets_the_card)];
 
 fn main() {
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    let fault = FAULTS.iter().find(|(name, _)| filter.as_deref() == Some(name));
+    if let Some((_, fault)) = fault {
+        return fault();
+    }
     for (name, test) in TESTS {
         if filter.as_ref().is_some_and(|filter| !name.contains(filter.as_str())) {
             continue;
@@ -116,6 +124,29 @@ fn wrong_addresses() {
         done.len() == 2
     });
     until("the good packet", || far.receive().is_some_and(|(got, _)| got.starts_with(&frame)));
+}
+
+/// Changes a register of a card that a server drives, from outside: clears and sets bits.
+fn change_register(at: u64, clear: u32, set: u32) {
+    let path = format!("/sys/bus/pci/devices/{}/resource0", variable("TOWPATH_CARD"));
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+    // SAFETY: the kernel chooses a free address range. The process ends with the mapping.
+    let base = unsafe { mmap(std::ptr::null_mut(), 0x20000, protection, flags, &file, 0).unwrap() };
+    // SAFETY: the mapping has 128 KiB, and registers are aligned words in it.
+    let register = unsafe { base.byte_add(at as usize) }.cast::<u32>();
+    // SAFETY: as above.
+    unsafe { register.write_volatile(register.read_volatile() & !clear | set) };
+}
+
+/// The card stops sending: `TCTL.EN` is cleared.
+fn stops_sending() {
+    change_register(0x0400, 1 << 1, 0);
+}
+
+/// The card is reset: `CTRL.RST` is set.
+fn resets_the_card() {
+    change_register(0x0000, 0, 1 << 26);
 }
 
 /// Waits until a condition holds, at most ten seconds.

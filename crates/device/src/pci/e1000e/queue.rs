@@ -23,6 +23,10 @@ use crate::{
 
 /// The size of a receive buffer, which the device fills at most (`RCTL.BSIZE`, 00).
 pub(super) const RX_BUFFER_BYTES: usize = 2048;
+/// The receive buffers of which the device learns at once, as with Linux's driver (`E1000_RX_BUFFER_WRITE`), and with
+/// how many others these can wait.
+const TOLD_AT_ONCE: u32 = 16;
+const ENOUGH: u32 = RING_ENTRIES / 4;
 /// Sleeps between two reads of the count of packets that the device dropped.
 const SLEEPS_PER_READ: u32 = 64;
 
@@ -255,8 +259,14 @@ impl DeviceQueue for E1000eQueue {
 }
 
 impl E1000eQueue {
-    /// Tells the device of new receive buffers.
+    /// Tells the device of new receive buffers: of many at once while it has enough others, since a write of a
+    /// register costs as much as a small packet.
     fn tell_rx(&mut self) {
+        let rx = &self.parts.shared.rx;
+        let untold = rx.untold();
+        if untold < TOLD_AT_ONCE && rx.held() - untold >= ENOUGH {
+            return;
+        }
         if let Some(tail) = self.parts.shared.rx.untold_tail() {
             self.parts.card.registers.write(self.of(RDT), tail);
         }

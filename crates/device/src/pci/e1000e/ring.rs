@@ -85,6 +85,13 @@ impl Ring {
         self.next = self.after(self.next, 1);
     }
 
+    /// Returns the number of descriptors that the driver has filled since it last told the device.
+    #[inline]
+    pub(super) fn untold(&self) -> u32 {
+        let untold = self.next + self.entries - self.told;
+        if untold >= self.entries { untold - self.entries } else { untold }
+    }
+
     /// Returns the tail if the device does not know it, for its register. Orders all stores of descriptors before
     /// the write of the register. Pairs with the device's fetch of descriptors after that write.
     #[inline]

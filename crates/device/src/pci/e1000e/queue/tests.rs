@@ -237,6 +237,19 @@ fn after_a_crash_waiting_packets_are_dropped_and_counted() {
     assert!((0..100).all(|one| queue.holds(one * 2048)));
 }
 
+/// The driver writes the register for many buffers at once, and for each while the device has few.
+#[test]
+fn the_device_learns_of_many_buffers_at_once() {
+    let mut world = World::new();
+    let mut tails = Vec::new();
+    for count in [100, 1, 100, 15, 1, 400] {
+        world.fill(count);
+        world.kick();
+        tails.push(world.register(RDT));
+    }
+    assert_eq!(tails, [100, 101, 201, 201, 217, 511]);
+}
+
 /// A card that does not send what it was told to is reset, and so is one whose registers or ledger are
 /// others.
 #[test]
