@@ -3,7 +3,7 @@
 //! | part | is |
 //! |---|---|
 //! | [`E1000eDevice`] | the control part: link, filters, events |
-//! | `card` | the device as a whole: reset, addresses, start and stop |
+//! | `card`, `filters` | the device as a whole: reset, start and stop; which packets it receives |
 //! | `queue` | the data part: kicks, sleep, packets |
 //! | `memory`, `ring`, `descriptor` | the memory that the device shares, a ring in it, the bits of the ring's entries |
 //! | `going_on`, `ledger` | what an earlier server left running, and which buffers the device had |
@@ -16,6 +16,7 @@
 
 mod card;
 mod descriptor;
+mod filters;
 mod going_on;
 mod ledger;
 mod memory;

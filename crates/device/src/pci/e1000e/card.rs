@@ -1,4 +1,4 @@
-//! The device as a whole: reset, link, addresses. The queues' own registers belong to [`super::queue`].
+//! The device as a whole: reset, link, start and stop. The queues' own registers belong to [`super::queue`].
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,14 +6,13 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::filters::{self, Filters};
 use super::names::*;
 use super::statistics::Statistics;
 use crate::pci::address::PciAddress;
 use crate::pci::error::PciError;
 use crate::pci::registers::{GONE, Register, Registers};
 
-/// The addresses that the device compares with a packet's destination.
-const ADDRESSES: u32 = 16;
 /// The registers of each of the tables of groups and of VLANs.
 const TABLE: u32 = 128;
 /// The ethertype of a tag (IEEE 802.1Q).
@@ -27,31 +26,6 @@ const QUIET: Duration = Duration::from_millis(10);
 /// The time in which the card reads the settings of its PHY.
 const PHY_TIME: Duration = Duration::from_millis(25);
 
-/// The filters for received packets. Registers that the control thread and the engine write are written under
-/// the lock of this value.
-#[derive(Debug, Default)]
-struct Filters {
-    /// `true` while both directions run.
-    is_running: bool,
-    /// `true` once the card has stopped, until its next reset.
-    needs_reset: bool,
-    addresses: [Option<Address>; ADDRESSES as usize],
-    /// `true` while the device receives packets to all groups.
-    groups: bool,
-    /// `true` while the device receives every packet.
-    everything: bool,
-    /// Bits of `RCTL` that an earlier server has left.
-    left: u32,
-}
-
-/// An address that the device compares with a packet's destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Address {
-    octets: [u8; 6],
-    /// `true` for an address of an earlier server that is no filter of this one yet.
-    is_left: bool,
-}
-
 /// An 82574L. The control thread and the engine share it.
 #[derive(Debug)]
 pub(super) struct Card {
@@ -59,6 +33,7 @@ pub(super) struct Card {
     address: PciAddress,
     /// The values of `EITR`, by vector.
     throttle: [u32; 5],
+    /// Registers that the control thread and the engine write are written under this lock.
     filters: Mutex<Filters>,
     statistics: Mutex<Statistics>,
     /// The card's own address, once a reset has read it.
@@ -67,20 +42,6 @@ pub(super) struct Card {
     link_interrupt: OwnedFd,
     /// `true` once this process leaves the running card to the next one.
     leaves: AtomicBool,
-}
-
-impl Filters {
-    /// Returns the value of `RCTL`.
-    fn reception(&self) -> u32 {
-        let groups = RCTL_ALL_MULTICAST | RCTL_BROADCAST;
-        let filters = match self {
-            Filters { everything: true, .. } => groups | RCTL_ALL_UNICAST,
-            Filters { groups: true, .. } => groups,
-            Filters { .. } => 0,
-        };
-        let on = RCTL_LONG | RCTL_STRIP_CRC | RCTL_ENABLE | filters | self.left;
-        if self.is_running { on } else { 0 }
-    }
 }
 
 /// Waits until `is_done` returns `true`, at most for `limit`. Returns `true` if it did in time.
@@ -192,10 +153,9 @@ impl Card {
             return Err(PciError::NoAnswer { address: self.address });
         }
         self.mask_interrupts();
-        filters.left = 0;
-        filters.addresses.iter_mut().for_each(|one| *one = one.filter(|one| !one.is_left));
+        filters.forget_left();
         // The reset has filled the first pair of registers from the NVM.
-        let _ = self.own_address.set(self.pair(0).0);
+        let _ = self.own_address.set(filters::address(&self.registers, 0).0);
         self.set_registers(&filters);
         filters.needs_reset = false;
         drop(filters);
@@ -258,36 +218,12 @@ impl Card {
         self.write(RXDCTL, RXDCTL_DEFAULT);
         self.registers.change(GCR2, 0, GCR2_82574);
         self.registers.change(TARC, 0, TARC_82574);
-        for (index, address) in (0..).zip(&filters.addresses) {
-            self.set_address(index, address.map(|one| one.octets));
-        }
+        filters.set_addresses(&self.registers);
     }
 
     /// Returns the card's own address, which the first reset has read.
     pub(super) fn own_address(&self) -> [u8; 6] {
         self.own_address.get().copied().unwrap_or_default()
-    }
-
-    /// Returns the address in a pair of registers, and whether it is valid.
-    fn pair(&self, index: u32) -> ([u8; 6], bool) {
-        let [low, high] = [RAL, RAH].map(|register| self.read(register.at(index, 8)));
-        let ([a, b, c, d], [e, f, ..]) = (low.to_le_bytes(), high.to_le_bytes());
-        ([a, b, c, d, e, f], high & RAH_VALID != 0)
-    }
-
-    /// Returns the address that the device compares, if this pair of registers has one.
-    fn address_at(&self, index: u32) -> Option<[u8; 6]> {
-        let (octets, is_valid) = self.pair(index);
-        is_valid.then_some(octets)
-    }
-
-    fn set_address(&self, index: u32, address: Option<[u8; 6]>) {
-        let (low, high) = (RAL.at(index, 8), RAH.at(index, 8));
-        // The address is invalid until both halves are written.
-        self.write(high, 0);
-        let Some([a, b, c, d, e, f]) = address else { return self.write(low, 0) };
-        self.write(low, u32::from_le_bytes([a, b, c, d]));
-        self.write(high, u32::from_le_bytes([e, f, 0, 0]) | RAH_VALID);
     }
 
     fn filters(&self) -> MutexGuard<'_, Filters> {
@@ -296,49 +232,22 @@ impl Card {
 
     /// Lets the card receive packets to an address. Returns `true` if it has room.
     pub(super) fn add_address(&self, octets: [u8; 6]) -> bool {
-        let mut filters = self.filters();
-        let place = |is_it: fn(&Option<Address>, [u8; 6]) -> bool| {
-            filters.addresses.iter().position(|one| is_it(one, octets))
-        };
-        let theirs = place(|one, octets| one.is_some_and(|one| one.octets == octets));
-        let free = || place(|one, _| one.is_none());
-        let left = || place(|one, _| one.is_some_and(|one| one.is_left));
-        let Some(index) = theirs.or_else(free).or_else(left) else { return false };
-        filters.addresses[index] = Some(Address { octets, is_left: false });
-        // The card goes on receiving packets to an address that it has.
-        if theirs.is_none() {
-            self.set_address(index as u32, Some(octets));
-        }
-        true
+        self.filters().add(&self.registers, octets)
     }
 
     /// Ends the reception of packets to an address.
     pub(super) fn remove_address(&self, octets: [u8; 6]) {
-        self.remove_addresses(|one| one.octets == octets);
-    }
-
-    fn remove_addresses(&self, which: impl Fn(Address) -> bool) {
-        let mut filters = self.filters();
-        for (index, address) in (0..).zip(&mut filters.addresses) {
-            if address.is_some_and(&which) {
-                *address = None;
-                self.set_address(index, None);
-            }
-        }
+        self.filters().remove(&self.registers, |one| one.octets == octets);
     }
 
     /// Lets the card receive packets to all groups if `is_on`, or ends that.
     pub(super) fn receive_groups(&self, is_on: bool) {
-        let mut filters = self.filters();
-        filters.groups = is_on;
-        self.write(RCTL, filters.reception());
+        self.filters().set_groups(&self.registers, is_on);
     }
 
     /// Lets the card receive every packet if `is_on`, or ends that.
     pub(super) fn receive_everything(&self, is_on: bool) {
-        let mut filters = self.filters();
-        filters.everything = is_on;
-        self.write(RCTL, filters.reception());
+        self.filters().set_everything(&self.registers, is_on);
     }
 
     /// Assigns a vector to each cause; the vector's interrupt clears and masks the cause. Then enables the
@@ -383,26 +292,14 @@ impl Card {
     /// card's own address, in whose place filters are.
     pub(super) fn go_on(&self, own_address: [u8; 6]) {
         let _ = self.own_address.set(own_address);
-        let mut filters = self.filters();
-        filters.is_running = true;
-        let kinds = RCTL_ALL_UNICAST | RCTL_ALL_MULTICAST | RCTL_BROADCAST;
-        filters.left = self.read(RCTL) & kinds;
-        for (index, address) in (0..).zip(&mut filters.addresses) {
-            let octets = self.address_at(index);
-            *address = octets.map(|octets| Address { octets, is_left: true });
-        }
-        drop(filters);
+        self.filters().go_on(&self.registers);
         // The link may have changed while no server ran.
         self.signal_link();
     }
 
     /// Ends the reception of what only an earlier server received.
     pub(super) fn remove_left_filters(&self) {
-        self.remove_addresses(|one| one.is_left);
-        let mut filters = self.filters();
-        if std::mem::take(&mut filters.left) != 0 {
-            self.write(RCTL, filters.reception());
-        }
+        self.filters().remove_left(&self.registers);
     }
 
     /// Leaves the running card to the next process: from now on, [`Card::stop`] does nothing.
@@ -472,30 +369,6 @@ mod tests {
         assert_eq!((card.read(RAL), card.read(RAH)), (0x0504_0302, 0x8000_0706));
         assert_eq!(card.read(RAH.at(1, 8)), 0);
         assert_eq!(card.read(TARC.at(1, QUEUE_STRIDE)) & 1 << 10, 1 << 10);
-    }
-
-    #[test]
-    fn filters_fill_up_and_come_back() {
-        let card = double();
-        let address = |number: u8| [2, 0, 0, 0, 0, number];
-        for number in 0..16 {
-            assert!(card.add_address(address(number)));
-        }
-        assert!(!card.add_address(address(16)));
-        card.remove_address(address(16));
-        card.remove_address(address(3));
-        assert_eq!(card.read(RAH.at(3, 8)), 0);
-        assert!(card.add_address(address(17)));
-        assert_eq!(card.read(RAH.at(3, 8)), RAH_VALID | 17 << 8);
-        card.start();
-        assert_eq!(card.read(RCTL) & (RCTL_BROADCAST | RCTL_ALL_UNICAST | RCTL_ALL_MULTICAST), 0);
-        card.receive_groups(true);
-        card.receive_everything(true);
-        assert_ne!(card.read(RCTL) & RCTL_ALL_UNICAST, 0);
-        card.receive_everything(false);
-        let group = RCTL_BROADCAST | RCTL_ALL_MULTICAST;
-        assert_eq!(card.read(RCTL) & (group | RCTL_ALL_UNICAST), group);
-        assert_ne!(card.read(RCTL) & RCTL_ENABLE, 0);
     }
 
     #[test]
