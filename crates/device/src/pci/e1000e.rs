@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`E1000eDevice`] | the control part: link, filters, events |
 //! | `card`, `filters` | the device as a whole: reset, start and stop; which packets it receives |
+//! | `interrupts` | how the card interrupts |
 //! | `queue` | the data part: kicks, sleep, packets |
 //! | `memory`, `ring`, `descriptor` | the memory that the device shares, a ring in it, the bits of the ring's entries |
 //! | `going_on`, `ledger` | what an earlier server left running, and which buffers the device had |
@@ -18,6 +19,7 @@ mod card;
 mod descriptor;
 mod filters;
 mod going_on;
+mod interrupts;
 mod ledger;
 mod memory;
 mod names;
@@ -32,7 +34,9 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use towpath_memory::Region;
-use vfio_bindings::bindings::vfio::{VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
+use vfio_bindings::bindings::vfio::{
+    VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
+};
 
 use super::address::PciAddress;
 use super::dma::PciDma;
@@ -47,6 +51,7 @@ use crate::{
 use card::Card;
 use descriptor::MOST_PARTS;
 use going_on::{Files, GoingOn};
+use interrupts::Interrupts;
 use ledger::{Header, Ledger};
 use memory::{RING_ENTRIES, Shared};
 use queue::{E1000eQueue, Parts, RX_BUFFER_BYTES};
@@ -59,14 +64,44 @@ const DEVICE: (u64, u16) = (2, 0x10d3);
 /// (`DEFAULT_JUMBO`).
 pub const MTU: std::ops::RangeInclusive<usize> = 68..=9_000;
 
-/// The largest `rx_usecs` and `tx_usecs`: 16 bits in units of 256 ns.
-pub const MOST_USECS: u32 = u16::MAX as u32 * 256 / 1000;
+/// The largest [`Moderation::Vectors`], in microseconds: 16 bits in units of 256 ns.
+pub const MOST_USECS: u32 = interrupts::MOST_USECS;
+/// The largest delays of [`Moderation::One`], in microseconds: 16 bits in units of 1.024 us.
+pub const MOST_DELAY_USECS: u32 = interrupts::MOST_DELAY_USECS;
 
 /// The bytes of the registers of BAR 0.
 const BAR_BYTES: usize = 0x20000;
 
-/// The least time between two interrupts for other causes than packets, in microseconds.
-const LINK_USECS: u32 = 1000;
+/// How a card interrupts, and how it moderates interrupts. Times are in microseconds; 0: none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moderation {
+    /// MSI-X: interrupts for received packets and for sent ones, with a least time between two, up to
+    /// [`MOST_USECS`]. QEMU's model waits at least 128 us.
+    Vectors {
+        /// The least time between two interrupts for received packets.
+        rx_usecs: u32,
+        /// The least time between two interrupts for sent packets.
+        tx_usecs: u32,
+    },
+    /// MSI: one interrupt for all, with delays up to [`MOST_DELAY_USECS`]. A delay begins anew with each
+    /// packet, and the longest one begins with the first.
+    One {
+        /// The delay after a received packet, and the longest one.
+        rx_usecs: [u32; 2],
+        /// The delay after a sent packet, and the longest one.
+        tx_usecs: [u32; 2],
+    },
+}
+
+impl Moderation {
+    /// Returns how registers express this.
+    fn interrupts(&self) -> Interrupts {
+        match *self {
+            Moderation::Vectors { rx_usecs, tx_usecs } => Interrupts::vectors(rx_usecs, tx_usecs),
+            Moderation::One { rx_usecs, tx_usecs } => Interrupts::one(rx_usecs, tx_usecs),
+        }
+    }
+}
 
 /// Options to open a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,11 +111,8 @@ pub struct Options {
     pub address: PciAddress,
     /// The largest IP packet, in bytes, in [`MTU`].
     pub mtu: usize,
-    /// The least time between two interrupts for received packets, in microseconds, up to
-    /// [`MOST_USECS`]; 0 for no limit. QEMU's model waits at least 128 us.
-    pub rx_usecs: u32,
-    /// The least time between two interrupts for sent packets, in microseconds.
-    pub tx_usecs: u32,
+    /// How the card interrupts.
+    pub moderation: Moderation,
     /// `true` to have the card segment large packets of TCP. QEMU 7 sends IP
     /// fragments instead.
     pub segmentation: bool,
@@ -91,7 +123,8 @@ impl Options {
     /// segmentation.
     #[must_use]
     pub fn new(address: PciAddress) -> Options {
-        Options { address, mtu: 1500, rx_usecs: 0, tx_usecs: 0, segmentation: false }
+        let moderation = Moderation::Vectors { rx_usecs: 0, tx_usecs: 0 };
+        Options { address, mtu: 1500, moderation, segmentation: false }
     }
 }
 
@@ -101,7 +134,7 @@ pub fn is_supported(vendor: u16, device: u16) -> bool {
     (vendor, device) == (VENDOR.1, DEVICE.1)
 }
 
-/// The names under which a keeper holds the eventfds of [`Interrupts`].
+/// The names under which a keeper holds the eventfds of [`Events`].
 const QUEUE_INTERRUPT: &str = "device-card-queue-interrupt";
 const LINK_INTERRUPT: &str = "device-card-link-interrupt";
 const REMOVAL: &str = "device-card-removal";
@@ -126,7 +159,7 @@ pub struct E1000eDevice {
 }
 
 /// The eventfds of a card.
-struct Interrupts {
+struct Events {
     queue: OwnedFd,
     link: OwnedFd,
     removal: OwnedFd,
@@ -134,29 +167,32 @@ struct Interrupts {
     are_set: bool,
 }
 
-impl Interrupts {
-    fn new() -> io::Result<Interrupts> {
+impl Events {
+    fn new() -> io::Result<Events> {
         let (queue, link, removal) = (new_eventfd()?, new_eventfd()?, new_eventfd()?);
-        Ok(Interrupts { queue, link, removal, are_set: false })
+        Ok(Events { queue, link, removal, are_set: false })
     }
 
     /// Returns those of an earlier server, or new ones.
-    fn after(earlier: &EarlierObjects) -> io::Result<Interrupts> {
+    fn after(earlier: &EarlierObjects) -> io::Result<Events> {
         let [queue, link, removal] =
             [earlier.copy(QUEUE_INTERRUPT)?, earlier.copy(LINK_INTERRUPT)?, earlier.copy(REMOVAL)?];
         let (Some(queue), Some(link), Some(removal)) = (queue, link, removal) else {
-            return Interrupts::new();
+            return Events::new();
         };
-        Ok(Interrupts { queue, link, removal, are_set: true })
+        Ok(Events { queue, link, removal, are_set: true })
     }
 
-    /// Has the kernel signal the eventfds.
-    fn set(&self, vfio: &Vfio) -> Result<(), PciError> {
+    /// Has the kernel signal the eventfds at the card's interrupts.
+    fn set(&self, vfio: &Vfio, interrupts: &Interrupts) -> Result<(), PciError> {
         let (queue, link) = (self.queue.as_fd(), self.link.as_fd());
-        // In the order of `IVAR_ONE_EACH`.
+        // In the order of `IVAR_ONE_EACH`; or one for all.
         let vectors = [queue, queue, queue, queue, link];
-        vfio.set_interrupts(VFIO_PCI_MSIX_IRQ_INDEX, &vectors)
-            .map_err(vfio.refused("setting its interrupts"))?;
+        let (kind, vectors) = match interrupts {
+            Interrupts::Vectors(_) => (VFIO_PCI_MSIX_IRQ_INDEX, &vectors[..]),
+            Interrupts::One { .. } => (VFIO_PCI_MSI_IRQ_INDEX, &vectors[..1]),
+        };
+        vfio.set_interrupts(kind, vectors).map_err(vfio.refused("setting its interrupts"))?;
         // The driver also serves a card whose removal the kernel does not announce.
         let _ = vfio.set_interrupts(VFIO_PCI_REQ_IRQ_INDEX, &[self.removal.as_fd()]);
         Ok(())
@@ -205,15 +241,15 @@ impl E1000eDevice {
             None => Vfio::open(address)?,
         };
         let registers = registers(&vfio, address)?;
-        let interrupts = Interrupts::after(earlier).map_err(vfio.refused("making an eventfd"))?;
-        let events = events(&[interrupts.link.as_fd(), interrupts.removal.as_fd()]);
+        let eventfds = Events::after(earlier).map_err(vfio.refused("making an eventfd"))?;
+        let events = events(&[eventfds.link.as_fd(), eventfds.removal.as_fd()]);
         let events = events.map_err(vfio.refused("making an epoll instance"))?;
-        let link = interrupts.link.try_clone().map_err(copying)?;
-        let card = Card::new(registers, address, throttle(options), link);
+        let link = eventfds.link.try_clone().map_err(copying)?;
+        let card = Card::new(registers, address, options.moderation.interrupts(), link);
         let vfio = Arc::new(vfio);
         let dma = PciDma::new(vfio.clone());
         let dma = dma.map_err(vfio.refused("asking for its address space"))?;
-        let going_on = if interrupts.are_set {
+        let going_on = if eventfds.are_set {
             GoingOn::find(earlier, &card, options.mtu)
                 .map_err(vfio.refused("mapping the rings of an earlier server"))?
         } else {
@@ -227,15 +263,15 @@ impl E1000eDevice {
             // No access of memory before the card is reset: an earlier process may have left it running.
             vfio.set_bus_master(false).map_err(vfio.refused("keeping it from memory"))?;
             begin_anew(&vfio, &card, &dma)?;
-            interrupts.set(&vfio)?;
+            eventfds.set(&vfio, &card.interrupts)?;
         }
         Ok(E1000eDevice {
             info: info(options, card.own_address()),
             vfio,
             card: Arc::new(card),
             dma: Arc::new(dma),
-            queue_interrupt: Arc::new(interrupts.queue),
-            removal: interrupts.removal,
+            queue_interrupt: Arc::new(eventfds.queue),
+            removal: eventfds.removal,
             events,
             // The reset has signalled: the first `take_event` reports a link that is down.
             is_up: true,
@@ -322,13 +358,6 @@ fn begin_anew(vfio: &Vfio, card: &Card, dma: &PciDma) -> Result<(), PciError> {
     card.reset()?;
     dma.begin_anew().map_err(vfio.refused("unmapping the memories of an earlier server"))?;
     vfio.set_bus_master(true).map_err(vfio.refused("letting it access memory"))
-}
-
-/// Returns the values of `EITR`, in the order of `IVAR_ONE_EACH`.
-fn throttle(options: &Options) -> [u32; 5] {
-    let units = |usecs: u32| (usecs.min(MOST_USECS) * 1000).div_ceil(256);
-    let (rx, tx) = (units(options.rx_usecs), units(options.tx_usecs));
-    [rx, rx, tx, tx, units(LINK_USECS)]
 }
 
 /// Makes an epoll instance that is readable with any of these descriptors.
@@ -430,7 +459,7 @@ impl Device for E1000eDevice {
         if self.card.is_gone() {
             return Some(Event::Removed);
         }
-        self.card.arm_link();
+        self.card.interrupts.enable_link(&self.card.registers);
         let up = self.card.is_link_up();
         (std::mem::replace(&mut self.is_up, up) != up).then_some(Event::Link { up })
     }
@@ -500,17 +529,6 @@ impl Drop for E1000eDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn moderation_is_in_units_of_the_card() {
-        let with = |rx_usecs, tx_usecs| {
-            let address = "0000:00:03.0".parse().unwrap();
-            throttle(&Options { rx_usecs, tx_usecs, ..Options::new(address) })
-        };
-        assert_eq!(with(0, 0), [0, 0, 0, 0, 3907]);
-        assert_eq!(with(1, 50), [4, 4, 196, 196, 3907]);
-        assert!(with(MOST_USECS, u32::MAX).iter().all(|units| *units <= 0xffff));
-    }
 
     #[test]
     fn a_packet_has_at_most_as_many_buffers_as_its_bytes_need() {

@@ -8,7 +8,8 @@ use std::ops::Deref;
 use std::str::FromStr;
 
 use towpath_client::{Scope, Setting};
-use towpath_device::pci::{PciAddress, PciAddressError, e1000e};
+use towpath_device::pci::e1000e::{self, Moderation};
+use towpath_device::pci::{PciAddress, PciAddressError};
 use towpath_device::tap::TapError;
 use towpath_device::xdp;
 use towpath_netlink::Prefix;
@@ -146,7 +147,7 @@ impl FromStr for DeviceSpec {
             "packet" => Driver::Packet,
             "pci" => {
                 let mut options = e1000e::Options::new(card(name)?);
-                parts.by_ref().try_for_each(|part| set_card_option(&mut options, part))?;
+                options.moderation = moderation(&mut parts)?;
                 Driver::Pci(options)
             }
             "auto" => Driver::Auto,
@@ -159,20 +160,44 @@ impl FromStr for DeviceSpec {
     }
 }
 
-/// Sets an option of the driver for PCI cards.
-fn set_card_option(options: &mut e1000e::Options, text: &str) -> Result<(), String> {
-    let bad = || {
-        let most = e1000e::MOST_USECS;
-        format!("{text:?} is not an option of pci: rx-usecs=N or tx-usecs=N, 0 to {most}")
-    };
-    let (name, value) = text.split_once('=').ok_or_else(bad)?;
-    let place = match name {
-        "rx-usecs" => &mut options.rx_usecs,
-        "tx-usecs" => &mut options.tx_usecs,
-        _ => return Err(bad()),
-    };
-    *place = value.parse().ok().filter(|usecs| *usecs <= e1000e::MOST_USECS).ok_or_else(bad)?;
-    Ok(())
+/// Reads how a card moderates its interrupts.
+fn moderation<'a>(options: impl Iterator<Item = &'a str>) -> Result<Moderation, String> {
+    let mut is_one = false;
+    let names = ["rx-usecs", "rx-usecs-max", "tx-usecs", "tx-usecs-max"];
+    let mut given: [Option<u32>; 4] = [None; 4];
+    for text in options {
+        let bad = || {
+            format!(
+                "{text:?} is not an option of pci: interrupts=msi, interrupts=msi-x, rx-usecs=N, tx-usecs=N, \
+                 rx-usecs-max=N or tx-usecs-max=N"
+            )
+        };
+        match text.split_once('=').ok_or_else(bad)? {
+            ("interrupts", "msi") => is_one = true,
+            ("interrupts", "msi-x") => is_one = false,
+            (name, value) => {
+                let place = names.iter().position(|one| *one == name).ok_or_else(bad)?;
+                given[place] = Some(value.parse().map_err(|_| bad())?);
+            }
+        }
+    }
+    let most = if is_one { e1000e::MOST_DELAY_USECS } else { e1000e::MOST_USECS };
+    for (name, usecs) in names.iter().zip(given) {
+        if let Some(usecs) = usecs.filter(|usecs| *usecs > most) {
+            return Err(format!("{name}={usecs}: 0 to {most} microseconds are possible"));
+        }
+        if usecs.is_some() && !is_one && name.ends_with("-max") {
+            return Err(format!(
+                "{name} needs interrupts=msi: with MSI-X, the card defers by a least time alone"
+            ));
+        }
+    }
+    let [rx, rx_max, tx, tx_max] = given.map(Option::unwrap_or_default);
+    Ok(if is_one {
+        Moderation::One { rx_usecs: [rx, rx_max], tx_usecs: [tx, tx_max] }
+    } else {
+        Moderation::Vectors { rx_usecs: rx, tx_usecs: tx }
+    })
 }
 
 fn card(text: &str) -> Result<PciAddress, String> {
@@ -647,6 +672,7 @@ mod tests {
             "xdp:eth0,mode=native,copy,busy-poll",
             "pci:0000:00:03.0",
             "pci:0000:00:03.0,rx-usecs=50,tx-usecs=100",
+            "pci:0000:00:03.0,interrupts=msi,rx-usecs=20000,rx-usecs-max=67106",
             "xdp:eth0,zero-copy,tx-checksum",
             "xdp:eth0,tx-checksum=kernel",
         ] {
@@ -666,7 +692,10 @@ mod tests {
             ("xdp:a/b", "no slash"),
             ("pci:eth0", "lspci -D"),
             ("pci:0000:00:03.0,copy", "rx-usecs=N"),
+            ("pci:0000:00:03.0,interrupts=intx", "interrupts=msi"),
             ("pci:0000:00:03.0,rx-usecs=16777", "0 to 16776"),
+            ("pci:0000:00:03.0,rx-usecs-max=9", "interrupts=msi"),
+            ("pci:0000:00:03.0,interrupts=msi,tx-usecs=67108", "0 to 67107"),
             ("xdp:0000:00:03.0", "pci:0000:00:03.0"),
             ("xdp:eth0,fast", "zero-copy"),
             ("tap:tap0,copy", "only xdp and pci have options"),

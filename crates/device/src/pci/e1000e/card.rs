@@ -7,6 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::filters::{self, Filters};
+use super::interrupts::Interrupts;
 use super::names::*;
 use super::statistics::Statistics;
 use crate::pci::address::PciAddress;
@@ -31,8 +32,7 @@ const PHY_TIME: Duration = Duration::from_millis(25);
 pub(super) struct Card {
     pub(super) registers: Registers,
     address: PciAddress,
-    /// The values of `EITR`, by vector.
-    throttle: [u32; 5],
+    pub(super) interrupts: Interrupts,
     /// Registers that the control thread and the engine write are written under this lock.
     filters: Mutex<Filters>,
     statistics: Mutex<Statistics>,
@@ -57,18 +57,18 @@ fn has_in_time(limit: Duration, is_done: impl Fn() -> bool) -> bool {
 }
 
 impl Card {
-    /// Makes a card from its registers. `throttle`: the values of `EITR`, by vector.
+    /// Makes a card from its registers.
     /// The kernel signals `link_interrupt` at the interrupts of the last vector.
     pub(super) fn new(
         registers: Registers,
         address: PciAddress,
-        throttle: [u32; 5],
+        interrupts: Interrupts,
         link_interrupt: OwnedFd,
     ) -> Card {
         Card {
             registers,
             address,
-            throttle,
+            interrupts,
             filters: Mutex::default(),
             statistics: Mutex::default(),
             own_address: OnceLock::new(),
@@ -185,8 +185,7 @@ impl Card {
         self.write(RCTL, 0);
         self.registers.change(TCTL, TCTL_ENABLE, 0);
         let _ = self.read(STATUS);
-        let deferred = self.throttle.into_iter().max().unwrap_or(0);
-        sleep(QUIET.max(Duration::from_nanos(u64::from(deferred) * 2 * 256)));
+        sleep(QUIET.max(self.interrupts.longest()));
         for queue in 0..2 {
             for register in [RDLEN, RDH, RDT, TDLEN, TDH, TDT] {
                 self.write(register.at(queue, QUEUE_STRIDE), 0);
@@ -250,22 +249,9 @@ impl Card {
         self.filters().set_everything(&self.registers, is_on);
     }
 
-    /// Assigns a vector to each cause; the vector's interrupt clears and masks the cause. Then enables the
-    /// interrupt for the link.
+    /// Enables interrupts: that for the link at once, those for packets when a queue is armed.
     pub(super) fn start_interrupts(&self) {
-        for (vector, value) in (0..).zip(self.throttle) {
-            self.write(EITR.at(vector, 4), value);
-        }
-        self.write(IVAR, IVAR_ONE_EACH);
-        self.write(EIAC, QUEUE_CAUSES);
-        self.arm_link();
-    }
-
-    /// Enables the interrupt for the next change of the link.
-    pub(super) fn arm_link(&self) {
-        // All causes of the vector: one that stays, such as the lack of receive buffers, would interrupt again.
-        self.write(ICR, !QUEUE_CAUSES);
-        self.write(IMS, CAUSE_LINK | CAUSE_OTHER);
+        self.interrupts.start(&self.registers);
     }
 
     /// Starts both directions, once the queues are set.
@@ -328,7 +314,12 @@ impl Card {
 #[cfg(test)]
 pub(super) fn double() -> Card {
     let link = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-    Card::new(Registers::double(0x20000), "0000:00:03.0".parse().unwrap(), [7; 5], link)
+    Card::new(
+        Registers::double(0x20000),
+        "0000:00:03.0".parse().unwrap(),
+        Interrupts::vectors(2, 2),
+        link,
+    )
 }
 
 #[cfg(test)]

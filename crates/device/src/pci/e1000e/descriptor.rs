@@ -79,6 +79,7 @@ const TX_LAST: u64 = 1 << 24;
 const TX_FCS: u64 = 1 << 25;
 const TX_REPORT: u64 = 1 << 27;
 const TX_EXTENDED: u64 = 1 << 29;
+const TX_DEFERRED: u64 = 1 << 31;
 const TX_DATA: u64 = 1 << 20;
 const TX_SEGMENT: u64 = 1 << 26;
 const TX_IP_CHECKSUM: u64 = 1 << 40;
@@ -113,6 +114,11 @@ pub(super) fn data(address: u64, len: u32, kind: Kind, is_last: bool) -> Words {
     };
     let end = if is_last { TX_LAST | TX_REPORT } else { 0 };
     [address, u64::from(len) | TX_FCS | offload | end]
+}
+
+/// Has the device defer the interrupt for a packet, by its last descriptor.
+pub(super) fn defer_interrupt([_, second]: &mut Words) {
+    *second |= TX_DEFERRED;
 }
 
 /// Makes the last descriptor of a packet one that others follow.

@@ -46,7 +46,11 @@ pub(super) const IVAR_ONE_EACH: u32 = 0x000c_ba98;
 /// The least time between two interrupts of a vector, in units of 256 ns; one register per vector.
 pub(super) const EITR: Register = Register(0x00e8);
 
+/// A descriptor of a sent packet was written.
+pub(super) const CAUSE_TX_WRITTEN: u32 = 1 << 0;
 pub(super) const CAUSE_LINK: u32 = 1 << 2;
+/// A packet was received, and its delay is over.
+pub(super) const CAUSE_RX_TIMER: u32 = 1 << 7;
 /// The causes of queue 0. Those of queue 1 are one bit higher.
 pub(super) const CAUSE_RX: u32 = 1 << 20;
 pub(super) const CAUSE_TX: u32 = 1 << 22;

@@ -64,6 +64,8 @@ pub(super) struct E1000eQueue {
     context: Option<Words>,
     /// `true` if the queue has been armed since the last read of the interrupt.
     is_armed: bool,
+    /// `true` if the device may interrupt for packets.
+    is_unmasked: bool,
     sleeps: u32,
     /// The packets that the device has dropped, as counted.
     missed: u64,
@@ -110,6 +112,7 @@ impl E1000eQueue {
             done: VecDeque::with_capacity(RING_ENTRIES as usize),
             context: None,
             is_armed: false,
+            is_unmasked: false,
             sleeps: 0,
             missed: 0,
             counters: Counters::default(),
@@ -138,8 +141,16 @@ impl E1000eQueue {
 
     /// Returns the causes that may wake the engine.
     fn causes(&self) -> u32 {
-        let tx = if self.in_flight.is_empty() { 0 } else { CAUSE_TX };
-        (CAUSE_RX | tx) << self.index
+        self.parts.card.interrupts.causes(self.index, !self.in_flight.is_empty())
+    }
+
+    /// Keeps the device from interrupting, if it does not do that by itself, since the queue was armed.
+    fn acknowledge(&mut self) {
+        let card = &self.parts.card;
+        if std::mem::take(&mut self.is_unmasked) && card.interrupts.acknowledge(&card.registers) {
+            // The interrupt is also that of the link.
+            card.signal_link();
+        }
     }
 
     /// Returns `true` if a received packet, a completion, or room that the engine waits for is there.
@@ -174,6 +185,7 @@ impl DeviceQueue for E1000eQueue {
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
+        self.acknowledge();
         self.release_received(spaces);
         Ok(self.receive(out, budget))
     }
@@ -229,7 +241,7 @@ impl DeviceQueue for E1000eQueue {
         if self.has_work(tx_waiting) {
             return Ok(Armed::Work);
         }
-        self.is_armed = true;
+        (self.is_armed, self.is_unmasked) = (true, true);
         self.parts.card.registers.write(IMS, self.causes());
         Ok(if self.has_work(tx_waiting) { Armed::Work } else { Armed::Sleep })
     }

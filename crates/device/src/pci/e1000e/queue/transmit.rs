@@ -63,6 +63,11 @@ impl E1000eQueue {
             if self.parts.shared.tx.room() < made.count as u32 {
                 break;
             }
+            if self.parts.card.interrupts.defers_sent()
+                && let Some(last) = made.words[..made.count].last_mut()
+            {
+                descriptor::defer_interrupt(last);
+            }
             made.words[..made.count].iter().for_each(|words| self.parts.shared.tx.push(*words));
             self.context = context;
             self.in_flight.push_back(InFlight {
