@@ -8,7 +8,7 @@ use crate::pci::registers::{GONE, Register, Registers};
 type Statistic = (&'static str, Register);
 
 /// Statistics of 32 bits.
-const SHORT: [Statistic; 30] = [
+const SHORT: [Statistic; 29] = [
     ("rx_crc_errors", Register(0x4000)),
     ("rx_align_errors", Register(0x4004)),
     ("rx_symbol_errors", Register(0x4008)),
@@ -38,7 +38,6 @@ const SHORT: [Statistic; 30] = [
     ("tx_multicast", Register(0x40f0)),
     ("tx_broadcast", Register(0x40f4)),
     ("tx_tcp_seg_good", Register(0x40f8)),
-    ("interrupts", Register(0x4100)),
 ];
 
 /// Statistics of 64 bits: a read of the upper half, in the next register, clears both.
