@@ -49,9 +49,10 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Has a keeper hold the files, and none of earlier queues.
+    /// Has a keeper hold the files, and none of earlier queues. The engine's memory follows later: a server that
+    /// finds no memory does not go on.
     pub(super) fn replace(&self, keeper: &dyn Keeper) -> io::Result<()> {
-        keeper.release_sockets(&[LEDGER.to_owned(), RINGS.to_owned()])?;
+        keeper.release_sockets(&[LEDGER, RINGS, MEMORY].map(str::to_owned))?;
         keeper.hold_socket(RINGS, self.rings.as_fd())?;
         // A next server goes on with the rings only once it finds a ledger.
         keeper.hold_socket(LEDGER, self.ledger.as_fd())
