@@ -350,6 +350,35 @@ goes_on_with_one_interrupt() {
     fetch
 }
 
+# Two queues, each with an engine. The watchdog of one engine resets the card, and the other one follows.
+goes_on_with_two_queues() {
+    ends_the_server
+    moderation=
+    starts --lanes 2
+    local round download stop
+    fetch
+    for stop in stops_sending resets_the_card stops_sending; do
+        (for round in 1 2 3; do fetch; done) &
+        download=$!
+        fetch &
+        sleep 0.3
+        TOWPATH_CARD=$card /guest/e1000e $stop
+        wait $download
+        wait $!
+    done
+    ping -q -i 0.01 -c 200 -W 15 192.0.2.64 >/tmp/ping.log &
+    local ping=$!
+    sleep 0.7
+    pkill -KILL -o -f '^towpath server'
+    wait $ping
+    grep -q ' 200 received' /tmp/ping.log
+    fetch
+    # Both queues went on, and both have received.
+    [ "$(grep -c 'goes on with the memory of the earlier server' /tmp/server.log)" = 2 ]
+    towpath stat --socket /run/towpath/card.sock --json >/tmp/said
+    grep '"rx_packets"' /tmp/said | head -n 4
+}
+
 ends_the_server() {
     kill $server
     wait $server
@@ -366,7 +395,7 @@ ends() {
 for one in lists_the_cards refuses_an_unclaimed_card refuses_a_card_in_use claims_the_card conforms \
     is_stopped_by_the_iommu serves fetch counts goes_on_after_a_kill goes_on_after_an_upgrade \
     goes_on_after_a_crash outlives_many_kills outlives_many_applications outlives_a_stall outlives_a_pulled_cable \
-    stops_with_its_keeper goes_on_with_wrong_addresses goes_on_with_one_interrupt ends; do
+    stops_with_its_keeper goes_on_with_wrong_addresses goes_on_with_one_interrupt goes_on_with_two_queues ends; do
     check $one
 done
 current='no other fault of the IOMMU'
@@ -374,5 +403,5 @@ dmesg >/tmp/said
 ! grep 'fault addr' /tmp/said | grep -v 'fault addr 0x7[cde]00' || exit 1
 current='the number of checks'
 # bash goes on behind a loop in which an expression is wrong.
-[ $checks = 20 ]
+[ $checks = 21 ]
 echo "$checks checks passed"

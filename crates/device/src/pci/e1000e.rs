@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`E1000eDevice`] | the control part: link, filters, events |
 //! | `card`, `filters` | the device as a whole: reset, start and stop; which packets it receives |
-//! | `interrupts` | how the card interrupts |
+//! | `interrupts`, `rss` | how the card interrupts, and chooses a packet's queue |
 //! | `queue` | the data part: kicks, sleep, packets |
 //! | `memory`, `ring`, `descriptor` | the memory that the device shares, a ring in it, the bits of the ring's entries |
 //! | `going_on`, `ledger` | what an earlier server left running, and which buffers the device had |
@@ -26,6 +26,7 @@ mod names;
 mod packets;
 mod queue;
 mod ring;
+mod rss;
 mod statistics;
 
 use std::io;
@@ -48,13 +49,14 @@ use crate::{
     Capabilities, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, EarlierObjects, Event,
     Filter, FilterError, Info, Keeper, Limits, Spaces, TakeOver, TxHeadroom, VLAN_TAG_BYTES,
 };
-use card::Card;
+use card::{Card, Wiring};
 use descriptor::MOST_PARTS;
 use going_on::{Files, GoingOn};
 use interrupts::Interrupts;
 use ledger::{Header, Ledger};
 use memory::{RING_ENTRIES, Shared};
 use queue::{E1000eQueue, Parts, RX_BUFFER_BYTES};
+use rss::KEY_WORDS;
 
 /// The places in the configuration space, and the values, of the 82574L's vendor and device numbers.
 const VENDOR: (u64, u16) = (0, 0x8086);
@@ -68,6 +70,9 @@ pub const MTU: std::ops::RangeInclusive<usize> = 68..=9_000;
 pub const MOST_USECS: u32 = interrupts::MOST_USECS;
 /// The largest delays of [`Moderation::One`], in microseconds: 16 bits in units of 1.024 us.
 pub const MOST_DELAY_USECS: u32 = interrupts::MOST_DELAY_USECS;
+
+/// The most queues of a card.
+pub const MOST_QUEUES: usize = 2;
 
 /// The bytes of the registers of BAR 0.
 const BAR_BYTES: usize = 0x20000;
@@ -113,6 +118,8 @@ pub struct Options {
     pub mtu: usize,
     /// How the card interrupts.
     pub moderation: Moderation,
+    /// The number of queues, 1 or 2. Two need [`Moderation::Vectors`].
+    pub queues: usize,
     /// `true` to have the card segment large packets of TCP. QEMU 7 sends IP
     /// fragments instead.
     pub segmentation: bool,
@@ -124,7 +131,7 @@ impl Options {
     #[must_use]
     pub fn new(address: PciAddress) -> Options {
         let moderation = Moderation::Vectors { rx_usecs: 0, tx_usecs: 0 };
-        Options { address, mtu: 1500, moderation, segmentation: false }
+        Options { address, mtu: 1500, moderation, queues: 1, segmentation: false }
     }
 }
 
@@ -135,7 +142,8 @@ pub fn is_supported(vendor: u16, device: u16) -> bool {
 }
 
 /// The names under which a keeper holds the eventfds of [`Events`].
-const QUEUE_INTERRUPT: &str = "device-card-queue-interrupt";
+const QUEUE_INTERRUPTS: [&str; MOST_QUEUES] =
+    ["device-card-queue-interrupt-0", "device-card-queue-interrupt-1"];
 const LINK_INTERRUPT: &str = "device-card-link-interrupt";
 const REMOVAL: &str = "device-card-removal";
 
@@ -145,8 +153,6 @@ pub struct E1000eDevice {
     vfio: Arc<Vfio>,
     card: Arc<Card>,
     dma: Arc<PciDma>,
-    /// The kernel signals it at each interrupt of the queue.
-    queue_interrupt: Arc<OwnedFd>,
     /// The kernel signals it before it removes the card.
     removal: OwnedFd,
     /// An epoll instance, which is readable once the link's interrupt or `removal` is signalled.
@@ -154,13 +160,13 @@ pub struct E1000eDevice {
     /// The state of the link that was reported last.
     is_up: bool,
     keeper: Option<Arc<dyn Keeper>>,
-    /// The running queue of an earlier server, until the queue is opened.
-    going_on: Option<GoingOn>,
+    /// The running queues of an earlier server, until they are opened.
+    going_on: Vec<Option<GoingOn>>,
 }
 
 /// The eventfds of a card.
 struct Events {
-    queue: OwnedFd,
+    queues: Vec<OwnedFd>,
     link: OwnedFd,
     removal: OwnedFd,
     /// `true` if the kernel signals these already, for an earlier server.
@@ -168,26 +174,31 @@ struct Events {
 }
 
 impl Events {
-    fn new() -> io::Result<Events> {
-        let (queue, link, removal) = (new_eventfd()?, new_eventfd()?, new_eventfd()?);
-        Ok(Events { queue, link, removal, are_set: false })
+    fn new(queues: usize) -> io::Result<Events> {
+        let (link, removal) = (new_eventfd()?, new_eventfd()?);
+        let queues = (0..queues).map(|_| new_eventfd()).collect::<io::Result<_>>()?;
+        Ok(Events { queues, link, removal, are_set: false })
     }
 
     /// Returns those of an earlier server, or new ones.
-    fn after(earlier: &EarlierObjects) -> io::Result<Events> {
-        let [queue, link, removal] =
-            [earlier.copy(QUEUE_INTERRUPT)?, earlier.copy(LINK_INTERRUPT)?, earlier.copy(REMOVAL)?];
-        let (Some(queue), Some(link), Some(removal)) = (queue, link, removal) else {
-            return Events::new();
-        };
-        Ok(Events { queue, link, removal, are_set: true })
+    fn after(earlier: &EarlierObjects, queues: usize) -> io::Result<Events> {
+        let (link, removal) = (earlier.copy(LINK_INTERRUPT)?, earlier.copy(REMOVAL)?);
+        let theirs = QUEUE_INTERRUPTS.iter().map(|name| earlier.copy(name));
+        let theirs: Vec<OwnedFd> =
+            theirs.filter_map(Result::transpose).collect::<io::Result<_>>()?;
+        match (link, removal) {
+            (Some(link), Some(removal)) if theirs.len() == queues => {
+                Ok(Events { queues: theirs, link, removal, are_set: true })
+            }
+            _ => Events::new(queues),
+        }
     }
 
     /// Has the kernel signal the eventfds at the card's interrupts.
     fn set(&self, vfio: &Vfio, interrupts: &Interrupts) -> Result<(), PciError> {
-        let (queue, link) = (self.queue.as_fd(), self.link.as_fd());
+        let of = |queue: usize| self.queues[queue.min(self.queues.len() - 1)].as_fd();
         // In the order of `IVAR_ONE_EACH`; or one for all.
-        let vectors = [queue, queue, queue, queue, link];
+        let vectors = [of(0), of(1), of(0), of(1), self.link.as_fd()];
         let (kind, vectors) = match interrupts {
             Interrupts::Vectors(_) => (VFIO_PCI_MSIX_IRQ_INDEX, &vectors[..]),
             Interrupts::One { .. } => (VFIO_PCI_MSI_IRQ_INDEX, &vectors[..1]),
@@ -241,11 +252,13 @@ impl E1000eDevice {
             None => Vfio::open(address)?,
         };
         let registers = registers(&vfio, address)?;
-        let eventfds = Events::after(earlier).map_err(vfio.refused("making an eventfd"))?;
+        let queues = options.queues.clamp(1, MOST_QUEUES);
+        let eventfds = Events::after(earlier, queues);
+        let eventfds = eventfds.map_err(vfio.refused("making an eventfd"))?;
         let events = events(&[eventfds.link.as_fd(), eventfds.removal.as_fd()]);
         let events = events.map_err(vfio.refused("making an epoll instance"))?;
-        let link = eventfds.link.try_clone().map_err(copying)?;
-        let card = Card::new(registers, address, options.moderation.interrupts(), link);
+        let wiring = wiring(&eventfds).map_err(copying)?;
+        let card = Card::new(registers, address, options.moderation.interrupts(), wiring);
         let vfio = Arc::new(vfio);
         let dma = PciDma::new(vfio.clone());
         let dma = dma.map_err(vfio.refused("asking for its address space"))?;
@@ -253,12 +266,13 @@ impl E1000eDevice {
             GoingOn::find(earlier, &card, options.mtu)
                 .map_err(vfio.refused("mapping the rings of an earlier server"))?
         } else {
-            None
+            Vec::new()
         };
-        if let Some(going_on) = &going_on {
-            dma.go_on(&going_on.header.memories)
+        if let Some(first) = going_on.first() {
+            let memories: Vec<_> = going_on.iter().flat_map(|one| one.header.memories).collect();
+            dma.go_on(&memories)
                 .map_err(vfio.refused("unmapping the memories of an earlier server"))?;
-            card.go_on(going_on.header.mac);
+            card.go_on(first.header.mac);
         } else {
             // No access of memory before the card is reset: an earlier process may have left it running.
             vfio.set_bus_master(false).map_err(vfio.refused("keeping it from memory"))?;
@@ -270,13 +284,12 @@ impl E1000eDevice {
             vfio,
             card: Arc::new(card),
             dma: Arc::new(dma),
-            queue_interrupt: Arc::new(eventfds.queue),
             removal: eventfds.removal,
             events,
             // The reset has signalled: the first `take_event` reports a link that is down.
             is_up: true,
             keeper: None,
-            going_on,
+            going_on: going_on.into_iter().map(Some).collect(),
         })
     }
 
@@ -290,35 +303,34 @@ impl E1000eDevice {
     }
 
     /// Starts the card with empty rings, which a keeper holds.
-    fn start_queue(&mut self) -> Result<E1000eQueue, DeviceError> {
+    fn start_queue(&mut self, index: usize) -> Result<E1000eQueue, DeviceError> {
         let reset = self.card.reset_if_stopped();
         reset.map_err(|error| self.failed("a reset", io::Error::other(error)))?;
         let failed = |cause| self.failed("memory for its rings", cause);
         let (shared, rings) = Shared::new().map_err(failed)?;
         let registration = self.register(&shared)?;
+        // The engine has just registered the queue's memory of packets, and then this driver the rings.
         let memories = self.dma.own_memories();
-        let header = Header {
-            mac: self.info.mac,
-            mtu: self.info.mtu,
-            memories: memories.try_into().unwrap_or_default(),
-        };
+        let memories = memories.last_chunk().copied().unwrap_or_default();
+        let header = Header { mac: self.info.mac, mtu: self.info.mtu, memories };
         let (ledger, ledger_file) = Ledger::new(&header).map_err(failed)?;
         if let Some(keeper) = self.keeper() {
             let files = Files { rings, ledger: ledger_file };
-            files.replace(&**keeper).map_err(failed)?;
+            files.replace(&**keeper, index as u32).map_err(failed)?;
         }
-        Ok(E1000eQueue::start(self.parts(shared, registration, ledger)))
+        Ok(E1000eQueue::start(self.parts(index, shared, registration, ledger)))
     }
 
     /// Goes on with the queue of an earlier server.
-    fn go_on(&mut self, going_on: GoingOn) -> Result<E1000eQueue, DeviceError> {
+    fn go_on(&mut self, index: usize, going_on: GoingOn) -> Result<E1000eQueue, DeviceError> {
         let GoingOn { shared, ledger, files, memory, buffers, drops, .. } = going_on;
         let registration = self.register(&shared)?;
         if let Some(keeper) = self.keeper() {
-            let held = files.hold_again(&**keeper, memory.as_fd());
+            let held = files.hold_again(&**keeper, index as u32, memory.as_fd());
             held.map_err(|cause| self.failed("memory for its rings", cause))?;
         }
-        Ok(E1000eQueue::go_on(self.parts(shared, registration, ledger), buffers, drops))
+        let parts = self.parts(index, shared, registration, ledger);
+        Ok(E1000eQueue::go_on(parts, buffers, drops))
     }
 
     fn register(&self, shared: &Shared) -> Result<Registration, DeviceError> {
@@ -327,9 +339,10 @@ impl E1000eDevice {
             .map_err(|error| self.failed("memory for its rings", io::Error::other(error)))
     }
 
-    fn parts(&self, shared: Shared, rings: Registration, ledger: Ledger) -> Parts {
+    fn parts(&self, index: usize, shared: Shared, rings: Registration, ledger: Ledger) -> Parts {
         let (info, card) = (self.info.clone(), self.card.clone());
-        Parts { info, card, shared, rings, ledger, interrupt: self.queue_interrupt.clone() }
+        let interrupt = card.queue_interrupts()[index].clone();
+        Parts { index: index as u32, info, card, shared, rings, ledger, interrupt }
     }
 }
 
@@ -358,6 +371,19 @@ fn begin_anew(vfio: &Vfio, card: &Card, dma: &PciDma) -> Result<(), PciError> {
     card.reset()?;
     dma.begin_anew().map_err(vfio.refused("unmapping the memories of an earlier server"))?;
     vfio.set_bus_master(true).map_err(vfio.refused("letting it access memory"))
+}
+
+/// Returns what a card signals, and a key for the hash of two queues.
+fn wiring(events: &Events) -> io::Result<Wiring> {
+    let queues: io::Result<Vec<_>> =
+        events.queues.iter().map(|event| event.try_clone().map(Arc::new)).collect();
+    let queues = queues?;
+    let mut key = [0; KEY_WORDS * 4];
+    rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
+    let (words, _) = key.as_chunks::<4>();
+    let mut words = words.iter().map(|word| u32::from_le_bytes(*word));
+    let key = std::array::from_fn(|_| words.next().unwrap_or_default());
+    Ok(Wiring { link: events.link.try_clone()?, key: (queues.len() > 1).then_some(key), queues })
 }
 
 /// Makes an epoll instance that is readable with any of these descriptors.
@@ -391,7 +417,8 @@ fn info(options: &Options, mac: [u8; 6]) -> Info {
     };
     let name = options.address.to_string();
     let rx_queue_packets = RING_ENTRIES as usize - 1;
-    Info { name, mac, mtu: options.mtu, can, queues: 1, limits, rx_queue_packets }
+    let queues = options.queues.clamp(1, MOST_QUEUES);
+    Info { name, mac, mtu: options.mtu, can, queues, limits, rx_queue_packets }
 }
 
 impl Device for E1000eDevice {
@@ -404,14 +431,15 @@ impl Device for E1000eDevice {
         index: usize,
         _: &mut Spaces,
     ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        let interrupt = self.card.queue_interrupts().get(index);
         // An open queue has the other reference.
-        let is_open = Arc::strong_count(&self.queue_interrupt) > 1;
-        if index != 0 || is_open {
+        let is_open = interrupt.is_some_and(|interrupt| Arc::strong_count(interrupt) > 1);
+        if interrupt.is_none() || is_open {
             return Err(DeviceError::no_queue(&self.info.name, is_open));
         }
-        let queue = match self.going_on.take() {
-            Some(going_on) => self.go_on(going_on)?,
-            None => self.start_queue()?,
+        let queue = match self.going_on.get_mut(index).and_then(Option::take) {
+            Some(going_on) => self.go_on(index, going_on)?,
+            None => self.start_queue(index)?,
         };
         Ok(Box::new(queue))
     }
@@ -468,18 +496,20 @@ impl Device for E1000eDevice {
         self.keeper = Some(keeper);
     }
 
-    /// Without the memory that the engine wants, the card is reset.
-    fn earlier_memory(&mut self, _: usize, bytes: usize) -> io::Result<Option<OwnedFd>> {
-        let Some(going_on) = &self.going_on else { return Ok(None) };
-        let [(_, packet_bytes), _] = going_on.header.memories;
-        let fits = Region::is_file_of(&going_on.memory, bytes)
-            && rustix::fs::fstat(&going_on.memory)?.st_size as u64 == packet_bytes;
-        if fits {
-            return going_on.memory.try_clone().map(Some);
+    /// If one of the queues has not the memory that the engine wants, the card is reset.
+    fn earlier_memory(&mut self, queue: usize, bytes: usize) -> io::Result<Option<OwnedFd>> {
+        let fits = |one: &GoingOn| {
+            let [(_, packet_bytes), _] = one.header.memories;
+            let mapped = rustix::fs::fstat(&one.memory)?.st_size as u64;
+            Ok(Region::is_file_of(&one.memory, bytes) && mapped == packet_bytes)
+        };
+        let all: io::Result<Vec<bool>> = self.going_on.iter().flatten().map(fits).collect();
+        if all?.contains(&false) {
+            self.going_on.clear();
+            begin_anew(&self.vfio, &self.card, &self.dma).map_err(io::Error::other)?;
         }
-        self.going_on = None;
-        begin_anew(&self.vfio, &self.card, &self.dma).map_err(io::Error::other)?;
-        Ok(None)
+        let going_on = self.going_on.get(queue).and_then(Option::as_ref);
+        going_on.map(|one| one.memory.try_clone()).transpose()
     }
 
     fn take_over(&mut self) -> Option<TakeOver> {
@@ -504,8 +534,9 @@ impl Device for E1000eDevice {
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
         let mut objects = self.vfio.objects();
         if !objects.is_empty() {
+            let queues = self.card.queue_interrupts().iter().map(|event| event.as_fd());
+            objects.extend(QUEUE_INTERRUPTS.into_iter().zip(queues));
             objects.extend([
-                (QUEUE_INTERRUPT, self.queue_interrupt.as_fd()),
                 (LINK_INTERRUPT, self.card.link_interrupt().as_fd()),
                 (REMOVAL, self.removal.as_fd()),
             ]);

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use towpath_device::pci::e1000e::{MOST_QUEUES, Moderation};
 use towpath_server::{Config, Policy, Setting};
 
 use super::confine::Confinement;
@@ -372,16 +373,31 @@ impl Settings {
         let lanes = self.lanes();
         let wrapper = [("--pcap", self.pcap.is_some()), ("--fault", self.fault.is_some())];
         let driver = self.device.as_ref().map(|device| &device.driver);
-        let has_one_queue = matches!(driver, Some(Driver::Tap | Driver::Packet | Driver::Pci(_)));
+        let has_one_queue = matches!(driver, Some(Driver::Tap | Driver::Packet));
+        let of_card = match driver {
+            Some(Driver::Pci(options)) => Some(options),
+            _ => None,
+        };
         match wrapper.iter().find(|(_, given)| *given) {
             _ if lanes == 1 => Ok(()),
             Some((option, _)) => Err(Failure::usage(format!(
                 "{option} works with one engine thread; leave it out, or --lanes {lanes}"
             ))),
             None if has_one_queue => Err(Failure::usage(format!(
-                "--lanes {lanes}: TAP interfaces, packet sockets and PCI cards have one queue; leave it out, or \
+                "--lanes {lanes}: TAP interfaces and packet sockets have one queue; leave it out, or \
                  serve an interface with several by --device xdp:INTERFACE"
             ))),
+            None if of_card.is_some() && lanes > MOST_QUEUES => Err(Failure::usage(format!(
+                "--lanes {lanes}: the card has {MOST_QUEUES} queues; give at most {MOST_QUEUES}"
+            ))),
+            None if of_card
+                .is_some_and(|card| matches!(card.moderation, Moderation::One { .. })) =>
+            {
+                Err(Failure::usage(format!(
+                    "--lanes {lanes}: with interrupts=msi, the card has one interrupt for one engine thread; \
+                     leave out either"
+                )))
+            }
             None => Ok(()),
         }
     }

@@ -192,10 +192,14 @@ fn impossible_lanes_are_refused() {
             (&["--device", "xdp:uplink", "--lanes", "3"][..], "has 2 hardware queues"),
             (
                 &["--device", "packet:uplink", "--lanes", "2"],
-                "packet sockets and PCI cards have one queue",
+                "TAP interfaces and packet sockets have one queue",
             ),
             (&["--device", "tap:tap0", "--lanes", "2"], "--device xdp:INTERFACE"),
-            (&["--device", "pci:0000:00:1e.7", "--lanes", "2"], "PCI cards have one queue"),
+            (&["--device", "pci:0000:00:1e.7", "--lanes", "3"], "give at most 2"),
+            (
+                &["--device", "pci:0000:00:1e.7,interrupts=msi", "--lanes", "2"],
+                "one interrupt for one engine thread",
+            ),
             (&["--device", "xdp:uplink", "--lanes", "2", "--pcap", "x"], "--pcap works with one"),
             (
                 &["--device", "xdp:uplink", "--lanes", "2", "--engine-cpu", "0"],

@@ -1,14 +1,15 @@
 //! The device as a whole: reset, link, start and stop. The queues' own registers belong to [`super::queue`].
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::filters::{self, Filters};
 use super::interrupts::Interrupts;
 use super::names::*;
+use super::rss::{self, KEY_WORDS};
 use super::statistics::Statistics;
 use crate::pci::address::PciAddress;
 use crate::pci::error::PciError;
@@ -27,6 +28,17 @@ const QUIET: Duration = Duration::from_millis(10);
 /// The time in which the card reads the settings of its PHY.
 const PHY_TIME: Duration = Duration::from_millis(25);
 
+/// What a card signals, and how it chooses the queue of a packet.
+#[derive(Debug)]
+pub(super) struct Wiring {
+    /// The kernel signals it at each change of the link, and the engine after a reset.
+    pub(super) link: OwnedFd,
+    /// The kernel signals each at the interrupts of a queue, and another queue's engine after a reset.
+    pub(super) queues: Vec<Arc<OwnedFd>>,
+    /// The key of the hash by which two queues share packets.
+    pub(super) key: Option<[u32; KEY_WORDS]>,
+}
+
 /// An 82574L. The control thread and the engine share it.
 #[derive(Debug)]
 pub(super) struct Card {
@@ -38,8 +50,9 @@ pub(super) struct Card {
     statistics: Mutex<Statistics>,
     /// The card's own address, once a reset has read it.
     own_address: OnceLock<[u8; 6]>,
-    /// The kernel signals it at each change of the link, and the engine after a reset.
-    link_interrupt: OwnedFd,
+    wiring: Wiring,
+    /// The number of resets. A queue that another one's reset has stopped notices by it.
+    resets: AtomicU32,
     /// `true` once this process leaves the running card to the next one.
     leaves: AtomicBool,
 }
@@ -56,14 +69,18 @@ fn has_in_time(limit: Duration, is_done: impl Fn() -> bool) -> bool {
     true
 }
 
+fn signal(event: &OwnedFd) {
+    // A counter that is full has been signalled.
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
 impl Card {
     /// Makes a card from its registers.
-    /// The kernel signals `link_interrupt` at the interrupts of the last vector.
     pub(super) fn new(
         registers: Registers,
         address: PciAddress,
         interrupts: Interrupts,
-        link_interrupt: OwnedFd,
+        wiring: Wiring,
     ) -> Card {
         Card {
             registers,
@@ -72,19 +89,24 @@ impl Card {
             filters: Mutex::default(),
             statistics: Mutex::default(),
             own_address: OnceLock::new(),
-            link_interrupt,
+            wiring,
+            resets: AtomicU32::new(0),
             leaves: AtomicBool::new(false),
         }
     }
 
     pub(super) fn link_interrupt(&self) -> &OwnedFd {
-        &self.link_interrupt
+        &self.wiring.link
+    }
+
+    /// Returns what the kernel signals at the interrupts of each queue.
+    pub(super) fn queue_interrupts(&self) -> &[Arc<OwnedFd>] {
+        &self.wiring.queues
     }
 
     /// Has the control thread look at the link.
     pub(super) fn signal_link(&self) {
-        // A counter that is full has been signalled.
-        let _ = rustix::io::write(&self.link_interrupt, &1u64.to_ne_bytes());
+        signal(&self.wiring.link);
     }
 
     fn read(&self, register: Register) -> u32 {
@@ -126,8 +148,30 @@ impl Card {
     /// queues and the vectors, because some models do not reset them. The order is that of Linux's driver
     /// (`e1000_reset_hw_82571` and `e1000_init_hw_82571`).
     pub(super) fn reset(&self) -> Result<(), PciError> {
+        self.reset_locked(&mut self.filters())
+    }
+
+    /// Resets the card, unless it was reset more often than so many times: both queues may ask for a reset
+    /// at once. The engines of all queues then set their registers anew.
+    pub(super) fn reset_once(&self, resets: u32) -> Result<(), PciError> {
         let mut filters = self.filters();
-        filters.is_running = false;
+        if self.resets() != resets {
+            return Ok(());
+        }
+        self.reset_locked(&mut filters)?;
+        self.wiring.queues.iter().for_each(|queue| signal(queue));
+        Ok(())
+    }
+
+    /// Returns how often the card was reset.
+    #[inline]
+    pub(super) fn resets(&self) -> u32 {
+        // SYNC: an engine that sees another number sees the card stopped. Partner: the end of `reset_locked`.
+        self.resets.load(Ordering::Acquire)
+    }
+
+    fn reset_locked(&self, filters: &mut Filters) -> Result<(), PciError> {
+        (filters.is_running, filters.set) = (false, 0);
         if self.is_gone() {
             return Err(PciError::NoAnswer { address: self.address });
         }
@@ -156,9 +200,10 @@ impl Card {
         filters.forget_left();
         // The reset has filled the first pair of registers from the NVM.
         let _ = self.own_address.set(filters::address(&self.registers, 0).0);
-        self.set_registers(&filters);
+        self.set_registers(filters);
         filters.needs_reset = false;
-        drop(filters);
+        // SYNC: once the card has stopped. Partner: `Card::resets`.
+        self.resets.fetch_add(1, Ordering::Release);
         // The reset has ended the link for a while, and cleared the cause.
         self.signal_link();
         Ok(())
@@ -166,8 +211,8 @@ impl Card {
 
     /// Resets the card if it has stopped.
     pub(super) fn reset_if_stopped(&self) -> Result<(), PciError> {
-        let needs_reset = self.filters().needs_reset;
-        if needs_reset { self.reset() } else { Ok(()) }
+        let mut filters = self.filters();
+        if filters.needs_reset { self.reset_locked(&mut filters) } else { Ok(()) }
     }
 
     fn mask_interrupts(&self) {
@@ -218,6 +263,9 @@ impl Card {
         self.registers.change(GCR2, 0, GCR2_82574);
         self.registers.change(TARC, 0, TARC_82574);
         filters.set_addresses(&self.registers);
+        if let Some(key) = &self.wiring.key {
+            rss::set(&self.registers, key);
+        }
     }
 
     /// Returns the card's own address, which the first reset has read.
@@ -254,20 +302,25 @@ impl Card {
         self.interrupts.start(&self.registers);
     }
 
-    /// Starts both directions, once the queues are set.
-    pub(super) fn start(&self) {
+    /// Starts both directions, once the registers of this queue and of all other open ones are set.
+    pub(super) fn start(&self, queue: u32) {
         let mut filters = self.filters();
-        filters.is_running = true;
-        self.write(TCTL, TCTL_DEFAULT | TCTL_ENABLE);
-        self.write(RCTL, filters.reception());
+        filters.open |= 1 << queue;
+        filters.set |= 1 << queue;
+        if filters.set == filters.open {
+            filters.is_running = true;
+            self.write(TCTL, TCTL_DEFAULT | TCTL_ENABLE);
+            self.write(RCTL, filters.reception());
+        }
     }
 
-    /// Returns `true` if both directions run with these rings, which an earlier server has set.
-    pub(super) fn runs_with(&self, rx: (u64, u32), tx: (u64, u32)) -> bool {
+    /// Returns `true` if both directions run, and a queue with these rings, which an earlier server has set.
+    pub(super) fn runs_with(&self, queue: u32, rx: (u64, u32), tx: (u64, u32)) -> bool {
         let is_on = self.read(RCTL) & RCTL_ENABLE != 0 && self.read(TCTL) & TCTL_ENABLE != 0;
         let is = |(at, bytes): (u64, u32), [low, high, size]: [Register; 3]| {
-            let found = u64::from(self.read(low)) | u64::from(self.read(high)) << 32;
-            found == at && self.read(size) == bytes
+            let read = |register: Register| self.read(register.at(queue, QUEUE_STRIDE));
+            let found = u64::from(read(low)) | u64::from(read(high)) << 32;
+            found == at && read(size) == bytes
         };
         // A card that is gone has all of these bits.
         let answers = !self.is_gone();
@@ -305,6 +358,7 @@ impl Card {
         }
         let mut filters = self.filters();
         (filters.is_running, filters.needs_reset) = (false, true);
+        (filters.open, filters.set) = (0, 0);
         self.mask_interrupts();
         self.stop_queues();
     }
@@ -313,13 +367,17 @@ impl Card {
 /// Makes a card over plain memory, in which no register changes by itself.
 #[cfg(test)]
 pub(super) fn double() -> Card {
-    let link = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-    Card::new(
-        Registers::double(0x20000),
-        "0000:00:03.0".parse().unwrap(),
-        Interrupts::vectors(2, 2),
-        link,
-    )
+    double_of(2)
+}
+
+/// Makes such a card with so many queues.
+#[cfg(test)]
+pub(super) fn double_of(queues: usize) -> Card {
+    let event = || rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    let queues = (0..queues).map(|_| Arc::new(event())).collect();
+    let wiring = Wiring { link: event(), queues, key: Some([5; KEY_WORDS]) };
+    let address = "0000:00:03.0".parse().unwrap();
+    Card::new(Registers::double(0x20000), address, Interrupts::vectors(2, 2), wiring)
 }
 
 #[cfg(test)]
@@ -353,9 +411,10 @@ mod tests {
         card.write(RAH, RAH_VALID | 0x9a78);
         card.reset().unwrap();
         assert_eq!(card.own_address(), [0x52, 0x54, 0x34, 0x12, 0x78, 0x9a]);
-        for stale in [RCTL, RDT, TDT, TDLEN.at(1, QUEUE_STRIDE), MRQC, MTA.at(127, 4), EIAC] {
+        for stale in [RCTL, RDT, TDT, TDLEN.at(1, QUEUE_STRIDE), MTA.at(127, 4), EIAC] {
             assert_eq!(card.read(stale), 0, "{stale:?}");
         }
+        assert_eq!((card.read(MRQC), card.resets()), (MRQC_BOTH, 1));
         assert_eq!((card.read(VET), card.read(IMC)), (0x8100, u32::MAX));
         assert_eq!((card.read(RAL), card.read(RAH)), (0x0504_0302, 0x8000_0706));
         assert_eq!(card.read(RAH.at(1, 8)), 0);
@@ -367,7 +426,7 @@ mod tests {
         let earlier = double();
         let address = |number: u8| [2, 0, 0, 0, 0, number];
         assert!((0..16).all(|number| earlier.add_address(address(number))));
-        earlier.start();
+        earlier.start(0);
         earlier.receive_groups(true);
         let card = double();
         for at in (0..0x20000).step_by(4).map(Register) {
@@ -391,6 +450,27 @@ mod tests {
         assert_ne!(card.read(RCTL), 0);
     }
 
+    /// The card runs again once both queues have set their registers.
+    #[test]
+    fn a_reset_stops_both_queues_once() {
+        let card = double();
+        card.write(EECD, EECD_AUTO_READ_DONE);
+        card.start(0);
+        assert_ne!(card.read(RCTL) & RCTL_ENABLE, 0);
+        card.start(1);
+        card.reset_once(0).unwrap();
+        card.reset_once(0).unwrap();
+        assert_eq!((card.resets(), card.read(RCTL)), (1, 0));
+        for queue in card.queue_interrupts() {
+            assert!(rustix::io::read(&**queue, &mut [0; 8]).is_ok(), "its engine sleeps on");
+        }
+        card.start(1);
+        assert_eq!((card.read(RCTL) & RCTL_ENABLE, card.read(TCTL) & TCTL_ENABLE), (0, 0));
+        card.start(0);
+        assert_ne!(card.read(RCTL) & RCTL_ENABLE, 0);
+        assert_ne!(card.read(TCTL) & TCTL_ENABLE, 0);
+    }
+
     #[test]
     fn a_card_with_other_rings_is_not_gone_on_with() {
         let card = double();
@@ -406,12 +486,12 @@ mod tests {
             card.write(register, value);
         }
         let (rx, tx) = ((1 << 32, 8192), ((1 << 32) + 0x2000, 8192));
-        assert!(card.runs_with(rx, tx));
-        assert!(!card.runs_with((0, 8192), tx) && !card.runs_with(rx, (tx.0, 4096)));
+        assert!(card.runs_with(0, rx, tx));
+        assert!(!card.runs_with(0, (0, 8192), tx) && !card.runs_with(0, rx, (tx.0, 4096)));
         card.write(TCTL, 0);
-        assert!(!card.runs_with(rx, tx), "it does not send");
+        assert!(!card.runs_with(0, rx, tx), "it does not send");
         card.write(STATUS, GONE);
         card.write(TCTL, TCTL_ENABLE);
-        assert!(!card.runs_with(rx, tx), "it does not answer");
+        assert!(!card.runs_with(0, rx, tx), "it does not answer");
     }
 }

@@ -15,6 +15,9 @@ pub(super) struct Filters {
     pub(super) is_running: bool,
     /// `true` once the card has stopped, until its next reset.
     pub(super) needs_reset: bool,
+    /// A bit for each open queue, and for each whose registers are set. Both directions run once all are.
+    pub(super) open: u8,
+    pub(super) set: u8,
     addresses: [Option<Address>; ADDRESSES as usize],
     /// `true` while the device receives packets to all groups.
     groups: bool,

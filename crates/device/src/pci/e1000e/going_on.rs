@@ -14,14 +14,15 @@ use super::card::Card;
 use super::descriptor;
 use super::ledger::{Header, Ledger};
 use super::memory::{RING_ENTRIES, Shared};
-use super::names::{RDT, TDH, TDT};
+use super::names::{QUEUE_STRIDE, RDT, TDH, TDT};
 use super::queue::{RX_BUFFER_BYTES, rings_at};
 use crate::{EarlierObjects, Keeper};
 
-/// The names under which a keeper holds these. The memory of the packets is the engine's.
-const RINGS: &str = "device-card-rings";
-const LEDGER: &str = "device-card-ledger";
-const MEMORY: &str = "device-memory-0";
+/// The names under which a keeper holds these, before the queue's number. The memory of the packets is the
+/// engine's.
+const RINGS: &str = "device-card-rings-";
+const LEDGER: &str = "device-card-ledger-";
+const MEMORY: &str = "device-memory-";
 
 /// The longest wait for packets that an earlier server told the device to send: 512 of 1 500 bytes take 6 ms
 /// at 1 Gbit/s.
@@ -49,43 +50,75 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Has a keeper hold the files, and none of earlier queues. The engine's memory follows later: a server that
+    /// Has a keeper hold the files of a queue, and none of earlier ones. The engine's memory follows later: a server that
     /// finds no memory does not go on.
-    pub(super) fn replace(&self, keeper: &dyn Keeper) -> io::Result<()> {
-        keeper.release_sockets(&[LEDGER, RINGS, MEMORY].map(str::to_owned))?;
-        keeper.hold_socket(RINGS, self.rings.as_fd())?;
+    pub(super) fn replace(&self, keeper: &dyn Keeper, queue: u32) -> io::Result<()> {
+        keeper.release_sockets(&[LEDGER, RINGS, MEMORY].map(|name| of(name, queue)))?;
+        keeper.hold_socket(&of(RINGS, queue), self.rings.as_fd())?;
         // A next server goes on with the rings only once it finds a ledger.
-        keeper.hold_socket(LEDGER, self.ledger.as_fd())
+        keeper.hold_socket(&of(LEDGER, queue), self.ledger.as_fd())
     }
 
     /// Has a keeper hold the files of an earlier server, with the memory of the packets, for this one.
-    pub(super) fn hold_again(&self, keeper: &dyn Keeper, memory: BorrowedFd<'_>) -> io::Result<()> {
-        keeper.hold_socket(MEMORY, memory)?;
-        keeper.hold_socket(RINGS, self.rings.as_fd())?;
-        keeper.hold_socket(LEDGER, self.ledger.as_fd())
+    pub(super) fn hold_again(
+        &self,
+        keeper: &dyn Keeper,
+        queue: u32,
+        memory: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        keeper.hold_socket(&of(MEMORY, queue), memory)?;
+        keeper.hold_socket(&of(RINGS, queue), self.rings.as_fd())?;
+        keeper.hold_socket(&of(LEDGER, queue), self.ledger.as_fd())
     }
 }
 
+/// Returns the name of an object of a queue.
+fn of(name: &str, queue: u32) -> String {
+    format!("{name}{queue}")
+}
+
 impl GoingOn {
-    /// Returns the queue of an earlier server, if the running card can go on with it. Waits until the card
-    /// has sent what that server told it to.
+    /// Returns the queues of an earlier server in their order, if the running card can go on with all of them; none
+    /// otherwise. Waits until the card has sent what that server told it to.
     pub(super) fn find(
         earlier: &EarlierObjects,
         card: &Card,
         mtu: usize,
+    ) -> io::Result<Vec<GoingOn>> {
+        let queues = 0..card.queue_interrupts().len() as u32;
+        // The server may have had more queues.
+        if earlier.copy(&of(RINGS, queues.end))?.is_some() {
+            return Ok(Vec::new());
+        }
+        let found: io::Result<Option<Vec<_>>> =
+            queues.map(|queue| GoingOn::find_one(earlier, card, mtu, queue)).collect();
+        Ok(found?.unwrap_or_default())
+    }
+
+    fn find_one(
+        earlier: &EarlierObjects,
+        card: &Card,
+        mtu: usize,
+        queue: u32,
     ) -> io::Result<Option<GoingOn>> {
-        let found = (earlier.copy(RINGS)?, earlier.copy(LEDGER)?, earlier.copy(MEMORY)?);
-        let (Some(rings), Some(ledger), Some(memory)) = found else { return Ok(None) };
+        let [rings, ledger, memory] =
+            [RINGS, LEDGER, MEMORY].map(|name| earlier.copy(&of(name, queue)));
+        let (Some(rings), Some(ledger), Some(memory)) = (rings?, ledger?, memory?) else {
+            return Ok(None);
+        };
         let Some((ledger, header, ledger_file)) = Ledger::of_earlier(ledger)? else {
             return Ok(None);
         };
         let Some((shared, rings)) = Shared::of_earlier(rings)? else { return Ok(None) };
         let [(_, packet_bytes), (rings_address, _)] = header.memories;
         let [rx, tx] = rings_at(rings_address);
-        if header.mtu != mtu || !card.runs_with(rx, tx) || !has_sent_all(card, &shared) {
+        if header.mtu != mtu
+            || !card.runs_with(queue, rx, tx)
+            || !has_sent_all(card, queue, &shared)
+        {
             return Ok(None);
         }
-        let tail = card.registers.read(RDT);
+        let tail = card.registers.read(RDT.at(queue, QUEUE_STRIDE));
         let Some(buffers) = buffers(&ledger, tail, packet_bytes) else { return Ok(None) };
         let files = Files { rings, ledger: ledger_file };
         let drops = earlier.is_after_crash();
@@ -94,10 +127,11 @@ impl GoingOn {
 }
 
 /// Returns `true` once the device has sent all that it was told to.
-fn has_sent_all(card: &Card, shared: &Shared) -> bool {
+fn has_sent_all(card: &Card, queue: u32, shared: &Shared) -> bool {
     let begun = Instant::now();
     loop {
-        let (head, tail) = (card.registers.read(TDH), card.registers.read(TDT));
+        let [head, tail] =
+            [TDH, TDT].map(|register| card.registers.read(register.at(queue, QUEUE_STRIDE)));
         if tail >= RING_ENTRIES {
             return false;
         }

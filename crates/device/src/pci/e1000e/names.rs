@@ -138,7 +138,14 @@ pub(super) const RAH_VALID: u32 = 1 << 31;
 /// The filter of VLANs: 128 registers.
 pub(super) const VFTA: Register = Register(0x5600);
 pub(super) const WUC: Register = Register(0x5800);
+/// Several receive queues, chosen by the hash of TCP over IPv4 and IPv6, and of both without it.
 pub(super) const MRQC: Register = Register(0x5818);
+pub(super) const MRQC_BOTH: u32 = 1 | 0x1f << 16;
+/// The table of queues by hash: a byte for each, whose upper bit chooses queue 1.
+pub(super) const RETA: Register = Register(0x5c00);
+pub(super) const RETA_BOTH: u32 = 0x8000_8000;
+/// The key of the hash.
+pub(super) const RSSRK: Register = Register(0x5c80);
 pub(super) const GCR: Register = Register(0x5b00);
 /// Bits that Linux's driver sets for the 82574: one without a name, and `E1000_GCR_L1_ACT_WITHOUT_L0S_RX`.
 pub(super) const GCR_82574: u32 = 1 << 22 | 1 << 27;

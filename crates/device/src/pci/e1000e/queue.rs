@@ -32,6 +32,8 @@ const SLEEPS_PER_READ: u32 = 64;
 
 /// What a queue works with.
 pub(super) struct Parts {
+    /// The number of the queue in the device.
+    pub(super) index: u32,
     pub(super) info: Info,
     pub(super) card: Arc<Card>,
     pub(super) shared: Shared,
@@ -46,10 +48,12 @@ pub(super) struct Parts {
 /// A queue of the device.
 pub(super) struct E1000eQueue {
     parts: Parts,
-    /// The number of the queue in the device.
-    index: u32,
+    /// How often the card had been reset when the queue set its registers.
+    resets: u32,
     /// The space of the receive buffers, once the engine provided some.
     pool: Option<SpaceId>,
+    /// The device address of that space.
+    pool_at: u64,
     /// The buffers that the device has from an earlier server, in ascending order.
     left: Vec<u32>,
     /// Buffers of dropped packets, which go back to the device.
@@ -78,7 +82,7 @@ impl E1000eQueue {
         let queue = E1000eQueue::new(parts);
         queue.set_rings();
         queue.parts.card.start_interrupts();
-        queue.parts.card.start();
+        queue.parts.card.start(queue.parts.index);
         queue
     }
 
@@ -96,14 +100,16 @@ impl E1000eQueue {
             queue.drop_waiting();
         }
         queue.parts.card.start_interrupts();
+        queue.parts.card.start(queue.parts.index);
         queue
     }
 
     fn new(parts: Parts) -> E1000eQueue {
         E1000eQueue {
+            resets: parts.card.resets(),
             parts,
-            index: 0,
             pool: None,
+            pool_at: 0,
             left: Vec::new(),
             dropped: Vec::with_capacity(RING_ENTRIES as usize),
             discards: false,
@@ -121,7 +127,7 @@ impl E1000eQueue {
 
     /// Returns a register of this queue, by that of queue 0.
     fn of(&self, register: Register) -> Register {
-        register.at(self.index, QUEUE_STRIDE)
+        register.at(self.parts.index, QUEUE_STRIDE)
     }
 
     /// Tells the device where the rings are. Both are empty.
@@ -141,7 +147,7 @@ impl E1000eQueue {
 
     /// Returns the causes that may wake the engine.
     fn causes(&self) -> u32 {
-        self.parts.card.interrupts.causes(self.index, !self.in_flight.is_empty())
+        self.parts.card.interrupts.causes(self.parts.index, !self.in_flight.is_empty())
     }
 
     /// Keeps the device from interrupting, if it does not do that by itself, since the queue was armed.
@@ -171,7 +177,8 @@ pub(super) fn rings_at(address: u64) -> [(u64, u32); 2] {
 impl DeviceQueue for E1000eQueue {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.pool = Some(space);
-        self.release_received(spaces);
+        self.pool_at = spaces.device_address(space, 0, 0).unwrap_or(self.pool_at);
+        self.release_received();
         self.fill(spaces, space, buffers)
     }
 
@@ -181,12 +188,15 @@ impl DeviceQueue for E1000eQueue {
 
     fn rx_poll(
         &mut self,
-        spaces: &mut Spaces,
+        _: &mut Spaces,
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
+        if self.parts.card.resets() != self.resets {
+            self.follow_reset();
+        }
         self.acknowledge();
-        self.release_received(spaces);
+        self.release_received();
         Ok(self.receive(out, budget))
     }
 
@@ -233,6 +243,9 @@ impl DeviceQueue for E1000eQueue {
             // The read fails if there was no interrupt.
             let _ = rustix::io::read(&*self.parts.interrupt, &mut [0; 8]);
         }
+        if self.parts.card.resets() != self.resets {
+            return Ok(Armed::Work);
+        }
         self.sleeps += 1;
         if self.sleeps == SLEEPS_PER_READ {
             self.sleeps = 0;
@@ -247,20 +260,10 @@ impl DeviceQueue for E1000eQueue {
     }
 
     fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
-        self.parts.card.reset().map_err(|error| self.failure("a reset", error))?;
-        self.fetch_completions();
-        buffers.extend(
-            self.parts.shared.rx.held_indices().map(|index| self.parts.ledger.buffer(index)),
-        );
-        buffers.append(&mut self.dropped);
-        self.done.extend(self.in_flight.drain(..).map(|one| Completion::returned(one.token)));
-        self.parts.shared.rx.clear();
-        self.parts.shared.tx.clear();
-        (self.context, self.discards) = (None, false);
-        self.note_received();
-        self.set_rings();
-        self.parts.card.start_interrupts();
-        self.parts.card.start();
+        let reset = self.parts.card.reset_once(self.resets);
+        reset.map_err(|error| self.failure("a reset", error))?;
+        buffers.append(&mut self.take_all());
+        self.start_again();
         self.counters.resets += 1;
         Ok(())
     }
@@ -271,6 +274,44 @@ impl DeviceQueue for E1000eQueue {
 }
 
 impl E1000eQueue {
+    /// Goes on after a reset by the engine of the other queue.
+    #[cold]
+    fn follow_reset(&mut self) {
+        for buffer in self.take_all() {
+            if self.parts.shared.rx.room() > 0 {
+                self.give(buffer);
+            } else {
+                self.dropped.push(buffer);
+            }
+        }
+        self.start_again();
+        self.tell_rx();
+    }
+
+    /// Takes back what the device had before a reset: completes the packets to send, drops and counts those
+    /// that wait, and returns all buffers.
+    fn take_all(&mut self) -> Vec<u32> {
+        self.fetch_completions();
+        self.done.extend(self.in_flight.drain(..).map(|one| Completion::returned(one.token)));
+        self.drop_waiting();
+        let mut buffers = std::mem::take(&mut self.dropped);
+        let held = self.parts.shared.rx.held_indices();
+        buffers.extend(held.map(|index| self.parts.ledger.buffer(index)));
+        self.parts.shared.rx.clear();
+        self.parts.shared.tx.clear();
+        (self.context, self.discards) = (None, false);
+        self.note_received();
+        buffers
+    }
+
+    /// Sets the registers of the queue after a reset.
+    fn start_again(&mut self) {
+        self.resets = self.parts.card.resets();
+        self.set_rings();
+        self.parts.card.start_interrupts();
+        self.parts.card.start(self.parts.index);
+    }
+
     /// Tells the device of new receive buffers: of many at once while it has enough others, since a write of a
     /// register costs as much as a small packet.
     fn tell_rx(&mut self) {
@@ -299,7 +340,10 @@ impl E1000eQueue {
             let cause = io::Error::other("its registers read as all ones");
             return Err(DeviceError::Gone { name: self.parts.info.name.clone(), cause });
         }
-        if let Some(missed) = self.parts.card.missed() {
+        // The card counts for both queues.
+        if self.parts.index == 0
+            && let Some(missed) = self.parts.card.missed()
+        {
             self.counters.rx_dropped += missed - std::mem::replace(&mut self.missed, missed);
         }
         Ok(())

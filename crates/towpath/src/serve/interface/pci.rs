@@ -18,6 +18,7 @@ pub(super) fn open(
 ) -> Result<E1000eDevice, Failure> {
     check(options.address, settings)?;
     let mut options = options.clone();
+    options.queues = settings.lanes();
     if let Some(mtu) = settings.mtu {
         options.mtu = mtu.get();
     }

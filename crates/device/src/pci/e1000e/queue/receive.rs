@@ -11,10 +11,11 @@ impl E1000eQueue {
         for buffer in buffers {
             let is_good = self.parts.shared.rx.room() > 0
                 && spaces.is_writable(space, *buffer, RX_BUFFER_BYTES as u32)
-                && self.give(spaces, space, *buffer);
+                && spaces.device_address(space, *buffer, RX_BUFFER_BYTES as u32).is_some();
             if !is_good {
                 break;
             }
+            self.give(*buffer);
             taken += 1;
         }
         taken
@@ -24,16 +25,15 @@ impl E1000eQueue {
     /// descriptors: a server that follows a killed one receives the packets from the noted one on.
     /// Then gives the device the buffers of dropped packets again, and tells it at once: the engine does not
     /// know of these, and may have no other buffer for which it would kick.
-    pub(super) fn release_received(&mut self, spaces: &Spaces) {
+    pub(super) fn release_received(&mut self) {
         self.note_received();
-        let Some(pool) = self.pool.filter(|_| !self.dropped.is_empty()) else { return };
+        if self.dropped.is_empty() || self.pool.is_none() {
+            return;
+        }
         while self.parts.shared.rx.room() > 0
             && let Some(buffer) = self.dropped.pop()
         {
-            if !self.give(spaces, pool, buffer) {
-                self.dropped.push(buffer);
-                break;
-            }
+            self.give(buffer);
         }
         self.tell_rx();
     }
@@ -46,14 +46,11 @@ impl E1000eQueue {
         }
     }
 
-    /// Gives the device a buffer. The ring has room. Returns `true` if the device reaches the buffer.
-    fn give(&mut self, spaces: &Spaces, space: SpaceId, buffer: u32) -> bool {
-        let address = spaces.device_address(space, buffer, RX_BUFFER_BYTES as u32);
-        let Some(address) = address else { return false };
+    /// Gives the device a buffer of the pool, which it reaches. The ring has room.
+    pub(super) fn give(&mut self, buffer: u32) {
         let rx = &mut self.parts.shared.rx;
         self.parts.ledger.set_buffer(rx.tail(), buffer);
-        rx.push(descriptor::empty(address));
-        true
+        rx.push(descriptor::empty(self.pool_at + u64::from(buffer)));
     }
 
     /// Drops the packets that wait from an earlier server, and counts them. Their buffers go back to the device.

@@ -8,11 +8,11 @@ use towpath_memory::{Mapping, Region};
 
 use super::*;
 use crate::dma::{Access, Dma, DmaError};
-use crate::pci::e1000e::card::double;
+use crate::pci::e1000e::card::{Card, double_of};
 use crate::pci::e1000e::going_on::{Files, GoingOn};
 use crate::pci::e1000e::ledger::Header;
 use crate::random::Random;
-use crate::{Capabilities, EarlierObjects, Limits, Space};
+use crate::{Capabilities, EarlierObjects, Limits, Meta, Part, Space};
 
 /// The device addresses of the packets' memory and of the rings.
 const PACKETS_AT: u64 = 1 << 32;
@@ -53,7 +53,7 @@ fn info() -> Info {
 fn parts(card: Arc<Card>, shared: Shared, ledger: Ledger) -> Parts {
     let rings = registration(RINGS_AT, &shared.mapping);
     let interrupt = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-    Parts { info: info(), card, shared, rings, ledger, interrupt }
+    Parts { index: 0, info: info(), card, shared, rings, ledger, interrupt }
 }
 
 /// A queue, with the engine's part and the device's.
@@ -73,6 +73,10 @@ struct World {
 
 impl World {
     fn new() -> World {
+        World::of(double_of(1))
+    }
+
+    fn of(card: Card) -> World {
         let bytes = BUFFERS as usize * RX_BUFFER_BYTES;
         let (region, memory) = Region::in_kept_file("packets", bytes).unwrap();
         let registered = registration(PACKETS_AT, region.mapping());
@@ -82,7 +86,7 @@ impl World {
         let memories =
             [(PACKETS_AT, bytes as u64), (RINGS_AT, shared.mapping.mapped_bytes() as u64)];
         let (ledger, ledger_file) = Ledger::new(&Header { mac: MAC, mtu: MTU, memories }).unwrap();
-        let queue = E1000eQueue::start(parts(Arc::new(double()), shared, ledger));
+        let queue = E1000eQueue::start(parts(Arc::new(card), shared, ledger));
         let files = Files { rings, ledger: ledger_file };
         let free = (0..BUFFERS).map(|one| one * RX_BUFFER_BYTES as u32).collect();
         World { queue, spaces, pool, files, memory, free, in_hand: Vec::new(), head: 0 }
@@ -129,19 +133,19 @@ impl World {
     /// Returns what a next server finds: the queue's objects as a keeper holds them, with a card of the same
     /// registers.
     fn kill(&self, after_crash: bool) -> (Option<GoingOn>, Arc<Card>) {
-        let card = double();
+        let card = double_of(1);
         for at in (0..0x20000).step_by(4).map(Register) {
             card.registers.write(at, self.register(at));
         }
         let mut earlier = EarlierObjects::new(after_crash);
         for (name, file) in [
-            ("device-card-rings", &self.files.rings),
-            ("device-card-ledger", &self.files.ledger),
+            ("device-card-rings-0", &self.files.rings),
+            ("device-card-ledger-0", &self.files.ledger),
             ("device-memory-0", &self.memory),
         ] {
             earlier.add(name, 1, file.as_fd().try_clone_to_owned().unwrap());
         }
-        let found = GoingOn::find(&earlier, &card, MTU).unwrap();
+        let found = GoingOn::find(&earlier, &card, MTU).unwrap().pop();
         (found, Arc::new(card))
     }
 }
@@ -291,4 +295,39 @@ fn a_server_that_leaves_notes_what_it_has_handled() {
     let (ledger, ..) = Ledger::of_earlier(files.ledger).unwrap().unwrap();
     assert_eq!(ledger.oldest(), (1, false));
     assert_ne!(card.registers.read(RCTL) & RCTL_ENABLE, 0, "the card goes on");
+}
+
+/// The engine of the other queue has reset the card. This queue returns its packets, keeps its buffers, and sets its
+/// registers; the card runs once both have.
+#[test]
+fn a_queue_follows_the_reset_of_the_other_one() {
+    let mut world = World::of(double_of(2));
+    let card = world.queue.parts.card.clone();
+    card.start(1);
+    card.registers.write(EECD, EECD_AUTO_READ_DONE);
+    world.fill(100);
+    world.kick();
+    assert!(world.receive(100, false) && world.receive(100, false));
+    let parts = [Part { space: world.pool, offset: 600 * 2048, len: 100 }];
+    let packet = Packet { parts: &parts, meta: Meta::FULL, token: 7 };
+    assert_eq!(world.queue.tx_submit(&mut world.spaces, &[packet]).unwrap(), 1);
+    world.queue.kick(&mut world.spaces, Kick::Tx).unwrap();
+    card.reset_once(0).unwrap();
+    assert_eq!((world.register(RDT), world.register(TDT)), (0, 0));
+    assert_eq!(world.queue.arm(false).unwrap(), Armed::Work, "it does not sleep over a reset");
+    world.poll(64);
+    assert!(world.in_hand.is_empty());
+    assert_eq!(world.queue.counters().rx_dropped, 2, "what waited is counted");
+    assert_eq!((world.register(RDT), world.register(TDT)), (100, 0));
+    let mut done = Vec::new();
+    assert_eq!(world.queue.tx_complete(&mut done, 8).unwrap(), 1);
+    assert_eq!(done, [Completion::returned(7)]);
+    assert_eq!(world.register(RCTL) & RCTL_ENABLE, 0);
+    card.start(1);
+    assert_ne!(world.register(RCTL) & RCTL_ENABLE, 0);
+    // Its own reset, at the same time, does not stop the card once more.
+    let mut buffers = Vec::new();
+    world.queue.resets = 0;
+    world.queue.reset(&mut buffers).unwrap();
+    assert_eq!((card.resets(), buffers.len()), (1, 100));
 }

@@ -1,0 +1,35 @@
+//! Receive-side scaling: the device chooses the queue of a packet by a hash of its flow.
+
+use super::names::*;
+use crate::pci::registers::Registers;
+
+/// The words of the table of queues, with four entries each, and those of the hash's key.
+const TABLE_WORDS: u32 = 32;
+pub(super) const KEY_WORDS: usize = 10;
+
+/// Has the device spread flows over both queues, by a Toeplitz hash with this key. The hash is over addresses and
+/// ports of TCP, and over the addresses of other packets. A packet that is not IP comes to queue 0.
+pub(super) fn set(registers: &Registers, key: &[u32; KEY_WORDS]) {
+    for word in 0..TABLE_WORDS {
+        registers.write(RETA.at(word, 4), RETA_BOTH);
+    }
+    for (at, word) in (0..).zip(key) {
+        registers.write(RSSRK.at(at, 4), *word);
+    }
+    registers.write(MRQC, MRQC_BOTH);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_queue_gets_every_other_entry() {
+        let registers = Registers::double(0x20000);
+        set(&registers, &[7; KEY_WORDS]);
+        let word = registers.read(RETA.at(31, 4)).to_le_bytes();
+        assert_eq!(word, [0, 0x80, 0, 0x80]);
+        assert_eq!(registers.read(RSSRK.at(9, 4)), 7);
+        assert_eq!(registers.read(MRQC) & 3, 1);
+    }
+}
