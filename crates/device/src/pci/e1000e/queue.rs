@@ -48,7 +48,7 @@ pub(super) struct Parts {
 /// A queue of the device.
 pub(super) struct E1000eQueue {
     parts: Parts,
-    /// How often the card had been reset when the queue set its registers.
+    /// How often the card had been reset when this queue wrote its registers.
     resets: u32,
     /// The space of the receive buffers, once the engine provided some.
     pool: Option<SpaceId>,
@@ -304,7 +304,7 @@ impl E1000eQueue {
         buffers
     }
 
-    /// Sets the registers of the queue after a reset.
+    /// Writes the registers of the queue after a reset.
     fn start_again(&mut self) {
         self.resets = self.parts.card.resets();
         self.set_rings();
