@@ -145,6 +145,15 @@ impl Limits {
     }
 }
 
+/// The sizes of the memory of a queue's packets, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketMemory {
+    /// All of it.
+    pub bytes: usize,
+    /// The receive buffers, which are at its beginning. The device writes nothing behind them.
+    pub pool_bytes: usize,
+}
+
 /// Takes over an interface from an earlier server. This may take as long as an RCU grace period. Fails
 /// when the interface is gone, or the kernel refuses.
 pub type TakeOver = Box<dyn FnOnce() -> Result<(), DeviceError> + Send>;
@@ -245,14 +254,14 @@ pub trait Device: Send {
     /// need a privilege after the start ignores it.
     fn set_keeper(&mut self, _: Arc<dyn Keeper>) {}
 
-    /// Returns the file of the memory of an earlier server's packets, of so many bytes, if the queue
-    /// `queue`, which opens next, goes on with that memory: then the device may have receive buffers
+    /// Returns the file of the memory of an earlier server's packets, if the queue `queue`, which opens next,
+    /// goes on with that memory: then the device may have receive buffers
     /// from the start ([`DeviceQueue::holds`]). `None`, as by default: the queue starts with a memory
-    /// of its own, and no buffers.
+    /// of its own, and no buffers. The caller gives the sizes of the memory that it wants.
     ///
     /// # Errors
     /// When the process has no room for a descriptor, or the kernel refuses to map the memory.
-    fn earlier_memory(&mut self, _queue: usize, _bytes: usize) -> io::Result<Option<OwnedFd>> {
+    fn earlier_memory(&mut self, _queue: usize, _: PacketMemory) -> io::Result<Option<OwnedFd>> {
         Ok(None)
     }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::PacketMemory;
 use crate::control::{Device, Event, Info, TakeOver};
 use crate::dma::Dma;
 use crate::error::DeviceError;
@@ -123,8 +124,12 @@ impl<W: Wrap> Device for Wrapped<W> {
         self.inner.set_keeper(keeper);
     }
 
-    fn earlier_memory(&mut self, queue: usize, bytes: usize) -> io::Result<Option<OwnedFd>> {
-        self.inner.earlier_memory(queue, bytes)
+    fn earlier_memory(
+        &mut self,
+        queue: usize,
+        memory: PacketMemory,
+    ) -> io::Result<Option<OwnedFd>> {
+        self.inner.earlier_memory(queue, memory)
     }
 
     fn keeps_memory(&self) -> bool {

@@ -43,6 +43,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
+use crate::PacketMemory;
 use crate::dma::Dma;
 use crate::kernel_interface::flow_filter;
 use crate::kernel_interface::groups::{Groups, is_group};
@@ -242,8 +243,12 @@ impl Device for XdpDevice {
         };
     }
 
-    fn earlier_memory(&mut self, index: usize, bytes: usize) -> io::Result<Option<OwnedFd>> {
-        self.lanes.get(index).map_or(Ok(None), |lane| lane.earlier_memory(bytes))
+    fn earlier_memory(
+        &mut self,
+        index: usize,
+        memory: PacketMemory,
+    ) -> io::Result<Option<OwnedFd>> {
+        self.lanes.get(index).map_or(Ok(None), |lane| lane.earlier_memory(memory.bytes))
     }
 
     fn set_keeper(&mut self, keeper: Arc<dyn Keeper>) {

@@ -297,15 +297,20 @@ impl Control {
                     let _ = answer.send(self.set_policy(*policy));
                 }
                 Request::Leave => {
-                    self.leaves = self.parts.store.outlives_server();
-                    if self.leaves {
-                        self.parts.device.leave();
-                    }
-                    self.stop();
+                    self.leave();
                 }
                 Request::Stop => self.stop(),
             }
         }
+    }
+
+    /// Ends the server, and leaves sessions and device to the next one if there is one. The device works.
+    fn leave(&mut self) {
+        self.leaves = self.parts.store.outlives_server();
+        if self.leaves {
+            self.parts.device.leave();
+        }
+        self.stop();
     }
 
     /// Ends the server: without a keeper, nothing could resume its sessions.
@@ -445,9 +450,8 @@ impl Control {
                 let name = self.parts.info.name.clone();
                 let what = "making worker processes";
                 let cause = io::Error::other("the process that they are made from has ended");
-                self.leaves = self.parts.store.outlives_server();
                 self.failed.get_or_insert(DeviceError::Failed { name, what, cause });
-                self.stop();
+                self.leave();
                 None
             }
             Err(cause) => {

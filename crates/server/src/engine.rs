@@ -291,6 +291,10 @@ impl Engine {
             self.notifier.notify_deferred(&mut self.sessions, &mut self.counters);
             let is_over = !self.rx.has_left() && self.port.in_flight() == 0;
             if received + completed == 0 && is_over || clock_ns() >= until {
+                if !self.rx.has_left() {
+                    // The device learns that the engine has handled all packets.
+                    self.port.fill(&[]);
+                }
                 return Ok(());
             }
             if received + completed == 0 {

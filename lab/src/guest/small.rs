@@ -90,7 +90,10 @@ fn run_in(
     File::create(&out)?.set_len(OUT_BYTES)?;
     let console = cache.directory().join("small.console");
     let mut machine = base_command(&image, &initial, &console);
-    machine.args(["-append", "console=ttyS0 panic=-1 intel_iommu=on rdinit=/init quiet"]);
+    machine.args([
+        "-append",
+        "console=ttyS0 panic=-1 intel_iommu=on iomem=relaxed rdinit=/init quiet",
+    ]);
     for number in 0..order.cards {
         add_card(&mut machine, number.into(), "e1000e", &format!("card{number}"), 1);
     }
@@ -106,7 +109,8 @@ fn run_in(
     machine.arg("-serial").arg(format!("unix:{monitor}"));
     for _ in 1..BOOTS {
         let ended = wait(Running(machine.spawn().context(NO_SETPRIV)?), order.limit)?;
-        let has_booted = fs::read_to_string(&console).is_ok_and(|text| text.contains(STARTS));
+        let has_booted =
+            fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains(STARTS));
         if has_booted || ended.is_none_or(|status| !status.success()) {
             return outcome(ended, directory, &console, order);
         }

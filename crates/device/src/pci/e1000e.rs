@@ -47,15 +47,16 @@ use super::vfio::{Vfio, outlives_its_server};
 use crate::dma::{Access, Dma, Registration};
 use crate::{
     Capabilities, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, EarlierObjects, Event,
-    Filter, FilterError, Info, Keeper, Limits, Spaces, TakeOver, TxHeadroom, VLAN_TAG_BYTES,
+    Filter, FilterError, Info, Keeper, Limits, PacketMemory, Spaces, TakeOver, TxHeadroom,
+    VLAN_TAG_BYTES,
 };
 use card::{Card, Wiring};
 use descriptor::MOST_PARTS;
 use going_on::{Files, GoingOn};
 use interrupts::Interrupts;
-use ledger::{Header, Ledger};
+use ledger::{Header, Ledger, Opened};
 use memory::{RING_ENTRIES, Shared};
-use queue::{E1000eQueue, Parts, RX_BUFFER_BYTES};
+use queue::{E1000eQueue, Parts, Position, RX_BUFFER_BYTES};
 use rss::KEY_WORDS;
 
 /// The places in the configuration space, and the values, of the 82574L's vendor and device numbers.
@@ -118,7 +119,7 @@ pub struct Options {
     pub mtu: usize,
     /// How the card interrupts.
     pub moderation: Moderation,
-    /// The number of queues, 1 or 2. Two need [`Moderation::Vectors`].
+    /// The number of queues, 1 or 2; with [`Moderation::One`] the card has one.
     pub queues: usize,
     /// `true` to have the card segment large packets of TCP. QEMU 7 sends IP
     /// fragments instead.
@@ -132,6 +133,14 @@ impl Options {
     pub fn new(address: PciAddress) -> Options {
         let moderation = Moderation::Vectors { rx_usecs: 0, tx_usecs: 0 };
         Options { address, mtu: 1500, moderation, queues: 1, segmentation: false }
+    }
+
+    /// Returns the number of queues that the card can have with these options.
+    fn queues(&self) -> usize {
+        match self.moderation {
+            Moderation::Vectors { .. } => self.queues.clamp(1, MOST_QUEUES),
+            Moderation::One { .. } => 1,
+        }
     }
 }
 
@@ -162,6 +171,9 @@ pub struct E1000eDevice {
     keeper: Option<Arc<dyn Keeper>>,
     /// The running queues of an earlier server, until they are opened.
     going_on: Vec<Option<GoingOn>>,
+    opened: Opened,
+    /// The sizes of the memory that the engine has asked for last.
+    packets: PacketMemory,
 }
 
 /// The eventfds of a card.
@@ -199,10 +211,15 @@ impl Events {
         let of = |queue: usize| self.queues[queue.min(self.queues.len() - 1)].as_fd();
         // In the order of `IVAR_ONE_EACH`; or one for all.
         let vectors = [of(0), of(1), of(0), of(1), self.link.as_fd()];
-        let (kind, vectors) = match interrupts {
-            Interrupts::Vectors(_) => (VFIO_PCI_MSIX_IRQ_INDEX, &vectors[..]),
-            Interrupts::One { .. } => (VFIO_PCI_MSI_IRQ_INDEX, &vectors[..1]),
+        let (kind, other, vectors) = match interrupts {
+            Interrupts::Vectors(_) => {
+                (VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX, &vectors[..])
+            }
+            Interrupts::One { .. } => {
+                (VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, &vectors[..1])
+            }
         };
+        vfio.end_interrupts(other);
         vfio.set_interrupts(kind, vectors).map_err(vfio.refused("setting its interrupts"))?;
         // The driver also serves a card whose removal the kernel does not announce.
         let _ = vfio.set_interrupts(VFIO_PCI_REQ_IRQ_INDEX, &[self.removal.as_fd()]);
@@ -252,18 +269,19 @@ impl E1000eDevice {
             None => Vfio::open(address)?,
         };
         let registers = registers(&vfio, address)?;
-        let queues = options.queues.clamp(1, MOST_QUEUES);
+        let queues = options.queues();
         let eventfds = Events::after(earlier, queues);
         let eventfds = eventfds.map_err(vfio.refused("making an eventfd"))?;
         let events = events(&[eventfds.link.as_fd(), eventfds.removal.as_fd()]);
         let events = events.map_err(vfio.refused("making an epoll instance"))?;
-        let wiring = wiring(&eventfds).map_err(copying)?;
+        let wiring = wiring(&eventfds, &vfio).map_err(copying)?;
         let card = Card::new(registers, address, options.moderation.interrupts(), wiring);
         let vfio = Arc::new(vfio);
         let dma = PciDma::new(vfio.clone());
         let dma = dma.map_err(vfio.refused("asking for its address space"))?;
-        let going_on = if eventfds.are_set {
-            GoingOn::find(earlier, &card, options.mtu)
+        let opened = Opened { mtu: options.mtu, has_one_interrupt: card.interrupts.is_one() };
+        let going_on = if eventfds.are_set && vfio.is_bus_master() {
+            GoingOn::find(earlier, &card, opened)
                 .map_err(vfio.refused("mapping the rings of an earlier server"))?
         } else {
             Vec::new()
@@ -290,6 +308,8 @@ impl E1000eDevice {
             is_up: true,
             keeper: None,
             going_on: going_on.into_iter().map(Some).collect(),
+            opened,
+            packets: PacketMemory::default(),
         })
     }
 
@@ -312,25 +332,29 @@ impl E1000eDevice {
         // The engine has just registered the queue's memory of packets, and then this driver the rings.
         let memories = self.dma.own_memories();
         let memories = memories.last_chunk().copied().unwrap_or_default();
-        let header = Header { mac: self.info.mac, mtu: self.info.mtu, memories };
+        let (mac, opened, packets) = (self.info.mac, self.opened, self.packets);
+        let header = Header { mac, opened, packets, memories };
         let (ledger, ledger_file) = Ledger::new(&header).map_err(failed)?;
         if let Some(keeper) = self.keeper() {
             let files = Files { rings, ledger: ledger_file };
             files.replace(&**keeper, index as u32).map_err(failed)?;
+            self.card.set_kept();
         }
         Ok(E1000eQueue::start(self.parts(index, shared, registration, ledger)))
     }
 
     /// Goes on with the queue of an earlier server.
     fn go_on(&mut self, index: usize, going_on: GoingOn) -> Result<E1000eQueue, DeviceError> {
-        let GoingOn { shared, ledger, files, memory, buffers, drops, .. } = going_on;
+        let GoingOn { shared, ledger, files, memory, rx_tail, tx_tail, buffers, drops, .. } =
+            going_on;
         let registration = self.register(&shared)?;
         if let Some(keeper) = self.keeper() {
             let held = files.hold_again(&**keeper, index as u32, memory.as_fd());
             held.map_err(|cause| self.failed("memory for its rings", cause))?;
+            self.card.set_kept();
         }
         let parts = self.parts(index, shared, registration, ledger);
-        Ok(E1000eQueue::go_on(parts, buffers, drops))
+        Ok(E1000eQueue::go_on(parts, Position { rx_tail, tx_tail, buffers, drops }))
     }
 
     fn register(&self, shared: &Shared) -> Result<Registration, DeviceError> {
@@ -374,7 +398,7 @@ fn begin_anew(vfio: &Vfio, card: &Card, dma: &PciDma) -> Result<(), PciError> {
 }
 
 /// Returns what a card signals, and a key for the hash of two queues.
-fn wiring(events: &Events) -> io::Result<Wiring> {
+fn wiring(events: &Events, vfio: &Vfio) -> io::Result<Wiring> {
     let queues: io::Result<Vec<_>> =
         events.queues.iter().map(|event| event.try_clone().map(Arc::new)).collect();
     let queues = queues?;
@@ -383,7 +407,8 @@ fn wiring(events: &Events) -> io::Result<Wiring> {
     let (words, _) = key.as_chunks::<4>();
     let mut words = words.iter().map(|word| u32::from_le_bytes(*word));
     let key = std::array::from_fn(|_| words.next().unwrap_or_default());
-    Ok(Wiring { link: events.link.try_clone()?, key: (queues.len() > 1).then_some(key), queues })
+    let key = (queues.len() > 1).then_some(key);
+    Ok(Wiring { link: events.link.try_clone()?, queues, key, leaves: vfio.leaves().clone() })
 }
 
 /// Makes an epoll instance that is readable with any of these descriptors.
@@ -417,7 +442,7 @@ fn info(options: &Options, mac: [u8; 6]) -> Info {
     };
     let name = options.address.to_string();
     let rx_queue_packets = RING_ENTRIES as usize - 1;
-    let queues = options.queues.clamp(1, MOST_QUEUES);
+    let queues = options.queues();
     Info { name, mac, mtu: options.mtu, can, queues, limits, rx_queue_packets }
 }
 
@@ -497,11 +522,17 @@ impl Device for E1000eDevice {
     }
 
     /// If one of the queues has not the memory that the engine wants, the card is reset.
-    fn earlier_memory(&mut self, queue: usize, bytes: usize) -> io::Result<Option<OwnedFd>> {
+    fn earlier_memory(
+        &mut self,
+        queue: usize,
+        memory: PacketMemory,
+    ) -> io::Result<Option<OwnedFd>> {
+        self.packets = memory;
         let fits = |one: &GoingOn| {
-            let [(_, packet_bytes), _] = one.header.memories;
-            let mapped = rustix::fs::fstat(&one.memory)?.st_size as u64;
-            Ok(Region::is_file_of(&one.memory, bytes) && mapped == packet_bytes)
+            let [(_, mapped_bytes), _] = one.header.memories;
+            let file_bytes = rustix::fs::fstat(&one.memory)?.st_size as u64;
+            let is_whole = Region::is_file_of(&one.memory, memory.bytes);
+            Ok(is_whole && file_bytes == mapped_bytes && one.header.packets == memory)
         };
         let all: io::Result<Vec<bool>> = self.going_on.iter().flatten().map(fits).collect();
         if all?.contains(&false) {
@@ -525,10 +556,7 @@ impl Device for E1000eDevice {
     }
 
     fn leave(&mut self) {
-        if self.keeper().is_some() {
-            self.card.leave();
-            self.vfio.leave();
-        }
+        self.card.leave();
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
@@ -545,10 +573,16 @@ impl Device for E1000eDevice {
     }
 }
 
-/// Stops the card, unless the next server goes on with it, so that it accesses no memory any more, and raises no interrupt while the kernel
-/// removes the vectors.
+/// Stops the card, so that it accesses no memory any more, and raises no interrupt while the kernel removes the
+/// vectors; unless the next server goes on with it.
 impl Drop for E1000eDevice {
     fn drop(&mut self) {
+        if self.going_on.first().is_some_and(Option::is_some) {
+            // The server does not start, and has opened no queue: the next one finds the card as this one did.
+            self.card.set_kept();
+            self.card.leave();
+        }
+        self.card.leave_in_panic();
         if self.card.leaves() {
             return;
         }

@@ -17,14 +17,15 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_GROUP_FLAGS_VIABLE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD,
-    VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX, VFIO_TYPE, VFIO_TYPE1v2_IOMMU,
-    vfio_group_status, vfio_irq_set, vfio_region_info,
+    VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX, VFIO_TYPE,
+    VFIO_TYPE1v2_IOMMU, vfio_group_status, vfio_irq_set, vfio_region_info,
 };
 
 use super::address::PciAddress;
@@ -77,7 +78,7 @@ pub(super) struct Vfio {
     group: OwnedFd,
     device: File,
     /// `true` once this process leaves the device to the next one, with the memories that it reaches.
-    leaves: AtomicBool,
+    leaves: Arc<AtomicBool>,
 }
 
 /// Where a mapping of registers lies in the device's file.
@@ -173,7 +174,7 @@ impl Vfio {
         ioctl_number(container.as_fd(), SET_IOMMU, VFIO_TYPE1v2_IOMMU.into())
             .map_err(refused("choosing VFIO of type 1"))?;
         let device = open_device(address, group.as_fd()).map_err(refused("opening the device"))?;
-        Ok(Vfio { address, container, group, device, leaves: AtomicBool::new(false) })
+        Ok(Vfio { address, container, group, device, leaves: Arc::default() })
     }
 
     /// Takes the device over from an earlier server, which left it open with a keeper; `None` if it did not.
@@ -189,7 +190,7 @@ impl Vfio {
             // The server was killed before it could leave the device.
             None => open_device(address, group.as_fd())?,
         };
-        Ok(Some(Vfio { address, container, group, device, leaves: AtomicBool::new(false) }))
+        Ok(Some(Vfio { address, container, group, device, leaves: Arc::default() }))
     }
 
     /// Returns what a keeper must hold so that the device goes on without this process, with the names.
@@ -205,9 +206,10 @@ impl Vfio {
         ]
     }
 
-    /// Leaves the device to the next process: from now on, no memory is unmapped.
-    pub(super) fn leave(&self) {
-        self.leaves.store(true, Ordering::Relaxed);
+    /// Returns the flag with which this process leaves the device to the next one: once it is `true`, no memory is
+    /// unmapped.
+    pub(super) fn leaves(&self) -> &Arc<AtomicBool> {
+        &self.leaves
     }
 
     /// Returns a function that makes the error of an operation which the kernel refused.
@@ -243,6 +245,11 @@ impl Vfio {
         Ok(u16::from_le_bytes(bytes))
     }
 
+    /// Returns `true` if the device may access memory.
+    pub(super) fn is_bus_master(&self) -> bool {
+        self.configuration(COMMAND).is_ok_and(|command| command & COMMAND_BUS_MASTER != 0)
+    }
+
     /// Lets the device access memory if `is_on`, or ends that. Also makes its registers readable.
     pub(super) fn set_bus_master(&self, is_on: bool) -> io::Result<()> {
         let (offset, _) = self.region(VFIO_PCI_CONFIG_REGION_INDEX)?;
@@ -250,6 +257,14 @@ impl Vfio {
         let command =
             if is_on { command | COMMAND_BUS_MASTER } else { command & !COMMAND_BUS_MASTER };
         self.device.write_all_at(&command.to_le_bytes(), offset + COMMAND)
+    }
+
+    /// Ends the interrupts of this kind: the kernel has one kind at a time. Does nothing for a kind that is not in use.
+    pub(super) fn end_interrupts(&self, index: u32) {
+        let bytes = size_of::<vfio_irq_set>() as u32;
+        let mut words = [bytes, VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER, index, 0, 0];
+        // SAFETY: the words are a `vfio_irq_set`, without data behind it.
+        let _ = unsafe { ioctl_struct(self.device.as_fd(), DEVICE_SET_IRQS, &mut words[0]) };
     }
 
     /// Has the kernel signal these eventfds at the interrupts of this kind: the first one at vector 0, and so on.

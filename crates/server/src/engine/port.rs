@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use towpath_device::{
     Access, Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, DmaError,
-    ETHERNET_HEADER_BYTES, Info, Kick, Meta, POOL_HEADROOM_BYTES, Packet, Received, Registration,
-    Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES, packet_memory,
+    ETHERNET_HEADER_BYTES, Info, Kick, Meta, POOL_HEADROOM_BYTES, Packet, PacketMemory, Received,
+    Registration, Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES, packet_memory,
 };
 use towpath_memory::{Mapping, PAGE_BYTES, Region};
 use towpath_protocol::settings::Values;
@@ -151,7 +151,8 @@ impl DevicePort {
         if u32::try_from(bytes).is_err() || !limits.reaches(bytes) {
             return Err(failed(rustix::io::Errno::FBIG.into()));
         }
-        let earlier = device.earlier_memory(queue, bytes).map_err(failed)?;
+        let earlier =
+            device.earlier_memory(queue, PacketMemory { bytes, pool_bytes }).map_err(failed)?;
         let goes_on = earlier.is_some();
         let is_kept = dma.is_some() || device.keeps_memory();
         let made = || device_memory(bytes, pool_bytes, is_kept, gives_queues);

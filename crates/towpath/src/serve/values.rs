@@ -193,6 +193,11 @@ fn moderation<'a>(options: impl Iterator<Item = &'a str>) -> Result<Moderation, 
         }
     }
     let [rx, rx_max, tx, tx_max] = given.map(Option::unwrap_or_default);
+    for (name, delay, longest) in [("rx-usecs", rx, rx_max), ("tx-usecs", tx, tx_max)] {
+        if longest > 0 && delay == 0 {
+            return Err(format!("{name}-max needs {name}: the card delays nothing without"));
+        }
+    }
     Ok(if is_one {
         Moderation::One { rx_usecs: [rx, rx_max], tx_usecs: [tx, tx_max] }
     } else {
@@ -695,6 +700,7 @@ mod tests {
             ("pci:0000:00:03.0,interrupts=intx", "interrupts=msi"),
             ("pci:0000:00:03.0,rx-usecs=16777", "0 to 16776"),
             ("pci:0000:00:03.0,rx-usecs-max=9", "interrupts=msi"),
+            ("pci:0000:00:03.0,interrupts=msi,rx-usecs-max=9", "rx-usecs-max needs rx-usecs"),
             ("pci:0000:00:03.0,interrupts=msi,tx-usecs=67108", "0 to 67107"),
             ("xdp:0000:00:03.0", "pci:0000:00:03.0"),
             ("xdp:eth0,fast", "zero-copy"),

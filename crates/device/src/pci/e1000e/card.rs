@@ -37,6 +37,8 @@ pub(super) struct Wiring {
     pub(super) queues: Vec<Arc<OwnedFd>>,
     /// The key of the hash by which two queues share packets.
     pub(super) key: Option<[u32; KEY_WORDS]>,
+    /// Shared with the address space: `true` once this process leaves the card to the next one.
+    pub(super) leaves: Arc<AtomicBool>,
 }
 
 /// An 82574L. The control thread and the engine share it.
@@ -54,7 +56,9 @@ pub(super) struct Card {
     /// The number of resets. A queue that another one's reset has stopped notices by it.
     resets: AtomicU32,
     /// `true` once this process leaves the running card to the next one.
-    leaves: AtomicBool,
+    leaves: Arc<AtomicBool>,
+    /// `true` if a keeper holds what the next server needs to go on with the card.
+    is_kept: AtomicBool,
 }
 
 /// Waits until `is_done` returns `true`, at most for `limit`. Returns `true` if it did in time.
@@ -82,6 +86,7 @@ impl Card {
         interrupts: Interrupts,
         wiring: Wiring,
     ) -> Card {
+        let wiring_leaves = wiring.leaves.clone();
         Card {
             registers,
             address,
@@ -91,7 +96,8 @@ impl Card {
             own_address: OnceLock::new(),
             wiring,
             resets: AtomicU32::new(0),
-            leaves: AtomicBool::new(false),
+            leaves: wiring_leaves,
+            is_kept: AtomicBool::new(false),
         }
     }
 
@@ -126,7 +132,7 @@ impl Card {
 
     /// Returns what the device has counted, with the names.
     pub(super) fn statistics(&self) -> Vec<(&'static str, u64)> {
-        if self.is_gone() { Vec::new() } else { self.sums().count(&self.registers) }
+        if self.is_gone() { Vec::new() } else { self.sums().count(&self.registers, Instant::now()) }
     }
 
     fn sums(&self) -> MutexGuard<'_, Statistics> {
@@ -136,6 +142,15 @@ impl Card {
     /// Returns `true` if the device does not answer any more.
     pub(super) fn is_gone(&self) -> bool {
         self.read(STATUS) == GONE
+    }
+
+    /// Returns the speed of the link, in Mbit/s.
+    pub(super) fn megabits(&self) -> u32 {
+        match self.read(STATUS) & STATUS_SPEED {
+            0 => 10,
+            STATUS_SPEED_100 => 100,
+            _ => 1000,
+        }
     }
 
     /// Returns `true` if the link is up.
@@ -297,21 +312,26 @@ impl Card {
         self.filters().set_everything(&self.registers, is_on);
     }
 
-    /// Enables interrupts: that for the link at once, those for packets when a queue is armed.
-    pub(super) fn start_interrupts(&self) {
-        self.interrupts.start(&self.registers);
-    }
-
-    /// Starts both directions, once the registers of this queue and of all other open ones are set.
-    pub(super) fn start(&self, queue: u32) {
+    /// Calls `set`, which writes the registers of a queue, and starts both directions once those of all open queues are
+    /// written. Does nothing if the card was reset more often than so many times: then the queue follows that
+    /// reset, too.
+    pub(super) fn start(&self, queue: u32, resets: u32, set: impl FnOnce()) {
         let mut filters = self.filters();
         filters.open |= 1 << queue;
+        if self.resets() != resets {
+            return;
+        }
+        set();
         filters.set |= 1 << queue;
         if filters.set == filters.open {
             filters.is_running = true;
             self.write(TCTL, TCTL_DEFAULT | TCTL_ENABLE);
             self.write(RCTL, filters.reception());
         }
+        drop(filters);
+        self.interrupts.start(&self.registers);
+        // A change of the link may have been cleared with the causes.
+        self.signal_link();
     }
 
     /// Returns `true` if both directions run, and a queue with these rings, which an earlier server has set.
@@ -341,9 +361,24 @@ impl Card {
         self.filters().remove_left(&self.registers);
     }
 
-    /// Leaves the running card to the next process: from now on, [`Card::stop`] does nothing.
+    /// Notes that a keeper holds what the next server needs to go on with the card.
+    pub(super) fn set_kept(&self) {
+        self.is_kept.store(true, Ordering::Relaxed);
+    }
+
+    /// Leaves the running card to the next process, if that can go on with it: from now on, [`Card::stop`] does
+    /// nothing, and no memory is unmapped.
     pub(super) fn leave(&self) {
-        self.leaves.store(true, Ordering::Relaxed);
+        if self.is_kept.load(Ordering::Relaxed) {
+            self.leaves.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Leaves the card in a panic. A packet may be its cause, so the next server drops those that wait.
+    pub(super) fn leave_in_panic(&self) {
+        if std::thread::panicking() {
+            self.leave();
+        }
     }
 
     /// Returns `true` if this process leaves the card to the next one.
@@ -351,7 +386,7 @@ impl Card {
         self.leaves.load(Ordering::Relaxed)
     }
 
-    /// Stops both directions, and all interrupts.
+    /// Stops both directions, and all interrupts. Does nothing once this process leaves the card.
     pub(super) fn stop(&self) {
         if self.leaves() {
             return;
@@ -375,7 +410,8 @@ pub(super) fn double() -> Card {
 pub(super) fn double_of(queues: usize) -> Card {
     let event = || rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
     let queues = (0..queues).map(|_| Arc::new(event())).collect();
-    let wiring = Wiring { link: event(), queues, key: Some([5; KEY_WORDS]) };
+    let leaves = Arc::default();
+    let wiring = Wiring { link: event(), queues, key: Some([5; KEY_WORDS]), leaves };
     let address = "0000:00:03.0".parse().unwrap();
     Card::new(Registers::double(0x20000), address, Interrupts::vectors(2, 2), wiring)
 }
@@ -426,7 +462,7 @@ mod tests {
         let earlier = double();
         let address = |number: u8| [2, 0, 0, 0, 0, number];
         assert!((0..16).all(|number| earlier.add_address(address(number))));
-        earlier.start(0);
+        earlier.start(0, 0, || ());
         earlier.receive_groups(true);
         let card = double();
         for at in (0..0x20000).step_by(4).map(Register) {
@@ -445,6 +481,7 @@ mod tests {
         assert_eq!(valid.collect::<Vec<_>>(), [0, 3]);
         card.receive_everything(false);
         assert_eq!(card.read(RCTL), RCTL_LONG | RCTL_STRIP_CRC | RCTL_ENABLE);
+        card.set_kept();
         card.leave();
         card.stop();
         assert_ne!(card.read(RCTL), 0);
@@ -455,18 +492,19 @@ mod tests {
     fn a_reset_stops_both_queues_once() {
         let card = double();
         card.write(EECD, EECD_AUTO_READ_DONE);
-        card.start(0);
+        card.start(0, card.resets(), || ());
         assert_ne!(card.read(RCTL) & RCTL_ENABLE, 0);
-        card.start(1);
+        card.start(1, card.resets(), || ());
         card.reset_once(0).unwrap();
+        card.start(1, 0, || panic!("the registers of a queue that has not followed the reset"));
         card.reset_once(0).unwrap();
         assert_eq!((card.resets(), card.read(RCTL)), (1, 0));
         for queue in card.queue_interrupts() {
             assert!(rustix::io::read(&**queue, &mut [0; 8]).is_ok(), "its engine sleeps on");
         }
-        card.start(1);
+        card.start(1, card.resets(), || ());
         assert_eq!((card.read(RCTL) & RCTL_ENABLE, card.read(TCTL) & TCTL_ENABLE), (0, 0));
-        card.start(0);
+        card.start(0, card.resets(), || ());
         assert_ne!(card.read(RCTL) & RCTL_ENABLE, 0);
         assert_ne!(card.read(TCTL) & TCTL_ENABLE, 0);
     }

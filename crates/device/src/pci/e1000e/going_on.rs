@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::card::Card;
 use super::descriptor;
-use super::ledger::{Header, Ledger};
+use super::ledger::{Header, Ledger, Opened};
 use super::memory::{RING_ENTRIES, Shared};
 use super::names::{QUEUE_STRIDE, RDT, TDH, TDT};
 use super::queue::{RX_BUFFER_BYTES, rings_at};
@@ -24,8 +24,8 @@ const RINGS: &str = "device-card-rings-";
 const LEDGER: &str = "device-card-ledger-";
 const MEMORY: &str = "device-memory-";
 
-/// The longest wait for packets that an earlier server told the device to send: 512 of 1 500 bytes take 6 ms
-/// at 1 Gbit/s.
+/// The longest wait for packets that an earlier server told the device to send, at 1 Gbit/s: 512 of 1 500 bytes take
+/// 6 ms for each queue.
 const SENDING_LIMIT: Duration = Duration::from_millis(20);
 
 /// A queue with which this server goes on.
@@ -36,6 +36,9 @@ pub(super) struct GoingOn {
     pub(super) files: Files,
     /// The file of the memory of the packets.
     pub(super) memory: OwnedFd,
+    /// The tails of both rings. The device could return others later.
+    pub(super) rx_tail: u32,
+    pub(super) tx_tail: u32,
     /// The buffers that the device has, in ascending order.
     pub(super) buffers: Vec<u32>,
     /// `true` if the packets that wait are dropped, because one of them may have made the earlier
@@ -83,23 +86,24 @@ impl GoingOn {
     pub(super) fn find(
         earlier: &EarlierObjects,
         card: &Card,
-        mtu: usize,
+        opened: Opened,
     ) -> io::Result<Vec<GoingOn>> {
         let queues = 0..card.queue_interrupts().len() as u32;
         // The server may have had more queues.
         if earlier.copy(&of(RINGS, queues.end))?.is_some() {
             return Ok(Vec::new());
         }
-        let found: io::Result<Option<Vec<_>>> =
-            queues.map(|queue| GoingOn::find_one(earlier, card, mtu, queue)).collect();
+        let until = Instant::now() + SENDING_LIMIT * 1000 / card.megabits().clamp(10, 1000);
+        let find = |queue| GoingOn::find_one(earlier, card, opened, (queue, until));
+        let found: io::Result<Option<Vec<_>>> = queues.map(find).collect();
         Ok(found?.unwrap_or_default())
     }
 
     fn find_one(
         earlier: &EarlierObjects,
         card: &Card,
-        mtu: usize,
-        queue: u32,
+        opened: Opened,
+        (queue, until): (u32, Instant),
     ) -> io::Result<Option<GoingOn>> {
         let [rings, ledger, memory] =
             [RINGS, LEDGER, MEMORY].map(|name| earlier.copy(&of(name, queue)));
@@ -110,46 +114,57 @@ impl GoingOn {
             return Ok(None);
         };
         let Some((shared, rings)) = Shared::of_earlier(rings)? else { return Ok(None) };
-        let [(_, packet_bytes), (rings_address, _)] = header.memories;
+        let [_, (rings_address, _)] = header.memories;
         let [rx, tx] = rings_at(rings_address);
-        if header.mtu != mtu
-            || !card.runs_with(queue, rx, tx)
-            || !has_sent_all(card, queue, &shared)
-        {
+        if header.opened != opened || !card.runs_with(queue, rx, tx) {
             return Ok(None);
         }
-        let tail = card.registers.read(RDT.at(queue, QUEUE_STRIDE));
-        let Some(buffers) = buffers(&ledger, tail, packet_bytes) else { return Ok(None) };
+        let Some(tx_tail) = tail_after_all(card, queue, &shared, until) else { return Ok(None) };
+        let rx_tail = card.registers.read(RDT.at(queue, QUEUE_STRIDE));
+        let Some(buffers) = buffers(&ledger, rx_tail, header.packets.pool_bytes) else {
+            return Ok(None);
+        };
         let files = Files { rings, ledger: ledger_file };
         let drops = earlier.is_after_crash();
-        Ok(Some(GoingOn { header, shared, ledger, files, memory, buffers, drops }))
+        Ok(Some(GoingOn {
+            header,
+            shared,
+            ledger,
+            files,
+            memory,
+            rx_tail,
+            tx_tail,
+            buffers,
+            drops,
+        }))
     }
 }
 
-/// Returns `true` once the device has sent all that it was told to.
-fn has_sent_all(card: &Card, queue: u32, shared: &Shared) -> bool {
-    let begun = Instant::now();
+/// Returns the tail of the transmit ring, once the device has sent all that it was told to; `None` if it has not in time.
+fn tail_after_all(card: &Card, queue: u32, shared: &Shared, until: Instant) -> Option<u32> {
+    let tail = card.registers.read(TDT.at(queue, QUEUE_STRIDE));
+    if tail >= RING_ENTRIES {
+        return None;
+    }
+    // The head moves when the device fetches a descriptor, and the device writes the last one of a packet when
+    // it has fetched the packet.
+    let last = shared.tx.after(tail, RING_ENTRIES - 1);
     loop {
-        let [head, tail] =
-            [TDH, TDT].map(|register| card.registers.read(register.at(queue, QUEUE_STRIDE)));
-        if tail >= RING_ENTRIES {
-            return false;
+        let words = shared.tx.fetch(last);
+        let is_written = words == [0, 0] || descriptor::is_sent(words[1]);
+        if is_written && card.registers.read(TDH.at(queue, QUEUE_STRIDE)) == tail {
+            return Some(tail);
         }
-        // The head moves when the device fetches a descriptor, and the device writes the last one of a packet when
-        // it has fetched the packet.
-        let last = shared.tx.fetch(shared.tx.after(tail, RING_ENTRIES - 1));
-        if head == tail && (last == [0, 0] || descriptor::is_sent(last[1])) {
-            return true;
-        }
-        if begun.elapsed() > SENDING_LIMIT {
-            return false;
+        if Instant::now() > until {
+            return None;
         }
         sleep(Duration::from_micros(100));
     }
 }
 
-/// Returns the buffers that the device has, in ascending order; `None` if they are not those of a ledger.
-fn buffers(ledger: &Ledger, tail: u32, packet_bytes: u64) -> Option<Vec<u32>> {
+/// Returns the buffers that the device has, in ascending order; `None` if they are not those of a ledger: in the
+/// pool, and each in one descriptor.
+fn buffers(ledger: &Ledger, tail: u32, pool_bytes: usize) -> Option<Vec<u32>> {
     let (oldest, _) = ledger.oldest();
     if tail >= RING_ENTRIES || oldest >= RING_ENTRIES {
         return None;
@@ -158,18 +173,22 @@ fn buffers(ledger: &Ledger, tail: u32, packet_bytes: u64) -> Option<Vec<u32>> {
     let index = |ahead| (oldest + ahead) % RING_ENTRIES;
     let mut buffers: Vec<_> = (0..held).map(|ahead| ledger.buffer(index(ahead))).collect();
     buffers.sort_unstable();
-    let are_apart = buffers.windows(2).all(|two| two[1] - two[0] >= RX_BUFFER_BYTES as u32);
-    let end = buffers.last().map_or(0, |last| u64::from(*last) + RX_BUFFER_BYTES as u64);
-    (are_apart && end <= packet_bytes).then_some(buffers)
+    let are_apart = buffers.windows(2).all(|two| two[0] != two[1]);
+    let is_one = |buffer: &u32| buffer.is_multiple_of(RX_BUFFER_BYTES as u32);
+    let end = buffers.last().map_or(0, |last| *last as usize + RX_BUFFER_BYTES);
+    (are_apart && buffers.iter().all(is_one) && end <= pool_bytes).then_some(buffers)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PacketMemory;
 
     #[test]
     fn the_device_has_the_buffers_from_the_oldest_to_the_tail() {
-        let header = Header { mac: [0; 6], mtu: 1500, memories: [(0, 0); 2] };
+        let opened = Opened { mtu: 1500, has_one_interrupt: false };
+        let packets = PacketMemory::default();
+        let header = Header { mac: [0; 6], opened, packets, memories: [(0, 0); 2] };
         let (mut ledger, _) = Ledger::new(&header).unwrap();
         for (index, buffer) in [(510, 4096), (511, 0), (0, 8192), (1, 2048)] {
             ledger.set_buffer(index, buffer);
@@ -181,6 +200,8 @@ mod tests {
         assert_eq!(buffers(&ledger, 2, 10239), None, "beyond the memory");
         assert_eq!(buffers(&ledger, 3, 10240), None, "a buffer twice");
         assert_eq!(buffers(&ledger, 512, 10240), None);
+        ledger.set_buffer(0, 8193);
+        assert_eq!(buffers(&ledger, 1, 1 << 20), None, "within a buffer");
         ledger.set_oldest(512, false);
         assert_eq!(buffers(&ledger, 2, 10240), None);
     }

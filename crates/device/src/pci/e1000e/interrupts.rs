@@ -3,7 +3,7 @@
 //! | mode | causes | deferral |
 //! |---|---|---|
 //! | MSI-X | a vector for each queue and direction, and one for the rest; an interrupt clears and masks its causes | the least time between two interrupts of a vector (`EITR`) |
-//! | MSI | one interrupt for all; a read of `ICR` clears the causes, and the driver masks them | after each packet, and at most from the first one on (`RDTR`, `RADV`, `TIDV`, `TADV`) |
+//! | MSI | one interrupt for all, the causes of which the driver masks and clears | after each packet, and at most from the first one on (`RDTR`, `RADV`, `TIDV`, `TADV`) |
 
 use std::time::Duration;
 
@@ -58,6 +58,11 @@ impl Interrupts {
         Duration::from_nanos(u64::from(*most.unwrap_or(&0)) * 2 * u64::from(ns))
     }
 
+    /// Returns `true` if there is one interrupt for all causes.
+    pub(super) fn is_one(&self) -> bool {
+        matches!(self, Interrupts::One { .. })
+    }
+
     /// Returns `true` if the interrupts for sent packets are deferred by descriptor.
     pub(super) fn defers_sent(&self) -> bool {
         matches!(self, Interrupts::One { tx: [delay, _], .. } if *delay > 0)
@@ -88,8 +93,7 @@ impl Interrupts {
                 {
                     registers.write(register, *value);
                 }
-                // A read clears the causes.
-                let _ = registers.read(ICR);
+                registers.write(ICR, u32::MAX);
             }
         }
         self.enable_link(registers);
@@ -114,7 +118,9 @@ impl Interrupts {
             return false;
         }
         registers.write(IMC, CAUSE_RX_TIMER | CAUSE_TX_WRITTEN);
+        // By the data sheet (10.2.4.1), a read clears the causes only in some states.
         let causes = registers.read(ICR);
+        registers.write(ICR, causes);
         causes != GONE && causes & CAUSE_LINK != 0
     }
 }

@@ -8,16 +8,17 @@ use towpath_memory::{Region, own_words};
 use towpath_queue::OwnWords;
 
 use super::memory::RING_ENTRIES;
+use crate::PacketMemory;
 
 /// The number of the layout, in the first word. A change of the rings' memory changes it, too.
-const LAYOUT: u64 = u64::from_le_bytes(*b"82574Lg1");
+const LAYOUT: u64 = u64::from_le_bytes(*b"82574Lg2");
 /// The word of the oldest descriptor that the engine has not handled, and the bit beside it that says
 /// that this one is the rest of a packet which is too long.
 const OLDEST: usize = HEADER_WORDS;
 const DISCARDS: u64 = 1 << 32;
 /// The first of the words of the descriptors, each with its receive buffer.
 const BUFFERS: usize = OLDEST + 1;
-const HEADER_WORDS: usize = 7;
+const HEADER_WORDS: usize = 9;
 const BYTES: usize = (BUFFERS + RING_ENTRIES as usize) * 8;
 
 /// With what a device was opened, and where it finds the memories.
@@ -25,10 +26,20 @@ const BYTES: usize = (BUFFERS + RING_ENTRIES as usize) * 8;
 pub(super) struct Header {
     /// The device's own address. Filters have taken its place in the device.
     pub(super) mac: [u8; 6],
-    /// The largest IP packet, in bytes.
-    pub(super) mtu: usize,
+    pub(super) opened: Opened,
+    /// The sizes that the engine wanted of the packets' memory.
+    pub(super) packets: PacketMemory,
     /// The device addresses and the bytes of the packets' memory and of the rings.
     pub(super) memories: [(u64, u64); 2],
+}
+
+/// What a next server must have in common with the one that left the card running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Opened {
+    /// The largest IP packet, in bytes.
+    pub(super) mtu: usize,
+    /// `true` if the card has one interrupt for all causes.
+    pub(super) has_one_interrupt: bool,
 }
 
 impl Header {
@@ -36,7 +47,17 @@ impl Header {
         let [a, b, c, d, e, f] = self.mac;
         let mac = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]);
         let [(packets, packet_bytes), (rings, ring_bytes)] = self.memories;
-        [LAYOUT, mac, self.mtu as u64, packets, packet_bytes, rings, ring_bytes]
+        [
+            LAYOUT,
+            mac,
+            self.opened.mtu as u64 | u64::from(self.opened.has_one_interrupt) << 32,
+            packets,
+            packet_bytes,
+            rings,
+            ring_bytes,
+            self.packets.bytes as u64,
+            self.packets.pool_bytes as u64,
+        ]
     }
 
     /// Reads the header of a ledger; `None` for one of another layout.
@@ -47,7 +68,10 @@ impl Header {
         }
         let [a, b, c, d, e, f, ..] = word(1).to_le_bytes();
         let memories = [(word(3), word(4)), (word(5), word(6))];
-        Some(Header { mac: [a, b, c, d, e, f], mtu: word(2) as usize, memories })
+        let opened =
+            Opened { mtu: word(2) as u32 as usize, has_one_interrupt: word(2) & 1 << 32 != 0 };
+        let packets = PacketMemory { bytes: word(7) as usize, pool_bytes: word(8) as usize };
+        Some(Header { mac: [a, b, c, d, e, f], opened, packets, memories })
     }
 }
 
@@ -116,7 +140,9 @@ mod tests {
     #[test]
     fn the_next_server_reads_what_was_noted() {
         let memories = [(1 << 32, 3 << 20), (1 << 33, 1 << 18)];
-        let header = Header { mac: [2, 3, 4, 5, 6, 7], mtu: 1500, memories };
+        let opened = Opened { mtu: 1500, has_one_interrupt: true };
+        let packets = PacketMemory { bytes: 3_000_001, pool_bytes: 2_000_000 };
+        let header = Header { mac: [2, 3, 4, 5, 6, 7], opened, packets, memories };
         let (mut ledger, file) = Ledger::new(&header).unwrap();
         assert_eq!(ledger.oldest(), (0, false));
         ledger.set_buffer(RING_ENTRIES - 1, 4096);

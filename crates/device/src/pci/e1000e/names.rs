@@ -13,6 +13,8 @@ pub(super) const CTRL_RESET: u32 = 1 << 26;
 
 pub(super) const STATUS: Register = Register(0x0008);
 pub(super) const STATUS_LINK_UP: u32 = 1 << 1;
+pub(super) const STATUS_SPEED: u32 = 3 << 6;
+pub(super) const STATUS_SPEED_100: u32 = 1 << 6;
 pub(super) const STATUS_MASTER: u32 = 1 << 19;
 
 /// Control of the NVM; a bit says that the device has read its settings after a reset.

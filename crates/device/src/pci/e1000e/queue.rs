@@ -27,6 +27,8 @@ pub(super) const RX_BUFFER_BYTES: usize = 2048;
 /// how many others these can wait.
 const TOLD_AT_ONCE: u32 = 16;
 const ENOUGH: u32 = RING_ENTRIES / 4;
+/// Polls between two reads of the causes of a card with one interrupt.
+const POLLS_PER_LINK: u32 = 256;
 /// Sleeps between two reads of the count of packets that the device dropped.
 const SLEEPS_PER_READ: u32 = 64;
 
@@ -43,6 +45,16 @@ pub(super) struct Parts {
     pub(super) ledger: Ledger,
     /// The kernel signals it at each interrupt of the queue.
     pub(super) interrupt: Arc<OwnedFd>,
+}
+
+/// Where a queue goes on.
+pub(super) struct Position {
+    pub(super) rx_tail: u32,
+    pub(super) tx_tail: u32,
+    /// The buffers that the device has, in ascending order.
+    pub(super) buffers: Vec<u32>,
+    /// `true` if the packets that wait are dropped.
+    pub(super) drops: bool,
 }
 
 /// A queue of the device.
@@ -70,6 +82,9 @@ pub(super) struct E1000eQueue {
     is_armed: bool,
     /// `true` if the device may interrupt for packets.
     is_unmasked: bool,
+    /// `true` while the engine has yet to fetch packets that a reset returned.
+    returns: bool,
+    polls: u32,
     sleeps: u32,
     /// The packets that the device has dropped, as counted.
     missed: u64,
@@ -79,28 +94,23 @@ pub(super) struct E1000eQueue {
 impl E1000eQueue {
     /// Starts the device with empty rings.
     pub(super) fn start(parts: Parts) -> E1000eQueue {
-        let queue = E1000eQueue::new(parts);
-        queue.set_rings();
-        queue.parts.card.start_interrupts();
-        queue.parts.card.start(queue.parts.index);
+        let mut queue = E1000eQueue::new(parts);
+        queue.start_again();
         queue
     }
 
-    /// Goes on with the rings of an earlier server, which the device goes on with, too. `left`: the buffers
-    /// that the device has, in ascending order. `drops`: the packets that wait are dropped.
-    pub(super) fn go_on(parts: Parts, left: Vec<u32>, drops: bool) -> E1000eQueue {
+    /// Goes on with the rings of an earlier server, which the device goes on with, too.
+    pub(super) fn go_on(parts: Parts, from: Position) -> E1000eQueue {
         let mut queue = E1000eQueue::new(parts);
         let (oldest, discards) = queue.parts.ledger.oldest();
-        let [rx_tail, tx_tail] =
-            [RDT, TDT].map(|register| queue.parts.card.registers.read(queue.of(register)));
-        queue.parts.shared.rx.go_on(oldest, rx_tail);
-        queue.parts.shared.tx.go_on(tx_tail, tx_tail);
-        (queue.discards, queue.noted, queue.left) = (discards, (oldest, discards), left);
-        if drops {
+        queue.parts.shared.rx.go_on(oldest, from.rx_tail);
+        queue.parts.shared.tx.go_on(from.tx_tail, from.tx_tail);
+        (queue.discards, queue.noted, queue.left) = (discards, (oldest, discards), from.buffers);
+        if from.drops {
             queue.drop_waiting();
         }
-        queue.parts.card.start_interrupts();
-        queue.parts.card.start(queue.parts.index);
+        let (card, index) = (queue.parts.card.clone(), queue.parts.index);
+        card.start(index, queue.resets, || ());
         queue
     }
 
@@ -119,6 +129,8 @@ impl E1000eQueue {
             context: None,
             is_armed: false,
             is_unmasked: false,
+            returns: false,
+            polls: 0,
             sleeps: 0,
             missed: 0,
             counters: Counters::default(),
@@ -153,7 +165,12 @@ impl E1000eQueue {
     /// Keeps the device from interrupting, if it does not do that by itself, since the queue was armed.
     fn acknowledge(&mut self) {
         let card = &self.parts.card;
-        if std::mem::take(&mut self.is_unmasked) && card.interrupts.acknowledge(&card.registers) {
+        self.polls = self.polls.wrapping_add(1);
+        // An engine that does not sleep learns of the link so, if that has no interrupt of its own.
+        let is_due = self.polls.is_multiple_of(POLLS_PER_LINK);
+        if (std::mem::take(&mut self.is_unmasked) || is_due)
+            && card.interrupts.acknowledge(&card.registers)
+        {
             // The interrupt is also that of the link.
             card.signal_link();
         }
@@ -162,6 +179,7 @@ impl E1000eQueue {
     /// Returns `true` if a received packet, a completion, or room that the engine waits for is there.
     fn has_work(&self, tx_waiting: bool) -> bool {
         self.has_packet()
+            || !self.dropped.is_empty()
             || !self.done.is_empty()
             || self.is_oldest_sent()
             || tx_waiting && self.has_room()
@@ -205,6 +223,10 @@ impl DeviceQueue for E1000eQueue {
         spaces: &mut Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
+        // The engine sends returned packets first.
+        if self.returns || self.parts.card.resets() != self.resets {
+            return Ok(0);
+        }
         Ok(self.submit(spaces, packets))
     }
 
@@ -228,6 +250,7 @@ impl DeviceQueue for E1000eQueue {
         self.fetch_completions();
         let count = budget.min(self.done.len());
         out.extend(self.done.drain(..count));
+        self.returns &= !self.done.is_empty();
         Ok(count)
     }
 
@@ -277,6 +300,7 @@ impl E1000eQueue {
     /// Goes on after a reset by the engine of the other queue.
     #[cold]
     fn follow_reset(&mut self) {
+        self.returns = !self.in_flight.is_empty();
         for buffer in self.take_all() {
             if self.parts.shared.rx.room() > 0 {
                 self.give(buffer);
@@ -304,12 +328,10 @@ impl E1000eQueue {
         buffers
     }
 
-    /// Writes the registers of the queue after a reset.
+    /// Writes the registers of the queue, whose rings are empty.
     fn start_again(&mut self) {
         self.resets = self.parts.card.resets();
-        self.set_rings();
-        self.parts.card.start_interrupts();
-        self.parts.card.start(self.parts.index);
+        self.parts.card.start(self.parts.index, self.resets, || self.set_rings());
     }
 
     /// Tells the device of new receive buffers: of many at once while it has enough others, since a write of a
@@ -353,10 +375,7 @@ impl E1000eQueue {
 /// Stops the device, which then accesses no memory. A device that is left to the next server goes on.
 impl Drop for E1000eQueue {
     fn drop(&mut self) {
-        if self.parts.card.leaves() {
-            // The engine has handled all that it received.
-            self.note_received();
-        }
+        self.parts.card.leave_in_panic();
         self.parts.card.stop();
     }
 }

@@ -1,10 +1,12 @@
 //! The statistics registers, each of which a read clears.
 
+use std::time::{Duration, Instant};
+
 use super::names::MPC;
 use crate::pci::registers::{GONE, Register, Registers};
 
 /// A statistic: its name, as `ethtool -S` shows it with Linux's driver (`e1000_gstrings_stats` in ethtool.c) where that
-/// shows it, and its register.
+/// shows it, or else the data sheet's, and its register.
 type Statistic = (&'static str, Register);
 
 /// Statistics of 32 bits.
@@ -12,7 +14,7 @@ const SHORT: [Statistic; 29] = [
     ("rx_crc_errors", Register(0x4000)),
     ("rx_align_errors", Register(0x4004)),
     ("rx_symbol_errors", Register(0x4008)),
-    ("rx_errors", Register(0x400c)),
+    ("rxerrc", Register(0x400c)),
     ("rx_missed_errors", MPC),
     ("tx_single_coll_ok", Register(0x4014)),
     ("tx_abort_excess_coll", Register(0x4018)),
@@ -21,7 +23,7 @@ const SHORT: [Statistic; 29] = [
     ("collisions", Register(0x4028)),
     ("tx_deferred_ok", Register(0x4030)),
     ("tx_no_carrier_sense", Register(0x4034)),
-    ("rx_length_errors", Register(0x4040)),
+    ("rlec", Register(0x4040)),
     ("rx_flow_control_xon", Register(0x4048)),
     ("tx_flow_control_xon", Register(0x404c)),
     ("rx_flow_control_xoff", Register(0x4050)),
@@ -31,9 +33,9 @@ const SHORT: [Statistic; 29] = [
     ("rx_multicast", Register(0x407c)),
     ("tx_packets", Register(0x4080)),
     ("rx_no_buffer_count", Register(0x40a0)),
-    ("rx_undersize_errors", Register(0x40a4)),
+    ("rx_short_length_errors", Register(0x40a4)),
     ("rx_fragment_errors", Register(0x40a8)),
-    ("rx_oversize_errors", Register(0x40ac)),
+    ("rx_long_length_errors", Register(0x40ac)),
     ("rx_jabber_errors", Register(0x40b0)),
     ("tx_multicast", Register(0x40f0)),
     ("tx_broadcast", Register(0x40f4)),
@@ -46,16 +48,21 @@ const LONG: [Statistic; 2] = [("rx_bytes", Register(0x4088)), ("tx_bytes", Regis
 /// The place of the packets that the device dropped because its packet buffer was full.
 const MISSED: usize = 4;
 
+/// The time in which the registers are not read again: any user of the server may ask for its report.
+const FRESH: Duration = Duration::from_millis(100);
+
 /// Sums of what the registers counted.
 #[derive(Debug)]
 pub(super) struct Statistics {
+    /// When all registers were read last.
+    read: Option<Instant>,
     short: [u64; SHORT.len()],
     long: [u64; LONG.len()],
 }
 
 impl Default for Statistics {
     fn default() -> Statistics {
-        Statistics { short: [0; SHORT.len()], long: [0; LONG.len()] }
+        Statistics { read: None, short: [0; SHORT.len()], long: [0; LONG.len()] }
     }
 }
 
@@ -75,8 +82,22 @@ impl Statistics {
         self.short[MISSED]
     }
 
-    /// Adds what the device counted, and returns all sums with their names.
-    pub(super) fn count(&mut self, registers: &Registers) -> Vec<(&'static str, u64)> {
+    /// Adds what the device counted since some time ago, and returns all sums with their names.
+    pub(super) fn count(
+        &mut self,
+        registers: &Registers,
+        now: Instant,
+    ) -> Vec<(&'static str, u64)> {
+        if self.read.is_none_or(|read| now - read >= FRESH) {
+            self.read = Some(now);
+            self.add_all(registers);
+        }
+        let short = SHORT.iter().zip(self.short);
+        let long = LONG.iter().zip(self.long);
+        short.chain(long).map(|((name, _), sum)| (*name, sum)).collect()
+    }
+
+    fn add_all(&mut self, registers: &Registers) {
         for (sum, (_, register)) in self.short.iter_mut().zip(SHORT) {
             *sum += read(registers, register);
         }
@@ -84,9 +105,6 @@ impl Statistics {
             let low = read(registers, register);
             *sum += low | read(registers, register.at(1, 4)) << 32;
         }
-        let short = SHORT.iter().zip(self.short);
-        let long = LONG.iter().zip(self.long);
-        short.chain(long).map(|((name, _), sum)| (*name, sum)).collect()
     }
 }
 
@@ -105,11 +123,17 @@ mod tests {
         }
         assert_eq!(statistics.count_missed(&registers), 3);
         let of = |all: &[(&str, u64)], name| all.iter().find(|one| one.0 == name).unwrap().1;
-        let all = statistics.count(&registers);
+        let mut now = Instant::now();
+        let all = statistics.count(&registers, now);
         assert_eq!((of(&all, "rx_missed_errors"), of(&all, "rx_packets")), (6, 7));
         assert_eq!(of(&all, "rx_bytes"), 5 | 2 << 32);
+        now += FRESH / 2;
+        assert_eq!(of(&statistics.count(&registers, now), "rx_packets"), 7, "read again too soon");
+        now += FRESH;
+        assert_eq!(of(&statistics.count(&registers, now), "rx_packets"), 14);
         registers.write(Register(0x4074), GONE);
-        assert_eq!(of(&statistics.count(&registers), "rx_packets"), 7);
+        now += FRESH;
+        assert_eq!(of(&statistics.count(&registers, now), "rx_packets"), 14);
         let mut names: Vec<_> = all.iter().map(|(name, _)| name).collect();
         names.sort_unstable();
         names.dedup();

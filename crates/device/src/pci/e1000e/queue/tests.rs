@@ -10,15 +10,16 @@ use super::*;
 use crate::dma::{Access, Dma, DmaError};
 use crate::pci::e1000e::card::{Card, double_of};
 use crate::pci::e1000e::going_on::{Files, GoingOn};
-use crate::pci::e1000e::ledger::Header;
+use crate::pci::e1000e::ledger::{Header, Opened};
 use crate::random::Random;
-use crate::{Capabilities, EarlierObjects, Limits, Meta, Part, Space};
+use crate::{Capabilities, EarlierObjects, Limits, Meta, PacketMemory, Part, Space};
 
 /// The device addresses of the packets' memory and of the rings.
 const PACKETS_AT: u64 = 1 << 32;
 const RINGS_AT: u64 = 1 << 33;
 const BUFFERS: u32 = 700;
 const MTU: usize = 1500;
+const OPENED: Opened = Opened { mtu: MTU, has_one_interrupt: false };
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
 /// Has each memory at a known address.
@@ -85,7 +86,9 @@ impl World {
         let (shared, rings) = Shared::new().unwrap();
         let memories =
             [(PACKETS_AT, bytes as u64), (RINGS_AT, shared.mapping.mapped_bytes() as u64)];
-        let (ledger, ledger_file) = Ledger::new(&Header { mac: MAC, mtu: MTU, memories }).unwrap();
+        let packets = PacketMemory { bytes, pool_bytes: bytes };
+        let header = Header { mac: MAC, opened: OPENED, packets, memories };
+        let (ledger, ledger_file) = Ledger::new(&header).unwrap();
         let queue = E1000eQueue::start(parts(Arc::new(card), shared, ledger));
         let files = Files { rings, ledger: ledger_file };
         let free = (0..BUFFERS).map(|one| one * RX_BUFFER_BYTES as u32).collect();
@@ -145,7 +148,7 @@ impl World {
         ] {
             earlier.add(name, 1, file.as_fd().try_clone_to_owned().unwrap());
         }
-        let found = GoingOn::find(&earlier, &card, MTU).unwrap().pop();
+        let found = GoingOn::find(&earlier, &card, OPENED).unwrap().pop();
         (found, Arc::new(card))
     }
 }
@@ -189,13 +192,16 @@ fn the_next_server_finds_the_rings_at_any_time() {
 /// Takes over, and returns the queue with a world of its own.
 fn next(world: &World, after_crash: bool) -> (E1000eQueue, Spaces, SpaceId) {
     let (found, card) = world.kill(after_crash);
-    let GoingOn { shared, ledger, memory, buffers, drops, .. } = found.unwrap();
+    let GoingOn { shared, ledger, memory, rx_tail, tx_tail, buffers, drops, .. } = found.unwrap();
     let bytes = BUFFERS as usize * RX_BUFFER_BYTES;
     let (region, _) = Region::of_earlier_file(memory, bytes).unwrap();
     let registered = registration(PACKETS_AT, region.mapping());
     let mut spaces = Spaces::default();
     let pool = spaces.add(Space::writable(region).registered(Some(registered)));
-    let mut queue = E1000eQueue::go_on(parts(card, shared, ledger), buffers, drops);
+    let mut queue = E1000eQueue::go_on(
+        parts(card, shared, ledger),
+        Position { rx_tail, tx_tail, buffers, drops },
+    );
     queue.rx_fill(&spaces, pool, &[]);
     (queue, spaces, pool)
 }
@@ -280,20 +286,31 @@ fn a_card_that_cannot_be_gone_on_with_is_not() {
     assert!(world.kill(false).0.is_some());
 }
 
-/// An orderly server leaves nothing to receive again.
+/// An orderly server leaves nothing to receive again: the engine gives its last buffers, or none, once it has handled
+/// all. A panic leaves the card running, too.
 #[test]
-fn a_server_that_leaves_notes_what_it_has_handled() {
+fn a_server_that_leaves_does_not_stop_the_card() {
     let mut world = World::new();
     world.fill(100);
     world.kick();
     assert!(world.receive(100, false));
     world.poll(4);
+    world.fill(0);
     let card = world.queue.parts.card.clone();
     card.leave();
+    assert!(!card.leaves(), "no keeper holds it");
+    card.set_kept();
     let World { queue, files, .. } = world;
-    drop(queue);
+    std::thread::scope(|scope| {
+        let panics = scope.spawn(move || {
+            let _queue = queue;
+            std::panic::resume_unwind(Box::new("an engine that panics"));
+        });
+        assert!(panics.join().is_err());
+    });
     let (ledger, ..) = Ledger::of_earlier(files.ledger).unwrap().unwrap();
     assert_eq!(ledger.oldest(), (1, false));
+    assert!(card.leaves());
     assert_ne!(card.registers.read(RCTL) & RCTL_ENABLE, 0, "the card goes on");
 }
 
@@ -303,7 +320,7 @@ fn a_server_that_leaves_notes_what_it_has_handled() {
 fn a_queue_follows_the_reset_of_the_other_one() {
     let mut world = World::of(double_of(2));
     let card = world.queue.parts.card.clone();
-    card.start(1);
+    card.start(1, card.resets(), || ());
     card.registers.write(EECD, EECD_AUTO_READ_DONE);
     world.fill(100);
     world.kick();
@@ -319,11 +336,12 @@ fn a_queue_follows_the_reset_of_the_other_one() {
     assert!(world.in_hand.is_empty());
     assert_eq!(world.queue.counters().rx_dropped, 2, "what waited is counted");
     assert_eq!((world.register(RDT), world.register(TDT)), (100, 0));
+    assert_eq!(world.queue.tx_submit(&mut world.spaces, &[packet]).unwrap(), 0, "after the first");
     let mut done = Vec::new();
     assert_eq!(world.queue.tx_complete(&mut done, 8).unwrap(), 1);
     assert_eq!(done, [Completion::returned(7)]);
     assert_eq!(world.register(RCTL) & RCTL_ENABLE, 0);
-    card.start(1);
+    card.start(1, card.resets(), || ());
     assert_ne!(world.register(RCTL) & RCTL_ENABLE, 0);
     // Its own reset, at the same time, does not stop the card once more.
     let mut buffers = Vec::new();
