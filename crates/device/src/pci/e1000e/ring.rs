@@ -85,6 +85,12 @@ impl Ring {
         self.next = self.after(self.next, 1);
     }
 
+    /// Takes back the descriptors from this index on, of which the device does not know.
+    #[inline]
+    pub(super) fn rewind(&mut self, to: u32) {
+        self.next = to;
+    }
+
     /// Returns the number of descriptors that the driver has filled since it last told the device.
     #[inline]
     pub(super) fn untold(&self) -> u32 {

@@ -21,6 +21,10 @@ const MOST_DESCRIPTORS: usize = 2 + 2 * MOST_PARTS + LARGE_FRAME_BYTES / PAGE_BY
 const _: () = assert!(MOST_DESCRIPTORS - 1 <= 64);
 const _: () = assert!(MAX_HEADER_BYTES.is_power_of_two() && HEADERS_AT.is_multiple_of(PAGE_BYTES));
 
+/// The most parts of a packet on the short path.
+const PLAIN_PARTS: usize = 4;
+const PAGE: u64 = PAGE_BYTES as u64;
+
 /// The descriptors of a packet, before they are in the ring.
 struct Descriptors {
     words: [Words; MOST_DESCRIPTORS],
@@ -46,38 +50,83 @@ impl E1000eQueue {
             registered: true,
             pool: self.pool,
         };
-        let mut made = Descriptors { words: [[0; 2]; MOST_DESCRIPTORS], count: 0 };
         let mut taken = 0;
         for packet in packets {
             if self.in_flight.len() + self.done.len() >= RING_ENTRIES as usize {
                 break;
             }
-            let len = limits.packet_len(packet.parts, packet.meta);
-            let context = len.and_then(|_| self.describe(spaces, packet, &mut made));
-            let Some((len, context)) = len.zip(context) else {
-                self.counters.dropped();
-                self.done.push_back(Completion::dropped(packet.token));
-                taken += 1;
-                continue;
-            };
-            if self.parts.shared.tx.room() < made.count as u32 {
+            if !self.submit_plain(spaces, packet, limits.frame_bytes)
+                && !self.submit_any(spaces, packet, &limits)
+            {
                 break;
             }
-            if self.parts.card.interrupts.defers_sent()
-                && let Some(last) = made.words[..made.count].last_mut()
-            {
-                descriptor::defer_interrupt(last);
-            }
-            made.words[..made.count].iter().for_each(|words| self.parts.shared.tx.push(*words));
-            self.context = context;
-            self.in_flight.push_back(InFlight {
-                token: packet.token,
-                len: len as u32,
-                descriptors: made.count as u32,
-            });
             taken += 1;
         }
         taken
+    }
+
+    /// Puts a packet into the ring that needs nothing of the device but to be sent, in parts that cross no page.
+    /// Returns `false` without a change for any other packet: most packets take this path.
+    #[inline]
+    fn submit_plain(&mut self, spaces: &Spaces, packet: &Packet<'_>, longest: usize) -> bool {
+        let Packet { parts, meta, token } = *packet;
+        let tx = &mut self.parts.shared.tx;
+        if parts.len() > PLAIN_PARTS || !meta.is_full() || tx.room() < PLAIN_PARTS as u32 {
+            return false;
+        }
+        let from = tx.tail();
+        let mut len = 0;
+        for (number, part) in (1..).zip(parts) {
+            let address = spaces.device_address(part.space, part.offset, part.len);
+            let in_page =
+                |address: u64| part.len > 0 && address % PAGE + u64::from(part.len) <= PAGE;
+            let Some(address) = address.filter(|address| in_page(*address)) else {
+                tx.rewind(from);
+                return false;
+            };
+            len += part.len as usize;
+            let mut words = descriptor::data(address, part.len, Kind::Plain, number == parts.len());
+            if self.parts.card.interrupts.defers_sent() && number == parts.len() {
+                descriptor::defer_interrupt(&mut words);
+            }
+            tx.push(words);
+        }
+        if !(SHORTEST_FRAME_BYTES..=longest).contains(&len) {
+            tx.rewind(from);
+            return false;
+        }
+        let descriptors = parts.len() as u32;
+        self.in_flight.push_back(InFlight { token, len: len as u32, descriptors });
+        true
+    }
+
+    /// Puts any packet into the ring, or drops and counts one that the device cannot send. Returns `false` if
+    /// there is no room.
+    fn submit_any(&mut self, spaces: &Spaces, packet: &Packet<'_>, limits: &PacketLimits) -> bool {
+        let mut made = Descriptors { words: [[0; 2]; MOST_DESCRIPTORS], count: 0 };
+        let len = limits.packet_len(packet.parts, packet.meta);
+        let context = len.and_then(|_| self.describe(spaces, packet, &mut made));
+        let Some((len, context)) = len.zip(context) else {
+            self.counters.dropped();
+            self.done.push_back(Completion::dropped(packet.token));
+            return true;
+        };
+        if self.parts.shared.tx.room() < made.count as u32 {
+            return false;
+        }
+        if self.parts.card.interrupts.defers_sent()
+            && let Some(last) = made.words[..made.count].last_mut()
+        {
+            descriptor::defer_interrupt(last);
+        }
+        made.words[..made.count].iter().for_each(|words| self.parts.shared.tx.push(*words));
+        self.context = context;
+        self.in_flight.push_back(InFlight {
+            token: packet.token,
+            len: len as u32,
+            descriptors: made.count as u32,
+        });
+        true
     }
 
     /// Makes the descriptors of a packet. Returns the context that the device then has; `None` if the
@@ -192,7 +241,7 @@ fn describe_parts(
         while left > 0 {
             // QEMU's model loses a packet with a descriptor that crosses pages which do not follow each other
             // in its memory.
-            let len = left.min((PAGE_BYTES as u64 - address % PAGE_BYTES as u64) as u32);
+            let len = left.min((PAGE - address % PAGE) as u32);
             sum += u64::from(len);
             made.push(descriptor::data(address, len, kind, sum == total))?;
             address += u64::from(len);
