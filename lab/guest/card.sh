@@ -299,7 +299,8 @@ outlives_a_stall() {
     done
     towpath stat --socket /run/towpath/card.sock >/tmp/said
     grep -E '^(device_stalls|device_resets|tx_resubmitted) ' /tmp/said
-    grep -q '^device_resets .*[4-9]$' /tmp/said
+    # QEMU's card goes on after a reset from outside.
+    grep -q '^device_resets .*[2-9]$' /tmp/said
 }
 
 # The link goes down and comes back under load. The download goes on.
