@@ -21,7 +21,8 @@
 //! | module | holds |
 //! |---|---|
 //! | `process`, `held` | the keeper's side, and the descriptors that it holds |
-//! | `supervise` (with `upgrade`), `server_process`, `ends`, `hang_watch` | the start of servers, one after the other; how each ended |
+//! | `supervise`, `supervised` | the loop that serves all devices of a keeper, and its caller's part |
+//! | `device_keeper` (with `upgrade`), `server_process`, `ends`, `hang_watch` | the start of a device's servers, one after the other; how each ended |
 //! | `keeper_state` | the state of a keeper that executes another program |
 //! | `client`, `store`, `device_objects` | the server's side: requests, the store, and names in it |
 //! | `wire`, `notify` | the requests, and the messages of the store |
@@ -32,6 +33,7 @@
 //! record where they stand.
 
 mod client;
+mod device_keeper;
 mod device_objects;
 mod ends;
 mod hang_watch;
@@ -47,6 +49,7 @@ mod process;
 mod server_process;
 mod store;
 mod supervise;
+mod supervised;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -59,4 +62,5 @@ pub(crate) use options::OWN;
 pub use options::{KeeperOptions, keeper_path};
 pub(crate) use port_holder::{PortProtocol, port_name};
 pub use store::KeeperStore;
-pub use supervise::{Begin, Continued, LeftObjects, Start, Supervised, Supervision, supervise};
+pub use supervise::supervise;
+pub use supervised::{Begin, Continued, LeftObjects, Start, Supervised, Supervision};

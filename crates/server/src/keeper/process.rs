@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
@@ -66,15 +66,6 @@ pub(super) struct Keeper {
     pub(super) upgrade_request: Option<UpgradeRequest>,
     /// Where the server's threads stand.
     pub(super) positions: Option<Positions>,
-}
-
-/// What a keeper heard.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Heard {
-    /// `false` at the end of the server's connection.
-    pub(super) is_connected: bool,
-    /// A bit for each of the other descriptors that is readable.
-    pub(super) others: u32,
 }
 
 /// Returns the time left, for `poll`.
@@ -188,31 +179,9 @@ impl Keeper {
         }
     }
 
-    /// Waits for a message, for a process at the keeper's socket, or for one of `others`, at most
-    /// until a time. It handles the first two.
-    pub(super) fn serve_once(
-        &mut self,
-        listener: &Listener,
-        others: &[BorrowedFd<'_>],
-        until: Option<Instant>,
-    ) -> io::Result<Heard> {
-        let mut heard = vec![
-            PollFd::new(&self.socket, PollFlags::IN),
-            PollFd::new(&listener.socket, PollFlags::IN),
-        ];
-        heard.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
-        match poll(&mut heard, timeout(until).as_ref()) {
-            Err(Errno::INTR) => return Ok(Heard { is_connected: true, others: 0 }),
-            other => other?,
-        };
-        let readable: Vec<_> = heard.iter().map(|one| !one.revents().is_empty()).collect();
-        drop(heard);
-        let others = readable[2..].iter().rev().fold(0, |bits, one| bits << 1 | u32::from(*one));
-        if readable[1] {
-            self.admit(listener);
-        }
-        let is_connected = !readable[0] || self.hear(RecvFlags::empty())?;
-        Ok(Heard { is_connected, others })
+    /// Handles a message, once there is one. Returns `false` at the end of the server's connection.
+    pub(super) fn hear(&mut self) -> io::Result<bool> {
+        self.receive(RecvFlags::empty())
     }
 
     /// Answers a process at the keeper's socket, or remembers it as the one that asks for an
@@ -232,13 +201,13 @@ impl Keeper {
 
     /// Handles the messages that a server left which has ended.
     pub(super) fn finish(&mut self) -> io::Result<()> {
-        while self.hear(RecvFlags::DONTWAIT)? {}
+        while self.receive(RecvFlags::DONTWAIT)? {}
         Ok(())
     }
 
     /// Handles a message. Returns `false` at the end of the server, and with `DONTWAIT` if there is
     /// no message.
-    fn hear(&mut self, flags: RecvFlags) -> io::Result<bool> {
+    fn receive(&mut self, flags: RecvFlags) -> io::Result<bool> {
         let mut buffer = [0; MESSAGE_BYTES];
         let received = match receive_with(&self.socket, &mut buffer, flags) {
             Err(Errno::INTR) => return Ok(true),
@@ -410,5 +379,12 @@ impl Keeper {
         let ip = request.address().ok_or(Errno::BADMSG)?;
         self.held.remove(&port_name(protocol, SocketAddr::new(ip, request.port)));
         Ok(Done::default())
+    }
+}
+
+impl AsFd for Keeper {
+    /// Returns the connection to the server.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use towpath_device::Keeper;
@@ -29,7 +29,17 @@ fn keep(socket: OwnedFd, options: &KeeperOptions) -> io::Result<All> {
     let mut keeper = Process::new(socket, options)?;
     keeper.held.start_closers()?;
     keeper.give_held()?;
-    while keeper.serve_once(&listener, &[], None)?.is_connected && !keeper.is_told_to_end {
+    loop {
+        let mut heard =
+            [PollFd::new(&listener.socket, PollFlags::IN), PollFd::new(&keeper, PollFlags::IN)];
+        poll(&mut heard, None)?;
+        let [is_asked, is_sent] = heard.map(|one| !one.revents().is_empty());
+        if is_asked {
+            keeper.admit(&listener);
+        }
+        if is_sent && !keeper.hear()? || keeper.is_told_to_end {
+            break;
+        }
         if let Some(asking) = keeper.upgrade_request.take() {
             asking.answer(Err("a thread has no program"));
         }

@@ -157,15 +157,15 @@ impl Servers<'_> {
             path: path.clone(),
         };
         let signals = self.signals;
-        let outcome = supervise(&options, begin, signals.as_fd(), &mut self);
+        let outcome = supervise(vec![(options, begin)], signals.as_fd(), &mut self);
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        match outcome.map_err(|error| failed(&path, &error))? {
-            Supervision::Ended(status) => Ok(exit_code(status)),
-            Supervision::GaveUp(_) => Ok(ExitCode::FAILURE),
-            Supervision::Stopped => Ok(ExitCode::SUCCESS),
-            Supervision::Left(left) => {
+        match outcome.map_err(|error| failed(&path, &error))?.pop() {
+            Some(Supervision::Ended(status)) => Ok(exit_code(status)),
+            Some(Supervision::GaveUp(_)) => Ok(ExitCode::FAILURE),
+            Some(Supervision::Stopped) | None => Ok(ExitCode::SUCCESS),
+            Some(Supervision::Left(left)) => {
                 let device = device_name(self.interface, self.kind);
                 if let Err(error) = fd_store::leave(&left, &device) {
                     return Err(Failure::new(format!(
@@ -216,7 +216,7 @@ fn wait_at_most(child: &mut Child, at_most: Duration) -> io::Result<Option<ExitS
 }
 
 impl Supervised for Servers<'_> {
-    fn launch(&mut self, connection: OwnedFd, start: Start) -> io::Result<Child> {
+    fn launch(&mut self, _device: usize, connection: OwnedFd, start: Start) -> io::Result<Child> {
         let program = if start.is_upgrade { &self.installed } else { &self.upgraded };
         let mut command = match program {
             Some(file) => Command::new(format!("/proc/self/fd/{}", file.as_raw_fd())),
@@ -237,7 +237,7 @@ impl Supervised for Servers<'_> {
         command.stdin(Stdio::from(connection)).spawn()
     }
 
-    fn prepare_upgrade(&mut self) -> io::Result<String> {
+    fn prepare_upgrade(&mut self, _device: usize) -> io::Result<String> {
         let opened = File::open(&self.path).map_err(|error| {
             let text = format!(
                 "{}: {}; install the new program at this path",
@@ -250,14 +250,14 @@ impl Supervised for Servers<'_> {
         Ok(self.path.display().to_string())
     }
 
-    fn end_upgrade(&mut self, serves: bool) {
+    fn end_upgrade(&mut self, _device: usize, serves: bool) {
         let installed = self.installed.take();
         if serves {
             self.upgraded = installed;
         }
     }
 
-    fn replace(&mut self, file: BorrowedFd<'_>) -> io::Error {
+    fn replace(&mut self, _device: usize, file: BorrowedFd<'_>) -> io::Error {
         let Some(program) = &self.upgraded else {
             return io::Error::other("no upgrade has installed a program");
         };

@@ -2,19 +2,20 @@
 //! starts, and the keeper executes that program, too.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use super::{Handover, LEAVE, Supervisor};
+use super::{DeviceKeeper, Handover, LEAVE, Stage};
+use crate::keeper::keeper_state::KeeperState;
 use crate::keeper::options::UPGRADE_TIMEOUT;
 use crate::keeper::server_process::ServerProcess;
+use crate::keeper::supervised::Supervised;
 
 /// The longest time that the keeper waits for threads that close descriptors, before it executes
 /// another program.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl Supervisor<'_> {
+impl DeviceKeeper {
     /// Tells the administrator that asked, if one did, why there is no upgrade.
     pub(super) fn refuse_upgrade(&mut self, why: &str) {
         if let Some(asking) = self.keeper.upgrade_request.take() {
@@ -24,8 +25,14 @@ impl Supervisor<'_> {
     }
 
     /// Has the server leave for its successor, if an administrator has asked for an upgrade.
-    pub(super) fn begin_upgrade(&mut self, process: &ServerProcess) {
+    pub(super) fn begin_upgrade(
+        &mut self,
+        process: &ServerProcess,
+        supervised: &mut dyn Supervised,
+    ) {
+        // The administrator of an upgrade that has just ended waits for the answer.
         if self.keeper.upgrade_request.is_none()
+            || self.is_upgraded
             || self.keeper.is_told_to_end
             || !matches!(self.handover, Handover::None)
         {
@@ -34,7 +41,7 @@ impl Supervisor<'_> {
         if !self.keeper.is_ready {
             return self.refuse_upgrade("the server does not serve yet; wait until it does");
         }
-        self.program = match self.supervised.prepare_upgrade() {
+        self.program = match supervised.prepare_upgrade(self.number) {
             Ok(program) => program,
             Err(error) => return self.refuse_upgrade(&error.to_string()),
         };
@@ -46,7 +53,11 @@ impl Supervisor<'_> {
 
     /// Takes note that a server has ended. Returns `true` if the next server starts at once, because
     /// of an upgrade.
-    pub(super) fn continue_upgrade(&mut self, status: ExitStatus) -> bool {
+    pub(super) fn continue_upgrade(
+        &mut self,
+        status: ExitStatus,
+        supervised: &mut dyn Supervised,
+    ) -> bool {
         match self.handover {
             Handover::None => false,
             // Killed or not, it has ended.
@@ -54,68 +65,72 @@ impl Supervisor<'_> {
                 self.handover = Handover::Starting(Instant::now() + UPGRADE_TIMEOUT);
                 true
             }
-            Handover::Starting(_) => self.undo_upgrade(&format!(
-                "{0} did not serve: {1}; the log may say why; check the program: {0} --version",
-                self.program,
-                self.describe_end(status)
-            )),
+            Handover::Starting(_) => {
+                let why = format!(
+                    "{0} did not serve: {1}; the log may say why; check the program: {0} --version",
+                    self.program,
+                    self.describe_end(status)
+                );
+                self.undo_upgrade(&why, supervised)
+            }
         }
     }
 
     /// Goes back to the previous program, if an upgrade is under way. Returns `true` if one was.
-    pub(super) fn undo_upgrade(&mut self, why: &str) -> bool {
+    pub(super) fn undo_upgrade(&mut self, why: &str, supervised: &mut dyn Supervised) -> bool {
         if matches!(self.handover, Handover::None) {
             return false;
         }
         self.handover = Handover::None;
-        self.supervised.end_upgrade(false);
+        supervised.end_upgrade(self.number, false);
         self.refuse_upgrade(&format!("{why}; the keeper starts a server of the previous program"));
         true
     }
 
     /// Ends an upgrade whose server serves.
-    pub(super) fn finish_upgrade(&mut self, process: &ServerProcess) {
+    pub(super) fn finish_upgrade(&mut self, supervised: &mut dyn Supervised) {
         if !matches!(self.handover, Handover::Starting(_)) {
             return;
         }
         self.handover = Handover::None;
-        self.supervised.end_upgrade(true);
+        supervised.end_upgrade(self.number, true);
+        self.is_upgraded = true;
+        tracing::info!(interface = self.options.interface, "upgrade: the new server serves");
+    }
+
+    /// Returns `true` if an upgrade's server serves, and the keeper is to execute its program.
+    pub(in crate::keeper) fn is_upgraded(&self) -> bool {
+        self.is_upgraded
+    }
+
+    /// Tells the administrator why the keeper does not execute the program of an upgrade.
+    pub(in crate::keeper) fn goes_on_with_earlier_program(&mut self, why: &str) {
+        self.is_upgraded = false;
         let interface = &self.options.interface;
-        tracing::info!(interface, "upgrade: the new server serves");
-        let why = if self.keeper.is_told_to_end {
-            "it is about to end".to_owned()
-        } else {
-            self.replace_program(process).to_string()
-        };
         tracing::warn!(interface, "the keeper goes on with its earlier program: {why}");
         if let Some(asking) = self.keeper.upgrade_request.take() {
-            asking.answer(Ok(Some(&why)));
+            asking.answer(Ok(Some(why)));
         }
     }
 
-    /// Executes the program of the current server as the keeper. Returns only if that fails, with the
-    /// reason.
-    fn replace_program(&mut self, process: &ServerProcess) -> io::Error {
+    /// Returns the state for the next program of this process.
+    ///
+    /// # Errors
+    /// If this is no moment for it, with the reason.
+    pub(in crate::keeper) fn state(&self) -> io::Result<KeeperState> {
+        let Stage::Runs(server) = &self.stage else {
+            return Err(io::Error::other("no server serves now; upgrade again once one does"));
+        };
+        if self.keeper.is_told_to_end {
+            return Err(io::Error::other("it is about to end"));
+        }
         // The kernel ends this process's other threads first, and waits for a thread in a system
         // call that does not return.
         if !self.keeper.held.finish_closing(CLOSE_TIMEOUT) {
-            return io::Error::other(
+            return Err(io::Error::other(
                 "it still closes objects of ended sessions; upgrade again later",
-            );
+            ));
         }
-        let left = self.keeper.state(&self.listener, process, self.number);
-        let replaced = left.write().and_then(|file| {
-            left.set_close_on_exec(false)?;
-            Ok(self.supervised.replace(file.as_fd()))
-        });
-        let error = replaced.unwrap_or_else(|error| error);
-        if let Err(error) = left.set_close_on_exec(true) {
-            tracing::error!(
-                interface = self.options.interface,
-                "cannot set close-on-exec on the keeper's descriptors: {error}; programs that it \
-                 starts inherit them"
-            );
-        }
-        error
+        Ok(self.keeper.state(&self.listener, &server.process, self.servers_started))
     }
 }

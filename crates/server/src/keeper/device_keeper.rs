@@ -1,0 +1,499 @@
+//! The keeper of one device: it starts servers, one after the other. It is a state that the keeper's
+//! loop drives (`supervise`), and never waits itself.
+
+mod upgrade;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::ends::{Ends, LONGEST_PAUSE, Next, describe, is_defect};
+use super::hang_watch::HangWatch;
+use super::keeper_state::KeeperState;
+use super::listener::Listener;
+use super::options::{KeeperOptions, OWN, UPGRADE_TIMEOUT, keeper_connection};
+use super::process::Keeper;
+use super::server_process::ServerProcess;
+use super::supervised::{Begin, Continued, LeftObjects, Start, Supervised, Supervision};
+use crate::position::{Crash, Positions};
+
+/// Signals within this time are one: `timeout` (coreutils) signals its program and then the program's
+/// group.
+const TOGETHER: Duration = Duration::from_millis(100);
+
+/// Asks a server to end, and to leave everything to the next one.
+const LEAVE: Signal = Signal::USR2;
+
+/// How far the server is with leaving, and the next one with starting.
+enum Handover {
+    None,
+    /// The server leaves, for an upgrade or at the end of the supervision, by this time.
+    Leaving(Instant),
+    /// The next server, of the installed program, is to serve by this time.
+    Starting(Instant),
+}
+
+/// What a device's keeper does.
+enum Stage {
+    /// It starts a server at this time.
+    Waits(Instant),
+    /// A server runs.
+    Runs(Server),
+    /// No other server follows.
+    Over(Supervision),
+}
+
+/// A server, until its process has ended.
+struct Server {
+    process: ServerProcess,
+    watch: HangWatch,
+    begun: Instant,
+    /// `false` once the server has closed its connection, or is about to be gone.
+    is_connected: bool,
+    /// `true` once the keeper has taken note that the server serves.
+    has_served: bool,
+    /// The first signal that asked for the end.
+    asked_at: Option<Instant>,
+}
+
+/// What is readable of a device's descriptors.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Readable {
+    pub(super) listener: bool,
+    pub(super) connection: bool,
+    pub(super) process: bool,
+}
+
+/// The keeper of a device, and its servers.
+pub(super) struct DeviceKeeper {
+    /// The device's number, for the caller.
+    number: usize,
+    options: KeeperOptions,
+    listener: Listener,
+    keeper: Keeper,
+    stage: Stage,
+    /// The first server's end of the keeper's connection.
+    first: Option<OwnedFd>,
+    ends: Ends,
+    /// How the last server crashed or hung, if it did and no server has counted that yet.
+    crash: Option<Crash>,
+    handover: Handover,
+    /// The name of the program of an upgrade.
+    program: String,
+    /// `true` once an upgrade's server serves, until the administrator has an answer.
+    is_upgraded: bool,
+    /// The engine of the last server that hung.
+    hung: Option<usize>,
+    /// `true` if the last server took too long to end or to start, and was killed.
+    is_late: bool,
+    /// `true` once the last server is to leave everything, because the supervision ends.
+    is_leaving: bool,
+    /// How many servers were started.
+    servers_started: u32,
+    /// The time by which a server must serve, if an earlier one has served.
+    serve_by: Option<Instant>,
+}
+
+impl Server {
+    fn new(process: ServerProcess) -> Server {
+        Server {
+            watch: HangWatch::new(process.pid()),
+            process,
+            begun: Instant::now(),
+            is_connected: true,
+            has_served: false,
+            asked_at: None,
+        }
+    }
+}
+
+impl DeviceKeeper {
+    /// Begins the supervision of the device with this number.
+    pub(super) fn new(
+        number: usize,
+        options: KeeperOptions,
+        begin: Begin,
+    ) -> io::Result<DeviceKeeper> {
+        match begin {
+            Begin::First { own, left } => DeviceKeeper::first(number, options, own, left),
+            Begin::Continued(Continued(left)) => DeviceKeeper::continued(number, options, &left),
+        }
+    }
+
+    /// Begins with a server that is to start.
+    fn first(
+        number: usize,
+        options: KeeperOptions,
+        own: Vec<(String, OwnedFd)>,
+        LeftObjects { objects, crash }: LeftObjects,
+    ) -> io::Result<DeviceKeeper> {
+        let (ours, theirs) = keeper_connection()?;
+        let listener = Listener::bind(&options.path, options.owner)?;
+        let mut keeper = Keeper::new(ours, &options)?;
+        let of_servers = objects.into_iter().filter(|(name, _)| !name.starts_with(OWN));
+        let mut count = 0;
+        for (name, object) in of_servers {
+            keeper.held.put(name, object);
+            count += 1;
+        }
+        for (name, object) in own {
+            keeper.held.put(name, object);
+        }
+        let stage = Stage::Waits(Instant::now());
+        let mut made = DeviceKeeper::with(number, options, listener, keeper, stage);
+        (made.first, made.crash) = (Some(theirs), crash);
+        if count > 0 {
+            // With objects of earlier servers, a first start that fails does not end the supervision.
+            (made.ends, made.servers_started) = (Ends::from_now(), 1);
+        }
+        Ok(made)
+    }
+
+    /// Goes on with a server that serves.
+    fn continued(
+        number: usize,
+        options: KeeperOptions,
+        left: &KeeperState,
+    ) -> io::Result<DeviceKeeper> {
+        let listener = Listener::from_state(KeeperState::take(left.listener)?, &options.path);
+        let process = KeeperState::take(left.server)?;
+        let process = ServerProcess::from_state(left.server_pid, process)?;
+        let mut keeper = Keeper::from_state(left, &options)?;
+        if let Err(error) = keeper.held.start_closers() {
+            // The keeper closes the objects itself, then.
+            tracing::error!(interface = options.interface, "no thread for closing: {error}");
+        }
+        if let Some(asking) = keeper.upgrade_request.take() {
+            asking.answer(Ok(None));
+        }
+        let stage = Stage::Runs(Server::new(process));
+        let mut made = DeviceKeeper::with(number, options, listener, keeper, stage);
+        (made.ends, made.servers_started) = (Ends::from_now(), left.servers_started);
+        made.serve_by = made.ends.serve_by(made.options.hold);
+        Ok(made)
+    }
+
+    fn with(
+        number: usize,
+        options: KeeperOptions,
+        listener: Listener,
+        keeper: Keeper,
+        stage: Stage,
+    ) -> DeviceKeeper {
+        DeviceKeeper {
+            number,
+            options,
+            listener,
+            keeper,
+            stage,
+            first: None,
+            ends: Ends::default(),
+            crash: None,
+            handover: Handover::None,
+            program: String::new(),
+            is_upgraded: false,
+            hung: None,
+            is_late: false,
+            is_leaving: false,
+            servers_started: 0,
+            serve_by: None,
+        }
+    }
+
+    /// Returns the device's number.
+    pub(super) fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Returns `true` once some server has served.
+    pub(super) fn has_served(&self) -> bool {
+        self.keeper.was_ready()
+    }
+
+    /// Returns `true` if no other server follows.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Over(_))
+    }
+
+    /// Returns how the supervision ended; `None` if it has not.
+    pub(super) fn into_end(self) -> Option<Supervision> {
+        match self.stage {
+            Stage::Over(end) => Some(end),
+            Stage::Waits(_) | Stage::Runs(_) => None,
+        }
+    }
+
+    /// Starts the threads that close objects. Call it once the process has given up its privileges.
+    pub(super) fn start_closers(&mut self) -> io::Result<()> {
+        self.keeper.held.start_closers()
+    }
+
+    /// Returns the descriptors that the device waits for, in the order of [`Readable`].
+    pub(super) fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 3] {
+        let server = match &self.stage {
+            Stage::Runs(server) => Some(server),
+            Stage::Waits(_) => None,
+            Stage::Over(_) => return [None; 3],
+        };
+        let connection = server.filter(|server| server.is_connected);
+        [
+            Some(self.listener.socket.as_fd()),
+            connection.map(|_| self.keeper.as_fd()),
+            server.map(|server| server.process.as_fd()),
+        ]
+    }
+
+    /// Returns the time at which the device has something to do, if nothing happens before.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match &self.stage {
+            Stage::Waits(until) => Some(*until),
+            Stage::Runs(server) => {
+                self.server_deadline().into_iter().chain(server.watch.next(&self.keeper)).min()
+            }
+            Stage::Over(_) => None,
+        }
+    }
+
+    /// Starts a server, if it is time.
+    pub(super) fn start_if_due(&mut self, supervised: &mut dyn Supervised) -> io::Result<()> {
+        match self.stage {
+            Stage::Waits(at) if at <= Instant::now() => {}
+            _ => return Ok(()),
+        }
+        let hold = self.options.hold;
+        self.serve_by = self.ends.serve_by(hold);
+        (self.hung, self.is_late) = (None, false);
+        let begun = Instant::now();
+        self.stage = match self.start(supervised) {
+            Ok(process) => Stage::Runs(Server { begun, ..Server::new(process) }),
+            Err(error) if self.ends.held_until(hold).is_some_and(|last| last > begun) => {
+                Stage::Waits(self.after_failed_start(&error, supervised))
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(())
+    }
+
+    /// Starts a server over the keeper's first connection, or over a new one, and gives it
+    /// everything that the keeper holds.
+    fn start(&mut self, supervised: &mut dyn Supervised) -> io::Result<ServerProcess> {
+        let theirs = match self.first.take() {
+            Some(theirs) => theirs,
+            None => {
+                let (ours, theirs) = keeper_connection()?;
+                self.keeper.connect(ours)?;
+                theirs
+            }
+        };
+        let is_upgrade = matches!(self.handover, Handover::Starting(_));
+        let start = Start { number: self.servers_started, crash: self.crash, is_upgrade };
+        let process = ServerProcess::new(supervised.launch(self.number, theirs, start)?)?;
+        self.servers_started += 1;
+        if let Err(error) = self.keeper.give_held() {
+            process.signal(Signal::KILL);
+            process.wait()?;
+            return Err(error);
+        }
+        Ok(process)
+    }
+
+    /// Logs that a server's process did not start, and undoes an upgrade. Returns the time of the next
+    /// start.
+    fn after_failed_start(
+        &mut self,
+        error: &io::Error,
+        supervised: &mut dyn Supervised,
+    ) -> Instant {
+        let why =
+            format!("{0} does not start: {error}; check the program: {0} --version", self.program);
+        if self.undo_upgrade(&why, supervised) {
+            return Instant::now();
+        }
+        tracing::error!(
+            interface = self.options.interface,
+            "a server does not start: {error}; another attempt follows"
+        );
+        Instant::now() + LONGEST_PAUSE
+    }
+
+    /// Handles what is readable, and what it is time for.
+    pub(super) fn advance(
+        &mut self,
+        readable: Readable,
+        supervised: &mut dyn Supervised,
+    ) -> io::Result<()> {
+        if readable.listener {
+            self.keeper.admit(&self.listener);
+        }
+        let stage = std::mem::replace(&mut self.stage, Stage::Waits(Instant::now()));
+        self.stage = match stage {
+            Stage::Runs(server) => self.advance_server(server, readable, supervised)?,
+            Stage::Waits(until) => {
+                self.refuse_upgrade("no server serves now; wait until one does");
+                Stage::Waits(until)
+            }
+            Stage::Over(end) => Stage::Over(end),
+        };
+        Ok(())
+    }
+
+    /// Serves a server.
+    fn advance_server(
+        &mut self,
+        mut server: Server,
+        readable: Readable,
+        supervised: &mut dyn Supervised,
+    ) -> io::Result<Stage> {
+        if readable.connection {
+            server.is_connected = self.keeper.hear()?;
+        }
+        if self.keeper.is_ready && !self.is_late && !std::mem::replace(&mut server.has_served, true)
+        {
+            self.finish_upgrade(supervised);
+        }
+        if readable.process {
+            // The server may have sent more before it ended.
+            self.keeper.finish()?;
+            let status = server.process.wait()?;
+            return Ok(self.after_end(server.begun, status, supervised));
+        }
+        if self.hung.is_none()
+            && let Some(engine) = server.watch.find(&self.keeper)
+        {
+            self.hung = Some(engine);
+            server.process.signal(Signal::KILL);
+        }
+        if self.server_deadline().is_some_and(|deadline| deadline <= Instant::now()) {
+            tracing::error!(
+                interface = self.options.interface,
+                "the server takes too long to end or to start, and is killed"
+            );
+            self.is_late = true;
+            server.process.signal(Signal::KILL);
+        } else {
+            self.begin_upgrade(&server.process, supervised);
+        }
+        Ok(Stage::Runs(server))
+    }
+
+    /// Decides what follows a server that has ended.
+    fn after_end(
+        &mut self,
+        begun: Instant,
+        status: ExitStatus,
+        supervised: &mut dyn Supervised,
+    ) -> Stage {
+        if self.has_counted_crash() {
+            self.crash = self.crash_of(status);
+        }
+        let is_ready = self.keeper.is_ready;
+        if self.is_leaving {
+            return Stage::Over(self.left());
+        }
+        if self.keeper.is_told_to_end || !is_ready && !self.ends.has_served() {
+            return Stage::Over(Supervision::Ended(status));
+        }
+        if self.continue_upgrade(status, supervised) {
+            self.ends = Ends::from_now();
+            return Stage::Waits(Instant::now());
+        }
+        let next = self.ends.add(is_ready, self.crash.is_some(), begun, self.options.hold);
+        next.log(&self.options, &self.describe(status));
+        match next {
+            Next::None => Stage::Over(Supervision::GaveUp(status)),
+            Next::AtOnce => Stage::Waits(Instant::now()),
+            Next::AfterCrashes { pause, .. } | Next::AfterFailedStarts { pause, .. } => {
+                Stage::Waits(Instant::now() + pause)
+            }
+        }
+    }
+
+    /// Returns the end of the supervision with what the servers left.
+    fn left(&mut self) -> Supervision {
+        Supervision::Left(LeftObjects { objects: self.keeper.held.drain(), crash: self.crash })
+    }
+
+    /// Passes a signal on to the server, or ends the supervision if none runs.
+    pub(super) fn signal(&mut self, signal: i32) {
+        let leaves = self.options.leaves_at_sigterm && signal == libc::SIGTERM;
+        match &mut self.stage {
+            Stage::Over(_) => {}
+            Stage::Waits(_) if signal == libc::SIGHUP => {}
+            Stage::Waits(_) => {
+                self.is_leaving = leaves;
+                let end = if leaves { self.left() } else { Supervision::Stopped };
+                self.stage = Stage::Over(end);
+            }
+            Stage::Runs(server) => {
+                let mut sent = Signal::from_named_raw(signal);
+                if signal != libc::SIGHUP {
+                    self.keeper.is_told_to_end = true;
+                    if leaves {
+                        self.is_leaving = true;
+                        // A server that leaves already needs no second request.
+                        sent = match self.handover {
+                            Handover::Leaving(_) => None,
+                            _ => Some(LEAVE),
+                        };
+                        self.handover = Handover::Leaving(Instant::now() + UPGRADE_TIMEOUT);
+                    }
+                    if server.asked_at.is_some_and(|first| first.elapsed() > TOGETHER) {
+                        // The server takes too long.
+                        sent = Some(Signal::KILL);
+                    }
+                    server.asked_at.get_or_insert_with(Instant::now);
+                }
+                if let Some(signal) = sent {
+                    server.process.signal(signal);
+                }
+            }
+        }
+    }
+
+    /// Returns the time by which the server must have ended, or must serve; `None` once it is killed for
+    /// that.
+    fn server_deadline(&self) -> Option<Instant> {
+        match self.handover {
+            _ if self.is_late => None,
+            Handover::Leaving(deadline) => Some(deadline),
+            Handover::Starting(deadline) if !self.keeper.is_ready => Some(deadline),
+            _ if !self.keeper.is_ready => self.serve_by,
+            _ => None,
+        }
+    }
+
+    /// Returns how a server ended, in words, with the places of its threads.
+    fn describe(&self, status: ExitStatus) -> String {
+        let places = self.keeper.positions.as_ref().map(Positions::describe).unwrap_or_default();
+        let places = if places.is_empty() { places } else { format!(" ({places})") };
+        format!("{}{places}", self.describe_end(status))
+    }
+
+    /// Returns how a server ended, in words.
+    fn describe_end(&self, status: ExitStatus) -> String {
+        match self.hung {
+            Some(engine) => format!("engine {engine} hung, and the server was killed"),
+            None if self.is_late => "the server took too long, and was killed".to_owned(),
+            None => describe(status),
+        }
+    }
+
+    /// Returns `true` if the server that has ended came to the point at which it counts the crash of
+    /// the one before, and stores a position page of its own.
+    fn has_counted_crash(&self) -> bool {
+        self.keeper.positions.is_some()
+    }
+
+    /// Returns how the server that has ended crashed, if it did. A program that an upgrade tries is
+    /// no fault of a session.
+    fn crash_of(&self, status: ExitStatus) -> Option<Crash> {
+        if matches!(self.handover, Handover::Starting(_)) {
+            return None;
+        }
+        let anywhere = is_defect(status).then_some(Crash::InUnknownThread);
+        self.hung.map(Crash::Hang).or(anywhere)
+    }
+}
