@@ -4,10 +4,11 @@
 mod upgrade;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
 use super::ends::{Ends, LONGEST_PAUSE, Next, describe, is_defect};
@@ -59,7 +60,7 @@ struct Server {
     asked_at: Option<Instant>,
 }
 
-/// What is readable of a device's descriptors.
+/// Which of a device's descriptors are ready. A connection may be readable or have room.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Readable {
     pub(super) listener: bool,
@@ -231,18 +232,19 @@ impl DeviceKeeper {
         self.keeper.held.start_closers()
     }
 
-    /// Returns the descriptors that the device waits for, in the order of [`Readable`].
-    pub(super) fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 3] {
+    /// Returns what the device waits for, in the order of [`Readable`].
+    pub(super) fn waits_for(&self) -> [Option<PollFd<'_>>; 3] {
         let server = match &self.stage {
             Stage::Runs(server) => Some(server),
             Stage::Waits(_) => None,
-            Stage::Over(_) => return [None; 3],
+            Stage::Over(_) => return [const { None }; 3],
         };
         let connection = server.filter(|server| server.is_connected);
+        let of_connection = if self.keeper.is_giving() { PollFlags::OUT } else { PollFlags::IN };
         [
-            Some(self.listener.socket.as_fd()),
-            connection.map(|_| self.keeper.as_fd()),
-            server.map(|server| server.process.as_fd()),
+            Some(PollFd::new(&self.listener.socket, PollFlags::IN)),
+            connection.map(|_| PollFd::new(&self.keeper, of_connection)),
+            server.map(|server| PollFd::new(&server.process, PollFlags::IN)),
         ]
     }
 
@@ -277,14 +279,14 @@ impl DeviceKeeper {
         Ok(())
     }
 
-    /// Starts a server over the keeper's first connection, or over a new one, and gives it
+    /// Starts a server over the keeper's first connection, or over a new one, and begins to give it
     /// everything that the keeper holds.
     fn start(&mut self, supervised: &mut dyn Supervised) -> io::Result<ServerProcess> {
         let theirs = match self.first.take() {
             Some(theirs) => theirs,
             None => {
                 let (ours, theirs) = keeper_connection()?;
-                self.keeper.connect(ours)?;
+                self.keeper.connect(ours);
                 theirs
             }
         };
@@ -292,7 +294,7 @@ impl DeviceKeeper {
         let start = Start { number: self.servers_started, crash: self.crash, is_upgrade };
         let process = ServerProcess::new(supervised.launch(self.number, theirs, start)?)?;
         self.servers_started += 1;
-        if let Err(error) = self.keeper.give_held() {
+        if let Err(error) = self.keeper.begin_giving() {
             process.signal(Signal::KILL);
             process.wait()?;
             return Err(error);
@@ -348,7 +350,7 @@ impl DeviceKeeper {
         supervised: &mut dyn Supervised,
     ) -> io::Result<Stage> {
         if readable.connection {
-            server.is_connected = self.keeper.hear()?;
+            server.is_connected = self.hear(&server.process)?;
         }
         if self.keeper.is_ready && !self.is_late && !std::mem::replace(&mut server.has_served, true)
         {
@@ -377,6 +379,23 @@ impl DeviceKeeper {
             self.begin_upgrade(&server.process, supervised);
         }
         Ok(Stage::Runs(server))
+    }
+
+    /// Handles a message of the server, or gives it more of what the keeper holds. Returns `false` at the
+    /// end of its connection.
+    fn hear(&mut self, process: &ServerProcess) -> io::Result<bool> {
+        if !self.keeper.is_giving() {
+            return self.keeper.hear();
+        }
+        if let Err(error) = self.keeper.give() {
+            tracing::error!(
+                interface = self.options.interface,
+                "the server does not get the keeper's objects, and is killed: {error}"
+            );
+            process.signal(Signal::KILL);
+            return Ok(false);
+        }
+        Ok(true)
     }
 
     /// Decides what follows a server that has ended.

@@ -36,6 +36,8 @@ pub(super) fn keeper_connection() -> io::Result<(OwnedFd, OwnedFd)> {
 pub struct KeeperOptions {
     /// The interface that the server serves.
     pub interface: String,
+    /// The number of the keeper's devices, which share the descriptors that it can hold equally.
+    pub devices: usize,
     /// `true` if the server may have the keeper bind ports of the interface's addresses, and have
     /// the kernel confirm neighbours there.
     pub shares_host: bool,

@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use rustix::event::Timespec;
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
 use towpath_device::xdp::unbound_socket;
 use towpath_netlink::Netlink;
@@ -17,7 +16,7 @@ use super::held::{self, Held};
 use super::keeper_state::{FORMAT, KeeperState};
 use super::listener::{Listener, UpgradeRequest};
 use super::notify::{self, MESSAGE_BYTES, Notification, store};
-use super::options::{ANSWER_TIMEOUT, KeeperOptions, OWN, PAUSE};
+use super::options::{KeeperOptions, OWN, PAUSE};
 use super::port_holder::{PortProtocol, hold, port_name};
 use super::server_process::ServerProcess;
 use super::wire::{
@@ -54,6 +53,8 @@ pub(super) struct Keeper {
     /// Whether the server may have AF_XDP sockets made, and if so, whether they poll the hardware.
     pub(super) xdp_sockets: Option<bool>,
     pub(super) held: Held,
+    /// How many of the held objects the server has, while the keeper gives them.
+    given: Option<usize>,
     limit: usize,
     log: LogLimit,
     /// `true` once the server has said that it is about to end.
@@ -101,9 +102,7 @@ impl Host {
 impl Keeper {
     /// Serves a server over `socket`.
     pub(super) fn new(socket: OwnedFd, options: &KeeperOptions) -> io::Result<Keeper> {
-        // A server that does not read its answers stops only itself.
-        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
-        let limit = held::limit();
+        let limit = held::limit() / options.devices;
         Ok(Keeper {
             socket,
             shares_host: options.shares_host,
@@ -111,6 +110,7 @@ impl Keeper {
             interface: options.interface.clone(),
             xdp_sockets: None,
             held: Held::new(limit),
+            given: None,
             limit,
             log: LogLimit::default(),
             is_told_to_end: false,
@@ -160,26 +160,43 @@ impl Keeper {
     }
 
     /// Serves another server from now on, over `socket`.
-    pub(super) fn connect(&mut self, socket: OwnedFd) -> io::Result<()> {
-        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
+    pub(super) fn connect(&mut self, socket: OwnedFd) {
         self.socket = socket;
         (self.is_told_to_end, self.is_ready, self.positions) = (false, false, None);
+    }
+
+    /// Begins to give the server copies of everything that the keeper holds.
+    pub(super) fn begin_giving(&mut self) -> io::Result<()> {
+        self.given = Some(0);
+        self.give()
+    }
+
+    /// Returns `true` while the connection has no room for the rest of what the keeper gives.
+    pub(super) fn is_giving(&self) -> bool {
+        self.given.is_some()
+    }
+
+    /// Gives the server as much as the connection has room for. A server that has ended is no error.
+    pub(super) fn give(&mut self) -> io::Result<()> {
+        let Some(mut given) = self.given.take() else { return Ok(()) };
+        let flags = SendFlags::DONTWAIT;
+        let left = self.held.all().skip(given);
+        let sent = left.map(|(name, one)| {
+            send(&self.socket, store(name).as_bytes(), &[one], flags)?;
+            given += 1;
+            Ok(())
+        });
+        let sent = sent.collect::<Result<(), Errno>>();
+        match sent.and_then(|()| send(&self.socket, ALL_GIVEN, &[], flags)) {
+            Err(Errno::AGAIN) => self.given = Some(given),
+            Err(errno) if !is_gone(errno) => return Err(errno.into()),
+            _ => {}
+        }
         Ok(())
     }
 
-    /// Gives the server copies of everything that the keeper holds. A server that has ended is no
-    /// error.
-    pub(super) fn give_held(&self) -> io::Result<()> {
-        let give =
-            |(name, one)| send(&self.socket, store(name).as_bytes(), &[one], SendFlags::empty());
-        let given = self.held.all().try_for_each(give);
-        match given.and_then(|()| send(&self.socket, ALL_GIVEN, &[], SendFlags::empty())) {
-            Err(errno) if !is_gone(errno) => Err(errno.into()),
-            _ => Ok(()),
-        }
-    }
-
-    /// Handles a message, once there is one. Returns `false` at the end of the server's connection.
+    /// Handles a message, once there is one. Returns `false` at the end of the server's connection. Call
+    /// it when the keeper has given everything: an honest server sends nothing before.
     pub(super) fn hear(&mut self) -> io::Result<bool> {
         self.receive(RecvFlags::empty())
     }
@@ -295,13 +312,15 @@ impl Keeper {
             Err(errno) => (errno.raw_os_error(), Done::default()),
         };
         let Done { value, port, socket } = done;
+        // A server that does not read its answers gets none, and makes no other server wait.
+        let flags = SendFlags::DONTWAIT;
         let mut sent = {
             let held =
                 port.and_then(|(name, socket)| Some((name.clone(), self.held.put(name, socket)?)));
             let held_one = held.iter().map(|(_, socket)| *socket);
             let descriptors: Vec<_> = held_one.chain(socket.iter().map(AsFd::as_fd)).collect();
             let answer = Answer { number, errno, value };
-            let sent = send(&self.socket, answer.as_bytes(), &descriptors, SendFlags::empty());
+            let sent = send(&self.socket, answer.as_bytes(), &descriptors, flags);
             (sent, held.map(|(name, _)| name))
         };
         // Without memory for the answer, or with too many descriptors on their way: without one.
@@ -312,7 +331,7 @@ impl Keeper {
                 self.held.remove(&name);
             }
             let answer = Answer { number, errno: errno.raw_os_error(), value: 0 };
-            sent.0 = send(&self.socket, answer.as_bytes(), &[], SendFlags::empty());
+            sent.0 = send(&self.socket, answer.as_bytes(), &[], flags);
         }
         !sent.0.is_err_and(is_gone)
     }

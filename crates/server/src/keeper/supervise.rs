@@ -62,24 +62,26 @@ pub fn supervise(
 /// `true` if a signal has arrived, and what is readable of each device.
 fn wait(keepers: &[DeviceKeeper], signals: BorrowedFd<'_>) -> io::Result<(bool, Vec<Readable>)> {
     let until = keepers.iter().filter_map(DeviceKeeper::deadline).min();
-    let waited: Vec<_> = keepers.iter().map(DeviceKeeper::descriptors).collect();
+    let waited = keepers.iter().map(DeviceKeeper::waits_for);
     let mut polled = vec![PollFd::from_borrowed_fd(signals, PollFlags::IN)];
-    for one in waited.iter().flatten().flatten() {
-        polled.push(PollFd::from_borrowed_fd(*one, PollFlags::IN));
+    let mut waits = Vec::with_capacity(keepers.len());
+    for descriptors in waited {
+        waits.push(descriptors.each_ref().map(Option::is_some));
+        polled.extend(descriptors.into_iter().flatten());
     }
     match poll(&mut polled, timeout(until).as_ref()) {
-        // Nothing is readable then.
+        // Nothing is ready then.
         Err(Errno::INTR) => {}
         other => drop(other?),
     }
-    let mut heard = polled.iter().map(|one| !one.revents().is_empty());
-    let is_signalled = heard.next() == Some(true);
-    let mut readable = Vec::with_capacity(keepers.len());
-    for descriptors in waited {
+    let mut ready = polled.iter().map(|one| !one.revents().is_empty());
+    let is_signalled = ready.next() == Some(true);
+    let of_device = |waits: [bool; 3]| {
         let [listener, connection, process] =
-            descriptors.map(|one| one.is_some() && heard.next() == Some(true));
-        readable.push(Readable { listener, connection, process });
-    }
+            waits.map(|waits| waits && ready.next() == Some(true));
+        Readable { listener, connection, process }
+    };
+    let readable = waits.into_iter().map(of_device).collect();
     Ok((is_signalled, readable))
 }
 

@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::listener::Listener;
 use super::options::keeper_connection;
 use super::process::Keeper as Process;
-use super::wire::{Answer, HOLD_TCP, Request};
+use super::wire::{Answer, HOLD_TCP, LIMIT, Request};
 use super::*;
 
 /// The objects that a keeper holds, by name.
@@ -28,7 +28,7 @@ fn keep(socket: OwnedFd, options: &KeeperOptions) -> io::Result<All> {
     let listener = Listener::bind(&options.path, options.owner)?;
     let mut keeper = Process::new(socket, options)?;
     keeper.held.start_closers()?;
-    keeper.give_held()?;
+    keeper.begin_giving()?;
     loop {
         let mut heard =
             [PollFd::new(&listener.socket, PollFlags::IN), PollFd::new(&keeper, PollFlags::IN)];
@@ -47,6 +47,19 @@ fn keep(socket: OwnedFd, options: &KeeperOptions) -> io::Result<All> {
     let copies =
         keeper.held.all().map(|(name, one)| Ok((name.to_owned(), one.try_clone_to_owned()?)));
     copies.collect()
+}
+
+/// Returns the options of a keeper of one device, whose server has addresses of its own.
+fn options_of(interface: &str, path: PathBuf) -> KeeperOptions {
+    KeeperOptions {
+        interface: interface.to_owned(),
+        devices: 1,
+        shares_host: false,
+        hold: Duration::ZERO,
+        leaves_at_sigterm: false,
+        owner: None,
+        path,
+    }
 }
 
 /// A keeper for the loopback interface in a thread, with the path of its server's socket.
@@ -69,8 +82,9 @@ impl Started {
         let path = keeper_path(&directory.join("s"));
         let (interface, owner) = ("lo".into(), None);
         let hold = Duration::ZERO;
+        let (devices, leaves_at_sigterm) = (1, false);
         let options =
-            KeeperOptions { interface, shares_host, hold, leaves_at_sigterm: false, owner, path };
+            KeeperOptions { interface, devices, shares_host, hold, leaves_at_sigterm, owner, path };
         let thread = std::thread::spawn(move || keep(theirs, &options));
         let (client, found) = KeeperAccess::new(ours).unwrap();
         assert!(found.is_empty());
@@ -269,6 +283,49 @@ fn a_server_that_breaks_the_rules_loses_nothing_but_its_messages() {
     let left = kept.killed();
     let names: Vec<_> = left.iter().map(|(name, _)| &name[..5]).collect();
     assert_eq!(names, ["port-", "state"]);
+}
+
+#[test]
+fn a_server_that_reads_no_answers_does_not_stop_the_keeper() {
+    let kept = Started::start("unread");
+    let mut store = KeeperStore::new(kept.client(), Vec::new());
+    // Many more than a socket has room for.
+    for _ in 0..20_000 {
+        kept.send(Request::bare(LIMIT).as_bytes(), &[]);
+    }
+    store.barrier().unwrap();
+    // The answers that found no room are gone.
+    let mut answers = 0;
+    while rustix::net::recv(&*kept.client().socket, &mut [0; 64], RecvFlags::DONTWAIT).is_ok() {
+        answers += 1;
+    }
+    assert!(answers > 0 && answers < 20_000, "{answers}");
+    kept.client().end().unwrap();
+}
+
+#[test]
+fn more_objects_than_a_connection_has_room_for_are_given_one_after_the_other() {
+    let (ours, theirs) = keeper_connection().unwrap();
+    let options = options_of("lo", "unused".into());
+    let mut keeper = Process::new(ours, &options).unwrap();
+    let (reader, _writer) = std::io::pipe().unwrap();
+    for number in 0..350 {
+        keeper
+            .held
+            .put(format!("session-{number:03}"), reader.as_fd().try_clone_to_owned().unwrap());
+    }
+    keeper.begin_giving().unwrap();
+    assert!(keeper.is_giving());
+    let server = std::thread::spawn(move || KeeperAccess::new(theirs).unwrap());
+    while keeper.is_giving() {
+        poll(&mut [PollFd::new(&keeper, PollFlags::OUT)], None).unwrap();
+        keeper.give().unwrap();
+    }
+    // The server's request for the limit.
+    assert!(keeper.hear().unwrap());
+    let (_access, given) = server.join().unwrap();
+    let names = given.iter().map(|(name, _)| name.clone());
+    assert!(names.eq((0..350).map(|number| format!("session-{number:03}"))));
 }
 
 #[test]

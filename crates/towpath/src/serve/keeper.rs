@@ -150,6 +150,7 @@ impl Servers<'_> {
         let path = keeper_path(self.socket);
         let options = KeeperOptions {
             interface: self.interface.to_owned(),
+            devices: 1,
             shares_host: self.settings.share_host,
             hold: Duration::from_secs(self.settings.hold.map_or(HOLD_S, |hold| hold.get() as u64)),
             leaves_at_sigterm: self.fd_store && fd_store::has_service_manager(),
