@@ -38,6 +38,11 @@ impl Failure {
         Failure { text: String::new(), status: 0 }
     }
 
+    /// Returns the failure with a place, such as a file and a line, before its text.
+    pub(crate) fn at(self, place: &str) -> Failure {
+        Failure { text: format!("{place}: {}", self.text), ..self }
+    }
+
     /// Returns the failure's line.
     pub(crate) fn text(&self) -> &str {
         &self.text

@@ -59,7 +59,10 @@ enum Subcommand {
     /// Serve a network interface to applications, until SIGTERM or SIGINT
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
-    /// Serve a device; `towpath serve` starts this process
+    /// Serve the network interfaces that a file names, each by a server of its own
+    #[command(after_help = serve::up::EXAMPLES)]
+    Up(serve::up::Args),
+    /// Serve a device; `towpath serve` and `towpath up` start this process
     #[command(hide = true)]
     Server(serve::server::Args),
     /// Go on as the keeper of `towpath serve`, after an upgrade
@@ -122,6 +125,9 @@ fn main() -> ExitCode {
     let outcome = match cli.subcommand {
         Subcommand::Serve(args) => {
             return serve::run(&args).unwrap_or_else(|failure| Failure::report(&failure));
+        }
+        Subcommand::Up(args) => {
+            return serve::up::run(&args).unwrap_or_else(|failure| Failure::report(&failure));
         }
         Subcommand::Keeper(args) => {
             return serve::keeper::run(&args).unwrap_or_else(|failure| Failure::report(&failure));

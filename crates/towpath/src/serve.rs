@@ -10,7 +10,9 @@ mod last_policy;
 mod log;
 mod ready;
 pub(crate) mod server;
+mod servers;
 mod settings;
+pub(crate) mod up;
 pub(crate) mod values;
 
 use std::path::PathBuf;
@@ -88,7 +90,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     confine::raise_memory_limit();
     directory::prepare(&socket, settings.user.as_ref())?;
     let told = (ready, given);
-    keeper::supervise_servers(&settings, &served.interface, (&socket, kind), told, &signals)
+    keeper::supervise_servers(&settings, kind, told, &signals)
 }
 
 /// Returns the reason why a server did not start, with the option that helps or another remedy.

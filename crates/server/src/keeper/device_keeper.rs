@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
-use super::ends::{Ends, LONGEST_PAUSE, Next, describe, is_defect};
+use super::ends::{Ends, LONGEST_PAUSE, Next, START_TIMEOUT, describe, is_defect};
 use super::hang_watch::HangWatch;
 use super::keeper_state::KeeperState;
 use super::listener::Listener;
@@ -96,6 +96,10 @@ pub(super) struct DeviceKeeper {
     servers_started: u32,
     /// The time by which a server must serve, if an earlier one has served.
     serve_by: Option<Instant>,
+    /// The time at which the other devices of the keeper wait no longer for the first server.
+    settles_at: Option<Instant>,
+    /// `true` once a server has failed so that the supervision begins anew.
+    has_failed: bool,
 }
 
 impl Server {
@@ -186,6 +190,7 @@ impl DeviceKeeper {
     ) -> DeviceKeeper {
         DeviceKeeper {
             number,
+            settles_at: options.retries.then(|| Instant::now() + START_TIMEOUT),
             options,
             listener,
             keeper,
@@ -201,6 +206,7 @@ impl DeviceKeeper {
             is_leaving: false,
             servers_started: 0,
             serve_by: None,
+            has_failed: false,
         }
     }
 
@@ -212,6 +218,12 @@ impl DeviceKeeper {
     /// Returns `true` once some server has served.
     pub(super) fn has_served(&self) -> bool {
         self.keeper.was_ready()
+    }
+
+    /// Returns `true` if the keeper need not wait any longer for the first server to serve.
+    pub(super) fn has_settled(&self) -> bool {
+        let is_late = self.settles_at.is_some_and(|at| at <= Instant::now());
+        self.has_served() || self.has_failed || is_late || self.is_over()
     }
 
     /// Returns `true` if no other server follows.
@@ -250,13 +262,15 @@ impl DeviceKeeper {
 
     /// Returns the time at which the device has something to do, if nothing happens before.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        match &self.stage {
+        let settles_at = self.settles_at.filter(|_| !self.has_settled());
+        let next = match &self.stage {
             Stage::Waits(until) => Some(*until),
             Stage::Runs(server) => {
                 self.server_deadline().into_iter().chain(server.watch.next(&self.keeper)).min()
             }
             Stage::Over(_) => None,
-        }
+        };
+        next.into_iter().chain(settles_at).min()
     }
 
     /// Starts a server, if it is time.
@@ -267,11 +281,17 @@ impl DeviceKeeper {
         }
         let hold = self.options.hold;
         self.serve_by = self.ends.serve_by(hold);
+        if self.options.retries && self.serve_by.is_none() {
+            self.serve_by = Some(Instant::now() + START_TIMEOUT.max(hold));
+        }
         (self.hung, self.is_late) = (None, false);
         let begun = Instant::now();
         self.stage = match self.start(supervised) {
             Ok(process) => Stage::Runs(Server { begun, ..Server::new(process) }),
-            Err(error) if self.ends.held_until(hold).is_some_and(|last| last > begun) => {
+            Err(error)
+                if self.options.retries
+                    || self.ends.held_until(hold).is_some_and(|last| last > begun) =>
+            {
                 Stage::Waits(self.after_failed_start(&error, supervised))
             }
             Err(error) => return Err(error),
@@ -360,7 +380,7 @@ impl DeviceKeeper {
             // The server may have sent more before it ended.
             self.keeper.finish()?;
             let status = server.process.wait()?;
-            return Ok(self.after_end(server.begun, status, supervised));
+            return Ok(self.after_end(&server, status, supervised));
         }
         if self.hung.is_none()
             && let Some(engine) = server.watch.find(&self.keeper)
@@ -401,7 +421,7 @@ impl DeviceKeeper {
     /// Decides what follows a server that has ended.
     fn after_end(
         &mut self,
-        begun: Instant,
+        server: &Server,
         status: ExitStatus,
         supervised: &mut dyn Supervised,
     ) -> Stage {
@@ -412,22 +432,36 @@ impl DeviceKeeper {
         if self.is_leaving {
             return Stage::Over(self.left());
         }
-        if self.keeper.is_told_to_end || !is_ready && !self.ends.has_served() {
+        let is_last = self.keeper.is_told_to_end || !is_ready && !self.ends.has_served();
+        let retries = self.options.retries && server.asked_at.is_none();
+        if is_last && !retries {
             return Stage::Over(Supervision::Ended(status));
         }
-        if self.continue_upgrade(status, supervised) {
+        if !is_last && self.continue_upgrade(status, supervised) {
             self.ends = Ends::from_now();
             return Stage::Waits(Instant::now());
         }
-        let next = self.ends.add(is_ready, self.crash.is_some(), begun, self.options.hold);
+        let hold = self.options.hold;
+        let mut next = self.ends.add(is_ready, self.crash.is_some(), server.begun, hold);
+        if is_last || next == Next::None && retries {
+            next = self.ends.begin_anew();
+            self.begin_anew(supervised);
+        }
         next.log(&self.options, &self.describe(status));
         match next {
             Next::None => Stage::Over(Supervision::GaveUp(status)),
             Next::AtOnce => Stage::Waits(Instant::now()),
-            Next::AfterCrashes { pause, .. } | Next::AfterFailedStarts { pause, .. } => {
-                Stage::Waits(Instant::now() + pause)
-            }
+            Next::AfterCrashes { pause, .. }
+            | Next::AfterFailedStarts { pause, .. }
+            | Next::Anew { pause, .. } => Stage::Waits(Instant::now() + pause),
         }
+    }
+
+    /// Closes what the servers left, and ends an upgrade: the next server begins anew.
+    fn begin_anew(&mut self, supervised: &mut dyn Supervised) {
+        self.undo_upgrade("the device has failed", supervised);
+        self.keeper.held.remove_of_servers();
+        (self.crash, self.has_failed) = (None, true);
     }
 
     /// Returns the end of the supervision with what the servers left.
@@ -437,6 +471,9 @@ impl DeviceKeeper {
 
     /// Passes a signal on to the server, or ends the supervision if none runs.
     pub(super) fn signal(&mut self, signal: i32) {
+        if signal == libc::SIGHUP && !self.options.passes_hangup {
+            return;
+        }
         let leaves = self.options.leaves_at_sigterm && signal == libc::SIGTERM;
         match &mut self.stage {
             Stage::Over(_) => {}

@@ -12,7 +12,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The least time that a server has to serve, after an earlier one has served.
-const START_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const START_TIMEOUT: Duration = Duration::from_secs(5);
 /// A crash so soon after a start is one of a series.
 const EARLY: Duration = Duration::from_secs(10);
 /// Crashes of such a series after which the next server starts at once.
@@ -41,6 +41,13 @@ pub(super) fn is_defect(status: ExitStatus) -> bool {
     ];
     let by_signal = status.signal().is_some_and(|signal| DEFECTS.contains(&signal));
     by_signal || status.code() == Some(PANICKED)
+}
+
+/// Returns the pause after so many ends in a row; `None` without one.
+fn pause_after(count: u32) -> Option<Duration> {
+    let doublings = count.checked_sub(1)?;
+    let pause = FIRST_PAUSE * 2u32.saturating_pow(doublings).min(1 << 10);
+    Some(pause.min(LONGEST_PAUSE))
 }
 
 /// The ends of servers so far, which decide when the next one starts.
@@ -94,18 +101,22 @@ impl Ends {
         }
         let left = self.held_until(hold).map(|until| until.saturating_duration_since(now));
         let Some(left) = left.filter(|left| !left.is_zero()) else { return Next::None };
-        let pause = |count: u32| {
-            let doublings = count.checked_sub(1)?;
-            let pause = FIRST_PAUSE * 2u32.saturating_pow(doublings).min(1 << 10);
-            // The last attempt comes before the time is over.
-            Some(pause.min(LONGEST_PAUSE).min(left.mul_f64(0.9)))
-        };
+        // The last attempt comes before the time is over.
+        let pause = |count: u32| Some(pause_after(count)?.min(left.mul_f64(0.9)));
         let (attempt, crashes) = (self.failed_starts, self.crashes);
         match (pause(attempt), pause(crashes.saturating_sub(CRASHES_AT_ONCE))) {
             (Some(pause), _) => Next::AfterFailedStarts { attempt, pause },
             (None, Some(pause)) => Next::AfterCrashes { crashes, pause },
             (None, None) => Next::AtOnce,
         }
+    }
+
+    /// Begins anew after an end that [`Ends::add`] has counted. Returns when a server starts that gets no
+    /// object of the earlier ones.
+    pub(super) fn begin_anew(&mut self) -> Next {
+        (self.crashes, self.served_until) = (0, None);
+        let attempt = self.failed_starts.max(1);
+        Next::Anew { attempt, pause: pause_after(attempt).unwrap_or(LONGEST_PAUSE) }
     }
 }
 
@@ -120,6 +131,11 @@ pub(super) enum Next {
     },
     /// After so many starts in a row that failed.
     AfterFailedStarts {
+        attempt: u32,
+        pause: Duration,
+    },
+    /// After so many ends in a row before a server served. It gets no object of the servers before.
+    Anew {
         attempt: u32,
         pause: Duration,
     },
@@ -143,6 +159,12 @@ impl Next {
             Next::AfterFailedStarts { attempt, pause } => tracing::error!(
                 interface,
                 "{end} before it served (attempt {attempt}): another start in {} ms",
+                pause.as_millis()
+            ),
+            Next::Anew { attempt, pause } => tracing::error!(
+                interface,
+                "{end}: the device has failed, and its sessions end (attempt {attempt}): another start \
+                 in {} ms; remove the cause that the lines before give",
                 pause.as_millis()
             ),
             Next::None => {
@@ -180,6 +202,23 @@ mod tests {
         assert_eq!(ends.add(true, false, now, HOLD), Next::AtOnce);
         assert_eq!(ends.add(true, false, now, Duration::ZERO), Next::None);
         assert_eq!(Ends::default().add(false, false, now, HOLD), Next::None);
+    }
+
+    #[test]
+    fn a_device_that_fails_is_tried_again_after_growing_pauses() {
+        let mut ends = Ends::default();
+        let now = Instant::now();
+        let mut pause = |has_served| {
+            ends.add(has_served, false, now, Duration::ZERO);
+            match ends.begin_anew() {
+                Next::Anew { pause, .. } => pause.as_millis(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let pauses: Vec<_> = (0..8).map(|_| pause(false)).collect();
+        assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        assert_eq!([pause(true), pause(false)], [100, 100]);
+        assert!(!ends.has_served());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use super::options::OWN;
 
@@ -55,6 +56,10 @@ impl Closer {
     fn start(name: &str) -> io::Result<Closer> {
         let (orders, told) = channel();
         let run = move || {
+            // The process may keep some, and to close takes none.
+            let none = CapabilitySet::empty();
+            let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+            let _ = set_capabilities(None, none);
             for order in told {
                 match order {
                     Order::Close(descriptors) => drop(descriptors),
@@ -86,14 +91,19 @@ impl Held {
         Held { all: BTreeMap::new(), count: 0, limit, closer: None, device_closer: None }
     }
 
-    /// Starts the threads that close objects. A process calls this once it has given up its
-    /// privileges: each thread has its own.
+    /// Starts the threads that close objects, if there are none. A process calls this once it has given
+    /// up its privileges: each thread has its own.
     ///
     /// # Errors
     /// Fails if no thread is available.
     pub(super) fn start_closers(&mut self) -> io::Result<()> {
-        self.closer = Some(Closer::start("closer")?);
-        self.device_closer = Some(Closer::start("device-closer")?);
+        for (name, closer) in
+            [("closer", &mut self.closer), ("device-closer", &mut self.device_closer)]
+        {
+            if closer.is_none() {
+                *closer = Some(Closer::start(name)?);
+            }
+        }
         Ok(())
     }
 
@@ -140,6 +150,13 @@ impl Held {
         if let Some(closer) = &self.closer {
             closer.close(descriptors);
         }
+    }
+
+    /// Closes everything but the keeper's own objects.
+    pub(super) fn remove_of_servers(&mut self) {
+        let names: Vec<_> =
+            self.all.keys().filter(|name| !name.starts_with(OWN)).cloned().collect();
+        names.iter().for_each(|name| self.remove(name));
     }
 
     /// Empties the store. Returns the descriptors with their names, and closes the keeper's own.

@@ -42,8 +42,13 @@ pub struct KeeperOptions {
     /// the kernel confirm neighbours there.
     pub shares_host: bool,
     /// The time for which the keeper holds flows, ports and sessions while no server serves. With
-    /// zero, no other server follows.
+    /// zero, no other server follows that gets them.
     pub hold: Duration,
+    /// `true` if a server that fails or ends does not end the supervision: another one starts without
+    /// the objects of the one before, again and again.
+    pub retries: bool,
+    /// `true` if SIGHUP is for the device's server, too.
+    pub passes_hangup: bool,
     /// `true` if, at SIGTERM, the server leaves and the caller gets its objects
     /// ([`Supervision::Left`](super::Supervision::Left)).
     pub leaves_at_sigterm: bool,

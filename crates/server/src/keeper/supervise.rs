@@ -28,14 +28,13 @@ pub fn supervise(
     let made = devices.into_iter().enumerate();
     let made = made.map(|(number, (options, begin))| DeviceKeeper::new(number, options, begin));
     let mut keepers = made.collect::<io::Result<Vec<_>>>()?;
-    // A keeper that goes on has given up its privileges.
-    let mut is_ready = keepers.iter().all(DeviceKeeper::has_served);
+    // The devices that had served when the keeper last gave up privileges. A keeper that goes on has
+    // done so.
+    let mut ready = has_served(&keepers);
+    let mut is_ready = ready.iter().all(|served| *served);
     loop {
         for keeper in &mut keepers {
             keeper.start_if_due(supervised)?;
-        }
-        if keepers.iter().all(DeviceKeeper::is_over) {
-            return Ok(keepers.into_iter().filter_map(DeviceKeeper::into_end).collect());
         }
         let (is_signalled, readable) = wait(&keepers, signals)?;
         if is_signalled {
@@ -46,16 +45,26 @@ pub fn supervise(
         for (keeper, readable) in keepers.iter_mut().zip(readable) {
             keeper.advance(readable, supervised)?;
         }
-        if !is_ready && keepers.iter().all(DeviceKeeper::has_served) {
-            is_ready = true;
-            supervised.ready()?;
+        if keepers.iter().all(DeviceKeeper::is_over) {
+            return Ok(keepers.into_iter().filter_map(DeviceKeeper::into_end).collect());
+        }
+        let served = has_served(&keepers);
+        is_ready = is_ready && served == ready;
+        if !is_ready && keepers.iter().all(DeviceKeeper::has_settled) {
+            supervised.ready(&served)?;
             keepers.iter_mut().try_for_each(DeviceKeeper::start_closers)?;
+            (ready, is_ready) = (served, true);
         }
         if let Some(upgraded) = keepers.iter().position(DeviceKeeper::is_upgraded) {
             let why = replace_program(&keepers[upgraded], supervised).to_string();
             keepers[upgraded].goes_on_with_earlier_program(&why);
         }
     }
+}
+
+/// Returns which devices have served.
+fn has_served(keepers: &[DeviceKeeper]) -> Vec<bool> {
+    keepers.iter().map(DeviceKeeper::has_served).collect()
 }
 
 /// Waits for signals and for all devices, at most until one of them has something to do. Returns

@@ -34,12 +34,15 @@ pub trait Supervised {
     /// keeper are open for programs that this process starts.
     fn replace(&mut self, device: usize, file: BorrowedFd<'_>) -> io::Error;
 
-    /// Gives up all privileges but a keeper's. [`supervise`](super::supervise) calls it once, when a
-    /// server of each device has served.
+    /// Gives up all privileges but a keeper's. `has_served`: which devices have served.
+    ///
+    /// [`supervise`](super::supervise) calls it when each device has served, or has failed or takes long
+    /// with [`KeeperOptions::retries`](super::KeeperOptions::retries); and again when another one has
+    /// served for the first time.
     ///
     /// # Errors
     /// If the process cannot give up its privileges. This ends the keeper.
-    fn ready(&mut self) -> io::Result<()>;
+    fn ready(&mut self, has_served: &[bool]) -> io::Result<()>;
 
     /// Takes the number of a signal for the servers that has arrived; `None` if there is none.
     fn take_signal(&mut self) -> Option<i32>;

@@ -56,6 +56,8 @@ fn options_of(interface: &str, path: PathBuf) -> KeeperOptions {
         devices: 1,
         shares_host: false,
         hold: Duration::ZERO,
+        retries: false,
+        passes_hangup: true,
         leaves_at_sigterm: false,
         owner: None,
         path,
@@ -80,11 +82,7 @@ impl Started {
         std::fs::create_dir_all(&directory).unwrap();
         let (ours, theirs) = keeper_connection().unwrap();
         let path = keeper_path(&directory.join("s"));
-        let (interface, owner) = ("lo".into(), None);
-        let hold = Duration::ZERO;
-        let (devices, leaves_at_sigterm) = (1, false);
-        let options =
-            KeeperOptions { interface, devices, shares_host, hold, leaves_at_sigterm, owner, path };
+        let options = KeeperOptions { shares_host, ..options_of("lo", path) };
         let thread = std::thread::spawn(move || keep(theirs, &options));
         let (client, found) = KeeperAccess::new(ours).unwrap();
         assert!(found.is_empty());

@@ -46,6 +46,7 @@ impl Sections {
         match subcommand {
             None => Sections::command(),
             Some("serve") => Sections::serve(),
+            Some("up") => Sections::up(),
             Some("ls" | "stat" | "set" | "upgrade") => {
                 Sections { environment: ASKING, files: SOCKETS, ..Sections::common() }
             }
@@ -131,6 +132,26 @@ impl Sections {
             TUN,
         ];
         sections.see_also = &[("ip", "8"), ("systemd.service", "5"), ("capabilities", "7")];
+        sections
+    }
+
+    /// Returns the sections on `towpath up`.
+    fn up() -> Sections {
+        let mut sections = Sections::serve();
+        sections.description = &[
+            "A keeper and a server for each device, processes of their own, serve the devices of the \
+             file. A second signal, while the servers end, kills them. The keeper keeps the rights that \
+             starting the servers of its devices takes, and no others.",
+            "A wrong file ends the command before anything is served.",
+        ];
+        sections.status[0] = ("0", "A signal ended all servers.");
+        sections.files = &[
+            ("/etc/towpath/up.toml", "The file that is read by default."),
+            SOCKET_OF_ROOT,
+            SOCKET_OF_USER,
+            SOCKET_IN_TMP,
+            TUN,
+        ];
         sections
     }
 

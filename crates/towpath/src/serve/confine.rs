@@ -8,6 +8,7 @@ mod files;
 
 pub(crate) use calls::Confinement;
 use calls::Process;
+pub(super) use files::ForServers;
 
 use std::path::Path;
 
@@ -70,11 +71,9 @@ pub(super) fn restrict_server(
 /// where the kernel cannot.
 pub(super) fn restrict_keeper(
     mode: Confinement,
-    kind: Kind,
-    socket: &Path,
-    pcap: Option<&Path>,
+    devices: &[ForServers<'_>],
 ) -> Result<(), Failure> {
-    restrict(Process::Keeper, mode, || files::confine_keeper(kind, socket, pcap))
+    restrict(Process::Keeper, mode, || files::confine_keeper(devices))
 }
 
 fn restrict(
@@ -119,6 +118,18 @@ pub(super) fn confine_keeper(user: Option<&Identity>, kept: CapabilitySet) -> Re
     raise_descriptor_limit();
     set_keep_capabilities(true).map_err(|errno| failed("PR_SET_KEEPCAPS", errno))?;
     drop_all_but(kept, kept.intersection(FOR_INTERFACES), user)
+}
+
+/// Drops every capability but `kept`, once [`confine_keeper`] has dropped others.
+pub(super) fn keep_only(kept: CapabilitySet) -> Result<(), Failure> {
+    let caps = |errno| failed("capabilities", errno);
+    let has = capabilities(None).map_err(caps)?;
+    let sets = CapabilitySets {
+        effective: kept.intersection(has.effective),
+        permitted: kept.intersection(has.permitted),
+        inheritable: kept.intersection(has.inheritable),
+    };
+    set_capabilities(None, sets).map_err(caps)
 }
 
 /// Makes all of `kept` ambient, so that the program which this process executes next has it. Call

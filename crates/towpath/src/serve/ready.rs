@@ -33,12 +33,14 @@ impl Ready {
         Ok(Ready { to: Some(File::from(given)) })
     }
 
-    /// Writes `ready DEVICE SOCKET` and closes the descriptor. Sends READY=1 to systemd if
-    /// `NOTIFY_SOCKET` is set.
-    pub(super) fn tell(self, device: &str, socket: &Path) {
+    /// Writes a line `ready DEVICE SOCKET` for each device that is served, and closes the descriptor.
+    /// Sends READY=1 to systemd if `NOTIFY_SOCKET` is set.
+    pub(super) fn tell<'a>(self, served: impl Iterator<Item = (&'a str, &'a Path)>) {
         if let Some(mut to) = self.to {
-            let line = format!("ready {device} {}\n", socket.display());
-            if let Err(error) = to.write_all(line.as_bytes())
+            let line =
+                |(device, socket): (&str, &Path)| format!("ready {device} {}\n", socket.display());
+            let lines: String = served.map(line).collect();
+            if let Err(error) = to.write_all(lines.as_bytes())
                 && error.kind() != io::ErrorKind::BrokenPipe
             {
                 warn!("--ready-fd: {}", says(&error));

@@ -6,6 +6,7 @@ use std::io::{self, Read, Seek};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use towpath_device::pci::e1000e::{MOST_QUEUES, Moderation};
 use towpath_server::{Config, Policy, Setting};
@@ -230,6 +231,14 @@ fn in_words(message: &str, rest: &str) -> String {
     message.to_owned()
 }
 
+/// Parses a text of TOML. An error has the number of its line, from 1, and a message.
+pub(super) fn from_toml<T: DeserializeOwned>(text: &str) -> Result<T, (usize, String)> {
+    toml::from_str(text).map_err(|error: toml::de::Error| {
+        let at = error.span().map_or(0, |span| span.start.min(text.len()));
+        (line_of(text, at), in_words(error.message(), &text[at..]))
+    })
+}
+
 impl Settings {
     /// Reads a file of settings.
     pub(crate) fn read(path: &Path) -> Result<Settings, Failure> {
@@ -263,10 +272,7 @@ impl Settings {
     /// Parses settings as [`Settings::read`] does, from a text. An error has the number of its
     /// line, from 1, and a message.
     pub(super) fn parse(text: &str) -> Result<Settings, (usize, String)> {
-        toml::from_str(text).map_err(|error: toml::de::Error| {
-            let at = error.span().map_or(0, |span| span.start.min(text.len()));
-            (line_of(text, at), in_words(error.message(), &text[at..]))
-        })
+        from_toml(text)
     }
 
     /// Returns these settings, completed by those of `file`.

@@ -51,29 +51,39 @@ pub(super) fn confine_server(
     restrict(rules, reads.chain([(directory(socket), WRITE), ("/dev/null".into(), USE)]))
 }
 
-/// Confines this thread, and threads and processes that it starts, as a keeper. Returns how far this
-/// kernel can.
+/// What a keeper needs for the servers of a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ForServers<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) socket: &'a Path,
+    pub(crate) pcap: Option<&'a Path>,
+}
+
+impl ForServers<'_> {
+    /// Returns what the keeper may write.
+    fn rules(&self) -> impl Iterator<Item = Rule> + use<> {
+        let devices = match self.kind {
+            Kind::Tap => "/dev/net/tun",
+            // It opens no device file.
+            Kind::HostInterface => "/dev/null",
+            // The container of the IOMMU, and the card's group.
+            Kind::Card => "/dev/vfio",
+        };
+        let pcap = self.pcap.map(|path| (path.to_owned(), AccessFs::WriteFile.into()));
+        pcap.into_iter().chain([(directory(self.socket), WRITE), (devices.into(), USE)])
+    }
+}
+
+/// Confines this thread, and threads and processes that it starts, as a keeper of these devices.
+/// Returns how far this kernel can.
 ///
 /// # Errors
 /// Fails if the kernel refuses a rule.
-pub(super) fn confine_keeper(
-    kind: Kind,
-    socket: &Path,
-    pcap: Option<&Path>,
-) -> Result<RulesetStatus, RulesetError> {
+pub(super) fn confine_keeper(devices: &[ForServers<'_>]) -> Result<RulesetStatus, RulesetError> {
     let rules = handled()?.create()?;
     let read = AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::Execute;
-    let devices = match kind {
-        Kind::Tap => "/dev/net/tun",
-        // It opens no device file.
-        Kind::HostInterface => "/dev/null",
-        // The container of the IOMMU, and the card's group.
-        Kind::Card => "/dev/vfio",
-    };
-    let devices = ["/dev/null", devices].map(|path| (path.into(), USE));
-    let pcap = pcap.map(|path| (path.to_owned(), AccessFs::WriteFile.into()));
-    let written = pcap.into_iter().chain([(directory(socket), WRITE)]).chain(devices);
-    restrict(rules, written.chain([("/".into(), read)]))
+    let written = devices.iter().flat_map(ForServers::rules);
+    restrict(rules, written.chain([("/dev/null".into(), USE), ("/".into(), read)]))
 }
 
 /// Returns a set of rules for all that this file knows of files.
@@ -150,7 +160,8 @@ mod tests {
         fs::create_dir_all(&sockets).unwrap();
         fs::write(&pcap, "").unwrap();
         fs::write(own.join("file"), "text").unwrap();
-        let confine = || confine_keeper(Kind::Tap, &sockets.join("s.sock"), Some(&pcap));
+        let (socket, kind) = (sockets.join("s.sock"), Kind::Tap);
+        let confine = || confine_keeper(&[ForServers { kind, socket: &socket, pcap: Some(&pcap) }]);
         confined("a_keeper_reads_and_executes_all_and_writes_little", confine, || {
             assert_eq!(fs::read(own.join("file")).unwrap(), b"text");
             denied(fs::write(own.join("file"), "other"));
