@@ -315,7 +315,9 @@ impl Control {
 
     /// Ends the server: without a keeper, nothing could resume its sessions.
     fn keeper_ended(&mut self) {
-        error!("the keeper has ended, and so this server ends; start towpath serve again");
+        error!(
+            "the keeper has ended, and so this server ends; start the keeper again (towpath serve or up)"
+        );
         self.stop();
     }
 

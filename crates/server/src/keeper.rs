@@ -26,6 +26,7 @@
 //! | `keeper_state` | the state of a keeper that executes another program |
 //! | `client`, `store`, `device_objects` | the server's side: requests, the store, and names in it |
 //! | `wire`, `notify` | the requests, and the messages of the store |
+//! | `status` | the file that tells every user how the device is |
 //! | `listener` | the keeper's socket: requests for an upgrade |
 //! | `port_holder` | the sockets that hold ports |
 //!
@@ -47,6 +48,7 @@ mod options;
 mod port_holder;
 mod process;
 mod server_process;
+mod status;
 mod store;
 mod supervise;
 mod supervised;
@@ -61,6 +63,7 @@ pub use listener::{Upgrade, upgrade};
 pub(crate) use options::OWN;
 pub use options::{KeeperOptions, keeper_path};
 pub(crate) use port_holder::{PortProtocol, port_name};
+pub use status::{DeviceState, DeviceStatus, ServerEnd, device_status, status_path};
 pub use store::KeeperStore;
 pub use supervise::supervise;
 pub use supervised::{Begin, Continued, LeftObjects, Start, Supervised, Supervision};

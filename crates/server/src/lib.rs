@@ -61,8 +61,9 @@ pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
 pub use host::HostAccess;
 pub use keeper::{
-    Begin, Continued, KeeperAccess, KeeperOptions, KeeperStore, LeftObjects, Start, Supervised,
-    Supervision, Upgrade, keeper_path, supervise, take_device_objects, upgrade,
+    Begin, Continued, DeviceState, DeviceStatus, KeeperAccess, KeeperOptions, KeeperStore,
+    LeftObjects, ServerEnd, Start, Supervised, Supervision, Upgrade, device_status, keeper_path,
+    status_path, supervise, take_device_objects, upgrade,
 };
 pub use policy::{
     AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,

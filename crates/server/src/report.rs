@@ -50,6 +50,8 @@ pub(crate) struct Device {
     pub epoch: u64,
     /// Seconds since the server started.
     pub uptime_s: u64,
+    /// The version of the server's program.
+    pub version: &'static str,
     /// Addresses that the subnet has for sessions.
     pub addresses: usize,
     /// Of these, those that sessions have.

@@ -418,6 +418,7 @@ impl Control {
             settings: self.parts.settings.shown(true).collect(),
             epoch: self.parts.epoch,
             uptime_s: self.started.elapsed().as_secs(),
+            version: env!("CARGO_PKG_VERSION"),
             addresses: if self.parts.gives_addresses { self.parts.pool.size() } else { 0 },
             addresses_in_use: self.parts.pool.given(),
             counters: report::device_counters(&self.parts.state_mapping, lanes),

@@ -48,13 +48,18 @@ impl Failure {
         &self.text
     }
 
+    /// Returns the failure's text in one line, as [`Failure::report`] prints it.
+    pub(crate) fn line(&self) -> String {
+        one_line(&self.text)
+    }
+
     /// Prints the failure to standard error.
     pub(crate) fn report(&self) -> ExitCode {
         if self.text.is_empty() {
             return ExitCode::from(self.status);
         }
         // Without standard error the message is lost; the status still shows the failure.
-        let _ = writeln!(io::stderr(), "towpath: {}", one_line(&self.text));
+        let _ = writeln!(io::stderr(), "towpath: {}", self.line());
         ExitCode::from(self.status)
     }
 }

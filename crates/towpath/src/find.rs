@@ -2,6 +2,7 @@
 //! running one.
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -9,11 +10,15 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use towpath_server::device_status;
+
 use crate::failure::Failure;
 
 /// The directory of the sockets of root's servers and of system services.
 const SYSTEM: &str = "/run/towpath";
 const SUFFIX: &str = ".sock";
+/// What the name of a status file has after its socket's.
+const STATUS_SUFFIX: &str = ".status";
 /// The most entries of a directory that the search reads.
 const MOST_ENTRIES: usize = 4096;
 
@@ -29,6 +34,17 @@ pub(crate) struct Target {
 }
 
 impl Target {
+    /// Returns the sockets of the servers that the options name: by default those of all devices,
+    /// also of those whose server does not serve now.
+    pub(crate) fn resolve_all(&self) -> Result<Vec<PathBuf>, Failure> {
+        if self.socket.is_some() || self.device.is_some() {
+            return self.resolve().map(|one| vec![one]);
+        }
+        let directories = directories();
+        let all = all(&directories);
+        if all.is_empty() { Err(none(&directories)) } else { Ok(all) }
+    }
+
     /// Returns the socket of the server that the options name.
     pub(crate) fn resolve(&self) -> Result<PathBuf, Failure> {
         if let Some(socket) = &self.socket {
@@ -85,7 +101,9 @@ fn of_device(device: &str, directories: &[PathBuf]) -> Result<PathBuf, Failure> 
         )));
     }
     let paths = directories.iter().map(|one| one.join(format!("{device}{SUFFIX}")));
-    let found: Vec<PathBuf> = paths.filter(|path| path.symlink_metadata().is_ok()).collect();
+    let is_there =
+        |path: &PathBuf| path.symlink_metadata().is_ok() || device_status(path).is_some();
+    let found: Vec<PathBuf> = paths.filter(is_there).collect();
     // A server that answers goes before a socket that a dead server left.
     let answers = found.iter().find(|path| answers(path));
     answers.or(found.first()).cloned().ok_or_else(|| {
@@ -96,27 +114,39 @@ fn of_device(device: &str, directories: &[PathBuf]) -> Result<PathBuf, Failure> 
     })
 }
 
-fn only(directories: &[PathBuf]) -> Result<PathBuf, Failure> {
-    let mut running = Vec::new();
+/// Returns the sockets of all devices in these directories: those at which a server answers, and those
+/// whose keeper lives.
+fn all(directories: &[PathBuf]) -> Vec<PathBuf> {
+    let mut found = BTreeSet::new();
     for directory in directories {
         let Ok(entries) = fs::read_dir(directory) else { continue };
         for entry in entries.take(MOST_ENTRIES).flatten() {
-            let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
-            if is_socket
-                && entry.file_name().to_string_lossy().ends_with(SUFFIX)
-                && answers(&entry.path())
+            let (path, kind) = (entry.path(), entry.file_type());
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.ends_with(SUFFIX) && kind.is_ok_and(|kind| kind.is_socket()) && answers(&path) {
+                found.insert(path);
+            } else if let Some(socket) = name.strip_suffix(STATUS_SUFFIX)
+                && socket.ends_with(SUFFIX)
+                && device_status(&directory.join(socket)).is_some()
             {
-                running.push(entry.path());
+                found.insert(directory.join(socket));
             }
         }
     }
-    running.sort();
-    match running.as_slice() {
+    found.into_iter().collect()
+}
+
+fn none(directories: &[PathBuf]) -> Failure {
+    Failure::new(format!(
+        "no server runs: none in {}; start one with towpath serve, or give its --socket",
+        shown(directories)
+    ))
+}
+
+fn only(directories: &[PathBuf]) -> Result<PathBuf, Failure> {
+    match all(directories).as_slice() {
         [one] => Ok(one.clone()),
-        [] => Err(Failure::new(format!(
-            "no server runs: none in {}; start one with towpath serve, or give its --socket",
-            shown(directories)
-        ))),
+        [] => Err(none(directories)),
         several => {
             let names: Vec<_> = several
                 .iter()

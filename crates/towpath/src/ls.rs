@@ -1,5 +1,9 @@
-//! `towpath ls`: the attached applications, and the flow rules of their endpoints.
+//! `towpath ls`: the devices, the attached applications, and the flow rules of their endpoints.
 #![forbid(unsafe_code)]
+
+use std::path::Path;
+
+use towpath_server::DeviceStatus;
 
 use crate::failure::{Failure, print};
 use crate::find::Target;
@@ -8,7 +12,9 @@ use crate::table::Table;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-Root and the server's user see all sessions, other users only their own.
+Root and the server's user see all sessions, other users only their own. STATE is that of the device's
+keeper: starting, serving, restarting (it holds all sessions for the next server), failed (it tries
+again, and the sessions have ended) or ending. LAST END is the reason of the last restart.
 
 Examples:
   towpath ls
@@ -20,42 +26,103 @@ Examples:
 pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
-    /// Print only the server's report, as JSON
+    /// Print only the server's report, as JSON; of several servers a list, as devices
     #[arg(long)]
     json: bool,
 }
 
-/// Lists the applications.
+/// Lists the devices and the applications.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let socket = args.target.resolve()?;
-    let value = report::ask(&socket)?;
+    let sockets = args.target.resolve_all()?;
+    let mut values = Vec::new();
+    for socket in &sockets {
+        match report::ask_keeper_too(socket) {
+            Ok(value) => values.push(value),
+            // A server that ends meanwhile, or refuses this user, is no reason to show no other one.
+            Err(_) if sockets.len() > 1 => values.push(unanswered(socket)),
+            Err(failure) => return Err(failure),
+        }
+    }
     if args.json {
+        let value = match <[_; 1]>::try_from(values) {
+            Ok([one]) => one,
+            Err(several) => serde_json::json!({ "devices": several }),
+        };
         return print(&format!("{value:#}\n"));
     }
-    print(&to_text(&report::read(&socket, value)?))
+    let reports = sockets.iter().zip(values).map(|(socket, value)| report::read(socket, value));
+    print(&to_text(&reports.collect::<Result<Vec<_>, _>>()?))
 }
 
-fn to_text(report: &Report) -> String {
-    let device = &report.device;
-    let mut devices =
-        Table::new(["DEVICE", "MAC", "MTU", "WAIT", "UP (S)", "SESSIONS", "ADDRESSES"]);
-    devices.row([
-        device.name.clone(),
-        device.mac.clone(),
-        device.mtu.to_string(),
-        device.wait.clone(),
-        device.uptime_s.to_string(),
-        report.sessions.len().to_string(),
-        format!("{} of {}", device.addresses_in_use, device.addresses),
+/// Returns the report of a server that did not answer.
+fn unanswered(socket: &Path) -> serde_json::Value {
+    let name = socket.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.strip_suffix(".sock").unwrap_or(&name);
+    let status = towpath_server::device_status(socket);
+    serde_json::json!({ "device": { "name": name }, "keeper": status, "sessions": [] })
+}
+
+fn to_text(reports: &[Report]) -> String {
+    let mut devices = Table::new([
+        "DEVICE",
+        "STATE",
+        "MAC",
+        "MTU",
+        "WAIT",
+        "UP (S)",
+        "RESTARTS",
+        "VERSION",
+        "SESSIONS",
+        "ADDRESSES",
+        "LAST END",
     ]);
-    let mut text = devices.to_text();
-    if report.sessions.is_empty() {
-        return text;
+    for report in reports {
+        devices.row(device(report));
     }
+    let mut text = devices.to_text();
+    for report in reports.iter().filter(|report| !report.sessions.is_empty()) {
+        if reports.len() > 1 {
+            text += &format!("\n{}:", report.device.name);
+        }
+        text += &format!("\n{}", sessions(report));
+    }
+    text
+}
+
+/// Returns the row of a device. A device without a server has what its keeper tells.
+fn device(report: &Report) -> [String; 11] {
+    let (device, keeper) = (&report.device, report.keeper.as_ref());
+    let of_keeper = |show: fn(&DeviceStatus) -> String| keeper.map_or_else(none, show);
+    let has_answered = !device.mac.is_empty();
+    let of_server = |text: String| if has_answered { text } else { none() };
+    let name = keeper.map_or(&device.name, |status| &status.device);
+    [
+        if has_answered { device.name.clone() } else { name.clone() },
+        of_keeper(|status| status.state.to_string()),
+        of_server(device.mac.clone()),
+        of_server(device.mtu.to_string()),
+        of_server(device.wait.clone()),
+        of_server(device.uptime_s.to_string()),
+        of_keeper(|status| status.restarts.to_string()),
+        match device.version.as_str() {
+            "" => of_keeper(|status| status.version.clone()),
+            version => version.to_owned(),
+        },
+        of_server(report.sessions.len().to_string()),
+        of_server(format!("{} of {}", device.addresses_in_use, device.addresses)),
+        of_keeper(report::last_end),
+    ]
+}
+
+fn none() -> String {
+    "-".to_owned()
+}
+
+/// Returns the sessions of a server, and their endpoints.
+fn sessions(report: &Report) -> String {
     let mut sessions =
         Table::new(["SESSION", "NAME", "PID", "USER", "PAGES", "MAC", "IPV4", "IPV6", "KIB"]);
     let mut endpoints = Table::new(["SESSION", "ENDPOINT", "RECEIVES"]);
-    let none = || "-".to_owned();
     // A server that resumes sessions has them in another order.
     let mut in_order: Vec<_> = report.sessions.iter().collect();
     in_order.sort_by_key(|session| session.session);
@@ -83,7 +150,7 @@ fn to_text(report: &Report) -> String {
             ]);
         }
     }
-    text += &format!("\n{}", sessions.to_text());
+    let mut text = sessions.to_text();
     if !endpoints.is_empty() {
         text += &format!("\n{}", endpoints.to_text());
     }
@@ -103,6 +170,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_device_without_a_server_is_shown() {
+        let keeper = |state: &str| {
+            serde_json::json!({ "device": "tap1", "keeper": 7, "version": "0.2.0", "state": state,
+                "since": 5, "restarts": 3, "last_end": { "at": 6, "reason": "no interface\u{1b}" } })
+        };
+        let failed = serde_json::json!({ "keeper": keeper("failed"), "sessions": [] });
+        let serving = serde_json::json!({ "keeper": keeper("serving"),
+            "device": { "name": "tap0", "mac": "x", "version": "0.1.0" }, "sessions": [] });
+        let read = |value| report::read("/x".as_ref(), value).unwrap();
+        let text = to_text(&[read(failed), read(serving)]);
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines[1].starts_with("tap1") && lines[1].contains("failed"), "{text}");
+        assert!(lines[1].contains("0.2.0") && lines[1].contains("no interface?, "), "{text}");
+        assert!(lines[2].starts_with("tap0") && lines[2].contains("serving"), "{text}");
+        assert!(lines[2].contains("0.1.0") && lines[2].contains(" s ago"), "{text}");
+    }
+
+    #[test]
     fn a_report_of_less_is_still_shown() {
         let value = serde_json::json!({
             "device": { "name": "tap0", "mtu": 1500 },
@@ -112,13 +197,15 @@ mod tests {
             "new": 1,
         });
         let report = report::read("/x".as_ref(), value).unwrap();
-        let text = to_text(&report);
+        let text = to_text(&[report]);
         assert!(
             text.contains("tap0") && text.contains("web (unclaimed)") && text.contains("root"),
             "{text}"
         );
         assert!(text.contains("mac x"), "{text}");
         assert!(text.find("earlier") < text.find("web"), "{text}");
+        // A server of 0.1.0 and its keeper tell less.
+        assert!(text.contains("STATE") && text.contains("LAST END"), "{text}");
         let bad = serde_json::json!({ "device": [1] });
         assert!(report::read("/x".as_ref(), bad).is_err());
     }

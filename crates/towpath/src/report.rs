@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Deserialize;
+use towpath_server::{DeviceState, DeviceStatus, device_status};
 
 use crate::failure::Failure;
 
@@ -15,6 +17,8 @@ use crate::failure::Failure;
 #[serde(default)]
 pub(crate) struct Report {
     pub(crate) device: Device,
+    /// What the keeper tells; `None` for a server without one.
+    pub(crate) keeper: Option<DeviceStatus>,
     pub(crate) sessions: Vec<Session>,
 }
 
@@ -28,6 +32,7 @@ pub(crate) struct Device {
     pub(crate) wait: String,
     pub(crate) epoch: u64,
     pub(crate) uptime_s: u64,
+    pub(crate) version: String,
     pub(crate) addresses: u64,
     pub(crate) addresses_in_use: u64,
     pub(crate) counters: BTreeMap<String, u64>,
@@ -73,9 +78,67 @@ pub(crate) fn drops(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&
         .map(|(name, count)| (name.as_str(), *count))
 }
 
-/// Asks a server for its report, and returns the JSON.
+/// Asks a server for its report, and returns the JSON, with what its keeper tells as `keeper`. Waits
+/// for the next server, if the keeper starts one.
 pub(crate) fn ask(socket: &Path) -> Result<serde_json::Value, Failure> {
-    towpath_client::report(socket).map_err(|error| Failure::new(error.to_string()))
+    let status = device_status(socket);
+    let has_none = |state| matches!(state, DeviceState::Starting | DeviceState::Failed);
+    if let Some(status) = status.as_ref().filter(|status| has_none(status.state)) {
+        return Err(Failure::new(no_server(status)));
+    }
+    ask_server(socket)
+}
+
+/// Asks as [`ask`] does, and waits for no server: while none serves, the report has only what the
+/// keeper tells.
+pub(crate) fn ask_keeper_too(socket: &Path) -> Result<serde_json::Value, Failure> {
+    let serves = |status: &DeviceStatus| status.state == DeviceState::Serving;
+    let of_keeper = |status| serde_json::json!({ "keeper": status, "sessions": [] });
+    match device_status(socket) {
+        Some(status) if !serves(&status) => Ok(of_keeper(status)),
+        // The server may end meanwhile.
+        _ => ask_server(socket).or_else(|failure| match device_status(socket) {
+            Some(status) if !serves(&status) => Ok(of_keeper(status)),
+            _ => Err(failure),
+        }),
+    }
+}
+
+fn ask_server(socket: &Path) -> Result<serde_json::Value, Failure> {
+    let asked = towpath_client::report(socket);
+    let mut report = asked.map_err(|error| Failure::new(error.to_string()))?;
+    if let (Some(report), Some(status)) = (report.as_object_mut(), device_status(socket)) {
+        report.insert("keeper".to_owned(), serde_json::json!(status));
+    }
+    Ok(report)
+}
+
+/// Returns why there is no server to ask, in words.
+fn no_server(status: &DeviceStatus) -> String {
+    let device = &status.device;
+    match &status.last_end {
+        Some(end) => {
+            format!(
+                "{device}: no server serves now ({}): {}; see the log",
+                status.state, end.reason
+            )
+        }
+        None => format!("{device}: no server serves yet ({}); wait until one does", status.state),
+    }
+}
+
+/// Returns the last end of a server in words, with its age; `-` if none has ended.
+pub(crate) fn last_end(status: &DeviceStatus) -> String {
+    match &status.last_end {
+        Some(end) => format!("{}, {} s ago", end.reason, age(end.at)),
+        None => "-".to_owned(),
+    }
+}
+
+/// Returns the seconds since a time in seconds since 1970.
+pub(crate) fn age(time: u64) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    now.saturating_sub(time)
 }
 
 /// Reads a server's report.

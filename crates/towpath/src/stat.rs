@@ -104,10 +104,15 @@ fn print_while_read(text: &str) -> Result<(), Failure> {
 
 fn totals(report: &Report) -> String {
     let device = &report.device;
+    let version = if device.version.is_empty() { "-" } else { &device.version };
     let mut text = format!(
-        "{}: {}, mtu {}, wait={}, up {} s\n\n",
-        device.name, device.mac, device.mtu, device.wait, device.uptime_s
+        "{}: {}, mtu {}, wait={}, up {} s, version {}\n",
+        device.name, device.mac, device.mtu, device.wait, device.uptime_s, version
     );
+    if let Some(keeper) = &report.keeper {
+        text += &format!("{} restarts; last end: {}\n", keeper.restarts, report::last_end(keeper));
+    }
+    text.push('\n');
     let mut counters = Table::new(["DEVICE COUNTER", "VALUE"]);
     for (name, value) in &device.counters {
         counters.row([name.clone(), value.to_string()]);

@@ -107,6 +107,12 @@ impl KeeperAccess {
         let _ = send(&self.socket, notify::READY.as_bytes(), &[], SendFlags::empty());
     }
 
+    /// Tells the keeper why this server fails, for `towpath ls`. A keeper that has ended is no error.
+    pub fn tell_failure(&self, reason: &str) {
+        let text = notify::failure(reason);
+        let _ = send(&self.socket, text.as_bytes(), &[], SendFlags::empty());
+    }
+
     /// Lets this server and later ones have AF_XDP sockets made. `busy_poll`: they poll the hardware.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! The keeper of one device: it starts servers, one after the other. It is a state that the keeper's
 //! loop drives (`supervise`), and never waits itself.
 
+mod report;
 mod upgrade;
 
 use std::io;
@@ -18,8 +19,10 @@ use super::listener::Listener;
 use super::options::{KeeperOptions, OWN, UPGRADE_TIMEOUT, keeper_connection};
 use super::process::Keeper;
 use super::server_process::ServerProcess;
+use super::status::DeviceState;
 use super::supervised::{Begin, Continued, LeftObjects, Start, Supervised, Supervision};
 use crate::position::{Crash, Positions};
+use report::Report;
 
 /// Signals within this time are one: `timeout` (coreutils) signals its program and then the program's
 /// group.
@@ -100,6 +103,8 @@ pub(super) struct DeviceKeeper {
     settles_at: Option<Instant>,
     /// `true` once a server has failed so that the supervision begins anew.
     has_failed: bool,
+    /// What every user may know of the device.
+    status: Report,
 }
 
 impl Server {
@@ -148,7 +153,8 @@ impl DeviceKeeper {
             keeper.held.put(name, object);
         }
         let stage = Stage::Waits(Instant::now());
-        let mut made = DeviceKeeper::with(number, options, listener, keeper, stage);
+        let status = Report::new(&options)?;
+        let mut made = DeviceKeeper::with(number, options, (listener, keeper), stage, status);
         (made.first, made.crash) = (Some(theirs), crash);
         if count > 0 {
             // With objects of earlier servers, a first start that fails does not end the supervision.
@@ -175,7 +181,8 @@ impl DeviceKeeper {
             asking.answer(Ok(None));
         }
         let stage = Stage::Runs(Server::new(process));
-        let mut made = DeviceKeeper::with(number, options, listener, keeper, stage);
+        let status = Report::of_earlier(left, &options)?;
+        let mut made = DeviceKeeper::with(number, options, (listener, keeper), stage, status);
         (made.ends, made.servers_started) = (Ends::from_now(), left.servers_started);
         made.serve_by = made.ends.serve_by(made.options.hold);
         Ok(made)
@@ -184,9 +191,9 @@ impl DeviceKeeper {
     fn with(
         number: usize,
         options: KeeperOptions,
-        listener: Listener,
-        keeper: Keeper,
+        (listener, keeper): (Listener, Keeper),
         stage: Stage,
+        status: Report,
     ) -> DeviceKeeper {
         DeviceKeeper {
             number,
@@ -207,6 +214,7 @@ impl DeviceKeeper {
             servers_started: 0,
             serve_by: None,
             has_failed: false,
+            status,
         }
     }
 
@@ -271,6 +279,25 @@ impl DeviceKeeper {
             Stage::Over(_) => None,
         };
         next.into_iter().chain(settles_at).min()
+    }
+
+    /// Returns what the device's keeper does, for users.
+    fn state_for_users(&self) -> DeviceState {
+        let is_ending = |server: &Server| self.is_leaving || server.asked_at.is_some();
+        let serves = self.keeper.is_ready && !matches!(self.handover, Handover::Leaving(_));
+        match &self.stage {
+            Stage::Over(_) => DeviceState::Ending,
+            Stage::Runs(server) if is_ending(server) => DeviceState::Ending,
+            Stage::Runs(_) if serves => DeviceState::Serving,
+            _ if self.ends.has_served() => DeviceState::Restarting,
+            _ if self.has_failed => DeviceState::Failed,
+            _ => DeviceState::Starting,
+        }
+    }
+
+    /// Tells users of a change.
+    pub(super) fn publish(&mut self) {
+        self.status.publish(&self.options.interface, self.state_for_users());
     }
 
     /// Starts a server, if it is time.
@@ -338,6 +365,7 @@ impl DeviceKeeper {
             interface = self.options.interface,
             "a server does not start: {error}; another attempt follows"
         );
+        self.status.add_end(&format!("a server does not start: {error}"));
         Instant::now() + LONGEST_PAUSE
     }
 
@@ -441,6 +469,7 @@ impl DeviceKeeper {
             self.ends = Ends::from_now();
             return Stage::Waits(Instant::now());
         }
+        self.status.add_end(&self.describe_end_for_users(status));
         let hold = self.options.hold;
         let mut next = self.ends.add(is_ready, self.crash.is_some(), server.begun, hold);
         if is_last || next == Next::None && retries {
@@ -535,6 +564,12 @@ impl DeviceKeeper {
             None if self.is_late => "the server took too long, and was killed".to_owned(),
             None => describe(status),
         }
+    }
+
+    /// Returns how a server ended, with its own words if it had any.
+    fn describe_end_for_users(&self, status: ExitStatus) -> String {
+        let own = self.keeper.failure.as_ref().map(|own| format!(": {own}"));
+        self.describe_end(status) + &own.unwrap_or_default()
     }
 
     /// Returns `true` if the server that has ended came to the point at which it counts the crash of

@@ -11,6 +11,8 @@ use rustix::fs::MemfdFlags;
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 
+use super::status::ServerEnd;
+
 /// The version of the file's format. A program that does not know the version refuses the file, and
 /// the keeper goes on with its program.
 pub(super) const FORMAT: u32 = 1;
@@ -39,6 +41,13 @@ pub(super) struct KeeperState {
     pub(super) servers_started: u32,
     /// Whether the server may have AF_XDP sockets made, and if so, whether they poll the hardware.
     pub(super) xdp_sockets: Option<bool>,
+    /// The status file, how often servers followed others, and the last end. Not of a keeper of 0.1.0.
+    #[serde(default)]
+    pub(super) status_file: Option<RawFd>,
+    #[serde(default)]
+    pub(super) restarts: u64,
+    #[serde(default)]
+    pub(super) last_end: Option<ServerEnd>,
     /// The objects that the keeper holds, with their names.
     pub(super) held: Vec<(String, RawFd)>,
 }
@@ -94,7 +103,7 @@ impl KeeperState {
     fn numbers(&self) -> impl Iterator<Item = RawFd> {
         let own = [self.connection, self.listener, self.server];
         let held = self.held.iter().map(|(_, number)| *number);
-        own.into_iter().chain(self.upgrade_request).chain(held)
+        own.into_iter().chain(self.upgrade_request).chain(self.status_file).chain(held)
     }
 
     /// Sets or clears close-on-exec on all descriptors. An error with one of them keeps none of the

@@ -6,6 +6,7 @@
 //! | `FDSTORE=1`, `FDNAME=name`, `FDPOLL=0` | hold the descriptors that come with it, under a name |
 //! | `FDSTOREREMOVE=1`, `FDNAME=name` | close everything under a name |
 //! | `READY=1` | the server serves |
+//! | `STATUS=text` | the reason for which the server is about to fail |
 //! | `BARRIER=1` | close the descriptor that comes with it, once all earlier messages are handled |
 //!
 //! `FDPOLL=0` is required. Without it, systemd would drop a port holder at once: a bound socket
@@ -34,10 +35,33 @@ pub(super) enum Notification<'a> {
     Barrier,
     /// The server serves.
     Ready,
+    /// The server is about to fail, for this reason.
+    Failure(&'a str),
 }
 
 /// The text of a server that serves.
 pub(super) const READY: &str = "READY=1";
+
+/// The beginning of a reason.
+const STATUS: &str = "STATUS=";
+
+/// Returns the text that tells a reason, which may be too long for a message.
+pub(super) fn failure(reason: &str) -> String {
+    let reason = printable(reason, MESSAGE_BYTES - STATUS.len());
+    format!("{STATUS}{reason}")
+}
+
+/// Returns the beginning of a text in one line, without control characters: at most so many bytes.
+pub(super) fn printable(text: &str, most: usize) -> String {
+    let mut shown = String::new();
+    for one in text.chars().map(|one| if one.is_control() { ' ' } else { one }) {
+        if shown.len() + one.len_utf8() > most {
+            break;
+        }
+        shown.push(one);
+    }
+    shown
+}
 
 /// Returns the text with which descriptors are stored under a name.
 pub(super) fn store(name: &str) -> String {
@@ -65,6 +89,9 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Notification<'_>> {
     }
     if text == READY {
         return Some(Notification::Ready);
+    }
+    if let Some(reason) = text.strip_prefix(STATUS) {
+        return Some(Notification::Failure(reason));
     }
     let (mut stores, mut removes, mut name, mut unpolled) = (false, false, None, false);
     for line in text.split('\n') {
@@ -127,6 +154,9 @@ mod tests {
         assert_eq!(parse(b"FDPOLL=0\nFDNAME=a\nFDSTORE=1\n"), Some(Notification::Store("a")));
         assert_eq!(parse(b"BARRIER=1"), Some(Notification::Barrier));
         assert_eq!(parse(b"READY=1\n"), Some(Notification::Ready));
+        let long = failure(&"ä\n".repeat(500));
+        assert!(long.len() <= MESSAGE_BYTES && long.starts_with("STATUS=ä ä"), "{long}");
+        assert!(matches!(parse(long.as_bytes()), Some(Notification::Failure(_))));
     }
 
     proptest! {
@@ -138,7 +168,10 @@ mod tests {
                     Some(Notification::Store(name) | Notification::Remove(name)) => {
                         prop_assert!(is_name(name));
                     }
-                    Some(Notification::Barrier | Notification::Ready) | None => {}
+                    Some(
+                        Notification::Barrier | Notification::Ready | Notification::Failure(_),
+                    )
+                    | None => {}
                 }
             }
         }

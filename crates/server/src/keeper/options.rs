@@ -55,8 +55,11 @@ pub struct KeeperOptions {
     /// The user and the group that the keeper changes to when its first server serves, if it does:
     /// the owners of its socket.
     pub owner: Option<(u32, u32)>,
-    /// The path of the socket at which an administrator asks for an upgrade.
+    /// The path of the socket at which an administrator asks for an upgrade ([`keeper_path`]).
     pub path: PathBuf,
+    /// The path of the file that tells every user how the device is
+    /// ([`status_path`](super::status_path)).
+    pub status: PathBuf,
 }
 
 /// Returns the path at which the keeper of a server listens, by the path of the server's socket.

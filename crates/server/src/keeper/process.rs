@@ -63,6 +63,8 @@ pub(super) struct Keeper {
     pub(super) is_ready: bool,
     /// `true` once some server has said that it serves.
     was_ready: bool,
+    /// Why the server fails, in its own words.
+    pub(super) failure: Option<String>,
     /// The administrator that has asked for an upgrade.
     pub(super) upgrade_request: Option<UpgradeRequest>,
     /// Where the server's threads stand.
@@ -116,6 +118,7 @@ impl Keeper {
             is_told_to_end: false,
             is_ready: false,
             was_ready: false,
+            failure: None,
             upgrade_request: None,
             positions: None,
         })
@@ -155,6 +158,9 @@ impl Keeper {
             upgrade_request: self.upgrade_request.as_ref().map(|one| one.as_fd().as_raw_fd()),
             servers_started,
             xdp_sockets: self.xdp_sockets,
+            status_file: None,
+            restarts: 0,
+            last_end: None,
             held: held.map(|(name, one)| (name.to_owned(), one.as_raw_fd())).collect(),
         }
     }
@@ -163,6 +169,7 @@ impl Keeper {
     pub(super) fn connect(&mut self, socket: OwnedFd) {
         self.socket = socket;
         (self.is_told_to_end, self.is_ready, self.positions) = (false, false, None);
+        self.failure = None;
     }
 
     /// Begins to give the server copies of everything that the keeper holds.
@@ -280,6 +287,7 @@ impl Keeper {
             // The server waits for the close.
             (Some(Notification::Barrier), 1) => drop(descriptors),
             (Some(Notification::Ready), 0) => (self.is_ready, self.was_ready) = (true, true),
+            (Some(Notification::Failure(reason)), 0) => self.failure = Some(reason.to_owned()),
             _ => self.refuse(descriptors, "the descriptor store has no such message"),
         }
     }

@@ -35,6 +35,7 @@ pub fn supervise(
     loop {
         for keeper in &mut keepers {
             keeper.start_if_due(supervised)?;
+            keeper.publish();
         }
         let (is_signalled, readable) = wait(&keepers, signals)?;
         if is_signalled {

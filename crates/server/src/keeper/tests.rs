@@ -61,6 +61,7 @@ fn options_of(interface: &str, path: PathBuf) -> KeeperOptions {
         leaves_at_sigterm: false,
         owner: None,
         path,
+        status: PathBuf::new(),
     }
 }
 

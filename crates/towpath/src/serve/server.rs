@@ -66,7 +66,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let signals = Signals::block_with_leave().map_err(failed)?;
     let _ = rustix::thread::set_name(c"towpath-server");
-    let (keeper, mut found) = take_standard_input().and_then(KeeperAccess::new).map_err(failed)?;
+    let (keeper, found) = take_standard_input().and_then(KeeperAccess::new).map_err(failed)?;
+    let outcome = run_with(args, &keeper, found, signals);
+    outcome.inspect_err(|failure| keeper.tell_failure(&failure.line()))
+}
+
+/// Serves with what the keeper gave.
+fn run_with(
+    args: &Args,
+    keeper: &KeeperAccess,
+    mut found: Vec<(String, OwnedFd)>,
+    signals: Signals,
+) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::new(format!("the server of {}: {}", args.interface, says(&error)))
+    };
     let object = found.iter().find(|(name, _)| name == SETTINGS).map(|(_, object)| object);
     let missing = || std::io::Error::other("the keeper gave no settings");
     let object = object.ok_or_else(missing).and_then(OwnedFd::try_clone);
@@ -78,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     earlier.set_keeper(Arc::new(keeper.clone()));
     let last = found.iter().find(|(name, _)| name == LAST_POLICY);
     let last = last.map(|(_, file)| file.try_clone()).transpose().map_err(failed)?;
-    let mut store = KeeperStore::new(&keeper, found);
+    let mut store = KeeperStore::new(keeper, found);
     let policy = keep_policy(last, &mut store).map_err(failed)?;
 
     let (configured, policy_text) = configure(&settings, &socket, &policy)?;
@@ -106,7 +120,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     device.set_keeper(Arc::new(keeper.clone()));
     let shares = settings.share_host;
-    config.host = shares.then(|| HostAccess::new(&keeper, &served.interface));
+    config.host = shares.then(|| HostAccess::new(keeper, &served.interface));
     give_up_rights(&settings, &socket)?;
     let failed = |error: StartError| explain(&error, &settings);
     let server = Server::start(&config, device, Box::new(store)).map_err(failed)?;
@@ -120,11 +134,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         version = env!("CARGO_PKG_VERSION"),
         "serving"
     );
-    report_started(&keeper)?;
+    report_started(keeper)?;
     let action = serve(&server, &signals, &mut pcap, (&settings, &socket, &name), &policy)?;
     signals.release_soon();
     let leaves = action == Action::Leave;
-    let outcome = end(server, &keeper, action);
+    let outcome = end(server, keeper, action);
     info!(device = name, "{}", if leaves { "left to the next server" } else { "ended" });
     outcome.map_err(|error| ended(&error))
 }

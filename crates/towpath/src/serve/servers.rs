@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CapabilitySet;
 use towpath_server::{
-    Begin, Crash, KeeperOptions, Start, Supervised, Supervision, keeper_path, supervise,
+    Begin, Crash, KeeperOptions, Start, Supervised, Supervision, keeper_path, status_path,
+    supervise,
 };
 
 use super::confine::{
@@ -60,6 +61,7 @@ impl Served {
             leaves_at_sigterm: manner == Manner::ServeWithStore && fd_store::has_service_manager(),
             owner: settings.user.as_ref().map(|user| (user.uid, user.gid)),
             path: keeper_path(&self.socket),
+            status: status_path(&self.socket),
         }
     }
 

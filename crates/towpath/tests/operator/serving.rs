@@ -392,7 +392,9 @@ fn the_only_server_needs_no_name() {
             "$T" set opA wait=poll
             "$T" stat | grep -q poll
             serve opB; B=$!
-            "$T" ls 2>&1 && exit 4
+            "$T" stat 2>&1 && exit 4
+            "$T" ls | grep -q opA
+            "$T" ls | grep -q opB
             "$T" ls --device opB | grep -q opB
             "$T" ls --device opC 2>&1 && exit 5
             kill $B; wait $B

@@ -131,6 +131,7 @@ impl DeviceKeeper {
                 "it still closes objects of ended sessions; upgrade again later",
             ));
         }
-        Ok(self.keeper.state(&self.listener, &server.process, self.servers_started))
+        let state = self.keeper.state(&self.listener, &server.process, self.servers_started);
+        Ok(self.status.add_to(state))
     }
 }

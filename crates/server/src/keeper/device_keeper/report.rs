@@ -1,0 +1,81 @@
+//! What a keeper tells users of a device: a record of the ends of servers, in the status file.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use crate::keeper::keeper_state::KeeperState;
+use crate::keeper::options::KeeperOptions;
+use crate::keeper::status::{DeviceState, DeviceStatus, ServerEnd, StatusFile, seconds};
+
+/// The record.
+#[derive(Debug)]
+pub(super) struct Report {
+    /// `None` where the keeper may not make the file after an upgrade.
+    file: Option<StatusFile>,
+    restarts: u64,
+    last_end: Option<ServerEnd>,
+    /// The state and the number of restarts that the file has.
+    published: Option<(DeviceState, u64)>,
+}
+
+impl Report {
+    /// Begins a record.
+    ///
+    /// # Errors
+    /// If the file cannot be made.
+    pub(super) fn new(options: &KeeperOptions) -> io::Result<Report> {
+        let file = StatusFile::create(&options.status, options.owner)?;
+        Ok(Report { file: Some(file), restarts: 0, last_end: None, published: None })
+    }
+
+    /// Goes on with the record of an earlier program of this process. One of 0.1.0 has none.
+    pub(super) fn of_earlier(left: &KeeperState, options: &KeeperOptions) -> io::Result<Report> {
+        let path = &options.status;
+        let file = match left.status_file {
+            Some(number) => Some(StatusFile::from_state(KeeperState::take(number)?, path)),
+            None => StatusFile::create(path, options.owner)
+                .inspect_err(|error| tracing::warn!("no status for towpath ls: {error}"))
+                .ok(),
+        };
+        let (restarts, last_end) = (left.restarts, left.last_end.clone());
+        Ok(Report { file, restarts, last_end, published: None })
+    }
+
+    /// Adds the record to the state for the next program of this process.
+    pub(super) fn add_to(&self, state: KeeperState) -> KeeperState {
+        KeeperState {
+            status_file: self.file.as_ref().map(AsRawFd::as_raw_fd),
+            restarts: self.restarts,
+            last_end: self.last_end.clone(),
+            ..state
+        }
+    }
+
+    /// Adds the end of a server that another one follows.
+    pub(super) fn add_end(&mut self, reason: &str) {
+        self.restarts += 1;
+        self.last_end = Some(ServerEnd::now(reason));
+    }
+
+    /// Writes the record, if it has changed.
+    pub(super) fn publish(&mut self, device: &str, state: DeviceState) {
+        let published = Some((state, self.restarts));
+        let Some(file) = self.file.as_mut().filter(|_| self.published != published) else { return };
+        self.published = published;
+        let status = DeviceStatus {
+            device: device.to_owned(),
+            keeper: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            state,
+            since: seconds(),
+            restarts: self.restarts,
+            last_end: self.last_end.clone(),
+        };
+        if let Err(error) = file.write(&status) {
+            tracing::error!(
+                interface = device,
+                "the status for towpath ls is not written: {error}"
+            );
+        }
+    }
+}
