@@ -218,11 +218,6 @@ impl DeviceKeeper {
         }
     }
 
-    /// Returns the device's number.
-    pub(super) fn number(&self) -> usize {
-        self.number
-    }
-
     /// Returns `true` once some server has served.
     pub(super) fn has_served(&self) -> bool {
         self.keeper.was_ready()

@@ -10,12 +10,16 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::MemfdFlags;
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::status::ServerEnd;
 
-/// The version of the file's format. A program that does not know the version refuses the file, and
-/// the keeper goes on with its program.
+/// The version of the format of a device's state. A program that does not know the version refuses the
+/// file, and the keeper goes on with its program.
 pub(super) const FORMAT: u32 = 1;
+
+/// The version of a file with several such states.
+const FORMAT_OF_SEVERAL: u32 = 2;
 
 /// The longest file, in bytes: 2^18 descriptors ([`held`](super::held)) with the longest names.
 const MOST_BYTES: u64 = 80 << 20;
@@ -23,7 +27,7 @@ const MOST_BYTES: u64 = 80 << 20;
 /// The first descriptor beyond the standard streams.
 const FIRST: RawFd = 3;
 
-/// The contents of the file. The descriptors are numbers.
+/// The state of a device: the contents of the file, or one of several. The descriptors are numbers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct KeeperState {
     /// [`FORMAT`].
@@ -53,33 +57,41 @@ pub(super) struct KeeperState {
 }
 
 impl KeeperState {
-    /// Writes a memory file, which the next program inherits.
-    pub(super) fn write(&self) -> io::Result<OwnedFd> {
+    /// Writes a memory file with the state of each device, which the next program inherits.
+    pub(super) fn write(devices: &[KeeperState]) -> io::Result<OwnedFd> {
         let file = rustix::fs::memfd_create("towpath-keeper", MemfdFlags::empty())?;
         let mut file = File::from(file);
-        serde_json::to_writer(&file, self)?;
+        match devices {
+            [one] => serde_json::to_writer(&mut file, one)?,
+            several => {
+                let several = json!({ "format": FORMAT_OF_SEVERAL, "devices": several });
+                serde_json::to_writer(&mut file, &several)?;
+            }
+        }
         file.flush()?;
         file.rewind()?;
         Ok(file.into())
     }
 
-    /// Reads a memory file. Checks that every descriptor is open.
-    pub(super) fn read(file: BorrowedFd<'_>) -> io::Result<KeeperState> {
+    /// Reads a memory file: the state of each device. Checks that every descriptor is open.
+    pub(super) fn read(file: BorrowedFd<'_>) -> io::Result<Vec<KeeperState>> {
         let wrong = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
         let mut file = File::from(file.try_clone_to_owned()?);
         file.rewind()?;
         let mut text = String::new();
         (&file).take(MOST_BYTES).read_to_string(&mut text)?;
         // The version first: a file of another version may have other fields.
-        let contents: serde_json::Value = serde_json::from_str(&text)?;
-        if contents["format"] != FORMAT {
-            return Err(wrong(format!(
-                "the keeper's state has format {}; this program knows format {FORMAT}",
-                contents["format"]
-            )));
+        let mut contents: serde_json::Value = serde_json::from_str(&text)?;
+        let devices = if contents["format"] == FORMAT_OF_SEVERAL {
+            serde_json::from_value(contents["devices"].take())?
+        } else {
+            vec![contents]
+        };
+        if devices.is_empty() {
+            return Err(wrong("the keeper's state has no device".to_owned()));
         }
-        let found: KeeperState = serde_json::from_value(contents)?;
-        let mut numbers: Vec<_> = found.numbers().collect();
+        let devices = devices.into_iter().map(KeeperState::of).collect::<io::Result<Vec<_>>>()?;
+        let mut numbers: Vec<_> = devices.iter().flat_map(KeeperState::numbers).collect();
         numbers.sort_unstable();
         if numbers.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(wrong("the keeper's state names a descriptor twice".to_owned()));
@@ -87,7 +99,20 @@ impl KeeperState {
         for number in numbers {
             descriptor(number)?;
         }
-        Ok(found)
+        Ok(devices)
+    }
+
+    /// Reads the state of a device.
+    fn of(contents: serde_json::Value) -> io::Result<KeeperState> {
+        if contents["format"] != FORMAT {
+            let text = format!(
+                "the keeper's state has format {}; this program knows the formats {FORMAT} and \
+                 {FORMAT_OF_SEVERAL}",
+                contents["format"]
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        Ok(serde_json::from_value(contents)?)
     }
 
     /// Returns a copy of an object that the keeper holds.

@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::device_keeper::{DeviceKeeper, Readable};
+use super::keeper_state::KeeperState;
 use super::options::KeeperOptions;
 use super::process::timeout;
 use super::supervised::{Begin, Supervised, Supervision};
@@ -57,7 +58,7 @@ pub fn supervise(
             (ready, is_ready) = (served, true);
         }
         if let Some(upgraded) = keepers.iter().position(DeviceKeeper::is_upgraded) {
-            let why = replace_program(&keepers[upgraded], supervised).to_string();
+            let why = replace_program(&keepers, upgraded, supervised).to_string();
             keepers[upgraded].goes_on_with_earlier_program(&why);
         }
     }
@@ -97,17 +98,26 @@ fn wait(keepers: &[DeviceKeeper], signals: BorrowedFd<'_>) -> io::Result<(bool, 
 
 /// Has the keeper execute the program of a device's server, which an upgrade has started. Returns
 /// only if that fails, with the reason.
-fn replace_program(keeper: &DeviceKeeper, supervised: &mut dyn Supervised) -> io::Error {
-    let state = match keeper.state() {
-        Ok(state) => state,
+fn replace_program(
+    keepers: &[DeviceKeeper],
+    upgraded: usize,
+    supervised: &mut dyn Supervised,
+) -> io::Error {
+    let states = match keepers.iter().map(DeviceKeeper::state).collect::<io::Result<Vec<_>>>() {
+        Ok(states) => states,
         Err(error) => return error,
     };
-    let replaced = state.write().and_then(|file| {
-        state.set_close_on_exec(false)?;
-        Ok(supervised.replace(keeper.number(), file.as_fd()))
+    // An error with one of them keeps none of the others from the change.
+    let set_close_on_exec = |on| {
+        let set = states.iter().map(|state| state.set_close_on_exec(on));
+        set.fold(Ok(()), io::Result::and)
+    };
+    let replaced = KeeperState::write(&states).and_then(|file| {
+        set_close_on_exec(false)?;
+        Ok(supervised.replace(upgraded, file.as_fd()))
     });
     let error = replaced.unwrap_or_else(|error| error);
-    if let Err(error) = state.set_close_on_exec(true) {
+    if let Err(error) = set_close_on_exec(true) {
         tracing::error!(
             "cannot set close-on-exec on the keeper's descriptors: {error}; programs that it starts \
              inherit them"

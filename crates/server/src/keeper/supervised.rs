@@ -97,17 +97,18 @@ pub enum Begin {
     Continued(Continued),
 }
 
-/// The state that an earlier program of this process has left ([`Supervised::replace`]).
+/// The state of a device that an earlier program of this process has left ([`Supervised::replace`]).
 #[derive(Debug)]
 pub struct Continued(pub(super) KeeperState);
 
 impl Continued {
-    /// Reads the file of [`Supervised::replace`], and checks that every descriptor in it is open.
+    /// Reads the file of [`Supervised::replace`], and checks that every descriptor in it is open. Returns
+    /// the state of each device.
     ///
     /// # Errors
     /// If the file is of an unknown format, or a descriptor is not open.
-    pub fn read(file: BorrowedFd<'_>) -> io::Result<Continued> {
-        Ok(Continued(KeeperState::read(file)?))
+    pub fn read(file: BorrowedFd<'_>) -> io::Result<Vec<Continued>> {
+        Ok(KeeperState::read(file)?.into_iter().map(Continued).collect())
     }
 
     /// Returns a copy of an object that the keeper holds.

@@ -34,9 +34,12 @@ pub(crate) struct Args {
     /// The path of the program, where an upgrade installs another one
     #[arg(long)]
     program: PathBuf,
-    /// The kind of the device that the server serves
-    #[arg(long)]
-    kind: Kind,
+    /// The kind of each device, in the order of the file
+    #[arg(long, required = true)]
+    kind: Vec<Kind>,
+    /// Try devices that fail again, as `towpath up` does
+    #[arg(long, conflicts_with = "fd_store")]
+    up: bool,
     /// Leave everything to the service manager's descriptor store at SIGTERM
     #[arg(long)]
     fd_store: bool,
@@ -53,23 +56,46 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let file = inherited(args.state).map_err(failed)?;
     let left = Continued::read(file.as_fd()).map_err(failed)?;
     drop(file);
-    let settings = left.object(SETTINGS).and_then(Settings::from_keeper).map_err(failed)?;
-    let served = settings.served()?;
+    if left.len() != args.kind.len() {
+        let (states, kinds) = (left.len(), args.kind.len());
+        return Err(Failure::new(format!("the keeper: {states} devices of {kinds} kinds")));
+    }
+    let mut devices = Vec::new();
+    for (state, kind) in left.iter().zip(&args.kind) {
+        let settings = state.object(SETTINGS).and_then(Settings::from_keeper).map_err(failed)?;
+        devices.push(Served::new(settings, *kind)?);
+    }
     if args.check {
         return Ok(ExitCode::SUCCESS);
     }
+    let settings = devices[0].settings().clone();
     start_log(settings.log.unwrap_or(Level::Info));
     // An exec keeps signals blocked, so none is lost.
     let signals = Signals::block().map_err(failed)?;
+    let names: Vec<_> = devices.iter().map(Served::interface).collect();
     tracing::info!(
-        interface = %served.interface,
+        interface = names.join(", "),
         version = env!("CARGO_PKG_VERSION"),
         "the keeper goes on with the installed program"
     );
-    let manner = if args.fd_store { Manner::ServeWithStore } else { Manner::Serve };
-    let served = Served::new(settings.clone(), args.kind)?;
-    let servers = Servers::of_earlier(vec![served], manner, args.program.clone(), &signals)?;
-    end(servers.supervise(vec![Begin::Continued(left)])?, &settings, args.kind)
+    let manner = match (args.up, args.fd_store) {
+        (true, _) => Manner::Up,
+        (false, true) => Manner::ServeWithStore,
+        (false, false) => Manner::Serve,
+    };
+    let servers = Servers::of_earlier(devices, manner, args.program.clone(), &signals)?;
+    let ends = servers.supervise(left.into_iter().map(Begin::Continued).collect())?;
+    if args.up { Ok(exit_code_of_all(&ends)) } else { end(ends, &settings, args.kind[0]) }
+}
+
+/// Returns the exit code of a keeper of several devices.
+pub(super) fn exit_code_of_all(ends: &[Supervision]) -> ExitCode {
+    let is_in_order = |end: &Supervision| match end {
+        Supervision::Ended(status) => status.success(),
+        Supervision::Stopped | Supervision::Left(_) => true,
+        Supervision::GaveUp(_) => false,
+    };
+    if ends.iter().all(is_in_order) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Returns `true` if a living server holds the lock of a socket.

@@ -48,6 +48,14 @@ impl Served {
         Ok(Served { settings, interface, socket, kind, upgraded: None, installed: None })
     }
 
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(super) fn interface(&self) -> &str {
+        &self.interface
+    }
+
     /// Returns the options of the device's keeper.
     fn options(&self, devices: usize, manner: Manner) -> KeeperOptions {
         let settings = &self.settings;
@@ -175,7 +183,10 @@ impl<'a> Servers<'a> {
         command.arg0("towpath").arg("keeper");
         command.arg("--state").arg(state.as_raw_fd().to_string());
         command.arg("--program").arg(&self.path);
-        command.args(["--kind", self.devices[0].kind.name()]);
+        for device in &self.devices {
+            command.args(["--kind", device.kind.name()]);
+        }
+        command.args((self.manner == Manner::Up).then_some("--up"));
         command.args((self.manner == Manner::ServeWithStore).then_some("--fd-store"));
         command
     }

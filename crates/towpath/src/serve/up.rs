@@ -6,9 +6,9 @@ mod file;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use towpath_server::{Begin, Supervision};
+use towpath_server::Begin;
 
-use super::keeper::{is_served, own_objects};
+use super::keeper::{exit_code_of_all, is_served, own_objects};
 use super::log::start_log;
 use super::ready::Ready;
 use super::servers::{Manner, Served, Servers};
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let servers = Servers::new(served, Manner::Up, ready, &signals);
     let servers = servers
         .map_err(|error| Failure::new(format!("the path of this program: {}", says(&error))))?;
-    Ok(exit_code(&servers.supervise(begins)?))
+    Ok(exit_code_of_all(&servers.supervise(begins)?))
 }
 
 /// Checks the settings of a device, before the server of any device makes an object.
@@ -113,14 +113,4 @@ fn summary(path: &Path, devices: &[DeviceTable]) -> String {
     let names: Vec<_> = names.map(ToString::to_string).collect();
     let noun = if devices.len() == 1 { "device" } else { "devices" };
     format!("{}: {} {noun}: {}\n", path.display(), devices.len(), names.join(", "))
-}
-
-/// Returns the exit code after all devices have ended.
-fn exit_code(ends: &[Supervision]) -> ExitCode {
-    let is_in_order = |end: &Supervision| match end {
-        Supervision::Ended(status) => status.success(),
-        Supervision::Stopped | Supervision::Left(_) => true,
-        Supervision::GaveUp(_) => false,
-    };
-    if ends.iter().all(is_in_order) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -118,11 +118,22 @@ impl DeviceKeeper {
     /// # Errors
     /// If this is no moment for it, with the reason.
     pub(in crate::keeper) fn state(&self) -> io::Result<KeeperState> {
-        let Stage::Runs(server) = &self.stage else {
-            return Err(io::Error::other("no server serves now; upgrade again once one does"));
+        let interface = &self.options.interface;
+        let server = match &self.stage {
+            Stage::Runs(server) if self.keeper.is_ready => server,
+            _ => {
+                let text = format!("{interface} has no server now; upgrade again once one serves");
+                return Err(io::Error::other(text));
+            }
         };
         if self.keeper.is_told_to_end {
             return Err(io::Error::other("it is about to end"));
+        }
+        // The next program takes each request for one whose server serves.
+        let is_asked = self.keeper.upgrade_request.is_some() && !self.is_upgraded;
+        if is_asked || !matches!(self.handover, Handover::None) {
+            let text = format!("an upgrade of {interface} is under way, which is to end first");
+            return Err(io::Error::other(text));
         }
         // The kernel ends this process's other threads first, and waits for a thread in a system
         // call that does not return.
