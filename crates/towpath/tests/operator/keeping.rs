@@ -450,11 +450,11 @@ const CAPABILITIES: [(&str, u32); 5] = [
     ("CAP_BPF", 39),
 ];
 /// Those that the servers on an interface start with.
-const OF_A_START: u64 = 1 << 12 | 1 << 13 | 1 << 38 | 1 << 39;
+pub(crate) const OF_A_START: u64 = 1 << 12 | 1 << 13 | 1 << 38 | 1 << 39;
 
 /// Returns the rows of the table in docs/trust.md for processes that a server keeps: the process,
 /// the devices, and the capabilities as a mask.
-fn table_of_rights() -> Vec<(String, String, u64)> {
+pub(crate) fn table_of_rights() -> Vec<(String, String, u64)> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/trust.md");
     let page = fs::read_to_string(page).unwrap();
     let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
@@ -471,7 +471,7 @@ fn table_of_rights() -> Vec<(String, String, u64)> {
 }
 
 /// Returns the number of filters of system calls of a process.
-fn filters_of(process: u32) -> u32 {
+pub(crate) fn filters_of(process: u32) -> u32 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let count = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"));
     count.unwrap().trim().parse().unwrap()
@@ -479,7 +479,7 @@ fn filters_of(process: u32) -> u32 {
 
 /// Checks that a process has exactly these capabilities, and that programs which it starts have at
 /// most those of `given`.
-fn check_rights(process: u32, expected: u64, given: u64) {
+pub(crate) fn check_rights(process: u32, expected: u64, given: u64) {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let given = expected & given;
     for (set, expected) in [

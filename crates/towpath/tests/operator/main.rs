@@ -5,6 +5,7 @@ mod beside_the_kernel;
 mod capturing;
 mod completing;
 mod counters;
+mod devices;
 mod keeping;
 mod lanes;
 mod manual;

@@ -135,7 +135,7 @@ fn a_restart_of_the_service_loses_and_duplicates_nothing() {
         let mut quiet = Session::attach(&server.socket, &Options::default()).unwrap();
         for restarts in 1..=3 {
             let mut next = None;
-            under_traffic(&server, |goes_on| {
+            under_traffic(&server.socket, |goes_on| {
                 end(&server);
                 // The list, and one socket with all objects.
                 assert_eq!(manager.count(), 2);

@@ -16,14 +16,14 @@ const ARGUMENTS: [&str; 4] = ["--device", "tap:opA", "--address", "10.77.0.1/24"
 const ON_THE_WAY: u64 = 64;
 
 /// Installs a program at a path: another file, as a package manager does.
-fn install(from: &str, at: &str) {
+pub(crate) fn install(from: &str, at: &str) {
     let new = format!("{at}.new");
     std::fs::copy(from, &new).unwrap();
     std::fs::rename(&new, at).unwrap();
 }
 
 /// Returns the path of the program that a process runs; with a suffix if the file was removed since.
-fn program_of(process: u32) -> Option<String> {
+pub(crate) fn program_of(process: u32) -> Option<String> {
     let path = std::fs::read_link(format!("/proc/{process}/exe")).ok()?;
     path.into_os_string().into_string().ok()
 }
@@ -78,8 +78,8 @@ impl Flow {
 }
 
 /// Sends and receives datagrams between an application and the kernel while `upgrade` runs.
-pub(crate) fn under_traffic(server: &Running, upgrade: impl FnOnce(&dyn Fn())) {
-    let network = Network::attach(&server.socket).unwrap();
+pub(crate) fn under_traffic(socket: &str, upgrade: impl FnOnce(&dyn Fn())) {
+    let network = Network::attach(socket).unwrap();
     let own = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4).unwrap();
     let application = UdpSocket::bind(&network, (own, 5000)).unwrap();
     let kernel = std::net::UdpSocket::bind("10.77.0.1:5000").unwrap();
@@ -139,7 +139,7 @@ fn an_upgrade_loses_and_duplicates_nothing() {
         let program = directory.text("towpath");
         install(env!("CARGO_BIN_EXE_towpath"), &program);
         let mut server = serve_from(&program, &directory, "s.sock", &ARGUMENTS);
-        under_traffic(&server, |goes_on| {
+        under_traffic(&server.socket, |goes_on| {
             for count in 1..=10 {
                 install(env!("CARGO_BIN_EXE_towpath"), &program);
                 let said = prints(&mut towpath(&["upgrade", &server.socket]));
@@ -205,7 +205,7 @@ fn an_upgrade_to_a_program_that_does_not_serve_is_undone() {
         let mut server = serve_from(&program, &directory, "s.sock", &ARGUMENTS);
         let text = directory.text("text");
         std::fs::write(&text, "no program").unwrap();
-        under_traffic(&server, |goes_on| {
+        under_traffic(&server.socket, |goes_on| {
             for (wrong, why) in [
                 ("/bin/false", "did not serve: the server ended with exit code 1"),
                 (&text, "does not start"),
