@@ -182,7 +182,7 @@ mod tests {
         let text = to_text(&[read(failed), read(serving)]);
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[1].starts_with("tap1") && lines[1].contains("failed"), "{text}");
-        assert!(lines[1].contains("0.2.0") && lines[1].contains("no interface?, "), "{text}");
+        assert!(lines[1].contains("0.2.0") && lines[1].contains("no interface, "), "{text}");
         assert!(lines[2].starts_with("tap0") && lines[2].contains("serving"), "{text}");
         assert!(lines[2].contains("0.1.0") && lines[2].contains(" s ago"), "{text}");
     }

@@ -130,7 +130,11 @@ fn no_server(status: &DeviceStatus) -> String {
 /// Returns the last end of a server in words, with its age; `-` if none has ended.
 pub(crate) fn last_end(status: &DeviceStatus) -> String {
     match &status.last_end {
-        Some(end) => format!("{}, {} s ago", end.reason, age(end.at)),
+        Some(end) => {
+            // The server may have written a part of it.
+            let reason = end.reason.chars().filter(|one| !one.is_control()).collect::<String>();
+            format!("{reason}, {} s ago", age(end.at))
+        }
         None => "-".to_owned(),
     }
 }

@@ -257,7 +257,7 @@ impl DeviceKeeper {
         let connection = server.filter(|server| server.is_connected);
         let of_connection = if self.keeper.is_giving() { PollFlags::OUT } else { PollFlags::IN };
         [
-            Some(PollFd::new(&self.listener.socket, PollFlags::IN)),
+            Some(self.listener.waits_for()),
             connection.map(|_| PollFd::new(&self.keeper, of_connection)),
             server.map(|server| PollFd::new(&server.process, PollFlags::IN)),
         ]
@@ -266,6 +266,7 @@ impl DeviceKeeper {
     /// Returns the time at which the device has something to do, if nothing happens before.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let settles_at = self.settles_at.filter(|_| !self.has_settled());
+        let others = settles_at.into_iter().chain(self.listener.deadline());
         let next = match &self.stage {
             Stage::Waits(until) => Some(*until),
             Stage::Runs(server) => {
@@ -273,7 +274,7 @@ impl DeviceKeeper {
             }
             Stage::Over(_) => None,
         };
-        next.into_iter().chain(settles_at).min()
+        next.into_iter().chain(others).min()
     }
 
     /// Returns what the device's keeper does, for users.
@@ -370,8 +371,8 @@ impl DeviceKeeper {
         readable: Readable,
         supervised: &mut dyn Supervised,
     ) -> io::Result<()> {
-        if readable.listener {
-            self.keeper.admit(&self.listener);
+        if let Some(request) = self.listener.advance(readable.listener) {
+            self.keeper.admit(request);
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Waits(Instant::now()));
         self.stage = match stage {

@@ -6,10 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
+use rustix::net::AddressFamily;
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use super::options::OWN;
+use super::port_holder::PORT;
 
 /// Descriptors that the keeper needs for itself: its sockets, those of a message and of a request.
 const OWN_DESCRIPTORS: usize = 32;
@@ -17,8 +19,8 @@ const OWN_DESCRIPTORS: usize = 32;
 /// The most descriptors that a keeper holds, whatever its limit of open files is.
 const MAX_DESCRIPTORS: usize = 1 << 18;
 
-/// The beginnings of names of objects that no application can reach, and whose close others wait for.
-const AWAITED: [&str; 2] = ["device-socket-", "port-"];
+/// The beginning of names of sockets of devices, whose close servers wait for.
+const SOCKET: &str = "device-socket-";
 /// The beginning of names of objects that no application can reach, and whose close may wait for an RCU
 /// grace period.
 const OF_DEVICE: &str = "device-";
@@ -31,6 +33,12 @@ pub(super) fn limit() -> usize {
     open_files.saturating_sub(OWN_DESCRIPTORS).min(MAX_DESCRIPTORS)
 }
 
+/// Returns `true` for a socket whose close does not wait for an application or a peer.
+fn is_of_device(socket: &OwnedFd) -> bool {
+    let domain = rustix::net::sockopt::socket_domain(socket);
+    domain.is_ok_and(|domain| [AddressFamily::XDP, AddressFamily::PACKET].contains(&domain))
+}
+
 /// Descriptors under names. Several may have one name.
 pub(super) struct Held {
     all: BTreeMap<String, Vec<OwnedFd>>,
@@ -40,6 +48,8 @@ pub(super) struct Held {
     closer: Option<Closer>,
     /// The thread that closes the devices' objects.
     device_closer: Option<Closer>,
+    /// `true` if the first thread closes objects that a server waits for.
+    is_awaited: bool,
 }
 
 /// A thread that closes descriptors.
@@ -88,7 +98,14 @@ impl Closer {
 impl Held {
     /// Holds at most `limit` descriptors.
     pub(super) fn new(limit: usize) -> Held {
-        Held { all: BTreeMap::new(), count: 0, limit, closer: None, device_closer: None }
+        Held {
+            all: BTreeMap::new(),
+            count: 0,
+            limit,
+            closer: None,
+            device_closer: None,
+            is_awaited: false,
+        }
     }
 
     /// Starts the threads that close objects, if there are none. A process calls this once it has given
@@ -133,15 +150,27 @@ impl Held {
     pub(super) fn remove(&mut self, name: &str) {
         let Some(removed) = self.all.remove(name) else { return };
         self.count -= removed.len();
-        if AWAITED.iter().any(|start| name.starts_with(start)) {
+        if name.starts_with(PORT) {
             return;
         }
-        if name.starts_with(OF_DEVICE) {
+        if name.starts_with(SOCKET) {
+            // Of another kind, such as a TCP socket that lingers, only from a server that breaks the rules.
+            let others: Vec<_> = removed.into_iter().filter(|one| !is_of_device(one)).collect();
+            self.is_awaited |= !others.is_empty();
+            self.close(others);
+        } else if name.starts_with(OF_DEVICE) {
             if let Some(closer) = &self.device_closer {
                 closer.close(removed);
             }
         } else {
             self.close(removed);
+        }
+    }
+
+    /// Closes the descriptor by which a server waits for the close of what it removed before.
+    pub(super) fn end_barrier(&mut self, barrier: Vec<OwnedFd>) {
+        if std::mem::take(&mut self.is_awaited) {
+            self.close(barrier);
         }
     }
 

@@ -3,16 +3,17 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use towpath_protocol::peer::Peer;
 
 use super::options::{ANSWER_TIMEOUT, PAUSE, UPGRADE_TIMEOUT, keeper_path};
-use super::wire::receive;
+use super::wire::{receive, receive_with};
 
 /// What a process asks at a keeper's socket.
 const UPGRADE: &[u8] = b"UPGRADE";
@@ -100,10 +101,19 @@ impl AsFd for UpgradeRequest {
     }
 }
 
+/// A process that has connected, and has not asked yet.
+struct Asking {
+    peer: OwnedFd,
+    /// The time by which it must have asked.
+    until: Instant,
+}
+
 /// The socket at which an administrator asks for an upgrade.
 pub(super) struct Listener {
     pub(super) socket: OwnedFd,
     path: PathBuf,
+    /// The others wait in the socket.
+    asking: Option<Asking>,
 }
 
 impl Listener {
@@ -119,7 +129,7 @@ impl Listener {
         }
         let (address, _directory) = address(path)?;
         rustix::net::bind(&socket, &address)?;
-        let listener = Listener { socket, path: path.to_owned() };
+        let listener = Listener { socket, path: path.to_owned(), asking: None };
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         std::fs::set_permissions(path, mode)?;
         if let Some((uid, gid)) = owner {
@@ -131,11 +141,41 @@ impl Listener {
 
     /// Takes over a socket that an earlier program of this process has bound.
     pub(super) fn from_state(socket: OwnedFd, path: &Path) -> Listener {
-        Listener { socket, path: path.to_owned() }
+        Listener { socket, path: path.to_owned(), asking: None }
     }
 
-    /// Accepts a process, and reads what it asks. Refuses users other than root and its own.
-    pub(super) fn accept(&self) -> Option<UpgradeRequest> {
+    /// Returns what the keeper waits for here: a process that connects, or the request of one that has
+    /// connected.
+    pub(super) fn waits_for(&self) -> PollFd<'_> {
+        PollFd::new(self.asking.as_ref().map_or(&self.socket, |asking| &asking.peer), PollFlags::IN)
+    }
+
+    /// Returns the time by which a process that has connected must have asked.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.asking.as_ref().map(|asking| asking.until)
+    }
+
+    /// Accepts a process, or reads what it asks, if the descriptor of [`Listener::waits_for`] is
+    /// readable. Never waits for the process.
+    pub(super) fn advance(&mut self, is_readable: bool) -> Option<UpgradeRequest> {
+        let Some(Asking { peer, until }) = self.asking.take() else {
+            if is_readable {
+                self.asking = self.accept();
+            }
+            return None;
+        };
+        if !is_readable {
+            // A process that takes too long is closed.
+            self.asking = (Instant::now() < until).then_some(Asking { peer, until });
+            return None;
+        }
+        let mut request = [0; 16];
+        let received = receive_with(&peer, &mut request, RecvFlags::DONTWAIT).ok()?;
+        (&request[..received.bytes] == UPGRADE).then_some(UpgradeRequest(peer))
+    }
+
+    /// Accepts a process. Refuses users other than root and its own.
+    fn accept(&self) -> Option<Asking> {
         let peer = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
             Ok(peer) => peer,
             Err(_) => {
@@ -148,10 +188,7 @@ impl Listener {
         if uid != 0 && uid != rustix::process::geteuid().as_raw() {
             return None;
         }
-        set_socket_timeout(&peer, Timeout::Recv, Some(REQUEST_TIMEOUT)).ok()?;
-        let mut request = [0; 16];
-        let received = receive(&peer, &mut request).ok()?;
-        (&request[..received.bytes] == UPGRADE).then_some(UpgradeRequest(peer))
+        Some(Asking { peer, until: Instant::now() + REQUEST_TIMEOUT })
     }
 }
 

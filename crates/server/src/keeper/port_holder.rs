@@ -13,6 +13,9 @@ pub(crate) enum PortProtocol {
     Udp,
 }
 
+/// The beginning of the names of ports.
+pub(super) const PORT: &str = "port-";
+
 /// Returns the name under which the keeper holds a port. A name has no colon, so an IPv6 address is
 /// its 32 digits.
 pub(crate) fn port_name(protocol: PortProtocol, local: SocketAddr) -> String {
@@ -21,9 +24,9 @@ pub(crate) fn port_name(protocol: PortProtocol, local: SocketAddr) -> String {
         PortProtocol::Udp => "udp",
     };
     match local {
-        SocketAddr::V4(local) => format!("port-{protocol}-{}-{}", local.ip(), local.port()),
+        SocketAddr::V4(local) => format!("{PORT}{protocol}-{}-{}", local.ip(), local.port()),
         SocketAddr::V6(local) => {
-            format!("port-{protocol}-{:032x}-{}", local.ip().to_bits(), local.port())
+            format!("{PORT}{protocol}-{:032x}-{}", local.ip().to_bits(), local.port())
         }
     }
 }

@@ -17,7 +17,7 @@ use super::keeper_state::{FORMAT, KeeperState};
 use super::listener::{Listener, UpgradeRequest};
 use super::notify::{self, MESSAGE_BYTES, Notification, store};
 use super::options::{KeeperOptions, OWN, PAUSE};
-use super::port_holder::{PortProtocol, hold, port_name};
+use super::port_holder::{PORT, PortProtocol, hold, port_name};
 use super::server_process::ServerProcess;
 use super::wire::{
     ALL_GIVEN, ALLOW_XDP, Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP,
@@ -208,10 +208,8 @@ impl Keeper {
         self.receive(RecvFlags::empty())
     }
 
-    /// Answers a process at the keeper's socket, or remembers it as the one that asks for an
-    /// upgrade.
-    pub(super) fn admit(&mut self, listener: &Listener) {
-        let Some(request) = listener.accept() else { return };
+    /// Remembers an administrator as the one that asks for an upgrade, if no other one does.
+    pub(super) fn admit(&mut self, request: UpgradeRequest) {
         if self.upgrade_request.is_some() {
             return request.answer(Err("another upgrade is under way; wait for its end"));
         }
@@ -265,6 +263,10 @@ impl Keeper {
             {
                 self.refuse(descriptors, "an object of the keeper's own");
             }
+            // The keeper makes these sockets itself, and closes them at once.
+            (Some(Notification::Store(name)), _) if name.starts_with(PORT) => {
+                self.refuse(descriptors, "a port, which only the keeper holds");
+            }
             (Some(Notification::Store(name)), 1..) => {
                 for descriptor in descriptors {
                     if name == POSITIONS {
@@ -285,7 +287,7 @@ impl Keeper {
                 self.held.remove(name);
             }
             // The server waits for the close.
-            (Some(Notification::Barrier), 1) => drop(descriptors),
+            (Some(Notification::Barrier), 1) => self.held.end_barrier(descriptors),
             (Some(Notification::Ready), 0) => (self.is_ready, self.was_ready) = (true, true),
             (Some(Notification::Failure(reason)), 0) => self.failure = Some(reason.to_owned()),
             _ => self.refuse(descriptors, "the descriptor store has no such message"),

@@ -25,17 +25,16 @@ type All = Vec<(String, OwnedFd)>;
 
 /// Serves one server's requests until it has ended. Returns what the keeper holds then.
 fn keep(socket: OwnedFd, options: &KeeperOptions) -> io::Result<All> {
-    let listener = Listener::bind(&options.path, options.owner)?;
+    let mut listener = Listener::bind(&options.path, options.owner)?;
     let mut keeper = Process::new(socket, options)?;
     keeper.held.start_closers()?;
     keeper.begin_giving()?;
     loop {
-        let mut heard =
-            [PollFd::new(&listener.socket, PollFlags::IN), PollFd::new(&keeper, PollFlags::IN)];
+        let mut heard = [listener.waits_for(), PollFd::new(&keeper, PollFlags::IN)];
         poll(&mut heard, None)?;
         let [is_asked, is_sent] = heard.map(|one| !one.revents().is_empty());
-        if is_asked {
-            keeper.admit(&listener);
+        if let Some(request) = listener.advance(is_asked) {
+            keeper.admit(request);
         }
         if is_sent && !keeper.hear()? || keeper.is_told_to_end {
             break;
@@ -261,6 +260,7 @@ fn a_server_that_breaks_the_rules_loses_nothing_but_its_messages() {
         "FDSTORE=1\nFDNAME=a:b\nFDPOLL=0",
         "FDSTOREREMOVE=1\nFDNAME=state",
         "FDSTORE=1\nFDNAME=keeper-settings\nFDPOLL=0",
+        "FDSTORE=1\nFDNAME=port-tcp-127.0.0.1-80\nFDPOLL=0",
         "READY=1",
         &long,
         &"x".repeat(4096),
@@ -300,6 +300,46 @@ fn a_server_that_reads_no_answers_does_not_stop_the_keeper() {
     }
     assert!(answers > 0 && answers < 20_000, "{answers}");
     kept.client().end().unwrap();
+}
+
+/// Neither does one that stores a socket whose close lingers, nor a process that connects and asks
+/// nothing.
+#[test]
+fn a_keeper_waits_for_no_close_and_no_request() {
+    let kept = Started::start("lingering");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let receiver = listener.accept().unwrap().0;
+    sender.set_nonblocking(true).unwrap();
+    while io::Write::write(&mut sender, &[0; 1 << 16]).is_ok() {}
+    sender.set_nonblocking(false).unwrap();
+    let linger = Some(Duration::from_secs(600));
+    rustix::net::sockopt::set_socket_linger(&sender, linger).unwrap();
+    kept.client().hold_socket("device-socket-0", sender.as_fd()).unwrap();
+    // The last copy is the keeper's.
+    drop(sender);
+    let text = notify::remove(&stored_name("device-socket-0", kept.client().server_number()));
+    kept.send(text.as_bytes(), &[]);
+    let silent = connect_to(&kept);
+    let begun = std::time::Instant::now();
+    for _ in 0..100 {
+        kept.client().hold(PortProtocol::Udp, local("127.0.0.1:0")).unwrap();
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60));
+    drop(silent);
+    // A reset ends the wait.
+    rustix::net::sockopt::set_socket_linger(&receiver, Some(Duration::ZERO)).unwrap();
+    drop(receiver);
+    kept.client().end().unwrap();
+}
+
+/// Connects to the keeper's socket, and asks nothing.
+fn connect_to(kept: &Started) -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
+    let silent = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let path = keeper_path(&kept.directory.join("s"));
+    connect(&silent, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    silent
 }
 
 #[test]
