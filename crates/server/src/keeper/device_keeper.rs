@@ -1,27 +1,27 @@
 //! The keeper of one device: it starts servers, one after the other. It is a state that the keeper's
 //! loop drives (`supervise`), and never waits itself.
 
+mod begin;
+mod end;
 mod report;
 mod upgrade;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
-use super::ends::{Ends, LONGEST_PAUSE, Next, START_TIMEOUT, describe, is_defect};
+use super::ends::{Ends, LONGEST_PAUSE, START_TIMEOUT};
 use super::hang_watch::HangWatch;
-use super::keeper_state::KeeperState;
 use super::listener::Listener;
-use super::options::{KeeperOptions, OWN, UPGRADE_TIMEOUT, keeper_connection};
+use super::options::{KeeperOptions, UPGRADE_TIMEOUT, keeper_connection};
 use super::process::Keeper;
 use super::server_process::ServerProcess;
 use super::status::DeviceState;
-use super::supervised::{Begin, Continued, LeftObjects, Start, Supervised, Supervision};
-use crate::position::{Crash, Positions};
+use super::supervised::{Start, Supervised, Supervision};
+use crate::position::Crash;
 use report::Report;
 
 /// Signals within this time are one: `timeout` (coreutils) signals its program and then the program's
@@ -121,103 +121,6 @@ impl Server {
 }
 
 impl DeviceKeeper {
-    /// Begins the supervision of the device with this number.
-    pub(super) fn new(
-        number: usize,
-        options: KeeperOptions,
-        begin: Begin,
-    ) -> io::Result<DeviceKeeper> {
-        match begin {
-            Begin::First { own, left } => DeviceKeeper::first(number, options, own, left),
-            Begin::Continued(Continued(left)) => DeviceKeeper::continued(number, options, &left),
-        }
-    }
-
-    /// Begins with a server that is to start.
-    fn first(
-        number: usize,
-        options: KeeperOptions,
-        own: Vec<(String, OwnedFd)>,
-        LeftObjects { objects, crash }: LeftObjects,
-    ) -> io::Result<DeviceKeeper> {
-        let (ours, theirs) = keeper_connection()?;
-        let listener = Listener::bind(&options.path, options.owner)?;
-        let mut keeper = Keeper::new(ours, &options)?;
-        let of_servers = objects.into_iter().filter(|(name, _)| !name.starts_with(OWN));
-        let mut count = 0;
-        for (name, object) in of_servers {
-            keeper.held.put(name, object);
-            count += 1;
-        }
-        for (name, object) in own {
-            keeper.held.put(name, object);
-        }
-        let stage = Stage::Waits(Instant::now());
-        let status = Report::new(&options)?;
-        let mut made = DeviceKeeper::with(number, options, (listener, keeper), stage, status);
-        (made.first, made.crash) = (Some(theirs), crash);
-        if count > 0 {
-            // With objects of earlier servers, a first start that fails does not end the supervision.
-            (made.ends, made.servers_started) = (Ends::from_now(), 1);
-        }
-        Ok(made)
-    }
-
-    /// Goes on with a server that serves.
-    fn continued(
-        number: usize,
-        options: KeeperOptions,
-        left: &KeeperState,
-    ) -> io::Result<DeviceKeeper> {
-        let listener = Listener::from_state(KeeperState::take(left.listener)?, &options.path);
-        let process = KeeperState::take(left.server)?;
-        let process = ServerProcess::from_state(left.server_pid, process)?;
-        let mut keeper = Keeper::from_state(left, &options)?;
-        if let Err(error) = keeper.held.start_closers() {
-            // The keeper closes the objects itself, then.
-            tracing::error!(interface = options.interface, "no thread for closing: {error}");
-        }
-        if let Some(asking) = keeper.upgrade_request.take() {
-            asking.answer(Ok(None));
-        }
-        let stage = Stage::Runs(Server::new(process));
-        let status = Report::of_earlier(left, &options)?;
-        let mut made = DeviceKeeper::with(number, options, (listener, keeper), stage, status);
-        (made.ends, made.servers_started) = (Ends::from_now(), left.servers_started);
-        made.serve_by = made.ends.serve_by(made.options.hold);
-        Ok(made)
-    }
-
-    fn with(
-        number: usize,
-        options: KeeperOptions,
-        (listener, keeper): (Listener, Keeper),
-        stage: Stage,
-        status: Report,
-    ) -> DeviceKeeper {
-        DeviceKeeper {
-            number,
-            settles_at: options.retries.then(|| Instant::now() + START_TIMEOUT),
-            options,
-            listener,
-            keeper,
-            stage,
-            first: None,
-            ends: Ends::default(),
-            crash: None,
-            handover: Handover::None,
-            program: String::new(),
-            is_upgraded: false,
-            hung: None,
-            is_late: false,
-            is_leaving: false,
-            servers_started: 0,
-            serve_by: None,
-            has_failed: false,
-            status,
-        }
-    }
-
     /// Returns `true` once some server has served.
     pub(super) fn has_served(&self) -> bool {
         self.keeper.was_ready()
@@ -442,58 +345,6 @@ impl DeviceKeeper {
         Ok(true)
     }
 
-    /// Decides what follows a server that has ended.
-    fn after_end(
-        &mut self,
-        server: &Server,
-        status: ExitStatus,
-        supervised: &mut dyn Supervised,
-    ) -> Stage {
-        if self.has_counted_crash() {
-            self.crash = self.crash_of(status);
-        }
-        let is_ready = self.keeper.is_ready;
-        if self.is_leaving {
-            return Stage::Over(self.left());
-        }
-        let is_last = self.keeper.is_told_to_end || !is_ready && !self.ends.has_served();
-        let retries = self.options.retries && server.asked_at.is_none();
-        if is_last && !retries {
-            return Stage::Over(Supervision::Ended(status));
-        }
-        if !is_last && self.continue_upgrade(status, supervised) {
-            self.ends = Ends::from_now();
-            return Stage::Waits(Instant::now());
-        }
-        self.status.add_end(&self.describe_end_for_users(status));
-        let hold = self.options.hold;
-        let mut next = self.ends.add(is_ready, self.crash.is_some(), server.begun, hold);
-        if is_last || next == Next::None && retries {
-            next = self.ends.begin_anew();
-            self.begin_anew(supervised);
-        }
-        next.log(&self.options, &self.describe(status));
-        match next {
-            Next::None => Stage::Over(Supervision::GaveUp(status)),
-            Next::AtOnce => Stage::Waits(Instant::now()),
-            Next::AfterCrashes { pause, .. }
-            | Next::AfterFailedStarts { pause, .. }
-            | Next::Anew { pause, .. } => Stage::Waits(Instant::now() + pause),
-        }
-    }
-
-    /// Closes what the servers left, and ends an upgrade: the next server begins anew.
-    fn begin_anew(&mut self, supervised: &mut dyn Supervised) {
-        self.undo_upgrade("the device has failed", supervised);
-        self.keeper.held.remove_of_servers();
-        (self.crash, self.has_failed) = (None, true);
-    }
-
-    /// Returns the end of the supervision with what the servers left.
-    fn left(&mut self) -> Supervision {
-        Supervision::Left(LeftObjects { objects: self.keeper.held.drain(), crash: self.crash })
-    }
-
     /// Passes a signal on to the server, or ends the supervision if none runs.
     pub(super) fn signal(&mut self, signal: i32) {
         if signal == libc::SIGHUP && !self.options.passes_hangup {
@@ -544,43 +395,5 @@ impl DeviceKeeper {
             _ if !self.keeper.is_ready => self.serve_by,
             _ => None,
         }
-    }
-
-    /// Returns how a server ended, in words, with the places of its threads.
-    fn describe(&self, status: ExitStatus) -> String {
-        let places = self.keeper.positions.as_ref().map(Positions::describe).unwrap_or_default();
-        let places = if places.is_empty() { places } else { format!(" ({places})") };
-        format!("{}{places}", self.describe_end(status))
-    }
-
-    /// Returns how a server ended, in words.
-    fn describe_end(&self, status: ExitStatus) -> String {
-        match self.hung {
-            Some(engine) => format!("engine {engine} hung, and the server was killed"),
-            None if self.is_late => "the server took too long, and was killed".to_owned(),
-            None => describe(status),
-        }
-    }
-
-    /// Returns how a server ended, with its own words if it had any.
-    fn describe_end_for_users(&self, status: ExitStatus) -> String {
-        let own = self.keeper.failure.as_ref().map(|own| format!(": {own}"));
-        self.describe_end(status) + &own.unwrap_or_default()
-    }
-
-    /// Returns `true` if the server that has ended came to the point at which it counts the crash of
-    /// the one before, and stores a position page of its own.
-    fn has_counted_crash(&self) -> bool {
-        self.keeper.positions.is_some()
-    }
-
-    /// Returns how the server that has ended crashed, if it did. A program that an upgrade tries is
-    /// no fault of a session.
-    fn crash_of(&self, status: ExitStatus) -> Option<Crash> {
-        if matches!(self.handover, Handover::Starting(_)) {
-            return None;
-        }
-        let anywhere = is_defect(status).then_some(Crash::InUnknownThread);
-        self.hung.map(Crash::Hang).or(anywhere)
     }
 }
