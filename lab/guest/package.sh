@@ -14,7 +14,8 @@ installs() {
     test -e /usr/share/man/man1/towpath-serve.1.gz
     test -e /usr/share/bash-completion/completions/towpath
     towpath policy check /etc/towpath/policy.toml
-    systemd-analyze verify --man=no /usr/lib/systemd/system/towpath@.service
+    systemd-analyze verify --man=no /usr/lib/systemd/system/towpath@.service \
+        /usr/lib/systemd/system/towpath.service
 }
 
 # Linux before 6.6 hands AF_XDP no packets in several buffers.

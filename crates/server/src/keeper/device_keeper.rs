@@ -237,7 +237,12 @@ impl DeviceKeeper {
             }
         };
         let is_upgrade = matches!(self.handover, Handover::Starting(_));
-        let start = Start { number: self.servers_started, crash: self.crash, is_upgrade };
+        let start = Start {
+            number: self.servers_started,
+            begins_anew: self.keeper.held.has_none_of_servers(),
+            crash: self.crash,
+            is_upgrade,
+        };
         let process = ServerProcess::new(supervised.launch(self.number, theirs, start)?)?;
         self.servers_started += 1;
         if let Err(error) = self.keeper.begin_giving() {

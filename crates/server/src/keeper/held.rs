@@ -108,19 +108,14 @@ impl Held {
         }
     }
 
-    /// Starts the threads that close objects, if there are none. A process calls this once it has given
-    /// up its privileges: each thread has its own.
+    /// Starts the threads that close objects. A process calls this once it has given up its
+    /// privileges: each thread has its own.
     ///
     /// # Errors
     /// Fails if no thread is available.
     pub(super) fn start_closers(&mut self) -> io::Result<()> {
-        for (name, closer) in
-            [("closer", &mut self.closer), ("device-closer", &mut self.device_closer)]
-        {
-            if closer.is_none() {
-                *closer = Some(Closer::start(name)?);
-            }
-        }
+        self.closer = Some(Closer::start("closer")?);
+        self.device_closer = Some(Closer::start("device-closer")?);
         Ok(())
     }
 
@@ -179,6 +174,11 @@ impl Held {
         if let Some(closer) = &self.closer {
             closer.close(descriptors);
         }
+    }
+
+    /// Returns `true` if it holds nothing but the keeper's own objects.
+    pub(super) fn has_none_of_servers(&self) -> bool {
+        self.all.keys().all(|name| name.starts_with(OWN))
     }
 
     /// Closes everything but the keeper's own objects.

@@ -29,10 +29,8 @@ pub fn supervise(
     let made = devices.into_iter().enumerate();
     let made = made.map(|(number, (options, begin))| DeviceKeeper::new(number, options, begin));
     let mut keepers = made.collect::<io::Result<Vec<_>>>()?;
-    // The devices that had served when the keeper last gave up privileges. A keeper that goes on has
-    // done so.
-    let mut ready = has_served(&keepers);
-    let mut is_ready = ready.iter().all(|served| *served);
+    // A keeper that goes on has given up its privileges.
+    let mut is_ready = keepers.iter().all(DeviceKeeper::has_served);
     loop {
         for keeper in &mut keepers {
             keeper.start_if_due(supervised)?;
@@ -50,23 +48,17 @@ pub fn supervise(
         if keepers.iter().all(DeviceKeeper::is_over) {
             return Ok(keepers.into_iter().filter_map(DeviceKeeper::into_end).collect());
         }
-        let served = has_served(&keepers);
-        is_ready = is_ready && served == ready;
         if !is_ready && keepers.iter().all(DeviceKeeper::has_settled) {
+            is_ready = true;
+            let served: Vec<_> = keepers.iter().map(DeviceKeeper::has_served).collect();
             supervised.ready(&served)?;
             keepers.iter_mut().try_for_each(DeviceKeeper::start_closers)?;
-            (ready, is_ready) = (served, true);
         }
         if let Some(upgraded) = keepers.iter().position(DeviceKeeper::is_upgraded) {
             let why = replace_program(&keepers, upgraded, supervised).to_string();
             keepers[upgraded].goes_on_with_earlier_program(&why);
         }
     }
-}
-
-/// Returns which devices have served.
-fn has_served(keepers: &[DeviceKeeper]) -> Vec<bool> {
-    keepers.iter().map(DeviceKeeper::has_served).collect()
 }
 
 /// Waits for signals and for all devices, at most until one of them has something to do. Returns

@@ -35,10 +35,8 @@ pub trait Supervised {
     fn replace(&mut self, device: usize, file: BorrowedFd<'_>) -> io::Error;
 
     /// Gives up all privileges but a keeper's. `has_served`: which devices have served.
-    ///
-    /// [`supervise`](super::supervise) calls it when each device has served, or has failed or takes long
-    /// with [`KeeperOptions::retries`](super::KeeperOptions::retries); and again when another one has
-    /// served for the first time.
+    /// [`supervise`](super::supervise) calls it once, when each device has served, or has failed or takes
+    /// long with [`KeeperOptions::retries`](super::KeeperOptions::retries).
     ///
     /// # Errors
     /// If the process cannot give up its privileges. This ends the keeper.
@@ -53,6 +51,8 @@ pub trait Supervised {
 pub struct Start {
     /// How many servers were started before.
     pub number: u32,
+    /// `true` if the server gets no object of an earlier one.
+    pub begins_anew: bool,
     /// How the server before crashed or hung, if it did and no server has counted that yet.
     pub crash: Option<Crash>,
     /// `true` if the server is of the program of [`Supervised::prepare_upgrade`]. It ends before it

@@ -120,18 +120,6 @@ pub(super) fn confine_keeper(user: Option<&Identity>, kept: CapabilitySet) -> Re
     drop_all_but(kept, kept.intersection(FOR_INTERFACES), user)
 }
 
-/// Drops every capability but `kept`, once [`confine_keeper`] has dropped others.
-pub(super) fn keep_only(kept: CapabilitySet) -> Result<(), Failure> {
-    let caps = |errno| failed("capabilities", errno);
-    let has = capabilities(None).map_err(caps)?;
-    let sets = CapabilitySets {
-        effective: kept.intersection(has.effective),
-        permitted: kept.intersection(has.permitted),
-        inheritable: kept.intersection(has.inheritable),
-    };
-    set_capabilities(None, sets).map_err(caps)
-}
-
 /// Makes all of `kept` ambient, so that the program which this process executes next has it. Call
 /// [`restore_ambient_capabilities`] in that program, or if the execution fails.
 pub(super) fn raise_ambient_capabilities(kept: CapabilitySet) -> Result<(), Failure> {

@@ -16,7 +16,7 @@ use towpath_server::{
 };
 
 use super::confine::{
-    ForServers, confine_keeper, keep_only, kept_capabilities, raise_ambient_capabilities,
+    ForServers, confine_keeper, kept_capabilities, raise_ambient_capabilities,
     restore_ambient_capabilities, restrict_keeper,
 };
 use super::fd_store;
@@ -73,11 +73,11 @@ impl Served {
         }
     }
 
-    /// Returns the capabilities that the keeper keeps for the device, which may have had a server.
-    fn kept_capabilities(&self, has_served: bool) -> CapabilitySet {
+    /// Returns the capabilities for servers of the device. `makes_interface`: also those of a server that
+    /// makes its interface.
+    fn capabilities(&self, makes_interface: bool) -> CapabilitySet {
         let mut kept = kept_capabilities(self.settings.share_host, self.kind);
-        if self.kind == Kind::Tap && !has_served {
-            // The server makes the interface.
+        if self.kind == Kind::Tap && makes_interface {
             kept.insert(CapabilitySet::NET_ADMIN);
         }
         kept
@@ -105,8 +105,6 @@ pub(super) struct Servers<'a> {
     /// The programs to tell when the first servers serve; `None` afterwards, when the keeper has given
     /// up its rights.
     ready: Option<Ready>,
-    /// The devices that had served when the keeper last gave up rights.
-    has_served: Vec<bool>,
     /// Why the keeper cannot go on after the start of the first servers.
     failure: Option<Failure>,
 }
@@ -119,10 +117,9 @@ impl<'a> Servers<'a> {
         ready: Ready,
         signals: &'a Signals,
     ) -> io::Result<Servers<'a>> {
-        let has_served = vec![false; devices.len()];
         // An upgrade replaces the file at this path, and not this process' own.
         let (path, ready) = (program_path()?, Some(ready));
-        Ok(Servers { devices, manner, signals, path, ready, has_served, failure: None })
+        Ok(Servers { devices, manner, signals, path, ready, failure: None })
     }
 
     /// Returns the servers of a keeper that goes on after an upgrade, all of which serve.
@@ -132,9 +129,7 @@ impl<'a> Servers<'a> {
         path: PathBuf,
         signals: &'a Signals,
     ) -> Result<Servers<'a>, Failure> {
-        let has_served = vec![true; devices.len()];
-        let servers =
-            Servers { devices, manner, signals, path, ready: None, has_served, failure: None };
+        let servers = Servers { devices, manner, signals, path, ready: None, failure: None };
         restore_ambient_capabilities(servers.kept_capabilities())?;
         Ok(servers)
     }
@@ -153,19 +148,17 @@ impl<'a> Servers<'a> {
         outcome.map_err(|error| failed(&keeper_path(&self.devices[0].socket), &error))
     }
 
-    /// Returns the capabilities that the keeper keeps, for all of its devices.
+    /// Returns the capabilities that the keeper keeps, for all of its devices. A device of several that
+    /// fails begins anew, and makes its interface once more.
     fn kept_capabilities(&self) -> CapabilitySet {
-        let each = self.devices.iter().zip(&self.has_served);
-        let each = each.map(|(device, has_served)| device.kept_capabilities(*has_served));
+        let begins_anew = self.manner == Manner::Up;
+        let each = self.devices.iter().map(|device| device.capabilities(begins_anew));
         each.fold(CapabilitySet::empty(), CapabilitySet::union)
     }
 
     /// Gives up every right that a keeper does not need.
     fn give_up_rights(&self) -> Result<(), Failure> {
         let kept = self.kept_capabilities();
-        if self.ready.is_none() {
-            return keep_only(kept);
-        }
         // All devices have the same user and the same confinement.
         let Settings { user, confine, .. } = &self.devices[0].settings;
         confine_keeper(user.as_ref(), kept)?;
@@ -219,9 +212,9 @@ fn wait_at_most(child: &mut Child, at_most: Duration) -> io::Result<Option<ExitS
 
 impl Supervised for Servers<'_> {
     fn launch(&mut self, device: usize, connection: OwnedFd, start: Start) -> io::Result<Child> {
-        if self.ready.is_none() && self.devices.len() > 1 {
+        if self.ready.is_none() && self.manner == Manner::Up {
             // The server starts with the capabilities of its own device alone.
-            let needed = self.devices[device].kept_capabilities(self.has_served[device]);
+            let needed = self.devices[device].capabilities(start.begins_anew);
             restore_ambient_capabilities(needed)
                 .map_err(|failure| io::Error::other(failure.text().to_owned()))?;
         }
@@ -306,7 +299,6 @@ impl Supervised for Servers<'_> {
     }
 
     fn ready(&mut self, has_served: &[bool]) -> io::Result<()> {
-        self.has_served = has_served.to_vec();
         if let Err(failure) = self.give_up_rights() {
             self.failure = Some(failure);
             return Err(io::Error::other("not confined"));

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -34,10 +35,15 @@ impl Up {
 
     /// Starts a program that is elsewhere, as [`Up::start`] does.
     fn of(program: &str, directory: &Directory, file: &str) -> Up {
+        Up::with(plain("sh"), program, directory, file)
+    }
+
+    /// Starts a program by a shell, as [`Up::start`] does.
+    fn with(mut shell: Command, program: &str, directory: &Directory, file: &str) -> Up {
         let (path, log) = (directory.text("up.toml"), directory.join("up.log"));
         fs::write(&path, file).unwrap();
         // The keeper closes the descriptor, which is none of its standard streams.
-        let mut child = plain("sh")
+        let mut child = shell
             .args(["-c", "exec \"$0\" \"$@\" 3>&1 >&2", program])
             .args(["up", "--config", &path, "--ready-fd", "3"])
             .stdin(Stdio::null())
@@ -207,8 +213,8 @@ fn ls_shows_all_devices() {
     });
 }
 
-/// A device that fails is tried again, with rights that the keeper gives up once it serves. Its
-/// sessions end, and those of the other device go on.
+/// A device that fails is tried again, with the rights of a start. Its sessions end, and those of the
+/// other device go on.
 #[test]
 fn a_device_that_fails_is_tried_again() {
     towpath_testkit::isolated!(|| {
@@ -225,14 +231,17 @@ fn a_device_that_fails_is_tried_again() {
         assert_eq!(up.ready, format!("ready opA {a}\n"));
         assert_eq!(told(&b)["state"], "failed");
         check_rights(up.child.id(), NET_ADMIN, NET_ADMIN);
-        let of_a = quiet(&a);
+        let mut of_a = quiet(&a);
         until("another start", || told(&b)["restarts"].as_u64() >= Some(2));
         let reason = told(&b)["last_end"]["reason"].as_str().unwrap().to_owned();
         assert!(reason.starts_with("the server ended with exit code 1: "), "{reason}");
         assert!(reason.contains("b.sock: Is a directory"), "{reason}");
         fs::remove_dir(&lock).unwrap();
         until("it serves", || told(&b)["state"] == "serving");
-        check_rights(up.child.id(), 0, 0);
+        // The other server does not make its interface.
+        up.kill_server("opA");
+        until("it serves", || told(&a)["restarts"] == 1 && told(&a)["state"] == "serving");
+        check_rights(up.child.id(), NET_ADMIN, 0);
         // No server serves for the time of `hold`: its sessions end, and it serves anew.
         let mut of_b = quiet(&b);
         fs::remove_file(&lock).unwrap();
@@ -247,9 +256,11 @@ fn a_device_that_fails_is_tried_again() {
             }
         };
         assert_eq!(lost, Lost::ServerGone);
-        assert_eq!(of_a.statistics().resumptions, 0);
-        quiet(&a);
+        resumed(&mut of_a, 1);
         fs::remove_dir(&lock).unwrap();
+        until("it serves", || told(&b)["state"] == "serving");
+        assert!(link_exists("opB"));
+        quiet(&b);
         assert!(up.stop(Signal::TERM).success(), "{}", up.log());
     });
 }
@@ -279,6 +290,43 @@ fn signals_are_for_all_devices() {
         let mut up = Up::start(&directory, &two(&directory, "", ""));
         assert!(up.stop(Signal::HUP).success(), "{}", up.log());
         assert!(!link_exists("opA") && !link_exists("opB"));
+    });
+}
+
+/// The service manager hears from the keeper alone: of all devices together.
+#[test]
+fn the_service_manager_hears_of_all_devices_together() {
+    towpath_testkit::isolated!(|| {
+        if !tun("devices::the_service_manager_hears_of_all_devices_together") {
+            return;
+        }
+        let directory = Directory::new();
+        let manager = UnixDatagram::bind(directory.join("notify")).unwrap();
+        manager.set_read_timeout(Some(LIMIT)).unwrap();
+        let hear = || {
+            let mut bytes = [0; 128];
+            let length = manager.recv(&mut bytes).unwrap();
+            text(&bytes[..length])
+        };
+        let policy = directory.text("policy.toml");
+        fs::write(&policy, "").unwrap();
+        let mut shell = plain("sh");
+        shell.env("NOTIFY_SOCKET", directory.text("notify"));
+        let file = two(&directory, &format!("policy = \"{policy}\""), "");
+        let mut up = Up::with(shell, env!("CARGO_BIN_EXE_towpath"), &directory, &file);
+        assert_eq!(hear(), "READY=1\n");
+        signal(&up.child, Signal::HUP);
+        until("a reload", || up.log().contains("policy reloaded"));
+        // A server that ends by itself is no end of the service.
+        rustix::process::kill_process(up.server("opB").unwrap(), Signal::TERM).unwrap();
+        until("another server", || {
+            told(&directory.text("b.sock"))["restarts"] == 1
+                && told(&directory.text("b.sock"))["state"] == "serving"
+        });
+        assert!(up.stop(Signal::TERM).success(), "{}", up.log());
+        assert_eq!(hear(), "STOPPING=1\n");
+        manager.set_nonblocking(true).unwrap();
+        assert!(manager.recv(&mut [0; 128]).is_err());
     });
 }
 
