@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use towpath_server::DeviceStatus;
+use towpath_server::{DeviceState, DeviceStatus};
 
 use crate::failure::{Failure, print};
 use crate::find::Target;
@@ -98,7 +98,11 @@ fn device(report: &Report) -> [String; 11] {
     let name = keeper.map_or(&device.name, |status| &status.device);
     [
         if has_answered { device.name.clone() } else { name.clone() },
-        of_keeper(|status| status.state.to_string()),
+        // A server that has answered serves, also one whose keeper tells nothing.
+        keeper.map_or_else(
+            || of_server(DeviceState::Serving.to_string()),
+            |status| status.state.to_string(),
+        ),
         of_server(device.mac.clone()),
         of_server(device.mtu.to_string()),
         of_server(device.wait.clone()),

@@ -5,12 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Deserialize;
 use towpath_server::{DeviceState, DeviceStatus, device_status};
 
 use crate::failure::Failure;
+use crate::find::answers;
 
 /// The whole report.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -78,6 +79,10 @@ pub(crate) fn drops(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&
         .map(|(name, count)| (name.as_str(), *count))
 }
 
+/// The longest time in which a keeper notices the end of a server, and the pause before another look.
+const NOTICE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(5);
+
 /// Asks a server for its report, and returns the JSON, with what its keeper tells as `keeper`. Waits
 /// for the next server, if the keeper starts one.
 pub(crate) fn ask(socket: &Path) -> Result<serde_json::Value, Failure> {
@@ -92,15 +97,20 @@ pub(crate) fn ask(socket: &Path) -> Result<serde_json::Value, Failure> {
 /// Asks as [`ask`] does, and waits for no server: while none serves, the report has only what the
 /// keeper tells.
 pub(crate) fn ask_keeper_too(socket: &Path) -> Result<serde_json::Value, Failure> {
-    let serves = |status: &DeviceStatus| status.state == DeviceState::Serving;
-    let of_keeper = |status| serde_json::json!({ "keeper": status, "sessions": [] });
-    match device_status(socket) {
-        Some(status) if !serves(&status) => Ok(of_keeper(status)),
-        // The server may end meanwhile.
-        _ => ask_server(socket).or_else(|failure| match device_status(socket) {
-            Some(status) if !serves(&status) => Ok(of_keeper(status)),
-            _ => Err(failure),
-        }),
+    let until = Instant::now() + NOTICE;
+    loop {
+        match device_status(socket) {
+            Some(status) if status.state != DeviceState::Serving => {
+                return Ok(serde_json::json!({ "keeper": status, "sessions": [] }));
+            }
+            status => match ask_server(socket) {
+                // The server has ended, and the keeper is about to notice.
+                Err(_) if status.is_some() && !answers(socket) && Instant::now() < until => {
+                    std::thread::sleep(PAUSE);
+                }
+                asked => return asked,
+            },
+        }
     }
 }
 

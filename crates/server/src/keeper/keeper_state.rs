@@ -45,9 +45,7 @@ pub(super) struct KeeperState {
     pub(super) servers_started: u32,
     /// Whether the server may have AF_XDP sockets made, and if so, whether they poll the hardware.
     pub(super) xdp_sockets: Option<bool>,
-    /// The status file, how often servers followed others, and the last end. Not of a keeper of 0.1.0.
-    #[serde(default)]
-    pub(super) status_file: Option<RawFd>,
+    /// How often servers followed others, and the last end. Not of a keeper without a status file.
     #[serde(default)]
     pub(super) restarts: u64,
     #[serde(default)]
@@ -128,7 +126,7 @@ impl KeeperState {
     fn numbers(&self) -> impl Iterator<Item = RawFd> {
         let own = [self.connection, self.listener, self.server];
         let held = self.held.iter().map(|(_, number)| *number);
-        own.into_iter().chain(self.upgrade_request).chain(self.status_file).chain(held)
+        own.into_iter().chain(self.upgrade_request).chain(held)
     }
 
     /// Sets or clears close-on-exec on all descriptors. An error with one of them keeps none of the

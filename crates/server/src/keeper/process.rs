@@ -158,7 +158,6 @@ impl Keeper {
             upgrade_request: self.upgrade_request.as_ref().map(|one| one.as_fd().as_raw_fd()),
             servers_started,
             xdp_sockets: self.xdp_sockets,
-            status_file: None,
             restarts: 0,
             last_end: None,
             held: held.map(|(name, one)| (name.to_owned(), one.as_raw_fd())).collect(),

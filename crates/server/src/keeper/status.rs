@@ -10,7 +10,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -161,16 +160,6 @@ impl StatusFile {
         Ok(made)
     }
 
-    /// Takes over the file of an earlier program of this process.
-    pub(super) fn from_state(file: OwnedFd, path: &Path) -> StatusFile {
-        let file = File::from(file);
-        let mut digit = [b'0'];
-        // Without, the file gets another digit, and is valid, too.
-        let _ = file.read_exact_at(&mut digit, 0);
-        let changes = digit[0].wrapping_sub(b'0') & !1;
-        StatusFile { file, path: path.to_owned(), changes: changes % 10 }
-    }
-
     /// Writes what readers find from now on.
     pub(super) fn write(&mut self, status: &DeviceStatus) -> io::Result<()> {
         let mut text = serde_json::to_vec(status)?;
@@ -184,18 +173,6 @@ impl StatusFile {
     fn change(&mut self) -> io::Result<()> {
         self.changes = (self.changes + 1) % 10;
         self.file.write_all_at(&[b'0' + self.changes], 0)
-    }
-}
-
-impl AsFd for StatusFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-}
-
-impl AsRawFd for StatusFile {
-    fn as_raw_fd(&self) -> std::os::fd::RawFd {
-        self.file.as_raw_fd()
     }
 }
 
@@ -254,14 +231,13 @@ mod tests {
             reader.join().unwrap();
         });
         // The next program of the process.
-        let copy = file.as_fd().try_clone_to_owned().unwrap();
-        let mut next = StatusFile::from_state(copy, &status_path(&socket));
+        let mut next = StatusFile::create(&status_path(&socket), None).unwrap();
         next.write(&status(9, "y\n\u{1b}[2J")).unwrap();
         let found = device_status(&socket).unwrap();
         assert_eq!((found.restarts, &*found.last_end.unwrap().reason), (9, "y  [2J"));
         let left = directory.join("left");
         std::fs::hard_link(status_path(&socket), &left).unwrap();
-        drop((file, next));
+        drop(next);
         assert!(!status_path(&socket).exists());
         // As a killed keeper leaves it.
         std::fs::rename(&left, status_path(&socket)).unwrap();

@@ -44,6 +44,8 @@ pub fn supervise(
         }
         for (keeper, readable) in keepers.iter_mut().zip(readable) {
             keeper.advance(readable, supervised)?;
+            // Before the caller tells that the device is ready.
+            keeper.publish();
         }
         if keepers.iter().all(DeviceKeeper::is_over) {
             return Ok(keepers.into_iter().filter_map(DeviceKeeper::into_end).collect());

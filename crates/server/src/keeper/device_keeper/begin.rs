@@ -74,7 +74,7 @@ impl DeviceKeeper {
             asking.answer(Ok(None));
         }
         let stage = Stage::Runs(Server::new(process));
-        let status = Report::of_earlier(left, &options)?;
+        let status = Report::of_earlier(left, &options);
         let mut made = DeviceKeeper::with(number, options, (listener, keeper), stage, status);
         (made.ends, made.servers_started) = (Ends::from_now(), left.servers_started);
         made.serve_by = made.ends.serve_by(made.options.hold);

@@ -1,7 +1,6 @@
 //! What a keeper tells users of a device: a record of the ends of servers, in the status file.
 
 use std::io;
-use std::os::fd::AsRawFd;
 
 use crate::keeper::keeper_state::KeeperState;
 use crate::keeper::options::KeeperOptions;
@@ -28,27 +27,18 @@ impl Report {
         Ok(Report { file: Some(file), restarts: 0, last_end: None, published: None })
     }
 
-    /// Goes on with the record of an earlier program of this process. One of 0.1.0 has none.
-    pub(super) fn of_earlier(left: &KeeperState, options: &KeeperOptions) -> io::Result<Report> {
-        let path = &options.status;
-        let file = match left.status_file {
-            Some(number) => Some(StatusFile::from_state(KeeperState::take(number)?, path)),
-            None => StatusFile::create(path, options.owner)
-                .inspect_err(|error| tracing::warn!("no status for towpath ls: {error}"))
-                .ok(),
-        };
+    /// Goes on with the record of an earlier program of this process, in a file of its own: an older
+    /// program would keep the lock of an inherited one, and not write it.
+    pub(super) fn of_earlier(left: &KeeperState, options: &KeeperOptions) -> Report {
+        let file = StatusFile::create(&options.status, options.owner);
+        let file = file.inspect_err(|error| tracing::warn!("no status for towpath ls: {error}"));
         let (restarts, last_end) = (left.restarts, left.last_end.clone());
-        Ok(Report { file, restarts, last_end, published: None })
+        Report { file: file.ok(), restarts, last_end, published: None }
     }
 
     /// Adds the record to the state for the next program of this process.
     pub(super) fn add_to(&self, state: KeeperState) -> KeeperState {
-        KeeperState {
-            status_file: self.file.as_ref().map(AsRawFd::as_raw_fd),
-            restarts: self.restarts,
-            last_end: self.last_end.clone(),
-            ..state
-        }
+        KeeperState { restarts: self.restarts, last_end: self.last_end.clone(), ..state }
     }
 
     /// Adds the end of a server that another one follows.
