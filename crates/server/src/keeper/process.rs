@@ -104,7 +104,7 @@ impl Host {
 impl Keeper {
     /// Serves a server over `socket`.
     pub(super) fn new(socket: OwnedFd, options: &KeeperOptions) -> io::Result<Keeper> {
-        let limit = held::limit() / options.devices;
+        let limit = held::limit() / options.devices.max(1);
         Ok(Keeper {
             socket,
             shares_host: options.shares_host,
