@@ -25,7 +25,7 @@ const MOST_ENTRIES: usize = 4096;
 /// Options that name a server.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Target {
-    /// The server of this device; by default the only running one
+    /// The server of this device; by default the only running one, and for ls all
     #[arg(long, value_name = "NAME", conflicts_with = "socket")]
     device: Option<String>,
     /// The server that listens on this socket

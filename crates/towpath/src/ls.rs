@@ -12,9 +12,9 @@ use crate::table::Table;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-Root and the server's user see all sessions, other users only their own. STATE is that of the device's
-keeper: starting, serving, restarting (it holds all sessions for the next server), failed (it tries
-again, and the sessions have ended) or ending. LAST END is the reason of the last restart.
+Root and the server's user see all sessions, other users only their own. STATE is what the device's
+keeper does: starting, serving, restarting (it holds all sessions for the next server), failed (the
+sessions have ended, and it tries again) or ending. LAST END is the reason of the last restart.
 
 Examples:
   towpath ls

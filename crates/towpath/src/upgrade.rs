@@ -11,9 +11,10 @@ pub(crate) const EXAMPLES: &str = "\
 Only root and the server's user may do this. Install the new program at the path of the old one
 first. Applications keep their connections: the server hands its sessions over to a server of the
 new program. If that one does not serve, or cannot resume every session, a server of the old program
-follows. Then the keeper, the process of towpath serve, executes the new program. No packet is lost
-for which the queues have room, except with packet sockets, and where an AF_XDP server has to make
-sockets of its own: TCP sends these again.
+follows. Then the keeper, the process of towpath serve or towpath up, executes the new program. The
+devices of towpath up are upgraded one by one. No packet is lost for which the queues have room,
+except with packet sockets, and where an AF_XDP server has to make sockets of its own: TCP sends
+these again.
 
 Examples:
   towpath upgrade tap0

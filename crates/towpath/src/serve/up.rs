@@ -23,8 +23,8 @@ const DEFAULT_FILE: &str = "/etc/towpath/up.toml";
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-The file has one table for each device. Its keys are the long options of towpath serve, except user,
-confine and log, which are of all devices together and come first, and fd-store:
+The file has one table for each device. Its keys are the long options of towpath serve, except
+user, confine and log, which are of all devices together and come first, and fd-store:
 
   user = \"towpath\"
 
@@ -38,9 +38,9 @@ confine and log, which are of all devices together and come first, and fd-store:
   address = [\"10.77.0.1/24\"]
   allow-user = [\"alice\"]
 
-Each device has a server of its own. If one fails, the others go on, and another start follows, again
-and again: towpath ls shows the reason. The servers read their policy files again at SIGHUP; a change
-of this file takes effect with the next start of towpath up.
+Each device has a server of its own. If one fails, the others go on, and another start follows,
+again and again: towpath ls shows the reason. The servers read their policy files again at SIGHUP;
+a change of this file takes effect with the next start of towpath up.
 
 Examples:
   towpath up

@@ -156,12 +156,19 @@ mod tests {
     #[test]
     fn a_keeper_reads_and_executes_all_and_writes_little() {
         let Own(own) = &Own::new("keeper-files");
-        let (sockets, pcap) = (own.join("sockets"), own.join("wire.pcapng"));
-        fs::create_dir_all(&sockets).unwrap();
+        let (sockets, others) = (own.join("sockets"), own.join("others"));
+        for directory in [&sockets, &others] {
+            fs::create_dir_all(directory).unwrap();
+        }
+        let pcap = own.join("wire.pcapng");
         fs::write(&pcap, "").unwrap();
         fs::write(own.join("file"), "text").unwrap();
-        let (socket, kind) = (sockets.join("s.sock"), Kind::Tap);
-        let confine = || confine_keeper(&[ForServers { kind, socket: &socket, pcap: Some(&pcap) }]);
+        let (socket, other) = (sockets.join("s.sock"), others.join("s.sock"));
+        let devices = [
+            ForServers { kind: Kind::Tap, socket: &socket, pcap: Some(&pcap) },
+            ForServers { kind: Kind::HostInterface, socket: &other, pcap: None },
+        ];
+        let confine = || confine_keeper(&devices);
         confined("a_keeper_reads_and_executes_all_and_writes_little", confine, || {
             assert_eq!(fs::read(own.join("file")).unwrap(), b"text");
             denied(fs::write(own.join("file"), "other"));
@@ -170,8 +177,10 @@ mod tests {
             denied(fs::remove_file(&pcap));
             fs::OpenOptions::new().append(true).open(&pcap).unwrap();
             fs::write("/dev/null", "").unwrap();
-            fs::write(sockets.join("s.sock.lock"), "").unwrap();
-            fs::remove_file(sockets.join("s.sock.lock")).unwrap();
+            for directory in [&sockets, &others] {
+                fs::write(directory.join("s.sock.lock"), "").unwrap();
+                fs::remove_file(directory.join("s.sock.lock")).unwrap();
+            }
             assert!(std::process::Command::new("/bin/true").status().unwrap().success());
         });
     }

@@ -183,6 +183,21 @@ mod tests {
     }
 
     #[test]
+    fn the_examples_of_package_and_page_are_valid() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        let example =
+            std::fs::read_to_string(format!("{root}/packaging/examples/up.toml")).unwrap();
+        assert_eq!(UpFile::parse(&example, "up.toml").unwrap().devices.len(), 2);
+        let page = std::fs::read_to_string(format!("{root}/docs/operations.md")).unwrap();
+        let (_, part) = page.split_once("\n## Several devices\n").unwrap();
+        let example = part.split("```").nth(1).unwrap().strip_prefix("toml\n").unwrap();
+        // Accounts that this machine need not have, and a policy that is read later.
+        let example =
+            example.replace("\"towpath\"", "\"61001:61001\"").replace("\"alice\"", "61002");
+        assert_eq!(UpFile::parse(&example, "up.toml").unwrap().devices.len(), 2);
+    }
+
+    #[test]
     fn an_error_names_its_line_and_the_remedy() {
         let a = "[[device]]\ndevice = \"tap:a\"\n";
         for (text, line, part) in [
