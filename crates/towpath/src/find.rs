@@ -163,7 +163,7 @@ fn only(directories: &[PathBuf]) -> Result<PathBuf, Failure> {
 }
 
 /// Returns `true` if a server listens there, even one that will refuse this user.
-pub(crate) fn answers(path: &Path) -> bool {
+fn answers(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(socket) =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)

@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Deserialize;
+use towpath_client::AttachError;
 use towpath_server::{DeviceState, DeviceStatus, device_status};
 
 use crate::failure::Failure;
-use crate::find::answers;
 
 /// The whole report.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -79,9 +79,10 @@ pub(crate) fn drops(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&
         .map(|(name, count)| (name.as_str(), *count))
 }
 
-/// The longest time in which a keeper notices the end of a server, and the pause before another look.
-const NOTICE: Duration = Duration::from_secs(1);
+/// The pause before another look at what a keeper tells, and the number of looks: together longer than
+/// a keeper takes to notice the end of its server.
 const PAUSE: Duration = Duration::from_millis(5);
+const LOOKS: u32 = 200;
 
 /// Asks a server for its report, and returns the JSON, with what its keeper tells as `keeper`. Waits
 /// for the next server, if the keeper starts one.
@@ -91,32 +92,38 @@ pub(crate) fn ask(socket: &Path) -> Result<serde_json::Value, Failure> {
     if let Some(status) = status.as_ref().filter(|status| has_none(status.state)) {
         return Err(Failure::new(no_server(status)));
     }
-    ask_server(socket)
+    ask_server(socket).map_err(failed)
 }
 
 /// Asks as [`ask`] does, and waits for no server: while none serves, the report has only what the
 /// keeper tells.
 pub(crate) fn ask_keeper_too(socket: &Path) -> Result<serde_json::Value, Failure> {
-    let until = Instant::now() + NOTICE;
+    let mut looks = 0;
     loop {
+        looks += 1;
         match device_status(socket) {
             Some(status) if status.state != DeviceState::Serving => {
                 return Ok(serde_json::json!({ "keeper": status, "sessions": [] }));
             }
             status => match ask_server(socket) {
                 // The server has ended, and the keeper is about to notice.
-                Err(_) if status.is_some() && !answers(socket) && Instant::now() < until => {
+                Err(AttachError::NoServer { .. } | AttachError::HungUp)
+                    if status.is_some() && looks < LOOKS =>
+                {
                     std::thread::sleep(PAUSE);
                 }
-                asked => return asked,
+                asked => return asked.map_err(failed),
             },
         }
     }
 }
 
-fn ask_server(socket: &Path) -> Result<serde_json::Value, Failure> {
-    let asked = towpath_client::report(socket);
-    let mut report = asked.map_err(|error| Failure::new(error.to_string()))?;
+fn failed(error: AttachError) -> Failure {
+    Failure::new(error.to_string())
+}
+
+fn ask_server(socket: &Path) -> Result<serde_json::Value, AttachError> {
+    let mut report = towpath_client::report(socket)?;
     if let (Some(report), Some(status)) = (report.as_object_mut(), device_status(socket)) {
         report.insert("keeper".to_owned(), serde_json::json!(status));
     }

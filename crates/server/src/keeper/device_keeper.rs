@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
-use super::ends::{Ends, LONGEST_PAUSE, START_TIMEOUT};
+use super::ends::{ANEW_TIMEOUT, Ends, LONGEST_PAUSE};
 use super::hang_watch::HangWatch;
 use super::listener::Listener;
 use super::options::{KeeperOptions, UPGRADE_TIMEOUT, keeper_connection};
@@ -99,8 +99,6 @@ pub(super) struct DeviceKeeper {
     servers_started: u32,
     /// The time by which a server must serve, if an earlier one has served.
     serve_by: Option<Instant>,
-    /// The time at which the other devices of the keeper wait no longer for the first server.
-    settles_at: Option<Instant>,
     /// `true` once a server has failed so that the supervision begins anew.
     has_failed: bool,
     /// What every user may know of the device.
@@ -128,8 +126,7 @@ impl DeviceKeeper {
 
     /// Returns `true` if the keeper need not wait any longer for the first server to serve.
     pub(super) fn has_settled(&self) -> bool {
-        let is_late = self.settles_at.is_some_and(|at| at <= Instant::now());
-        self.has_served() || self.has_failed || is_late || self.is_over()
+        self.has_served() || self.has_failed || self.is_over()
     }
 
     /// Returns `true` if no other server follows.
@@ -168,8 +165,6 @@ impl DeviceKeeper {
 
     /// Returns the time at which the device has something to do, if nothing happens before.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let settles_at = self.settles_at.filter(|_| !self.has_settled());
-        let others = settles_at.into_iter().chain(self.listener.deadline());
         let next = match &self.stage {
             Stage::Waits(until) => Some(*until),
             Stage::Runs(server) => {
@@ -177,7 +172,7 @@ impl DeviceKeeper {
             }
             Stage::Over(_) => None,
         };
-        next.into_iter().chain(others).min()
+        next.into_iter().chain(self.listener.deadline()).min()
     }
 
     /// Returns what the device's keeper does, for users.
@@ -208,7 +203,7 @@ impl DeviceKeeper {
         let hold = self.options.hold;
         self.serve_by = self.ends.serve_by(hold);
         if self.options.retries && self.serve_by.is_none() {
-            self.serve_by = Some(Instant::now() + START_TIMEOUT.max(hold));
+            self.serve_by = Some(Instant::now() + ANEW_TIMEOUT);
         }
         (self.hung, self.is_late) = (None, false);
         let begun = Instant::now();
@@ -270,6 +265,8 @@ impl DeviceKeeper {
             "a server does not start: {error}; another attempt follows"
         );
         self.status.add_end(&format!("a server does not start: {error}"));
+        // No other device waits for this one any longer.
+        self.has_failed |= self.options.retries;
         Instant::now() + LONGEST_PAUSE
     }
 

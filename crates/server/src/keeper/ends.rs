@@ -12,7 +12,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The least time that a server has to serve, after an earlier one has served.
-pub(super) const START_TIMEOUT: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time that a server has to serve which begins anew, for a device that is tried again and again.
+pub(super) const ANEW_TIMEOUT: Duration = Duration::from_secs(30);
 /// A crash so soon after a start is one of a series.
 const EARLY: Duration = Duration::from_secs(10);
 /// Crashes of such a series after which the next server starts at once.

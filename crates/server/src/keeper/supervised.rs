@@ -35,8 +35,8 @@ pub trait Supervised {
     fn replace(&mut self, device: usize, file: BorrowedFd<'_>) -> io::Error;
 
     /// Gives up all privileges but a keeper's. `has_served`: which devices have served.
-    /// [`supervise`](super::supervise) calls it once, when each device has served, or has failed or takes
-    /// long with [`KeeperOptions::retries`](super::KeeperOptions::retries).
+    /// [`supervise`](super::supervise) calls it once, when each device has served, or has failed
+    /// with [`KeeperOptions::retries`](super::KeeperOptions::retries).
     ///
     /// # Errors
     /// If the process cannot give up its privileges. This ends the keeper.

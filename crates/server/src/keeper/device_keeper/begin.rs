@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use super::{DeviceKeeper, Handover, Report, Server, Stage};
-use crate::keeper::ends::{Ends, START_TIMEOUT};
+use crate::keeper::ends::Ends;
 use crate::keeper::keeper_state::KeeperState;
 use crate::keeper::listener::Listener;
 use crate::keeper::options::{KeeperOptions, OWN, keeper_connection};
@@ -90,7 +90,6 @@ impl DeviceKeeper {
     ) -> DeviceKeeper {
         DeviceKeeper {
             number,
-            settles_at: options.retries.then(|| Instant::now() + START_TIMEOUT),
             options,
             listener,
             keeper,
