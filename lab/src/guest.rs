@@ -19,7 +19,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 
 use fetch::{Cache, Kernel};
-use machine::Machine;
+use machine::{Machine, Processors};
 use script::Script;
 use small::GuestCommand;
 
@@ -28,6 +28,12 @@ const PROGRAMS: [&str; 2] = ["web", "udp_echo"];
 
 /// Programs of the project that a command in a small guest finds, if they are built.
 const PROJECT_PROGRAMS: [&str; 4] = ["towpath", "towpath-lab", "web", "udp_echo"];
+
+/// The first process of a small guest.
+const INIT: &str = include_str!("../guest/init.sh");
+
+/// The longest time of a machine that counts instructions.
+const LONGEST: Duration = Duration::from_secs(3600);
 
 /// The options of `towpath-lab guest`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -73,27 +79,75 @@ impl Options {
     }
 }
 
+/// A command for a small machine that counts instructions: it has one processor, each instruction takes a
+/// nanosecond of its clock, and a sleep takes no time.
+#[derive(Clone, Debug)]
+pub(crate) struct Counted<'a> {
+    pub(crate) command: &'a [String],
+    pub(crate) cards: u8,
+    /// Files that the guest gets below `/guest`, beside the project's programs.
+    pub(crate) files: Vec<PathBuf>,
+    /// The events that QEMU writes into `log`.
+    pub(crate) events: &'a [&'a str],
+    pub(crate) log: &'a Path,
+    /// The directory for the files that the command leaves below `/out`.
+    pub(crate) back: &'a Path,
+}
+
+impl Counted<'_> {
+    /// Runs the command. Returns its exit status.
+    ///
+    /// # Errors
+    /// As [`run_command`].
+    pub(crate) fn run(&self) -> anyhow::Result<u8> {
+        let events = self.events.iter().map(|event| (*event).to_owned()).collect();
+        let (programs, cache) = places()?;
+        let own = PROJECT_PROGRAMS.iter().map(|name| programs.join(name));
+        let order = GuestCommand {
+            command: self.command,
+            kernel: Kernel::Backports,
+            processors: Processors::Counted { events, log: self.log.to_owned() },
+            cards: self.cards,
+            files: own.filter(|path| path.is_file()).chain(self.files.iter().cloned()).collect(),
+            back: Some(self.back),
+            limit: LONGEST,
+        };
+        small::run_command(&cache, INIT, &order)
+    }
+}
+
+/// Returns the Ethernet address of a card in a small machine.
+pub(crate) fn card_mac(number: usize) -> [u8; 6] {
+    machine::card_mac(number)
+}
+
+/// Returns the directory of this program, and the cache of kernels beside it.
+fn places() -> anyhow::Result<(PathBuf, Cache)> {
+    let own = std::env::current_exe()?;
+    let programs = own.parent().context("this program is in no directory")?;
+    let target = programs.parent().context("this program is in no target directory")?;
+    Ok((programs.to_owned(), Cache::new(&target.join("guest"))?))
+}
+
 /// Runs a command in a small machine, with the files of [`Options`]. Returns its exit status.
 ///
 /// # Errors
 /// Fails if a program or a package is missing, or if the machine does not run to its end.
-pub fn run_command(repository: &Path, options: &Options) -> anyhow::Result<u8> {
+pub fn run_command(options: &Options) -> anyhow::Result<u8> {
     ensure!(options.script.is_empty(), "give either --script or a command");
-    let programs = std::env::current_exe()?;
-    let programs = programs.parent().context("this program is in no directory")?;
-    let target = programs.parent().context("this program is in no target directory")?;
+    let (programs, cache) = places()?;
     let kernel = options.kernel.as_deref().map_or(Ok(Kernel::Stable), Kernel::from_name)?;
     let own = PROJECT_PROGRAMS.iter().map(|name| programs.join(name)).filter(|path| path.is_file());
     let order = GuestCommand {
         command: &options.command,
         kernel,
+        processors: Processors::Two,
         cards: options.cards,
         files: own.chain(options.copy.iter().cloned()).collect(),
         back: options.back.as_deref(),
         limit: Duration::from_secs(options.limit),
     };
-    let cache = Cache::new(&target.join("guest"))?;
-    small::run_command(&cache, &repository.join("lab/guest/init.sh"), &order)
+    small::run_command(&cache, INIT, &order)
 }
 
 /// Runs the scripts of a repository, each in a machine of its own per kernel. Prints each check.

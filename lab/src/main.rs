@@ -127,10 +127,7 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
             "guest takes only --script, --kernel, --repository, and a command with its options"
         );
         if args.guest.has_command() {
-            return Ok(ExitCode::from(towpath_lab::guest::run_command(
-                &args.repository,
-                &args.guest,
-            )?));
+            return Ok(ExitCode::from(towpath_lab::guest::run_command(&args.guest)?));
         }
         let passed = towpath_lab::guest::run(&args.repository, &args.guest)?;
         return Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE });

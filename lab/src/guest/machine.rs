@@ -152,7 +152,7 @@ impl Machine {
 
     /// Returns the command that starts the machine. The kernel ends it with this process.
     fn command(&self) -> Command {
-        let mut command = base_command(&self.image, &self.initial, &self.console);
+        let mut command = base_command(&Processors::Two, &self.image, &self.initial, &self.console);
         for (number, (model, name, hub)) in CARDS.iter().enumerate() {
             add_card(&mut command, number, model, name, *hub);
         }
@@ -163,14 +163,58 @@ impl Machine {
     }
 }
 
+/// How a machine executes instructions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Processors {
+    /// Two processors, each in a thread of its own.
+    #[default]
+    Two,
+    /// One processor whose clock counts instructions: each takes a nanosecond, and a sleep takes no time of
+    /// the host. QEMU writes the named events into a file.
+    Counted { events: Vec<String>, log: PathBuf },
+}
+
+impl Processors {
+    /// Returns options of the kernel.
+    pub(super) fn kernel_options(&self) -> &'static str {
+        match self {
+            Processors::Two => "intel_iommu=on",
+            // The kernel's own drivers work without an address space of their own, as fast as they can.
+            Processors::Counted { .. } => "intel_iommu=on iommu=pt",
+        }
+    }
+
+    fn add(&self, command: &mut Command) {
+        match self {
+            Processors::Two => {
+                command.args(["-accel", "tcg,thread=multi", "-smp", "2"]);
+                command.args(["-device", "intel-iommu,intremap=on"]);
+            }
+            Processors::Counted { events, log } => {
+                command.args(["-accel", "tcg", "-smp", "1", "-icount", "shift=0,sleep=off"]);
+                // DPDK maps memory at addresses of more than 39 bits.
+                command.args(["-device", "intel-iommu,intremap=on,aw-bits=48"]);
+                for event in events {
+                    command.args(["-trace", event]);
+                }
+                command.arg("-D").arg(log);
+            }
+        }
+    }
+}
+
 /// Returns the command of a machine without cards, which starts a kernel from memory.
-pub(super) fn base_command(image: &Path, initial: &Path, console: &Path) -> Command {
+pub(super) fn base_command(
+    processors: &Processors,
+    image: &Path,
+    initial: &Path,
+    console: &Path,
+) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", QEMU]);
     command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
-    command.args(["-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi"]);
-    command.args(["-cpu", "max", "-smp", "2", "-m", "1536"]);
-    command.args(["-device", "intel-iommu,intremap=on"]);
+    command.args(["-machine", "q35,kernel-irqchip=split", "-cpu", "max", "-m", "1536"]);
+    processors.add(&mut command);
     command.arg("-kernel").arg(image).arg("-initrd").arg(initial);
     command.arg("-serial").arg(format!("file:{}", console.display()));
     command
@@ -183,7 +227,14 @@ pub(super) fn add_card(command: &mut Command, number: usize, model: &str, name: 
 }
 
 fn mac(number: usize) -> String {
-    format!("52:54:00:00:00:{number:02x}")
+    card_mac(number).map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// Returns the Ethernet address of a card. It does not end with 00:01 as that of all IPv4 hosts does
+/// (01:00:5e:00:00:01): the table by which the card receives packets to groups has 12 bits of an address, and
+/// QEMU's model also looks addresses of hosts up there.
+pub(super) fn card_mac(number: usize) -> [u8; 6] {
+    [0x52, 0x54, 0, 0, 0, 0x10 + number as u8]
 }
 
 /// The machine's process, which ends with this value.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 
 use super::fetch::{Cache, Kernel, missing, pack, run};
-use super::machine::{NO_PROGRAM, NO_SETPRIV, QEMU, Running, add_card, base_command};
+use super::machine::{NO_PROGRAM, NO_SETPRIV, Processors, QEMU, Running, add_card, base_command};
 
 /// Programs of the host that the guest's commands may use.
 const TOOLS: [&str; 33] = [
@@ -43,6 +43,7 @@ const TOO_LONG: u8 = 124;
 pub(super) struct GuestCommand<'a> {
     pub(super) command: &'a [String],
     pub(super) kernel: Kernel,
+    pub(super) processors: Processors,
     /// The number of e1000e cards, all on one hub.
     pub(super) cards: u8,
     /// Files that the guest gets below `/guest`.
@@ -55,7 +56,7 @@ pub(super) struct GuestCommand<'a> {
 /// Runs a command in a guest. Prints its output. Returns its exit status.
 pub(super) fn run_command(
     cache: &Cache,
-    init: &Path,
+    init: &str,
     order: &GuestCommand<'_>,
 ) -> anyhow::Result<u8> {
     // The path of a socket has at most 107 bytes, so the machine's files lie in the system's directory for
@@ -71,7 +72,7 @@ pub(super) fn run_command(
 fn run_in(
     cache: &Cache,
     directory: &Path,
-    init: &Path,
+    init: &str,
     order: &GuestCommand<'_>,
 ) -> anyhow::Result<u8> {
     let (image, modules) = cache.kernel(order.kernel)?;
@@ -89,11 +90,10 @@ fn run_in(
     let out = directory.join(OUT);
     File::create(&out)?.set_len(OUT_BYTES)?;
     let console = cache.directory().join("small.console");
-    let mut machine = base_command(&image, &initial, &console);
-    machine.args([
-        "-append",
-        "console=ttyS0 panic=-1 intel_iommu=on iomem=relaxed rdinit=/init quiet",
-    ]);
+    let mut machine = base_command(&order.processors, &image, &initial, &console);
+    let options = order.processors.kernel_options();
+    let options = format!("console=ttyS0 panic=-1 {options} iomem=relaxed rdinit=/init quiet");
+    machine.args(["-append", &options]);
     for number in 0..order.cards {
         add_card(&mut machine, number.into(), "e1000e", &format!("card{number}"), 1);
     }
@@ -167,7 +167,7 @@ fn wait(mut machine: Running, limit: Duration) -> anyhow::Result<Option<ExitStat
 }
 
 /// Fills a directory with all that the guest has. Returns the text of the command.
-fn fill(stage: &Path, init: &Path, order: &GuestCommand<'_>) -> anyhow::Result<String> {
+fn fill(stage: &Path, init: &str, order: &GuestCommand<'_>) -> anyhow::Result<String> {
     for folder in ["bin", "guest", "etc", "proc", "sys", "dev", "root", "usr/lib", "var"] {
         fs::create_dir_all(stage.join(folder))?;
     }
@@ -180,7 +180,7 @@ fn fill(stage: &Path, init: &Path, order: &GuestCommand<'_>) -> anyhow::Result<S
     ] {
         symlink(to, stage.join(link))?;
     }
-    fs::copy(init, stage.join("init"))?;
+    fs::write(stage.join("init"), init)?;
     fs::set_permissions(stage.join("init"), fs::Permissions::from_mode(0o755))?;
     fs::write(stage.join("etc/passwd"), PASSWD)?;
     fs::write(stage.join("etc/group"), GROUP)?;
