@@ -158,6 +158,10 @@ pub(crate) enum Role {
         /// The number of connections.
         connections: usize,
     },
+    /// Receives from a card in a guest, and counts.
+    CardReceiver(crate::card::Receiver),
+    /// Sends to all receivers of a guest in turn.
+    CardTrials(crate::card::Plan),
     /// Sends to itself through a server of its own, for a tool that counts an application's
     /// instructions.
     CountApplication {
@@ -219,6 +223,8 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         Role::AnswerWire(answers) => crate::xdp::answer(&answers),
         Role::Count { way, train, packets, taps } => count(way, train, packets, taps),
         Role::IdleConnections { connections } => crate::scale::idle_connections(connections),
+        Role::CardReceiver(receiver) => crate::card::receive(&receiver),
+        Role::CardTrials(plan) => crate::card::run_trials(&plan),
         Role::CountApplication { packets } => crate::switch::count_application(packets),
     }
 }
@@ -240,7 +246,12 @@ impl Child {
     }
 
     /// Starts a child by a command that the caller has prepared.
-    pub(crate) fn start_command(mut command: Command) -> anyhow::Result<Child> {
+    pub(crate) fn start_command(command: Command) -> anyhow::Result<Child> {
+        Ok(Child::start_heard(command)?.0)
+    }
+
+    /// Starts a child as [`Child::start_command`] does. Returns its first line, too.
+    pub(crate) fn start_heard(mut command: Command) -> anyhow::Result<(Child, String)> {
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -250,8 +261,8 @@ impl Child {
             bail!("a process without its pipes");
         };
         let mut child = Child { process, say: Some(say), hear: BufReader::new(hear) };
-        child.hear().context("the other process did not become ready")?;
-        Ok(child)
+        let said = child.hear().context("the other process did not become ready")?;
+        Ok((child, said))
     }
 
     /// Returns the child's next line.

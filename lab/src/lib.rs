@@ -21,6 +21,7 @@
 //! | `tap` | reads and writes of a TAP by io_uring, beside one call each |
 //! | `sharing` | a host that shares its address: TCP, a web server, and the kernel beside them |
 //! | `xdp` | round trips over AF_XDP on veth: bare, embedded, server, and kernel sockets |
+//! | `card` | a network card: Towpath's driver beside the kernel's and DPDK's, in a virtual machine |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
 //! | `web` | HTTP over TAP: the example `web` beside the same source over the kernel's sockets |
 //! | `flood` | a web server on Towpath under a SYN flood |
@@ -47,6 +48,7 @@ pub mod age;
 mod attacks;
 mod bare;
 mod cambridge;
+mod card;
 mod child;
 mod coexistence;
 mod demux;
@@ -183,6 +185,8 @@ pub enum Experiment {
     Xdp,
     /// Several engine threads for one interface.
     Lanes,
+    /// A network card: Towpath's driver beside the kernel's and DPDK's.
+    Card,
     /// Tracey and Banerji: the double round trip of a small frame, with each technique on and off.
     NotreDame,
     /// Riddoch and Pope: message sizes, idle endpoints, load.
@@ -203,7 +207,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 30] = [
+    pub const ALL: [Experiment; 31] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -226,6 +230,7 @@ impl Experiment {
         Experiment::Sharing,
         Experiment::Xdp,
         Experiment::Lanes,
+        Experiment::Card,
         Experiment::NotreDame,
         Experiment::Cambridge,
         Experiment::Karlsruhe,
@@ -262,6 +267,7 @@ impl Experiment {
             Experiment::Sharing => "sharing",
             Experiment::Xdp => "xdp",
             Experiment::Lanes => "lanes",
+            Experiment::Card => "card",
             Experiment::NotreDame => "notre-dame",
             Experiment::Cambridge => "cambridge",
             Experiment::Karlsruhe => "karlsruhe",
@@ -313,6 +319,7 @@ impl Experiment {
             }
             Experiment::Xdp => "round trips over AF_XDP on veth: bare, embedded, server, and UDP",
             Experiment::Lanes => "processor time per packet with two engine threads, and with one",
+            Experiment::Card => "a network card in a guest: Towpath, the kernel's driver and DPDK",
             Experiment::NotreDame => "Tracey and Banerji: round trips, each technique on and off",
             Experiment::Cambridge => "Riddoch and Pope: message sizes, idle endpoints, load",
             Experiment::Karlsruhe => "Hennrich: the cost of frames, wake-ups and polls",
@@ -396,6 +403,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Sharing => sharing::measure(settings)?,
         Experiment::Xdp => xdp::measure(settings)?,
         Experiment::Lanes => lanes::measure(settings)?,
+        Experiment::Card => card::measure(settings)?,
         Experiment::NotreDame => notre_dame::measure(settings)?,
         Experiment::Cambridge => cambridge::measure(settings)?,
         Experiment::Karlsruhe => karlsruhe::measure(settings)?,

@@ -101,6 +101,9 @@ const WAITING: &str = "\
 const LANES: &str = "\
     How much processor time does a packet take with two engine threads on an interface with four \
     hardware queues, beside one engine thread, and does any flow lose its order?";
+const CARD: &str = "\
+    What do receiving and forwarding a packet of a network card cost with Towpath's driver, in the \
+    program and behind a server, beside the kernel's driver with AF_PACKET and beside DPDK?";
 const WATCHDOG: &str = "\
     How much does the watchdog cost a packet: by a deadline for each packet sent, or by a check \
     now and then?";
@@ -134,6 +137,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Sharing => SHARING,
         Experiment::Xdp => XDP,
         Experiment::Lanes => LANES,
+        Experiment::Card => CARD,
         Experiment::NotreDame => NOTRE_DAME,
         Experiment::Cambridge => CAMBRIDGE,
         Experiment::Karlsruhe => KARLSRUHE,

@@ -11,8 +11,8 @@ use super::fetch::Kernel;
 const HEADER: &str = "# guest:";
 
 /// Files without a header: the functions that scripts share, the first process of a small guest, and the
-/// command of tests/card.
-const OTHERS: [&str; 3] = ["library", "init", "card"];
+/// commands of tests/card and of `towpath-lab card`.
+const OTHERS: [&str; 4] = ["library", "init", "card", "compare"];
 
 /// A script of checks.
 #[derive(Clone, Debug)]

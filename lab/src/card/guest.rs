@@ -1,0 +1,127 @@
+//! The guest: its files, its plan, and what it leaves.
+
+use std::fs::{self, File};
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+
+use super::RX_USECS;
+use super::log::{self, Accesses, EVENTS};
+use super::trial::{Load, Plan, Receiver, Shape, Testpmd, Trial, Way};
+use crate::Settings;
+use crate::child::{OwnSocket, Role};
+use crate::guest::{Counted, card_mac};
+
+/// The cards, in the guest's order: one for each way, then the sender's.
+const KERNEL: (&str, usize) = ("eth0", 0);
+const TESTPMD: (&str, usize) = ("0000:00:02.0", 1);
+const LINKED: &str = "0000:00:03.0";
+const SENDER: &str = "0000:00:05.0";
+const CARDS: u8 = 5;
+/// Where the guest finds the server, and leaves the trials.
+const SOCKET: &str = "/run/towpath/card.sock";
+const OUT: &str = "/out/trials";
+/// The script of the guest.
+const SCRIPT: &str = include_str!("../../guest/compare.sh");
+
+/// Where Debian has DPDK's drivers, and the ones that testpmd needs for the card.
+const DRIVERS: &str = "/usr/lib/x86_64-linux-gnu/dpdk/pmds-23.0";
+const NEEDED: [&str; 2] = ["librte_mempool_ring.so.23", "librte_net_e1000.so.23"];
+const STDBUF: &str = "/usr/libexec/coreutils/libstdbuf.so";
+
+/// The files of testpmd on this host.
+#[derive(Clone, Debug)]
+pub(super) struct Files(Vec<PathBuf>);
+
+/// Finds testpmd and its drivers, or returns the line of a report.
+pub(super) fn testpmd() -> Result<Files, String> {
+    let drivers = NEEDED.iter().map(|name| Path::new(DRIVERS).join(name));
+    let others = ["/usr/bin/dpdk-testpmd", STDBUF].map(PathBuf::from);
+    let files: Vec<PathBuf> = others.into_iter().chain(drivers).collect();
+    match files.iter().find(|path| !path.is_file()) {
+        Some(missing) => Err(format!(
+            "DPDK testpmd: there is no {}; install it with: lab/peers/install dpdk",
+            missing.display()
+        )),
+        None => Ok(Files(files)),
+    }
+}
+
+/// Runs all trials in a guest. Returns each with its accesses of registers.
+pub(super) fn run(
+    settings: Settings,
+    testpmd: Option<Files>,
+) -> anyhow::Result<Vec<(Trial, Accesses)>> {
+    let directory = OwnSocket::new()?;
+    let directory = directory.directory();
+    fs::create_dir_all(directory)?;
+    let (plan, script) = (directory.join("plan"), directory.join("compare.sh"));
+    let role = Role::CardTrials(self::plan(settings, testpmd.is_some()));
+    fs::write(&plan, serde_json::to_string(&role)?)?;
+    fs::write(&script, SCRIPT)?;
+    let mut files = vec![plan, script];
+    files.extend(testpmd.into_iter().flat_map(|Files(files)| files));
+    let log = directory.join("log");
+    let command = ["bash", "/guest/compare.sh", &RX_USECS.to_string()].map(str::to_owned);
+    let counted = Counted {
+        command: &command,
+        cards: CARDS,
+        files,
+        events: &EVENTS,
+        log: &log,
+        back: directory,
+    };
+    let status = counted.run()?;
+    ensure!(status == 0, "the guest's command failed with status {status}; it said why above");
+    let accesses = log::trials(BufReader::new(File::open(&log)?))?;
+    let trials = fs::read_to_string(directory.join("trials")).context("the guest's trials")?;
+    let trials: Vec<Trial> = trials.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    pair(&trials, &accesses)
+}
+
+/// Returns each trial with its place in the log, without the first round of each shape.
+fn pair(trials: &[Trial], accesses: &[Accesses]) -> anyhow::Result<Vec<(Trial, Accesses)>> {
+    ensure!(
+        trials.len() == accesses.len(),
+        "{} trials, and {} in QEMU's log",
+        trials.len(),
+        accesses.len()
+    );
+    let pairs = trials.iter().copied().zip(accesses.iter().copied());
+    Ok(pairs.filter(|(trial, _)| trial.round > 0).collect())
+}
+
+fn plan(settings: Settings, has_testpmd: bool) -> Plan {
+    let socket = SOCKET.into();
+    let (interface, number) = KERNEL;
+    let testpmd = Testpmd {
+        card: TESTPMD.0.into(),
+        drivers: NEEDED.iter().map(|name| Path::new("/guest").join(name)).collect(),
+        mac: card_mac(TESTPMD.1),
+    };
+    Plan {
+        sender: SENDER.into(),
+        testpmd: has_testpmd.then_some(testpmd),
+        receivers: vec![
+            (Way::Kernel, Receiver::Kernel { interface: interface.into(), mac: card_mac(number) }),
+            (Way::Linked, Receiver::Linked { address: LINKED.into(), rx_usecs: RX_USECS }),
+            (Way::Served, Receiver::Served { socket }),
+        ],
+        shapes: shapes(settings),
+        rounds: settings.pairs(),
+        out: OUT.into(),
+    }
+}
+
+fn shapes(settings: Settings) -> Vec<Shape> {
+    let sizes: &[usize] = if settings.quick { &[64] } else { &[64, 1500] };
+    let loads = [Load::Saturated, Load::PerSecond(10_000), Load::PerSecond(1_000)];
+    let mut shapes = Vec::new();
+    for is_back in [false, true] {
+        for bytes in sizes {
+            shapes.extend(loads.map(|load| Shape { is_back, bytes: *bytes, load }));
+        }
+    }
+    shapes
+}

@@ -1,0 +1,54 @@
+//! A network card: Towpath's driver beside the kernel's and DPDK's.
+//!
+//! A small guest has an emulated e1000e card for each way from a card to a program, all on one hub,
+//! and one for the sender. QEMU executes one instruction of the guest per nanosecond of the guest's
+//! clock, so the guest's times are exact counts of instructions. QEMU's log counts accesses of the
+//! cards' registers and interrupts, alike for all drivers.
+
+mod guest;
+mod log;
+mod packet;
+mod port;
+mod receivers;
+mod rows;
+mod sender;
+mod trial;
+mod trials;
+
+use crate::Settings;
+use crate::report::Outcome;
+
+pub(crate) use trial::{Plan, Receiver};
+
+/// The least time between two interrupts, for all drivers, in microseconds: the least of QEMU's
+/// model.
+const RX_USECS: u32 = 128;
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome { how: how(), ..Outcome::default() };
+    let testpmd = outcome.needs(guest::testpmd());
+    let trials = guest::run(settings, testpmd)?;
+    rows::add(&mut outcome, &trials);
+    Ok(outcome)
+}
+
+/// Receives in the guest until the parent is gone.
+pub(crate) fn receive(receiver: &Receiver) -> anyhow::Result<()> {
+    receivers::receive(receiver)
+}
+
+/// Runs the trials in the guest.
+pub(crate) fn run_trials(plan: &Plan) -> anyhow::Result<()> {
+    trials::run(plan)
+}
+
+fn how() -> String {
+    format!(
+        "a virtual machine with one processor and five e1000e cards on one hub, emulated by QEMU, \
+         which counts instructions; rx-usecs {RX_USECS} for all drivers; the sender runs before \
+         all others, drives a card of its own by polling, and its instructions are subtracted; the \
+         kernel's receiver, the linked program, the server's engine and its application sleep while \
+         there are no packets; testpmd polls, and counts its instructions while it has packets; \
+         saturated: bursts that wait for the receiver"
+    )
+}

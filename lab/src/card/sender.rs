@@ -1,0 +1,143 @@
+//! The sender: it drives a card of its own by polling, so that it interrupts no other program, and
+//! it runs before all others.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use super::packet::packet;
+use super::port::Port;
+use super::trial::{Load, Shape};
+
+/// Packets of a burst: fewer than the card's ring and QEMU's hub hold together, so that none is lost
+/// on the wire.
+const BURST: usize = 2048;
+const BURSTS: usize = 8;
+/// The time for a receiver to take a burst.
+const PAUSE: Duration = Duration::from_millis(25);
+/// The packets of a trial at a fixed rate: as many as come in this time, and at most so many.
+const PACED: Duration = Duration::from_millis(500);
+const MOST_PACED: u32 = 1000;
+/// The file of the host bridge's configuration. QEMU reports each read, so that a byte without meaning
+/// marks a moment among the accesses of registers.
+const MARKS: &str = "/sys/bus/pci/devices/0000:00:00.0/config";
+/// The offsets of the bytes that mark the start and the end of a window, and the end of a trial, which
+/// has one or several windows. No other program reads single bytes there.
+pub(super) const START: u64 = 0xfd;
+pub(super) const END: u64 = 0xfb;
+pub(super) const DONE: u64 = 0xf9;
+
+/// What the sender counted in a trial.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sent {
+    pub(super) packets: u64,
+    pub(super) came_back: u64,
+    /// The instructions of the whole system without those of idle loops.
+    pub(super) instructions: u64,
+    /// The instructions for packets that came back.
+    pub(super) own_instructions: u64,
+    pub(super) writes: u64,
+}
+
+/// The sender's card, and its marks in QEMU's log.
+pub(super) struct Sender {
+    port: Port,
+    marks: File,
+}
+
+impl Sender {
+    pub(super) fn new(port: Port) -> anyhow::Result<Sender> {
+        Ok(Sender { port, marks: File::open(MARKS).context(MARKS)? })
+    }
+
+    fn mark(&self, offset: u64) -> anyhow::Result<()> {
+        let read = self.marks.read_at(&mut [0], offset)?;
+        anyhow::ensure!(read == 1, "{MARKS} has no byte {offset}");
+        Ok(())
+    }
+
+    /// Sends the packets of a trial to an address, in one window or in one for each burst. Calls `between`
+    /// after each window.
+    pub(super) fn send(
+        &mut self,
+        shape: Shape,
+        to: [u8; 6],
+        mut between: impl FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Sent> {
+        self.take_back()?;
+        let packet = packet(self.port.mac(), to, shape.is_back, shape.bytes);
+        self.port.set_packet(&packet)?;
+        let mut sent = Sent::default();
+        let windows = if shape.load == Load::Saturated { BURSTS } else { 1 };
+        for _ in 0..windows {
+            let (writes, idle) = (self.port.writes(), idle_time()?);
+            self.mark(START)?;
+            let start = Instant::now();
+            match shape.load {
+                Load::Saturated => self.send_burst(packet.len(), &mut sent)?,
+                Load::PerSecond(rate) => self.send_evenly(packet.len(), rate, &mut sent)?,
+            }
+            let took = start.elapsed();
+            self.mark(END)?;
+            let idle = idle_time()?.saturating_sub(idle);
+            sent.instructions += took.saturating_sub(idle).as_nanos() as u64;
+            sent.writes += self.port.writes() - writes;
+            between()?;
+        }
+        self.mark(DONE)?;
+        Ok(sent)
+    }
+
+    fn send_burst(&mut self, bytes: usize, sent: &mut Sent) -> anyhow::Result<()> {
+        self.port.send(BURST, bytes)?;
+        sent.packets += BURST as u64;
+        sleep(PAUSE);
+        self.note_back(sent)
+    }
+
+    fn send_evenly(&mut self, bytes: usize, rate: u32, sent: &mut Sent) -> anyhow::Result<()> {
+        let gap = Duration::from_secs(1) / rate;
+        let count = (PACED.as_nanos() / gap.as_nanos()).min(MOST_PACED.into()) as u32;
+        let start = Instant::now();
+        for number in 0..count {
+            sleep((gap * number).saturating_sub(start.elapsed()));
+            self.port.send(1, bytes)?;
+            sent.packets += 1;
+            if number % 64 == 63 {
+                self.note_back(sent)?;
+            }
+        }
+        sleep(PAUSE);
+        self.note_back(sent)
+    }
+
+    fn note_back(&mut self, sent: &mut Sent) -> anyhow::Result<()> {
+        let start = Instant::now();
+        sent.came_back += self.take_back()?;
+        sent.own_instructions += start.elapsed().as_nanos() as u64;
+        Ok(())
+    }
+
+    /// Takes all packets that came back. Returns their number.
+    fn take_back(&mut self) -> anyhow::Result<u64> {
+        let mut count = 0;
+        loop {
+            match self.port.receive(|_| false)? {
+                0 => return Ok(count),
+                packets => count += packets as u64,
+            }
+        }
+    }
+}
+
+/// Returns the time in which the processor was idle, interrupts excluded.
+fn idle_time() -> anyhow::Result<Duration> {
+    let path = "/proc/timer_list";
+    let text = std::fs::read_to_string(path).context(path)?;
+    let line = text.lines().find_map(|line| line.trim().strip_prefix(".idle_sleeptime"));
+    let nanoseconds = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
+    Ok(Duration::from_nanos(nanoseconds.with_context(|| format!("{path} has no idle time"))?))
+}

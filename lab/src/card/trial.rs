@@ -1,0 +1,139 @@
+//! The words that the host and the guest exchange: who receives, what is sent, and what was counted.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// A way from the card to a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum Way {
+    /// No receiver: the packets are for an address that no card has.
+    Alone,
+    /// The kernel's driver, and a packet socket with rings in shared memory.
+    Kernel,
+    /// DPDK's em driver in testpmd.
+    Testpmd,
+    /// Towpath's driver in the program itself.
+    Linked,
+    /// A driver server, and an application.
+    Served,
+}
+
+impl Way {
+    /// Returns the words of a report.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Way::Alone => "no receiver",
+            Way::Kernel => "kernel driver, AF_PACKET",
+            Way::Testpmd => "DPDK testpmd",
+            Way::Linked => "Towpath linked",
+            Way::Served => "Towpath server",
+        }
+    }
+}
+
+/// A receiving process of this program.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Receiver {
+    /// On a packet socket.
+    Kernel {
+        /// The interface, and its address.
+        interface: String,
+        mac: [u8; 6],
+    },
+    /// On a card that the process drives.
+    Linked {
+        /// The card.
+        address: String,
+        rx_usecs: u32,
+    },
+    /// On a session.
+    Served {
+        /// The server's socket.
+        socket: PathBuf,
+    },
+}
+
+/// The pace of the sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum Load {
+    /// Bursts, so that packets wait until the receiver has taken all.
+    Saturated,
+    /// So many packets per second, evenly.
+    PerSecond(u32),
+}
+
+/// What is sent in a trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct Shape {
+    /// `true` if the receiver sends each packet back.
+    pub(super) is_back: bool,
+    pub(super) bytes: usize,
+    pub(super) load: Load,
+}
+
+/// What was counted in a trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Trial {
+    pub(super) way: Way,
+    pub(super) shape: Shape,
+    pub(super) round: usize,
+    pub(super) sent: u64,
+    /// Packets that the receiver took; of those that go back, packets that came back.
+    pub(super) received: u64,
+    /// The instructions of the whole system, and of the sender for packets that came back.
+    pub(super) instructions: u64,
+    pub(super) own_instructions: u64,
+    /// Writes of the sender's registers.
+    pub(super) own_writes: u64,
+    /// testpmd's own count of its instructions while it had packets.
+    pub(super) busy_instructions: Option<u64>,
+}
+
+/// The work of the guest.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    /// The PCI addresses of the sender's card, of testpmd's, and of the linked program's.
+    pub(super) sender: String,
+    pub(super) testpmd: Option<Testpmd>,
+    pub(super) receivers: Vec<(Way, Receiver)>,
+    pub(super) shapes: Vec<Shape>,
+    pub(super) rounds: usize,
+    /// The file for the trials.
+    pub(super) out: PathBuf,
+}
+
+/// How to start testpmd in the guest.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Testpmd {
+    pub(super) card: String,
+    /// Its drivers.
+    pub(super) drivers: Vec<PathBuf>,
+    /// The card's address.
+    pub(super) mac: [u8; 6],
+}
+
+/// Returns an address as text.
+pub(super) fn shown_mac(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// Reads an address.
+pub(super) fn parsed_mac(text: &str) -> Option<[u8; 6]> {
+    let bytes: Vec<u8> =
+        text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect::<Option<_>>()?;
+    bytes.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_read_as_it_is_shown() {
+        let mac = [0x52, 0x54, 0, 0, 0, 0xfe];
+        assert_eq!(parsed_mac(&shown_mac(mac)), Some(mac));
+        assert_eq!(parsed_mac("52:54"), None);
+        assert_eq!(parsed_mac("52:54:00:00:00:xx"), None);
+    }
+}
