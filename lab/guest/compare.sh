@@ -23,6 +23,7 @@ for card in $cards; do
 done
 
 ethtool -G eth0 rx 4096 tx 4096
+ethtool -K eth0 gro off
 ethtool -C eth0 rx-usecs "$usecs"
 ip link set eth0 up
 until [ "$(cat /sys/class/net/eth0/carrier)" = 1 ]; do sleep 0.1; done

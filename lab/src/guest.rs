@@ -92,6 +92,8 @@ pub(crate) struct Counted<'a> {
     pub(crate) log: &'a Path,
     /// The directory for the files that the command leaves below `/out`.
     pub(crate) back: &'a Path,
+    /// The file for the command's output.
+    pub(crate) output: &'a Path,
 }
 
 impl Counted<'_> {
@@ -102,6 +104,12 @@ impl Counted<'_> {
     pub(crate) fn run(&self) -> anyhow::Result<u8> {
         let events = self.events.iter().map(|event| (*event).to_owned()).collect();
         let (programs, cache) = places()?;
+        let server = programs.join("towpath");
+        ensure!(
+            server.is_file(),
+            "{}: no such file; cargo build --release -p towpath",
+            server.display()
+        );
         let own = PROJECT_PROGRAMS.iter().map(|name| programs.join(name));
         let order = GuestCommand {
             command: self.command,
@@ -111,6 +119,7 @@ impl Counted<'_> {
             files: own.filter(|path| path.is_file()).chain(self.files.iter().cloned()).collect(),
             back: Some(self.back),
             limit: LONGEST,
+            output: Some(self.output),
         };
         small::run_command(&cache, INIT, &order)
     }
@@ -146,6 +155,7 @@ pub fn run_command(options: &Options) -> anyhow::Result<u8> {
         files: own.chain(options.copy.iter().cloned()).collect(),
         back: options.back.as_deref(),
         limit: Duration::from_secs(options.limit),
+        output: None,
     };
     small::run_command(&cache, INIT, &order)
 }

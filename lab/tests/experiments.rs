@@ -3,7 +3,7 @@
 
 mod experiment;
 
-use crate::experiment::whole;
+use crate::experiment::{LIMIT, whole, whole_within};
 
 #[test]
 fn notre_dame() {
@@ -357,6 +357,25 @@ fn lanes() {
             "native, timer-driven: processor time per packet, two lanes to one",
             "generic, block: datagrams that overtook one of their flow",
             "generic, timer-driven: packets of the lane with fewer",
+        ],
+        &[],
+    );
+}
+
+/// The program `towpath` has to be built, as `make test-experiments` does. testpmd need not be
+/// installed. The virtual machine alone takes 20 seconds to start.
+#[test]
+fn card() {
+    whole_within(
+        LIMIT * 3,
+        "card",
+        "card",
+        &[
+            "received: Towpath linked to kernel driver, AF_PACKET: packets/s",
+            "forwarded: Towpath server to kernel driver, AF_PACKET: processor time per packet",
+            "received: Towpath server: instructions per packet",
+            "forwarded: kernel driver, AF_PACKET: register writes per packet",
+            "forwarded: Towpath linked: interrupts per packet",
         ],
         &[],
     );

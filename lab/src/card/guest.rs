@@ -4,11 +4,11 @@ use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 
 use super::RX_USECS;
 use super::log::{self, Accesses, EVENTS};
-use super::trial::{Load, Plan, Receiver, Shape, Testpmd, Trial, Way};
+use super::trial::{Amount, Load, Plan, Receiver, Shape, Testpmd, Trial, Way};
 use crate::Settings;
 use crate::child::{OwnSocket, Role};
 use crate::guest::{Counted, card_mac};
@@ -22,6 +22,7 @@ const CARDS: u8 = 5;
 /// Where the guest finds the server, and leaves the trials.
 const SOCKET: &str = "/run/towpath/card.sock";
 const OUT: &str = "/out/trials";
+const MISSING: &str = "/out/missing";
 /// The script of the guest.
 const SCRIPT: &str = include_str!("../../guest/compare.sh");
 
@@ -48,11 +49,14 @@ pub(super) fn testpmd() -> Result<Files, String> {
     }
 }
 
-/// Runs all trials in a guest. Returns each with its accesses of registers.
-pub(super) fn run(
-    settings: Settings,
-    testpmd: Option<Files>,
-) -> anyhow::Result<Vec<(Trial, Accesses)>> {
+/// What a guest has left: each trial with its accesses of registers, and why testpmd did not run.
+pub(super) struct Left {
+    pub(super) trials: Vec<(Trial, Accesses)>,
+    pub(super) missing: Option<String>,
+}
+
+/// Runs all trials in a guest.
+pub(super) fn run(settings: Settings, testpmd: Option<Files>) -> anyhow::Result<Left> {
     let directory = OwnSocket::new()?;
     let directory = directory.directory();
     fs::create_dir_all(directory)?;
@@ -62,7 +66,7 @@ pub(super) fn run(
     fs::write(&script, SCRIPT)?;
     let mut files = vec![plan, script];
     files.extend(testpmd.into_iter().flat_map(|Files(files)| files));
-    let log = directory.join("log");
+    let (log, output) = (directory.join("log"), directory.join("said"));
     let command = ["bash", "/guest/compare.sh", &RX_USECS.to_string()].map(str::to_owned);
     let counted = Counted {
         command: &command,
@@ -71,13 +75,18 @@ pub(super) fn run(
         events: &EVENTS,
         log: &log,
         back: directory,
+        output: &output,
     };
     let status = counted.run()?;
-    ensure!(status == 0, "the guest's command failed with status {status}; it said why above");
+    if status != 0 {
+        let said = fs::read_to_string(&output).unwrap_or_default();
+        bail!("the guest's command failed with status {status}; it said:\n{said}");
+    }
     let accesses = log::trials(BufReader::new(File::open(&log)?))?;
     let trials = fs::read_to_string(directory.join("trials")).context("the guest's trials")?;
     let trials: Vec<Trial> = trials.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
-    pair(&trials, &accesses)
+    let missing = fs::read_to_string(directory.join("missing")).ok();
+    Ok(Left { trials: pair(&trials, &accesses)?, missing })
 }
 
 /// Returns each trial with its place in the log, without the first round of each shape.
@@ -109,8 +118,14 @@ fn plan(settings: Settings, has_testpmd: bool) -> Plan {
             (Way::Served, Receiver::Served { socket }),
         ],
         shapes: shapes(settings),
+        amount: if settings.quick {
+            Amount { bursts: 3, paced: 250 }
+        } else {
+            Amount { bursts: 8, paced: 1000 }
+        },
         rounds: settings.pairs(),
         out: OUT.into(),
+        missing: MISSING.into(),
     }
 }
 

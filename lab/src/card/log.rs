@@ -8,10 +8,11 @@ use anyhow::ensure;
 use super::sender::{DONE, END, START};
 
 /// The events that QEMU has to log (hw/net/trace-events, hw/pci/trace-events).
-pub(super) const EVENTS: [&str; 6] = [
+pub(super) const EVENTS: [&str; 7] = [
     "e1000e_core_read",
     "e1000e_core_write",
     "e1000e_irq_msix_notify_vec",
+    "e1000e_irq_msix_notify_postponed_vec",
     "e1000e_irq_msi_notify",
     "e1000e_irq_legacy_notify",
     "pci_cfg_read",

@@ -27,8 +27,9 @@ const RX_USECS: u32 = 128;
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome { how: how(), ..Outcome::default() };
     let testpmd = outcome.needs(guest::testpmd());
-    let trials = guest::run(settings, testpmd)?;
-    rows::add(&mut outcome, &trials);
+    let left = guest::run(settings, testpmd)?;
+    rows::add(&mut outcome, &left.trials);
+    outcome.missing.extend(left.missing);
     Ok(outcome)
 }
 

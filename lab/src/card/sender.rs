@@ -10,17 +10,13 @@ use anyhow::Context;
 
 use super::packet::packet;
 use super::port::Port;
-use super::trial::{Load, Shape};
+use super::trial::{Amount, Load, Shape};
 
 /// Packets of a burst: fewer than the card's ring and QEMU's hub hold together, so that none is lost
 /// on the wire.
 const BURST: usize = 2048;
-const BURSTS: usize = 8;
 /// The time for a receiver to take a burst.
 const PAUSE: Duration = Duration::from_millis(25);
-/// The packets of a trial at a fixed rate: as many as come in this time, and at most so many.
-const PACED: Duration = Duration::from_millis(500);
-const MOST_PACED: u32 = 1000;
 /// The file of the host bridge's configuration. QEMU reports each read, so that a byte without meaning
 /// marks a moment among the accesses of registers.
 const MARKS: &str = "/sys/bus/pci/devices/0000:00:00.0/config";
@@ -45,12 +41,13 @@ pub(super) struct Sent {
 /// The sender's card, and its marks in QEMU's log.
 pub(super) struct Sender {
     port: Port,
+    amount: Amount,
     marks: File,
 }
 
 impl Sender {
-    pub(super) fn new(port: Port) -> anyhow::Result<Sender> {
-        Ok(Sender { port, marks: File::open(MARKS).context(MARKS)? })
+    pub(super) fn new(port: Port, amount: Amount) -> anyhow::Result<Sender> {
+        Ok(Sender { port, amount, marks: File::open(MARKS).context(MARKS)? })
     }
 
     fn mark(&self, offset: u64) -> anyhow::Result<()> {
@@ -71,7 +68,7 @@ impl Sender {
         let packet = packet(self.port.mac(), to, shape.is_back, shape.bytes);
         self.port.set_packet(&packet)?;
         let mut sent = Sent::default();
-        let windows = if shape.load == Load::Saturated { BURSTS } else { 1 };
+        let windows = if shape.load == Load::Saturated { self.amount.bursts } else { 1 };
         for _ in 0..windows {
             let (writes, idle) = (self.port.writes(), idle_time()?);
             self.mark(START)?;
@@ -100,9 +97,8 @@ impl Sender {
 
     fn send_evenly(&mut self, bytes: usize, rate: u32, sent: &mut Sent) -> anyhow::Result<()> {
         let gap = Duration::from_secs(1) / rate;
-        let count = (PACED.as_nanos() / gap.as_nanos()).min(MOST_PACED.into()) as u32;
         let start = Instant::now();
-        for number in 0..count {
+        for number in 0..self.amount.paced {
             sleep((gap * number).saturating_sub(start.elapsed()));
             self.port.send(1, bytes)?;
             sent.packets += 1;

@@ -63,6 +63,15 @@ pub(super) enum Load {
     PerSecond(u32),
 }
 
+/// How much is sent in a trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Amount {
+    /// Bursts, where packets wait for the receiver.
+    pub(super) bursts: usize,
+    /// Packets at a fixed rate.
+    pub(super) paced: u32,
+}
+
 /// What is sent in a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Shape {
@@ -93,14 +102,16 @@ pub(super) struct Trial {
 /// The work of the guest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
-    /// The PCI addresses of the sender's card, of testpmd's, and of the linked program's.
+    /// The sender's card.
     pub(super) sender: String,
     pub(super) testpmd: Option<Testpmd>,
     pub(super) receivers: Vec<(Way, Receiver)>,
     pub(super) shapes: Vec<Shape>,
+    pub(super) amount: Amount,
     pub(super) rounds: usize,
-    /// The file for the trials.
+    /// The file for the trials, and that for the reason why testpmd does not run.
     pub(super) out: PathBuf,
+    pub(super) missing: PathBuf,
 }
 
 /// How to start testpmd in the guest.

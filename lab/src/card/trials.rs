@@ -43,9 +43,14 @@ pub(super) fn run(plan: &Plan) -> anyhow::Result<()> {
         running.insert(*way, child);
     }
     if let Some(testpmd) = &plan.testpmd {
-        running.insert(Way::Testpmd, start_testpmd(testpmd).context(Way::Testpmd.name())?);
+        match start_testpmd(testpmd) {
+            Ok(child) => {
+                running.insert(Way::Testpmd, child);
+            }
+            Err(error) => std::fs::write(&plan.missing, format!("DPDK testpmd: {error:#}"))?,
+        }
     }
-    let mut sender = Sender::new(Port::open(&plan.sender, 0)?)?;
+    let mut sender = Sender::new(Port::open(&plan.sender, 0)?, plan.amount)?;
     run_before_others()?;
     let mut out = std::fs::File::create(&plan.out)?;
     let mut is_back = None;

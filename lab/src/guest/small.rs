@@ -51,6 +51,8 @@ pub(super) struct GuestCommand<'a> {
     /// The directory for the files that the command leaves in `/out`.
     pub(super) back: Option<&'a Path>,
     pub(super) limit: Duration,
+    /// The file for the command's output; by default, standard output.
+    pub(super) output: Option<&'a Path>,
 }
 
 /// Runs a command in a guest. Prints its output. Returns its exit status.
@@ -100,6 +102,9 @@ fn run_in(
     machine.args(["-device", "virtio-blk-pci,drive=out", "-drive"]);
     machine.arg(format!("id=out,if=none,format=raw,file={}", out.display()));
     machine.args(["-serial", "stdio"]).stdin(Stdio::null());
+    if let Some(path) = order.output {
+        machine.stdout(File::create(path)?);
+    }
     // The guest's third serial line leads to the machine's monitor (docs/interop/qmp-spec.rst of QEMU). With
     // it, a script unplugs its cables.
     let monitor = directory.join("monitor");
