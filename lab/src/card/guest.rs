@@ -17,12 +17,14 @@ use crate::guest::{Counted, card_mac};
 const KERNEL: (&str, usize) = ("eth0", 0);
 const TESTPMD: (&str, usize) = ("0000:00:02.0", 1);
 const LINKED: &str = "0000:00:03.0";
-const SENDER: &str = "0000:00:05.0";
-const CARDS: u8 = 5;
-/// Where the guest finds the server, and leaves the trials.
-const SOCKET: &str = "/run/towpath/card.sock";
+const SENDER: &str = "0000:00:06.0";
+const CARDS: u8 = 6;
+/// Where the guest finds the servers, and leaves the trials.
+const SOCKET: &str = "/run/towpath/block.sock";
+const SOCKET_AUTO: &str = "/run/towpath/auto.sock";
 const OUT: &str = "/out/trials";
 const MISSING: &str = "/out/missing";
+const MOST_ROUNDS: usize = 7;
 /// The script of the guest.
 const SCRIPT: &str = include_str!("../../guest/compare.sh");
 
@@ -102,7 +104,7 @@ fn pair(trials: &[Trial], accesses: &[Accesses]) -> anyhow::Result<Vec<(Trial, A
 }
 
 fn plan(settings: Settings, has_testpmd: bool) -> Plan {
-    let socket = SOCKET.into();
+    let served = |socket: &str| Receiver::Served { socket: socket.into() };
     let (interface, number) = KERNEL;
     let testpmd = Testpmd {
         card: TESTPMD.0.into(),
@@ -115,7 +117,8 @@ fn plan(settings: Settings, has_testpmd: bool) -> Plan {
         receivers: vec![
             (Way::Kernel, Receiver::Kernel { interface: interface.into(), mac: card_mac(number) }),
             (Way::Linked, Receiver::Linked { address: LINKED.into(), rx_usecs: RX_USECS }),
-            (Way::Served, Receiver::Served { socket }),
+            (Way::Served, served(SOCKET)),
+            (Way::ServedAuto, served(SOCKET_AUTO)),
         ],
         shapes: shapes(settings),
         amount: if settings.quick {
@@ -123,7 +126,8 @@ fn plan(settings: Settings, has_testpmd: bool) -> Plan {
         } else {
             Amount { bursts: 8, paced: 1000 }
         },
-        rounds: settings.pairs(),
+        // Counts of instructions hardly differ from round to round.
+        rounds: settings.pairs().min(MOST_ROUNDS),
         out: OUT.into(),
         missing: MISSING.into(),
     }

@@ -45,11 +45,11 @@ pub(crate) fn run_trials(plan: &Plan) -> anyhow::Result<()> {
 
 fn how() -> String {
     format!(
-        "a virtual machine with one processor and five e1000e cards on one hub, emulated by QEMU, \
+        "a virtual machine with one processor and six e1000e cards on one hub, emulated by QEMU, \
          which counts instructions; rx-usecs {RX_USECS} for all drivers; the sender runs before \
          all others, drives a card of its own by polling, and its instructions are subtracted; the \
          kernel's receiver, the linked program, the server's engine and its application sleep while \
-         there are no packets; testpmd polls, and counts its instructions while it has packets; \
+         there are no packets, except that the engine chooses with wait=auto; testpmd polls, and counts its instructions while it has packets; \
          saturated: bursts that wait for the receiver"
     )
 }

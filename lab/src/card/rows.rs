@@ -84,7 +84,7 @@ fn parameters(shape: Shape) -> Vec<(&'static str, f64)> {
 /// Returns the ratios of a shape, with their limits.
 fn headline(shape: Shape, costs: &BTreeMap<Way, Costs>) -> Vec<Row> {
     let mut rows = Vec::new();
-    for ours in [Way::Linked, Way::Served] {
+    for ours in [Way::Linked, Way::Served, Way::ServedAuto] {
         let Some(own) = costs.get(&ours) else { continue };
         let row = |what: &str, base: Way, values: &[f64]| {
             let name = format!("{}: {} to {}: {what}", direction(shape), ours.name(), base.name());
@@ -97,19 +97,24 @@ fn headline(shape: Shape, costs: &BTreeMap<Way, Costs>) -> Vec<Row> {
             if shape.load == Load::Saturated {
                 // The inverse of instructions per packet, times the share of the packets.
                 let rates = ratios(&rates(own), &rates(other));
-                rows.push(row("packets/s", base, &rates).at_least(limit));
+                let row = row("packets/s", base, &rates);
+                rows.push(if is_limited(ours) { row.at_least(limit) } else { row });
             }
             if base == Way::Kernel {
                 let ratios = ratios(&own.instructions, &other.instructions);
                 let row = row("processor time per packet", base, &ratios);
-                rows.push(match time_limit(shape.load) {
-                    Some(limit) => row.at_most(limit),
-                    None => row,
-                });
+                let limit = time_limit(shape.load).filter(|_| is_limited(ours));
+                rows.push(Row { at_most: limit, ..row });
             }
         }
     }
     rows
+}
+
+/// `true` if limits hold for a way: those that wake the program at each interrupt, as the kernel's does.
+/// `wait=auto` delays packets up to a bound of its own.
+fn is_limited(way: Way) -> bool {
+    way != Way::ServedAuto
 }
 
 /// Returns packets per second of a processor that executes an instruction per nanosecond.

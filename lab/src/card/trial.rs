@@ -15,8 +15,10 @@ pub(super) enum Way {
     Testpmd,
     /// Towpath's driver in the program itself.
     Linked,
-    /// A driver server, and an application.
+    /// A driver server whose engine sleeps between packets, and an application.
     Served,
+    /// A driver server whose engine chooses its wait strategy, and an application.
+    ServedAuto,
 }
 
 impl Way {
@@ -28,6 +30,7 @@ impl Way {
             Way::Testpmd => "DPDK testpmd",
             Way::Linked => "Towpath linked",
             Way::Served => "Towpath server",
+            Way::ServedAuto => "Towpath server, wait=auto",
         }
     }
 }

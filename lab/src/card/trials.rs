@@ -17,8 +17,8 @@ use crate::child::{Child, ROLE_FLAG, Role};
 
 /// An address that no card has.
 const UNUSED_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xf0];
-/// The time in which a receiver becomes quiet.
-const SETTLE: Duration = Duration::from_millis(20);
+/// The time in which a receiver becomes quiet, also an engine that took packets at ticks.
+const SETTLE: Duration = Duration::from_millis(500);
 /// The most lines of an answer of testpmd.
 const MOST_LINES: usize = 200;
 
@@ -96,12 +96,12 @@ fn one(
         counts.push(count(way, &mut receiver)?);
         Ok(())
     })?;
-    sleep(SETTLE);
     if way == Way::Testpmd
         && let Some(testpmd) = receiver
     {
         testpmd.child.signal(Signal::STOP)?;
     }
+    sleep(SETTLE);
     let counted = counts[counts.len() - 1].packets - counts[0].packets;
     let received = if shape.is_back { sent.came_back } else { counted };
     // A packet that came back twice would have reached two receivers.
