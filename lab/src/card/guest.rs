@@ -10,7 +10,7 @@ use super::RX_USECS;
 use super::log::{self, Accesses, EVENTS};
 use super::trial::{Amount, Load, Plan, Receiver, Shape, Testpmd, Trial, Way};
 use crate::Settings;
-use crate::child::{OwnSocket, Role};
+use crate::child::{Child, OwnSocket, Role};
 use crate::guest::{Counted, card_mac};
 
 /// The cards, in the guest's order: one for each way, then the sender's.
@@ -61,7 +61,8 @@ pub(super) struct Left {
 pub(super) fn run(settings: Settings, testpmd: Option<Files>) -> anyhow::Result<Left> {
     let directory = OwnSocket::new()?;
     let directory = directory.directory();
-    fs::create_dir_all(directory)?;
+    // It makes the directory, and removes it however this process ends: QEMU's log has 100 MB.
+    let _keeper = Child::start(&Role::Keep { directory: directory.to_owned() })?;
     let (plan, script) = (directory.join("plan"), directory.join("compare.sh"));
     let role = Role::CardTrials(self::plan(settings, testpmd.is_some()));
     fs::write(&plan, serde_json::to_string(&role)?)?;
