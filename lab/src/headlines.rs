@@ -21,7 +21,7 @@ const fn headline(compared: &'static str, reference: &'static str, better: Bette
     Headline { compared, reference, better }
 }
 
-const HEADLINES: [Headline; 67] = [
+const HEADLINES: [Headline; 72] = [
     headline(
         "descriptor queue, checked, to a bare queue: packets/s, 64 B",
         "queue; queue to bare queue; packet_bytes=64",
@@ -288,6 +288,31 @@ const HEADLINES: [Headline; 67] = [
         "TCP over 1 Gbit/s, round trip 100 ms, kernel to Towpath, to kernel to kernel: throughput",
         "wire; long path: kernel to Towpath, to kernel to kernel",
         Higher,
+    ),
+    headline(
+        "card in a guest, packets of 64 B received by a program with the driver in it, to AF_PACKET: instructions",
+        "card; received: Towpath linked to kernel driver, AF_PACKET: processor time per packet; packet_bytes=64, packets_per_s=none",
+        Lower,
+    ),
+    headline(
+        "the same, to testpmd (DPDK): packets/s",
+        "card; received: Towpath linked to DPDK testpmd: packets/s; packet_bytes=64",
+        Higher,
+    ),
+    headline(
+        "card in a guest, packets of 64 B received through a server, to AF_PACKET: instructions",
+        "card; received: Towpath server to kernel driver, AF_PACKET: processor time per packet; packet_bytes=64, packets_per_s=none",
+        Lower,
+    ),
+    headline(
+        "the same, 10 000 packets/s: instructions",
+        "card; received: Towpath server to kernel driver, AF_PACKET: processor time per packet; packet_bytes=64, packets_per_s=10000",
+        Lower,
+    ),
+    headline(
+        "the same, forwarded, packets that wait: instructions",
+        "card; forwarded: Towpath server to kernel driver, AF_PACKET: processor time per packet; packet_bytes=64, packets_per_s=none",
+        Lower,
     ),
     headline(
         "TCP sending 400 Mbit/s over TAP, to Linux: busy time",

@@ -182,7 +182,7 @@ pub fn page(results: &Results, headlines: &str, remarks: &BTreeSet<String>) -> S
         // Writing to a string cannot fail.
         let _ = write!(
             page,
-            "\n### {name}\n\n{}\n\n{}.\n\n[{rows} rows](../lab/results/{name}.json){}. Measured {} at commit {}, \
+            "\n### {name}\n\n{}\n\n{}.\n[{rows} rows](../lab/results/{name}.json){}. Measured {} at commit {}, \
              {}, on {}.\n",
             question(name),
             capital(&report.how),
