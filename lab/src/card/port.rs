@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 use towpath_device::pci::PciAddress;
-use towpath_device::pci::e1000e::{E1000eDevice, Options};
+use towpath_device::pci::e1000e::{E1000eDevice, Moderation, Options};
 use towpath_device::{
     Access, Armed, Completion, Device, DeviceQueue, Filter, Kick, Meta, Packet, Part, Received,
     Registration, Space, SpaceId, Spaces, packet_memory,
@@ -50,7 +50,7 @@ impl Port {
     pub(super) fn open(address: &str, rx_usecs: u32) -> anyhow::Result<Port> {
         let address: PciAddress = address.parse().context("a card's address")?;
         let mut options = Options::new(address);
-        (options.rx_usecs, options.tx_usecs) = (rx_usecs, rx_usecs);
+        options.moderation = Moderation::Vectors { rx_usecs, tx_usecs: rx_usecs };
         let mut device = E1000eDevice::open(&options)?;
         let (mac, room) = (device.info().mac, device.info().limits.rx_ring);
         let bytes = (1 + BUFFERS as usize) * BUFFER_BYTES;
