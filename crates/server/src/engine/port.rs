@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use towpath_device::{
     Access, Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, DmaError,
-    ETHERNET_HEADER_BYTES, Info, Kick, Meta, POOL_HEADROOM_BYTES, Packet, PacketMemory, Received,
-    Registration, Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES, packet_memory,
+    ETHERNET_HEADER_BYTES, Info, Kick, Limits, Meta, POOL_HEADROOM_BYTES, Packet, PacketMemory,
+    Received, Registration, Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES, packet_memory,
 };
 use towpath_memory::{Mapping, PAGE_BYTES, Region};
 use towpath_protocol::settings::Values;
@@ -148,16 +148,16 @@ impl DevicePort {
             let name = info.name.clone();
             DeviceError::Failed { name, what: "memory for its packets", cause }
         };
-        if u32::try_from(bytes).is_err() || !limits.reaches(bytes) {
-            return Err(failed(rustix::io::Errno::FBIG.into()));
-        }
-        let earlier =
-            device.earlier_memory(queue, PacketMemory { bytes, pool_bytes }).map_err(failed)?;
+        check_reach(&limits, bytes).map_err(failed)?;
+        let memory = PacketMemory { bytes, pool_bytes };
+        let earlier = device.earlier_memory(queue, memory).map_err(failed)?;
         let goes_on = earlier.is_some();
         let is_kept = dma.is_some() || device.keeps_memory();
-        let made = || device_memory(bytes, pool_bytes, is_kept, gives_queues);
-        let (mut region, file, headers) =
-            earlier.map_or_else(made, |file| earlier_memory(file, bytes)).map_err(failed)?;
+        let made = earlier.map_or_else(
+            || device_memory(memory, is_kept, gives_queues),
+            |file| earlier_memory(file, bytes),
+        );
+        let (mut region, file, headers) = made.map_err(failed)?;
         let memory = region.mapping().clone();
         let mut spaces = Spaces::default();
         let refused = |refused: DmaError| failed(io::Error::other(refused));
@@ -527,6 +527,12 @@ impl DevicePort {
 /// own queues map it once more.
 type DeviceMemory = (Region, Option<OwnedFd>, Option<HeaderMemory>);
 
+/// Checks that offsets of 32 bits and the device reach a memory of so many bytes.
+fn check_reach(limits: &Limits, bytes: usize) -> io::Result<()> {
+    let reaches = u32::try_from(bytes).is_ok() && limits.reaches(bytes);
+    if reaches { Ok(()) } else { Err(rustix::io::Errno::FBIG.into()) }
+}
+
 /// Maps the memory of an earlier server's packets.
 fn earlier_memory(file: OwnedFd, bytes: usize) -> io::Result<DeviceMemory> {
     let (region, file) = Region::of_earlier_file(file, bytes)?;
@@ -534,11 +540,10 @@ fn earlier_memory(file: OwnedFd, bytes: usize) -> io::Result<DeviceMemory> {
 }
 
 /// Makes the memory of a device, and its file if a keeper can hold that. If it gives sessions
-/// queues, the bounce buffers, which begin at `pool_bytes`, are mapped once more for each of these;
+/// queues, the bounce buffers, which begin behind the pool, are mapped once more for each of these;
 /// the file stays in this process then, because it is not sealed against writers.
 fn device_memory(
-    bytes: usize,
-    pool_bytes: usize,
+    PacketMemory { bytes, pool_bytes }: PacketMemory,
     is_kept: bool,
     gives_queues: bool,
 ) -> io::Result<DeviceMemory> {
