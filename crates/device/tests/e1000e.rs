@@ -22,8 +22,7 @@ use towpath_memory::{Mapping, Region};
 const TESTS: [(&str, fn()); 2] =
     [("conformance", conformance), ("wrong_addresses", wrong_addresses)];
 /// What the script does to a card that a server drives.
-const FAULTS: [(&str, fn()); 2] =
-    [("stops_sending", stops_sending), ("resets_the_card", resets_the_card)];
+const FAULTS: [(&str, fn()); 1] = [("stops_sending", stops_sending)];
 
 fn main() {
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
@@ -142,11 +141,6 @@ fn change_register(at: u64, clear: u32, set: u32) {
 /// The card stops sending: `TCTL.EN` is cleared.
 fn stops_sending() {
     change_register(0x0400, 1 << 1, 0);
-}
-
-/// The card is reset: `CTRL.RST` is set.
-fn resets_the_card() {
-    change_register(0x0000, 0, 1 << 26);
 }
 
 /// Waits until a condition holds, at most ten seconds.

@@ -153,10 +153,8 @@ impl DevicePort {
         let earlier = device.earlier_memory(queue, memory).map_err(failed)?;
         let goes_on = earlier.is_some();
         let is_kept = dma.is_some() || device.keeps_memory();
-        let made = earlier.map_or_else(
-            || device_memory(memory, is_kept, gives_queues),
-            |file| earlier_memory(file, bytes),
-        );
+        let new = || device_memory(memory, is_kept, gives_queues);
+        let made = earlier.map_or_else(new, |file| earlier_memory(file, bytes));
         let (mut region, file, headers) = made.map_err(failed)?;
         let memory = region.mapping().clone();
         let mut spaces = Spaces::default();
