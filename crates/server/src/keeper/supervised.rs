@@ -68,7 +68,7 @@ pub enum Supervision {
     /// A signal ended the supervision while no server ran.
     Stopped,
     /// SIGTERM ended the supervision, and the server has left, with
-    /// [`KeeperOptions::leaves_at_sigterm`].
+    /// [`KeeperOptions::leaves_at_sigterm`](super::options::KeeperOptions::leaves_at_sigterm).
     Left(LeftObjects),
     /// No server could serve for the time that the keeper holds objects.
     GaveUp(ExitStatus),
