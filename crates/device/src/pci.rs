@@ -10,6 +10,7 @@
 //! | `registers`, `sigbus` | mapped registers, and their values once a card is gone |
 //! | `dma`, `iova` | memories at device addresses |
 
+//! | `signals` | eventfds for interrupts, and waits that end |
 mod address;
 mod dma;
 pub mod e1000e;
@@ -18,6 +19,7 @@ mod iova;
 mod registers;
 mod sigbus;
 mod vfio;
+mod signals;
 
 pub use address::{PciAddress, PciAddressError};
 pub use error::PciError;

@@ -33,7 +33,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, epoll, eventfd};
 use towpath_memory::Region;
 use vfio_bindings::bindings::vfio::{
     VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
@@ -43,6 +42,7 @@ use super::address::PciAddress;
 use super::dma::PciDma;
 use super::error::PciError;
 use super::registers::Registers;
+use super::signals::{any_of, new_eventfd, take_signal};
 use super::vfio::{Vfio, outlives_its_server};
 use crate::dma::{Access, Dma, Registration};
 use crate::{
@@ -233,15 +233,6 @@ impl std::fmt::Debug for E1000eDevice {
     }
 }
 
-fn new_eventfd() -> io::Result<OwnedFd> {
-    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
-}
-
-/// Returns `true` if an eventfd was signalled since the last call.
-fn take_signal(event: &OwnedFd) -> bool {
-    rustix::io::read(event, &mut [0; 8]).is_ok()
-}
-
 impl E1000eDevice {
     /// Opens a card that `vfio-pci` has, and resets it. The card receives nothing before it
     /// has a filter.
@@ -272,7 +263,7 @@ impl E1000eDevice {
         let queues = options.queues();
         let eventfds = Events::after(earlier, queues);
         let eventfds = eventfds.map_err(vfio.refused("making an eventfd"))?;
-        let events = events(&[eventfds.link.as_fd(), eventfds.removal.as_fd()]);
+        let events = any_of(&[eventfds.link.as_fd(), eventfds.removal.as_fd()]);
         let events = events.map_err(vfio.refused("making an epoll instance"))?;
         let wiring = wiring(&eventfds, &vfio).map_err(copying)?;
         let card = Card::new(registers, address, options.moderation.interrupts(), wiring);
@@ -409,15 +400,6 @@ fn wiring(events: &Events, vfio: &Vfio) -> io::Result<Wiring> {
     let key = std::array::from_fn(|_| words.next().unwrap_or_default());
     let key = (queues.len() > 1).then_some(key);
     Ok(Wiring { link: events.link.try_clone()?, queues, key, leaves: vfio.leaves().clone() })
-}
-
-/// Makes an epoll instance that is readable with any of these descriptors.
-fn events(of: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
-    let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    for fd in of {
-        epoll::add(&events, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-    }
-    Ok(events)
 }
 
 fn info(options: &Options, mac: [u8; 6]) -> Info {

@@ -14,6 +14,7 @@ use super::statistics::Statistics;
 use crate::pci::address::PciAddress;
 use crate::pci::error::PciError;
 use crate::pci::registers::{GONE, Register, Registers};
+use crate::pci::signals::{has_in_time, signal};
 
 /// The registers of each of the tables of groups and of VLANs.
 const TABLE: u32 = 128;
@@ -59,23 +60,6 @@ pub(super) struct Card {
     leaves: Arc<AtomicBool>,
     /// `true` if a keeper holds what the next server needs to go on with the card.
     is_kept: AtomicBool,
-}
-
-/// Waits until `is_done` returns `true`, at most for `limit`. Returns `true` if it did in time.
-fn has_in_time(limit: Duration, is_done: impl Fn() -> bool) -> bool {
-    let begun = Instant::now();
-    while !is_done() {
-        if begun.elapsed() > limit {
-            return false;
-        }
-        sleep(Duration::from_micros(100));
-    }
-    true
-}
-
-fn signal(event: &OwnedFd) {
-    // A counter that is full has been signalled.
-    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 impl Card {
