@@ -371,9 +371,10 @@ fn registers(vfio: &Vfio, address: PciAddress) -> Result<Registers, PciError> {
         return Err(PciError::NoAnswer { address });
     }
     if !is_supported(vendor, device) {
-        return Err(PciError::Unknown { address, vendor, device });
+        let known = "the Intel 82574L (8086:10d3)";
+        return Err(PciError::Unknown { address, vendor, device, known });
     }
-    let bar = vfio.bar0().map_err(vfio.refused("finding its registers"))?;
+    let bar = vfio.bar(0).map_err(vfio.refused("finding its registers"))?;
     if bar.bytes < BAR_BYTES {
         let cause = io::Error::other(format!("it has {} bytes of registers", bar.bytes));
         return Err(vfio.refused("finding its registers")(cause));

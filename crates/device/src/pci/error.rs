@@ -17,8 +17,7 @@ pub enum PciError {
     },
     /// The driver does not know this kind of device.
     #[error(
-        "PCI device {address} is {vendor:04x}:{device:04x}, and the driver knows the Intel 82574L \
-         (8086:10d3) alone"
+        "PCI device {address} is {vendor:04x}:{device:04x}, and the driver knows {known} alone"
     )]
     Unknown {
         /// The address.
@@ -27,6 +26,16 @@ pub enum PciError {
         vendor: u16,
         /// The device's number.
         device: u16,
+        /// The device that the driver knows.
+        known: &'static str,
+    },
+    /// The device does not offer what the driver needs.
+    #[error("PCI device {address} does not offer {what}")]
+    Lacks {
+        /// The address.
+        address: PciAddress,
+        /// What it does not offer.
+        what: &'static str,
     },
     /// The device is behind no IOMMU, so it would reach all memory.
     #[error("PCI device {address} is behind no IOMMU, so it would reach all memory")]

@@ -13,7 +13,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use super::sigbus;
 use super::vfio::Bar;
 
-/// A register of 32 bits, by its offset in bytes.
+/// A register, by its offset in bytes. Most have 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Register(pub(super) u32);
 
@@ -34,8 +34,8 @@ pub(super) struct Registers {
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to the process. Each access is one of 32 bits, which the device takes
-// from any processor.
+// SAFETY: the mapping belongs to the process. Each access is one of a register's width, which the
+// device takes from any processor.
 unsafe impl Send for Registers {}
 // SAFETY: as above.
 unsafe impl Sync for Registers {}
@@ -76,25 +76,57 @@ impl Registers {
         Registers::over(base, bytes).unwrap()
     }
 
-    fn address(&self, register: Register) -> *mut u32 {
-        let at = register.0 as usize;
-        assert!(at.is_multiple_of(4) && at < self.bytes, "a register outside of the device");
+    /// Returns the bytes of the mapping.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns the address of a register as wide as a `T`.
+    fn address<T>(&self, register: Register) -> *mut T {
+        let (at, bytes) = (register.0 as usize, size_of::<T>());
+        let is_inside = at.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        assert!(at.is_multiple_of(bytes) && is_inside, "a register outside of the device");
         // SAFETY: the offset is inside of the mapping.
-        unsafe { self.base.as_ptr().byte_add(at) }
+        unsafe { self.base.as_ptr().byte_add(at).cast() }
     }
 
     /// Reads a register. The read waits for the device, about a microsecond.
     #[inline]
     pub(super) fn read(&self, register: Register) -> u32 {
         // SAFETY: the address is inside of the mapping, and aligned.
-        unsafe { self.address(register).read_volatile() }
+        unsafe { self.address::<u32>(register).read_volatile() }
     }
 
     /// Writes a register. The write does not wait for the device.
     #[inline]
     pub(super) fn write(&self, register: Register, value: u32) {
         // SAFETY: the address is inside of the mapping, and aligned.
-        unsafe { self.address(register).write_volatile(value) };
+        unsafe { self.address::<u32>(register).write_volatile(value) };
+    }
+
+    /// Reads a register of 16 bits.
+    pub(super) fn read16(&self, register: Register) -> u16 {
+        // SAFETY: the address is inside of the mapping, and aligned.
+        unsafe { self.address::<u16>(register).read_volatile() }
+    }
+
+    /// Writes a register of 16 bits.
+    #[inline]
+    pub(super) fn write16(&self, register: Register, value: u16) {
+        // SAFETY: the address is inside of the mapping, and aligned.
+        unsafe { self.address::<u16>(register).write_volatile(value) };
+    }
+
+    /// Reads a register of 8 bits.
+    pub(super) fn read8(&self, register: Register) -> u8 {
+        // SAFETY: the address is inside of the mapping.
+        unsafe { self.address::<u8>(register).read_volatile() }
+    }
+
+    /// Writes a register of 8 bits.
+    pub(super) fn write8(&self, register: Register, value: u8) {
+        // SAFETY: the address is inside of the mapping.
+        unsafe { self.address::<u8>(register).write_volatile(value) };
     }
 
     /// Changes a register: clears the bits `clear`, and sets the bits `set`.
@@ -122,6 +154,23 @@ mod tests {
         registers.change(Register(8), 0x30, 1);
         assert_eq!(registers.read(Register(8)), 0x1205);
         assert_eq!(registers.read(Register(8).at(1, 4)), 0);
+    }
+
+    #[test]
+    fn narrow_registers_leave_their_neighbours() {
+        let registers = Registers::double(4096);
+        registers.write(Register(8), 0x1234_5678);
+        registers.write8(Register(9), 0xab);
+        registers.write16(Register(10), 0xcdef);
+        assert_eq!(registers.read(Register(8)), 0xcdef_ab78);
+        assert_eq!((registers.read8(Register(11)), registers.read16(Register(8))), (0xcd, 0xab78));
+        registers.write8(Register(4095), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "a register outside of the device")]
+    fn a_register_across_two_is_a_mistake() {
+        Registers::double(4096).read16(Register(3));
     }
 
     #[test]

@@ -45,6 +45,8 @@ const BUSY_PAUSE: Duration = Duration::from_millis(5);
 const COMMAND: u64 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
+/// The base address registers of a device (as above, 6.2.5).
+const BARS: u8 = 6;
 
 /// A request number of `linux/vfio.h`: `_IO(VFIO_TYPE, VFIO_BASE + n)`.
 const fn request(number: u32) -> libc::c_ulong {
@@ -218,9 +220,12 @@ impl Vfio {
         move |cause| PciError::Refused { address, what, cause }
     }
 
-    /// Returns the place of the registers of BAR 0 in the device's file.
-    pub(super) fn bar0(&self) -> io::Result<Bar> {
-        let (offset, bytes) = self.region(VFIO_PCI_BAR0_REGION_INDEX)?;
+    /// Returns the place of the registers of a BAR, 0 to 5, in the device's file.
+    pub(super) fn bar(&self, number: u8) -> io::Result<Bar> {
+        if number >= BARS {
+            return Err(io::Error::other(format!("it has no BAR {number}")));
+        }
+        let (offset, bytes) = self.region(VFIO_PCI_BAR0_REGION_INDEX + u32::from(number))?;
         Ok(Bar { offset, bytes: bytes as usize })
     }
 
@@ -239,10 +244,15 @@ impl Vfio {
 
     /// Reads from the configuration space.
     pub(super) fn configuration(&self, at: u64) -> io::Result<u16> {
+        self.configuration_bytes(at).map(u16::from_le_bytes)
+    }
+
+    /// Reads bytes from the configuration space.
+    pub(super) fn configuration_bytes<const N: usize>(&self, at: u64) -> io::Result<[u8; N]> {
         let (offset, _) = self.region(VFIO_PCI_CONFIG_REGION_INDEX)?;
-        let mut bytes = [0; 2];
+        let mut bytes = [0; N];
         self.device.read_exact_at(&mut bytes, offset + at)?;
-        Ok(u16::from_le_bytes(bytes))
+        Ok(bytes)
     }
 
     /// Returns `true` if the device may access memory.
