@@ -21,7 +21,7 @@ use anyhow::{Context, bail, ensure};
 use fetch::{Cache, Kernel};
 use machine::{Machine, Processors};
 use script::Script;
-use small::GuestCommand;
+use small::{FirstCard, GuestCommand};
 
 /// Programs of the examples that the checks start, beside this program.
 const PROGRAMS: [&str; 2] = ["web", "udp_echo"];
@@ -48,6 +48,9 @@ pub struct Options {
     /// For `guest` with a command: e1000e cards on one hub, 2 or 3
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=3))]
     cards: u8,
+    /// For `guest` with a command: the model of the first card; the others are e1000e
+    #[arg(long, value_name = "MODEL", value_enum, default_value_t = FirstCard::E1000e)]
+    first_card: FirstCard,
     /// For `guest` with a command: a file that the guest gets below /guest; may be given several
     /// times
     #[arg(long, value_name = "FILE")]
@@ -116,6 +119,7 @@ impl Counted<'_> {
             kernel: Kernel::Backports,
             processors: Processors::Counted { events, log: self.log.to_owned() },
             cards: self.cards,
+            first_card: FirstCard::E1000e,
             files: own.filter(|path| path.is_file()).chain(self.files.iter().cloned()).collect(),
             back: Some(self.back),
             limit: LONGEST,
@@ -152,6 +156,7 @@ pub fn run_command(options: &Options) -> anyhow::Result<u8> {
         kernel,
         processors: Processors::Two,
         cards: options.cards,
+        first_card: options.first_card,
         files: own.chain(options.copy.iter().cloned()).collect(),
         back: options.back.as_deref(),
         limit: Duration::from_secs(options.limit),

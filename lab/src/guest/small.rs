@@ -38,14 +38,35 @@ const BOOTS: u32 = 3;
 /// The exit status of a command that did not end in time, as that of timeout(1).
 const TOO_LONG: u8 = 124;
 
+/// The model of a guest's first card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FirstCard {
+    /// The Intel 82574L
+    #[default]
+    E1000e,
+    /// A virtio card of the modern interface alone, behind the IOMMU
+    VirtioNet,
+}
+
+impl FirstCard {
+    /// Returns QEMU's name of the model, with its properties.
+    fn model(self) -> &'static str {
+        match self {
+            FirstCard::E1000e => "e1000e",
+            FirstCard::VirtioNet => "virtio-net-pci,disable-legacy=on,iommu_platform=on",
+        }
+    }
+}
+
 /// A command for a small guest.
 #[derive(Clone, Debug)]
 pub(super) struct GuestCommand<'a> {
     pub(super) command: &'a [String],
     pub(super) kernel: Kernel,
     pub(super) processors: Processors,
-    /// The number of e1000e cards, all on one hub.
+    /// The number of cards, all on one hub. All but the first are e1000e.
     pub(super) cards: u8,
+    pub(super) first_card: FirstCard,
     /// Files that the guest gets below `/guest`.
     pub(super) files: Vec<PathBuf>,
     /// The directory for the files that the command leaves in `/out`.
@@ -97,7 +118,8 @@ fn run_in(
     let options = format!("console=ttyS0 panic=-1 {options} iomem=relaxed rdinit=/init quiet");
     machine.args(["-append", &options]);
     for number in 0..order.cards {
-        add_card(&mut machine, number.into(), "e1000e", &format!("card{number}"), 1);
+        let model = if number == 0 { order.first_card } else { FirstCard::E1000e }.model();
+        add_card(&mut machine, number.into(), model, &format!("card{number}"), 1);
     }
     machine.args(["-device", "virtio-blk-pci,drive=out", "-drive"]);
     machine.arg(format!("id=out,if=none,format=raw,file={}", out.display()));
