@@ -6,11 +6,12 @@
 //! | part | is |
 //! |---|---|
 //! | [`e1000e`] | the driver of the Intel 82574L |
+//! | [`virtio_net`] | the driver of virtio cards |
 //! | `vfio` | the card's registers, interrupts and address space, as the kernel gives them |
 //! | `registers`, `sigbus` | mapped registers, and their values once a card is gone |
 //! | `dma`, `iova` | memories at device addresses |
-
 //! | `signals` | eventfds for interrupts, and waits that end |
+
 mod address;
 mod dma;
 pub mod e1000e;
@@ -18,8 +19,9 @@ mod error;
 mod iova;
 mod registers;
 mod sigbus;
-mod vfio;
 mod signals;
+mod vfio;
+pub mod virtio_net;
 
 pub use address::{PciAddress, PciAddressError};
 pub use error::PciError;
