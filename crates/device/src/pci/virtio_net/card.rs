@@ -305,6 +305,17 @@ pub(super) fn double() -> Card {
     Card::new(Structures::double(), "0000:00:03.0".parse().unwrap(), link)
 }
 
+/// Makes a card as above that offers what the driver needs, with virtqueues of so many entries, and resets it.
+#[cfg(test)]
+pub(super) fn working_double(entries: u16) -> Card {
+    let card = double();
+    // Both halves of the features.
+    card.structures.common.write(DEVICE_FEATURE, (NEEDED >> 32) as u32 | FEATURE_MAC as u32);
+    card.structures.common.write16(QUEUE_SIZE, entries);
+    card.reset().unwrap();
+    card
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -274,3 +274,5 @@ impl Drop for VirtioNetQueue {
     }
 }
 
+#[cfg(test)]
+mod tests;
