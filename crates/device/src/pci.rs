@@ -26,3 +26,9 @@ pub mod virtio_net;
 pub use address::{PciAddress, PciAddressError};
 pub use error::PciError;
 pub use vfio::driven_in_group;
+
+/// Returns `true` if a driver knows the card with these vendor and device numbers.
+#[must_use]
+pub fn is_supported(vendor: u16, device: u16) -> bool {
+    e1000e::is_supported(vendor, device) || virtio_net::is_supported(vendor, device)
+}

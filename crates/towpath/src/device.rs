@@ -4,7 +4,7 @@
 mod claim;
 mod sysfs;
 
-use towpath_device::pci::{PciAddress, e1000e};
+use towpath_device::pci::{self, PciAddress};
 
 use crate::failure::{Failure, print};
 use crate::table::Table;
@@ -54,6 +54,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
+/// Returns the vendor and device numbers of the device at an address.
+pub(crate) fn numbers(address: PciAddress) -> Option<(u16, u16)> {
+    Card::at(address).map(|card| (card.vendor, card.device))
+}
+
 fn list() -> Result<(), Failure> {
     let cards = sysfs::network_cards().map_err(|error| {
         Failure::unavailable(format!("/sys/bus/pci/devices: {error}; this machine has no PCI bus"))
@@ -66,7 +71,7 @@ fn list() -> Result<(), Failure> {
     for card in cards {
         let Card { address, vendor, device, interfaces, driver, group } = card;
         let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-        let is_known = e1000e::is_supported(vendor, device);
+        let is_known = pci::is_supported(vendor, device);
         table.row([
             address.to_string(),
             format!("{vendor:04x}:{device:04x}"),
@@ -74,7 +79,7 @@ fn list() -> Result<(), Failure> {
             or_none(driver),
             or_none(group.map(|group| group.to_string())),
             match (is_known, group) {
-                (false, _) => "no: not an 82574L",
+                (false, _) => "no: no driver for it",
                 (true, None) => "no: no IOMMU",
                 (true, Some(_)) => "yes",
             }

@@ -43,7 +43,7 @@ impl Card {
             address,
             vendor: number("vendor")? as u16,
             device: number("device")? as u16,
-            interfaces: names(&directory.join("net")),
+            interfaces: interfaces(&directory),
             driver: name("driver"),
             group: name("iommu_group").and_then(|group| group.parse().ok()),
         })
@@ -55,6 +55,16 @@ impl Card {
         let class = text.trim().strip_prefix("0x").map(|digits| u32::from_str_radix(digits, 16));
         class.is_some_and(|class| class.is_ok_and(|class| class >> 16 == NETWORK))
     }
+}
+
+/// Returns the kernel's interfaces on a device. Those of a virtio card are below the virtio device that the PCI device
+/// carries (`virtio_pci_probe` in drivers/virtio/virtio_pci_common.c).
+fn interfaces(directory: &Path) -> Vec<String> {
+    let mut interfaces = names(&directory.join("net"));
+    for name in names(directory).iter().filter(|name| name.starts_with("virtio")) {
+        interfaces.extend(names(&directory.join(name).join("net")));
+    }
+    interfaces
 }
 
 /// Returns the names in a directory, sorted; none if it does not exist.
@@ -72,4 +82,20 @@ pub(super) fn network_cards() -> io::Result<Vec<Card>> {
     fs::metadata(directory)?;
     let addresses = names(directory).into_iter().filter_map(|name| name.parse().ok());
     Ok(addresses.filter_map(Card::at).filter(Card::is_network_card).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interfaces_of_virtio_cards_are_found() {
+        let name = format!("towpath-sysfs-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        for interface in ["net/eth0", "virtio3/net/eth1", "power/net/eth2"] {
+            fs::create_dir_all(directory.join(interface)).unwrap();
+        }
+        assert_eq!(interfaces(&directory), ["eth0", "eth1"]);
+        fs::remove_dir_all(&directory).unwrap();
+    }
 }

@@ -104,7 +104,7 @@ pub(crate) enum Driver {
     Xdp(xdp::Options),
     /// Packet sockets on an interface of the kernel.
     Packet,
-    /// A network card that the server drives itself.
+    /// A network card that the server drives itself. Another card than an 82574L takes the address alone.
     Pci(e1000e::Options),
     /// TAP for a TAP interface; for any other one AF_XDP, or packet sockets where that is
     /// impossible.

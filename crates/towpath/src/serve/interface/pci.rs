@@ -2,27 +2,48 @@
 //! applications get.
 #![forbid(unsafe_code)]
 
-use towpath_device::EarlierObjects;
 use towpath_device::pci::e1000e::{E1000eDevice, MTU, Options};
+use towpath_device::pci::virtio_net::{self, VirtioNetDevice};
 use towpath_device::pci::{PciAddress, PciError};
+use towpath_device::{Device, EarlierObjects};
 
 use super::super::settings::Settings;
-use crate::device::SWITCH_IOMMU_ON;
+use crate::device::{SWITCH_IOMMU_ON, numbers};
 use crate::failure::{Failure, remedy};
 
-/// Checks the settings, and opens the card. `earlier`: what an earlier server left.
+/// Checks the settings, and opens the card with the driver for its kind. `earlier`: what an earlier server left.
 pub(super) fn open(
     options: &Options,
     settings: &Settings,
     earlier: &EarlierObjects,
-) -> Result<E1000eDevice, Failure> {
+) -> Result<Box<dyn Device>, Failure> {
     check(options.address, settings)?;
+    if numbers(options.address)
+        .is_some_and(|(vendor, device)| virtio_net::is_supported(vendor, device))
+    {
+        return open_virtio(options, settings);
+    }
     let mut options = options.clone();
     options.queues = settings.lanes();
     if let Some(mtu) = settings.mtu {
         options.mtu = mtu.get();
     }
-    E1000eDevice::open_after(&options, earlier).map_err(explain)
+    Ok(Box::new(E1000eDevice::open_after(&options, earlier).map_err(explain)?))
+}
+
+/// Opens a virtio card, which does not moderate interrupts. No server goes on with the card of an earlier one.
+fn open_virtio(options: &Options, settings: &Settings) -> Result<Box<dyn Device>, Failure> {
+    let address = options.address;
+    if options.moderation != Options::new(address).moderation {
+        return Err(Failure::usage(format!(
+            "the virtio card {address} does not moderate interrupts; give pci:{address} without options"
+        )));
+    }
+    let mut wanted = virtio_net::Options::new(address);
+    if let Some(mtu) = settings.mtu {
+        wanted.mtu = mtu.get();
+    }
+    Ok(Box::new(VirtioNetDevice::open(&wanted).map_err(explain)?))
 }
 
 fn check(address: PciAddress, settings: &Settings) -> Result<(), Failure> {
