@@ -1,6 +1,6 @@
 # The targets; each is one command, which can also be run directly. See CONTRIBUTING.md.
 
-.PHONY: build quick test test-long test-slow test-card test-filter test-experiments test-beside-a-server test-older-version test-ordinary-user simulation loom asan tsan fuzz bench figures demo manual ci
+.PHONY: build quick test test-long test-slow test-card test-virtio-card test-filter test-experiments test-beside-a-server test-older-version test-ordinary-user simulation loom asan tsan fuzz bench figures demo manual ci
 
 build:
 	cargo build --release
@@ -25,6 +25,9 @@ test-filter:
 
 test-card:
 	tests/card
+
+test-virtio-card:
+	tests/virtio-card
 
 test-experiments:
 	cargo build --release -p towpath -p towpath-examples -p towpath-lab-web

@@ -32,7 +32,7 @@ use vfio_bindings::bindings::vfio::{VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_IN
 use super::address::PciAddress;
 use super::dma::PciDma;
 use super::error::PciError;
-use super::signals::{any_of, new_eventfd, take_signal};
+use super::signals::{any_of, new_eventfd, signal, take_signal};
 use super::vfio::Vfio;
 use crate::dma::{Access, Dma, Registration};
 use crate::{
@@ -275,6 +275,11 @@ impl Device for VirtioNetDevice {
         }
         if self.card.is_gone() {
             return Some(Event::Removed);
+        }
+        if self.card.notes_to_fail() {
+            // The engine may sleep.
+            signal(&self.queue_interrupt);
+            return None;
         }
         let up = self.card.is_link_up();
         (std::mem::replace(&mut self.is_up, up) != up).then_some(Event::Link { up })

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub(super) struct Card {
     state: Mutex<State>,
     /// The kernel signals it at each change of the configuration, and the engine after a reset.
     link_interrupt: OwnedFd,
+    /// `true` once the device has said that it works no more, until its next reset.
+    fails: AtomicBool,
 }
 
 /// What decides whether filters are in force.
@@ -66,7 +69,8 @@ impl Card {
         address: PciAddress,
         link_interrupt: OwnedFd,
     ) -> Card {
-        Card { address, structures, state: Mutex::default(), link_interrupt }
+        let fails = AtomicBool::new(false);
+        Card { address, structures, state: Mutex::default(), link_interrupt, fails }
     }
 
     pub(super) fn link_interrupt(&self) -> &OwnedFd {
@@ -95,6 +99,19 @@ impl Card {
         self.status() & STATUS_NEEDS_RESET != 0
     }
 
+    /// Notes for the engine if the device says that it works no more. It interrupts then (2.1.2).
+    pub(super) fn notes_to_fail(&self) -> bool {
+        let fails = self.needs_reset();
+        self.fails.store(fails, Ordering::Relaxed);
+        fails
+    }
+
+    /// Returns `true` if the control thread has noted that the device works no more.
+    #[inline]
+    pub(super) fn is_noted_to_fail(&self) -> bool {
+        self.fails.load(Ordering::Relaxed)
+    }
+
     fn lacks(&self, what: &'static str) -> PciError {
         PciError::Lacks { address: self.address, what }
     }
@@ -104,6 +121,7 @@ impl Card {
         let mut state = self.state();
         self.stop_device(&mut state)?;
         state.features = self.agree()?;
+        self.fails.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -303,6 +321,14 @@ impl State {
 pub(super) fn double() -> Card {
     let link = crate::pci::signals::new_eventfd().unwrap();
     Card::new(Structures::double(), "0000:00:03.0".parse().unwrap(), link)
+}
+
+#[cfg(test)]
+impl Card {
+    /// The device says that it works no more.
+    pub(super) fn ask_for_reset(&self) {
+        self.add_status(STATUS_NEEDS_RESET);
+    }
 }
 
 /// Makes a card as above that offers what the driver needs, with virtqueues of so many entries, and resets it.

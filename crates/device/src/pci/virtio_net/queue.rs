@@ -233,7 +233,7 @@ impl DeviceQueue for VirtioNetQueue {
             let _ = rustix::io::read(&*self.parts.interrupt, &mut [0; 8]);
         }
         self.sleeps += 1;
-        if self.sleeps == SLEEPS_PER_LOOK {
+        if self.sleeps == SLEEPS_PER_LOOK || self.parts.card.is_noted_to_fail() {
             self.sleeps = 0;
             self.look()?;
         }

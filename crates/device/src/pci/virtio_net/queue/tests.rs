@@ -215,3 +215,17 @@ fn interrupts_are_off_while_the_engine_polls() {
     assert_eq!(world.queue.arm(false).unwrap(), Armed::Sleep);
     assert_eq!(may(&world), [true; 2]);
 }
+
+#[test]
+fn a_card_that_asks_for_a_reset_is_noticed_at_the_next_sleep() {
+    let mut world = World::new();
+    world.fill(&[0]);
+    assert_eq!(world.queue.arm(false).unwrap(), Armed::Sleep);
+    let card = world.queue.parts.card.clone();
+    assert!(!card.notes_to_fail());
+    card.ask_for_reset();
+    assert!(card.notes_to_fail());
+    assert!(world.queue.arm(false).unwrap_err().to_string().contains("asks for a reset"));
+    world.queue.reset(&mut Vec::new()).unwrap();
+    assert_eq!(world.queue.arm(false).unwrap(), Armed::Sleep);
+}
