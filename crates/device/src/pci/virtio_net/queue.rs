@@ -117,8 +117,11 @@ impl VirtioNetQueue {
         }
     }
 
-    /// Returns an error once the device has named a chain that it does not have.
+    /// Returns an error once the device has named a chain that it does not have, or says that it works no more.
     fn check(&self) -> Result<(), DeviceError> {
+        if self.parts.card.is_noted_to_fail() {
+            self.look()?;
+        }
         if !self.is_wrong {
             return Ok(());
         }

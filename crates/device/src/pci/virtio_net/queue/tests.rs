@@ -217,7 +217,7 @@ fn interrupts_are_off_while_the_engine_polls() {
 }
 
 #[test]
-fn a_card_that_asks_for_a_reset_is_noticed_at_the_next_sleep() {
+fn a_card_that_asks_for_a_reset_is_noticed() {
     let mut world = World::new();
     world.fill(&[0]);
     assert_eq!(world.queue.arm(false).unwrap(), Armed::Sleep);
@@ -226,6 +226,7 @@ fn a_card_that_asks_for_a_reset_is_noticed_at_the_next_sleep() {
     card.ask_for_reset();
     assert!(card.notes_to_fail());
     assert!(world.queue.arm(false).unwrap_err().to_string().contains("asks for a reset"));
+    assert!(world.poll(1).unwrap_err().to_string().contains("asks for a reset"));
     world.queue.reset(&mut Vec::new()).unwrap();
     assert_eq!(world.queue.arm(false).unwrap(), Armed::Sleep);
 }
