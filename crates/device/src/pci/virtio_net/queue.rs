@@ -142,6 +142,7 @@ impl VirtioNetQueue {
     fn has_work(&self, tx_waiting: bool) -> bool {
         self.is_wrong
             || self.parts.rx.has_used()
+            || !self.dropped.is_empty()
             || !self.done.is_empty()
             || self.parts.tx.has_used()
             || tx_waiting && self.has_room()
