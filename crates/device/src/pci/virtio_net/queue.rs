@@ -256,6 +256,11 @@ impl DeviceQueue for VirtioNetQueue {
         self.notifications = None;
         self.parts.card.reset().map_err(|error| self.failure("a reset", error))?;
         self.fetch_completions();
+        // Packets that the engine has not received are lost, and counted.
+        while let Ok(Some(used)) = self.parts.rx.take() {
+            self.counters.rx_dropped += 1;
+            buffers.push(self.buffers[usize::from(used.head)]);
+        }
         let heads = self.parts.rx.heads();
         buffers.extend(heads.map(|head| self.buffers[usize::from(head)]));
         buffers.append(&mut self.dropped);
