@@ -3,12 +3,15 @@
 //! `TOWPATH_CARD` names the card by its PCI address, and `TOWPATH_FAR` the kernel's interface at the other
 //! end of the wire.
 
+#[path = "support/elsewhere.rs"]
+mod elsewhere;
 #[path = "support/packet_socket.rs"]
 mod packet_socket;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use elsewhere::{misdirected, until};
 use packet_socket::{FramesOnly, PacketSocket};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use towpath_device::conformance::{self, FarEnd, Pair};
@@ -56,27 +59,6 @@ fn far() -> FramesOnly {
 
 fn conformance() {
     conformance::run("e1000e", 1, || Pair { device: Box::new(open()), far: Box::new(far()) });
-}
-
-/// Registers memory at an address at which the device reaches none. The script looks for the address in the
-/// kernel's log.
-struct Elsewhere(u64);
-
-impl Dma for Elsewhere {
-    fn register(&self, _: &Arc<Mapping>, _: Access) -> Result<u64, DmaError> {
-        Ok(self.0)
-    }
-
-    fn unregister(&self, _: u64) {}
-}
-
-/// Returns a space whose memory the device looks for elsewhere, and the mapping.
-fn misdirected(address: u64) -> (Space, Arc<Mapping>) {
-    let region = Region::private(4096).unwrap();
-    let mapping = region.mapping().clone();
-    let dma: Arc<dyn Dma> = Arc::new(Elsewhere(address));
-    let registration = Registration::new(&dma, &mapping, Access::ReadWrite).unwrap();
-    (Space::writable(region).registered(Some(registration)), mapping)
 }
 
 /// The IOMMU stops a device whose descriptors name wrong addresses: it reads and writes nothing there, and
@@ -141,13 +123,4 @@ fn change_register(at: u64, clear: u32, set: u32) {
 /// The card stops sending: `TCTL.EN` is cleared.
 fn stops_sending() {
     change_register(0x0400, 1 << 1, 0);
-}
-
-/// Waits until a condition holds, at most ten seconds.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "no {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }

@@ -3,6 +3,8 @@
 //! `TOWPATH_CARD` names the card by its PCI address, `TOWPATH_FAR` the kernel's interface at the other end of the
 //! wire, and `TOWPATH_MAC` the address that the kernel's driver has shown for the card.
 
+#[path = "support/elsewhere.rs"]
+mod elsewhere;
 #[path = "support/packet_socket.rs"]
 mod packet_socket;
 
@@ -10,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use elsewhere::{misdirected, until};
 use packet_socket::{FramesOnly, PacketSocket};
 use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::pci::PciAddress;
@@ -176,27 +179,6 @@ fn goes_on_after_a_stop() {
     world.works();
 }
 
-/// Registers memory at an address at which the device reaches none. The script looks for the address in the
-/// kernel's log.
-struct Elsewhere(u64);
-
-impl Dma for Elsewhere {
-    fn register(&self, _: &Arc<Mapping>, _: Access) -> Result<u64, DmaError> {
-        Ok(self.0)
-    }
-
-    fn unregister(&self, _: u64) {}
-}
-
-/// Returns a space whose memory the device looks for elsewhere, and the mapping.
-fn misdirected(address: u64) -> (Space, Arc<Mapping>) {
-    let region = Region::private(4096).unwrap();
-    let mapping = region.mapping().clone();
-    let dma: Arc<dyn Dma> = Arc::new(Elsewhere(address));
-    let registration = Registration::new(&dma, &mapping, Access::ReadWrite).unwrap();
-    (Space::writable(region).registered(Some(registration)), mapping)
-}
-
 /// The IOMMU stops a device whose descriptors name wrong addresses: it reads and writes nothing there. After a
 /// reset, it works as before.
 fn wrong_addresses() {
@@ -225,13 +207,4 @@ fn wrong_addresses() {
     world.completions();
     world.give(good, &[0, BUFFER_BYTES]);
     world.works();
-}
-
-/// Waits until a condition holds, at most ten seconds.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "no {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }

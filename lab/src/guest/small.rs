@@ -134,16 +134,18 @@ fn run_in(
     machine.arg("-chardev").arg(format!("socket,id=monitor,path={monitor},server=on,wait=off"));
     machine.args(["-mon", "chardev=monitor,mode=control"]);
     machine.arg("-serial").arg(format!("unix:{monitor}"));
-    for _ in 1..BOOTS {
+    let mut boots = 1;
+    let ended = loop {
         let ended = wait(Running(machine.spawn().context(NO_SETPRIV)?), order.limit)?;
         let has_booted =
             fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains(STARTS));
-        if has_booted || ended.is_none_or(|status| !status.success()) {
-            return outcome(ended, directory, &console, order);
+        let has_failed = ended.is_none_or(|status| !status.success());
+        if has_booted || has_failed || boots == BOOTS {
+            break ended;
         }
+        boots += 1;
         eprintln!("towpath-lab: the guest's kernel crashed before the command; booting anew");
-    }
-    let ended = wait(Running(machine.spawn().context(NO_SETPRIV)?), order.limit)?;
+    };
     outcome(ended, directory, &console, order)
 }
 

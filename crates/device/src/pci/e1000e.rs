@@ -33,7 +33,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use towpath_memory::Region;
 use vfio_bindings::bindings::vfio::{
     VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
 };
@@ -59,9 +58,8 @@ use memory::{RING_ENTRIES, Shared};
 use queue::{E1000eQueue, Parts, Position, RX_BUFFER_BYTES};
 use rss::KEY_WORDS;
 
-/// The places in the configuration space, and the values, of the 82574L's vendor and device numbers.
-const VENDOR: (u64, u16) = (0, 0x8086);
-const DEVICE: (u64, u16) = (2, 0x10d3);
+/// The vendor and device numbers of the 82574L.
+const NUMBERS: (u16, u16) = (0x8086, 0x10d3);
 
 /// The MTUs that the card takes, in bytes. Linux's driver takes frames of up to 9 234 bytes
 /// (`DEFAULT_JUMBO`).
@@ -147,7 +145,7 @@ impl Options {
 /// Returns `true` if the driver knows the card with these vendor and device numbers.
 #[must_use]
 pub fn is_supported(vendor: u16, device: u16) -> bool {
-    (vendor, device) == (VENDOR.1, DEVICE.1)
+    (vendor, device) == NUMBERS
 }
 
 /// The names under which a keeper holds the eventfds of [`Events`].
@@ -259,7 +257,7 @@ impl E1000eDevice {
             Some(vfio) => vfio,
             None => Vfio::open(address)?,
         };
-        let registers = registers(&vfio, address)?;
+        let registers = registers(&vfio)?;
         let queues = options.queues();
         let eventfds = Events::after(earlier, queues);
         let eventfds = eventfds.map_err(vfio.refused("making an eventfd"))?;
@@ -362,18 +360,8 @@ impl E1000eDevice {
 }
 
 /// Checks that the driver knows the card, and maps its registers.
-fn registers(vfio: &Vfio, address: PciAddress) -> Result<Registers, PciError> {
-    let configuration = |(at, _): (u64, u16)| {
-        vfio.configuration(at).map_err(vfio.refused("reading its configuration"))
-    };
-    let (vendor, device) = (configuration(VENDOR)?, configuration(DEVICE)?);
-    if vendor == u16::MAX {
-        return Err(PciError::NoAnswer { address });
-    }
-    if !is_supported(vendor, device) {
-        let known = "the Intel 82574L (8086:10d3)";
-        return Err(PciError::Unknown { address, vendor, device, known });
-    }
+fn registers(vfio: &Vfio) -> Result<Registers, PciError> {
+    vfio.check_numbers(NUMBERS, "the Intel 82574L (8086:10d3)")?;
     let bar = vfio.bar(0).map_err(vfio.refused("finding its registers"))?;
     if bar.bytes < BAR_BYTES {
         let cause = io::Error::other(format!("it has {} bytes of registers", bar.bytes));
@@ -511,14 +499,9 @@ impl Device for E1000eDevice {
         memory: PacketMemory,
     ) -> io::Result<Option<OwnedFd>> {
         self.packets = memory;
-        let fits = |one: &GoingOn| {
-            let [(_, mapped_bytes), _] = one.header.memories;
-            let file_bytes = rustix::fs::fstat(&one.memory)?.st_size as u64;
-            let is_whole = Region::is_file_of(&one.memory, memory.bytes);
-            Ok(is_whole && file_bytes == mapped_bytes && one.header.packets == memory)
-        };
-        let all: io::Result<Vec<bool>> = self.going_on.iter().flatten().map(fits).collect();
-        if all?.contains(&false) {
+        let fit = self.going_on.iter().flatten().map(|one| one.has_memory(memory));
+        let fit: io::Result<Vec<bool>> = fit.collect();
+        if fit?.contains(&false) {
             self.going_on.clear();
             begin_anew(&self.vfio, &self.card, &self.dma).map_err(io::Error::other)?;
         }

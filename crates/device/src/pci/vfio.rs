@@ -40,6 +40,10 @@ const API_VERSION: i32 = 0;
 const BUSY_LIMIT: Duration = Duration::from_secs(2);
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
+/// The vendor and device numbers in the configuration space (PCI Local Bus Specification 3.0, 6.2.1).
+const VENDOR: u64 = 0;
+const DEVICE_NUMBER: u64 = 2;
+
 /// The command register of the configuration space, and its bits (PCI Local Bus Specification 3.0,
 /// 6.2.2).
 const COMMAND: u64 = 4;
@@ -253,6 +257,21 @@ impl Vfio {
         let mut bytes = [0; N];
         self.device.read_exact_at(&mut bytes, offset + at)?;
         Ok(bytes)
+    }
+
+    /// Checks that the device has the vendor and device numbers of a driver. `known`: what that driver knows.
+    pub(super) fn check_numbers(
+        &self,
+        numbers: (u16, u16),
+        known: &'static str,
+    ) -> Result<(), PciError> {
+        let number = |at| self.configuration(at).map_err(self.refused("reading its configuration"));
+        let address = self.address;
+        match (number(VENDOR)?, number(DEVICE_NUMBER)?) {
+            found if found == numbers => Ok(()),
+            (u16::MAX, _) => Err(PciError::NoAnswer { address }),
+            (vendor, device) => Err(PciError::Unknown { address, vendor, device, known }),
+        }
     }
 
     /// Returns `true` if the device may access memory.

@@ -47,9 +47,8 @@ use queue::{HEADROOM_BYTES, Parts, VirtioNetQueue, longest_frame};
 use ring::MOST_ENTRIES;
 use structures::Structures;
 
-/// The places of vendor and device number in the configuration space.
-const VENDOR_AT: u64 = 0;
-const DEVICE_AT: u64 = 2;
+/// The vendor and device numbers of a modern network card (4.1.2).
+const NUMBERS: (u16, u16) = (names::VENDOR, names::NETWORK_CARD);
 
 /// The MTUs that the driver takes, in bytes: each packet is in one buffer.
 pub const MTU: std::ops::RangeInclusive<usize> = 68..=9_000;
@@ -75,7 +74,7 @@ impl Options {
 /// Returns `true` if the driver knows the card with these vendor and device numbers.
 #[must_use]
 pub fn is_supported(vendor: u16, device: u16) -> bool {
-    (vendor, device) == (names::VENDOR, names::NETWORK_CARD)
+    (vendor, device) == NUMBERS
 }
 
 /// A virtio card.
@@ -111,7 +110,7 @@ impl VirtioNetDevice {
         let vfio = Vfio::open(address)?;
         // No access of memory before the card is reset: an earlier process may have left it running.
         vfio.set_bus_master(false).map_err(vfio.refused("keeping it from memory"))?;
-        check_numbers(&vfio, address)?;
+        vfio.check_numbers(NUMBERS, "modern virtio network cards (1af4:1041)")?;
         let structures = Structures::map(&vfio);
         let structures = structures.map_err(vfio.refused("finding its registers"))?;
         let eventfd = || new_eventfd().map_err(vfio.refused("making an eventfd"));
@@ -174,20 +173,6 @@ impl VirtioNetDevice {
             Some(Err(cause)) => Err(FilterError::Failed(cause)),
         }
     }
-}
-
-/// Checks that the driver knows the card.
-fn check_numbers(vfio: &Vfio, address: PciAddress) -> Result<(), PciError> {
-    let number = |at| vfio.configuration(at).map_err(vfio.refused("reading its configuration"));
-    let (vendor, device) = (number(VENDOR_AT)?, number(DEVICE_AT)?);
-    if vendor == u16::MAX {
-        return Err(PciError::NoAnswer { address });
-    }
-    if !is_supported(vendor, device) {
-        let known = "modern virtio network cards (1af4:1041)";
-        return Err(PciError::Unknown { address, vendor, device, known });
-    }
-    Ok(())
 }
 
 fn info(options: &Options, mac: [u8; 6]) -> Info {

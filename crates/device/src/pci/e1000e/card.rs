@@ -38,7 +38,7 @@ pub(super) struct Wiring {
     pub(super) queues: Vec<Arc<OwnedFd>>,
     /// The key of the hash by which two queues share packets.
     pub(super) key: Option<[u32; KEY_WORDS]>,
-    /// Shared with the address space: `true` once this process leaves the card to the next one.
+    /// Shared with the address space: `true` once this process leaves the running card to the next one.
     pub(super) leaves: Arc<AtomicBool>,
 }
 
@@ -56,8 +56,6 @@ pub(super) struct Card {
     wiring: Wiring,
     /// The number of resets. A queue that another one's reset has stopped notices by it.
     resets: AtomicU32,
-    /// `true` once this process leaves the running card to the next one.
-    leaves: Arc<AtomicBool>,
     /// `true` if a keeper holds what the next server needs to go on with the card.
     is_kept: AtomicBool,
 }
@@ -70,7 +68,6 @@ impl Card {
         interrupts: Interrupts,
         wiring: Wiring,
     ) -> Card {
-        let wiring_leaves = wiring.leaves.clone();
         Card {
             registers,
             address,
@@ -80,7 +77,6 @@ impl Card {
             own_address: OnceLock::new(),
             wiring,
             resets: AtomicU32::new(0),
-            leaves: wiring_leaves,
             is_kept: AtomicBool::new(false),
         }
     }
@@ -354,7 +350,7 @@ impl Card {
     /// nothing, and no memory is unmapped.
     pub(super) fn leave(&self) {
         if self.is_kept.load(Ordering::Relaxed) {
-            self.leaves.store(true, Ordering::Relaxed);
+            self.wiring.leaves.store(true, Ordering::Relaxed);
         }
     }
 
@@ -367,7 +363,7 @@ impl Card {
 
     /// Returns `true` if this process leaves the card to the next one.
     pub(super) fn leaves(&self) -> bool {
-        self.leaves.load(Ordering::Relaxed)
+        self.wiring.leaves.load(Ordering::Relaxed)
     }
 
     /// Stops both directions, and all interrupts. Does nothing once this process leaves the card.

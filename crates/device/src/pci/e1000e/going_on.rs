@@ -10,13 +10,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use towpath_memory::Region;
+
 use super::card::Card;
 use super::descriptor;
 use super::ledger::{Header, Ledger, Opened};
 use super::memory::{RING_ENTRIES, Shared};
 use super::names::{QUEUE_STRIDE, RDT, TDH, TDT};
 use super::queue::{RX_BUFFER_BYTES, rings_at};
-use crate::{EarlierObjects, Keeper};
+use crate::{EarlierObjects, Keeper, PacketMemory};
 
 /// The names under which a keeper holds these, before the queue's number. The memory of the packets is the
 /// engine's.
@@ -140,6 +142,16 @@ impl GoingOn {
     }
 }
 
+impl GoingOn {
+    /// Returns `true` if the memory of the packets has the sizes that the engine wants.
+    pub(super) fn has_memory(&self, wanted: PacketMemory) -> io::Result<bool> {
+        let [(_, mapped_bytes), _] = self.header.memories;
+        let file_bytes = rustix::fs::fstat(&self.memory)?.st_size as u64;
+        let is_whole = Region::is_file_of(&self.memory, wanted.bytes);
+        Ok(is_whole && file_bytes == mapped_bytes && self.header.packets == wanted)
+    }
+}
+
 /// Returns the tail of the transmit ring, once the device has sent all that it was told to; `None` if it has not in time.
 fn tail_after_all(card: &Card, queue: u32, shared: &Shared, until: Instant) -> Option<u32> {
     let tail = card.registers.read(TDT.at(queue, QUEUE_STRIDE));
@@ -182,7 +194,6 @@ fn buffers(ledger: &Ledger, tail: u32, pool_bytes: usize) -> Option<Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PacketMemory;
 
     #[test]
     fn the_device_has_the_buffers_from_the_oldest_to_the_tail() {

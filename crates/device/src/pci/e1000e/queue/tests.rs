@@ -136,6 +136,10 @@ impl World {
     /// Returns what a next server finds: the queue's objects as a keeper holds them, with a card of the same
     /// registers.
     fn kill(&self, after_crash: bool) -> (Option<GoingOn>, Arc<Card>) {
+        self.kill_and_open(after_crash, OPENED)
+    }
+
+    fn kill_and_open(&self, after_crash: bool, opened: Opened) -> (Option<GoingOn>, Arc<Card>) {
         let card = double_of(1);
         for at in (0..0x20000).step_by(4).map(Register) {
             card.registers.write(at, self.register(at));
@@ -148,7 +152,7 @@ impl World {
         ] {
             earlier.add(name, 1, file.as_fd().try_clone_to_owned().unwrap());
         }
-        let found = GoingOn::find(&earlier, &card, OPENED).unwrap().pop();
+        let found = GoingOn::find(&earlier, &card, opened).unwrap().pop();
         (found, Arc::new(card))
     }
 }
@@ -284,6 +288,39 @@ fn a_card_that_cannot_be_gone_on_with_is_not() {
         write(TDH, 0);
     }
     assert!(world.kill(false).0.is_some());
+}
+
+/// The options of the next server decide, too, and the sizes of the memory that its engine wants: the same file could
+/// have another pool.
+#[test]
+fn other_options_are_not_gone_on_with() {
+    let world = World::new();
+    let with = |opened| world.kill_and_open(false, opened).0;
+    assert!(with(Opened { mtu: MTU + 1, ..OPENED }).is_none());
+    assert!(with(Opened { has_one_interrupt: true, ..OPENED }).is_none());
+    let found = with(OPENED).unwrap();
+    let bytes = BUFFERS as usize * RX_BUFFER_BYTES;
+    let has = |bytes, pool_bytes| found.has_memory(PacketMemory { bytes, pool_bytes }).unwrap();
+    assert!(has(bytes, bytes));
+    assert!(
+        !has(bytes, bytes - RX_BUFFER_BYTES) && !has(bytes - 1, bytes) && !has(bytes + 4096, bytes)
+    );
+}
+
+/// Damaged packets may take all buffers of the ring. The device gets them again, and the engine does not sleep
+/// before.
+#[test]
+fn an_engine_does_not_sleep_over_a_ring_of_dropped_packets() {
+    let mut world = World::new();
+    world.fill(40);
+    world.kick();
+    assert!((0..40).all(|_| world.receive(100, true)));
+    world.poll(64);
+    assert_eq!(world.queue.counters().rx_dropped, 40);
+    assert_eq!(world.queue.arm(false).unwrap(), Armed::Work);
+    world.poll(64);
+    assert_eq!(world.register(RDT), 80);
+    assert_eq!(world.queue.arm(false).unwrap(), Armed::Sleep);
 }
 
 /// An orderly server leaves nothing to receive again: the engine gives its last buffers, or none, once it has handled
