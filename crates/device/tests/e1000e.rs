@@ -8,8 +8,7 @@ mod elsewhere;
 #[path = "support/packet_socket.rs"]
 mod packet_socket;
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use elsewhere::{misdirected, until};
 use packet_socket::{FramesOnly, PacketSocket};
@@ -18,9 +17,9 @@ use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::pci::PciAddress;
 use towpath_device::pci::e1000e::{E1000eDevice, Options};
 use towpath_device::{
-    Access, Device, Dma, DmaError, Filter, Kick, Meta, Packet, Part, Registration, Space, Spaces,
+    Access, Device, Filter, Kick, Meta, Packet, Part, Registration, Space, Spaces,
 };
-use towpath_memory::{Mapping, Region};
+use towpath_memory::Region;
 
 const TESTS: [(&str, fn()); 2] =
     [("conformance", conformance), ("wrong_addresses", wrong_addresses)];

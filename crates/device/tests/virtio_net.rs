@@ -9,7 +9,6 @@ mod elsewhere;
 mod packet_socket;
 
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use elsewhere::{misdirected, until};
@@ -18,10 +17,10 @@ use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::pci::PciAddress;
 use towpath_device::pci::virtio_net::{Options, VirtioNetDevice};
 use towpath_device::{
-    Access, Completion, Device, DeviceQueue, Dma, DmaError, Filter, Kick, Meta, Packet, Part,
-    Registration, Space, SpaceId, Spaces,
+    Access, Completion, Device, DeviceQueue, Filter, Kick, Meta, Packet, Part, Registration, Space,
+    SpaceId, Spaces,
 };
-use towpath_memory::{Mapping, Region};
+use towpath_memory::Region;
 
 const TESTS: [(&str, fn()); 4] = [
     ("opens", opens),

@@ -19,7 +19,7 @@ impl Dma for Elsewhere {
 }
 
 /// Returns a space whose memory the device looks for elsewhere, and the mapping.
-pub fn misdirected(address: u64) -> (Space, Arc<Mapping>) {
+pub(crate) fn misdirected(address: u64) -> (Space, Arc<Mapping>) {
     let region = Region::private(4096).unwrap();
     let mapping = region.mapping().clone();
     let dma: Arc<dyn Dma> = Arc::new(Elsewhere(address));
@@ -28,7 +28,7 @@ pub fn misdirected(address: u64) -> (Space, Arc<Mapping>) {
 }
 
 /// Waits until a condition holds, at most ten seconds.
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < Duration::from_secs(10), "no {what}");
