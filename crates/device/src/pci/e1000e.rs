@@ -3,6 +3,7 @@
 //! | part | is |
 //! |---|---|
 //! | [`E1000eDevice`] | the control part: link, filters, events |
+//! | `open` | how a card is opened, anew or after an earlier server |
 //! | `card`, `filters` | the device as a whole: reset, start and stop; which packets it receives |
 //! | `interrupts`, `rss` | how the card interrupts, and chooses a packet's queue |
 //! | `queue` | the data part: kicks, sleep, packets |
@@ -23,6 +24,7 @@ mod interrupts;
 mod ledger;
 mod memory;
 mod names;
+mod open;
 mod packets;
 mod queue;
 mod ring;
@@ -33,15 +35,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use vfio_bindings::bindings::vfio::{
-    VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
-};
-
 use super::address::PciAddress;
 use super::dma::PciDma;
 use super::error::PciError;
-use super::registers::Registers;
-use super::signals::{any_of, new_eventfd, take_signal};
+use super::signals::take_signal;
 use super::vfio::{Vfio, outlives_its_server};
 use crate::dma::{Access, Dma, Registration};
 use crate::{
@@ -49,14 +46,14 @@ use crate::{
     Filter, FilterError, Info, Keeper, Limits, PacketMemory, Spaces, TakeOver, TxHeadroom,
     VLAN_TAG_BYTES,
 };
-use card::{Card, Wiring};
+use card::Card;
 use descriptor::MOST_PARTS;
 use going_on::{Files, GoingOn};
 use interrupts::Interrupts;
 use ledger::{Header, Ledger, Opened};
 use memory::{RING_ENTRIES, Shared};
+use open::{LINK_INTERRUPT, QUEUE_INTERRUPTS, REMOVAL, begin_anew};
 use queue::{E1000eQueue, Parts, Position, RX_BUFFER_BYTES};
-use rss::KEY_WORDS;
 
 /// The vendor and device numbers of the 82574L.
 const NUMBERS: (u16, u16) = (0x8086, 0x10d3);
@@ -72,9 +69,6 @@ pub const MOST_DELAY_USECS: u32 = interrupts::MOST_DELAY_USECS;
 
 /// The most queues of a card.
 pub const MOST_QUEUES: usize = 2;
-
-/// The bytes of the registers of BAR 0.
-const BAR_BYTES: usize = 0x20000;
 
 /// How a card interrupts, and how it moderates interrupts. Times are in microseconds; 0: none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,12 +142,6 @@ pub fn is_supported(vendor: u16, device: u16) -> bool {
     (vendor, device) == NUMBERS
 }
 
-/// The names under which a keeper holds the eventfds of [`Events`].
-const QUEUE_INTERRUPTS: [&str; MOST_QUEUES] =
-    ["device-card-queue-interrupt-0", "device-card-queue-interrupt-1"];
-const LINK_INTERRUPT: &str = "device-card-link-interrupt";
-const REMOVAL: &str = "device-card-removal";
-
 /// An 82574L.
 pub struct E1000eDevice {
     info: Info,
@@ -172,57 +160,7 @@ pub struct E1000eDevice {
     opened: Opened,
     /// The sizes of the memory that the engine has asked for last.
     packets: PacketMemory,
-}
-
-/// The eventfds of a card.
-struct Events {
-    queues: Vec<OwnedFd>,
-    link: OwnedFd,
-    removal: OwnedFd,
-    /// `true` if the kernel signals these already, for an earlier server.
-    are_set: bool,
-}
-
-impl Events {
-    fn new(queues: usize) -> io::Result<Events> {
-        let (link, removal) = (new_eventfd()?, new_eventfd()?);
-        let queues = (0..queues).map(|_| new_eventfd()).collect::<io::Result<_>>()?;
-        Ok(Events { queues, link, removal, are_set: false })
-    }
-
-    /// Returns those of an earlier server, or new ones.
-    fn after(earlier: &EarlierObjects, queues: usize) -> io::Result<Events> {
-        let (link, removal) = (earlier.copy(LINK_INTERRUPT)?, earlier.copy(REMOVAL)?);
-        let theirs = QUEUE_INTERRUPTS.iter().map(|name| earlier.copy(name));
-        let theirs: Vec<OwnedFd> =
-            theirs.filter_map(Result::transpose).collect::<io::Result<_>>()?;
-        match (link, removal) {
-            (Some(link), Some(removal)) if theirs.len() == queues => {
-                Ok(Events { queues: theirs, link, removal, are_set: true })
-            }
-            _ => Events::new(queues),
-        }
-    }
-
-    /// Has the kernel signal the eventfds at the card's interrupts.
-    fn set(&self, vfio: &Vfio, interrupts: &Interrupts) -> Result<(), PciError> {
-        let of = |queue: usize| self.queues[queue.min(self.queues.len() - 1)].as_fd();
-        // In the order of `IVAR_ONE_EACH`; or one for all.
-        let vectors = [of(0), of(1), of(0), of(1), self.link.as_fd()];
-        let (kind, other, vectors) = match interrupts {
-            Interrupts::Vectors(_) => {
-                (VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX, &vectors[..])
-            }
-            Interrupts::One { .. } => {
-                (VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, &vectors[..1])
-            }
-        };
-        vfio.end_interrupts(other);
-        vfio.set_interrupts(kind, vectors).map_err(vfio.refused("setting its interrupts"))?;
-        // The driver also serves a card whose removal the kernel does not announce.
-        let _ = vfio.set_interrupts(VFIO_PCI_REQ_IRQ_INDEX, &[self.removal.as_fd()]);
-        Ok(())
-    }
+    warnings: Vec<String>,
 }
 
 impl std::fmt::Debug for E1000eDevice {
@@ -243,7 +181,8 @@ impl E1000eDevice {
 
     /// Opens a card as [`E1000eDevice::open`] does, after an earlier server. If that one left the card
     /// running, this one goes on with it: no packet is lost, and filters stay until
-    /// [`Device::take_over`]. If that is impossible, the card is reset.
+    /// [`Device::take_over`]. If that is impossible, the card is reset; [`E1000eDevice::warnings`] says so if an
+    /// error is the reason.
     ///
     /// # Errors
     /// See [`PciError`].
@@ -251,55 +190,13 @@ impl E1000eDevice {
         options: &Options,
         earlier: &EarlierObjects,
     ) -> Result<E1000eDevice, PciError> {
-        let address = options.address;
-        let copying = |cause| PciError::Refused { address, what: "copying a descriptor", cause };
-        let vfio = match Vfio::of_earlier(address, earlier).map_err(copying)? {
-            Some(vfio) => vfio,
-            None => Vfio::open(address)?,
-        };
-        let registers = registers(&vfio)?;
-        let queues = options.queues();
-        let eventfds = Events::after(earlier, queues);
-        let eventfds = eventfds.map_err(vfio.refused("making an eventfd"))?;
-        let events = any_of(&[eventfds.link.as_fd(), eventfds.removal.as_fd()]);
-        let events = events.map_err(vfio.refused("making an epoll instance"))?;
-        let wiring = wiring(&eventfds, &vfio).map_err(copying)?;
-        let card = Card::new(registers, address, options.moderation.interrupts(), wiring);
-        let vfio = Arc::new(vfio);
-        let dma = PciDma::new(vfio.clone());
-        let dma = dma.map_err(vfio.refused("asking for its address space"))?;
-        let opened = Opened { mtu: options.mtu, has_one_interrupt: card.interrupts.is_one() };
-        let going_on = if eventfds.are_set && vfio.is_bus_master() {
-            GoingOn::find(earlier, &card, opened)
-                .map_err(vfio.refused("mapping the rings of an earlier server"))?
-        } else {
-            Vec::new()
-        };
-        if let Some(first) = going_on.first() {
-            let memories: Vec<_> = going_on.iter().flat_map(|one| one.header.memories).collect();
-            dma.go_on(&memories)
-                .map_err(vfio.refused("unmapping the memories of an earlier server"))?;
-            card.go_on(first.header.mac);
-        } else {
-            // No access of memory before the card is reset: an earlier process may have left it running.
-            vfio.set_bus_master(false).map_err(vfio.refused("keeping it from memory"))?;
-            begin_anew(&vfio, &card, &dma)?;
-            eventfds.set(&vfio, &card.interrupts)?;
-        }
-        Ok(E1000eDevice {
-            info: info(options, card.own_address()),
-            vfio,
-            card: Arc::new(card),
-            dma: Arc::new(dma),
-            removal: eventfds.removal,
-            events,
-            // The reset has signalled: the first `take_event` reports a link that is down.
-            is_up: true,
-            keeper: None,
-            going_on: going_on.into_iter().map(Some).collect(),
-            opened,
-            packets: PacketMemory::default(),
-        })
+        open::open_after(options, earlier)
+    }
+
+    /// Returns what the operator should know.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     fn failed(&self, what: &'static str, cause: impl Into<io::Error>) -> DeviceError {
@@ -357,38 +254,6 @@ impl E1000eDevice {
         let interrupt = card.queue_interrupts()[index].clone();
         Parts { index: index as u32, info, card, shared, rings, ledger, interrupt }
     }
-}
-
-/// Checks that the driver knows the card, and maps its registers.
-fn registers(vfio: &Vfio) -> Result<Registers, PciError> {
-    vfio.check_numbers(NUMBERS, "the Intel 82574L (8086:10d3)")?;
-    let bar = vfio.bar(0).map_err(vfio.refused("finding its registers"))?;
-    if bar.bytes < BAR_BYTES {
-        let cause = io::Error::other(format!("it has {} bytes of registers", bar.bytes));
-        return Err(vfio.refused("finding its registers")(cause));
-    }
-    Registers::map(vfio.device(), bar).map_err(vfio.refused("mapping its registers"))
-}
-
-/// Resets the card, which then reaches no memory of an earlier server.
-fn begin_anew(vfio: &Vfio, card: &Card, dma: &PciDma) -> Result<(), PciError> {
-    card.reset()?;
-    dma.begin_anew().map_err(vfio.refused("unmapping the memories of an earlier server"))?;
-    vfio.set_bus_master(true).map_err(vfio.refused("letting it access memory"))
-}
-
-/// Returns what a card signals, and a key for the hash of two queues.
-fn wiring(events: &Events, vfio: &Vfio) -> io::Result<Wiring> {
-    let queues: io::Result<Vec<_>> =
-        events.queues.iter().map(|event| event.try_clone().map(Arc::new)).collect();
-    let queues = queues?;
-    let mut key = [0; KEY_WORDS * 4];
-    rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
-    let (words, _) = key.as_chunks::<4>();
-    let mut words = words.iter().map(|word| u32::from_le_bytes(*word));
-    let key = std::array::from_fn(|_| words.next().unwrap_or_default());
-    let key = (queues.len() > 1).then_some(key);
-    Ok(Wiring { link: events.link.try_clone()?, queues, key, leaves: vfio.leaves().clone() })
 }
 
 fn info(options: &Options, mac: [u8; 6]) -> Info {

@@ -6,6 +6,7 @@ use towpath_device::pci::e1000e::{E1000eDevice, MTU, Options};
 use towpath_device::pci::virtio_net::{self, VirtioNetDevice};
 use towpath_device::pci::{PciAddress, PciError};
 use towpath_device::{Device, EarlierObjects};
+use tracing::warn;
 
 use super::super::settings::Settings;
 use crate::device::{SWITCH_IOMMU_ON, numbers};
@@ -28,7 +29,9 @@ pub(super) fn open(
     if let Some(mtu) = settings.mtu {
         options.mtu = mtu.get();
     }
-    Ok(Box::new(E1000eDevice::open_after(&options, earlier).map_err(explain)?))
+    let device = E1000eDevice::open_after(&options, earlier).map_err(explain)?;
+    device.warnings().iter().for_each(|warning| warn!("{warning}"));
+    Ok(Box::new(device))
 }
 
 /// Opens a virtio card, which does not moderate interrupts. No server goes on with the card of an earlier one.
