@@ -8,6 +8,7 @@
 
 mod doorbell;
 mod events;
+mod ledger;
 mod optimistic;
 mod parking;
 mod queues;

@@ -56,6 +56,9 @@ pub enum Barrier {
     /// The sender wrote a request for room, and checks whether there is room. Partner:
     /// [`Barrier::MarkerChecks`].
     RequesterChecks,
+    /// The owner published a word ahead of its later stores ([`OwnWords::publish_ahead`]). Partner: an
+    /// acquire fence between a load of one of those and that of the word. Not a full barrier.
+    LaterStores,
 }
 
 /// Executes a full barrier: a fence, because SeqCst accesses order only among each other, and the
@@ -415,6 +418,19 @@ impl OwnWords {
             return;
         }
         self.word(index).store(value, Ordering::Release);
+    }
+
+    /// Publishes a word ahead of all later stores of this side: a reader that sees one of those, and executes
+    /// an acquire fence, sees this one, too.
+    #[inline]
+    pub fn publish_ahead(&mut self, index: usize, value: u64) {
+        self.publish(index, value);
+        #[cfg(all(test, loom))]
+        if crate::loom_tests::is_taken_out(Barrier::LaterStores) {
+            return;
+        }
+        // SYNC: before the stores that follow. Partner: `Barrier::LaterStores`.
+        fence(Ordering::Release);
     }
 
     /// Prefetches a line of a queue of `words` to which this side will store some lines later. The

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{Ordering, fence};
 
 use towpath_memory::{Region, own_words};
 use towpath_queue::OwnWords;
@@ -116,8 +115,7 @@ impl Ledger {
         let discards = if discards { DISCARDS } else { 0 };
         // SYNC: after the engine's last access to the packets, and before the reuse of their descriptors. The
         // kernel orders the end of this process before the next one's loads.
-        self.words.publish(OLDEST, u64::from(index) | discards);
-        fence(Ordering::Release);
+        self.words.publish_ahead(OLDEST, u64::from(index) | discards);
     }
 
     /// Returns the receive buffer of a descriptor.
