@@ -3,8 +3,9 @@
 use std::process::{Command, Stdio};
 
 /// The examples, and the number of arguments of each.
-const EXAMPLES: [(&str, &str, usize); 4] = [
+const EXAMPLES: [(&str, &str, usize); 5] = [
     ("echo", env!("CARGO_BIN_EXE_echo"), 1),
+    ("own_queue", env!("CARGO_BIN_EXE_own_queue"), 1),
     ("pdu_echo", env!("CARGO_BIN_EXE_pdu_echo"), 1),
     ("udp_echo", env!("CARGO_BIN_EXE_udp_echo"), 1),
     ("web", env!("CARGO_BIN_EXE_web"), 2),

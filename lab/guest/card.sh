@@ -308,10 +308,77 @@ goes_on_with_two_queues() {
     [ "$(grep -c '"rx_packets": [1-9]' /tmp/said)" = 2 ]
 }
 
+# The card puts packets into the memory of an application that is alone, and into the server's once there is
+# another. Ends without them, and with the server.
+gives_the_queue_to_the_only_session() {
+    ends_the_server
+    printf '[[grant]]\nusers = ["bob"]\nown-queues = [1]\n' >/tmp/policy
+    setpriv --reuid=alice --regid=alice --clear-groups \
+        towpath serve --device "pci:$card" --subnet 192.0.2.200/24 --lease 192.0.2.64/28 \
+        --policy /tmp/policy --socket /run/towpath/card.sock --confine kill >/tmp/server.log 2>&1 &
+    server=$!
+    eventually grep -q serving /tmp/server.log
+    local round
+    for round in 1 2; do
+        starts_alone
+        copies_of_pings -lt 10
+        fails as_user bob own_queue /run/towpath/card.sock
+        grep -q 'only while there is no other session' /tmp/said
+        setpriv --reuid=bob --regid=bob --clear-groups \
+            web /run/towpath/card.sock /tmp/docs 8080 >/tmp/web.log 2>&1 &
+        web=$!
+        eventually ping -c 1 -W 1 192.0.2.65
+        copies_of_pings -ge 100
+        kill $web
+        wait $web || true
+        eventually has_one_session
+        copies_of_pings -lt 10
+        # The watchdog resets the card, with both queues.
+        TOWPATH_CARD=$card /guest/e1000e stops_sending
+        eventually ping -c 1 -W 1 192.0.2.64
+        copies_of_pings -lt 10
+        # The next server has the card put nothing into that application's memory.
+        [ $round = 2 ] || pkill -KILL -o -f '^towpath server'
+        [ $round = 1 ] || kill $alone
+        ! wait $alone || return 1
+    done
+    eventually has_no_session
+    web=
+}
+
+# Starts an application with a hardware queue of its own.
+starts_alone() {
+    eventually has_no_session
+    setpriv --reuid=bob --regid=bob --clear-groups own_queue /run/towpath/card.sock >/tmp/alone.log 2>&1 &
+    alone=$!
+    eventually ping -c 1 -W 1 192.0.2.64
+}
+
+# Compares the number of copies that 100 pings make.
+copies_of_pings() {
+    local before=$(copies)
+    ping -q -i 0.01 -c 100 -W 15 192.0.2.64 >/tmp/ping.log
+    grep ' 100 received' /tmp/ping.log
+    local more=$(($(copies) - before))
+    echo "$more copies"
+    [ $more "$1" "$2" ]
+}
+
+# Returns the copies of received packets, of all sessions.
+copies() {
+    towpath stat --socket /run/towpath/card.sock --json >/tmp/stat
+    echo $(($(sed -n 's/.*"rx_copies": \([0-9]*\).*/\1 +/p' /tmp/stat) 0))
+}
+
+has_no_session() {
+    towpath ls --socket /run/towpath/card.sock >/tmp/sessions
+    ! grep -q ' bob ' /tmp/sessions || return 1
+}
+
 ends_the_server() {
     kill $server
     wait $server
-    wait $web || true
+    [ -z "$web" ] || wait $web || true
 }
 
 ends() {
@@ -324,11 +391,12 @@ ends() {
 for one in lists_the_cards refuses_an_unclaimed_card refuses_a_card_in_use claims_the_card conforms \
     is_stopped_by_the_iommu serves fetch counts goes_on_after_a_kill goes_on_after_an_upgrade \
     goes_on_after_a_crash outlives_many_kills outlives_many_applications outlives_a_stall outlives_a_pulled_cable \
-    stops_with_its_keeper goes_on_with_wrong_addresses goes_on_with_one_interrupt goes_on_with_two_queues ends; do
+    stops_with_its_keeper goes_on_with_wrong_addresses goes_on_with_one_interrupt goes_on_with_two_queues \
+    gives_the_queue_to_the_only_session ends; do
     check $one
 done
 ends_with_faults_only_at cde
 current='the number of checks'
 # bash goes on behind a loop in which an expression is wrong.
-[ $checks = 21 ]
+[ $checks = 22 ]
 echo "$checks checks passed"

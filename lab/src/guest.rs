@@ -27,7 +27,7 @@ use small::{FirstCard, GuestCommand};
 const PROGRAMS: [&str; 2] = ["web", "udp_echo"];
 
 /// Programs of the project that a command in a small guest finds, if they are built.
-const PROJECT_PROGRAMS: [&str; 4] = ["towpath", "towpath-lab", "web", "udp_echo"];
+const PROJECT_PROGRAMS: [&str; 5] = ["towpath", "towpath-lab", "web", "udp_echo", "own_queue"];
 
 /// The first process of a small guest.
 const INIT: &str = include_str!("../guest/init.sh");

@@ -204,6 +204,11 @@ pub trait Device: Send {
         None
     }
 
+    /// Has a session's own queue receive packets of all flows, or none (`None`), on a device with
+    /// [`OwnQueueLimits::takes_all`]. After `None`, the session's memory gets no packet for which a filter is
+    /// added later. Does nothing by default.
+    fn direct(&mut self, _hardware: Option<u32>) {}
+
     /// Gives a flow, of which the device has a filter, to the owner of a hardware queue, until that
     /// filter is removed.
     ///

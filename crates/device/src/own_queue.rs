@@ -18,13 +18,20 @@ pub struct OwnQueueLimits {
     /// The distance from the start of one of the session's receive buffers to the start of the
     /// next, in bytes.
     pub buffer_bytes: RangeInclusive<u32>,
+    /// `true` if the device cannot choose packets by their flows: a queue receives nothing, or, once
+    /// [`Device::direct`](crate::Device::direct) says so, all packets. So a session receives with it only while
+    /// it is alone.
+    pub takes_all: bool,
 }
 
 /// The reason why a device gives no session a hardware queue, with the remedy.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum OwnQueueError {
     /// The driver has no such queues.
-    #[error("{name} gives sessions no own queues; ask the administrator to serve it as xdp:{name}")]
+    #[error(
+        "{name} gives sessions no own queues: only the drivers xdp and, for an Intel 82574L, pci do; attach \
+         without"
+    )]
     Unsupported {
         /// The interface.
         name: String,
@@ -54,6 +61,14 @@ pub enum OwnQueueError {
     )]
     Exclusive {
         /// The interface.
+        name: String,
+    },
+    /// The card has one interrupt for all of its queues.
+    #[error(
+        "{name} gives sessions no own queues with interrupts=msi; ask the administrator to serve it without"
+    )]
+    OneInterrupt {
+        /// The card.
         name: String,
     },
     /// Several engine threads serve the hardware queues.

@@ -48,6 +48,14 @@ impl Control {
             self.own_queues.are_ready().then_some(limits).ok_or_else(not_prepared)
         });
         let limits = limits.map_err(|error| (Refusal::NotFound, format!("attach: {error}")))?;
+        if limits.takes_all && self.connections.sessions().next().is_some() {
+            let text = format!(
+                "attach: {name} gives a session a hardware queue of its own only while there is no other \
+                 session; end the others, or attach without",
+                name = self.parts.info.name
+            );
+            return Err((Refusal::InUse, text));
+        }
         let granted = match standing {
             Standing::Administrator => limits.queues.clone().collect(),
             _ => terms.own_queues.clone(),
@@ -174,7 +182,9 @@ impl Control {
             return self.own_queues.push(Task { hardware, step: Step::Close(own), then });
         }
         session.own = Own::Queue(own);
+        self.own_queues.opened(hardware);
         self.begin_session(token, mapped);
+        self.direct(0);
         let uid = self.connections.get(token).map_or(0, |one| one.account.uid);
         if self.log.allows(uid) {
             info!(session = number, hardware, "the session has a hardware queue to itself");
@@ -203,11 +213,29 @@ impl Control {
     /// none.
     pub(crate) fn close_own_queue(&mut self, mut session: Box<Session>) -> Option<Box<Session>> {
         let Some(own) = session.own.take_queue() else { return Some(session) };
-        // The kernel writes to the session's memory until the queue is closed.
+        // The kernel, or the device, writes to the session's memory until the queue is closed.
         let hardware = own.hardware;
+        self.own_queues.closes(hardware);
+        self.direct(0);
         let (step, then) = (Step::Close(own), Then::End(session));
         self.own_queues.push(Task { hardware, step, then });
         None
+    }
+
+    /// On a device that cannot choose packets by their flows: has the queue of the only session receive all of
+    /// them, or none once there is another session. `more`: sessions that are about to begin.
+    pub(crate) fn direct(&mut self, more: usize) {
+        if !self.own_queues.takes_all() {
+            return;
+        }
+        let mut sessions = self.connections.sessions();
+        let (first, second) = (sessions.next(), sessions.next());
+        let is_alone = more == 0 && second.is_none();
+        let only = first.filter(|_| is_alone).and_then(|connection| connection.own_queue);
+        let wanted = only.filter(|hardware| self.own_queues.is_open(*hardware));
+        if self.own_queues.direct(wanted) {
+            self.parts.device.direct(wanted);
+        }
     }
 
     /// Ends a session whose hardware queue stopped working.

@@ -67,6 +67,11 @@ impl Connections {
         self.all.range(first..).map(|(token, connection)| (*token, connection))
     }
 
+    /// Returns the connections that have sessions, in any order.
+    pub(crate) fn sessions(&self) -> impl Iterator<Item = &Connection> {
+        self.numbers.values().filter_map(|token| self.all.get(token))
+    }
+
     /// Returns the tokens of a worker's connections.
     pub(crate) fn of_worker(&self, worker: u64) -> Vec<u64> {
         self.from(0).filter(|(_, one)| one.worker == worker).map(|(token, _)| token).collect()

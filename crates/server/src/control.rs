@@ -199,6 +199,7 @@ impl Control {
             let flags = epoll::EventFlags::HUP | epoll::EventFlags::ONESHOT;
             epoll::add(&*epoll, keeper, data(KEEPER), flags)?;
         }
+        let takes_all = parts.device.own_queue_limits().is_ok_and(|limits| limits.takes_all);
         let opener = parts.device.own_queues();
         let opener = opener.map(|queues| QueueOpener::start(queues, parts.wake.clone()));
         let opener = opener.transpose()?;
@@ -224,7 +225,7 @@ impl Control {
             rules: HashMap::new(),
             rule_sets: Sets::default(),
             filters: Filters::default(),
-            own_queues: OwnQueues::new(parts.headers.take(), opener),
+            own_queues: OwnQueues::new(parts.headers.take(), opener, takes_all),
             unclaimed: VecDeque::new(),
             ended: None,
             stopping: false,

@@ -32,10 +32,19 @@ pub(crate) struct OwnQueues {
     /// Hardware queues that the kernel did not give back yet, and the time of the next attempt.
     late: Vec<u32>,
     next_attempt: Option<Instant>,
+    /// `true` if the device cannot choose packets by their flows.
+    takes_all: bool,
+    /// The open queues, and the one that receives all packets.
+    open: HashSet<u32>,
+    directed: Option<u32>,
 }
 
 impl OwnQueues {
-    pub(crate) fn new(headers: Option<HeaderMemory>, opener: Option<QueueOpener>) -> OwnQueues {
+    pub(crate) fn new(
+        headers: Option<HeaderMemory>,
+        opener: Option<QueueOpener>,
+        takes_all: bool,
+    ) -> OwnQueues {
         OwnQueues {
             headers,
             opener,
@@ -44,7 +53,35 @@ impl OwnQueues {
             waiting: HashMap::new(),
             late: Vec::new(),
             next_attempt: None,
+            takes_all,
+            open: HashSet::new(),
+            directed: None,
         }
+    }
+
+    /// Returns `true` if the device cannot choose packets by their flows.
+    pub(crate) fn takes_all(&self) -> bool {
+        self.takes_all
+    }
+
+    /// Records that a session's hardware queue is open.
+    pub(crate) fn opened(&mut self, hardware: u32) {
+        self.open.insert(hardware);
+    }
+
+    /// Records that a session's hardware queue is about to be closed.
+    pub(crate) fn closes(&mut self, hardware: u32) {
+        self.open.remove(&hardware);
+    }
+
+    /// Returns `true` if a session's hardware queue is open.
+    pub(crate) fn is_open(&self, hardware: u32) -> bool {
+        self.open.contains(&hardware)
+    }
+
+    /// Records the queue that is to receive all packets. Returns `true` if that changes.
+    pub(crate) fn direct(&mut self, wanted: Option<u32>) -> bool {
+        std::mem::replace(&mut self.directed, wanted) != wanted
     }
 
     /// Returns the bounce buffers.
@@ -144,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_late_queue_is_asked_for_once_after_a_pause() {
-        let mut queues = OwnQueues::new(None, None);
+        let mut queues = OwnQueues::new(None, None, false);
         assert_eq!((queues.next_deadline(), queues.take_late()), (None, vec![]));
         queues.try_later(3);
         assert!(queues.next_deadline().unwrap() <= PAUSE && queues.take_late().is_empty());

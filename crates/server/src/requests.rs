@@ -87,9 +87,12 @@ impl Control {
                 lease.map_err(|error| (refusal_of(&error), format!("attach: {error}")))?
             }
         };
+        // Another session's memory gets no packet for this one.
+        self.direct(1);
         let address = [Filter::Address(lease.mac)];
         if let Err(refused) = self.claim("attach", &address) {
             self.parts.pool.release(&lease, holder);
+            self.direct(0);
             return Err(refused);
         }
         let number = self.next_number;
@@ -100,6 +103,7 @@ impl Control {
                 self.release(&address);
                 self.parts.pool.release(&lease, holder);
                 remove_stored(self.parts.store.as_mut(), number);
+                self.direct(0);
                 return Err((Refusal::Limit, format!("attach: memory for the session: {error}")));
             }
         };

@@ -80,10 +80,9 @@ impl PciDma {
         self.space().registered.clone()
     }
 
-    fn map(&self, memory: &Mapping, access: Access) -> io::Result<u64> {
+    fn map(&self, memory: &Mapping, access: Access, is_own: bool) -> io::Result<u64> {
         let bytes = memory.mapped_bytes() as u64;
         let mut space = self.space();
-        let is_own = access == Access::ReadWrite;
         let addresses = if is_own { &mut space.own } else { &mut space.of_sessions };
         let no_room = || io::Error::from_raw_os_error(libc::ENOSPC);
         let address = addresses.allocate(bytes).ok_or_else(no_room)?;
@@ -93,7 +92,9 @@ impl PciDma {
                 space.left.swap_remove(at);
                 Ok(())
             }
-            None => self.vfio.map(memory.start().as_ptr(), bytes, address, is_own),
+            None => {
+                self.vfio.map(memory.start().as_ptr(), bytes, address, access == Access::ReadWrite)
+            }
         };
         if let Err(cause) = mapped {
             space.free(address);
@@ -127,7 +128,8 @@ impl Space {
 
 impl Dma for PciDma {
     fn register(&self, memory: &Arc<Mapping>, access: Access) -> Result<u64, DmaError> {
-        self.map(memory, access).map_err(|cause| DmaError { bytes: memory.len(), cause })
+        let is_own = access == Access::ReadWrite;
+        self.map(memory, access, is_own).map_err(|cause| DmaError { bytes: memory.len(), cause })
     }
 
     fn unregister(&self, address: u64) {
@@ -137,5 +139,21 @@ impl Dma for PciDma {
         if self.vfio.unmap(address, bytes).is_ok() {
             space.free(address);
         }
+    }
+}
+
+/// The memories of sessions' own queues, which the device also writes. A next server unmaps these with all others of
+/// sessions.
+#[derive(Debug)]
+pub(super) struct OfSessions(pub(super) Arc<PciDma>);
+
+impl Dma for OfSessions {
+    fn register(&self, memory: &Arc<Mapping>, access: Access) -> Result<u64, DmaError> {
+        let OfSessions(dma) = self;
+        dma.map(memory, access, false).map_err(|cause| DmaError { bytes: memory.len(), cause })
+    }
+
+    fn unregister(&self, address: u64) {
+        self.0.unregister(address);
     }
 }

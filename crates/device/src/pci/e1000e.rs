@@ -8,6 +8,7 @@
 //! | `interrupts`, `rss` | how the card interrupts, and chooses a packet's queue |
 //! | `queue` | the data part: kicks, sleep, packets |
 //! | `memory`, `ring`, `descriptor` | the memory that the device shares, a ring in it, the bits of the ring's entries |
+//! | `own` | the queue that a session has to itself |
 //! | `going_on`, `ledger` | what an earlier server left running, and which buffers the device had |
 //! | `packets` | packets in the transmit ring |
 //! | `statistics` | the registers that count |
@@ -25,6 +26,7 @@ mod ledger;
 mod memory;
 mod names;
 mod open;
+mod own;
 mod packets;
 mod queue;
 mod ring;
@@ -43,8 +45,8 @@ use super::vfio::{Vfio, outlives_its_server};
 use crate::dma::{Access, Dma, Registration};
 use crate::{
     Capabilities, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, EarlierObjects, Event,
-    Filter, FilterError, Info, Keeper, Limits, PacketMemory, Spaces, TakeOver, TxHeadroom,
-    VLAN_TAG_BYTES,
+    Filter, FilterError, FlowRule, Info, Keeper, Limits, OwnQueueError, OwnQueueLimits, OwnQueues,
+    PacketMemory, Spaces, TakeOver, TxHeadroom, VLAN_TAG_BYTES,
 };
 use card::Card;
 use descriptor::MOST_PARTS;
@@ -53,7 +55,7 @@ use interrupts::Interrupts;
 use ledger::{Header, Ledger, Opened};
 use memory::{RING_ENTRIES, Shared};
 use open::{LINK_INTERRUPT, QUEUE_INTERRUPTS, REMOVAL, begin_anew};
-use queue::{E1000eQueue, Parts, Position, RX_BUFFER_BYTES};
+use queue::{E1000eQueue, Owner, Parts, Position, RX_BUFFER_BYTES};
 
 /// The vendor and device numbers of the 82574L.
 const NUMBERS: (u16, u16) = (0x8086, 0x10d3);
@@ -113,6 +115,9 @@ pub struct Options {
     pub moderation: Moderation,
     /// The number of queues, 1 or 2; with [`Moderation::One`] the card has one.
     pub queues: usize,
+    /// `true` to prepare the second queue for a session that has it to itself; not with two queues or
+    /// [`Moderation::One`].
+    pub own_queue: bool,
     /// `true` to have the card segment large packets of TCP. QEMU 7 sends IP
     /// fragments instead.
     pub segmentation: bool,
@@ -124,7 +129,7 @@ impl Options {
     #[must_use]
     pub fn new(address: PciAddress) -> Options {
         let moderation = Moderation::Vectors { rx_usecs: 0, tx_usecs: 0 };
-        Options { address, mtu: 1500, moderation, queues: 1, segmentation: false }
+        Options { address, mtu: 1500, moderation, queues: 1, own_queue: false, segmentation: false }
     }
 
     /// Returns the number of queues that the card can have with these options.
@@ -133,6 +138,11 @@ impl Options {
             Moderation::Vectors { .. } => self.queues.clamp(1, MOST_QUEUES),
             Moderation::One { .. } => 1,
         }
+    }
+
+    /// Returns the number of queues that interrupt, with that of a session.
+    fn hardware_queues(&self) -> usize {
+        if own::limits(self).is_ok() { MOST_QUEUES } else { self.queues() }
     }
 }
 
@@ -155,6 +165,7 @@ pub struct E1000eDevice {
     /// The state of the link that was reported last.
     is_up: bool,
     keeper: Option<Arc<dyn Keeper>>,
+    own_queue: Result<OwnQueueLimits, OwnQueueError>,
     /// The running queues of an earlier server, until they are opened.
     going_on: Vec<Option<GoingOn>>,
     opened: Opened,
@@ -252,7 +263,16 @@ impl E1000eDevice {
     fn parts(&self, index: usize, shared: Shared, rings: Registration, ledger: Ledger) -> Parts {
         let (info, card) = (self.info.clone(), self.card.clone());
         let interrupt = card.queue_interrupts()[index].clone();
-        Parts { index: index as u32, info, card, shared, rings, ledger, interrupt }
+        Parts {
+            index: index as u32,
+            owner: Owner::Engine,
+            info,
+            card,
+            shared,
+            rings,
+            ledger,
+            interrupt,
+        }
     }
 }
 
@@ -292,7 +312,8 @@ impl Device for E1000eDevice {
         index: usize,
         _: &mut Spaces,
     ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
-        let interrupt = self.card.queue_interrupts().get(index);
+        let interrupts = self.card.queue_interrupts();
+        let interrupt = interrupts.get(index).filter(|_| index < self.info.queues);
         // An open queue has the other reference.
         let is_open = interrupt.is_some_and(|interrupt| Arc::strong_count(interrupt) > 1);
         if interrupt.is_none() || is_open {
@@ -307,6 +328,27 @@ impl Device for E1000eDevice {
 
     fn dma(&self) -> Option<Arc<dyn Dma>> {
         Some(self.dma.clone())
+    }
+
+    fn own_queue_limits(&self) -> Result<OwnQueueLimits, OwnQueueError> {
+        self.own_queue.clone()
+    }
+
+    fn own_queues(&self) -> Option<Box<dyn OwnQueues>> {
+        self.own_queue.as_ref().ok()?;
+        let (info, card, dma) = (self.info.clone(), self.card.clone(), self.dma.clone());
+        Some(Box::new(own::Opener { info, card, dma }))
+    }
+
+    /// The card receives all packets of IP in a session's own queue or none, whatever their flow.
+    fn own_flow(&mut self, _: &FlowRule, _hardware: u32) -> Result<(), FilterError> {
+        Ok(())
+    }
+
+    fn direct(&mut self, hardware: Option<u32>) {
+        if self.own_queue.is_ok() {
+            self.card.direct(hardware == Some(own::OWN_QUEUE));
+        }
     }
 
     fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {

@@ -56,7 +56,7 @@ pub(super) fn limits(
     let needed =
         (HEADROOM_BYTES + properties.frame_bytes).clamp(LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES);
     let buffer_bytes = needed.next_multiple_of(ALIGNMENT_BYTES) as u32..=MOST_BUFFER_BYTES as u32;
-    Ok(OwnQueueLimits { queues, buffer_bytes })
+    Ok(OwnQueueLimits { queues, buffer_bytes, takes_all: false })
 }
 
 /// Opens hardware queues among those of one lane.

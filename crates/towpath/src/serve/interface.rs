@@ -61,7 +61,7 @@ pub(super) fn open(
             host::open(name, settings, own_queues, |wanted| wanted.xdp(options, earlier))?
         }
         Driver::Pci(options) => {
-            let device = pci::open(options, settings, earlier)?;
+            let device = pci::open(options, settings, !own_queues.is_empty(), earlier)?;
             return Ok(Opened { device, subnets: None, xdp_sockets: None });
         }
         Driver::Packet => host::open(name, settings, own_queues, |wanted| wanted.packet(earlier))?,

@@ -29,6 +29,11 @@ const QUIET: Duration = Duration::from_millis(10);
 /// The time in which the card reads the settings of its PHY.
 const PHY_TIME: Duration = Duration::from_millis(25);
 
+/// The bit in [`Filters::open`] of queue 1, where that is a session's own.
+const OWN: u8 = 1 << 1;
+/// The registers of a queue that stop it with a zero.
+const QUEUE_REGISTERS: [Register; 6] = [RDLEN, RDH, RDT, TDLEN, TDH, TDT];
+
 /// What a card signals, and how it chooses the queue of a packet.
 #[derive(Debug)]
 pub(super) struct Wiring {
@@ -227,7 +232,7 @@ impl Card {
         let _ = self.read(STATUS);
         sleep(QUIET.max(self.interrupts.longest()));
         for queue in 0..2 {
-            for register in [RDLEN, RDH, RDT, TDLEN, TDH, TDT] {
+            for register in QUEUE_REGISTERS {
                 self.write(register.at(queue, QUEUE_STRIDE), 0);
             }
         }
@@ -258,8 +263,10 @@ impl Card {
         self.registers.change(GCR2, 0, GCR2_82574);
         self.registers.change(TARC, 0, TARC_82574);
         filters.set_addresses(&self.registers);
-        if let Some(key) = &self.wiring.key {
-            rss::set(&self.registers, key);
+        match &self.wiring.key {
+            Some(key) => rss::set(&self.registers, key),
+            // The queues have yet to set their registers.
+            None => rss::direct(&self.registers, false),
         }
     }
 
@@ -303,6 +310,9 @@ impl Card {
         }
         set();
         filters.set |= 1 << queue;
+        if filters.directs && queue == 1 {
+            rss::direct(&self.registers, true);
+        }
         if filters.set == filters.open {
             filters.is_running = true;
             self.write(TCTL, TCTL_DEFAULT | TCTL_ENABLE);
@@ -312,6 +322,33 @@ impl Card {
         self.interrupts.start(&self.registers);
         // A change of the link may have been cleared with the causes.
         self.signal_link();
+    }
+
+    /// Has queue 1, a session's own, receive all packets of IP, or none.
+    pub(super) fn direct(&self, to_second: bool) {
+        self.direct_locked(&mut self.filters(), to_second);
+    }
+
+    fn direct_locked(&self, filters: &mut Filters, to_second: bool) {
+        filters.directs = to_second && filters.open & OWN != 0;
+        // Until the queue has followed a reset, it has no ring.
+        rss::direct(&self.registers, filters.directs && filters.set & OWN != 0);
+        // The read returns once the device has the writes.
+        let _ = self.read(STATUS);
+    }
+
+    /// Closes queue 1, a session's own, while the other one runs: the device then reaches no memory for it.
+    pub(super) fn close_own(&self) {
+        let mut filters = self.filters();
+        filters.open &= !OWN;
+        filters.set &= !OWN;
+        self.direct_locked(&mut filters, false);
+        self.write(IMC, self.interrupts.causes(1, true));
+        // A packet that the device took before may still be on its way into memory.
+        sleep(QUIET);
+        for register in QUEUE_REGISTERS {
+            self.write(register.at(1, QUEUE_STRIDE), 0);
+        }
     }
 
     /// Returns `true` if both directions run, and a queue with these rings, which an earlier server has set.
@@ -331,6 +368,10 @@ impl Card {
     /// card's own address, in whose place filters are.
     pub(super) fn go_on(&self, own_address: [u8; 6]) {
         let _ = self.own_address.set(own_address);
+        if self.wiring.key.is_none() {
+            // A session's own queue has ended with that server.
+            self.direct(false);
+        }
         self.filters().go_on(&self.registers);
         // The link may have changed while no server ran.
         self.signal_link();
@@ -385,13 +426,24 @@ pub(super) fn double() -> Card {
     double_of(2)
 }
 
-/// Makes such a card with so many queues.
+/// Makes such a card with so many queues, over which it spreads packets.
 #[cfg(test)]
 pub(super) fn double_of(queues: usize) -> Card {
+    double_with(queues, queues > 1)
+}
+
+/// Makes such a card with an engine's queue and a session's.
+#[cfg(test)]
+pub(super) fn double_with_own() -> Card {
+    double_with(2, false)
+}
+
+#[cfg(test)]
+fn double_with(queues: usize, spreads: bool) -> Card {
     let event = || rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
     let queues = (0..queues).map(|_| Arc::new(event())).collect();
     let leaves = Arc::default();
-    let wiring = Wiring { link: event(), queues, key: Some([5; KEY_WORDS]), leaves };
+    let wiring = Wiring { link: event(), queues, key: spreads.then_some([5; KEY_WORDS]), leaves };
     let address = "0000:00:03.0".parse().unwrap();
     Card::new(Registers::double(0x20000), address, Interrupts::vectors(2, 2), wiring)
 }
@@ -465,6 +517,38 @@ mod tests {
         card.leave();
         card.stop();
         assert_ne!(card.read(RCTL), 0);
+    }
+
+    /// A session's own queue receives all packets of IP while it is open and its session alone, also after a
+    /// reset; the next server's card puts none there.
+    #[test]
+    fn packets_are_directed_to_an_open_queue() {
+        let card = double_with_own();
+        card.write(EECD, EECD_AUTO_READ_DONE);
+        card.reset().unwrap();
+        card.start(0, card.resets(), || ());
+        card.direct(true);
+        assert_eq!(card.read(MRQC), 0, "no such queue is open");
+        card.start(1, card.resets(), || card.write(RDLEN.at(1, QUEUE_STRIDE), 8192));
+        card.direct(true);
+        assert_eq!((card.read(MRQC), card.read(RETA.at(31, 4))), (MRQC_BOTH, 0x8080_8080));
+        assert_ne!(card.read(RCTL) & RCTL_ENABLE, 0);
+        card.write(MRQC, 0);
+        card.reset().unwrap();
+        assert_eq!(card.read(MRQC), 0, "the queue has not followed the reset");
+        card.start(1, card.resets(), || card.write(RDLEN.at(1, QUEUE_STRIDE), 8192));
+        assert_eq!((card.read(MRQC), card.read(RCTL)), (MRQC_BOTH, 0));
+        card.start(0, card.resets(), || ());
+        card.direct(false);
+        assert_eq!(card.read(MRQC), 0);
+        card.direct(true);
+        let next = double_with_own();
+        next.write(MRQC, MRQC_BOTH);
+        next.go_on([9; 6]);
+        assert_eq!(next.read(MRQC), 0);
+        card.close_own();
+        assert_eq!((card.read(MRQC), card.read(RDLEN.at(1, QUEUE_STRIDE))), (0, 0));
+        assert_ne!(card.read(RCTL) & RCTL_ENABLE, 0, "the engine's queue goes on");
     }
 
     /// The card runs again once both queues have set their registers.

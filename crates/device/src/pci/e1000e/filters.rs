@@ -18,6 +18,8 @@ pub(super) struct Filters {
     /// A bit for each open queue, and for each whose registers are set. Both directions run once all are.
     pub(super) open: u8,
     pub(super) set: u8,
+    /// `true` while queue 1, a session's own, receives all packets of IP.
+    pub(super) directs: bool,
     addresses: [Option<Address>; ADDRESSES as usize],
     /// `true` while the device receives packets to all groups.
     groups: bool,

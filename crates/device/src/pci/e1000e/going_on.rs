@@ -83,14 +83,14 @@ fn of(name: &str, queue: u32) -> String {
 }
 
 impl GoingOn {
-    /// Returns the queues of an earlier server in their order, if the running card can go on with all of them; none
-    /// otherwise. Waits until the card has sent what that server told it to.
+    /// Returns the queues of an earlier server's engines in their order, if the running card can go on with all of them;
+    /// none otherwise. Waits until the card has sent what that server told it to.
     pub(super) fn find(
         earlier: &EarlierObjects,
         card: &Card,
-        opened: Opened,
+        (opened, queues): (Opened, usize),
     ) -> io::Result<Vec<GoingOn>> {
-        let queues = 0..card.queue_interrupts().len() as u32;
+        let queues = 0..queues as u32;
         // The server may have had more queues.
         if earlier.copy(&of(RINGS, queues.end))?.is_some() {
             return Ok(Vec::new());

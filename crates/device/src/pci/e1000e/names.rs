@@ -146,6 +146,7 @@ pub(super) const MRQC_BOTH: u32 = 1 | 0x1f << 16;
 /// The table of queues by hash: a byte for each, whose upper bit chooses queue 1.
 pub(super) const RETA: Register = Register(0x5c00);
 pub(super) const RETA_BOTH: u32 = 0x8000_8000;
+pub(super) const RETA_SECOND: u32 = 0x8080_8080;
 /// The key of the hash.
 pub(super) const RSSRK: Register = Register(0x5c80);
 pub(super) const GCR: Register = Register(0x5b00);

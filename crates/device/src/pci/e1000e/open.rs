@@ -13,8 +13,7 @@ use super::going_on::GoingOn;
 use super::interrupts::Interrupts;
 use super::ledger::Opened;
 use super::rss::KEY_WORDS;
-use super::{E1000eDevice, MOST_QUEUES, NUMBERS, Options, info};
-use crate::pci::address::PciAddress;
+use super::{E1000eDevice, MOST_QUEUES, NUMBERS, Options, info, own};
 use crate::pci::dma::PciDma;
 use crate::pci::error::PciError;
 use crate::pci::registers::Registers;
@@ -94,19 +93,18 @@ pub(super) fn open_after(
         None => Vfio::open(address)?,
     };
     let registers = registers(&vfio)?;
-    let queues = options.queues();
-    let eventfds = Events::after(earlier, queues);
+    let eventfds = Events::after(earlier, options.hardware_queues());
     let eventfds = eventfds.map_err(vfio.refused("making an eventfd"))?;
     let events = any_of(&[eventfds.link.as_fd(), eventfds.removal.as_fd()]);
     let events = events.map_err(vfio.refused("making an epoll instance"))?;
-    let wiring = wiring(&eventfds, &vfio).map_err(copying)?;
+    let wiring = wiring(&eventfds, &vfio, options.queues() > 1).map_err(copying)?;
     let card = Card::new(registers, address, options.moderation.interrupts(), wiring);
     let vfio = Arc::new(vfio);
     let dma = PciDma::new(vfio.clone());
     let dma = dma.map_err(vfio.refused("asking for its address space"))?;
     let opened = Opened { mtu: options.mtu, has_one_interrupt: card.interrupts.is_one() };
     let (going_on, warnings) = if eventfds.are_set && vfio.is_bus_master() {
-        running(earlier, &card, (address, opened))
+        running(earlier, &card, (options, opened))
     } else {
         (Vec::new(), Vec::new())
     };
@@ -123,6 +121,7 @@ pub(super) fn open_after(
     }
     Ok(E1000eDevice {
         info: info(options, card.own_address()),
+        own_queue: own::limits(options),
         vfio,
         card: Arc::new(card),
         dma: Arc::new(dma),
@@ -143,9 +142,10 @@ pub(super) fn open_after(
 fn running(
     earlier: &EarlierObjects,
     card: &Card,
-    (address, opened): (PciAddress, Opened),
+    (options, opened): (&Options, Opened),
 ) -> (Vec<GoingOn>, Vec<String>) {
-    match GoingOn::find(earlier, card, opened) {
+    let address = options.address;
+    match GoingOn::find(earlier, card, (opened, options.queues())) {
         Ok(going_on) => (going_on, Vec::new()),
         Err(error) => {
             let warning = format!(
@@ -175,8 +175,8 @@ pub(super) fn begin_anew(vfio: &Vfio, card: &Card, dma: &PciDma) -> Result<(), P
     vfio.set_bus_master(true).map_err(vfio.refused("letting it access memory"))
 }
 
-/// Returns what a card signals, and a key for the hash of two queues.
-fn wiring(events: &Events, vfio: &Vfio) -> io::Result<Wiring> {
+/// Returns what a card signals, and, if it spreads packets over two queues, a key for the hash.
+fn wiring(events: &Events, vfio: &Vfio, spreads: bool) -> io::Result<Wiring> {
     let queues: io::Result<Vec<_>> =
         events.queues.iter().map(|event| event.try_clone().map(Arc::new)).collect();
     let queues = queues?;
@@ -185,7 +185,7 @@ fn wiring(events: &Events, vfio: &Vfio) -> io::Result<Wiring> {
     let (words, _) = key.as_chunks::<4>();
     let mut words = words.iter().map(|word| u32::from_le_bytes(*word));
     let key = std::array::from_fn(|_| words.next().unwrap_or_default());
-    let key = (queues.len() > 1).then_some(key);
+    let key = spreads.then_some(key);
     Ok(Wiring { link: events.link.try_clone()?, queues, key, leaves: vfio.leaves().clone() })
 }
 
@@ -194,7 +194,7 @@ mod tests {
     use std::fs::File;
     use std::os::fd::AsRawFd;
 
-    use super::super::card::double;
+    use super::super::card::double_of;
     use super::super::ledger::{Header, Ledger};
     use super::*;
 
@@ -214,8 +214,8 @@ mod tests {
             let prefix = if name == "memory" { "device" } else { "device-card" };
             earlier.add(&format!("{prefix}-{name}-0"), 1, object);
         }
-        let address = "0000:00:03.0".parse().unwrap();
-        let (going_on, warnings) = running(&earlier, &double(), (address, opened));
+        let options = Options::new("0000:00:03.0".parse().unwrap());
+        let (going_on, warnings) = running(&earlier, &double_of(1), (&options, opened));
         assert!(going_on.is_empty());
         assert!(matches!(&warnings[..], [one] if one.contains("0000:00:03.0")), "{warnings:?}");
         // Rings of another size are those of another version.
@@ -223,7 +223,7 @@ mod tests {
         for name in ["device-card-rings-0", "device-card-ledger-0", "device-memory-0"] {
             earlier.add(name, 1, other());
         }
-        let (going_on, warnings) = running(&earlier, &double(), (address, opened));
+        let (going_on, warnings) = running(&earlier, &double_of(1), (&options, opened));
         assert!(going_on.is_empty() && warnings.is_empty(), "{warnings:?}");
     }
 }

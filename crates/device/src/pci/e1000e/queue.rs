@@ -8,17 +8,20 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use towpath_queue::descriptor::HEADROOM_BYTES;
+
 use super::card::Card;
 use super::descriptor::Words;
 use super::ledger::Ledger;
 use super::memory::{RING_BYTES, RING_ENTRIES, Shared};
 use super::names::*;
+use super::own::OWN_QUEUE;
 use super::packets::InFlight;
 use crate::dma::Registration;
 use crate::pci::registers::Register;
 use crate::{
-    Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, Packet, Received, SpaceId,
-    Spaces,
+    Armed, Completion, Counters, DeviceError, DeviceQueue, HardwareQueue, Info, Kick, Packet,
+    Received, SpaceId, Spaces,
 };
 
 /// The size of a receive buffer, which the device fills at most (`RCTL.BSIZE`, 00).
@@ -32,10 +35,31 @@ const POLLS_PER_LINK: u32 = 256;
 /// Sleeps between two reads of the count of packets that the device dropped.
 const SLEEPS_PER_READ: u32 = 64;
 
+/// Whose packets a queue receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// Those of all sessions, into the engine's pool.
+    Engine,
+    /// Those of one session, into its receive buffers.
+    Session,
+}
+
+impl Owner {
+    /// Returns the bytes of a buffer in front of the packet.
+    #[inline]
+    pub(super) fn headroom_bytes(self) -> u32 {
+        match self {
+            Owner::Engine => 0,
+            Owner::Session => HEADROOM_BYTES,
+        }
+    }
+}
+
 /// What a queue works with.
 pub(super) struct Parts {
     /// The number of the queue in the device.
     pub(super) index: u32,
+    pub(super) owner: Owner,
     pub(super) info: Info,
     pub(super) card: Arc<Card>,
     pub(super) shared: Shared,
@@ -193,6 +217,12 @@ pub(super) fn rings_at(address: u64) -> [(u64, u32); 2] {
 }
 
 impl DeviceQueue for E1000eQueue {
+    /// This queue serves no other one.
+    fn cede(&mut self, hardware: u32) -> Option<HardwareQueue> {
+        (hardware == OWN_QUEUE && self.parts.owner == Owner::Engine)
+            .then(|| HardwareQueue { number: hardware, state: Box::new(()) })
+    }
+
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.pool = Some(space);
         self.pool_at = spaces.device_address(space, 0, 0).unwrap_or(self.pool_at);
@@ -372,9 +402,13 @@ impl E1000eQueue {
     }
 }
 
-/// Stops the device, which then accesses no memory. A device that is left to the next server goes on.
+/// Stops the device, which then accesses no memory. A device that is left to the next server goes on, but not with a
+/// session's own queue.
 impl Drop for E1000eQueue {
     fn drop(&mut self) {
+        if self.parts.owner == Owner::Session {
+            return self.parts.card.close_own();
+        }
         self.parts.card.leave_in_panic();
         self.parts.card.stop();
     }

@@ -10,13 +10,25 @@ pub(super) const KEY_WORDS: usize = 10;
 /// Has the device spread flows over both queues, by a Toeplitz hash with this key. The hash is over addresses and
 /// ports of TCP, and over the addresses of other packets. A packet that is not IP comes to queue 0.
 pub(super) fn set(registers: &Registers, key: &[u32; KEY_WORDS]) {
-    for word in 0..TABLE_WORDS {
-        registers.write(RETA.at(word, 4), RETA_BOTH);
-    }
+    set_table(registers, RETA_BOTH);
     for (at, word) in (0..).zip(key) {
         registers.write(RSSRK.at(at, 4), *word);
     }
     registers.write(MRQC, MRQC_BOTH);
+}
+
+/// Has the device put all packets of IP into queue 1, and others into queue 0; or all into queue 0.
+pub(super) fn direct(registers: &Registers, to_second: bool) {
+    if to_second {
+        set_table(registers, RETA_SECOND);
+    }
+    registers.write(MRQC, if to_second { MRQC_BOTH } else { 0 });
+}
+
+fn set_table(registers: &Registers, entries: u32) {
+    for word in 0..TABLE_WORDS {
+        registers.write(RETA.at(word, 4), entries);
+    }
 }
 
 #[cfg(test)]

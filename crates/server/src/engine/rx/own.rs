@@ -15,7 +15,7 @@ use towpath_protocol::settings::{Setting, Values};
 use crate::clock::clock_ns;
 use crate::engine::copy::observe;
 use crate::engine::delivery::{Delivery, InPlace, Packet, Placed};
-use crate::engine::demux::FlowTable;
+use crate::engine::demux::{Destination, FlowTable, is_group};
 use crate::engine::device_counters::DeviceCounters;
 use crate::engine::own::Returned;
 use crate::engine::port::DevicePort;
@@ -50,6 +50,7 @@ pub(crate) struct OwnRx {
     received: Vec<Received>,
     done: usize,
     pieces: Vec<Piece>,
+    found: Vec<Destination>,
     /// Packets that the engine takes from each queue per poll iteration, and the upper limit.
     batch: usize,
     most: usize,
@@ -71,6 +72,7 @@ impl OwnRx {
             received: Vec::new(),
             done: 0,
             pieces: Vec::new(),
+            found: Vec::new(),
             batch: most.min(values.get(Setting::RxBatch) as usize),
             most,
             limit: ITERATION_BYTES,
@@ -145,8 +147,8 @@ impl OwnRx {
             self.next = number;
             let (own, _) = port.own();
             let Some((key, memory)) = own.get(number) else { continue };
-            let pieces = &mut self.pieces;
-            let mut queue = Queue { key, memory, flows, delivery, counters, pieces };
+            let (pieces, found) = (&mut self.pieces, &mut self.found);
+            let mut queue = Queue { key, memory, flows, delivery, counters, pieces, found };
             let mut bytes = 0;
             for packet in Received::packets(&self.received[self.done..]) {
                 let work = queue.deliver(packet);
@@ -257,6 +259,7 @@ struct Queue<'a, 'd> {
     delivery: &'a mut Delivery<'d>,
     counters: &'a mut DeviceCounters,
     pieces: &'a mut Vec<Piece>,
+    found: &'a mut Vec<Destination>,
 }
 
 impl Queue<'_, '_> {
@@ -301,6 +304,15 @@ impl Queue<'_, '_> {
         };
         for destination in self.flows.promiscuous() {
             work += self.delivery.deliver(*destination, &packet, 0);
+        }
+        if is_group(headers.destination) {
+            // A device that cannot choose packets by their flows.
+            self.found.clear();
+            self.flows.members(&headers, self.found);
+            for destination in &*self.found {
+                work += self.delivery.deliver(*destination, &packet, 0);
+            }
+            return (false, work);
         }
         // The flow filter lets no other session's packets in. An endpoint may have closed since.
         let found = flow_of(&headers, packet.beginning, self.flows);

@@ -12,10 +12,12 @@ use super::super::settings::Settings;
 use crate::device::{SWITCH_IOMMU_ON, numbers};
 use crate::failure::{Failure, remedy};
 
-/// Checks the settings, and opens the card with the driver for its kind. `earlier`: what an earlier server left.
+/// Checks the settings, and opens the card with the driver for its kind. `own_queue`: `true` if a session may have a
+/// hardware queue to itself. `earlier`: what an earlier server left.
 pub(super) fn open(
     options: &Options,
     settings: &Settings,
+    own_queue: bool,
     earlier: &EarlierObjects,
 ) -> Result<Box<dyn Device>, Failure> {
     check(options.address, settings)?;
@@ -26,6 +28,7 @@ pub(super) fn open(
     }
     let mut options = options.clone();
     options.queues = settings.lanes();
+    options.own_queue = own_queue;
     if let Some(mtu) = settings.mtu {
         options.mtu = mtu.get();
     }

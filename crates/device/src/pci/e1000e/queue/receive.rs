@@ -8,10 +8,12 @@ impl E1000eQueue {
     /// Gives the device empty buffers. Returns how many the device took.
     pub(super) fn fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         let mut taken = 0;
+        let headroom = self.parts.owner.headroom_bytes();
         for buffer in buffers {
+            let at = buffer.saturating_add(headroom);
             let is_good = self.parts.shared.rx.room() > 0
-                && spaces.is_writable(space, *buffer, RX_BUFFER_BYTES as u32)
-                && spaces.device_address(space, *buffer, RX_BUFFER_BYTES as u32).is_some();
+                && spaces.is_writable(space, at, RX_BUFFER_BYTES as u32)
+                && spaces.device_address(space, at, RX_BUFFER_BYTES as u32).is_some();
             if !is_good {
                 break;
             }
@@ -50,7 +52,8 @@ impl E1000eQueue {
     pub(super) fn give(&mut self, buffer: u32) {
         let rx = &mut self.parts.shared.rx;
         self.parts.ledger.set_buffer(rx.tail(), buffer);
-        rx.push(descriptor::empty(self.pool_at + u64::from(buffer)));
+        let at = u64::from(buffer) + u64::from(self.parts.owner.headroom_bytes());
+        rx.push(descriptor::empty(self.pool_at + at));
     }
 
     /// Drops the packets that wait from an earlier server, and counts them. Their buffers go back to the device.
@@ -121,7 +124,8 @@ impl E1000eQueue {
         }
         rx.take(1);
         let buffer = self.parts.ledger.buffer(index);
-        let mut packet = Received::whole(pool, buffer, buffer, written.len, Meta::FULL);
+        let at = buffer + self.parts.owner.headroom_bytes();
+        let mut packet = Received::whole(pool, buffer, at, written.len, Meta::FULL);
         packet.meta.checksum = written.checksum;
         packet.hash = written.hash;
         out.push(packet);
@@ -141,7 +145,8 @@ impl E1000eQueue {
             let buffer = self.parts.ledger.buffer(index);
             // The device may claim more bytes than the buffer has.
             let len = written.len.min(RX_BUFFER_BYTES as u32);
-            let mut part = Received::whole(pool, buffer, buffer, len, Meta::FULL);
+            let at = buffer + self.parts.owner.headroom_bytes();
+            let mut part = Received::whole(pool, buffer, at, len, Meta::FULL);
             part.continues = !written.is_last;
             out.push(part);
             match written {

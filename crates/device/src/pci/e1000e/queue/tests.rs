@@ -8,7 +8,7 @@ use towpath_memory::{Mapping, Region};
 
 use super::*;
 use crate::dma::{Access, Dma, DmaError};
-use crate::pci::e1000e::card::{Card, double_of};
+use crate::pci::e1000e::card::{Card, double_of, double_with_own};
 use crate::pci::e1000e::going_on::{Files, GoingOn};
 use crate::pci::e1000e::ledger::{Header, Opened};
 use crate::random::Random;
@@ -54,7 +54,7 @@ fn info() -> Info {
 fn parts(card: Arc<Card>, shared: Shared, ledger: Ledger) -> Parts {
     let rings = registration(RINGS_AT, &shared.mapping);
     let interrupt = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-    Parts { index: 0, info: info(), card, shared, rings, ledger, interrupt }
+    Parts { index: 0, owner: Owner::Engine, info: info(), card, shared, rings, ledger, interrupt }
 }
 
 /// A queue, with the engine's part and the device's.
@@ -78,6 +78,10 @@ impl World {
     }
 
     fn of(card: Card) -> World {
+        World::over(Arc::new(card))
+    }
+
+    fn over(card: Arc<Card>) -> World {
         let bytes = BUFFERS as usize * RX_BUFFER_BYTES;
         let (region, memory) = Region::in_kept_file("packets", bytes).unwrap();
         let registered = registration(PACKETS_AT, region.mapping());
@@ -89,7 +93,7 @@ impl World {
         let packets = PacketMemory { bytes, pool_bytes: bytes };
         let header = Header { mac: MAC, opened: OPENED, packets, memories };
         let (ledger, ledger_file) = Ledger::new(&header).unwrap();
-        let queue = E1000eQueue::start(parts(Arc::new(card), shared, ledger));
+        let queue = E1000eQueue::start(parts(card, shared, ledger));
         let files = Files { rings, ledger: ledger_file };
         let free = (0..BUFFERS).map(|one| one * RX_BUFFER_BYTES as u32).collect();
         World { queue, spaces, pool, files, memory, free, in_hand: Vec::new(), head: 0 }
@@ -152,7 +156,7 @@ impl World {
         ] {
             earlier.add(name, 1, file.as_fd().try_clone_to_owned().unwrap());
         }
-        let found = GoingOn::find(&earlier, &card, opened).unwrap().pop();
+        let found = GoingOn::find(&earlier, &card, (opened, 1)).unwrap().pop();
         (found, Arc::new(card))
     }
 }
@@ -305,6 +309,49 @@ fn other_options_are_not_gone_on_with() {
     assert!(
         !has(bytes, bytes - RX_BUFFER_BYTES) && !has(bytes - 1, bytes) && !has(bytes + 4096, bytes)
     );
+}
+
+/// The device writes behind the headroom of a session's buffers. The end of the session's queue leaves the engine's
+/// running.
+#[test]
+fn a_session_has_a_queue_with_headroom_in_its_buffers() {
+    let card = Arc::new(double_with_own());
+    let engine = World::over(card.clone());
+    let (shared, _) = Shared::new().unwrap();
+    let header = Header {
+        mac: MAC,
+        opened: OPENED,
+        packets: PacketMemory::default(),
+        memories: [(0, 0); 2],
+    };
+    let (ledger, _) = Ledger::new(&header).unwrap();
+    let own =
+        Parts { index: OWN_QUEUE, owner: Owner::Session, ..parts(card.clone(), shared, ledger) };
+    let mut queue = E1000eQueue::start(own);
+    let (mut spaces, stride) = (Spaces::default(), 2176);
+    let region = Region::private(4 * stride as usize).unwrap();
+    let registered = registration(PACKETS_AT, region.mapping());
+    let pool = spaces.add(Space::writable(region).registered(Some(registered)));
+    // The last one lacks a byte in the last page.
+    let buffers = [0, stride, 2 * stride, 3 * 4096 - 2048 - 127];
+    assert_eq!(queue.rx_fill(&spaces, pool, &buffers), 3);
+    queue.kick(&mut spaces, Kick::Rx).unwrap();
+    assert_eq!(card.registers.read(RDT.at(OWN_QUEUE, QUEUE_STRIDE)), 3);
+    assert_eq!(queue.parts.shared.rx.fetch(1)[0], PACKETS_AT + u64::from(stride) + 128);
+    for index in 0..2 {
+        queue.parts.shared.rx.write_back(index, [0, 3 | 100 << 32]);
+    }
+    let mut out = Vec::new();
+    queue.rx_poll(&mut spaces, &mut out, 64).unwrap();
+    let places: Vec<_> = out.iter().map(|one| (one.buffer, one.offset)).collect();
+    assert_eq!(places, [(0, 128), (stride, stride + 128)]);
+    assert!(queue.cede(OWN_QUEUE).is_none());
+    drop(queue);
+    assert_eq!(card.registers.read(RDT.at(OWN_QUEUE, QUEUE_STRIDE)), 0);
+    assert_ne!(engine.register(RCTL) & RCTL_ENABLE, 0);
+    let World { queue: mut engine, .. } = engine;
+    assert_eq!(engine.cede(OWN_QUEUE).map(|ceded| ceded.number), Some(OWN_QUEUE));
+    assert!(engine.cede(0).is_none());
 }
 
 /// Damaged packets may take all buffers of the ring. The device gets them again, and the engine does not sleep

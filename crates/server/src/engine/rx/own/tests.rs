@@ -298,6 +298,31 @@ fn packets_of_others_and_malformed_ones_take_no_buffer() {
     world.check();
 }
 
+/// A device that cannot choose packets by their flows also puts packets to groups there.
+#[test]
+fn packets_to_groups_are_copied_to_their_members() {
+    let mut world = World::new();
+    world.poll();
+    let before = world.lent();
+    let to_group = |port| {
+        let mut frame = inward(port).udp(b"all");
+        frame[..6].fill(0xff);
+        frame
+    };
+    world.arrive(&to_group(PORT + 3), Meta::FULL);
+    assert_eq!(world.poll(), 1);
+    assert!(world.application.packets().is_empty(), "it has no member");
+    let member = Destination { session: 0, endpoint: 0 };
+    assert!(world.flows.insert(&testing::rule(PORT + 3), true, member));
+    world.arrive(&to_group(PORT + 3), Meta::FULL);
+    assert_eq!(world.poll(), 1);
+    assert_eq!(world.application.packets(), [(0, to_group(PORT + 3))]);
+    assert_eq!(world.count(EndpointCount::RxCopies), 1);
+    world.poll();
+    assert_eq!(world.lent(), before);
+    world.check();
+}
+
 /// The engine looks for buffers by itself when the device has few: nothing else would tell it.
 #[test]
 fn the_engine_looks_for_buffers_of_a_slow_application() {

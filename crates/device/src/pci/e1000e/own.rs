@@ -1,0 +1,87 @@
+//! The second hardware queue, which a session has to itself.
+//!
+//! The device chooses a queue by a hash alone, and never by a flow. So while the session is alone, all
+//! packets of IP go into its queue, and while it is not, none does: the engine's queue receives them. The
+//! device reaches the session's memory through the IOMMU, until the queue is closed.
+
+use std::io;
+use std::sync::Arc;
+
+use towpath_queue::descriptor::HEADROOM_BYTES;
+
+use super::card::Card;
+use super::ledger::{Header, Ledger, Opened};
+use super::memory::Shared;
+use super::queue::{E1000eQueue, Owner, Parts, RX_BUFFER_BYTES};
+use super::{Moderation, Options};
+use crate::dma::{Access, Dma, Registration};
+use crate::pci::dma::{OfSessions, PciDma};
+use crate::{
+    DeviceError, HardwareQueue, Info, OpenedOwnQueue, OwnMemory, OwnQueueError, OwnQueueLimits,
+    OwnQueues, PacketMemory,
+};
+
+/// The number of the hardware queue.
+pub(super) const OWN_QUEUE: u32 = 1;
+/// The longest distance between two receive buffers, in bytes.
+const MOST_BUFFER_BYTES: u32 = 1 << 16;
+
+/// Returns what the device can give a session to itself.
+pub(super) fn limits(options: &Options) -> Result<OwnQueueLimits, OwnQueueError> {
+    let name = options.address.to_string();
+    if !options.own_queue {
+        return Err(OwnQueueError::NotPrepared { name });
+    }
+    if options.queues() > 1 {
+        return Err(OwnQueueError::Lanes { name });
+    }
+    if matches!(options.moderation, Moderation::One { .. }) {
+        return Err(OwnQueueError::OneInterrupt { name });
+    }
+    let least = RX_BUFFER_BYTES as u32 + HEADROOM_BYTES;
+    let queues = OWN_QUEUE..OWN_QUEUE + 1;
+    Ok(OwnQueueLimits { queues, buffer_bytes: least..=MOST_BUFFER_BYTES, takes_all: true })
+}
+
+/// Opens the hardware queue for sessions, one after the other.
+pub(super) struct Opener {
+    pub(super) info: Info,
+    pub(super) card: Arc<Card>,
+    pub(super) dma: Arc<PciDma>,
+}
+
+impl Opener {
+    fn failed(&self, what: &'static str, cause: impl Into<io::Error>) -> DeviceError {
+        DeviceError::Failed { name: self.info.name.clone(), what, cause: cause.into() }
+    }
+}
+
+impl OwnQueues for Opener {
+    fn open(&self, _: HardwareQueue, memory: &OwnMemory) -> Result<OpenedOwnQueue, DeviceError> {
+        let dma: Arc<dyn Dma> = Arc::new(OfSessions(self.dma.clone()));
+        let register = |what, mapping| {
+            let made = Registration::new(&dma, mapping, Access::ReadWrite);
+            made.map_err(|error| self.failed(what, io::Error::other(error)))
+        };
+        let registration = register("registering a session's memory", &memory.mapping)?;
+        let failed = |cause| self.failed("memory for a session's rings", cause);
+        let (shared, _) = Shared::new().map_err(failed)?;
+        let rings = register("registering a session's rings", &shared.mapping)?;
+        // No next server goes on with this queue.
+        let opened = Opened { mtu: self.info.mtu, has_one_interrupt: false };
+        let packets = PacketMemory::default();
+        let header = Header { mac: self.info.mac, opened, packets, memories: [(0, 0); 2] };
+        let (ledger, _) = Ledger::new(&header).map_err(failed)?;
+        let interrupt = self.card.queue_interrupts()[OWN_QUEUE as usize].clone();
+        let (info, card, index) = (self.info.clone(), self.card.clone(), OWN_QUEUE);
+        let parts = info.limits.tx_packet_parts;
+        let owner = Owner::Session;
+        let queue = Parts { index, owner, info, card, shared, rings, ledger, interrupt };
+        Ok((Box::new(E1000eQueue::start(queue)), registration, parts))
+    }
+
+    /// The engine's queue receives all packets without a session's.
+    fn take_back(&self, hardware: u32) -> Result<HardwareQueue, DeviceError> {
+        Ok(HardwareQueue { number: hardware, state: Box::new(()) })
+    }
+}
