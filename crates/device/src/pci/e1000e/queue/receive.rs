@@ -1,7 +1,7 @@
 //! Received packets.
 
 use super::super::descriptor::{self, Written};
-use super::{E1000eQueue, RX_BUFFER_BYTES};
+use super::{E1000eQueue, Owner, RX_BUFFER_BYTES};
 use crate::{ETHERNET_HEADER_BYTES, Meta, Received, SpaceId, Spaces, VLAN_TAG_BYTES};
 
 impl E1000eQueue {
@@ -12,7 +12,9 @@ impl E1000eQueue {
         for buffer in buffers {
             let at = buffer.saturating_add(headroom);
             let is_good = self.parts.shared.rx.room() > 0
-                && spaces.is_writable(space, at, RX_BUFFER_BYTES as u32)
+                // The server does not write into the memory of a session's queue. The device does.
+                && (self.parts.owner == Owner::Session
+                    || spaces.is_writable(space, at, RX_BUFFER_BYTES as u32))
                 && spaces.device_address(space, at, RX_BUFFER_BYTES as u32).is_some();
             if !is_good {
                 break;

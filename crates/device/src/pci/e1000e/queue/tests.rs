@@ -331,7 +331,7 @@ fn a_session_has_a_queue_with_headroom_in_its_buffers() {
     let (mut spaces, stride) = (Spaces::default(), 2176);
     let region = Region::private(4 * stride as usize).unwrap();
     let registered = registration(PACKETS_AT, region.mapping());
-    let pool = spaces.add(Space::writable(region).registered(Some(registered)));
+    let pool = spaces.add(Space::new(region.mapping().clone()).registered(Some(registered)));
     // The last one lacks a byte in the last page.
     let buffers = [0, stride, 2 * stride, 3 * 4096 - 2048 - 127];
     assert_eq!(queue.rx_fill(&spaces, pool, &buffers), 3);
