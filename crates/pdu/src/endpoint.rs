@@ -7,9 +7,10 @@ use towpath_client::{Endpoint, Lost, Rule, Session};
 
 use crate::counters::{ReceiveCounters, SendCounters};
 use crate::format::{ETHERTYPE, OVERHEAD_BYTES};
+use crate::limits::Limits;
 use crate::message::Message;
 use crate::pdu::Pdu;
-use crate::reassembler::{Accepted, Limits, Reassembler};
+use crate::reassembler::{Accepted, Reassembler};
 use crate::sender::{SendError, Sender};
 
 /// The default number of fragments in the transmit queue at a time ([`Options::ahead`]): more than

@@ -38,6 +38,7 @@ mod counters;
 mod endpoint;
 mod finished;
 mod format;
+mod limits;
 mod message;
 mod partial;
 mod pdu;
@@ -52,9 +53,10 @@ pub use endpoint::{MAX_AHEAD, OpenError, Options, PduEndpoint};
 pub use format::{
     ETHERTYPE, Fragment, HEADER_BYTES, MAX_PDU_BYTES, Malformed, OVERHEAD_BYTES, VERSION,
 };
+pub use limits::Limits;
 pub use message::Message;
 pub use pdu::{Parts, Pdu};
 pub use pieces::Pieces;
-pub use reassembler::{Accepted, Dropped, Limits, Reassembler};
+pub use reassembler::{Accepted, Dropped, Reassembler};
 pub use sender::SendError;
 pub use towpath_client::{Lost, Options as SessionOptions, Session};

@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::reassembler::PARTIALS_OF_SOURCE;
+use crate::limits::PARTIALS_OF_SOURCE;
 
 /// The maximum number of begun and unfinished PDUs of several fragments, to all receivers together:
 /// a PDU to a group is incomplete at each of its receivers. It is half of the PDUs that a receiver
