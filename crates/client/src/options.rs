@@ -92,6 +92,9 @@ pub enum WaitStrategy {
     /// and at most as long as a wake-up takes. The first such session of a process measures that
     /// time, within a tenth of a second.
     SpinThenBlock,
+    /// The client spins for this long, at most 10 ms, then sleeps: a fixed limit, counted from the
+    /// first poll without news. [`WaitStrategy::SpinThenBlock`] chooses the limit by itself.
+    SpinFor(Duration),
     /// Timer-driven: the client polls this many times per second, 1 to 100 000. The server notifies
     /// the client only when half of the receive buffers are used. Between ticks the client sleeps.
     /// If even the shortest sleep takes longer than a tick, the client stays awake. [`Statistics`]
@@ -99,6 +102,10 @@ pub enum WaitStrategy {
     /// long a sleep takes, within a tenth of a second.
     TimerDriven(u32),
 }
+
+/// The longest [`WaitStrategy::SpinFor`]. While it spins, the client does not check whether the
+/// server lives.
+const MAX_SPIN: Duration = Duration::from_millis(10);
 
 /// The allowed ticks per second of a timer-driven session.
 const CLOCK_HZ: std::ops::RangeInclusive<u32> = 1..=100_000;
@@ -110,6 +117,9 @@ impl WaitStrategy {
             WaitStrategy::TimerDriven(hz) if !CLOCK_HZ.contains(&hz) => {
                 let (least, most) = (CLOCK_HZ.start(), CLOCK_HZ.end());
                 Err(format!("a clock of {hz} Hz; {least} to {most} are possible"))
+            }
+            WaitStrategy::SpinFor(limit) if limit > MAX_SPIN => {
+                Err(format!("spinning for {limit:?}; at most {MAX_SPIN:?} are possible"))
             }
             _ => Ok(()),
         }

@@ -32,6 +32,11 @@ enum Way {
     Block,
     Poll,
     Spin(Spinner),
+    /// Spins for `limit` nanoseconds from the first poll without news.
+    SpinFor {
+        limit: u64,
+        since: Option<u64>,
+    },
     TimerDriven(Clock),
     /// A clock so fast that the first wait measures the shortest sleep; its ticks per second.
     NotMeasured(u64),
@@ -51,6 +56,9 @@ impl Waiter {
             WaitStrategy::Poll => Way::Poll,
             WaitStrategy::SpinThenBlock => {
                 Way::Spin(Spinner::new(Costs::of_this_machine().wake_up))
+            }
+            WaitStrategy::SpinFor(limit) => {
+                Way::SpinFor { limit: limit.as_nanos() as u64, since: None }
             }
             WaitStrategy::TimerDriven(hz) => {
                 let clock = Clock::new(u64::from(hz), 0, 0);
@@ -92,6 +100,14 @@ impl Waiter {
                     Step::Block
                 }
             }
+            Way::SpinFor { limit, since } => {
+                let began = *since.get_or_insert(now);
+                if now.saturating_sub(began) < *limit {
+                    Step::Spin { until: now }
+                } else {
+                    Step::Block
+                }
+            }
             Way::TimerDriven(clock) => clock.step(now),
         }
     }
@@ -106,6 +122,9 @@ impl Waiter {
     }
 
     pub(crate) fn found(&mut self, slept: bool) {
+        if let Way::SpinFor { since, .. } = &mut self.way {
+            *since = None;
+        }
         if matches!(self.way, Way::Spin(_)) {
             let now = self.now();
             if let Way::Spin(spinner) = &mut self.way {
@@ -138,7 +157,27 @@ impl Waiter {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn a_fixed_limit_of_spinning_counts_from_the_first_poll_without_news() {
+        let mut never = Waiter::new(WaitStrategy::SpinFor(Duration::ZERO));
+        assert!(matches!(never.idle(), Step::Block));
+        let limit = Duration::from_millis(5);
+        let mut waiter = Waiter::new(WaitStrategy::SpinFor(limit));
+        for slept in [false, true] {
+            assert!(matches!(waiter.idle(), Step::Spin { .. }), "the time begins here");
+            std::thread::sleep(limit);
+            assert!(matches!(waiter.idle(), Step::Block));
+            assert!(matches!(waiter.idle(), Step::Block), "until there are news");
+            waiter.found(slept);
+        }
+        let too_long = WaitStrategy::SpinFor(Duration::from_millis(11)).check();
+        assert!(too_long.unwrap_err().contains("at most 10ms"));
+        assert_eq!(WaitStrategy::SpinFor(Duration::from_millis(10)).check(), Ok(()));
+    }
 
     #[test]
     fn only_a_clock_faster_than_sleep_spins() {

@@ -144,6 +144,7 @@ fn endpoint_to_endpoint_with_every_wait_strategy() {
             WaitStrategy::Block,
             WaitStrategy::Poll,
             WaitStrategy::SpinThenBlock,
+            WaitStrategy::SpinFor(Duration::from_micros(15)),
             WaitStrategy::TimerDriven(5000),
         ] {
             exchange(mode, waiting, 100);
@@ -686,6 +687,7 @@ fn queued_packets_are_flushed_before_a_wait() {
         WaitStrategy::Block,
         WaitStrategy::Poll,
         WaitStrategy::SpinThenBlock,
+        WaitStrategy::SpinFor(Duration::from_millis(1)),
         WaitStrategy::TimerDriven(1000),
     ] {
         let (server, _far) = serve(EngineStrategy::Block);
@@ -707,6 +709,7 @@ fn deadlines_beyond_the_clocks_range_never_expire() {
         WaitStrategy::Block,
         WaitStrategy::Poll,
         WaitStrategy::SpinThenBlock,
+        WaitStrategy::SpinFor(Duration::from_millis(1)),
         WaitStrategy::TimerDriven(50_000),
     ] {
         let mut b = attach_waiting(&server, "b", waiting);
