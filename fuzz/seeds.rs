@@ -161,6 +161,12 @@ fn pdus() -> Vec<(&'static str, Vec<u8>)> {
     // Unpadded: a seed has at most 4096 bytes.
     let hole = |number: usize| fragment(1, 900, number * 2, 1)[..OVERHEAD_BYTES + 1].to_vec();
     let holes: Vec<_> = (0..66).map(|number| (1, 0, hole(number))).collect();
+    // Opens a queue of three PDUs, fills it, takes from it in both ways, and closes it.
+    let queue: Vec<_> = (0..5)
+        .map(|id| (if id == 0 { 8 } else { 0 }, 2, fragment(id, 46, 0, 46)))
+        .chain([(16, 0, fragment(9, 900, 0, 300)), (48, 0, fragment(10, 46, 0, 46))])
+        .chain([(8, 0, fragment(11, 46, 0, 46))])
+        .collect();
     vec![
         ("empty", conversation(&[(0, 0, fragment(1, 0, 0, 0))])),
         ("whole", conversation(&[(0, 0, fragment(1, 46, 0, 46)), (4, 0, fragment(1, 46, 0, 46))])),
@@ -177,6 +183,7 @@ fn pdus() -> Vec<(&'static str, Vec<u8>)> {
         ("too-many", conversation(&many)),
         ("too-large", conversation(&large)),
         ("holes", conversation(&holes)),
+        ("queue", conversation(&queue)),
     ]
 }
 

@@ -2,14 +2,15 @@
 //! PDU has the stated CRC.
 //!
 //! The input is a conversation. Each frame follows a byte of flags, the time since the last frame
-//! in hundredths of a second, and its length.
+//! in hundredths of a second, and its length. Flags give channels queues, and take PDUs from them.
 #![no_main]
 
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use towpath_pdu::{
-    Accepted, ETHERTYPE, Fragment, Limits, OVERHEAD_BYTES, Pieces, Reassembler, VERSION,
+    Accepted, ChannelQueue, Channels, ETHERTYPE, Fragment, Limits, OVERHEAD_BYTES, Pdu, Pieces,
+    VERSION,
 };
 
 /// Corrects ethertype, version and the header check, so that more than one frame in 2^32 passes
@@ -19,6 +20,15 @@ const MEND: u8 = 1;
 const WHOLE: u8 = 2;
 /// Splits the frame into pieces of 50 bytes.
 const PIECES: u8 = 4;
+/// Gives the frame's channel a queue, or closes the queue that it has.
+const QUEUE: u8 = 8;
+/// Takes a PDU, in turn.
+const TAKE: u8 = 16;
+/// Takes a PDU of the frame's channel.
+const TAKE_FROM: u8 = 32;
+
+const QUEUE_PDUS: usize = 3;
+const QUEUE_BYTES: usize = 100_000;
 
 fn limits() -> Limits {
     Limits {
@@ -32,7 +42,8 @@ fn limits() -> Limits {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let mut reassembler = Reassembler::new(limits());
+    let mut channels = Channels::new(limits());
+    let mut open = Vec::new();
     let mut now = Instant::now();
     let mut rest = bytes;
     while let Some(([flags, wait, high, low], after)) = rest.split_first_chunk() {
@@ -57,9 +68,18 @@ fuzz_target!(|bytes: &[u8]| {
                 assert_eq!(written, *headers);
             }
         }
+        let channel = frame
+            .get(18..22)
+            .map_or(0, |bytes| bytes.iter().fold(0, |number, byte| number << 8 | u32::from(*byte)));
+        if flags & QUEUE != 0 && channels.close(channel).is_none() {
+            let queue = ChannelQueue::new(channel).pdus(QUEUE_PDUS).bytes(QUEUE_BYTES);
+            if channels.open(&queue.weight(u32::from(*wait))).is_ok() && !open.contains(&channel) {
+                open.push(channel);
+            }
+        }
         let parts = frame.chunks(if flags & PIECES != 0 { 50 } else { usize::MAX });
         let crc = |parts: &mut dyn Iterator<Item = &[u8]>| parts.fold(0, crc32c::crc32c_append);
-        match reassembler.accept(now, parts.clone()) {
+        match channels.accept(now, parts.clone()) {
             Ok(Accepted::InPlace(fragment)) => {
                 let mut pieces = Pieces::after_headers(parts, fragment.len as usize);
                 assert_eq!(crc(&mut pieces), fragment.crc);
@@ -68,15 +88,33 @@ fuzz_target!(|bytes: &[u8]| {
                 assert_eq!(whole.len(), fragment.total as usize);
                 assert_eq!(crc32c::crc32c(whole), fragment.crc);
             }
-            Ok(Accepted::Waits) => assert!(reassembler.waiting() > 0),
+            Ok(Accepted::Queued(fragment)) => {
+                assert!(channels.state(fragment.channel).unwrap().queued > 0);
+            }
+            Ok(Accepted::Waits) => assert!(channels.deadline().is_some()),
             Err(_) => {}
         }
-        let (counters, limits) = (reassembler.counters(), limits());
-        assert!(counters.adds_up(reassembler.waiting()), "{counters:?}");
-        assert!(reassembler.waiting() <= limits.partials);
-        assert!(reassembler.held_bytes() <= limits.bytes);
-        assert!(reassembler.deadline().is_none_or(|deadline| deadline > now));
+        let check = |pdu: Pdu<'_>| assert_eq!(pdu.contiguous().unwrap().len(), pdu.len());
+        if flags & TAKE != 0 {
+            channels.take(1, check);
+        }
+        if flags & TAKE_FROM != 0 {
+            channels.take_from(channel, 1, check);
+        }
+        let (shared, limits) = (channels.shared(), limits());
+        let counters = shared.counters();
+        assert!(counters.adds_up(shared.waiting()), "{counters:?}");
+        assert!(shared.waiting() <= limits.partials);
+        assert!(shared.held_bytes() <= limits.bytes);
+        assert!(channels.deadline().is_none_or(|deadline| deadline > now));
+        for state in open.iter().filter_map(|channel| channels.state(*channel)) {
+            assert!(state.received.adds_up(state.incomplete), "{state:?}");
+            assert_eq!(state.received.reassembled, state.taken + state.queued as u64);
+            assert!(state.queued + state.incomplete <= QUEUE_PDUS);
+            assert!(state.held_bytes <= QUEUE_BYTES);
+        }
     }
-    reassembler.expire(now + limits().time);
-    assert_eq!(reassembler.waiting(), 0);
+    channels.expire(now + limits().time);
+    assert_eq!(channels.shared().waiting(), 0);
+    assert!(open.iter().filter_map(|one| channels.state(*one)).all(|one| one.incomplete == 0));
 });

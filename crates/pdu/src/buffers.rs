@@ -3,11 +3,11 @@
 use crate::format::MAX_PDU_BYTES;
 
 /// The smallest buffer; each class is twice the one before.
-const SMALLEST_BYTES: usize = 4096;
-const CLASSES: usize = 5;
+const SMALLEST_BYTES: usize = 256;
+const CLASSES: usize = 9;
 const _: () = assert!(SMALLEST_BYTES << (CLASSES - 1) == MAX_PDU_BYTES);
 
-/// Buffers of five sizes. They are reused before new memory is allocated, so a steady mix of PDUs
+/// Buffers of nine sizes. They are reused before new memory is allocated, so a steady mix of PDUs
 /// allocates nothing.
 #[derive(Debug)]
 pub(crate) struct Buffers {
@@ -87,7 +87,7 @@ mod tests {
         }
         assert_eq!(small.len(), 2 * MAX_PDU_BYTES / 4096);
         assert_eq!(buffers.held(), 3 * MAX_PDU_BYTES);
-        for (len, bytes) in [(0, 4096), (4097, 8192), (8192, 8192), (65_536, 65_536)] {
+        for (len, bytes) in [(0, 256), (256, 256), (257, 512), (4097, 8192), (65_536, 65_536)] {
             assert_eq!(Buffers::new(MAX_PDU_BYTES).take(len).len(), bytes);
         }
     }

@@ -1,6 +1,7 @@
 //! Counters. Every reason for a drop has one.
 
-/// The outcome of received fragments and of incomplete PDUs.
+/// The outcome of received fragments and of incomplete PDUs, of all channels without a queue, or of
+/// one channel with a queue.
 ///
 /// Each fragment counts in one of `in_place`, `copied` and the reasons for a dropped fragment. Each
 /// PDU with a stored part counts in `reassembled` or in one reason for giving up, unless it is
@@ -30,6 +31,9 @@ pub struct ReceiveCounters {
     pub conflicts: u64,
     /// Fragments dropped, each with the stored part of its PDU: too many holes.
     pub holes: u64,
+    /// Fragments dropped: the queue of their channel is full of complete PDUs. Further fragments of
+    /// such a PDU count as `late`.
+    pub no_room: u64,
     /// PDUs with a stored part.
     pub started: u64,
     /// PDUs reassembled and delivered.
@@ -65,7 +69,8 @@ impl ReceiveCounters {
             + self.late
             + self.damaged_in_place
             + self.conflicts
-            + self.holes;
+            + self.holes
+            + self.no_room;
         let given_up = self.damaged
             + self.conflicts
             + self.holes

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use towpath_client::{Endpoint, Lost, Rule, Session};
 
+use crate::channels::{ChannelQueue, Channels, QueueError, QueueState};
 use crate::counters::{ReceiveCounters, SendCounters};
 use crate::format::{ETHERTYPE, OVERHEAD_BYTES};
 use crate::limits::Limits;
 use crate::message::Message;
 use crate::pdu::Pdu;
-use crate::reassembler::{Accepted, Reassembler};
+use crate::reassembler::Accepted;
 use crate::sender::{SendError, Sender};
 
 /// The default number of fragments in the transmit queue at a time ([`Options::ahead`]): more than
@@ -66,7 +67,7 @@ pub enum OpenError {
 #[derive(Debug)]
 pub struct PduEndpoint {
     sender: Sender,
-    reassembler: Reassembler,
+    channels: Channels,
     wants_room: bool,
 }
 
@@ -90,7 +91,7 @@ impl PduEndpoint {
         let chunk_bytes = (packet_bytes - OVERHEAD_BYTES).min(u16::MAX as usize);
         Ok(PduEndpoint {
             sender: Sender::new(session, endpoint, chunk_bytes, options.ahead),
-            reassembler: Reassembler::new(options.limits),
+            channels: Channels::new(options.limits),
             wants_room: false,
         })
     }
@@ -163,34 +164,89 @@ impl PduEndpoint {
         self.sender.flush()
     }
 
-    /// Examines at most `budget` received packets, and passes each complete PDU to `each`. Returns
-    /// the number of packets: less than `budget` if no more wait.
+    /// Examines at most `budget` received packets. Passes each complete PDU to `each`, or puts it
+    /// into the queue of its channel ([`PduEndpoint::open_queue`]). Returns the number of packets:
+    /// less than `budget` if no more wait.
     ///
     /// # Errors
     /// [`Lost`].
     pub fn receive(&mut self, budget: usize, mut each: impl FnMut(Pdu<'_>)) -> Result<usize, Lost> {
         let now = Instant::now();
-        let (reassembler, own) = (&mut self.reassembler, self.sender.endpoint.number());
-        reassembler.expire(now);
+        let (channels, own) = (&mut self.channels, self.sender.endpoint.number());
+        channels.expire(now);
         let got =
             self.sender.session.receive(self.sender.endpoint.queue_pair(), budget, |received| {
                 if received.endpoint() != own {
-                    reassembler.count_other_endpoint();
+                    channels.count_other_endpoint();
                     return;
                 }
-                match reassembler.accept(now, received.parts()) {
+                match channels.accept(now, received.parts()) {
                     Ok(Accepted::InPlace(fragment)) => each(Pdu::in_place(fragment, received)),
                     Ok(Accepted::Reassembled(fragment, bytes)) => {
                         each(Pdu::reassembled(fragment, bytes));
                     }
                     // Each drop has a counter.
-                    Ok(Accepted::Waits) | Err(_) => {}
+                    Ok(Accepted::Waits | Accepted::Queued(_)) | Err(_) => {}
                 }
             })?;
         if self.sender.turns.len() > 0 {
             self.flush()?;
         }
         Ok(got)
+    }
+
+    /// Gives a channel a receive queue of its own, with its own buffers: [`PduEndpoint::receive`]
+    /// puts the channel's PDUs there, and the application takes them with [`PduEndpoint::take`] or
+    /// [`PduEndpoint::take_from`].
+    ///
+    /// ```no_run
+    /// use towpath_pdu::{ChannelQueue, Options, PduEndpoint, Session};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let session = Session::attach("/run/towpath/tap0.sock", &Default::default())?;
+    /// let mut pdus = PduEndpoint::open(session, &Options::default())?;
+    /// // While both have PDUs, three bytes of the video for one of the rest.
+    /// pdus.open_queue(&ChannelQueue::new(1).pdus(256).bytes(8 << 20).weight(3))?;
+    /// pdus.open_queue(&ChannelQueue::new(2).pdus(32))?;
+    /// loop {
+    ///     pdus.wait(None)?;
+    ///     // Channels without a queue deliver here.
+    ///     while pdus.receive(64, |pdu| println!("channel {}: not open", pdu.channel()))? == 64 {}
+    ///     while pdus.take(16, |pdu| println!("{} bytes on {}", pdu.len(), pdu.channel())) == 16 {
+    ///         // Keeps the session's receive buffers empty during a long series.
+    ///         pdus.receive(64, |_| {})?;
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`QueueError`].
+    pub fn open_queue(&mut self, queue: &ChannelQueue) -> Result<(), QueueError> {
+        self.channels.open(queue)
+    }
+
+    /// Closes a channel's queue, and drops its PDUs. Returns the state before that; `None` if the
+    /// channel has no queue.
+    pub fn close_queue(&mut self, channel: u32) -> Option<QueueState> {
+        self.channels.close(channel)
+    }
+
+    /// Returns the state of a channel's queue; `None` if the channel has no queue.
+    #[must_use]
+    pub fn queue_state(&self, channel: u32) -> Option<QueueState> {
+        self.channels.state(channel)
+    }
+
+    /// Passes at most `budget` queued PDUs to `each`, channels in proportion to their weights, and
+    /// returns their number ([`Channels::take`]). A PDU that stays in its queue does not end a later
+    /// [`PduEndpoint::wait`].
+    pub fn take(&mut self, budget: usize, each: impl FnMut(Pdu<'_>)) -> usize {
+        self.channels.take(budget, each)
+    }
+
+    /// Passes at most `budget` PDUs of one channel's queue to `each`, and returns their number.
+    pub fn take_from(&mut self, channel: u32, budget: usize, each: impl FnMut(Pdu<'_>)) -> usize {
+        self.channels.take_from(channel, budget, each)
     }
 
     /// Makes the next [`PduEndpoint::wait`] return also when buffers become free.
@@ -210,11 +266,11 @@ impl PduEndpoint {
         loop {
             self.flush()?;
             let now = Instant::now();
-            self.reassembler.expire(now);
+            self.channels.expire(now);
             if self.wants_room || self.sender.turns.len() > 0 {
                 self.sender.session.want_room(self.sender.endpoint.queue_pair())?;
             }
-            let next = [until, self.reassembler.deadline()].into_iter().flatten().min();
+            let next = [until, self.channels.deadline()].into_iter().flatten().min();
             let left = next.map(|next| next.saturating_duration_since(now));
             if self.sender.session.wait(left)? {
                 self.wants_room = false;
@@ -267,16 +323,16 @@ impl PduEndpoint {
         self.sender.endpoint
     }
 
-    /// Returns the number of incomplete received PDUs.
+    /// Returns the number of incomplete received PDUs of all channels without a queue.
     #[must_use]
     pub fn partials(&self) -> usize {
-        self.reassembler.waiting()
+        self.channels.shared().waiting()
     }
 
-    /// Returns the counters of receiving.
+    /// Returns the counters of receiving on all channels without a queue.
     #[must_use]
     pub fn received(&self) -> ReceiveCounters {
-        self.reassembler.counters()
+        self.channels.shared().counters()
     }
 
     /// Returns the counters of sending.

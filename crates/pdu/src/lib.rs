@@ -29,11 +29,15 @@
 //! copy, from the receive buffers into the reassembly buffer. A PDU of one fragment is not copied:
 //! the application reads it in place.
 //!
-//! [`Fragment`] and [`Reassembler`] do no input or output and have no clock: the time is an
+//! A channel can have a receive queue of its own ([`PduEndpoint::open_queue`]): a bound on its
+//! buffers, and a weight by which the application takes PDUs of several channels.
+//!
+//! [`Fragment`], [`Reassembler`] and [`Channels`] do no input or output and have no clock: the time is an
 //! argument.
 #![forbid(unsafe_code)]
 
 mod buffers;
+mod channels;
 mod counters;
 mod endpoint;
 mod finished;
@@ -46,8 +50,10 @@ mod pieces;
 mod ranges;
 mod reassembler;
 mod sender;
+mod shares;
 mod turns;
 
+pub use channels::{ChannelQueue, Channels, MAX_QUEUES, QueueError, QueueState};
 pub use counters::{ReceiveCounters, SendCounters};
 pub use endpoint::{MAX_AHEAD, OpenError, Options, PduEndpoint};
 pub use format::{
@@ -59,4 +65,9 @@ pub use pdu::{Parts, Pdu};
 pub use pieces::Pieces;
 pub use reassembler::{Accepted, Dropped, Reassembler};
 pub use sender::SendError;
+/// Compiles the example of `docs/pdu.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/pdu.md")]
+struct Page;
+
 pub use towpath_client::{Lost, Options as SessionOptions, Session};

@@ -23,7 +23,7 @@ pub struct Limits {
     pub partials_of_source: usize,
     /// Bytes of reassembly memory; at least 64 KiB. At the limit the receiver evicts the oldest
     /// PDU. From its first fragment on, a PDU takes memory for its full length, rounded up to a
-    /// power of two from 4 KiB.
+    /// power of two from 256 bytes.
     pub bytes: usize,
     /// The time that a PDU may take from its first fragment to its last, and for which the receiver
     /// remembers finished PDUs.

@@ -20,6 +20,8 @@ pub enum Accepted<'a> {
     InPlace(Fragment),
     /// It completed its PDU.
     Reassembled(Fragment, &'a [u8]),
+    /// It completed its PDU, which waits in the queue of its channel ([`crate::Channels`]).
+    Queued(Fragment),
 }
 
 /// The reason why a fragment was dropped. Each has a counter ([`ReceiveCounters`]).
@@ -46,6 +48,9 @@ pub enum Dropped {
     /// Its PDU has too many holes; the receiver gives it up.
     #[error("its PDU has too many holes")]
     Holes,
+    /// The queue of its channel is full of complete PDUs; the receiver gives its PDU up.
+    #[error("the queue of its channel is full")]
+    NoRoom,
 }
 
 /// Reassembles PDUs. It does no input or output, and has no clock: the time is an argument.
@@ -60,6 +65,10 @@ pub struct Reassembler {
     finished: Finished,
     /// The last delivered PDU, until the next fragment.
     delivered: Option<Box<[u8]>>,
+    /// `true` if the owner keeps complete PDUs in these buffers.
+    keeps: bool,
+    /// The number of complete PDUs that the owner keeps.
+    kept: usize,
     counters: ReceiveCounters,
 }
 
@@ -73,9 +82,21 @@ impl Reassembler {
             buffers: Buffers::new(limits.bytes),
             finished: Finished::new(limits.finished),
             delivered: None,
+            keeps: false,
+            kept: 0,
             counters: ReceiveCounters::default(),
             limits,
         }
+    }
+
+    /// Creates a reassembler whose owner keeps each complete PDU ([`Reassembler::keep`]), also one
+    /// of a single fragment. Kept PDUs count towards [`Limits::partials`] and [`Limits::bytes`].
+    pub(crate) fn keeping(limits: Limits) -> Reassembler {
+        Reassembler { keeps: true, ..Reassembler::new(limits) }
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Takes a frame in pieces. A time before that of an earlier call does no harm.
@@ -88,73 +109,119 @@ impl Reassembler {
         frame: impl Iterator<Item = &'f [u8]> + Clone,
     ) -> Result<Accepted<'_>, Dropped> {
         self.expire(now);
+        let fragment = parse(frame.clone()).inspect_err(|_| self.count_malformed())?;
+        let part = Pieces::after_headers(frame, fragment.len as usize);
+        self.accept_part(now, &fragment, part)
+    }
+
+    /// Takes a parsed fragment, and its part of the PDU in pieces.
+    pub(crate) fn accept_part<'f>(
+        &mut self,
+        now: Instant,
+        fragment: &Fragment,
+        part: impl Iterator<Item = &'f [u8]> + Clone,
+    ) -> Result<Accepted<'_>, Dropped> {
         self.counters.fragments += 1;
-        let fragment = match pieces::headers(frame.clone()) {
-            Some((headers, frame_bytes)) => Fragment::parse(&headers, frame_bytes),
-            None => Err(Malformed::Short),
-        };
-        let fragment = fragment.inspect_err(|_| self.counters.malformed += 1)?;
         if fragment.total as usize > self.limits.pdu_bytes {
             self.counters.too_long += 1;
             return Err(Dropped::TooLong);
         }
-        let (key, identity) = (Key::of(&fragment), Identity::of(&fragment));
-        let part = Pieces::after_headers(frame, fragment.len as usize);
+        let key = Key::of(fragment);
         let place = match self.partials.find(&key) {
             Some(place) => place,
-            None if self.finished.has(key, identity) => {
+            None if self.finished.has(key, Identity::of(fragment)) => {
                 self.counters.late += 1;
                 return Err(Dropped::Late);
             }
-            None if fragment.is_whole() => return self.take_in_place(now, &fragment, part),
-            None => self.start(now, key, identity),
+            None if fragment.is_whole() => return self.take_whole(now, fragment, part),
+            None => self.start(now, fragment)?,
         };
-        self.place(now, place, &fragment, part)
+        self.place(now, place, fragment, part)
     }
 
-    fn take_in_place<'f>(
+    /// Takes a fragment that holds its whole PDU.
+    fn take_whole<'f>(
         &mut self,
         now: Instant,
         fragment: &Fragment,
-        part: impl Iterator<Item = &'f [u8]>,
+        part: impl Iterator<Item = &'f [u8]> + Clone,
     ) -> Result<Accepted<'_>, Dropped> {
-        if part.fold(0, crc32c::crc32c_append) != fragment.crc {
+        if part.clone().fold(0, crc32c::crc32c_append) != fragment.crc {
             // The receiver does not remember it: an undamaged copy may still come.
             self.counters.damaged_in_place += 1;
             return Err(Dropped::Damaged);
         }
+        if !self.keeps {
+            self.finished.note(now, Key::of(fragment), Identity::of(fragment));
+            self.counters.in_place += 1;
+            return Ok(Accepted::InPlace(*fragment));
+        }
+        let mut buffer = self.make_room(now, fragment)?;
+        copy(&mut buffer, part);
         self.finished.note(now, Key::of(fragment), Identity::of(fragment));
-        self.counters.in_place += 1;
-        Ok(Accepted::InPlace(*fragment))
+        self.counters.started += 1;
+        self.counters.copied += 1;
+        self.counters.copied_bytes += u64::from(fragment.len);
+        self.counters.reassembled += 1;
+        let buffer = self.delivered.insert(buffer);
+        Ok(Accepted::Reassembled(*fragment, &buffer[..fragment.len as usize]))
     }
 
-    /// Makes room for a PDU, and begins it. An evicted PDU counts as finished: if its remaining
-    /// fragments began it anew, PDUs would evict each other for ever.
-    fn start(&mut self, now: Instant, key: Key, identity: Identity) -> usize {
-        let (count, oldest) = self.partials.of_source(key.source);
+    /// Makes room for a PDU, and begins it.
+    fn start(&mut self, now: Instant, fragment: &Fragment) -> Result<usize, Dropped> {
+        let (count, oldest) = self.partials.of_source(fragment.source);
         if let Some(oldest) = oldest
             && count >= self.limits.partials_of_source
         {
             self.counters.gave_way_of_source += 1;
             self.finish(now, oldest);
         }
-        if self.partials.len() >= self.limits.partials
-            && let Some((oldest, _)) = self.partials.oldest()
-        {
+        let buffer = self.make_room(now, fragment)?;
+        self.counters.started += 1;
+        Ok(self.partials.insert(Key::of(fragment), Identity::of(fragment), buffer, now))
+    }
+
+    /// Takes a buffer for a PDU. Evicts the oldest incomplete PDUs for it. An evicted PDU counts as
+    /// finished: if its remaining fragments began it anew, PDUs would evict each other for ever.
+    fn make_room(&mut self, now: Instant, fragment: &Fragment) -> Result<Box<[u8]>, Dropped> {
+        if self.partials.len() + self.kept >= self.limits.partials {
+            let Some((oldest, _)) = self.partials.oldest() else {
+                return Err(self.refuse(now, fragment));
+            };
             self.counters.gave_way += 1;
             self.finish(now, oldest);
         }
-        let len = identity.total as usize;
-        // Without any incomplete PDU all memory is free, and the limit is enough for one.
-        while !self.buffers.has_room(len)
-            && let Some((oldest, _)) = self.partials.oldest()
-        {
+        let len = fragment.total as usize;
+        // Without incomplete and kept PDUs all memory is free, and the limit is enough for one.
+        while !self.buffers.has_room(len) {
+            let Some((oldest, _)) = self.partials.oldest() else {
+                return Err(self.refuse(now, fragment));
+            };
             self.counters.gave_way_for_bytes += 1;
             self.finish(now, oldest);
         }
-        let buffer = self.buffers.take(len);
-        self.counters.started += 1;
-        self.partials.insert(key, identity, buffer, now)
+        Ok(self.buffers.take(len))
+    }
+
+    /// Gives up a PDU for which kept PDUs leave no room, and remembers it: later fragments of it
+    /// begin nothing.
+    fn refuse(&mut self, now: Instant, fragment: &Fragment) -> Dropped {
+        self.counters.no_room += 1;
+        self.finished.note(now, Key::of(fragment), Identity::of(fragment));
+        Dropped::NoRoom
+    }
+
+    /// Gives the PDU that the last fragment completed to the owner, with its buffer.
+    pub(crate) fn keep(&mut self) -> Option<Box<[u8]>> {
+        let buffer = self.delivered.take()?;
+        self.kept += 1;
+        Some(buffer)
+    }
+
+    /// Takes back the buffer of a kept PDU.
+    pub(crate) fn take_back(&mut self, buffer: Box<[u8]>) {
+        self.kept -= 1;
+        self.buffers.release(buffer);
     }
 
     fn place<'f>(
@@ -250,6 +317,11 @@ impl Reassembler {
         self.counters.other_endpoints += 1;
     }
 
+    pub(crate) fn count_malformed(&mut self) {
+        self.counters.fragments += 1;
+        self.counters.malformed += 1;
+    }
+
     /// Gives a PDU up, and remembers it as finished.
     fn finish(&mut self, now: Instant, place: usize) {
         let partial = self.partials.get(place);
@@ -258,6 +330,12 @@ impl Reassembler {
         let buffer = self.partials.remove(place);
         self.buffers.release(buffer);
     }
+}
+
+/// Parses a frame's headers.
+pub(crate) fn parse<'f>(frame: impl Iterator<Item = &'f [u8]>) -> Result<Fragment, Malformed> {
+    let (headers, frame_bytes) = pieces::headers(frame).ok_or(Malformed::Short)?;
+    Fragment::parse(&headers, frame_bytes)
 }
 
 /// Copies a fragment's part, the only copy of the receive path. Both have the same length.

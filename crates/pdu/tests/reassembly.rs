@@ -102,6 +102,7 @@ fn accept(reassembler: &mut Reassembler, now: Instant, frame: &[u8], pieces: usi
         Ok(Accepted::Reassembled(Fragment { channel, id, .. }, bytes)) => {
             Outcome::Delivered { channel, id, bytes: bytes.to_vec() }
         }
+        Ok(Accepted::Queued(_)) => unreachable!("a reassembler has no queues"),
         Err(dropped) => Outcome::Dropped(dropped),
     }
 }
