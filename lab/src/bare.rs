@@ -92,6 +92,15 @@ pub(crate) fn run(
     packet_bytes: usize,
     window: Duration,
 ) -> anyhow::Result<f64> {
+    run_in_batches(cores, (packet_bytes, BATCH), window)
+}
+
+/// Runs as [`run`] does, with at most `batch` descriptors published together.
+pub(crate) fn run_in_batches(
+    cores: (usize, usize),
+    (packet_bytes, batch): (usize, usize),
+    window: Duration,
+) -> anyhow::Result<f64> {
     let stride = buffer_stride(packet_bytes);
     let mut here = Region::private(SLOTS * stride)?;
     let (mut producer, mut consumer) = rtrb::RingBuffer::<[u64; 2]>::new(SLOTS);
@@ -101,8 +110,8 @@ pub(crate) fn run(
     let there = here.mapping().clone();
     let mut next = 0u64;
     let produce = move || {
-        let Ok(chunk) = producer.write_chunk_uninit(BATCH) else { return 0 };
-        let descriptors = (next..next + BATCH as u64).map(|number| {
+        let Ok(chunk) = producer.write_chunk_uninit(batch) else { return 0 };
+        let descriptors = (next..next + batch as u64).map(|number| {
             let later = (number as usize + ahead) % SLOTS;
             here.prefetch_to_write(later * stride, packet_bytes);
             let frame = number as usize % SLOTS;
@@ -110,13 +119,13 @@ pub(crate) fn run(
             [frame as u64, packet_bytes as u64]
         });
         chunk.fill_from_iter(descriptors);
-        next += BATCH as u64;
-        BATCH as u64
+        next += batch as u64;
+        batch as u64
     };
     let consume = move |finish: &Finish| {
         let mut got = 0;
         while finish.has_more(got) {
-            let waiting = consumer.slots().min(BATCH);
+            let waiting = consumer.slots().min(batch);
             let Ok(chunk) = consumer.read_chunk(waiting) else { continue };
             let (first, second) = chunk.as_slices();
             let prefetch = |[frame, len]: &[u64; 2]| {

@@ -62,6 +62,7 @@ mod freebsd;
 pub mod guest;
 mod headlines;
 mod hostile;
+mod inline;
 mod isolation;
 mod karlsruhe;
 mod kernel_wire;

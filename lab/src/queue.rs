@@ -17,6 +17,7 @@ use towpath_queue::transmit::{TransmitConsumer, TransmitProducer};
 
 use crate::Settings;
 use crate::bare::{self, BATCH, Finish, SLOTS, race, read_frame, write_frame};
+use crate::inline;
 use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;
@@ -49,6 +50,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         outcome.context.push(Row::new("queue", &parameters, "Mpps", &pairs.ours));
         outcome.context.push(Row::new("bare queue", &parameters, "Mpps", &pairs.base));
     }
+    inline::measure(settings, cores, &mut outcome)?;
     Ok(outcome)
 }
 
