@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use towpath_client::WaitStrategy;
 use towpath_testkit::{Participants, pin};
 
 use super::Place;
-use super::requests::{FIRST_PORT, Idle, KernelClient, KernelServer, PATIENCE, SPINS, Sessions};
+use super::requests::{FIRST_PORT, KernelClient, KernelServer, PATIENCE, SPINS, Sessions};
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::KernelWire;
 use crate::process::{Process, Serving};
@@ -38,7 +39,7 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
             &mut [
                 &mut || {
                     process.resume()?;
-                    let done = closed(&mut sessions, connections, window, Idle::Looks)?;
+                    let done = closed(&mut sessions, connections, window, Waits::Polls)?;
                     process.pause()?;
                     Ok(per_s(done))
                 },
@@ -77,7 +78,8 @@ pub(super) fn measure(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result
 }
 
 /// Measures the processor time per message of all participants, when all sleep while idle; and the
-/// effect of polling for a while before the application sleeps.
+/// effect of spinning before the server application sleeps: for the paper's time, and for a time
+/// that the library chooses.
 fn overhead(
     place: Place<'_>,
     connections: usize,
@@ -90,7 +92,7 @@ fn overhead(
     let own = std::process::id();
     let all = Participants::new(&[own, process.pid()]);
     // The same rounds give requests per second and processor time.
-    let rates: [_; 3] = std::array::from_fn(|_| std::cell::RefCell::new(Vec::new()));
+    let rates: [_; 4] = std::array::from_fn(|_| std::cell::RefCell::new(Vec::new()));
     let measured = |place: usize, all: &Participants, run: &dyn Fn() -> anyhow::Result<u64>| {
         let before = all.cpu_time()?;
         let done = run()?;
@@ -98,69 +100,92 @@ fn overhead(
         // One request and one answer are two messages.
         Ok((all.cpu_time()? - before).as_secs_f64() * 1e6 / (2 * done.max(1)) as f64)
     };
-    let ours = |spins| {
-        let idle = Idle::SleepsAfter(spins);
-        closed(&mut sessions.borrow_mut(), connections, window, idle)
+    let ours = |place: usize, strategy| {
+        measured(place, &all, &|| {
+            let mut sessions = sessions.borrow_mut();
+            sessions.serve_by(strategy)?;
+            closed(&mut sessions, connections, window, Waits::Blocks)
+        })
     };
     let alone = Participants::new(&[own]);
     let values = in_turn(
         settings.pairs(),
         &mut [
-            &mut || measured(0, &all, &|| ours(SPINS)),
-            &mut || measured(1, &all, &|| ours(Duration::ZERO)),
+            &mut || ours(0, WaitStrategy::SpinFor(SPINS)),
+            &mut || ours(1, WaitStrategy::SpinThenBlock),
+            &mut || ours(2, WaitStrategy::Block),
             &mut || {
-                measured(2, &alone, &|| {
+                measured(3, &alone, &|| {
                     kernel(wire, cores, connections, false, window, Waits::Blocks)
                 })
             },
         ],
     )?;
+    let rates = rates.map(|rates| rates.into_inner().split_off(1));
+    show_overhead(connections, &values, &rates, outcome);
+    Ok(())
+}
+
+/// Adds the rows of processor time per message, and of requests per second.
+fn show_overhead(
+    connections: usize,
+    overheads: &[Vec<f64>],
+    rates: &[Vec<f64>],
+    outcome: &mut Outcome,
+) {
     let parameters = [("connections", connections as f64)];
     let row = |name: &str, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
-    let rates = rates.map(|rates| rates.into_inner().split_off(1));
-    let spun = format!("after {} us of looking", SPINS.as_micros());
-    let names = [&format!("Towpath, asleep {spun}"), "Towpath, asleep at once", "epoll"];
+    let spun = format!("spin of {} us, then block", SPINS.as_micros());
+    let names =
+        [&format!("Towpath, {spun}"), "Towpath, spin-then-block", "Towpath, block", "epoll"];
     for (what, ratio, unit, values) in [
-        ("overhead of a message", "ratio", "us of CPU", &values[..]),
-        ("closed loop, idle sides sleep", "ratio of requests/s", "k requests/s", &rates),
+        ("overhead of a message", "ratio", "us of CPU", overheads),
+        ("closed loop, idle sides sleep", "ratio of requests/s", "k requests/s", rates),
     ] {
         let name = format!("{what}, Towpath to epoll");
+        outcome.rows.push(row(&name, ratio, &ratios(&values[0], &values[3])));
+        let name = format!("{what}, {spun}, to block");
         outcome.rows.push(row(&name, ratio, &ratios(&values[0], &values[2])));
-        let name = format!("{what}, asleep {spun}, to at once");
-        outcome.rows.push(row(&name, ratio, &ratios(&values[0], &values[1])));
+        let name = format!("{what}, spin-then-block, to block");
+        outcome.rows.push(row(&name, ratio, &ratios(&values[1], &values[2])));
         for (who, values) in names.iter().zip(values) {
             outcome.context.push(row(&format!("{what}, {who}"), unit, values));
         }
     }
-    Ok(())
 }
 
-/// Returns the requests answered in a window.
+/// Returns the requests answered in a window. One thread is the client and the server application.
+/// With [`Waits::Blocks`] it waits as the server application, by that one's wait strategy, while
+/// requests are on their way there, and then sleeps as the client. So each wait has an end.
 fn closed(
     sessions: &mut Sessions,
     connections: usize,
     window: Duration,
-    idle: Idle,
+    waits: Waits,
 ) -> anyhow::Result<u64> {
     for connection in 0..connections as u32 {
         ensure!(sessions.ask(connection)?, "no room for a request");
     }
     sessions.flush()?;
-    let (start, mut done, mut on_the_way) = (Instant::now(), 0, connections);
+    // Requests that the server application has not got, and answers that the client has not got.
+    let (mut requests, mut answers) = (connections, 0);
+    let (start, mut done) = (Instant::now(), 0);
     let (mut over, mut last) = (false, start);
     let mut again = Vec::with_capacity(connections);
-    while on_the_way > 0 {
-        // Blocks only if no answer came: then the server has all requests.
-        let idle = if again.is_empty() { idle } else { Idle::Looks };
-        let served = sessions.serve_if_owed(idle, last)?;
+    while requests + answers > 0 {
+        let served = if requests > 0 { sessions.serve(waits)? } else { 0 };
+        (requests, answers) = (requests - served, answers + served);
+        if waits == Waits::Blocks && requests == 0 {
+            sessions.sleep()?;
+        }
         again.clear();
         again.extend(sessions.answered()?);
-        on_the_way -= again.len();
+        answers -= again.len();
         let now = Instant::now();
-        if !again.is_empty() || served {
+        if again.len() + served > 0 {
             last = now;
         }
-        ensure!(now - last < PATIENCE, "{on_the_way} requests were lost");
+        ensure!(now - last < PATIENCE, "{} messages were lost", requests + answers);
         over |= now - start >= window;
         if over {
             continue;
@@ -169,7 +194,7 @@ fn closed(
         for &connection in &again {
             ensure!(sessions.ask(connection)?, "no room for a request");
         }
-        on_the_way += again.len();
+        requests += again.len();
         if !again.is_empty() {
             sessions.flush()?;
         }

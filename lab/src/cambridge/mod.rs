@@ -4,6 +4,9 @@
 //! request each; the overhead of a message. Beside each, the kernel's sockets with `epoll`, and
 //! with `select`, which the paper mentions.
 //!
+//! The paper's flow control is that of its message protocol: acknowledgements that also carry the
+//! free buffer space. The bandwidth is measured with it and without; the kernel's TCP has its own.
+//!
 //! The paper's load is a closed loop: a client that gets no answer sends no new request. A second
 //! measurement has an open loop, whose generator does not wait for answers.
 
@@ -62,16 +65,18 @@ fn bandwidth(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let process = Process::start(&Serving::memory(MTU_BYTES).on(cores.0).polling(), None)?;
     towpath_testkit::pin(cores.1)?;
     let stream = &std::cell::RefCell::new(Stream::new(&process.socket(), Waits::Polls)?);
-    let mut curves = [Vec::new(), Vec::new(), Vec::new()];
+    let acknowledged = &std::cell::RefCell::new(Stream::acknowledged(&process.socket())?);
+    let mut curves = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
     for bytes in sizes.into_iter().map(|shift| 1usize << shift) {
         let parameters = [("message_bytes", bytes as f64)];
         let process = &process;
-        let ours = || -> anyhow::Result<f64> {
+        let over = |stream: &std::cell::RefCell<Stream>| -> anyhow::Result<f64> {
             process.resume()?;
             let moved = stream.borrow_mut().run(bytes, Amount::Time(window), None)?;
             process.pause()?;
             Ok(moved.gbit_s(bytes))
         };
+        let ours = || over(stream);
         let udp = || {
             let moved = messages::udp(wire, cores, bytes, Amount::Time(window), None)?;
             Ok(moved.gbit_s(bytes))
@@ -79,12 +84,20 @@ fn bandwidth(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
         let tcp = || Ok(messages::tcp(wire, cores, bytes, window)?.gbit_s(bytes));
         let to_udp = Pairs::measure(settings.pairs(), ours, udp)?;
         let to_tcp = Pairs::measure(settings.pairs(), ours, tcp)?;
+        let before = acknowledged.borrow().counts();
+        let with = Pairs::measure(settings.pairs(), || over(acknowledged), ours)?;
         let row = |name, unit, values: &[f64]| Row::new(name, &parameters, unit, values);
         outcome.rows.push(row("bandwidth, Towpath to UDP", "ratio", &to_udp.ratios()));
         outcome.rows.push(row("bandwidth, Towpath to TCP", "ratio", &to_tcp.ratios()));
-        let all = [to_udp.ours, to_tcp.ours].concat();
+        let name = "bandwidth, Towpath, with acknowledgements to without";
+        outcome.rows.push(row(name, "ratio", &with.ratios()));
+        let after = acknowledged.borrow().counts();
+        let each = (after[0] - before[0]) as f64 / (after[1] - before[1]).max(1) as f64;
+        outcome.context.push(row("packets per acknowledgement", "packets", &[each]));
+        let all = [to_udp.ours, to_tcp.ours, with.base].concat();
         for (curve, (name, values)) in curves.iter_mut().zip([
             ("bandwidth, Towpath", &all),
+            ("bandwidth, Towpath, with acknowledgements", &with.ours),
             ("bandwidth, UDP and epoll", &to_udp.base),
             ("bandwidth, TCP", &to_tcp.base),
         ]) {
@@ -92,7 +105,12 @@ fn bandwidth(place: Place<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
             curve.push([bytes as f64, Summary::of(values).median]);
         }
     }
-    let names = ["Towpath, endpoint to endpoint", "kernel UDP, epoll", "kernel TCP"];
+    let names = [
+        "Towpath, endpoint to endpoint",
+        "Towpath, with acknowledgements",
+        "kernel UDP, epoll",
+        "kernel TCP",
+    ];
     outcome.figures.push(names.into_iter().zip(curves).fold(
         Figure::new(
             "bandwidth",

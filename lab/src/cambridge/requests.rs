@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
+use rustix::event::{Timespec, epoll};
+use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session, WaitStrategy};
 use towpath_testkit::Selected;
 
 use crate::flow::{self, HEADER_BYTES};
@@ -22,18 +22,9 @@ const PACKET_BYTES: usize = HEADER_BYTES + PAYLOAD_BYTES;
 pub(super) const FIRST_PORT: u16 = 10_000;
 /// Connections that fit behind [`FIRST_PORT`], idle ones included.
 pub(super) const MOST: usize = 16_000;
-/// The time for which the paper's server application polls before it sleeps (section 4.1).
+/// The time for which the paper's server application spins before it blocks (section 4.1).
 pub(super) const SPINS: Duration = Duration::from_micros(15);
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
-
-/// The behaviour of an idle server application.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Idle {
-    /// Polls without end.
-    Looks,
-    /// Polls for this time, then sleeps.
-    SleepsAfter(Duration),
-}
 
 /// Two sessions: a client with one endpoint, and a server application with one endpoint per
 /// connection, each on its own queue pair.
@@ -109,15 +100,17 @@ impl Sessions {
     }
 
     /// Runs the server application once: takes the requests that are there, on any connection, and
-    /// answers them. Returns whether there were any.
-    pub(super) fn serve(&mut self, waits: Waits) -> anyhow::Result<bool> {
+    /// answers them. Returns their number. With [`Waits::Blocks`] the application first waits by its
+    /// wait strategy.
+    pub(super) fn serve(&mut self, waits: Waits) -> anyhow::Result<usize> {
         let news = match waits {
             Waits::Polls => self.server.poll()?,
             Waits::Blocks | Waits::Spins => self.server.wait(Some(PATIENCE))?,
         };
         if !news {
-            return Ok(false);
+            return Ok(0);
         }
+        let mut served = 0;
         // At most 64 ready queue pairs in one call, so that the client has its turn too.
         for _ in 0..64 {
             let Some(queue_pair) = self.server.ready()? else { break };
@@ -125,38 +118,22 @@ impl Sessions {
             self.server.receive(queue_pair, 8, |packet| owed.push(packet.endpoint()))?;
             while let Some(connection) = self.owed.pop() {
                 self.answer(connection)?;
+                served += 1;
             }
         }
         self.server.flush()?;
-        Ok(true)
+        Ok(served)
     }
 
-    /// Serves as [`Sessions::serve`] does. An idle application first polls for as long as `idle`
-    /// says since the last message. Then the thread sleeps until either side has news, because it
-    /// runs both sides.
-    pub(super) fn serve_if_owed(&mut self, idle: Idle, last: Instant) -> anyhow::Result<bool> {
-        if self.serve(Waits::Polls)? {
-            return Ok(true);
-        }
-        match idle {
-            Idle::Looks => return Ok(false),
-            Idle::SleepsAfter(spins) if last.elapsed() < spins => return Ok(false),
-            Idle::SleepsAfter(_) => {}
-        }
-        if !self.server.arm()? {
-            if !self.client.arm()? {
-                let mut heard = [
-                    PollFd::from_borrowed_fd(self.server.as_fd(), PollFlags::IN),
-                    PollFd::from_borrowed_fd(self.client.as_fd(), PollFlags::IN),
-                ];
-                let _ = poll(&mut heard, Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
-            }
-            self.client.disarm();
-            self.client.take_notifications();
-        }
-        self.server.disarm();
-        self.server.take_notifications();
-        Ok(false)
+    /// Sets the wait strategy of the server application.
+    pub(super) fn serve_by(&mut self, strategy: WaitStrategy) -> anyhow::Result<()> {
+        Ok(self.server.set_wait_strategy(strategy)?)
+    }
+
+    /// Makes the client sleep until answers come.
+    pub(super) fn sleep(&mut self) -> anyhow::Result<()> {
+        self.client.wait(Some(PATIENCE))?;
+        Ok(())
     }
 
     fn answer(&mut self, connection: u32) -> anyhow::Result<()> {
@@ -197,7 +174,7 @@ impl Sessions {
         ensure!(self.ask(connection)?, "no room for a request");
         self.flush()?;
         let mut looks = 0_u32;
-        while !self.serve(waits)? {
+        while self.serve(waits)? == 0 {
             looks += 1;
             // A blocking wait returns without news when its time limit is over.
             let patient =

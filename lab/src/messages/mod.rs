@@ -4,6 +4,7 @@
 //! The sender writes and the receiver reads every byte. Every carrier splits a message longer than
 //! [`PIECE_BYTES`] into several packets.
 
+mod credit;
 mod kernel;
 mod stream;
 

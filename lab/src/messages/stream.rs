@@ -8,6 +8,7 @@ use anyhow::ensure;
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
 use towpath_packet::build::Flow;
 
+use super::credit::{Acknowledgement, Credit, Granter};
 use super::{Amount, Moved, PATIENCE, Pace, add, pieces, window};
 use crate::flow::{self, HEADER_BYTES};
 use crate::techniques::Waits;
@@ -28,6 +29,21 @@ pub(crate) struct Stream {
     received: u64,
     bytes: u64,
     sum: u64,
+    /// With flow control in the protocol; without it, the sender sees the receiver's count.
+    control: Option<Control>,
+}
+
+/// Flow control by acknowledgements, which the receiver sends as packets.
+struct Control {
+    /// The receiver's endpoint.
+    from: Endpoint,
+    headers: [u8; HEADER_BYTES],
+    granter: Granter,
+    credit: Credit,
+    /// Buffers of a packet.
+    each: u64,
+    /// Acknowledgements sent so far.
+    acknowledged: u64,
 }
 
 impl Stream {
@@ -46,8 +62,43 @@ impl Stream {
         let from = sender.open(&Rule::new().udp(1000))?;
         receiver.open(&Rule::new().udp(2000))?;
         let headers = [0; HEADER_BYTES];
-        let (sent, received, bytes, sum) = (0, 0, 0, 0);
-        Ok(Stream { sender, receiver, from, headers, flow, waits, sent, received, bytes, sum })
+        let (sent, received, bytes, sum, control) = (0, 0, 0, 0, None);
+        Ok(Stream {
+            sender,
+            receiver,
+            from,
+            headers,
+            flow,
+            waits,
+            sent,
+            received,
+            bytes,
+            sum,
+            control,
+        })
+    }
+
+    /// Creates a stream whose receiver sends acknowledgements, which carry the free buffer space.
+    /// Both sides poll.
+    pub(crate) fn acknowledged(socket: &Path) -> anyhow::Result<Stream> {
+        let mut stream = Stream::new(socket, Waits::Polls)?;
+        let back = flow::between(&stream.receiver, &stream.sender, (2001, 1000))?;
+        let from = stream.receiver.open(&Rule::new().udp(2001))?;
+        stream.control = Some(Control {
+            from,
+            headers: flow::headers(&back, Acknowledgement::BYTES)?,
+            granter: Granter::new(0, 0),
+            credit: Credit::new(0, 0),
+            each: 1,
+            acknowledged: 0,
+        });
+        Ok(stream)
+    }
+
+    /// Returns the packets received and the acknowledgements sent so far.
+    pub(crate) fn counts(&self) -> [u64; 2] {
+        let acknowledged = self.control.as_ref().map_or(0, |control| control.acknowledged);
+        [self.received, acknowledged]
     }
 
     /// Sends and receives; returns when all packets sent have arrived.
@@ -63,6 +114,9 @@ impl Stream {
         // Half of the slots: the application releases received buffers only after it sends the next
         // packets.
         let window = window(piece_bytes).min(SLOTS as u64 / 2 / frames).max(2);
+        if let Some(control) = &mut self.control {
+            control.begin(window, frames);
+        }
         let (first, got_before) = (self.sent, self.received);
         let pace = Pace::new(message_bytes, bits_per_s);
         let mut last = pace.start;
@@ -82,8 +136,11 @@ impl Stream {
                     Amount::Time(_) => u64::MAX,
                 };
                 let may = due.saturating_mul(count).saturating_sub(self.sent - first);
-                sent =
-                    self.send(window.saturating_sub(on_the_way).min(may).min(left), piece_bytes)?;
+                let room = match &mut self.control {
+                    None => window.saturating_sub(on_the_way),
+                    Some(control) => control.room(&mut self.sender)?,
+                };
+                sent = self.send(room.min(may).min(left), piece_bytes)?;
             }
             let got = self.receive()?;
             if got + sent > 0 {
@@ -112,7 +169,10 @@ impl Stream {
                 }
             });
             match sent {
-                Ok(()) => self.sent += 1,
+                Ok(()) => {
+                    self.sent += 1;
+                    self.control.iter_mut().for_each(|control| control.credit.fill(control.each));
+                }
                 Err(SendError::Full) => {
                     self.sender.flush()?;
                     return Ok(number);
@@ -137,6 +197,9 @@ impl Stream {
         self.sum = std::hint::black_box(self.sum.wrapping_add(sum));
         self.bytes += bytes;
         self.received += got;
+        if let Some(control) = &mut self.control {
+            control.acknowledge(&mut self.receiver, got)?;
+        }
         Ok(got)
     }
 
@@ -151,6 +214,40 @@ impl Stream {
         if !most.is_zero() {
             self.receiver.wait(Some(most))?;
         }
+        Ok(())
+    }
+}
+
+impl Control {
+    /// Begins a run, in which the receiver grants the buffers of `window` packets, `each` a packet.
+    /// All packets of the run before have arrived.
+    fn begin(&mut self, window: u64, each: u64) {
+        let emptied = self.granter.emptied();
+        self.granter = Granter::new(window * each, emptied);
+        self.credit = Credit::new(window * each, emptied);
+        self.each = each;
+    }
+
+    /// Takes the acknowledgements that have come. Returns the packets that may be sent.
+    fn room(&mut self, sender: &mut Session) -> anyhow::Result<u64> {
+        let credit = &mut self.credit;
+        sender.receive(0, 64, |packet| {
+            let bytes = packet.contiguous().and_then(|bytes| bytes.get(HEADER_BYTES..));
+            if let Some(bytes) = bytes.and_then(|bytes| bytes.first_chunk()) {
+                credit.take(Acknowledgement::from_bytes(*bytes));
+            }
+        })?;
+        Ok(self.credit.room() / self.each)
+    }
+
+    /// Notes that the receiver has read packets, and sends an acknowledgement if one is due.
+    fn acknowledge(&mut self, receiver: &mut Session, packets: u64) -> anyhow::Result<()> {
+        self.granter.empty(packets * self.each);
+        let Some(acknowledgement) = self.granter.due() else { return Ok(()) };
+        let frame = [&self.headers[..], &acknowledgement.to_bytes()].concat();
+        receiver.send_bytes(self.from, &frame)?;
+        receiver.flush()?;
+        self.acknowledged += 1;
         Ok(())
     }
 }
