@@ -23,7 +23,7 @@ pub(crate) const MTU_BYTES: usize = 65_535;
 const WINDOW: u64 = 192;
 /// The most bytes in flight, unless one packet is longer.
 const WINDOW_BYTES: usize = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The end of sending.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ pub(crate) enum Amount {
 
 impl Amount {
     /// Returns whether this many messages, sent since the pace began, are enough.
-    fn is_sent(self, pace: &Pace, messages: u64) -> bool {
+    pub(crate) fn is_sent(self, pace: &Pace, messages: u64) -> bool {
         match self {
             Amount::Time(time) => pace.start.elapsed() >= time,
             Amount::Messages(all) => messages >= all,
@@ -69,20 +69,20 @@ fn window(piece_bytes: usize) -> u64 {
 }
 
 /// The times at which messages of a rate are due.
-struct Pace {
-    start: Instant,
+pub(crate) struct Pace {
+    pub(crate) start: Instant,
     /// Nanoseconds per message; 0: as fast as possible.
-    each_ns: f64,
+    pub(crate) each_ns: f64,
 }
 
 impl Pace {
-    fn new(message_bytes: usize, bits_per_s: Option<f64>) -> Pace {
+    pub(crate) fn new(message_bytes: usize, bits_per_s: Option<f64>) -> Pace {
         let each_ns = bits_per_s.map_or(0.0, |rate| message_bytes as f64 * 8.0 / rate * 1e9);
         Pace { start: Instant::now(), each_ns }
     }
 
     /// Returns the messages that may have been sent by now.
-    fn due(&self) -> u64 {
+    pub(crate) fn due(&self) -> u64 {
         if self.each_ns == 0.0 {
             return u64::MAX;
         }
@@ -90,7 +90,7 @@ impl Pace {
     }
 
     /// Returns the time until the message after this many is due; `None` if it is due now.
-    fn left(&self, messages: u64) -> Option<Duration> {
+    pub(crate) fn left(&self, messages: u64) -> Option<Duration> {
         let due = Duration::from_nanos((messages as f64 * self.each_ns) as u64);
         due.checked_sub(self.start.elapsed())
     }

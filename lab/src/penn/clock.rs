@@ -33,7 +33,7 @@ pub(super) fn measure(
     let clocks: &[f64] = if settings.quick {
         &[250.0, 1000.0, 4000.0]
     } else {
-        &[60.0, 125.0, 250.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0]
+        &[60.0, 250.0, 500.0, 1000.0, 2000.0, 8000.0]
     };
     outcome.how += &format!(
         "; clock: an application on core {} polls a queue of {RING} packets of {FRAME_BYTES} bytes \

@@ -22,7 +22,7 @@ pub(super) fn measure(
     carriers: &RefCell<Carriers<'_>>,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
-    let window = Duration::from_millis(if settings.quick { 40 } else { 1000 });
+    let window = Duration::from_millis(if settings.quick { 40 } else { 400 });
     let striding = RefCell::new(Striding::start(cpu)?);
     for pdu_bytes in PDUS {
         for (who, ours) in [("Towpath", true), ("read() and write()", false)] {

@@ -2,19 +2,20 @@
 //! others.
 //!
 //! The paper's machine had one shared processor. The experiment runs on one; and, since machines
-//! have more now, once more with the network's threads on two and the computing processes wherever
-//! the scheduler puts them.
+//! have more now, at full rate once more with the network's threads on two and the computing
+//! processes wherever the scheduler puts them. The pictures show the paper's figures beside.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use towpath_testkit::{Participants, pin};
 
+use super::crossing::{Crossing, Direction};
 use super::others::Load;
 use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::KernelWire;
-use crate::messages::{self, Amount, MTU_BYTES, Moved, Stream};
+use crate::messages::{self, Amount, Moved};
 use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary};
@@ -26,6 +27,14 @@ pub(super) const PDUS: [usize; 3] = [48, 4800, 48_000];
 const TRANSFER_BYTES: f64 = 4.8e6;
 /// The rate of the paper's link.
 pub(super) const LINK_BITS_PER_S: f64 = 135e6;
+/// The paper's transfers, in milliseconds, and the processor left, in hundredths.
+const PAPERS_TRANSFERS_MS: [(&str, [f64; 3]); 2] = [
+    ("the paper's, unloaded", [500.0, 340.0, 300.0]),
+    ("the paper's, loaded", [5400.0, 750.0, 460.0]),
+];
+const PAPERS_LEFT: [f64; 3] = [50.0, 65.0, 70.0];
+/// The interfaces: of all on one processor, and of the network on two.
+const TAPS: [&str; 2] = ["tppen1", "tppen2"];
 /// A smaller part of the processors is an accident of the clock or the scheduler: nothing is
 /// divided by it.
 const LEAST_LEFT: f64 = 0.01;
@@ -73,7 +82,7 @@ impl State {
 /// The carriers of PDUs.
 pub(super) struct Carriers<'a> {
     process: &'a Process,
-    stream: Stream,
+    crossing: Crossing,
     wire: &'a KernelWire,
     /// The cores where the kernel has a thread for each side; `None`: both sides in one thread.
     cores: Option<(usize, usize)>,
@@ -95,7 +104,7 @@ impl Carriers<'_> {
             };
         }
         self.process.resume()?;
-        let moved = self.stream.run(pdu_bytes, amount, rate);
+        let moved = self.crossing.run(Direction::Writing, pdu_bytes, amount, rate);
         self.process.pause()?;
         moved
     }
@@ -178,15 +187,16 @@ pub(super) fn measure(
 ) -> anyhow::Result<()> {
     let cpu = cores.1;
     pin(cpu)?;
-    // Ten seconds of each, in five parts.
-    let window = Duration::from_millis(if settings.quick { 40 } else { 2000 });
-    let one = Process::start(&Serving::memory(MTU_BYTES).on(cpu), None)?;
-    let two = Process::start(&Serving::memory(MTU_BYTES).on(cores.0), None)?;
-    let carriers = |process, cores| -> anyhow::Result<RefCell<Carriers<'_>>> {
-        let stream = Stream::new(&Process::socket(process), Waits::Blocks)?;
-        Ok(RefCell::new(Carriers { process, stream, wire, cores }))
+    // Two and a half seconds of each, in five parts.
+    let window = Duration::from_millis(if settings.quick { 40 } else { 500 });
+    let one = Process::start(&Serving::tap(TAPS[0]).on(cpu), None)?;
+    let two = Process::start(&Serving::tap(TAPS[1]).on(cores.0), None)?;
+    let carriers = |process, tap, cores| -> anyhow::Result<RefCell<Carriers<'_>>> {
+        let crossing = Crossing::new(&Process::socket(process), tap, Waits::Blocks)?;
+        Ok(RefCell::new(Carriers { process, crossing, wire, cores }))
     };
-    let (alone, spread) = (carriers(&one, None)?, carriers(&two, Some(cores))?);
+    let alone = carriers(&one, TAPS[0], None)?;
+    let spread = carriers(&two, TAPS[1], Some(cores))?;
     let load = Load::start(Some(cpu))?;
     let own = std::process::id();
     let participants =
@@ -207,6 +217,9 @@ pub(super) fn measure(
     );
     for rate in [None, Some(LINK_BITS_PER_S)] {
         for state in State::ALL {
+            if rate.is_some() && state == State::LoadedOnTwo {
+                continue;
+            }
             let place = if state == State::LoadedOnTwo { &everywhere } else { &here };
             let curves = place.curves(state, rate, window, outcome)?;
             let figure = if rate.is_none() { &mut transfers } else { &mut left };
@@ -219,9 +232,18 @@ pub(super) fn measure(
             }
         }
     }
+    for (name, times) in PAPERS_TRANSFERS_MS {
+        transfers.series.push(Series::dots(name, of_papers(times)));
+    }
+    left.series.push(Series::dots("the paper's, to five others", of_papers(PAPERS_LEFT)));
     outcome.figures.extend([transfers, left]);
     drop(load);
     super::memory::measure(settings, cpu, &alone, outcome)
+}
+
+/// Returns points for the paper's PDUs.
+fn of_papers(values: [f64; 3]) -> Vec<[f64; 2]> {
+    PDUS.iter().zip(values).map(|(pdu_bytes, value)| [*pdu_bytes as f64, value]).collect()
 }
 
 fn show(

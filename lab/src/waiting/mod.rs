@@ -4,8 +4,8 @@
 //! Smith and Traw left the choice of their clock's base rate as an unsolved problem. Here the
 //! controller chooses, and the best fixed setting of the same run is the comparison.
 
-mod pattern;
-mod run;
+pub(crate) mod pattern;
+pub(crate) mod run;
 
 use std::time::Duration;
 

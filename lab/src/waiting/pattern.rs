@@ -11,7 +11,7 @@ fn gap(random: &mut Random, mean_ns: f64) -> f64 {
 
 /// One of the patterns.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Pattern {
+pub(crate) enum Pattern {
     /// Evenly, this many per second.
     Even(f64),
     /// At random times, this many per second.
@@ -26,7 +26,7 @@ pub(super) enum Pattern {
 
 impl Pattern {
     /// Returns the times of frames, in nanoseconds from the start.
-    pub(super) fn times(&self, window: Duration) -> Vec<u64> {
+    pub(crate) fn times(&self, window: Duration) -> Vec<u64> {
         let end = window.as_nanos() as f64;
         let mut random = Random::new(0x70_77);
         let mut times = Vec::new();

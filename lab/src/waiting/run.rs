@@ -22,60 +22,60 @@ use crate::process::{HOST, Process};
 /// The first port.
 const PORT: u16 = 2000;
 /// Endpoints of the application, one per port.
-pub(super) const MANY: u16 = 1000;
+pub(crate) const MANY: u16 = 1000;
 /// The payload of a datagram: the time of its sending.
 const STAMP_BYTES: usize = 8;
 /// The wait for datagrams in flight.
 const AFTER: Duration = Duration::from_millis(30);
 
 /// The result of a run.
-pub(super) struct Run {
-    pub(super) offered: u64,
-    pub(super) received: u64,
+pub(crate) struct Run {
+    pub(crate) offered: u64,
+    pub(crate) received: u64,
     /// The time that the generator took.
-    pub(super) sending: Duration,
+    pub(crate) sending: Duration,
     /// Usage of the server and the application, or of the receiving thread.
-    pub(super) usage: Usage,
-    pub(super) took: Duration,
-    pub(super) delay: Latency,
+    pub(crate) usage: Usage,
+    pub(crate) took: Duration,
+    pub(crate) delay: Latency,
 }
 
 impl Run {
-    pub(super) fn cpu_us_per_frame(&self) -> f64 {
+    pub(crate) fn cpu_us_per_frame(&self) -> f64 {
         self.usage.cpu.as_secs_f64() * 1e6 / self.received.max(1) as f64
     }
 
-    pub(super) fn sleeps_per_frame(&self) -> f64 {
+    pub(crate) fn sleeps_per_frame(&self) -> f64 {
         self.usage.sleeps as f64 / self.received.max(1) as f64
     }
 
     /// Returns hundredths of a processor.
-    pub(super) fn cpu_percent(&self) -> f64 {
+    pub(crate) fn cpu_percent(&self) -> f64 {
         100.0 * self.usage.cpu.as_secs_f64() / self.took.as_secs_f64()
     }
 
     /// Returns the delay within which 99 in 100 of the sent datagrams arrived. If too many were
     /// lost, returns the run's duration.
-    pub(super) fn p99_us(&self) -> f64 {
+    pub(crate) fn p99_us(&self) -> f64 {
         let rank = 0.99 * self.offered as f64 / self.received.max(1) as f64;
         if rank > 1.0 { self.took.as_secs_f64() * 1e6 } else { self.delay.quantile_us(rank) }
     }
 
-    pub(super) fn sent_per_s(&self) -> f64 {
+    pub(crate) fn sent_per_s(&self) -> f64 {
         self.offered as f64 / self.sending.as_secs_f64()
     }
 
-    pub(super) fn received_per_s(&self) -> f64 {
+    pub(crate) fn received_per_s(&self) -> f64 {
         self.received as f64 / self.sending.as_secs_f64()
     }
 
-    pub(super) fn lost(&self) -> f64 {
+    pub(crate) fn lost(&self) -> f64 {
         1.0 - self.received as f64 / self.offered.max(1) as f64
     }
 }
 
 /// Datagrams per call at a rate that a core cannot send over veth one by one.
-pub(super) const TOGETHER: usize = 4;
+pub(crate) const TOGETHER: usize = 4;
 
 /// Sends datagrams when they are due, through each connected socket in turn, and stays awake in
 /// between. Each carries the time of its sending, so no delay includes a late or preempted
@@ -148,25 +148,25 @@ fn run(
 
 /// The load of an application.
 #[derive(Clone, Copy)]
-pub(super) struct Load<'a> {
+pub(crate) struct Load<'a> {
     /// The times, in nanoseconds.
-    pub(super) times: &'a [u64],
+    pub(crate) times: &'a [u64],
     /// The number of endpoints, addressed in turn.
-    pub(super) endpoints: u16,
+    pub(crate) endpoints: u16,
     /// Datagrams per call.
-    pub(super) together: usize,
+    pub(crate) together: usize,
     /// The application's work per datagram.
-    pub(super) work: Duration,
+    pub(crate) work: Duration,
 }
 
 impl<'a> Load<'a> {
-    pub(super) fn new(times: &'a [u64]) -> Load<'a> {
+    pub(crate) fn new(times: &'a [u64]) -> Load<'a> {
         Load { times, endpoints: 1, together: 1, work: Duration::ZERO }
     }
 }
 
 /// An application at a server.
-pub(super) struct Ours<'a> {
+pub(crate) struct Ours<'a> {
     process: &'a Process,
     session: Session,
     /// Sockets, one per endpoint.
@@ -175,7 +175,7 @@ pub(super) struct Ours<'a> {
 }
 
 impl<'a> Ours<'a> {
-    pub(super) fn new(process: &'a Process, tap: &str) -> anyhow::Result<Ours<'a>> {
+    pub(crate) fn new(process: &'a Process, tap: &str) -> anyhow::Result<Ours<'a>> {
         let options = Options {
             name: "waiting".into(),
             receive_slots: 4096,
@@ -201,11 +201,11 @@ impl<'a> Ours<'a> {
         Ok(Ours { process, session, kernel, server })
     }
 
-    pub(super) fn set(&self, setting: Setting, value: u64) -> anyhow::Result<()> {
+    pub(crate) fn set(&self, setting: Setting, value: u64) -> anyhow::Result<()> {
         self.process.set(setting, value)
     }
 
-    pub(super) fn run(&mut self, load: &Load<'_>, cores: (usize, usize)) -> anyhow::Result<Run> {
+    pub(crate) fn run(&mut self, load: &Load<'_>, cores: (usize, usize)) -> anyhow::Result<Run> {
         let Ours { session, kernel, server, .. } = self;
         let Load { times, endpoints, together, work } = *load;
         cut(&kernel[0], together)?;
@@ -248,7 +248,7 @@ impl<'a> Ours<'a> {
 }
 
 /// Runs a socket whose thread sleeps until datagrams come, and takes them all.
-pub(super) fn kernel(
+pub(crate) fn kernel(
     wire: &KernelWire,
     (times, together): (&[u64], usize),
     cores: (usize, usize),
