@@ -49,12 +49,7 @@ impl Control {
         });
         let limits = limits.map_err(|error| (Refusal::NotFound, format!("attach: {error}")))?;
         if limits.takes_all && self.connections.sessions().next().is_some() {
-            let text = format!(
-                "attach: {name} gives a session a hardware queue of its own only while there is no other \
-                 session; end the others, or attach without",
-                name = self.parts.info.name
-            );
-            return Err((Refusal::InUse, text));
+            return Err((Refusal::InUse, not_alone(&self.parts.info.name)));
         }
         let granted = match standing {
             Standing::Administrator => limits.queues.clone().collect(),
@@ -262,6 +257,13 @@ impl Control {
             }
         }
     }
+}
+
+fn not_alone(name: &str) -> String {
+    format!(
+        "attach: {name} gives a session a hardware queue of its own only while there is no other session; \
+         end the others, or attach without"
+    )
 }
 
 /// Returns the memory of a session's own queue, for the device.

@@ -48,7 +48,7 @@ use crate::{
     Filter, FilterError, FlowRule, Info, Keeper, Limits, OwnQueueError, OwnQueueLimits, OwnQueues,
     PacketMemory, Spaces, TakeOver, TxHeadroom, VLAN_TAG_BYTES,
 };
-use card::Card;
+use card::{Card, OWN_QUEUE};
 use descriptor::MOST_PARTS;
 use going_on::{Files, GoingOn};
 use interrupts::Interrupts;
@@ -347,7 +347,7 @@ impl Device for E1000eDevice {
 
     fn direct(&mut self, hardware: Option<u32>) {
         if self.own_queue.is_ok() {
-            self.card.direct(hardware == Some(own::OWN_QUEUE));
+            self.card.direct(hardware == Some(OWN_QUEUE));
         }
     }
 

@@ -29,8 +29,9 @@ const QUIET: Duration = Duration::from_millis(10);
 /// The time in which the card reads the settings of its PHY.
 const PHY_TIME: Duration = Duration::from_millis(25);
 
-/// The bit in [`Filters::open`] of queue 1, where that is a session's own.
-const OWN: u8 = 1 << 1;
+/// The number of the queue that a session can have to itself, and its bit in [`Filters::open`].
+pub(super) const OWN_QUEUE: u32 = 1;
+const OWN: u8 = 1 << OWN_QUEUE;
 /// The registers of a queue that stop it with a zero.
 const QUEUE_REGISTERS: [Register; 6] = [RDLEN, RDH, RDT, TDLEN, TDH, TDT];
 
@@ -310,7 +311,7 @@ impl Card {
         }
         set();
         filters.set |= 1 << queue;
-        if filters.directs && queue == 1 {
+        if filters.directs && queue == OWN_QUEUE {
             rss::direct(&self.registers, true);
         }
         if filters.set == filters.open {
@@ -343,11 +344,11 @@ impl Card {
         filters.open &= !OWN;
         filters.set &= !OWN;
         self.direct_locked(&mut filters, false);
-        self.write(IMC, self.interrupts.causes(1, true));
+        self.write(IMC, self.interrupts.causes(OWN_QUEUE, true));
         // A packet that the device took before may still be on its way into memory.
         sleep(QUIET);
         for register in QUEUE_REGISTERS {
-            self.write(register.at(1, QUEUE_STRIDE), 0);
+            self.write(register.at(OWN_QUEUE, QUEUE_STRIDE), 0);
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use towpath_queue::descriptor::HEADROOM_BYTES;
 
-use super::card::Card;
+use super::card::{Card, OWN_QUEUE};
 use super::ledger::{Header, Ledger, Opened};
 use super::memory::Shared;
 use super::queue::{E1000eQueue, Owner, Parts, RX_BUFFER_BYTES};
@@ -21,8 +21,6 @@ use crate::{
     OwnQueues, PacketMemory,
 };
 
-/// The number of the hardware queue.
-pub(super) const OWN_QUEUE: u32 = 1;
 /// The longest distance between two receive buffers, in bytes.
 const MOST_BUFFER_BYTES: u32 = 1 << 16;
 

@@ -10,12 +10,11 @@ use std::sync::Arc;
 
 use towpath_queue::descriptor::HEADROOM_BYTES;
 
-use super::card::Card;
+use super::card::{Card, OWN_QUEUE};
 use super::descriptor::Words;
 use super::ledger::Ledger;
 use super::memory::{RING_BYTES, RING_ENTRIES, Shared};
 use super::names::*;
-use super::own::OWN_QUEUE;
 use super::packets::InFlight;
 use crate::dma::Registration;
 use crate::pci::registers::Register;
