@@ -329,11 +329,28 @@ gives_the_queue_to_the_only_session() {
         web=$!
         eventually ping -c 1 -W 1 192.0.2.65
         copies_of_pings -ge 100
+        # The watchdog of the engine's queue resets the card, with both queues.
+        TOWPATH_CARD=$card /guest/e1000e stops_sending
+        eventually ping -c 1 -W 1 192.0.2.65
+        eventually ping -c 1 -W 1 192.0.2.64
         kill $web
         wait $web || true
         eventually has_one_session
         copies_of_pings -lt 10
-        # The watchdog resets the card, with both queues.
+        # An application that stops keeps no other packets waiting.
+        kill -STOP $alone
+        ping -q -f -c 2000 -W 1 192.0.2.64 >/tmp/ping.log || true
+        setpriv --reuid=bob --regid=bob --clear-groups \
+            web /run/towpath/card.sock /tmp/docs 8080 >/tmp/web.log 2>&1 &
+        web=$!
+        eventually ping -c 1 -W 1 192.0.2.65
+        fetch 192.0.2.65
+        kill -CONT $alone
+        kill $web
+        wait $web || true
+        eventually has_one_session
+        copies_of_pings -lt 10
+        # The watchdog of the session's queue resets the card, with both queues.
         TOWPATH_CARD=$card /guest/e1000e stops_sending
         eventually ping -c 1 -W 1 192.0.2.64
         copies_of_pings -lt 10
@@ -356,10 +373,12 @@ starts_alone() {
 
 # Compares the number of copies that 100 pings make.
 copies_of_pings() {
-    local before=$(copies)
+    local before more
+    before=$(copies)
     ping -q -i 0.01 -c 100 -W 15 192.0.2.64 >/tmp/ping.log
     grep ' 100 received' /tmp/ping.log
-    local more=$(($(copies) - before))
+    more=$(copies)
+    more=$((more - before))
     echo "$more copies"
     [ $more "$1" "$2" ]
 }

@@ -65,10 +65,10 @@ set_link() {
     monitor "{\"execute\": \"set_link\", \"arguments\": {\"name\": \"card0\", \"up\": $1}}"
 }
 
-# Downloads the file, and compares it. `document_bytes`: its size.
+# Downloads the file from an address, 192.0.2.64 by default, and compares it. `document_bytes`: its size.
 fetch() {
     local got=/tmp/got.$BASHPID status=0
-    exec 3<>/dev/tcp/192.0.2.64/8080
+    exec 3<>"/dev/tcp/${1:-192.0.2.64}/8080"
     printf 'GET /file HTTP/1.1\r\nHost: card\r\nConnection: close\r\n\r\n' >&3
     cat <&3 >"$got"
     exec 3>&-

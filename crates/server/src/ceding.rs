@@ -15,7 +15,7 @@ use towpath_protocol::layout::{CLOSED_QUEUE_BROKE, SessionShape};
 use towpath_protocol::message::{ATTACH_OWN_QUEUE, Refusal};
 use tracing::{info, warn};
 
-use crate::connection::{Progress, Refused};
+use crate::connection::{Connection, Progress, Refused};
 use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engine::own::{Own, OwnQueue};
@@ -226,7 +226,7 @@ impl Control {
         let mut sessions = self.connections.sessions();
         let (first, second) = (sessions.next(), sessions.next());
         let is_alone = more == 0 && second.is_none();
-        let only = first.filter(|_| is_alone).and_then(|connection| connection.own_queue);
+        let only = first.filter(|_| is_alone).and_then(granted_queue);
         let wanted = only.filter(|hardware| self.own_queues.is_open(*hardware));
         if self.own_queues.direct(wanted) {
             self.parts.device.direct(wanted);
@@ -257,6 +257,15 @@ impl Control {
             }
         }
     }
+}
+
+/// Returns the hardware queue of a session whose user may still have it.
+fn granted_queue(connection: &Connection) -> Option<u32> {
+    let is_granted = |queue: &u32| {
+        connection.standing == Standing::Administrator
+            || connection.terms.own_queues.contains(queue)
+    };
+    connection.own_queue.filter(is_granted)
 }
 
 fn not_alone(name: &str) -> String {

@@ -34,6 +34,8 @@ impl Control {
                 change.sessions += usize::from(self.revoke(token));
             }
         }
+        // A grant of a card's queue is also the right to see all of its packets.
+        self.direct(0);
         Ok(change)
     }
 

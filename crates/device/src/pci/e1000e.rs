@@ -266,6 +266,7 @@ impl E1000eDevice {
         Parts {
             index: index as u32,
             owner: Owner::Engine,
+            discard: None,
             info,
             card,
             shared,

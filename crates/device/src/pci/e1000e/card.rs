@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::filters::{self, Filters};
 use super::interrupts::Interrupts;
 use super::names::*;
-use super::rss::{self, KEY_WORDS};
+use super::rss::{self, Steering};
 use super::statistics::Statistics;
 use crate::pci::address::PciAddress;
 use crate::pci::error::PciError;
@@ -42,8 +42,7 @@ pub(super) struct Wiring {
     pub(super) link: OwnedFd,
     /// The kernel signals each at the interrupts of a queue, and another queue's engine after a reset.
     pub(super) queues: Vec<Arc<OwnedFd>>,
-    /// The key of the hash by which two queues share packets.
-    pub(super) key: Option<[u32; KEY_WORDS]>,
+    pub(super) steering: Steering,
     /// Shared with the address space: `true` once this process leaves the running card to the next one.
     pub(super) leaves: Arc<AtomicBool>,
 }
@@ -264,11 +263,7 @@ impl Card {
         self.registers.change(GCR2, 0, GCR2_82574);
         self.registers.change(TARC, 0, TARC_82574);
         filters.set_addresses(&self.registers);
-        match &self.wiring.key {
-            Some(key) => rss::set(&self.registers, key),
-            // The queues have yet to set their registers.
-            None => rss::direct(&self.registers, false),
-        }
+        self.wiring.steering.set(&self.registers);
     }
 
     /// Returns the card's own address, which the first reset has read.
@@ -305,6 +300,10 @@ impl Card {
     /// reset, too.
     pub(super) fn start(&self, queue: u32, resets: u32, set: impl FnOnce()) {
         let mut filters = self.filters();
+        if filters.needs_reset {
+            // A session's queue that opens while the server ends.
+            return;
+        }
         filters.open |= 1 << queue;
         if self.resets() != resets {
             return;
@@ -314,11 +313,7 @@ impl Card {
         if filters.directs && queue == OWN_QUEUE {
             rss::direct(&self.registers, true);
         }
-        if filters.set == filters.open {
-            filters.is_running = true;
-            self.write(TCTL, TCTL_DEFAULT | TCTL_ENABLE);
-            self.write(RCTL, filters.reception());
-        }
+        self.run_if_set(&mut filters);
         drop(filters);
         self.interrupts.start(&self.registers);
         // A change of the link may have been cleared with the causes.
@@ -338,14 +333,29 @@ impl Card {
         let _ = self.read(STATUS);
     }
 
+    /// Starts both directions once the registers of all open queues are written.
+    fn run_if_set(&self, filters: &mut Filters) {
+        if filters.open != 0 && filters.set == filters.open {
+            filters.is_running = true;
+            self.write(TCTL, TCTL_DEFAULT | TCTL_ENABLE);
+            self.write(RCTL, filters.reception());
+        }
+    }
+
     /// Closes queue 1, a session's own, while the other one runs: the device then reaches no memory for it.
     pub(super) fn close_own(&self) {
         let mut filters = self.filters();
         filters.open &= !OWN;
         filters.set &= !OWN;
         self.direct_locked(&mut filters, false);
+        if !filters.is_running && !filters.needs_reset {
+            // The card waits for this queue, which has not followed a reset.
+            self.run_if_set(&mut filters);
+        }
+        drop(filters);
         self.write(IMC, self.interrupts.causes(OWN_QUEUE, true));
-        // A packet that the device took before may still be on its way into memory.
+        // A packet that the device took before may still be on its way into memory. No other queue uses the
+        // registers below, and the caller opens this one again.
         sleep(QUIET);
         for register in QUEUE_REGISTERS {
             self.write(register.at(OWN_QUEUE, QUEUE_STRIDE), 0);
@@ -369,10 +379,6 @@ impl Card {
     /// card's own address, in whose place filters are.
     pub(super) fn go_on(&self, own_address: [u8; 6]) {
         let _ = self.own_address.set(own_address);
-        if self.wiring.key.is_none() {
-            // A session's own queue has ended with that server.
-            self.direct(false);
-        }
         self.filters().go_on(&self.registers);
         // The link may have changed while no server ran.
         self.signal_link();
@@ -430,21 +436,22 @@ pub(super) fn double() -> Card {
 /// Makes such a card with so many queues, over which it spreads packets.
 #[cfg(test)]
 pub(super) fn double_of(queues: usize) -> Card {
-    double_with(queues, queues > 1)
+    let spread = Steering::Spread([5; 10]);
+    double_with(queues, if queues > 1 { spread } else { Steering::First })
 }
 
 /// Makes such a card with an engine's queue and a session's.
 #[cfg(test)]
 pub(super) fn double_with_own() -> Card {
-    double_with(2, false)
+    double_with(2, Steering::Directed)
 }
 
 #[cfg(test)]
-fn double_with(queues: usize, spreads: bool) -> Card {
+fn double_with(queues: usize, steering: Steering) -> Card {
     let event = || rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
     let queues = (0..queues).map(|_| Arc::new(event())).collect();
     let leaves = Arc::default();
-    let wiring = Wiring { link: event(), queues, key: spreads.then_some([5; KEY_WORDS]), leaves };
+    let wiring = Wiring { link: event(), queues, steering, leaves };
     let address = "0000:00:03.0".parse().unwrap();
     Card::new(Registers::double(0x20000), address, Interrupts::vectors(2, 2), wiring)
 }
@@ -521,35 +528,51 @@ mod tests {
     }
 
     /// A session's own queue receives all packets of IP while it is open and its session alone, also after a
-    /// reset; the next server's card puts none there.
+    /// reset.
     #[test]
     fn packets_are_directed_to_an_open_queue() {
         let card = double_with_own();
         card.write(EECD, EECD_AUTO_READ_DONE);
         card.reset().unwrap();
+        let table = || card.read(RETA.at(31, 4));
         card.start(0, card.resets(), || ());
         card.direct(true);
-        assert_eq!(card.read(MRQC), 0, "no such queue is open");
-        card.start(1, card.resets(), || card.write(RDLEN.at(1, QUEUE_STRIDE), 8192));
+        assert_eq!((card.read(MRQC), table()), (MRQC_BOTH, 0), "no such queue is open");
+        let opens = || card.start(1, card.resets(), || card.write(RDLEN.at(1, QUEUE_STRIDE), 8192));
+        opens();
         card.direct(true);
-        assert_eq!((card.read(MRQC), card.read(RETA.at(31, 4))), (MRQC_BOTH, 0x8080_8080));
+        assert_eq!(table(), 0x8080_8080);
         assert_ne!(card.read(RCTL) & RCTL_ENABLE, 0);
-        card.write(MRQC, 0);
         card.reset().unwrap();
-        assert_eq!(card.read(MRQC), 0, "the queue has not followed the reset");
-        card.start(1, card.resets(), || card.write(RDLEN.at(1, QUEUE_STRIDE), 8192));
-        assert_eq!((card.read(MRQC), card.read(RCTL)), (MRQC_BOTH, 0));
+        assert_eq!(table(), 0, "the queue has not followed the reset");
+        opens();
+        assert_eq!((table(), card.read(RCTL)), (0x8080_8080, 0));
         card.start(0, card.resets(), || ());
         card.direct(false);
-        assert_eq!(card.read(MRQC), 0);
+        assert_eq!(table(), 0);
         card.direct(true);
-        let next = double_with_own();
-        next.write(MRQC, MRQC_BOTH);
-        next.go_on([9; 6]);
-        assert_eq!(next.read(MRQC), 0);
         card.close_own();
-        assert_eq!((card.read(MRQC), card.read(RDLEN.at(1, QUEUE_STRIDE))), (0, 0));
+        assert_eq!((table(), card.read(RDLEN.at(1, QUEUE_STRIDE))), (0, 0));
         assert_ne!(card.read(RCTL) & RCTL_ENABLE, 0, "the engine's queue goes on");
+    }
+
+    /// A reset stops the card until all open queues have followed it, or are closed.
+    #[test]
+    fn a_card_does_not_wait_for_a_queue_that_closes() {
+        let card = double_with_own();
+        card.write(EECD, EECD_AUTO_READ_DONE);
+        card.start(0, card.resets(), || ());
+        card.start(1, card.resets(), || ());
+        card.reset_once(0).unwrap();
+        card.start(0, card.resets(), || ());
+        assert_eq!(card.read(RCTL), 0);
+        card.close_own();
+        assert_ne!(card.read(RCTL) & RCTL_ENABLE, 0);
+        // One that opens while the server ends does not start the card.
+        card.stop();
+        card.start(1, card.resets(), || panic!("the card has stopped"));
+        card.close_own();
+        assert_eq!(card.read(RCTL), 0);
     }
 
     /// The card runs again once both queues have set their registers.

@@ -12,7 +12,7 @@ use super::card::{Card, Wiring};
 use super::going_on::GoingOn;
 use super::interrupts::Interrupts;
 use super::ledger::Opened;
-use super::rss::KEY_WORDS;
+use super::rss::{KEY_WORDS, Steering};
 use super::{E1000eDevice, MOST_QUEUES, NUMBERS, Options, info, own};
 use crate::pci::dma::PciDma;
 use crate::pci::error::PciError;
@@ -97,7 +97,7 @@ pub(super) fn open_after(
     let eventfds = eventfds.map_err(vfio.refused("making an eventfd"))?;
     let events = any_of(&[eventfds.link.as_fd(), eventfds.removal.as_fd()]);
     let events = events.map_err(vfio.refused("making an epoll instance"))?;
-    let wiring = wiring(&eventfds, &vfio, options.queues() > 1).map_err(copying)?;
+    let wiring = wiring(&eventfds, &vfio, options).map_err(copying)?;
     let card = Card::new(registers, address, options.moderation.interrupts(), wiring);
     let vfio = Arc::new(vfio);
     let dma = PciDma::new(vfio.clone());
@@ -175,18 +175,26 @@ pub(super) fn begin_anew(vfio: &Vfio, card: &Card, dma: &PciDma) -> Result<(), P
     vfio.set_bus_master(true).map_err(vfio.refused("letting it access memory"))
 }
 
-/// Returns what a card signals, and, if it spreads packets over two queues, a key for the hash.
-fn wiring(events: &Events, vfio: &Vfio, spreads: bool) -> io::Result<Wiring> {
+/// Returns what a card signals, and how it chooses the queue of a packet.
+fn wiring(events: &Events, vfio: &Vfio, options: &Options) -> io::Result<Wiring> {
     let queues: io::Result<Vec<_>> =
         events.queues.iter().map(|event| event.try_clone().map(Arc::new)).collect();
     let queues = queues?;
+    let steering = match (options.queues(), options.hardware_queues()) {
+        (1, 1) => Steering::First,
+        (1, _) => Steering::Directed,
+        _ => Steering::Spread(key()?),
+    };
+    Ok(Wiring { link: events.link.try_clone()?, queues, steering, leaves: vfio.leaves().clone() })
+}
+
+/// Returns a random key for the hash.
+fn key() -> io::Result<[u32; KEY_WORDS]> {
     let mut key = [0; KEY_WORDS * 4];
     rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
     let (words, _) = key.as_chunks::<4>();
     let mut words = words.iter().map(|word| u32::from_le_bytes(*word));
-    let key = std::array::from_fn(|_| words.next().unwrap_or_default());
-    let key = spreads.then_some(key);
-    Ok(Wiring { link: events.link.try_clone()?, queues, key, leaves: vfio.leaves().clone() })
+    Ok(std::array::from_fn(|_| words.next().unwrap_or_default()))
 }
 
 #[cfg(test)]

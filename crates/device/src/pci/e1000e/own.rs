@@ -7,6 +7,7 @@
 use std::io;
 use std::sync::Arc;
 
+use towpath_memory::Region;
 use towpath_queue::descriptor::HEADROOM_BYTES;
 
 use super::card::{Card, OWN_QUEUE};
@@ -65,6 +66,8 @@ impl OwnQueues for Opener {
         let failed = |cause| self.failed("memory for a session's rings", cause);
         let (shared, _) = Shared::new().map_err(failed)?;
         let rings = register("registering a session's rings", &shared.mapping)?;
+        let discard = Region::private(RX_BUFFER_BYTES).map_err(failed)?;
+        let discard = register("registering a buffer of a session's queue", discard.mapping())?;
         // No next server goes on with this queue.
         let opened = Opened { mtu: self.info.mtu, has_one_interrupt: false };
         let packets = PacketMemory::default();
@@ -74,7 +77,17 @@ impl OwnQueues for Opener {
         let (info, card, index) = (self.info.clone(), self.card.clone(), OWN_QUEUE);
         let parts = info.limits.tx_packet_parts;
         let owner = Owner::Session;
-        let queue = Parts { index, owner, info, card, shared, rings, ledger, interrupt };
+        let queue = Parts {
+            index,
+            owner,
+            discard: Some(discard),
+            info,
+            card,
+            shared,
+            rings,
+            ledger,
+            interrupt,
+        };
         Ok((Box::new(E1000eQueue::start(queue)), registration, parts))
     }
 

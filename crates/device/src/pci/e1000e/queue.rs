@@ -29,6 +29,10 @@ pub(super) const RX_BUFFER_BYTES: usize = 2048;
 /// how many others these can wait.
 const TOLD_AT_ONCE: u32 = 16;
 const ENOUGH: u32 = RING_ENTRIES / 4;
+/// In the ledger: the buffer for packets that are dropped. Receive buffers begin at multiples of 128.
+const DISCARD: u32 = u32::MAX;
+/// The descriptors that a session's queue always has.
+const LEAST_HELD: u32 = 16;
 /// Polls between two reads of the causes of a card with one interrupt.
 const POLLS_PER_LINK: u32 = 256;
 /// Sleeps between two reads of the count of packets that the device dropped.
@@ -59,6 +63,9 @@ pub(super) struct Parts {
     /// The number of the queue in the device.
     pub(super) index: u32,
     pub(super) owner: Owner,
+    /// The registration of a buffer for packets that are dropped: a session's queue is never empty. Else, packets
+    /// that the device has for it would wait in the device, and those for other queues behind them.
+    pub(super) discard: Option<Registration>,
     pub(super) info: Info,
     pub(super) card: Arc<Card>,
     pub(super) shared: Shared,
@@ -226,7 +233,9 @@ impl DeviceQueue for E1000eQueue {
         self.pool = Some(space);
         self.pool_at = spaces.device_address(space, 0, 0).unwrap_or(self.pool_at);
         self.release_received();
-        self.fill(spaces, space, buffers)
+        let taken = self.fill(spaces, space, buffers);
+        self.keep_some();
+        taken
     }
 
     fn holds(&self, buffer: u32) -> bool {
@@ -244,7 +253,9 @@ impl DeviceQueue for E1000eQueue {
         }
         self.acknowledge();
         self.release_received();
-        Ok(self.receive(out, budget))
+        let received = self.receive(out, budget);
+        self.keep_some();
+        Ok(received)
     }
 
     fn tx_submit(
@@ -338,6 +349,7 @@ impl E1000eQueue {
             }
         }
         self.start_again();
+        self.keep_some();
         self.tell_rx();
     }
 
@@ -349,7 +361,8 @@ impl E1000eQueue {
         self.drop_waiting();
         let mut buffers = std::mem::take(&mut self.dropped);
         let held = self.parts.shared.rx.held_indices();
-        buffers.extend(held.map(|index| self.parts.ledger.buffer(index)));
+        let held = held.map(|index| self.parts.ledger.buffer(index));
+        buffers.extend(held.filter(|buffer| *buffer != DISCARD));
         self.parts.shared.rx.clear();
         self.parts.shared.tx.clear();
         (self.context, self.discards) = (None, false);

@@ -9,7 +9,7 @@ pub(super) const KEY_WORDS: usize = 10;
 
 /// Has the device spread flows over both queues, by a Toeplitz hash with this key. The hash is over addresses and
 /// ports of TCP, and over the addresses of other packets. A packet that is not IP comes to queue 0.
-pub(super) fn set(registers: &Registers, key: &[u32; KEY_WORDS]) {
+fn set(registers: &Registers, key: &[u32; KEY_WORDS]) {
     set_table(registers, RETA_BOTH);
     for (at, word) in (0..).zip(key) {
         registers.write(RSSRK.at(at, 4), *word);
@@ -17,12 +17,35 @@ pub(super) fn set(registers: &Registers, key: &[u32; KEY_WORDS]) {
     registers.write(MRQC, MRQC_BOTH);
 }
 
-/// Has the device put all packets of IP into queue 1, and others into queue 0; or all into queue 0.
-pub(super) fn direct(registers: &Registers, to_second: bool) {
-    if to_second {
-        set_table(registers, RETA_SECOND);
+/// How the device chooses the queue of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Steering {
+    /// Queue 0 receives all packets.
+    First,
+    /// Flows are spread over both queues, by a hash with this key.
+    Spread([u32; KEY_WORDS]),
+    /// Packets of IP go to queue 1, a session's own, or to queue 0; see [`direct`].
+    Directed,
+}
+
+impl Steering {
+    /// Sets the registers, while the device receives nothing.
+    pub(super) fn set(&self, registers: &Registers) {
+        match self {
+            Steering::First => {}
+            Steering::Spread(key) => set(registers, key),
+            Steering::Directed => {
+                direct(registers, false);
+                registers.write(MRQC, MRQC_BOTH);
+            }
+        }
     }
-    registers.write(MRQC, if to_second { MRQC_BOTH } else { 0 });
+}
+
+/// Has the device put packets of IP into queue 1, or into queue 0. Only the table changes, which devices allow
+/// while they receive.
+pub(super) fn direct(registers: &Registers, to_second: bool) {
+    set_table(registers, if to_second { RETA_SECOND } else { 0 });
 }
 
 fn set_table(registers: &Registers, entries: u32) {

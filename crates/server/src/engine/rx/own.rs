@@ -312,6 +312,9 @@ impl Queue<'_, '_> {
             for destination in &*self.found {
                 work += self.delivery.deliver(*destination, &packet, 0);
             }
+            if self.found.is_empty() && self.flows.promiscuous().is_empty() {
+                self.counters.add(Count::RxNoMatch, 1);
+            }
             return (false, work);
         }
         // The flow filter lets no other session's packets in. An endpoint may have closed since.

@@ -1,7 +1,7 @@
 //! Received packets.
 
 use super::super::descriptor::{self, Written};
-use super::{E1000eQueue, Owner, RX_BUFFER_BYTES};
+use super::{DISCARD, E1000eQueue, LEAST_HELD, Owner, RX_BUFFER_BYTES};
 use crate::{ETHERNET_HEADER_BYTES, Meta, Received, SpaceId, Spaces, VLAN_TAG_BYTES};
 
 impl E1000eQueue {
@@ -58,13 +58,29 @@ impl E1000eQueue {
         rx.push(descriptor::empty(self.pool_at + at));
     }
 
+    /// Gives the device of a session's queue, which has few buffers, the one for packets that are dropped, several times,
+    /// and tells it.
+    pub(super) fn keep_some(&mut self) {
+        let Some(discard) = &self.parts.discard else { return };
+        let rx = &mut self.parts.shared.rx;
+        if rx.held() >= LEAST_HELD {
+            return;
+        }
+        while rx.held() < LEAST_HELD && rx.room() > 0 {
+            self.parts.ledger.set_buffer(rx.tail(), DISCARD);
+            rx.push(descriptor::empty(discard.address()));
+        }
+        self.tell_rx();
+    }
+
     /// Drops the packets that wait from an earlier server, and counts them. Their buffers go back to the device.
     pub(super) fn drop_waiting(&mut self) {
         let rx = &mut self.parts.shared.rx;
         while rx.held() > 0 {
             let [first, second] = rx.fetch(rx.oldest());
             let Some(written) = descriptor::written(first, second) else { return };
-            self.dropped.push(self.parts.ledger.buffer(rx.oldest()));
+            let buffer = self.parts.ledger.buffer(rx.oldest());
+            self.dropped.extend(Some(buffer).filter(|buffer| *buffer != DISCARD));
             rx.take(1);
             let is_rest = std::mem::replace(&mut self.discards, !written.is_last);
             self.counters.rx_dropped += u64::from(!is_rest);
@@ -94,10 +110,12 @@ impl E1000eQueue {
             self.parts.shared.rx.take((out.len() - from) as u32);
             let len: usize = out[from..].iter().map(|part| part.len as usize).sum();
             let is_rest = std::mem::replace(&mut self.discards, !is_whole);
-            if !is_whole || is_rest || last.is_bad || len > longest {
+            let is_discarded = out[from..].iter().any(|part| part.buffer == DISCARD);
+            if !is_whole || is_rest || is_discarded || last.is_bad || len > longest {
                 // The first part of a packet that is too long was counted.
                 self.counters.rx_dropped += u64::from(!is_rest);
-                self.dropped.extend(out.drain(from..).map(|part| part.buffer));
+                let buffers = out.drain(from..).map(|part| part.buffer);
+                self.dropped.extend(buffers.filter(|buffer| *buffer != DISCARD));
                 continue;
             }
             let first = &mut out[from];
@@ -121,11 +139,12 @@ impl E1000eQueue {
         let [first, second] = rx.fetch(index);
         let Some(written) = descriptor::written(first, second) else { return false };
         let len = written.len as usize;
-        if !written.is_last || written.is_bad || len > longest.min(RX_BUFFER_BYTES) {
+        let buffer = self.parts.ledger.buffer(index);
+        let is_good = written.is_last && !written.is_bad && buffer != DISCARD;
+        if !is_good || len > longest.min(RX_BUFFER_BYTES) {
             return false;
         }
         rx.take(1);
-        let buffer = self.parts.ledger.buffer(index);
         let at = buffer + self.parts.owner.headroom_bytes();
         let mut packet = Received::whole(pool, buffer, at, written.len, Meta::FULL);
         packet.meta.checksum = written.checksum;
@@ -147,7 +166,7 @@ impl E1000eQueue {
             let buffer = self.parts.ledger.buffer(index);
             // The device may claim more bytes than the buffer has.
             let len = written.len.min(RX_BUFFER_BYTES as u32);
-            let at = buffer + self.parts.owner.headroom_bytes();
+            let at = buffer.wrapping_add(self.parts.owner.headroom_bytes());
             let mut part = Received::whole(pool, buffer, at, len, Meta::FULL);
             part.continues = !written.is_last;
             out.push(part);

@@ -17,6 +17,7 @@ use crate::{Capabilities, EarlierObjects, Limits, Meta, PacketMemory, Part, Spac
 /// The device addresses of the packets' memory and of the rings.
 const PACKETS_AT: u64 = 1 << 32;
 const RINGS_AT: u64 = 1 << 33;
+const DISCARD_AT: u64 = 3 << 32;
 const BUFFERS: u32 = 700;
 const MTU: usize = 1500;
 const OPENED: Opened = Opened { mtu: MTU, has_one_interrupt: false };
@@ -54,7 +55,17 @@ fn info() -> Info {
 fn parts(card: Arc<Card>, shared: Shared, ledger: Ledger) -> Parts {
     let rings = registration(RINGS_AT, &shared.mapping);
     let interrupt = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-    Parts { index: 0, owner: Owner::Engine, info: info(), card, shared, rings, ledger, interrupt }
+    Parts {
+        index: 0,
+        owner: Owner::Engine,
+        discard: None,
+        info: info(),
+        card,
+        shared,
+        rings,
+        ledger,
+        interrupt,
+    }
 }
 
 /// A queue, with the engine's part and the device's.
@@ -325,8 +336,9 @@ fn a_session_has_a_queue_with_headroom_in_its_buffers() {
         memories: [(0, 0); 2],
     };
     let (ledger, _) = Ledger::new(&header).unwrap();
-    let own =
-        Parts { index: OWN_QUEUE, owner: Owner::Session, ..parts(card.clone(), shared, ledger) };
+    let discard = Some(registration(DISCARD_AT, &shared.mapping));
+    let parts = parts(card.clone(), shared, ledger);
+    let own = Parts { index: OWN_QUEUE, owner: Owner::Session, discard, ..parts };
     let mut queue = E1000eQueue::start(own);
     let (mut spaces, stride) = (Spaces::default(), 2176);
     let region = Region::private(4 * stride as usize).unwrap();
@@ -336,7 +348,9 @@ fn a_session_has_a_queue_with_headroom_in_its_buffers() {
     let buffers = [0, stride, 2 * stride, 3 * 4096 - 2048 - 127];
     assert_eq!(queue.rx_fill(&spaces, pool, &buffers), 3);
     queue.kick(&mut spaces, Kick::Rx).unwrap();
-    assert_eq!(card.registers.read(RDT.at(OWN_QUEUE, QUEUE_STRIDE)), 3);
+    // Behind them are descriptors for packets that are dropped.
+    let tail = || card.registers.read(RDT.at(OWN_QUEUE, QUEUE_STRIDE));
+    assert_eq!((tail(), queue.parts.shared.rx.fetch(3)[0]), (16, DISCARD_AT));
     assert_eq!(queue.parts.shared.rx.fetch(1)[0], PACKETS_AT + u64::from(stride) + 128);
     for index in 0..2 {
         queue.parts.shared.rx.write_back(index, [0, 3 | 100 << 32]);
@@ -345,6 +359,16 @@ fn a_session_has_a_queue_with_headroom_in_its_buffers() {
     queue.rx_poll(&mut spaces, &mut out, 64).unwrap();
     let places: Vec<_> = out.iter().map(|one| (one.buffer, one.offset)).collect();
     assert_eq!(places, [(0, 128), (stride, stride + 128)]);
+    // A session that gives no more buffers.
+    for index in 2..18 {
+        queue.parts.shared.rx.write_back(index, [0, 3 | 100 << 32]);
+    }
+    out.clear();
+    queue.rx_poll(&mut spaces, &mut out, 64).unwrap();
+    assert_eq!(out.iter().map(|one| one.buffer).collect::<Vec<_>>(), [2 * stride]);
+    assert_eq!((queue.counters().rx_dropped, tail()), (15, 34));
+    queue.parts.ledger.set_buffer(33, stride);
+    assert_eq!(queue.take_all(), [stride], "not the buffer for packets that are dropped");
     assert!(queue.cede(OWN_QUEUE).is_none());
     drop(queue);
     assert_eq!(card.registers.read(RDT.at(OWN_QUEUE, QUEUE_STRIDE)), 0);

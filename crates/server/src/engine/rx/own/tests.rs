@@ -312,6 +312,7 @@ fn packets_to_groups_are_copied_to_their_members() {
     world.arrive(&to_group(PORT + 3), Meta::FULL);
     assert_eq!(world.poll(), 1);
     assert!(world.application.packets().is_empty(), "it has no member");
+    assert_eq!(world.counters.get(Count::RxNoMatch), 1);
     let member = Destination { session: 0, endpoint: 0 };
     assert!(world.flows.insert(&testing::rule(PORT + 3), true, member));
     world.arrive(&to_group(PORT + 3), Meta::FULL);
