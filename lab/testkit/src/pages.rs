@@ -37,9 +37,8 @@ pub struct Pages {
     private: [Area; 2],
     /// Two mappings of the same memory, for [`Move::Protect`].
     shared: [Area; 2],
-    /// The side that has the bytes, by [`Move::Protect`] and by [`Move::Remap`].
-    protected: usize,
-    mapped: usize,
+    /// The side that has the bytes, by each way.
+    holders: [usize; Move::ALL.len()],
 }
 
 /// A mapping, unmapped when dropped.
@@ -48,6 +47,9 @@ struct Area {
     first: NonNull<u8>,
     bytes: usize,
 }
+
+// SAFETY: a mapping is of the process, not of a thread, and only its owner accesses it.
+unsafe impl Send for Area {}
 
 impl Area {
     fn map(bytes: usize, flags: libc::c_int, fd: libc::c_int) -> io::Result<Area> {
@@ -107,11 +109,44 @@ impl Pages {
             bytes,
             private: [Area::map(bytes, populated, -1)?, Area::map(bytes, populated, -1)?],
             shared: [shared()?, shared()?],
-            protected: 0,
-            mapped: 0,
+            holders: [0; Move::ALL.len()],
         };
         pages.shared[1].protect(bytes, libc::PROT_NONE)?;
         Ok(pages)
+    }
+
+    /// Returns the area in which the holder of the bytes has them.
+    fn held(&self, how: Move) -> &Area {
+        let areas = if how == Move::Protect { &self.shared } else { &self.private };
+        &areas[self.holders[how as usize]]
+    }
+
+    /// Writes bytes into the memory of the side that has them.
+    ///
+    /// # Errors
+    /// `EINVAL` for more than there is.
+    pub fn write(&mut self, how: Move, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() > self.bytes {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let to = self.held(how).first;
+        // SAFETY: inside of a mapping that the holder can reach, to which no reference exists.
+        unsafe { to.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Reads bytes from the memory of the side that has them.
+    ///
+    /// # Errors
+    /// `EINVAL` for more than there is.
+    pub fn read(&self, how: Move, into: &mut [u8]) -> io::Result<()> {
+        if into.len() > self.bytes {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let from = self.held(how).first;
+        // SAFETY: inside of a mapping that the holder can reach, and `into` is borrowed.
+        unsafe { from.as_ptr().copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+        Ok(())
     }
 
     /// Moves `len` bytes to the other side, and reads every page there. Returns a sum of the bytes
@@ -124,23 +159,21 @@ impl Pages {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let whole = len.next_multiple_of(PAGE_BYTES);
-        match how {
+        let (giver, taker) = (self.holders[how as usize], 1 - self.holders[how as usize]);
+        let sum = match how {
             Move::Copy => {
-                let [from, to] = &self.private;
+                let (from, to) = (&self.private[giver], &self.private[taker]);
                 // Between moves by mapping, both are populated and reachable.
                 // SAFETY: two mappings that do not overlap, both at least `len` long.
                 unsafe { from.first.copy_to_nonoverlapping(to.first, len) };
-                Ok(to.touch(len))
+                to.touch(len)
             }
             Move::Protect => {
-                let (giver, taker) = (self.protected, 1 - self.protected);
                 self.shared[giver].protect(whole, libc::PROT_NONE)?;
                 self.shared[taker].protect(whole, libc::PROT_READ | libc::PROT_WRITE)?;
-                self.protected = taker;
-                Ok(self.shared[taker].touch(whole))
+                self.shared[taker].touch(whole)
             }
             Move::Remap => {
-                let (giver, taker) = (self.mapped, 1 - self.mapped);
                 let (from, to) = (&self.private[giver], &self.private[taker]);
                 // The giver's addresses stay mapped, to nothing: no other mapping can take them,
                 // and the return needs them.
@@ -158,10 +191,11 @@ impl Pages {
                 if moved == libc::MAP_FAILED {
                     return Err(io::Error::last_os_error());
                 }
-                self.mapped = taker;
-                Ok(to.touch(whole))
+                to.touch(whole)
             }
-        }
+        };
+        self.holders[how as usize] = taker;
+        Ok(sum)
     }
 }
 
@@ -211,5 +245,23 @@ mod tests {
         assert_eq!(pages.give(Move::Copy, 3 * PAGE_BYTES).unwrap(), 1 + 2 + 3);
         assert!(pages.give(Move::Copy, 0).is_err());
         assert!(pages.give(Move::Remap, 3 * PAGE_BYTES + 1).is_err());
+    }
+
+    /// The bytes that one side writes are those that the other one reads, in both directions.
+    #[test]
+    fn the_other_side_reads_what_was_written() {
+        for how in Move::ALL {
+            let mut pages = Pages::new(2 * PAGE_BYTES).unwrap();
+            for round in 0..6_u8 {
+                let bytes = vec![round; PAGE_BYTES + 1];
+                pages.write(how, &bytes).unwrap();
+                pages.give(how, bytes.len()).unwrap();
+                let mut got = vec![0; bytes.len()];
+                pages.read(how, &mut got).unwrap();
+                assert_eq!(got, bytes, "{how:?}");
+            }
+            let mut long = vec![0; 2 * PAGE_BYTES + 1];
+            assert!(pages.write(how, &long).is_err() && pages.read(how, &mut long).is_err());
+        }
     }
 }
