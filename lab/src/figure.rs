@@ -50,19 +50,34 @@ pub struct Series {
     pub points: Vec<[f64; 2]>,
     /// `true` if lines join them; else they are only marked.
     pub joined: bool,
+    /// The interval of each point's second value, from low to high; empty if the points have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub intervals: Vec<[f64; 2]>,
 }
 
 impl Series {
     /// Makes a series of points joined by lines.
     #[must_use]
     pub fn line(name: &str, points: Vec<[f64; 2]>) -> Series {
-        Series { name: name.to_owned(), points: thinned(points), joined: true }
+        Series {
+            name: name.to_owned(),
+            points: thinned(points),
+            joined: true,
+            intervals: Vec::new(),
+        }
     }
 
     /// Makes a series of single points.
     #[must_use]
     pub fn dots(name: &str, points: Vec<[f64; 2]>) -> Series {
-        Series { name: name.to_owned(), points: thinned(points), joined: false }
+        let (name, points) = (name.to_owned(), thinned(points));
+        Series { name, points, joined: false, intervals: Vec::new() }
+    }
+
+    /// Makes a series of one point with an interval.
+    #[must_use]
+    pub fn interval(name: &str, point: [f64; 2], interval: [f64; 2]) -> Series {
+        Series { intervals: vec![interval], ..Series::dots(name, vec![point]) }
     }
 }
 

@@ -40,7 +40,8 @@ pub fn draw(figure: &Figure) -> String {
     let mut plots = Vec::new();
     let mut legend = Vec::new();
     for (number, series) in figure.series.iter().enumerate() {
-        legend.push(add_series(&mut plots, number, series, points(figure, series)));
+        let (points, bars) = (points(figure, series), bars(figure, series));
+        legend.push(add_series(&mut plots, number, series, points, bars));
     }
     let layout = layout(figure, legend);
     let fine_grid = fine_grid(figure, &ComputedLayout::from_layout(&layout));
@@ -53,11 +54,23 @@ pub fn draw(figure: &Figure) -> String {
     document(&scene, &figure.title)
 }
 
+/// Returns whether the axes can show a point.
+fn shows(figure: &Figure, (x, y): (f64, f64)) -> bool {
+    let shows = |axis: &Axis, value: f64| value.is_finite() && (!axis.log || value > 0.0);
+    shows(&figure.x, x) && shows(&figure.y, y)
+}
+
 /// Returns the points that the axes can show.
 fn points(figure: &Figure, series: &Series) -> Vec<(f64, f64)> {
-    let shows = |axis: &Axis, value: f64| value.is_finite() && (!axis.log || value > 0.0);
     let all = series.points.iter().map(|[x, y]| (*x, *y));
-    all.filter(|(x, y)| shows(&figure.x, *x) && shows(&figure.y, *y)).collect()
+    all.filter(|point| shows(figure, *point)).collect()
+}
+
+/// Returns the ends of the intervals that the axes can show.
+fn bars(figure: &Figure, series: &Series) -> Vec<[(f64, f64); 2]> {
+    let of_points = series.points.iter().zip(&series.intervals);
+    let ends = of_points.map(|([x, _], [low, high])| [(*x, *low), (*x, *high)]);
+    ends.filter(|ends| ends.iter().all(|end| shows(figure, *end))).collect()
 }
 
 /// Adds a series' line and marks, and returns its entry in the legend.
@@ -66,6 +79,7 @@ fn add_series(
     number: usize,
     series: &Series,
     points: Vec<(f64, f64)>,
+    bars: Vec<[(f64, f64); 2]>,
 ) -> LegendEntry {
     let colour = COLOURS[number % COLOURS.len()];
     let dash = DASHES[number / COLOURS.len() % DASHES.len()].map(str::to_owned);
@@ -79,6 +93,10 @@ fn add_series(
     if marked {
         plots.push(ScatterPlot::new().with_data(points).with_color(colour).with_size(3.0).into());
     }
+    for [end, other] in bars {
+        let bar = LinePlot::new().with_data(vec![end, other]);
+        plots.push(bar.with_color(colour).with_stroke_width(1.2).into());
+    }
     LegendEntry {
         label: words(&series.name),
         color: colour.to_owned(),
@@ -88,7 +106,10 @@ fn add_series(
 }
 
 fn layout(figure: &Figure, legend: Vec<LegendEntry>) -> Layout {
-    let points: Vec<_> = figure.series.iter().flat_map(|series| points(figure, series)).collect();
+    let all = figure.series.iter().flat_map(|series| {
+        points(figure, series).into_iter().chain(bars(figure, series).into_iter().flatten())
+    });
+    let points: Vec<_> = all.collect();
     let x = range(&figure.x, points.iter().map(|(x, _)| *x));
     let y = range(&figure.y, points.iter().map(|(_, y)| *y));
     let lines: usize = legend.iter().map(|entry| wrap_text(&entry.label, LETTERS).len()).sum();
@@ -292,6 +313,21 @@ pub(crate) mod tests {
             // Each series has one point, and one mark in the legend.
             assert_eq!(svg.matches("<circle").count(), 2 * figure.series.len(), "{svg}");
         }
+    }
+
+    #[test]
+    fn intervals_are_bars_within_the_field() {
+        let bars = [[0.5, 3.0], [0.9, 1.2], [f64::NAN, 1.0]];
+        let figure = bars.iter().enumerate().fold(
+            Figure::new("f", "t", Axis::linear("x", ""), Axis::linear("y", "")),
+            |figure, (n, bar)| figure.with(Series::interval("one", [n as f64 + 1.0, 1.0], *bar)),
+        );
+        let svg = draw(&figure);
+        well_formed(&svg).unwrap_or_else(|why| panic!("{why} in\n{svg}"));
+        assert_eq!(svg.matches("stroke-width=\"1.2\"").count(), 2, "{svg}");
+        assert!(!svg.contains("NaN"), "{svg}");
+        // The axis reaches as far as the bars, although the points are all at one height.
+        assert!(svg.contains(">3</text>") || svg.contains(">3\n"), "{svg}");
     }
 
     #[test]
