@@ -105,8 +105,8 @@ const CARD: &str = "\
     What do receiving and forwarding a packet of a network card cost with Towpath's driver, in the \
     program and behind a server, beside the kernel's driver with AF_PACKET and beside DPDK?";
 const WATCHDOG: &str = "\
-    How much does the watchdog cost a packet: by a deadline for each packet sent, or by a check \
-    now and then?";
+    How much does the watchdog cost a packet: by a timer that is started and stopped for each, by a \
+    timestamp compared for each, or by a check now and then?";
 const WAKEUPS: &str = "\
     Is any wake-up lost, with any wait strategies of the engine and its applications, and while \
     they change?";

@@ -20,7 +20,7 @@ const WINDOW: Duration = Duration::from_millis(60);
 /// Longer than any wait of these tests should take, and shorter than a stall without a reset.
 const PATIENCE: Duration = Duration::from_secs(8);
 const OTHER: [u8; 6] = [2, 9, 9, 9, 9, 9];
-const ARMINGS: [(&str, u64); 2] = [("lazy", 1), ("eager", 2)];
+const ARMINGS: [(&str, u64); 3] = [("lazy", 1), ("eager", 2), ("timestamp", 3)];
 
 fn serve(mode: EngineStrategy, arming: u64, device: Box<dyn Device>) -> Server {
     let mut settings: Values = mode.into();

@@ -168,9 +168,9 @@ pub enum Device {
     SessionsParked,
     /// Times that an awake engine checked which sessions had sent a notification.
     DoorbellPolls,
-    /// Times that the watchdog set a deadline, or scheduled a check when none was scheduled.
+    /// Times that the watchdog started its timer, or scheduled a check when none was scheduled.
     WatchdogArms,
-    /// Times that the watchdog compared the clock with its deadline, or made a check.
+    /// Times that the watchdog compared the clock with its timer, or made a check.
     WatchdogChecks,
     /// Stalls of the device: it completed none of its packets for `watchdog_ms`.
     DeviceStalls,
@@ -203,11 +203,13 @@ pub enum Device {
     /// Deliveries to endpoints that take no offloads, for which the engine completed the checksum
     /// or made the segments in software; also between endpoints of this host.
     RxSoftwareOffloads,
+    /// Times that the watchdog stopped its timer for a completed packet (watchdog=eager).
+    WatchdogStops,
 }
 
 impl Device {
     /// All counters, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 52] = [
+    pub const ALL: [(Device, &'static str); 53] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -260,6 +262,7 @@ impl Device {
         (Device::TxNeighbourRequests, "tx_dropped_neighbour_requests"),
         (Device::RxPartial, "rx_partial"),
         (Device::RxSoftwareOffloads, "rx_software_offloads"),
+        (Device::WatchdogStops, "watchdog_stops"),
     ];
 }
 

@@ -567,6 +567,7 @@ impl Engine {
             (Count::WatchdogChecks, dog.checks),
             (Count::DeviceStalls, dog.stalls),
             (Count::DeviceResets, dog.resets),
+            (Count::WatchdogStops, dog.stops),
         ] {
             self.counters.set(count, value);
         }

@@ -267,10 +267,11 @@ impl Setting {
             Spec {
                 name: "watchdog",
                 scope: Scope::Device,
-                kind: Kind::Word(&["off", "lazy", "eager"]),
+                kind: Kind::Word(&["off", "lazy", "eager", "timestamp"]),
                 default: 1,
                 help: "how the engine notices a stalled device, which it then resets: off never, \
-                       lazy by a check per watchdog_ms, eager by a deadline for packets in flight",
+                       lazy by a check per watchdog_ms, eager by a timer started and stopped for \
+                       each packet, timestamp by the time, compared for each packet",
             },
         ),
         (
@@ -281,7 +282,7 @@ impl Setting {
                 kind: Kind::Number { least: 0, most: 60_000, unit: "ms" },
                 default: 5000,
                 help: "a device has stalled if it completes none of its packets in flight for this \
-                       time; watchdog=lazy may take twice as long to notice; 0: off",
+                       time; lazy and timestamp may take twice as long to notice; 0: off",
             },
         ),
         (

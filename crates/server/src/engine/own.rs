@@ -155,6 +155,7 @@ impl Served {
         let room = packets.len().min(of_all.saturating_sub(self.in_flight));
         let taken = self.own.queue.tx_submit(spaces, &packets[..room])?;
         self.in_flight += taken;
+        self.watchdog.sent(taken, clock_ns);
         self.unkicked |= taken > 0;
         Ok(taken)
     }
@@ -164,6 +165,7 @@ impl Served {
         let count = self.own.queue.tx_complete(out, usize::MAX)?;
         self.in_flight = self.in_flight.saturating_sub(count);
         self.completed += count as u64;
+        self.watchdog.completed(count, self.in_flight as u64, clock_ns);
         Ok(())
     }
 }

@@ -370,9 +370,16 @@ impl DevicePort {
             return self.submit_in_runs(packets);
         }
         let taken = self.queue.tx_submit(&mut self.spaces, packets)?;
-        self.unkicked[Kick::Tx as usize] |= taken > 0;
+        self.note_taken(taken);
         self.count_taken(packets, taken);
         Ok(taken)
+    }
+
+    /// Notes that the device has new packets of all sessions.
+    #[inline]
+    fn note_taken(&mut self, taken: usize) {
+        self.unkicked[Kick::Tx as usize] |= taken > 0;
+        self.watchdog.sent(taken, clock_ns);
     }
 
     #[inline]
@@ -389,12 +396,15 @@ impl DevicePort {
     /// # Errors
     /// Fails if the device as a whole fails.
     pub(crate) fn complete(&mut self, out: &mut Vec<Completion>) -> Result<usize, DeviceError> {
-        let mut count = self.queue.tx_complete(out, BOUNCE_SLOTS as usize)?;
-        if !self.own.is_empty() {
-            count += self.own.complete(out)?;
-        }
+        let count = self.queue.tx_complete(out, BOUNCE_SLOTS as usize)?;
         self.returned += count as u64;
-        Ok(count)
+        self.watchdog.completed(count, self.of_device().0, clock_ns);
+        if self.own.is_empty() {
+            return Ok(count);
+        }
+        let own = self.own.complete(out)?;
+        self.returned += own as u64;
+        Ok(count + own)
     }
 
     /// Returns the number of packets in flight.

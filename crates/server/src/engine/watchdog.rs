@@ -4,12 +4,14 @@
 //! ever completed, and the time, and acts on the verdict (`revive.rs`). The watchdog ignores
 //! receive buffers, because there may be no traffic to receive.
 //!
-//! There are two ways of arming, for comparison (Tracey and Banerji, "Device Driver Issues in
-//! High-Performance Networking", 3.1). The *eager* watchdog sets a deadline once packets are in
-//! flight, moves it when the device completes some, and clears it when none is in flight. The
-//! *lazy* one checks once per window whether the device completed any packet since the last check.
-//! It costs nothing per packet, and takes up to two windows to notice a stall. The paper's driver
-//! armed per frame; this engine does so once per poll iteration, for all its packets.
+//! There are three ways of arming, for comparison (Tracey and Banerji, "Device Driver Issues in
+//! High-Performance Networking", 3.1, 4.2). The *eager* watchdog is the paper's original driver: it
+//! starts a timer for each packet that the device takes, and stops it for each packet that the
+//! device completes. The *timestamp* watchdog is the paper's modification: for each packet it reads
+//! the clock, compares that with the timer's start, and starts the timer again only if too little
+//! of it is left. The *lazy* watchdog, which the paper does not have, checks once per window
+//! whether the device completed any packet since the last check. It costs nothing per packet. The
+//! lazy and the timestamp watchdog take up to two windows to notice a stall.
 
 use towpath_protocol::settings::{Setting, Values};
 
@@ -24,8 +26,10 @@ pub enum Arming {
     Off,
     /// The watchdog checks once per window.
     Lazy,
-    /// The watchdog sets a deadline.
+    /// The watchdog starts and stops a timer for each packet.
     Eager,
+    /// The watchdog compares the clock with its timer for each packet.
+    Timestamp,
 }
 
 /// The result of a check.
@@ -48,9 +52,11 @@ pub enum Verdict {
 /// Counts of the watchdog.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Times that the watchdog set a deadline, or scheduled a check while none was scheduled.
+    /// Times that the watchdog started its timer, or scheduled a check while none was scheduled.
     pub arms: u64,
-    /// Times that the watchdog compared the clock with the deadline, or made a check.
+    /// Times that the watchdog stopped its timer for a completed packet.
+    pub stops: u64,
+    /// Times that the watchdog compared the clock with its timer, or made a check.
     pub checks: u64,
     /// Stalls noticed.
     pub stalls: u64,
@@ -63,9 +69,9 @@ pub struct Counts {
 pub struct Watchdog {
     arming: Arming,
     window: u64,
-    /// For the eager watchdog, the deadline; for the lazy one, the time of the next check.
+    /// The time at which the timer expires; for the lazy watchdog, the time of the next check.
     at: Option<u64>,
-    /// Packets completed when the deadline was set, or at the last check.
+    /// Packets completed at the last check.
     seen: u64,
     iterations: u32,
     /// Resets since the last completion; 0: the device works.
@@ -94,7 +100,8 @@ impl Watchdog {
         let arming = match values.get(Setting::Watchdog) {
             0 => Arming::Off,
             1 => Arming::Lazy,
-            _ => Arming::Eager,
+            2 => Arming::Eager,
+            _ => Arming::Timestamp,
         };
         Watchdog::new(arming, values.get(Setting::WatchdogMs) * 1_000_000)
     }
@@ -112,6 +119,49 @@ impl Watchdog {
         *self = Watchdog { resets, seen, counts, ..to };
     }
 
+    /// Notes packets that the device took. The watchdog calls `now` only when it needs the time, in
+    /// nanoseconds: once per packet, or never.
+    #[inline]
+    pub fn sent(&mut self, packets: usize, now: impl Fn() -> u64) {
+        match self.arming {
+            Arming::Off | Arming::Lazy => {}
+            Arming::Eager => (0..packets).for_each(|_| self.start(now(), self.window)),
+            Arming::Timestamp => (0..packets).for_each(|_| self.compare(now())),
+        }
+    }
+
+    /// Notes packets that the device completed; it keeps `out` others.
+    #[inline]
+    pub fn completed(&mut self, packets: usize, out: u64, now: impl Fn() -> u64) {
+        match self.arming {
+            Arming::Off | Arming::Lazy => {}
+            Arming::Eager => {
+                for _ in 0..packets {
+                    self.counts.stops += 1;
+                    self.at = None;
+                }
+                if packets > 0 && out > 0 {
+                    self.start(now(), self.window);
+                }
+            }
+            // Without a packet in flight the timer runs on, and its expiry means nothing.
+            Arming::Timestamp => (0..packets).for_each(|_| self.compare(now())),
+        }
+    }
+
+    fn start(&mut self, now: u64, time: u64) {
+        self.counts.arms += 1;
+        self.at = Some(now + time);
+    }
+
+    /// Starts the timer again, over two windows, if less than a window of it is left.
+    fn compare(&mut self, now: u64) {
+        self.counts.checks += 1;
+        if self.at.is_none_or(|at| at < now + self.window) {
+            self.start(now, 2 * self.window);
+        }
+    }
+
     /// Checks after each poll iteration. `out` packets are in flight, and `returned` packets were
     /// ever completed. The watchdog calls `now` only when it needs the time, in nanoseconds.
     #[inline]
@@ -121,13 +171,14 @@ impl Watchdog {
         returned: u64,
         now: impl FnOnce() -> u64,
     ) -> Verdict {
-        if out == 0 && self.resets == 0 && (self.at.is_none() || self.arming == Arming::Lazy) {
+        if out == 0 && self.resets == 0 {
             return Verdict::Fine;
         }
         match self.arming {
             Arming::Off => Verdict::Fine,
             Arming::Lazy => self.lazy(out, returned, now),
-            Arming::Eager => self.eager(out, returned, now),
+            Arming::Eager => self.timer(out, returned, self.window, now),
+            Arming::Timestamp => self.timer(out, returned, 2 * self.window, now),
         }
     }
 
@@ -156,22 +207,19 @@ impl Watchdog {
         if stalled { self.stalled() } else { Verdict::Fine }
     }
 
-    fn eager(&mut self, out: u64, returned: u64, now: impl FnOnce() -> u64) -> Verdict {
-        let came = returned != self.seen;
-        if out == 0 {
-            self.at = None;
-        } else if came || self.at.is_none() {
-            self.counts.arms += 1;
-            self.at = Some(now() + self.window);
-        } else if self.is_time_to_poll() {
+    /// Checks the timer, and starts it over `time` if packets are in flight and it does not run.
+    fn timer(&mut self, out: u64, returned: u64, time: u64, now: impl FnOnce() -> u64) -> Verdict {
+        if out > 0 && self.at.is_none() {
+            self.start(now(), time);
+        } else if out > 0 && self.is_time_to_poll() {
             self.counts.checks += 1;
             let now = now();
             if self.at.is_some_and(|at| at <= now) {
-                self.at = Some(now + self.window);
+                self.at = Some(now + time);
                 return self.stalled();
             }
         }
-        if came && self.resets > 0 {
+        if returned != self.seen && self.resets > 0 {
             return self.recovered(returned);
         }
         self.seen = returned;
@@ -224,6 +272,7 @@ mod tests {
     use super::*;
 
     const WINDOW: u64 = 1000;
+    const ARMINGS: [Arming; 3] = [Arming::Lazy, Arming::Eager, Arming::Timestamp];
 
     /// A device in simulated time: poll iterations are at most 7 ns apart, and the engine sleeps
     /// when nothing is due.
@@ -245,9 +294,17 @@ mod tests {
             self.dog.after_iteration(self.out, self.returned, || now)
         }
 
+        fn send(&mut self, count: u64) {
+            self.out += count;
+            let now = self.now;
+            self.dog.sent(count as usize, || now);
+        }
+
         fn back(&mut self, count: u64) {
             self.out -= count;
             self.returned += count;
+            let now = self.now;
+            self.dog.completed(count as usize, self.out, || now);
         }
 
         /// Sleeps as long as permitted, and runs the poll iteration after it.
@@ -286,20 +343,20 @@ mod tests {
     #[test]
     fn a_stall_is_noticed_in_time() {
         let grain = 7 * u64::from(ITERATIONS + 1);
-        for (arming, looks) in [(Arming::Eager, 1), (Arming::Lazy, 2)] {
+        for (arming, looks) in [(Arming::Eager, 1), (Arming::Lazy, 2), (Arming::Timestamp, 2)] {
             for sleeps in [false, true] {
                 // The stall begins at any moment of a window, and after any traffic.
                 for before in 0..400 {
                     let mut device = Simulated::new(arming);
                     for packet in 0..before {
-                        device.out += 1 + packet % 3;
+                        device.send(1 + packet % 3);
                         assert_eq!(device.poll_once(), Verdict::Fine);
                         device.back(device.out - packet % 2);
                         assert_eq!(device.poll_once(), Verdict::Fine);
                         device.back(device.out);
                         assert_eq!(device.poll_once(), Verdict::Fine);
                     }
-                    device.out += 3;
+                    device.send(3);
                     let took = device.noticed(sleeps);
                     let range = WINDOW..=looks * (WINDOW + grain);
                     assert!(range.contains(&took), "{arming:?} {before} {sleeps}: {took}");
@@ -313,9 +370,9 @@ mod tests {
     /// also holds if packets are always in flight, and after long silence.
     #[test]
     fn a_slow_device_is_not_stalled() {
-        for arming in [Arming::Lazy, Arming::Eager] {
+        for arming in ARMINGS {
             let mut device = Simulated::new(arming);
-            device.out = 5;
+            device.send(5);
             for round in 0..200 {
                 let until = device.now + WINDOW - 20;
                 while device.now < until {
@@ -324,14 +381,14 @@ mod tests {
                     assert_eq!(verdict, Verdict::Fine, "{arming:?}, round {round}");
                 }
                 device.back(1);
-                device.out += 1;
+                device.send(1);
                 assert_eq!(device.poll_once(), Verdict::Fine);
                 if round % 10 == 9 {
                     device.back(device.out);
                     assert_eq!(device.poll_once(), Verdict::Fine);
                     assert_eq!(device.dog.next_due(device.out), None, "an idle system never wakes");
                     device.now += 50 * WINDOW;
-                    device.out = 5;
+                    device.send(5);
                     assert_eq!(device.poll_once(), Verdict::Fine);
                 }
             }
@@ -344,13 +401,13 @@ mod tests {
     /// A later completion ends the stall, and the next one is new.
     #[test]
     fn a_stall_is_reported_once() {
-        for arming in [Arming::Lazy, Arming::Eager] {
+        for arming in ARMINGS {
             let mut device = Simulated::new(arming);
-            device.out = 4;
+            device.send(4);
             device.noticed(true);
             device.reset();
             for _ in 0..3 {
-                device.out = 4;
+                device.send(4);
                 let verdicts: Vec<_> = (0..1000)
                     .map(|_| device.poll_once())
                     .filter(|verdict| *verdict != Verdict::Fine)
@@ -360,45 +417,76 @@ mod tests {
                 device.reset();
             }
             assert_eq!((device.dog.counts.stalls, device.dog.counts.resets), (1, 4));
-            device.out = 4;
+            device.send(4);
             assert_eq!(device.poll_once(), Verdict::Fine);
             device.back(4);
             assert_eq!(device.poll_once(), Verdict::Recovered { resets: 4 }, "{arming:?}");
             assert_eq!(device.poll_once(), Verdict::Fine);
-            device.out = 1;
+            device.send(1);
             device.noticed(false);
             assert_eq!((device.dog.counts.stalls, device.dog.counts.resets), (2, 5));
         }
     }
 
-    /// The lazy watchdog does nothing per packet between its checks; the eager one arms for each.
+    /// The eager watchdog starts its timer for each packet that the device takes and stops it for
+    /// each that it completes, also for packets of one poll iteration. The timestamp watchdog
+    /// compares the clock for each of both, and starts its timer once per window. The lazy one does
+    /// nothing per packet.
     #[test]
-    fn lazy_watchdog_arms_once_eager_arms_per_packet() {
+    fn each_arming_does_its_work_per_packet() {
+        const BURST: u64 = 4;
         let run = |arming| {
             let mut device = Simulated::new(arming);
             for _ in 0..1000 {
-                device.out = 1;
+                device.send(BURST);
                 assert_eq!(device.poll_once(), Verdict::Fine);
-                device.back(1);
+                device.back(BURST);
                 assert_eq!(device.poll_once(), Verdict::Fine);
             }
             device.dog.counts
         };
-        let (lazy, eager) = (run(Arming::Lazy), run(Arming::Eager));
-        assert_eq!((lazy.arms, eager.arms, eager.checks), (1, 1000, 0));
+        let [lazy, eager, timestamp] = ARMINGS.map(run);
+        let packets = 1000 * BURST;
+        // Each also checks every 64 poll iterations whether the timer has expired.
+        let polls = 2000 / u64::from(ITERATIONS);
+        assert_eq!((eager.arms, eager.stops), (packets, packets));
+        assert!(eager.checks <= polls, "{}", eager.checks);
+        assert_eq!(timestamp.stops, 0);
+        assert!((2 * packets..=2 * packets + polls).contains(&timestamp.checks));
+        assert!((12..=15).contains(&timestamp.arms), "{} starts in 14 windows", timestamp.arms);
+        assert_eq!((lazy.arms, lazy.stops), (1, 0));
         assert!((1..=14).contains(&lazy.checks), "{} checks in 14 windows", lazy.checks);
         assert_eq!(run(Arming::Off), Counts::default());
     }
 
+    /// Packets that the device keeps while it completes others start the eager timer again.
+    #[test]
+    fn the_eager_timer_goes_on_for_packets_that_are_left() {
+        let mut device = Simulated::new(Arming::Eager);
+        device.send(3);
+        assert_eq!((device.dog.counts.arms, device.dog.next_due(3)), (3, Some(5 + WINDOW)));
+        device.now += WINDOW / 2;
+        device.back(2);
+        let due = Some(5 + WINDOW / 2 + WINDOW);
+        assert_eq!((device.dog.counts.stops, device.dog.next_due(1)), (2, due));
+        device.back(1);
+        assert_eq!((device.dog.counts.arms, device.dog.next_due(0)), (4, None));
+    }
+
     #[test]
     fn a_change_during_a_stall_does_not_end_it() {
-        for (from, to) in [(Arming::Eager, Arming::Lazy), (Arming::Lazy, Arming::Eager)] {
+        for (from, to) in [
+            (Arming::Eager, Arming::Lazy),
+            (Arming::Lazy, Arming::Eager),
+            (Arming::Eager, Arming::Timestamp),
+            (Arming::Timestamp, Arming::Lazy),
+        ] {
             let mut device = Simulated::new(from);
-            device.out = 1;
+            device.send(1);
             device.noticed(true);
             // The engine again sends the packets that the reset returned.
             device.reset();
-            device.out = 1;
+            device.send(1);
             device.dog.change(Watchdog::new(to, 2 * WINDOW));
             for _ in 0..100 {
                 assert!(
@@ -416,7 +504,7 @@ mod tests {
     #[test]
     fn a_changed_watchdog_keeps_its_counts() {
         let mut device = Simulated::new(Arming::Eager);
-        device.out = 1;
+        device.send(1);
         device.poll_once();
         device.dog.change(Watchdog::new(Arming::Lazy, 0));
         for _ in 0..1000 {

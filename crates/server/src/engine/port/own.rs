@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use towpath_device::{DeviceError, HardwareQueue, Kick, Packet, Spaces};
+use towpath_device::{DeviceError, HardwareQueue, Packet, Spaces};
 
 use super::DevicePort;
 use crate::engine::own::{OwnQueue, OwnQueues};
@@ -46,7 +46,7 @@ impl DevicePort {
                 }
                 None => {
                     let taken = self.queue.tx_submit(&mut self.spaces, run)?;
-                    self.unkicked[Kick::Tx as usize] |= taken > 0;
+                    self.note_taken(taken);
                     taken
                 }
             };
