@@ -5,6 +5,8 @@
 //! with the cache off: the setting changes after a few thousand lookups. The experiment measures
 //! processor time, not wall-clock time, as other processes may use the machine.
 
+mod classes;
+
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -55,7 +57,8 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
             "one thread on core {}; {FLOWS} flows, each with a rule of its own, and {OTHERS} rules \
              of other addresses; sets 1: all rules give the same fields; sets 4: the flows' rules \
              are the least specific of four sets that a lookup of their address tries; each \
-             setting has {CHUNK} lookups in turn. For a group: one endpoint that a broadcast frame is for, \
+             setting has {CHUNK} lookups in turn. Two classes: TCP packets in trains, and between \
+             any two of them a UDP packet of another flow than the last. For a group: one endpoint that a broadcast frame is for, \
              beside others of other ports that take broadcast, too. Routines without and with the \
              checks for captures and promiscuous endpoints, none of which is open: 64 bytes \
              through an engine with an in-memory device, in batches",
@@ -87,6 +90,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
                 }
             }
             outcome.figures.push(figure);
+            classes::measure(settings, &mut outcome, lookups)?;
             for others in [1, 100, 10_000] {
                 group(settings, &mut outcome, others, lookups)?;
             }

@@ -145,12 +145,12 @@ pub enum Device {
     /// Flow lookups: of received packets, and of sent packets that may be for an endpoint of this
     /// host.
     FlowLookups,
-    /// Of the flow lookups, those that compared the packet with the last flow. The mean length of a
-    /// train is compared / (compared - hits).
+    /// Of the flow lookups, those that compared the packet with the last flow of its class. The mean
+    /// length of a train is compared / (compared - hits).
     FlowCompared,
     /// Of the flow lookups that compared, those that found the last flow again.
     FlowHits,
-    /// Times that the engine switched the last-flow cache on or off.
+    /// Times that the engine switched the last-flow cache of a class of traffic on or off.
     FlowSwitches,
     /// Packets that the device took without the backlog (handoff=direct).
     TxDirect,
@@ -205,11 +205,16 @@ pub enum Device {
     RxSoftwareOffloads,
     /// Times that the watchdog stopped its timer for a completed packet (watchdog=eager).
     WatchdogStops,
+    /// Classes of traffic (ethertype, IP version and protocol) that had flow lookups: received, and
+    /// sent.
+    FlowClasses,
+    /// Of the classes of traffic with flow lookups, those whose last flow the engine uses now.
+    FlowCacheClasses,
 }
 
 impl Device {
     /// All counters, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 53] = [
+    pub const ALL: [(Device, &'static str); 55] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -263,6 +268,8 @@ impl Device {
         (Device::RxPartial, "rx_partial"),
         (Device::RxSoftwareOffloads, "rx_software_offloads"),
         (Device::WatchdogStops, "watchdog_stops"),
+        (Device::FlowClasses, "flow_classes"),
+        (Device::FlowCacheClasses, "flow_cache_classes"),
     ];
 }
 

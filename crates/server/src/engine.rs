@@ -533,6 +533,7 @@ impl Engine {
         let (driver, device) = (self.port.driver_counters(), self.port.counts());
         let (handed, waited) = (self.tx.handoff_counts(), self.wait.counts());
         let flows = self.flows.counts(Direction::Received) + self.flows.counts(Direction::Sent);
+        let (classes, cached) = self.flows.classes();
         let (sessions, dog) = (self.sessions.counts(), self.port.watchdog_counts());
         for (count, value) in [
             (Count::RxDriver, driver.rx_dropped),
@@ -563,11 +564,13 @@ impl Engine {
             (Count::FlowCompared, flows.compared),
             (Count::FlowHits, flows.hits),
             (Count::FlowSwitches, flows.switches),
+            (Count::FlowClasses, classes),
+            (Count::FlowCacheClasses, cached),
             (Count::WatchdogArms, dog.arms),
+            (Count::WatchdogStops, dog.stops),
             (Count::WatchdogChecks, dog.checks),
             (Count::DeviceStalls, dog.stalls),
             (Count::DeviceResets, dog.resets),
-            (Count::WatchdogStops, dog.stops),
         ] {
             self.counters.set(count, value);
         }

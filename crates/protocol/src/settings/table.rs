@@ -114,9 +114,9 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["off", "on", "auto"]),
                 default: 2,
-                help: "whether the engine first compares a packet with the previous one when it \
-                       looks up the flow; auto: only while consecutive packets are often of one \
-                       flow",
+                help: "whether the engine first compares a packet with the previous one of its \
+                       ethertype and protocol when it looks up the flow; auto: only while \
+                       consecutive packets of these are often of one flow",
             },
         ),
         (

@@ -26,7 +26,7 @@
 //! opens endpoints of many kinds therefore slows down only the packets of its own address, within
 //! that bound. If the device's rules together give at most two sets of fields, the lookup reads
 //! their tables directly, without the MAC address. Packets that arrive in trains skip the lookup
-//! through the last-flow [cache](FlowCache).
+//! through the last-flow [cache](FlowCache) of their class.
 //!
 //! **Broadcast and multicast** packets go to every endpoint that asked for them and whose rule
 //! matches except for the local addresses. These endpoints are in separate hash tables, one for
@@ -45,7 +45,7 @@ mod tests;
 use towpath_packet::headers::Headers;
 use towpath_packet::plain::{self, Plain};
 
-use cache::Last;
+use cache::{CLASSES, Last, class_of};
 use groups::Groups;
 use hash::Table;
 use rule::{FIELD_SETS, Fields, Key, LookupKey, MAC_BITS, REMOTE_IP, TABLE_INDEX, mask, masked};
@@ -72,6 +72,13 @@ pub enum Direction {
 #[must_use]
 pub(crate) fn is_group(mac: [u8; 6]) -> bool {
     mac[0] & 1 != 0
+}
+
+/// Returns the place in [`FlowTable::last`] of a direction and a packet's class. `kind` is the second
+/// word of the packet's key.
+#[inline(always)]
+fn place_of(direction: Direction, kind: u64) -> usize {
+    (direction as usize * CLASSES) | class_of(kind)
 }
 
 /// The number of tables up to which a lookup reads all of them, without the MAC address.
@@ -160,7 +167,8 @@ pub struct FlowTable {
     counts: Key,
     fields: Fields,
     sets: Sets,
-    last: [Last; 2],
+    /// By direction and class of traffic; see [`place_of`].
+    last: [Last; 2 * CLASSES],
     /// Receivers of broadcast and multicast packets.
     groups: Groups,
     /// Endpoints that receive every packet of the device.
@@ -190,7 +198,7 @@ impl FlowTable {
             counts: Key::default(),
             fields: 0,
             sets: Sets::default(),
-            last: [Last::new(cache), Last::new(cache)],
+            last: std::array::from_fn(|_| Last::new(cache)),
             groups: Groups::default(),
             promiscuous: Vec::new(),
             captures: Vec::new(),
@@ -211,7 +219,23 @@ impl FlowTable {
     /// Returns the results of lookups in one direction.
     #[must_use]
     pub fn counts(&self, direction: Direction) -> FlowCounts {
-        self.last[direction as usize].counts()
+        let begin = direction as usize * CLASSES;
+        let classes = self.last[begin..begin + CLASSES].iter().map(Last::counts);
+        classes.fold(FlowCounts::default(), std::ops::Add::add)
+    }
+
+    /// Returns the results of lookups of a packet's class in one direction.
+    #[must_use]
+    pub fn class_counts(&self, direction: Direction, packet: &Plain) -> FlowCounts {
+        self.last[place_of(direction, packet.destination[1])].counts()
+    }
+
+    /// Returns how many classes of traffic have had lookups, each direction apart, and for how many
+    /// of these the cache is used.
+    #[must_use]
+    pub(crate) fn classes(&self) -> (u64, u64) {
+        let seen = self.last.iter().filter(|last| last.counts().lookups > 0);
+        seen.fold((0, 0), |(seen, used), last| (seen + 1, used + u64::from(last.is_used())))
     }
 
     /// Adds a rule. Returns `false` and changes nothing if the same rule exists, or if the rules of
@@ -281,7 +305,7 @@ impl FlowTable {
     #[inline]
     #[must_use]
     pub(crate) fn may_remember(&self, direction: Direction) -> bool {
-        self.last[direction as usize].is_allowed()
+        self.last[direction as usize * CLASSES].is_allowed()
     }
 
     /// Removes an endpoint's registrations beside its rule.
@@ -341,9 +365,9 @@ impl FlowTable {
         let Some(only) = self.only else {
             return self.look_up(direction, &LookupKey::of_plain(packet));
         };
-        let last = &mut self.last[direction as usize];
+        let last = &mut self.last[place_of(direction, packet.destination[1])];
         let rules = &self.rules[usize::from(only)];
-        last.count(true);
+        last.count(|| true);
         // A plain packet has every field.
         let key = rules.local_key(packet);
         if !last.compares {
@@ -359,8 +383,9 @@ impl FlowTable {
 
     #[inline]
     fn look_up(&mut self, direction: Direction, lookup_key: &LookupKey) -> Option<Destination> {
-        let last = &mut self.last[direction as usize];
-        last.count(self.few.is_some());
+        let place = place_of(direction, lookup_key.key[1]);
+        let last = &mut self.last[place];
+        last.count(|| self.few.is_some());
         if !last.compares {
             return self.find(lookup_key);
         }
@@ -373,7 +398,7 @@ impl FlowTable {
             return found;
         }
         let found = self.find(&lookup_key);
-        self.last[direction as usize].remember(&lookup_key, found);
+        self.last[place].remember(&lookup_key, found);
         found
     }
 

@@ -1,10 +1,14 @@
 //! The last-flow cache: it keeps the previous packet's endpoint, for packets that come in trains.
 //!
 //! Tracey and Banerji (3.2) found that remembering the last network identifier helps trains of
-//! packets for one receiver and hurts where flows interleave. They concluded that the statistics of
-//! run lengths should decide. So they do here: the cache measures the mean length of trains, which
-//! are consecutive lookups that compare equal. The comparison is the cost of the cache. While
-//! unused, the cache therefore measures only one window of [`WINDOW`] lookups in each [`REST`].
+//! packets for one receiver and hurts where flows interleave. They concluded that the average number
+//! of packets in a row should decide, for each network identifier apart. So it does here: each
+//! [class](class_of) of traffic has a last flow of its own, and the mean length of its trains, which
+//! are consecutive lookups of that class that compare equal. So a class of interleaved packets turns
+//! off its own cache alone.
+//!
+//! The comparison is the cost of the cache. While the cache of a class is unused, it therefore
+//! measures only one window of [`WINDOW`] lookups in each [`REST`].
 //!
 //! Two thresholds keep the cache from oscillating. They lie around the point where it neither gains
 //! nor loses (`towpath-lab demux`). That point is above two packets per train where a lookup reads
@@ -37,8 +41,18 @@ impl FlowCache {
     }
 }
 
-/// Lookups after which the table decides anew about a used cache, and lookups that it measures
-/// while the cache is unused.
+/// Classes of traffic with a last flow and statistics of their own. More kinds of packets share them.
+pub(super) const CLASSES: usize = 16;
+
+/// Returns the class of a packet: a hash of its ethertype, IP version and IP protocol, which are the
+/// low half of a key's second word. Frequent kinds have classes of their own.
+#[inline(always)]
+pub(super) fn class_of(kind: u64) -> usize {
+    ((kind as u32).wrapping_mul(0x3685_156b) >> (u32::BITS - CLASSES.ilog2())) as usize
+}
+
+/// Lookups of a class after which the table decides anew about its used cache, and lookups that it
+/// measures while the cache is unused.
 pub const WINDOW: u64 = 128;
 /// Lookups between two measured windows while the cache is unused.
 pub const REST: u64 = 32 * WINDOW;
@@ -96,19 +110,21 @@ impl std::ops::Add for FlowCounts {
 /// In [`Last::has`]: the cache is empty. No packet has this value.
 const NOTHING: u16 = 0x100;
 
-/// The last flow, and whether lookups use it.
+/// The last flow of a class, and whether lookups use it. Its alignment makes an index of one a
+/// shift.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(super) struct Last {
     setting: FlowCache,
     /// `true` if lookups are compared with the last one.
     pub(super) compares: bool,
     /// `true` if the measurement favours the cache; otherwise comparisons only measure.
     used: bool,
-    lookups: u64,
+    /// Lookups until the next decision, and those between it and the last one.
+    left: u32,
+    span: u32,
     hits: u64,
-    /// The number of lookups at which the next decision is due.
-    due: u64,
-    /// The counts at the start of the current window.
+    /// The lookups and hits at the last decision.
     began: (u64, u64),
     compared: u64,
     switches: u64,
@@ -123,9 +139,9 @@ impl Last {
             setting,
             compares: false,
             used: false,
-            lookups: 0,
+            left: 0,
+            span: 0,
             hits: 0,
-            due: 0,
             began: (0, 0),
             compared: 0,
             switches: 0,
@@ -144,7 +160,7 @@ impl Last {
         self.used = setting == FlowCache::On;
         // With [`FlowCache::Auto`], the cache measures the first window.
         self.compares = setting != FlowCache::Off;
-        self.due = if setting == FlowCache::Off { u64::MAX } else { self.lookups + WINDOW };
+        self.begin(if self.compares { WINDOW } else { REST });
         self.forget();
     }
 
@@ -159,10 +175,20 @@ impl Last {
         self.has = NOTHING;
     }
 
+    /// Returns the number of all lookups.
+    fn lookups(&self) -> u64 {
+        self.began.0 + u64::from(self.span - self.left)
+    }
+
+    /// `true` if the measurement or the setting favours the cache.
+    pub(super) fn is_used(&self) -> bool {
+        self.used
+    }
+
     pub(super) fn counts(&self) -> FlowCounts {
-        let running = if self.compares { self.lookups - self.began.0 } else { 0 };
+        let running = if self.compares { u64::from(self.span - self.left) } else { 0 };
         FlowCounts {
-            lookups: self.lookups,
+            lookups: self.lookups(),
             compared: self.compared + running,
             hits: self.hits,
             switches: self.switches,
@@ -170,21 +196,32 @@ impl Last {
     }
 
     /// Counts a lookup. The caller calls it once before each lookup.
-    #[inline]
-    pub(super) fn count(&mut self, few: bool) {
-        if self.lookups == self.due {
-            self.decide(if few { FEW_SETS } else { MORE_SETS });
+    #[inline(always)]
+    pub(super) fn count(&mut self, few: impl FnOnce() -> bool) {
+        // One subtraction both counts and finds the end of the window.
+        let (left, over) = self.left.overflowing_sub(1);
+        if over {
+            self.decide(if few() { FEW_SETS } else { MORE_SETS });
+            self.left -= 1;
+        } else {
+            self.left = left;
         }
-        self.lookups += 1;
+    }
+
+    /// Begins a window.
+    fn begin(&mut self, lookups: u64) {
+        self.span = lookups as u32;
+        self.left = self.span;
     }
 
     /// Counts the current window, and returns its lookups and hits.
     fn end_window(&mut self) -> (u64, u64) {
-        let (lookups, hits) = (self.lookups - self.began.0, self.hits - self.began.1);
+        let (lookups, hits) = (u64::from(self.span - self.left), self.hits - self.began.1);
         if self.compares {
             self.compared += lookups;
         }
-        self.began = (self.lookups, self.hits);
+        self.began = (self.lookups(), self.hits);
+        self.left = self.span;
         (lookups, hits)
     }
 
@@ -198,7 +235,7 @@ impl Last {
             // After [`REST`] lookups without comparisons, the cache measures a window.
             FlowCache::Auto if !compared => {
                 self.compares = true;
-                self.due = self.lookups + WINDOW;
+                self.begin(WINDOW);
                 self.forget();
                 return;
             }
@@ -212,7 +249,7 @@ impl Last {
         self.switches += u64::from(used != self.used);
         self.used = used;
         self.compares = used;
-        self.due = self.lookups + if used { WINDOW } else { REST };
+        self.begin(if used { WINDOW } else { REST });
     }
 
     /// Returns the remembered endpoint if this is the last flow again.

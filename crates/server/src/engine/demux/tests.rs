@@ -8,7 +8,7 @@ use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::headers::{Fragment, Network};
 use towpath_packet::plain;
 
-use super::cache::{FEW_SETS, MORE_SETS, Thresholds};
+use super::cache::{FEW_SETS, MORE_SETS, Thresholds, class_of};
 use super::groups::GROUP_TABLES;
 use super::*;
 
@@ -531,9 +531,76 @@ fn the_automatic_cache_is_stable_between_thresholds() {
         };
         assert!(mixed(&mut table, 100_000) < 5_000, "it stays off");
         trains(&mut table, &packets, 64, 2 * (WINDOW + REST));
-        assert!(table.last[0].compares);
+        assert!(table.last[class_of(LookupKey::of_packet(&packets[0]).key[1])].compares);
         assert!(mixed(&mut table, 100_000) >= 39_000, "it stays on");
     }
+}
+
+/// Frequent kinds of packets have a class of their own.
+#[test]
+fn classes_are_apart() {
+    let kinds = [
+        (0x0800, 6, 4),
+        (0x0800, 17, 4),
+        (0x0800, 1, 4),
+        (0x0800, 132, 4),
+        (0x86dd, 6, 6),
+        (0x86dd, 17, 6),
+        (0x86dd, 58, 6),
+        (0x0806, 0, 0),
+        (0x88b5, 0, 0),
+        (0x88cc, 0, 0),
+    ];
+    let class = |(ethertype, protocol, version), port| {
+        class_of(plain::kind(ethertype, protocol, version, port))
+    };
+    let classes: std::collections::BTreeSet<usize> =
+        kinds.iter().map(|kind| class(*kind, 0)).collect();
+    assert_eq!(classes.len(), kinds.len());
+    assert!(classes.iter().all(|class| *class < CLASSES));
+    assert_eq!(class(kinds[0], 80), class(kinds[0], 443), "ports do not count");
+}
+
+/// UDP packets of ever another flow come between the packets of long TCP trains. One mean of both
+/// would be below two packets, and would turn the cache off for all. So it would where each UDP
+/// packet displaced the last flow.
+#[test]
+fn interleaved_traffic_of_one_class_leaves_the_cache_of_another_on() {
+    let mut table = FlowTable::new(1, FlowCache::Auto);
+    for port in 0..8 {
+        for (protocol, first) in [(6, 0), (17, 100)] {
+            let rule = Rule { protocol: Some(protocol), port: Some(port), ..rule(1) };
+            assert!(table.insert(&rule, false, to(first + u32::from(port))));
+        }
+    }
+    let packet = |port: u16, tcp: bool| {
+        let flow = Flow { destination_mac: mac(1), destination_port: port, ..Flow::v4() };
+        let frame = if tcp { flow.tcp(&Tcp::default(), b"x") } else { flow.udp(b"x") };
+        (parse(&frame), plain::read(&frame, frame.len()).unwrap())
+    };
+    let packets: Vec<_> = (0..8).map(|port| [packet(port, true), packet(port, false)]).collect();
+    const PAIRS: u64 = 20_000;
+    for number in 0..PAIRS {
+        let (train, single) = (number / 16 % 8, number % 8);
+        let [(tcp, _), _] = &packets[train as usize];
+        let [_, (udp, _)] = &packets[single as usize];
+        assert_eq!(lookup(&mut table, tcp), Some(to(train as u32)));
+        assert_eq!(lookup(&mut table, udp), Some(to(100 + single as u32)));
+    }
+    let [tcp, udp] =
+        [0, 1].map(|kind| table.class_counts(Direction::Received, &packets[0][kind].1));
+    assert_eq!((tcp.lookups, tcp.compared), (PAIRS, PAIRS));
+    assert_eq!((tcp.hits, tcp.switches), (PAIRS / 16 * 15, 1));
+    assert_eq!((udp.lookups, udp.hits, udp.switches), (PAIRS, 0, 0));
+    assert!(udp.compared <= PAIRS / REST * WINDOW + 2 * WINDOW, "{udp:?}");
+    assert_eq!(table.classes(), (2, 1));
+    assert_eq!(table.counts(Direction::Received), tcp + udp);
+    // Trains of the other class turn its cache on, too.
+    for number in 0..2 * REST {
+        let [_, (udp, _)] = &packets[(number / 16 % 8) as usize];
+        assert!(lookup(&mut table, udp).is_some());
+    }
+    assert_eq!(table.classes(), (2, 2));
 }
 
 #[test]
@@ -542,11 +609,12 @@ fn a_rule_that_comes_or_goes_is_seen_by_the_next_packet() {
     for _ in 0..3 {
         assert_eq!(lookup(&mut table, &packets[1]), Some(to(1)));
     }
-    assert_eq!(table.last[0].remembers(), Some(table.fields));
+    let class = class_of(LookupKey::of_packet(&packets[1]).key[1]);
+    assert_eq!(table.last[class].remembers(), Some(table.fields));
     let closer =
         Rule { ip: Some(Flow::v4().destination), port: Some(1), protocol: Some(17), ..rule(1) };
     assert!(table.insert(&closer, false, to(7)));
-    assert_eq!(table.last[0].remembers(), None);
+    assert_eq!(table.last[class].remembers(), None);
     assert_eq!(lookup(&mut table, &packets[1]), Some(to(7)));
     table.remove(&closer, to(7));
     assert_eq!(lookup(&mut table, &packets[1]), Some(to(1)));
