@@ -63,6 +63,7 @@ pub mod guest;
 mod headlines;
 mod hostile;
 mod inline;
+mod interval;
 mod isolation;
 mod karlsruhe;
 mod kernel_wire;

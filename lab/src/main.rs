@@ -39,7 +39,8 @@ struct Args {
     /// Take under 40 seconds
     #[arg(long)]
     quick: bool,
-    /// Take as long as the papers did, where that is much longer
+    /// Take as long as the papers did, where that is much longer; `notre-dame` keeps its state
+    /// beside this program, and the same command continues an interrupted run
     #[arg(long, conflicts_with = "quick")]
     full: bool,
     /// Write NAME.json and the pictures, as SVG, into a directory

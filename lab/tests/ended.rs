@@ -20,7 +20,7 @@ fn an_experiment_ended_early_leaves_nothing() {
     let temporary = directory.make("tmp");
     let mut command = bench("notre-dame", &temporary);
     // The test ends the experiment at many moments: while it starts its processes, and as soon as
-    // one or two servers exist. Of two servers, the experiment has stopped one.
+    // one or two servers exist. The experiment stops each server as soon as that has started.
     let moments = (0..20).map(|number| When::After(Duration::from_millis(number * 10)));
     for when in moments.chain([1, 2, 2, 2].map(When::Servers)) {
         let mut child = start(&mut command);

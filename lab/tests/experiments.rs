@@ -19,10 +19,18 @@ fn notre_dame() {
             "on to off: timer_slack_us=500, not 5",
             "on to off: the application spins before it sleeps",
             "on to off: pacing=on, not off",
+            "on minus off: watchdog=eager, not lazy",
+            "on to off: watchdog=timestamp, not lazy",
             "all poll, first to second trip",
             "mapping elsewhere (mremap) to copying",
         ],
-        &["asleep-awake", "techniques", "copy-remap"],
+        &[
+            "asleep-awake",
+            "asleep-awake-differences",
+            "copy-remap",
+            "techniques",
+            "techniques-differences",
+        ],
     );
 }
 
