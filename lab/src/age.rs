@@ -39,7 +39,7 @@ fn code(experiment: &str) -> &'static [&'static str] {
             "crates/stack",
             "crates/net",
         ],
-        Some(Experiment::Xdp) => &[
+        Some(Experiment::Xdp | Experiment::NotreDame) => &[
             "crates/queue",
             "crates/packet",
             "crates/device",

@@ -69,6 +69,15 @@ pub(crate) fn serve(interface: &str, ethertype: u16, cpu: usize) -> anyhow::Resu
 pub(crate) enum Near {
     Session(Box<Session>, Endpoint),
     Socket(PacketSocket),
+    Link(Box<dyn Link>),
+}
+
+/// A link of the initiator's own process. It never makes a thread sleep.
+pub(crate) trait Link {
+    fn send(&mut self, frame: &[u8]) -> anyhow::Result<()>;
+
+    /// Calls `each` with every frame that has come.
+    fn receive(&mut self, each: &mut dyn FnMut(&[u8])) -> anyhow::Result<()>;
 }
 
 /// Sends a frame, and waits until it is back.
@@ -76,7 +85,7 @@ pub(crate) struct Initiator {
     pub(crate) near: Near,
     /// Sends back in the same thread, so that only the measured path is between the two.
     echo: Option<Echo>,
-    frame: [u8; FRAME_BYTES],
+    frame: Vec<u8>,
     number: u64,
     waits: Waits,
     /// Sends expedited messages.
@@ -104,7 +113,7 @@ impl Initiator {
         let from = session.info().mac;
         let endpoint = session.open(&Rule::new().ethertype(ETHERTYPE))?;
         let near = Near::Session(Box::new(session), endpoint);
-        Ok(Initiator { near, echo, frame: frame(to, from), number: 0, waits, small })
+        Ok(Initiator { near, echo, frame: frame(to, from, FRAME_BYTES), number: 0, waits, small })
     }
 
     /// Opens a packet socket.
@@ -115,7 +124,19 @@ impl Initiator {
         waits: Waits,
     ) -> anyhow::Result<Initiator> {
         let near = Near::Socket(PacketSocket::open(interface, ETHERTYPE)?);
-        Ok(Initiator { near, echo, frame: frame(to, from), number: 0, waits, small: false })
+        let frame = frame(to, from, FRAME_BYTES);
+        Ok(Initiator { near, echo, frame, number: 0, waits, small: false })
+    }
+
+    /// Sends frames of this many bytes over a link, and polls for them.
+    pub(crate) fn over(
+        link: Box<dyn Link>,
+        [to, from]: [[u8; 6]; 2],
+        echo: Option<Echo>,
+        bytes: usize,
+    ) -> Initiator {
+        let (near, waits) = (Near::Link(link), Waits::Polls);
+        Initiator { near, echo, frame: frame(to, from, bytes), number: 0, waits, small: false }
     }
 
     /// Makes one trial of two round trips. Only the second trip counts; the first one finds all
@@ -137,7 +158,7 @@ impl Initiator {
             }
             Near::Session(session, endpoint) => {
                 let frame = &self.frame;
-                session.send(*endpoint, FRAME_BYTES, Meta::FULL, |parts| {
+                session.send(*endpoint, frame.len(), Meta::FULL, |parts| {
                     if let [part] = parts {
                         part.copy_from_slice(frame);
                     }
@@ -145,6 +166,7 @@ impl Initiator {
                 session.flush()?;
             }
             Near::Socket(socket) => ensure!(socket.send(&self.frame)?, "no room for a frame"),
+            Near::Link(link) => link.send(&self.frame)?,
         }
         let mut looks = 0_u32;
         loop {
@@ -177,6 +199,7 @@ impl Initiator {
                     back |= is_it(&buffer[..len]);
                 }
             }
+            Near::Link(link) => link.receive(&mut |frame| back |= is_it(frame))?,
         }
         Ok(back)
     }
@@ -203,6 +226,7 @@ impl Initiator {
             Near::Socket(socket) => {
                 heard.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
             }
+            Near::Link(_) => bail!("a link has no descriptor to sleep on"),
         }
         if let Some(echo) = &self.echo {
             heard.push(PollFd::from_borrowed_fd(echo.socket.as_fd(), PollFlags::IN));
@@ -219,8 +243,8 @@ impl Initiator {
     }
 }
 
-fn frame(to: [u8; 6], from: [u8; 6]) -> [u8; FRAME_BYTES] {
-    let mut frame = [0; FRAME_BYTES];
+fn frame(to: [u8; 6], from: [u8; 6], bytes: usize) -> Vec<u8> {
+    let mut frame = vec![0; bytes];
     frame[..6].copy_from_slice(&to);
     frame[6..12].copy_from_slice(&from);
     frame[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());

@@ -1,9 +1,13 @@
-//! The variants that are measured: both sides beside the kernel's, and each technique on and off.
+//! The variants that are measured: both sides beside the kernel's, each technique on and off, the
+//! paper's versions of a driver, and buffers that move from one owner to another.
 
-use towpath_testkit::Namespace;
+use towpath_testkit::{Move, Namespace};
 
+use super::driver::{Driven, LONGEST, Protection, Switches};
+use super::pass::Pass;
 use super::rounds::{Compared, Group, Part};
 use super::variant::Variant;
+use crate::echo::FRAME_BYTES;
 use crate::process::Serving;
 use crate::techniques::{Technique, Waits, Way, all};
 
@@ -19,6 +23,10 @@ pub(super) fn start(
     let mut groups = beside_kernel(engine_cpu, [here, there])?;
     for technique in all(PREFIX, engine_cpu) {
         groups.push(switched(&technique)?);
+    }
+    groups.push(versions(engine_cpu)?);
+    for bytes in [FRAME_BYTES, LONGEST] {
+        groups.push(moves(engine_cpu, bytes)?);
     }
     Ok(groups)
 }
@@ -58,4 +66,74 @@ fn switched(Technique { name, on, off, echo_cpu }: &Technique) -> anyhow::Result
     let compared = vec![Compared::of("on", &format!("off: {name}"), 0, 1)];
     let part = if waits { Part::Waits } else { Part::Techniques };
     Ok(Group { part, variants, compared })
+}
+
+/// The paper's figure 2: each version has one more modification than the one before.
+pub(super) const VERSIONS: [(&str, Switches); 4] = [
+    (
+        "version 0: mutexes, adapter mapped per packet",
+        Switches {
+            write: Protection::Mutex,
+            read: Protection::Mutex,
+            pass: Pass::Adapter { reserved: false },
+        },
+    ),
+    (
+        "version 1: and an optimistic write path",
+        Switches {
+            write: Protection::Optimistic,
+            read: Protection::Mutex,
+            pass: Pass::Adapter { reserved: false },
+        },
+    ),
+    (
+        "version 2: and an optimistic read path",
+        Switches {
+            write: Protection::Optimistic,
+            read: Protection::Optimistic,
+            pass: Pass::Adapter { reserved: false },
+        },
+    ),
+    (
+        "version 3: and the adapter mapped once",
+        Switches {
+            write: Protection::Optimistic,
+            read: Protection::Optimistic,
+            pass: Pass::Adapter { reserved: true },
+        },
+    ),
+];
+
+fn versions(cpu: usize) -> anyhow::Result<Group> {
+    let variants = VERSIONS.iter().enumerate().map(|(number, (name, switches))| {
+        let driven = Driven::start(&format!("{PREFIX}d{number}"), *switches, cpu)?;
+        Variant::driven(name, driven, FRAME_BYTES)
+    });
+    let variants = variants.collect::<anyhow::Result<_>>()?;
+    let compared = [(1, 0), (2, 0), (2, 1), (3, 0), (3, 2)].map(|(on, off)| {
+        Compared::of(&format!("version {on}"), &format!("version {off}"), on, off)
+    });
+    let compared = compared.into();
+    Ok(Group { part: Part::Versions, variants, compared })
+}
+
+/// The ways of giving a packet to the driver and back; the first is the base.
+const MOVES: [(&str, Pass); 4] = [
+    ("copied", Pass::Buffer(Move::Copy)),
+    ("moved by page protection (mprotect)", Pass::Buffer(Move::Protect)),
+    ("moved by mapping elsewhere (mremap)", Pass::Buffer(Move::Remap)),
+    ("through an adapter that is mapped per packet", Pass::Adapter { reserved: false }),
+];
+
+fn moves(cpu: usize, bytes: usize) -> anyhow::Result<Group> {
+    let variants = MOVES.iter().enumerate().map(|(number, (name, pass))| {
+        let (write, read) = (Protection::Optimistic, Protection::Optimistic);
+        let interface = format!("{PREFIX}m{bytes}x{number}");
+        let driven = Driven::start(&interface, Switches { write, read, pass: *pass }, cpu)?;
+        Variant::driven(&format!("buffers {name}"), driven, bytes)
+    });
+    let variants = variants.collect::<anyhow::Result<_>>()?;
+    let compared = (1..MOVES.len())
+        .map(|on| Compared::of(&format!("buffers {}", MOVES[on].0), "copied", on, 0));
+    Ok(Group { part: Part::Moves, variants, compared: compared.collect() })
 }

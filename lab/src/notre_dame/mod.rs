@@ -13,9 +13,12 @@
 //! second between its trials while the others have theirs, and a [state](state) lets an interrupted
 //! run continue.
 
+mod driver;
 mod groups;
 mod moves;
 mod paired;
+mod pass;
+mod receive_queue;
 mod rounds;
 mod show;
 mod state;
@@ -45,8 +48,12 @@ fn how(plan: Plan, rounds: usize, engine_cpu: usize, own_cpu: usize) -> String {
          order (seed {SEED:#x}); all other variants rest meanwhile. A variant's trials are at least \
          {} ms apart. A pair of trials counts if both are among the lowest {} of {rounds} of their \
          variant, as large a part as the paper's lowest 4000 of 5120; ratios and differences are of \
-         the means over these pairs. Their spreads are intervals of {} % confidence: a \
-         circular block bootstrap, {RESAMPLES} resamples of blocks of {} rounds. Curves \
+         the means over these pairs. Their spreads, and those of p99, are intervals of {} % \
+         confidence: a circular block bootstrap, {RESAMPLES} resamples of blocks of {} rounds. The \
+         spread of a lowest trial's ratio is over ten parts of the run. Versions and buffers: a \
+         driver in the application's process, with its bottom half on core {engine_cpu}. Version 0 \
+         has mutexes on both paths and an adapter that is mapped for each packet; 1 adds an \
+         optimistic write path, 2 an optimistic read path, 3 an adapter that is mapped once. Curves \
          are drawn through {MOST_POINTS} trials",
         plan.apart.as_millis(),
         lowest(rounds),

@@ -1,5 +1,6 @@
 //! The reason for copying bytes: the cost of giving them to another owner by a copy, and by a
-//! change of the pages' owner (section 3.5 of the paper), by their number.
+//! change of the pages' owner (section 3.5 of the paper), by their number. The round trips with
+//! such buffers are in [`groups`](super::groups).
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ pub(super) fn measure(settings: Settings, outcome: &mut Outcome) -> anyhow::Resu
                 || once(&mut pages.borrow_mut(), Move::Copy, bytes, window),
             )?;
             let name = format!("{} to copying", name(how));
-            outcome.rows.push(Row::new(&name, &parameters, "ratio", &pairs.ratios()));
+            outcome.context.push(Row::new(&name, &parameters, "ratio", &pairs.ratios()));
             curves[place].push([bytes as f64, Summary::of(&pairs.ours).median]);
             if place == 1 {
                 curves[0].push([bytes as f64, Summary::of(&pairs.base).median]);

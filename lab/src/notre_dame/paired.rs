@@ -7,6 +7,12 @@ use super::rounds::SEED;
 use super::variant::Trial;
 use crate::interval::{Interval, intervals};
 use crate::latency::lowest;
+use crate::statistics::Summary;
+
+/// Parts of a run, each of which has a lowest trial of its own.
+const PARTS: usize = 10;
+/// The quantile that stands for the tail.
+const TAIL: f64 = 0.99;
 
 /// The second round trips of two variants, in nanoseconds; the same place is the same round.
 pub(super) struct Paired {
@@ -51,6 +57,31 @@ impl Paired {
         })
     }
 
+    /// Returns the ratio of the tails.
+    pub(super) fn tails(&self) -> Interval {
+        let mut memory = Vec::new();
+        let [tails] = intervals(self.on.len(), SEED, |places| {
+            let rank = (places.len() as f64 * TAIL) as usize;
+            let [on, off] = [&self.on, &self.off].map(|of| ranked(of, places, rank, &mut memory));
+            [f64::from(on) / f64::from(off)]
+        });
+        tails
+    }
+
+    /// Returns the ratio of the lowest trials, and the number of parts of the run over whose ratios
+    /// the interval reaches: a bootstrap knows nothing of an extreme value.
+    pub(super) fn lowest(&self) -> (Interval, usize) {
+        let ratio = |on: &[u32], off: &[u32]| {
+            let [on, off] = [on, off].map(|of| of.iter().min().copied().unwrap_or_default());
+            f64::from(on) / f64::from(off)
+        };
+        let part = self.on.len().div_ceil(PARTS);
+        let parts = self.on.chunks(part).zip(self.off.chunks(part));
+        let ratios: Vec<_> = parts.map(|(on, off)| ratio(on, off)).collect();
+        let Summary { lowest: low, highest: high, .. } = Summary::of(&ratios);
+        (Interval { value: ratio(&self.on, &self.off), low, high }, ratios.len())
+    }
+
     pub(super) fn len(&self) -> usize {
         self.on.len()
     }
@@ -93,5 +124,18 @@ mod tests {
         let off: Vec<Trial> = (0..8).map(|n| [0, 107 - n]).collect();
         let [difference, ratio] = Paired::new(&on, &off).difference();
         assert!(difference.value.is_finite() && ratio.value.is_finite());
+    }
+
+    #[test]
+    fn the_lowest_trials_and_the_tails_are_compared() {
+        let all = pairs(1000, 10_000);
+        let (lowest, parts) = all.lowest();
+        assert_eq!(parts, 10);
+        assert!(lowest.low <= lowest.value && lowest.value <= lowest.high);
+        assert!((1.08..1.12).contains(&lowest.value), "{lowest:?}");
+        // One of twenty trials of `off` is hit.
+        assert!(all.tails().high < 0.2, "{:?}", all.tails());
+        let (few, parts) = pairs(3, 0).lowest();
+        assert!(parts == 3 && few.value.is_finite());
     }
 }

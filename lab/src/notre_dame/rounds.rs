@@ -64,6 +64,10 @@ pub(super) enum Part {
     Waits,
     /// Techniques between sides that poll.
     Techniques,
+    /// The paper's versions of a driver.
+    Versions,
+    /// Buffers that change their owner.
+    Moves,
 }
 
 /// Variants whose trials follow each other.

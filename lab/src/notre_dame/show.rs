@@ -21,6 +21,8 @@ impl Pictures {
         let (name, subject) = match part {
             Part::Waits => ("asleep-awake", "asleep and polling"),
             Part::Techniques => ("techniques", "each technique on and off"),
+            Part::Versions => ("versions", "versions of a driver, as in the paper's figure 2"),
+            Part::Moves => ("moves", "buffers copied and moved"),
         };
         let curves = Figure::new(
             name,
@@ -29,8 +31,8 @@ impl Pictures {
             Axis::log("second round trip", "us"),
         );
         let axis = match part {
-            Part::Waits => Axis::log("ratio of the pairs", ""),
-            Part::Techniques => Axis::linear("ratio of the pairs", ""),
+            Part::Waits | Part::Moves => Axis::log("ratio of the pairs", ""),
+            Part::Techniques | Part::Versions => Axis::linear("ratio of the pairs", ""),
         };
         let differences = Figure::new(
             &format!("{name}-differences"),
@@ -44,7 +46,8 @@ impl Pictures {
 
 /// Adds the rows and pictures of all trials.
 pub(super) fn show(outcome: &mut Outcome, groups: &[Group], trials: &Trials) -> anyhow::Result<()> {
-    let mut pictures = [Part::Waits, Part::Techniques].map(Pictures::new);
+    let mut pictures =
+        [Part::Waits, Part::Techniques, Part::Versions, Part::Moves].map(Pictures::new);
     let mut rest = &trials[..];
     for group in groups {
         let (own, others) = rest.split_at(group.variants.len());
@@ -56,13 +59,13 @@ pub(super) fn show(outcome: &mut Outcome, groups: &[Group], trials: &Trials) -> 
         };
         for (variant, trials) in group.variants.iter().zip(own) {
             alone(outcome, variant, trials)?;
-            curves.series.push(curve(&variant.name, trials));
+            curves.series.push(curve(&variant.name, variant.packet_bytes, group.part, trials));
         }
         for compared in &group.compared {
             let bytes = group.variants[compared.on].packet_bytes;
             let paired = Paired::new(&own[compared.on], &own[compared.off]);
             let number = differences.series.len() + 1;
-            differences.series.push(pair(outcome, compared, bytes, &paired, number));
+            differences.series.push(pair(outcome, group.part, compared, bytes, &paired, number));
         }
     }
     let drawn = pictures.into_iter().flat_map(|one| [one.curves, one.differences]);
@@ -96,18 +99,24 @@ fn alone(outcome: &mut Outcome, variant: &Variant, trials: &[Trial]) -> anyhow::
     Ok(())
 }
 
-fn curve(name: &str, trials: &[Trial]) -> Series {
+fn curve(name: &str, bytes: usize, part: Part, trials: &[Trial]) -> Series {
     let mut sorted = second(trials);
     sorted.sort_unstable();
     sorted.truncate(crate::latency::lowest(sorted.len()));
     let points = sorted.iter().enumerate();
     let points = points.map(|(rank, ns)| [rank as f64 + 1.0, f64::from(*ns) / 1e3]).collect();
-    Series::line(name, points)
+    Series::line(&sized(name, bytes, part), points)
+}
+
+/// Returns a name for a legend: with the size where that differs.
+fn sized(name: &str, bytes: usize, part: Part) -> String {
+    if part == Part::Moves { format!("{name}, {bytes} B") } else { name.to_owned() }
 }
 
 /// Adds the rows of one comparison. Returns its mark in the picture.
 fn pair(
     outcome: &mut Outcome,
+    part: Part,
     compared: &Compared,
     bytes: usize,
     paired: &Paired,
@@ -118,6 +127,13 @@ fn pair(
     let [us, ratio] = paired.difference();
     outcome.rows.push(ratio.row(name, &parameters, "ratio", paired.len()));
     outcome.rows.push(us.row(difference, &parameters, "us", paired.len()));
-    let name = format!("{number}: {}", name);
+    if part == Part::Versions {
+        let (lowest, parts) = paired.lowest();
+        let row = lowest.row(&format!("{name}, lowest"), &parameters, "ratio", parts);
+        outcome.rows.push(row);
+        let tails = paired.tails();
+        outcome.rows.push(tails.row(&format!("{name}, p99"), &parameters, "ratio", paired.len()));
+    }
+    let name = format!("{number}: {}", sized(name, bytes, part));
     Series::interval(&name, [number as f64, ratio.value], [ratio.low, ratio.high])
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Context;
 use towpath_testkit::{End, Namespace, connect};
 
+use super::driver::Driven;
 use crate::child::{Child, Role};
 use crate::echo::{ETHERTYPE, Echo, Initiator, Near, mac_of};
 use crate::process::{Process, start};
@@ -23,6 +24,8 @@ enum Helper {
     Kernel,
     /// A server.
     Server(Process),
+    /// A driver in this process.
+    Driver(Driven),
 }
 
 /// One configuration, of which trials are measured.
@@ -76,6 +79,16 @@ impl Variant {
         Ok(Variant::new(name, initiator, Helper::Kernel, process))
     }
 
+    /// Takes a driver in this process.
+    pub(super) fn driven(name: &str, driven: Driven, bytes: usize) -> anyhow::Result<Variant> {
+        let interface = driven.interface();
+        let (echo, to) = (Echo::open(interface, ETHERTYPE)?, mac_of(interface)?);
+        let macs = [to, driven.mac()];
+        let initiator = Initiator::over(Box::new(driven.client()?), macs, Some(echo), bytes);
+        let variant = Variant::new(name, initiator, Helper::Driver(driven), None);
+        Ok(Variant { packet_bytes: bytes, ..variant })
+    }
+
     fn new(name: &str, initiator: Initiator, helper: Helper, echo: Option<Child>) -> Variant {
         let packet_bytes = crate::echo::FRAME_BYTES;
         Variant { name: name.to_owned(), packet_bytes, initiator, helper, _echo: echo }
@@ -86,6 +99,7 @@ impl Variant {
         match &self.helper {
             Helper::Kernel => {}
             Helper::Server(process) => process.resume()?,
+            Helper::Driver(driven) => driven.resume(),
         }
         std::thread::sleep(SETTLES);
         let trips = self.initiator.double_trip().with_context(|| self.state())?;
@@ -98,6 +112,7 @@ impl Variant {
         match &self.helper {
             Helper::Kernel => Ok(()),
             Helper::Server(process) => process.pause(),
+            Helper::Driver(driven) => driven.rest(),
         }
     }
 
