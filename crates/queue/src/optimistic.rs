@@ -49,11 +49,13 @@ impl<S, M> Optimistic<S, M> {
         // Partner: `HolderChecks`.
         full_fence(Barrier::LeaverChecks);
         let mut rounds = 0;
+        let mut closing = None;
         while let Some(mut entered) = self.try_enter() {
             rounds += 1;
             // This closes the section in each iteration anew: another thread that had closed it may
             // have opened it on leaving.
             if rounds >= ROUNDS {
+                closing.get_or_insert(Closing(self));
                 self.door.0.closed.store(1, Ordering::Relaxed);
             }
             let could = work(&mut entered);
@@ -63,10 +65,17 @@ impl<S, M> Optimistic<S, M> {
                 Left::Work | Left::Nothing => break,
             }
         }
-        if rounds >= ROUNDS {
-            self.door.0.closed.store(0, Ordering::Relaxed);
-        }
+        drop(closing);
         rounds
+    }
+}
+
+/// A section that this thread has closed. Dropping it opens the section, also when the work panics.
+struct Closing<'a, S, M>(&'a Optimistic<S, M>);
+
+impl<S, M> Drop for Closing<'_, S, M> {
+    fn drop(&mut self) {
+        self.0.door.0.closed.store(0, Ordering::Relaxed);
     }
 }
 
@@ -148,6 +157,54 @@ mod tests {
         inside.release(0);
         let slot = section.leave().map(|leaving| leaving.slot());
         assert_eq!(slot, None, "slot 0 was given up: it is not free, and is not released again");
+    }
+
+    #[test]
+    fn the_holder_exchanges_the_memory_of_a_slot_that_it_took() {
+        let section = Optimistic::with_memory(vec![0, 0], ()).unwrap();
+        let mut first = section.leave().unwrap();
+        first.write(|memory| *memory = 7);
+        let mut inside = section.try_enter().unwrap();
+        assert_eq!(inside.with_slot(0, |_| ()), None, "its writer has it");
+        first.publish();
+        assert_eq!(inside.with_slot(0, |_| ()), None, "it is not taken");
+        assert_eq!(inside.take(), Some(0));
+        assert_eq!(inside.with_slot(0, |memory| core::mem::replace(memory, 8)), Some(7));
+        inside.release(0);
+        assert_eq!((inside.with_slot(0, |_| ()), inside.with_slot(9, |_| ())), (None, None));
+        section.leave().unwrap().publish();
+        assert_eq!(section.leave().unwrap().write(|memory| *memory), 8, "the exchanged one");
+    }
+
+    /// A thread that panics inside leaves the section open, and the work for the next thread.
+    #[test]
+    fn a_panic_inside_leaves_the_section_open() {
+        for calm in [0, ROUNDS] {
+            let section = Optimistic::new(8, 0).unwrap();
+            section.leave().unwrap().publish();
+            let mut entries = 0;
+            let panicked = std::panic::catch_unwind(core::panic::AssertUnwindSafe(|| {
+                section.drive(|entered| {
+                    entries += 1;
+                    assert!(entries <= calm, "the panic that this test wants");
+                    let slot = entered.take().unwrap();
+                    entered.release(slot);
+                    section.leave().or_else(|| entered.leave()).unwrap().publish();
+                    true
+                })
+            }));
+            assert!(panicked.is_err());
+            section.leave().expect("the section is open").publish();
+            let mut done = 0;
+            section.drive(|entered| {
+                while let Some(slot) = entered.take() {
+                    entered.release(slot);
+                    done += 1;
+                }
+                true
+            });
+            assert_eq!(done, 2, "that of before the panic, and that of after it");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
-use super::{model, without};
+use super::{Bell, model, without};
 use crate::optimistic::{Entered, Left, Optimistic};
 use crate::word::Barrier;
 
@@ -165,4 +165,200 @@ fn without_the_leavers_barrier_work_is_lost() {
 #[test]
 fn without_the_holders_barrier_work_is_lost() {
     without(Barrier::HolderChecks, || all_is_done(2, 1, 2, do_what_was_left));
+}
+
+/// Moves what was left out of the slots' own memory, as a reader of packets does.
+fn move_what_was_left(entered: &mut Inside<'_>, _: &[AtomicU64]) -> bool {
+    while let Some(slot) = entered.take() {
+        let value = entered.with_slot(slot, core::mem::take).expect("the slot is taken");
+        entered.state().list.push(value);
+        entered.release(slot);
+    }
+    true
+}
+
+#[test]
+fn no_work_is_lost_when_the_holder_takes_the_slots_memory() {
+    model(|| all_is_done(2, 2, 1, move_what_was_left));
+}
+
+/// A reader, whose flag is set while it looks for packets and says that it will sleep.
+#[derive(Default)]
+struct Reader {
+    packets: Vec<u64>,
+    sleeps: bool,
+}
+
+/// Takes the packets that were deferred, and notifies the reader once if it sleeps.
+fn accept(entered: &mut Entered<'_, Reader, u64>, bell: &Bell) -> bool {
+    while let Some(slot) = entered.take() {
+        let value = entered.with_slot(slot, core::mem::take).expect("the slot is taken");
+        entered.state().packets.push(value);
+        entered.release(slot);
+    }
+    notify_reader(entered.state(), bell);
+    true
+}
+
+fn notify_reader(reader: &mut Reader, bell: &Bell) {
+    if !reader.packets.is_empty() && core::mem::take(&mut reader.sleeps) {
+        bell.notify();
+    }
+}
+
+/// One thread delivers packets, and defers those that come while the reader has its flag set; the
+/// reader sleeps while there is no packet. It gets all packets, in order.
+fn deferred_packets_wake_the_reader(packets: u64) {
+    let section = Arc::new(Optimistic::with_memory(vec![0; 2], Reader::default()).unwrap());
+    let bell = Bell::new();
+    let delivering = section.clone();
+    let deliverer = thread::spawn(move || {
+        for value in 1..=packets {
+            if let Some(mut entered) = delivering.try_enter() {
+                accept(&mut entered, bell);
+                entered.state().packets.push(value);
+                notify_reader(entered.state(), bell);
+                if entered.exit() != Left::Nothing {
+                    delivering.drive(|entered| accept(entered, bell));
+                }
+            } else {
+                let mut leaving = delivering.leave().expect("a slot for each packet");
+                leaving.write(|memory| *memory = value);
+                leaving.publish();
+                delivering.drive(|entered| accept(entered, bell));
+            }
+        }
+    });
+    let mut read = Vec::new();
+    while read.len() < packets as usize {
+        let Some(mut entered) = section.try_enter() else {
+            thread::yield_now();
+            continue;
+        };
+        accept(&mut entered, bell);
+        let got = core::mem::take(&mut entered.state().packets);
+        entered.state().sleeps = got.is_empty();
+        let has_to_sleep = got.is_empty();
+        read.extend(got);
+        if entered.exit() != Left::Nothing {
+            section.drive(|entered| accept(entered, bell));
+        }
+        if has_to_sleep {
+            bell.sleep();
+        }
+    }
+    deliverer.join().unwrap();
+    assert_eq!(read, (1..=packets).collect::<Vec<_>>());
+}
+
+#[test]
+fn no_deferred_packet_and_no_wake_up_of_a_reader_is_lost() {
+    model(|| deferred_packets_wake_the_reader(2));
+}
+
+#[test]
+fn without_the_leavers_barrier_a_reader_sleeps_for_ever() {
+    without(Barrier::LeaverChecks, || deferred_packets_wake_the_reader(1));
+}
+
+#[test]
+fn without_the_holders_barrier_a_reader_sleeps_for_ever() {
+    without(Barrier::HolderChecks, || deferred_packets_wake_the_reader(1));
+}
+
+/// The state of a driver whose interrupt a thread handles: packets that the device has, and whether
+/// the device interrupts for the next one.
+#[derive(Default)]
+struct Card {
+    handled: u64,
+    is_unmasked: bool,
+}
+
+/// A device that masks its interrupt with each one, until the driver unmasks it.
+struct Wire {
+    /// The packets that arrived, and whether the interrupt is unmasked.
+    state: loom::sync::Mutex<(u64, bool)>,
+    bell: &'static Bell,
+}
+
+impl Wire {
+    fn packet(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.0 += 1;
+        if core::mem::take(&mut state.1) {
+            self.bell.notify();
+        }
+    }
+
+    /// Unmasks the interrupt. Returns the packets that arrived so far; with new ones, the interrupt
+    /// comes at once.
+    fn unmask(&self, handled: u64) -> u64 {
+        let mut state = self.state.lock().unwrap();
+        state.1 = state.0 == handled;
+        state.0
+    }
+}
+
+/// Does the work of an interrupt that was left, and unmasks the interrupt.
+fn handle(entered: &mut Entered<'_, Card>, wire: &Wire) -> bool {
+    if entered.requests() != 0 {
+        let card = entered.state();
+        loop {
+            let arrived = wire.unmask(card.handled);
+            if arrived == card.handled {
+                break;
+            }
+            card.handled = arrived;
+        }
+        card.is_unmasked = true;
+        if card.handled == 1 {
+            // The thread that left its work learns that all is done.
+            wire.bell.notify();
+        }
+    }
+    true
+}
+
+/// A thread sends, and meanwhile holds the section; another one handles the interrupt of one
+/// packet. It leaves its work to the sender and sleeps. The sender does the work and unmasks the
+/// interrupt, so that the thread wakes for the packet.
+fn an_interrupts_work_is_left() {
+    let section = Arc::new(Optimistic::new(1, Card::default()).unwrap());
+    let wire = Arc::new(Wire { state: loom::sync::Mutex::new((0, false)), bell: Bell::new() });
+    let (sending, far) = (section.clone(), wire.clone());
+    let sender = thread::spawn(move || {
+        if let Some(entered) = sending.try_enter() {
+            far.packet();
+            if entered.exit() != Left::Nothing {
+                sending.drive(|entered| handle(entered, &far));
+            }
+        } else {
+            far.packet();
+        }
+    });
+    section.request(1);
+    section.drive(|entered| handle(entered, &wire));
+    // The interrupt, or the thread that did the work. A lost one is a deadlock.
+    wire.bell.sleep();
+    section.request(1);
+    section.drive(|entered| handle(entered, &wire));
+    sender.join().unwrap();
+    let mut entered = section.try_enter().expect("all threads have left");
+    assert!(entered.state().is_unmasked);
+    assert_eq!((entered.requests(), entered.state().handled), (0, 1));
+}
+
+#[test]
+fn no_interrupts_work_and_no_wake_up_is_lost() {
+    model(an_interrupts_work_is_left);
+}
+
+#[test]
+fn without_the_leavers_barrier_an_interrupts_work_is_lost() {
+    without(Barrier::LeaverChecks, an_interrupts_work_is_left);
+}
+
+#[test]
+fn without_the_holders_barrier_an_interrupts_work_is_lost() {
+    without(Barrier::HolderChecks, an_interrupts_work_is_left);
 }

@@ -2,7 +2,7 @@
 //! section.
 //!
 //! Unsafe lives here for the one reference to the state, which lives as long as its thread holds
-//! the flag.
+//! the flag, and for the memory of slots that this thread took.
 
 use super::section::{FREE, GIVEN_UP, Inside, Leaving, NOT_OUT, Optimistic, PUBLISHED, word};
 use crate::word::{Barrier, Ordering, full_fence};
@@ -131,6 +131,26 @@ impl<'a, S, M> Entered<'a, S, M> {
         }
         // SYNC: the holder has finished reading the slot's memory. Partner: `Optimistic::leave`.
         section.sequence[slot].store(word(place.wrapping_add(slots), FREE), Ordering::Release);
+    }
+
+    /// Lets `exchange` use the memory of a slot that [`Entered::take`] returned, and that is not
+    /// released. Returns `None` for any other slot.
+    #[inline]
+    pub fn with_slot<R>(&mut self, slot: u32, exchange: impl FnOnce(&mut M) -> R) -> Option<R> {
+        let section = self.section;
+        if *self.inside().places.get(slot as usize)? == NOT_OUT {
+            return None;
+        }
+        let memory = &section.memory[slot as usize];
+        #[cfg(loom)]
+        // SAFETY: as below; the model checks it.
+        return Some(memory.with_mut(|memory| exchange(unsafe { &mut *memory })));
+        #[cfg(not(loom))]
+        // SAFETY: the thread that wrote the slot has published it, which `take` saw by an acquiring
+        // load, and its `Leaving` is gone. The slot's word says FREE again only after `release`, so
+        // no other `Leaving` of the slot exists. This thread holds the section, and `&mut self`
+        // keeps two of these references from living at once.
+        Some(exchange(unsafe { &mut *memory.get() }))
     }
 
     /// `true` if no slot is published, and no slot is being written. Only then may the holder do

@@ -23,8 +23,9 @@ pub struct Optimistic<S, M = ()> {
     pub(super) tail: Apart<AtomicU64>,
     /// For each slot the position in the queue that it serves; see [`word`].
     pub(super) sequence: Box<[AtomicU64]>,
-    /// For each slot the memory, which the thread that took the slot writes.
-    memory: Box<[UnsafeCell<M>]>,
+    /// For each slot the memory, which the thread that took the slot writes, and then the holder
+    /// until it releases the slot.
+    pub(super) memory: Box<[UnsafeCell<M>]>,
     pub(super) inside: Apart<UnsafeCell<Inside<S>>>,
 }
 
@@ -55,9 +56,9 @@ pub(super) struct Inside<S> {
 
 // SAFETY: only the thread that took the flag touches `inside`, and the next thread that takes the
 // flag sees everything before its release (`try_enter`, `Entered::exit`). Only the thread that took
-// a slot touches the slot's memory, and the slot's next taker sees everything before its
-// publication. That order goes through the thread inside, which takes each slot as often as it
-// releases the slot (`take_slot`, `Leaving`'s drop, `Entered::take`, `Entered::release`). The rest
+// a slot touches the slot's memory, then the thread inside until it releases the slot, and the
+// slot's next taker sees everything before that release. That order goes through the thread
+// inside, which takes each slot as often as it releases the slot (`take_slot`, `Leaving`'s drop, `Entered::take`, `Entered::release`). The rest
 // are atomics. So the state and the memory move between threads, and no two threads have them at
 // once.
 unsafe impl<S: Send, M: Send> Sync for Optimistic<S, M> {}
