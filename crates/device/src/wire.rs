@@ -15,6 +15,18 @@ impl Assembly {
         Assembly { bytes: Vec::with_capacity(bytes) }
     }
 
+    /// Returns memory that holds a copy of a packet.
+    #[must_use]
+    pub fn copied(packet: &[u8]) -> Assembly {
+        Assembly { bytes: packet.to_vec() }
+    }
+
+    /// Returns the first `len` bytes of the last packet, or all if that has fewer.
+    #[must_use]
+    pub fn first(&self, len: usize) -> &[u8] {
+        &self.bytes[..len.min(self.bytes.len())]
+    }
+
     /// Returns the packet's bytes; `None` when a part is not inside of its space. The caller's
     /// limits on the length of all parts also bound this memory.
     pub(crate) fn assemble(&mut self, spaces: &Spaces, parts: &[Part]) -> Option<&[u8]> {

@@ -1,5 +1,6 @@
 //! The driver of a device and its memory, for one thread at a time.
 
+mod receive;
 mod transmit;
 
 use std::collections::VecDeque;
@@ -8,13 +9,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use towpath_device::{
-    Access, Armed, Assembly, Completion, Device, DeviceError, DeviceQueue, Filter, FilterError,
-    Info, Kick, Meta, Part, Received, Registration, Space, SpaceId, Spaces, TxHeadroom,
-    VLAN_TAG_BYTES, packet_memory,
+    Access, Completion, Device, DeviceError, DeviceQueue, Filter, FilterError, Info, Part,
+    Registration, Space, SpaceId, Spaces, TxHeadroom, VLAN_TAG_BYTES, packet_memory,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_queue::buffers::FreeBuffers;
 
+use crate::reader::Readers;
+use crate::reception::Reception;
 use crate::sleep::Bell;
 use crate::{Config, Counts};
 
@@ -28,8 +30,8 @@ const LENGTH_BYTES: usize = 64;
 /// A device and the memory of its packets, for one thread at a time.
 pub struct Driver {
     queue: Box<dyn DeviceQueue>,
-    /// The control part lives as long as the queue.
-    _device: Box<dyn Device>,
+    /// The control part, which reports events.
+    device: Box<dyn Device>,
     name: String,
     spaces: Spaces,
     space: SpaceId,
@@ -47,10 +49,16 @@ pub struct Driver {
     goes_on: bool,
     /// Buffers of packets that other threads left, and that the device completed.
     pub(super) slots: Vec<u32>,
-    received: Vec<Received>,
+    reception: Reception,
     returned_buffers: Vec<u32>,
-    /// The memory of the packet that a thread is receiving.
-    assembly: Assembly,
+    /// `false` while the device's link is down, as far as the device's events say.
+    is_link_up: bool,
+    /// `true` while a thread is inside of the section. A thread that enters and finds `true` learns
+    /// that the last one panicked.
+    is_inside: bool,
+    /// `true` once a thread panicked inside: the device may have any state, and is not called any
+    /// more.
+    is_broken: bool,
     pub(super) failure: Option<DeviceError>,
     /// Wakes the sleeping thread for work of which the device does not know.
     pub(super) bell: Option<Bell>,
@@ -223,7 +231,7 @@ impl Driver {
         let packets = (config.left + config.own) as usize;
         let driver = Driver {
             queue,
-            _device: device,
+            device,
             name: info.name.clone(),
             spaces,
             space,
@@ -235,11 +243,14 @@ impl Driver {
             collect_at: u64::from(config.left.min(config.own) / 2).clamp(1, BATCH as u64),
             goes_on: info.can.tx_asynchronous,
             slots: Vec::with_capacity(config.left as usize),
-            received: Vec::with_capacity(BATCH * info.limits.rx_packet_buffers),
-            returned_buffers: Vec::with_capacity(config.receive as usize),
-            assembly: Assembly::with_capacity(
+            reception: Reception::new(
+                BATCH * info.limits.rx_packet_buffers,
                 info.limits.rx_packet_buffers * receive_bytes + VLAN_TAG_BYTES,
             ),
+            returned_buffers: Vec::with_capacity(config.receive as usize),
+            is_link_up: true,
+            is_inside: false,
+            is_broken: false,
             buffers,
             failure: None,
             bell: None,
@@ -249,8 +260,11 @@ impl Driver {
     }
 
     /// Resets the device. Packets in flight that the device did not send are lost and counted.
-    /// Waiting packets stay queued.
+    /// Waiting packets stay queued. A driver in which a thread panicked stays failed.
     pub fn reset(&mut self) {
+        if self.is_broken {
+            return;
+        }
         self.collect();
         self.returned_buffers.clear();
         self.counts.resets += 1;
@@ -274,30 +288,6 @@ impl Driver {
         }
     }
 
-    /// Requests that the device wake the thread that is about to sleep. Returns [`Armed::Work`] for
-    /// a device that failed, or that has no descriptor.
-    pub(super) fn arm(&mut self) -> Armed {
-        let Some(bell) = &mut self.bell else { return Armed::Work };
-        bell.silence();
-        if self.failure.is_some() {
-            return Armed::Work;
-        }
-        let owed = self.is_owed();
-        match self.queue.arm(self.has_waiting()) {
-            Ok(Armed::Sleep) => {
-                if let Some(bell) = &mut self.bell {
-                    bell.sleeps(owed);
-                }
-                Armed::Sleep
-            }
-            Ok(Armed::Work) => Armed::Work,
-            Err(error) => {
-                self.fail(error);
-                Armed::Work
-            }
-        }
-    }
-
     /// Notes that the thread that slept is awake.
     pub(super) fn disarm(&mut self) {
         if let Some(bell) = &mut self.bell {
@@ -305,61 +295,52 @@ impl Driver {
         }
     }
 
+    /// Returns the descriptor that is readable while the device has events.
+    pub(super) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.device.event_fd()
+    }
+
     /// Returns the descriptor by which the device wakes a thread.
     pub(super) fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
         self.queue.sleep_fd()
     }
 
-    /// Receives at most `budget` packets, and at most one batch. Returns their number.
-    pub fn receive(&mut self, budget: usize, mut each: impl FnMut(&[u8], Meta)) -> usize {
-        self.provide();
-        self.received.clear();
-        if let Err(error) =
-            self.queue.rx_poll(&mut self.spaces, &mut self.received, budget.min(BATCH))
-        {
-            self.fail(error);
-        }
-        let mut packets = 0;
-        for buffers in Received::packets(&self.received) {
-            packets += 1;
-            if let Some((packet, meta)) = self.assembly.received(&self.spaces, buffers) {
-                each(packet, meta);
-            }
-            for one in buffers {
-                self.receive.release(self.buffers.receive_buffer(one.buffer));
-            }
-        }
-        packets
+    /// Returns the bytes of the longest packet that the device may receive.
+    pub(super) fn longest_received(&self) -> usize {
+        let buffers = self.device.info().limits.rx_packet_buffers;
+        buffers * self.buffers.receive_bytes + VLAN_TAG_BYTES
     }
 
-    fn provide(&mut self) {
-        if self.fill()
-            && let Err(error) = self.queue.kick(&mut self.spaces, Kick::Rx)
-        {
-            self.fail(error);
+    /// Has [`Driver::interrupt`] deliver received packets to readers.
+    pub(super) fn set_readers(&mut self, readers: Readers) {
+        self.reception.readers = Some(readers);
+    }
+
+    /// Notes that a thread entered. If the last thread panicked inside, the driver failed for good.
+    #[inline]
+    pub(super) fn begin(&mut self) {
+        if std::mem::replace(&mut self.is_inside, true) {
+            self.fail_after_panic();
         }
     }
 
-    /// Provides the device with empty buffers. Returns whether it took any.
-    fn fill(&mut self) -> bool {
-        let mut filled = false;
-        loop {
-            let mut starts = [0; BATCH];
-            let mut count = 0;
-            while count < BATCH {
-                let Some(buffer) = self.receive.take() else { break };
-                starts[count] = self.buffers.receive_start(buffer);
-                count += 1;
-            }
-            let taken = self.queue.rx_fill(&self.spaces, self.space, &starts[..count]);
-            for start in starts[taken..count].iter().rev() {
-                self.receive.release(self.buffers.receive_buffer(*start));
-            }
-            filled |= taken > 0;
-            if taken < BATCH {
-                return filled;
-            }
-        }
+    /// Notes that the thread inside leaves.
+    #[inline]
+    pub(super) fn end(&mut self) {
+        self.is_inside = false;
+    }
+
+    #[cold]
+    pub(super) fn fail_after_panic(&mut self) {
+        self.is_broken = true;
+        let cause =
+            io::Error::other("a thread panicked inside of the driver; open the device anew");
+        self.fail(DeviceError::Failed { name: self.name.clone(), what: "a call", cause });
+    }
+
+    /// Returns the counts, for a change.
+    pub(super) fn counts_mut(&mut self) -> &mut Counts {
+        &mut self.counts
     }
 
     /// Returns the number of packets that wait for the device or are in flight.

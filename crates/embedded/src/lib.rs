@@ -1,4 +1,4 @@
-//! One driver for all threads of a program, without a server, an engine or a lock.
+//! One driver for all threads of a program, without a server or an engine.
 //!
 //! Any thread may send, and any thread may reset the device. A thread that finds no other thread
 //! inside drives the device with its own packet and with those that others left. A thread that
@@ -8,10 +8,10 @@
 //! memory that the device may access.
 //!
 //! The device gets the packets of one thread in the order in which that thread sent them. No thread
-//! waits, but packets wait while the device is full. The driver accepts packets while it has
-//! buffers for them, and then returns [`SendError::WouldBlock`]. The next call of any thread that
-//! finds room in the device submits the waiting packets. If no such call may come, one thread
-//! drives for all, and sleeps on [`Embedded::sleep_fd`] meanwhile:
+//! waits, but packets wait while the device is full or its link is down. The driver accepts packets
+//! while it has buffers for them, and then returns [`SendError::WouldBlock`]. The next call of any
+//! thread that finds room in the device submits the waiting packets. If no such call may come, one
+//! thread drives for all, and sleeps on [`Embedded::sleep_fd`] meanwhile:
 //!
 //! ```no_run
 //! # use towpath_device::Armed;
@@ -28,90 +28,65 @@
 //! }
 //! # }
 //! ```
+//!
+//! With [readers](Embedded::with_readers), one thread handles the device's interrupts, and each
+//! reader's thread takes the packets that the program's function chose for it. If another thread is
+//! inside at an interrupt, the interrupt's work is left to that thread, and the interrupt stays
+//! masked until it is done:
+//!
+//! ```no_run
+//! # use towpath_device::Armed;
+//! # use towpath_embedded::Embedded;
+//! # fn sleep_on(_: Option<std::os::fd::BorrowedFd<'_>>) {}
+//! # fn handle_interrupts(embedded: &Embedded) {
+//! loop {
+//!     if embedded.interrupt() == Armed::Sleep {
+//!         sleep_on(embedded.sleep_fd());
+//!     }
+//! }
+//! # }
+//! ```
+//!
+//! [`Config::write`] and [`Config::read`] choose a mutex instead, for the write path and for the
+//! read path: then a thread waits while another one is inside.
 
 #![forbid(unsafe_code)]
 
+mod config;
+mod door;
 mod driver;
+mod packet;
+mod reader;
+mod reception;
 mod sleep;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use towpath_device::{Armed, Device, DeviceError, Meta};
-use towpath_memory::Region;
-use towpath_queue::optimistic::{Entered, Left, Optimistic};
 
+pub use config::{Config, Counts, Protection, ReaderCounts, SendError};
+use door::{Door, INTERRUPT, RESET};
 pub use driver::Driver;
-use driver::write_left;
+pub use reader::Reader;
+use reader::{Choose, Readers};
 
-/// The only request that a thread can leave.
-const RESET: u64 = 1;
-
-/// The numbers of a driver's buffers.
-#[derive(Clone, Copy, Debug)]
-pub struct Config {
-    /// Packets that threads may leave, a power of two up to 65 536.
-    pub left: u32,
-    /// Packets of threads inside that may wait for the device, 1 to 65 536.
-    pub own: u32,
-    /// Buffers to receive into, 1 to 65 536.
-    pub receive: u32,
-}
-
-impl Default for Config {
-    fn default() -> Config {
-        Config { left: 256, own: 256, receive: 256 }
-    }
-}
-
-/// The reason why the driver did not send a packet. The packet stays with the caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SendError {
-    /// There is no room now.
-    #[error("no room; drive the device, and send again")]
-    WouldBlock,
-    /// The packet is longer than the device takes.
-    #[error("{len} bytes; the device takes at most {most}")]
-    TooLong {
-        /// The packet's length, in bytes.
-        len: usize,
-        /// The longest packet, in bytes.
-        most: usize,
-    },
-    /// The device failed; [`Embedded::failure`] returns the reason. A reset may repair it.
-    #[error("the device failed")]
-    Failed,
-}
-
-/// The counts of a driver.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Packets that the thread inside sent itself.
-    pub direct: u64,
-    /// Packets that other threads left for the thread inside.
-    pub left: u64,
-    /// Packets that the device took.
-    pub taken: u64,
-    /// Packets that the device completed.
-    pub returned: u64,
-    /// Of these, the packets that the device had not sent when it was reset.
-    pub lost: u64,
-    /// Times that a thread entered.
-    pub entered: u64,
-    /// Resets.
-    pub resets: u64,
-    /// The device's counters.
-    pub device: towpath_device::Counters,
-}
+/// The most readers of a driver.
+const MOST_READERS: usize = 1 << 10;
 
 /// A device that any thread of the program may use.
-#[derive(Debug)]
 pub struct Embedded {
-    section: Optimistic<Driver, Region>,
+    door: Door,
     /// The longest packet that the driver sends, in bytes.
     longest: usize,
     /// The descriptor on which a thread sleeps.
     sleep: Option<OwnedFd>,
+}
+
+impl std::fmt::Debug for Embedded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Embedded").field("longest", &self.longest).finish_non_exhaustive()
+    }
 }
 
 impl Embedded {
@@ -120,89 +95,120 @@ impl Embedded {
     /// # Errors
     /// As [`Driver::new`], or when the system has no descriptor left.
     pub fn new(device: Box<dyn Device>, config: Config) -> Result<Embedded, DeviceError> {
+        Embedded::start(device, config, None).map(|(embedded, _)| embedded)
+    }
+
+    /// Starts a device with `count` readers, at most 1024. `choose` returns the number of a
+    /// received packet's reader; the driver drops a packet without one. The function runs inside of
+    /// the driver, so it may not use the driver. If it panics, its packet is lost, and the panic
+    /// goes on in the thread that did the work of the interrupt.
+    ///
+    /// # Errors
+    /// As [`Embedded::new`], or when a number is out of its range.
+    pub fn with_readers(
+        device: Box<dyn Device>,
+        config: Config,
+        count: usize,
+        choose: impl Fn(&[u8]) -> Option<usize> + Send + 'static,
+    ) -> Result<(Embedded, Vec<Reader>), DeviceError> {
+        Embedded::start(device, config, Some((count, Box::new(choose))))
+    }
+
+    fn start(
+        device: Box<dyn Device>,
+        config: Config,
+        readers: Option<(usize, Choose)>,
+    ) -> Result<(Embedded, Vec<Reader>), DeviceError> {
         let name = device.info().name.clone();
+        let failed = |what: &'static str| {
+            let name = name.clone();
+            move |cause: io::Error| DeviceError::Failed { name, what, cause }
+        };
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let (mut driver, left) = Driver::with_left(device, config)?;
         let longest = driver.buffers.longest;
         let mut sleep = None;
         if let Some(device) = driver.sleep_fd() {
-            let (both, bell) = sleep::over(device).map_err(|cause| DeviceError::Failed {
-                name: name.clone(),
-                what: "descriptors to sleep on",
-                cause,
-            })?;
+            let both = sleep::over(device, driver.event_fd());
+            let (both, bell) = both.map_err(failed("descriptors to sleep on"))?;
             (sleep, driver.bell) = (Some(both), Some(bell));
         }
-        let section = Optimistic::with_memory(left, driver).ok_or_else(|| {
-            let cause = io::Error::from(io::ErrorKind::InvalidInput);
-            DeviceError::Failed { name, what: "numbers of buffers", cause }
-        })?;
-        Ok(Embedded { section, longest, sleep })
+        let mut all = Vec::new();
+        if let Some((count, choose)) = readers {
+            let in_range = (1..=1 << 16).contains(&config.reader)
+                && config.reader.is_power_of_two()
+                && count <= MOST_READERS;
+            let shape = (config.reader, driver.longest_received());
+            let readers = if in_range {
+                Readers::new(count, shape, config.read, choose)
+            } else {
+                Err(invalid())
+            };
+            let (readers, each) = readers.map_err(failed("readers"))?;
+            driver.set_readers(readers);
+            all = each;
+        }
+        let door = Door::new(config.write, left, driver);
+        let door = door.ok_or_else(invalid).map_err(failed("numbers of buffers"))?;
+        Ok((Embedded { door, longest, sleep }, all))
     }
 
     /// Sends a packet. This thread submits the packet itself when no other thread is inside, and
-    /// else leaves the packet to the thread inside. The call never waits. If the device has no
-    /// room, the packet stays with the driver, after the packets that already wait, and a later
-    /// call of any thread submits it. [`Embedded::drive`] returns how many packets wait. After
-    /// [`Embedded::arm`], room in the device wakes a sleeping thread.
+    /// else leaves the packet to the thread inside. The call never waits, except for a mutex. If
+    /// the device has no room, or its link is down, the packet stays with the driver, after the
+    /// packets that already wait, and a later call of any thread submits it. [`Embedded::drive`]
+    /// returns how many packets wait. After [`Embedded::arm`], room in the device wakes a sleeping
+    /// thread.
     ///
     /// # Errors
     /// [`SendError`]; then the packet is neither sent nor left.
+    #[inline]
     pub fn send(&self, packet: &[u8]) -> Result<(), SendError> {
         let most = self.longest;
         if packet.len() > most {
             return Err(SendError::TooLong { len: packet.len(), most });
         }
-        let Some(mut entered) = self.section.try_enter() else {
-            let mut leaving = self.section.leave().ok_or(SendError::WouldBlock)?;
-            leaving.write(|buffer| write_left(buffer, packet));
-            leaving.publish();
-            self.section.drive(pump);
-            return Ok(());
-        };
-        reset_on_request(&mut entered);
-        entered.state().collect_due();
-        take_left(&mut entered);
-        let outcome = if entered.is_nothing_left() {
-            entered.state().send_next(packet)
-        } else if let Some(mut leaving) = entered.leave() {
-            // Another thread is still writing a packet, after which this thread may have left
-            // earlier packets. So this packet goes after that one too.
-            leaving.write(|buffer| write_left(buffer, packet));
-            leaving.publish();
-            pump(&mut entered);
-            Ok(())
-        } else {
-            entered.state().flush();
-            Err(SendError::WouldBlock)
-        };
-        release_completed(&mut entered);
-        let took_all = !entered.state().has_waiting();
-        self.exit(entered, took_all);
-        outcome
-    }
-
-    /// Exits the section, and does the work that other threads left meanwhile, unless the device
-    /// could not take all packets.
-    fn exit(&self, entered: Entered<'_, Driver, Region>, took_all: bool) {
-        match entered.exit() {
-            Left::Nothing => {}
-            Left::Work if !took_all => {}
-            Left::Work | Left::Requests => {
-                self.section.drive(pump);
-            }
-        }
+        self.door.send(packet)
     }
 
     /// Submits waiting packets. Returns how many packets wait for the device or are in flight;
     /// `None` when another thread is inside, which does the work.
     pub fn drive(&self) -> Option<usize> {
         let mut pending = None;
-        self.section.drive(|entered| {
-            let took_all = pump(entered);
-            pending = Some(entered.state().pending());
-            took_all
-        });
+        self.door.drive(0, |driver, _| pending = Some(driver.pending())).resume();
         pending
+    }
+
+    /// Does the work of the device's interrupt: delivers received packets to their readers, at most
+    /// 32 of them, takes completions, submits waiting packets, and unmasks the interrupt. One
+    /// thread handles interrupts: it calls this before each sleep on [`Embedded::sleep_fd`].
+    ///
+    /// If another thread is inside, the call leaves the work to that thread, which does it before
+    /// it leaves, and unmasks the interrupt, or wakes the sleeper if work is left.
+    ///
+    /// [`Armed::Sleep`]: the caller may sleep; [`Embedded::sleep_fd`] becomes readable when there
+    /// is work. [`Armed::Work`]: call again; there is work already, the device failed, or it must
+    /// be polled.
+    pub fn interrupt(&self) -> Armed {
+        let service = self.door.drive(INTERRUPT, |_, _| ());
+        // Another thread did the work, or will do it: then it has armed the device, or has notified.
+        let otherwise = if self.sleep.is_some() { Armed::Sleep } else { Armed::Work };
+        let armed = service.armed.unwrap_or(otherwise);
+        service.resume();
+        armed
+    }
+
+    /// Takes the device's events, so that packets wait while its link is down.
+    /// [`Embedded::interrupt`] and [`Embedded::arm`] do that, too. Returns `false` when another
+    /// thread is inside; call again.
+    pub fn take_events(&self) -> bool {
+        let mut taken = false;
+        let take = |driver: &mut Driver, _| {
+            driver.take_events();
+            taken = true;
+        };
+        self.door.drive(0, take).resume();
+        taken
     }
 
     /// Returns the descriptor that becomes readable when the device has packets, or room for
@@ -223,11 +229,7 @@ impl Embedded {
     /// another thread is inside; call again.
     pub fn arm(&self) -> Option<Armed> {
         let mut armed = None;
-        self.section.drive(|entered| {
-            let took_all = pump(entered);
-            armed = Some(entered.state().arm());
-            took_all
-        });
+        self.door.drive(0, |driver, _| armed = Some(driver.arm())).resume();
         armed
     }
 
@@ -236,81 +238,42 @@ impl Embedded {
     /// next [`Embedded::arm`] notifies the caller, which costs two system calls.
     pub fn disarm(&self) {
         // A thread inside may notify the caller although the caller is awake. That does no harm.
-        let Some(mut entered) = self.section.try_enter() else { return };
-        entered.state().disarm();
-        let took_all = !entered.state().has_waiting();
-        self.exit(entered, took_all);
+        let _ = self.door.enter(Driver::disarm);
     }
 
     /// Resets the device now; if another thread is inside, that thread resets it before it leaves.
     pub fn reset(&self) {
-        self.section.request(RESET);
-        self.section.drive(pump);
+        self.door.drive(RESET, |_, _| ()).resume();
     }
 
-    /// Receives at most `budget` packets, and at most 32. Returns their number, which is 0 also
-    /// when another thread is inside. `each` may send. The first call gives the device its receive
-    /// buffers; the device drops packets that arrive before it.
+    /// Receives at most `budget` packets, and at most 32, in a program without readers. Returns
+    /// their number, which is 0 also when another thread is inside. `each` may send. If it panics,
+    /// its packet is received, and the next call goes on with the packets behind it. The first call
+    /// gives the device its receive buffers; the device drops packets that arrive before it.
+    ///
+    /// With [`Protection::Mutex`], the call takes the mutex for each packet, and waits for it. It
+    /// returns 0 when another thread receives.
     pub fn receive(&self, budget: usize, each: impl FnMut(&[u8], Meta)) -> usize {
-        let Some(mut entered) = self.section.try_enter() else { return 0 };
-        let took_all = pump(&mut entered);
-        let received = entered.state().receive(budget, each);
-        self.exit(entered, took_all);
-        received
+        self.door.receive(budget, each)
     }
 
     /// Returns the counts; `None` when another thread is inside.
     #[must_use]
     pub fn counts(&self) -> Option<Counts> {
         let mut counts = None;
-        self.section.drive(|entered| {
-            let took_all = pump(entered);
-            let times = entered.entered();
-            counts = Some(Counts { entered: times, ..entered.state().counts() });
-            took_all
-        });
-        counts.map(|counts| Counts { left: self.section.left(), ..counts })
+        let count = |driver: &mut Driver, entered| {
+            counts = Some(Counts { entered, ..driver.counts() });
+        };
+        self.door.drive(0, count).resume();
+        counts.map(|counts| Counts { left: self.door.left(), ..counts })
     }
 
     /// Takes the device's failure; `None` when the device did not fail, or another thread is
     /// inside.
     pub fn failure(&self) -> Option<DeviceError> {
         let mut failure = None;
-        self.section.drive(|entered| {
-            let took_all = pump(entered);
-            failure = failure.take().or_else(|| entered.state().failure.take());
-            took_all
-        });
+        let take = |driver: &mut Driver, _| failure = failure.take().or(driver.failure.take());
+        self.door.drive(0, take).resume();
         failure
-    }
-}
-
-/// Does the work that comes first for each holder: requests, completions, packets that other
-/// threads left, and waiting packets. Returns whether the device took all of them.
-fn pump(entered: &mut Entered<'_, Driver, Region>) -> bool {
-    reset_on_request(entered);
-    entered.state().collect();
-    take_left(entered);
-    entered.state().flush()
-}
-
-fn reset_on_request(entered: &mut Entered<'_, Driver, Region>) {
-    if entered.requests() & RESET != 0 {
-        entered.state().reset();
-    }
-}
-
-/// Releases the slots of completed packets, then takes the packets that other threads left.
-fn take_left(entered: &mut Entered<'_, Driver, Region>) {
-    release_completed(entered);
-    while let Some(slot) = entered.take() {
-        entered.state().add_left(slot);
-    }
-}
-
-/// Releases the slots of completed packets, since the driver cannot reach the section.
-fn release_completed(entered: &mut Entered<'_, Driver, Region>) {
-    while let Some(slot) = entered.state().slots.pop() {
-        entered.release(slot);
     }
 }

@@ -24,13 +24,18 @@ enum Sleeps {
     ForSent,
 }
 
-/// Returns the doorbell, and a descriptor that is readable when the device's is, or after a
-/// notification by the doorbell.
-pub(super) fn over(device: BorrowedFd<'_>) -> io::Result<(OwnedFd, Bell)> {
+/// Returns the doorbell, and a descriptor that is readable when the device's is, when the device has
+/// an event, or after a notification by the doorbell.
+pub(super) fn over(
+    device: BorrowedFd<'_>,
+    events: Option<BorrowedFd<'_>>,
+) -> io::Result<(OwnedFd, Bell)> {
     let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    // The sleeper does not need to know which of the two woke it.
-    epoll::add(&both, device, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    // The sleeper does not need to know which of them woke it.
+    for one in [Some(device), events].into_iter().flatten() {
+        epoll::add(&both, one, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    }
     epoll::add(&both, &eventfd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
     Ok((both, Bell { eventfd, sleeps: None, notified: false }))
 }
@@ -88,7 +93,7 @@ mod tests {
     #[test]
     fn the_bell_wakes_a_sleeping_thread_once() {
         let device = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        let (both, mut bell) = over(device.as_fd()).unwrap();
+        let (both, mut bell) = over(device.as_fd(), None).unwrap();
         bell.notify();
         assert!(!is_readable(&both), "no thread sleeps");
         bell.sleeps(true);

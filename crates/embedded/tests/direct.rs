@@ -3,13 +3,13 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towpath_device::{
     Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, Info, Kick,
     Limits, Packet, Received, SpaceId, Spaces,
 };
-use towpath_embedded::{Config, Embedded};
+use towpath_embedded::{Config, Embedded, Protection, SendError};
 
 /// The alignment of the device's buffers: longer than the longest packet.
 const ALIGNMENT: usize = 2048;
@@ -28,6 +28,8 @@ struct State {
     submits: Vec<usize>,
     kicks: usize,
     completes: usize,
+    /// `true` to panic in the next submission.
+    panics: bool,
     /// The offset of each packet that the device took.
     offsets: Vec<u32>,
 }
@@ -37,10 +39,14 @@ struct Recorder(Arc<Mutex<State>>);
 
 impl Recorder {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn driver(places: usize) -> (Embedded, Recorder) {
+        Recorder::configured(places, Config::default())
+    }
+
+    fn configured(places: usize, config: Config) -> (Embedded, Recorder) {
         let recorder = Recorder::default();
         recorder.state().places = places;
         let info = Info {
@@ -53,7 +59,7 @@ impl Recorder {
             can: Capabilities::default(),
         };
         let device = RecordingDevice { info, recorder: recorder.clone() };
-        (Embedded::new(Box::new(device), Config::default()).unwrap(), recorder)
+        (Embedded::new(Box::new(device), config).unwrap(), recorder)
     }
 
     /// Takes the record of calls: packets of each submission, kicks, and takings of completions.
@@ -104,6 +110,7 @@ impl DeviceQueue for Recorder {
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
         let mut state = self.state();
+        assert!(!state.panics, "the panic that this test wants");
         state.submits.push(packets.len());
         let count = packets.len().min(state.places - state.ring.len());
         for packet in &packets[..count] {
@@ -220,4 +227,48 @@ fn refused_packets_wait_in_order() {
     assert_eq!(device.state().taken, [0, 1, 2, 3, 4, 5, 6], "directly again");
     let counts = driver.counts().unwrap();
     assert_eq!((counts.direct, counts.left, counts.taken), (7, 0, 7));
+    // The first two and the last one; the third; the fourth to the sixth.
+    assert_eq!((counts.straight, counts.busy, counts.behind, counts.link_down), (3, 1, 3, 0));
+}
+
+/// Once all buffers wait, the driver refuses a packet, and counts it.
+#[test]
+fn a_full_queue_is_an_error() {
+    for write in [Protection::Optimistic, Protection::Mutex] {
+        let config = Config { own: 4, write, ..Config::default() };
+        let (driver, device) = Recorder::configured(1, config);
+        for number in 0..4 {
+            driver.send(&[number; 60]).unwrap();
+        }
+        assert_eq!(driver.send(&[4; 60]), Err(SendError::WouldBlock));
+        let counts = driver.counts().unwrap();
+        assert_eq!((counts.straight, counts.busy, counts.behind), (1, 1, 2), "{write:?}");
+        assert_eq!((counts.refused, counts.direct), (1, 4));
+        device.state().sent = 1;
+        driver.send(&[4; 60]).unwrap();
+        assert_eq!(device.state().taken, [0, 1], "{write:?}");
+    }
+}
+
+/// After a panic in the device's code, the driver calls that code no more, and all threads learn it.
+#[test]
+fn a_panic_inside_of_the_device_is_its_failure() {
+    for write in [Protection::Optimistic, Protection::Mutex] {
+        let (driver, device) = Recorder::configured(4, Config { write, ..Config::default() });
+        driver.send(&[0; 60]).unwrap();
+        device.state().panics = true;
+        let send = std::panic::AssertUnwindSafe(|| driver.send(&[1; 60]));
+        assert!(std::panic::catch_unwind(send).is_err());
+        device.state().panics = false;
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| driver.send(&[2; 60]));
+            assert_eq!(other.join().unwrap(), Err(SendError::Failed), "{write:?}");
+        });
+        let failure = driver.failure().expect("the panic is a failure");
+        assert!(format!("{failure:?}").contains("panicked"), "{failure:?}");
+        driver.reset();
+        assert_eq!(driver.send(&[3; 60]), Err(SendError::Failed), "{write:?}");
+        assert_eq!(device.state().taken, [0]);
+        assert_eq!(driver.receive(9, |_, _| ()), 0);
+    }
 }

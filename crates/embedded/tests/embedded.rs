@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::{Armed, Meta, loopback};
-use towpath_embedded::{Config, Embedded, SendError};
+use towpath_embedded::{Config, Embedded, Protection, SendError};
 
 const THREADS: u64 = 3;
+const BOTH: [Protection; 2] = [Protection::Optimistic, Protection::Mutex];
 
 fn packet(thread: u64, number: u64) -> Vec<u8> {
     let mut packet = vec![0x02, 0, 0, 0, 0, 1, 0x02, 0, 0, 0, 0, 2, 0x88, 0xb5];
@@ -105,6 +106,13 @@ fn exchange(device: &loopback::Config, config: Config, each: u64, resets: bool) 
     let sent = THREADS * each;
     // Each thread published each slot that it took; no thread gave one up.
     assert_eq!(counts.direct + counts.left, sent);
+    let cases = [counts.straight, counts.busy, counts.behind, counts.link_down];
+    assert_eq!(cases.iter().sum::<u64>(), counts.direct, "{cases:?}");
+    if config.write == Protection::Mutex {
+        assert_eq!(counts.left, 0);
+    } else {
+        assert_eq!((counts.contended, counts.blocked_ns), (0, 0), "no thread waits");
+    }
     assert_eq!((counts.taken, counts.returned), (sent, sent));
     assert_eq!(arrived.count + counts.lost, sent, "lost or duplicated packets");
     assert_eq!(counts.device.tx_dropped, 0);
@@ -118,27 +126,42 @@ fn exchange(device: &loopback::Config, config: Config, each: u64, resets: bool) 
 
 #[test]
 fn three_threads_lose_nothing() {
-    exchange(&loopback::Config::default(), Config::default(), 5_000, false);
+    for write in BOTH {
+        let config = Config { write, ..Config::default() };
+        exchange(&loopback::Config::default(), config, 5_000, false);
+    }
 }
 
 #[test]
 fn three_threads_with_hardly_any_room() {
     let device = loopback::Config { ring_packets: 4, ..loopback::Config::default() };
-    exchange(&device, Config { left: 2, own: 1, receive: 1 }, 1_000, false);
+    for write in BOTH {
+        let config = Config { left: 2, own: 1, receive: 1, write, ..Config::default() };
+        exchange(&device, config, 1_000, false);
+    }
 }
 
 #[test]
 fn three_threads_lose_only_packets_that_resets_count() {
     // The device fetches packets late, so that a reset finds some to lose.
     let device = loopback::Config { tx_asynchronous: true, ..loopback::Config::default() };
-    exchange(&device, Config::default(), 5_000, true);
+    for write in BOTH {
+        exchange(&device, Config { write, ..Config::default() }, 5_000, true);
+    }
 }
 
+/// With the section, the callback runs inside: it leaves the answer, which is sent before the
+/// thread exits. With the mutex, the callback runs outside of it.
 #[test]
 fn received_packets_are_whole_and_can_be_answered() {
+    BOTH.into_iter().for_each(answers);
+}
+
+fn answers(write: Protection) {
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     let mut far = DeviceFarEnd::new(Box::new(far));
-    let driver = Embedded::new(Box::new(near), Config::default()).unwrap();
+    let config = Config { write, ..Config::default() };
+    let driver = Embedded::new(Box::new(near), config).unwrap();
     for number in 0..1000 {
         let packet = packet(1, number);
         wait("room", || far.send(&packet, Meta::FULL));
@@ -160,7 +183,8 @@ fn received_packets_are_whole_and_can_be_answered() {
         assert_eq!(answer.unwrap().0, packet);
     }
     let counts = driver.counts().unwrap();
-    assert_eq!((counts.left, counts.direct), (1000, 0));
+    let all = if write == Protection::Mutex { (0, 1000) } else { (1000, 0) };
+    assert_eq!((counts.left, counts.direct), all);
 }
 
 /// A packet in several buffers comes in one piece, and with the tag that the device removed.
@@ -332,6 +356,12 @@ fn invalid_configurations_and_packets_are_refused() {
         Config { receive: 1 << 17, ..Config::default() },
     ] {
         assert!(driver(config).is_err(), "{config:?}");
+    }
+    for (reader, count) in [(3, 1), (0, 1), (1 << 17, 1), (2, 1 << 20)] {
+        let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
+        let config = Config { reader, ..Config::default() };
+        let started = Embedded::with_readers(Box::new(near), config, count, |_| None);
+        assert!(started.is_err(), "{count} readers of {reader}");
     }
     let (driver, far) = driver(Config::default()).unwrap();
     let most = 1518;

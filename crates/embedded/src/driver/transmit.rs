@@ -7,7 +7,8 @@ use crate::SendError;
 
 impl Driver {
     /// Sends a packet of the thread inside, after all waiting packets. If none waits, the packet
-    /// goes directly into the device's ring, and waits only if the device refuses it.
+    /// goes directly into the device's ring, and waits only if the device refuses it. While the
+    /// device's link is down, all packets wait.
     ///
     /// # Errors
     /// [`SendError`].
@@ -24,11 +25,13 @@ impl Driver {
     /// called [`Driver::collect_due`].
     #[inline]
     pub(crate) fn send_next(&mut self, packet: &[u8]) -> Result<(), SendError> {
-        let buffer = match self.failure {
-            Some(_) => Err(SendError::Failed),
-            None => self.own.take().ok_or(SendError::WouldBlock),
+        let buffer = if self.has_failed() {
+            Err(SendError::Failed)
+        } else {
+            self.own.take().ok_or(SendError::WouldBlock)
         };
-        let buffer = buffer.inspect_err(|_| {
+        let buffer = buffer.inspect_err(|error| {
+            self.counts.refused += u64::from(*error == SendError::WouldBlock);
             self.flush();
         })?;
         let start = (buffer - self.buffers.left) as usize * self.buffers.transmit_bytes;
@@ -36,9 +39,13 @@ impl Driver {
         debug_assert!(written, "buffers are as long as the longest packet");
         self.counts.direct += 1;
         let one = Waiting { buffer, len: packet.len() as u32 };
-        if self.waiting.is_empty() {
+        if !self.is_link_up {
+            self.counts.link_down += 1;
+            self.waiting.push_back(one);
+        } else if self.waiting.is_empty() {
             self.place(one);
         } else {
+            self.counts.behind += 1;
             self.waiting.push_back(one);
             self.flush();
         }
@@ -49,6 +56,11 @@ impl Driver {
     pub(crate) fn add_left(&mut self, slot: u32) {
         let len = self.buffers.left_len(slot);
         self.waiting.push_back(Waiting { buffer: slot, len });
+    }
+
+    /// `true` if the device failed, and was not reset since.
+    pub(super) fn has_failed(&self) -> bool {
+        self.is_broken || self.failure.is_some()
     }
 
     /// `true` if packets wait for the device.
@@ -65,8 +77,10 @@ impl Driver {
             taken = self.submit(&[one]);
         }
         if taken == Some(1) {
+            self.counts.straight += 1;
             self.kick();
         } else {
+            self.counts.busy += 1;
             self.waiting.push_back(one);
         }
         self.note_owed();
@@ -83,6 +97,9 @@ impl Driver {
     /// Takes completions from the device.
     pub fn collect(&mut self) {
         self.completions.clear();
+        if self.is_broken {
+            return;
+        }
         let budget = self.completions.capacity();
         if let Err(error) = self.queue.tx_complete(&mut self.completions, budget) {
             self.fail(error);
@@ -112,6 +129,9 @@ impl Driver {
     }
 
     fn submit_waiting(&mut self) -> bool {
+        if self.is_broken || !self.is_link_up {
+            return !self.has_waiting();
+        }
         // The device may now have room to go on with packets that it took before. So the driver
         // calls it at least once, without packets if none wait.
         let mut asked = !self.goes_on || self.pending() == 0;
@@ -187,7 +207,7 @@ impl Driver {
     /// `true` if the driver must poll the device again for sent packets: the device had no room, or
     /// completes packets later.
     pub(super) fn is_owed(&self) -> bool {
-        self.has_waiting() || self.goes_on && self.in_flight() > 0
+        self.is_link_up && self.has_waiting() || self.goes_on && self.in_flight() > 0
     }
 
     /// Returns the number of packets that the device took and did not complete.
