@@ -3,21 +3,19 @@
 //! Threads send packets through one device of their own process. With the optimistic section, a
 //! thread that finds another one inside leaves its packet and goes on; with the mutex it waits.
 //! Both drive the same driver with the same memory. One thread alone shows the cost of each without
-//! contention.
+//! contention. `paths` has the write path and the read path apart.
 
-use std::io;
-use std::os::fd::BorrowedFd;
+mod paths;
+mod sink;
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
-use rustix::fs::{Mode, OFlags};
-use towpath_device::{
-    Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, Info, Kick,
-    Limits, Packet, Received, SpaceId, Spaces,
-};
-use towpath_embedded::{Config, Driver, Embedded, SendError};
+use anyhow::{Context, ensure};
+use towpath_embedded::{Config, Counts, Embedded, Protection, SendError};
+
+use sink::Sink;
 
 use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
@@ -38,8 +36,11 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
              fast as it can; two on cores {} and {}, a third on any core, so that the \
              scheduler sometimes stops one inside. Beside resets: a further thread \
              resets the device, and again a millisecond after each reset. Devices: one takes \
-             packets and does nothing, one makes a system call per packet",
-            cores.0, cores.1
+             packets and does nothing, one makes a system call per packet. Write path and read \
+             path: a thread on core {} handles interrupts, and sends each packet back that comes \
+             out of the other end of an in-memory device; a client on core {} sends and reads, \
+             beside a stream of packets that another client reads on any core",
+            cores.0, cores.1, cores.0, cores.1
         ),
         ..Outcome::default()
     };
@@ -69,6 +70,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         }
     }
     outcome.figures.push(figure);
+    paths::measure(settings, cores, &mut outcome)?;
     Ok(outcome)
 }
 
@@ -82,12 +84,15 @@ struct Case {
     packets: u64,
 }
 
-/// The section's counts, each per packet that the driver took.
+/// The counts of both, each per packet that the driver took.
 #[derive(Default)]
 struct Shares {
     left: Vec<f64>,
     inside: Vec<f64>,
     refused: Vec<f64>,
+    /// Of the mutex: locks for which a thread waited, and how long, in nanoseconds.
+    waited: Vec<f64>,
+    waited_ns: Vec<f64>,
 }
 
 impl Case {
@@ -98,11 +103,11 @@ impl Case {
     /// Measures the time of a packet.
     fn race(&self) -> anyhow::Result<(Pairs, Shares)> {
         let Case { cores, threads, packets, .. } = *self;
-        let mut shares = Shares::default();
+        let (mut shares, mut of_mutex) = (Shares::default(), Shares::default());
         let pairs = Pairs::measure(
             self.pairs,
             || {
-                let section = Section::new(self.calls)?;
+                let section = Shared::section(self.calls)?;
                 let took = race(cores, threads, packets, |_, packet| section.send(packet))?;
                 let counts = section.settle(self.all_packets())?;
                 let refused = section.refused.load(Ordering::Relaxed);
@@ -112,13 +117,16 @@ impl Case {
                 Ok(took)
             },
             || {
-                let mutex = Locked::new(self.calls)?;
+                let mutex = Shared::mutex(self.calls)?;
                 let took = race(cores, threads, packets, |_, packet| mutex.send(packet))?;
-                mutex.settle(self.all_packets())?;
+                let counts = mutex.settle(self.all_packets())?;
+                of_mutex.waited.push(counts.contended as f64 / counts.taken as f64);
+                of_mutex.waited_ns.push(counts.blocked_ns as f64 / counts.taken as f64);
                 Ok(took)
             },
         )?;
-        Ok((pairs, shares))
+        let Shares { waited, waited_ns, .. } = of_mutex;
+        Ok((pairs, Shares { waited, waited_ns, ..shares }))
     }
 
     /// Measures the duration of one call, in races of their own, because reading the clock costs
@@ -127,10 +135,10 @@ impl Case {
         let (cores, threads, packets) = (self.cores, self.threads, self.packets / 10);
         let mut kept = Pairs::default();
         for _ in 0..self.pairs {
-            let section = Section::new(self.calls)?;
+            let section = Shared::section(self.calls)?;
             kept.ours.push(kept_us(cores, threads, packets, &section)?);
             section.settle(threads as u64 * packets)?;
-            kept.base.push(kept_us(cores, threads, packets, &Locked::new(self.calls)?)?);
+            kept.base.push(kept_us(cores, threads, packets, &Shared::mutex(self.calls)?)?);
         }
         Ok(kept)
     }
@@ -143,7 +151,7 @@ impl Case {
         let pairs = Pairs::measure(
             self.pairs,
             || {
-                let section = Section::new(self.calls)?;
+                let section = Shared::section(self.calls)?;
                 let took = beside_resets(&section, || {
                     race(cores, threads, packets, |_, packet| section.send(packet))
                 })?;
@@ -151,7 +159,7 @@ impl Case {
                 Ok(took)
             },
             || {
-                let mutex = Locked::new(self.calls)?;
+                let mutex = Shared::mutex(self.calls)?;
                 let took = beside_resets(&mutex, || {
                     race(cores, threads, packets, |_, packet| mutex.send(packet))
                 })?;
@@ -185,6 +193,8 @@ impl Case {
             ("left for another", "of all", &shares.left),
             ("times inside", "a packet", &shares.inside),
             ("refused for want of room", "a packet", &shares.refused),
+            ("waits for the mutex", "a packet", &shares.waited),
+            ("time blocked by the mutex", "ns a packet", &shares.waited_ns),
             ("999 of 1000 calls are over within, optimistic", "us", &kept.ours),
             ("999 of 1000 calls are over within, mutex", "us", &kept.base),
         ];
@@ -195,23 +205,11 @@ impl Case {
     }
 }
 
-/// Either of the two.
-trait Shared: Sync {
-    /// Returns whether the driver took the packet.
-    fn send(&self, packet: &[u8]) -> Result<(), SendError>;
-
-    /// Resets the device from the control side.
-    fn reset(&self);
-}
-
 /// The time between two resets.
 const RESET_EVERY: Duration = Duration::from_millis(1);
 
 /// Runs `run` while a further thread resets the device, at least once.
-fn beside_resets<T>(
-    shared: &impl Shared,
-    run: impl FnOnce() -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
+fn beside_resets<T>(shared: &Shared, run: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let resetting = scope.spawn(|| {
@@ -231,27 +229,27 @@ fn beside_resets<T>(
     })
 }
 
-struct Section {
+/// A driver with either of the two.
+struct Shared {
     driver: Embedded,
     refused: AtomicU64,
 }
 
-impl Section {
-    fn new(calls: bool) -> anyhow::Result<Section> {
-        let driver = Embedded::new(Sink::boxed(calls)?, Config::default())?;
-        Ok(Section { driver, refused: AtomicU64::new(0) })
+impl Shared {
+    fn new(write: Protection, calls: bool) -> anyhow::Result<Shared> {
+        let config = Config { write, ..Config::default() };
+        let driver = Embedded::new(Sink::boxed(calls)?, config)?;
+        Ok(Shared { driver, refused: AtomicU64::new(0) })
     }
 
-    fn settle(&self, sent: u64) -> anyhow::Result<towpath_embedded::Counts> {
-        while self.driver.drive() != Some(0) {}
-        let counts = self.driver.counts().unwrap_or_default();
-        ensure!(counts.taken == sent, "{} of {sent} packets were sent", counts.taken);
-        ensure!(counts.direct + counts.left == sent, "{counts:?}");
-        Ok(counts)
+    fn section(calls: bool) -> anyhow::Result<Shared> {
+        Shared::new(Protection::Optimistic, calls)
     }
-}
 
-impl Shared for Section {
+    fn mutex(calls: bool) -> anyhow::Result<Shared> {
+        Shared::new(Protection::Mutex, calls)
+    }
+
     fn send(&self, packet: &[u8]) -> Result<(), SendError> {
         let sent = self.driver.send(packet);
         if sent.is_err() {
@@ -260,36 +258,17 @@ impl Shared for Section {
         sent
     }
 
+    /// Resets the device from the control side.
     fn reset(&self) {
         self.driver.reset();
     }
-}
 
-struct Locked {
-    driver: Mutex<Driver>,
-}
-
-impl Locked {
-    fn new(calls: bool) -> anyhow::Result<Locked> {
-        Ok(Locked { driver: Mutex::new(Driver::new(Sink::boxed(calls)?, Config::default())?) })
-    }
-
-    fn settle(self, sent: u64) -> anyhow::Result<towpath_embedded::Counts> {
-        let driver = self.driver.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let counts = driver.counts();
+    fn settle(&self, sent: u64) -> anyhow::Result<Counts> {
+        while self.driver.drive() != Some(0) {}
+        let counts = self.driver.counts().context("a thread is still inside")?;
         ensure!(counts.taken == sent, "{} of {sent} packets were sent", counts.taken);
+        ensure!(counts.direct + counts.left == sent, "{counts:?}");
         Ok(counts)
-    }
-}
-
-impl Shared for Locked {
-    fn send(&self, packet: &[u8]) -> Result<(), SendError> {
-        let mut driver = self.driver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        driver.send(packet)
-    }
-
-    fn reset(&self) {
-        self.driver.lock().unwrap_or_else(std::sync::PoisonError::into_inner).reset();
     }
 }
 
@@ -302,7 +281,7 @@ fn kept_us(
     cores: (usize, usize),
     threads: usize,
     packets: u64,
-    shared: &impl Shared,
+    shared: &Shared,
 ) -> anyhow::Result<f64> {
     // One per thread, so that no thread waits for another one's.
     let times = (0..threads).map(|_| Ok(Mutex::new(Latency::new()?)));
@@ -321,135 +300,6 @@ fn kept_us(
     Ok(all.quantile_us(KEPT))
 }
 
-/// A device that takes and completes everything at once.
-struct Sink {
-    info: Info,
-    queue: Option<SinkQueue>,
-}
-
-struct SinkQueue {
-    done: Vec<Completion>,
-    null: Option<std::os::fd::OwnedFd>,
-    counters: Counters,
-}
-
-impl Sink {
-    fn boxed(calls: bool) -> anyhow::Result<Box<dyn Device>> {
-        let null = calls.then(|| {
-            rustix::fs::open("/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
-        });
-        Ok(Box::new(Sink {
-            info: Info {
-                name: "sink".to_owned(),
-                mac: [2, 0, 0, 0, 0, 1],
-                mtu: 1500,
-                queues: 1,
-                limits: Limits::new(2048),
-                rx_queue_packets: 0,
-                can: Capabilities::default(),
-            },
-            queue: Some(SinkQueue {
-                done: Vec::with_capacity(1024),
-                null: null.transpose()?,
-                counters: Counters::default(),
-            }),
-        }))
-    }
-}
-
-impl Device for Sink {
-    fn info(&self) -> &Info {
-        &self.info
-    }
-
-    fn open_queue(
-        &mut self,
-        _: usize,
-        _: &mut Spaces,
-    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
-        let failed = |cause| DeviceError::Failed {
-            name: self.info.name.clone(),
-            what: "opening a queue",
-            cause,
-        };
-        let queue = self.queue.take().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-        Ok(Box::new(queue))
-    }
-}
-
-impl DeviceQueue for SinkQueue {
-    fn rx_fill(&mut self, _: &Spaces, _: SpaceId, _: &[u32]) -> usize {
-        0
-    }
-
-    fn rx_poll(
-        &mut self,
-        _: &mut Spaces,
-        _: &mut Vec<Received>,
-        _: usize,
-    ) -> Result<usize, DeviceError> {
-        Ok(0)
-    }
-
-    fn tx_submit(
-        &mut self,
-        spaces: &mut Spaces,
-        packets: &[Packet<'_>],
-    ) -> Result<usize, DeviceError> {
-        for packet in packets {
-            let mut bytes = [0; FRAME_BYTES];
-            for part in packet.parts {
-                let len = (part.len as usize).min(FRAME_BYTES);
-                if spaces.copy_out(part.space, part.offset, &mut bytes[..len]).is_err() {
-                    self.counters.tx_dropped += 1;
-                }
-            }
-            if let Some(null) = &self.null {
-                let written = rustix::io::write(null, &bytes);
-                written.map_err(|error| DeviceError::Failed {
-                    name: "sink".to_owned(),
-                    what: "writing",
-                    cause: io::Error::from(error),
-                })?;
-            }
-            self.counters.tx_packets += 1;
-            self.done.push(Completion::sent(packet.token));
-        }
-        Ok(packets.len())
-    }
-
-    fn kick(&mut self, _: &mut Spaces, _: Kick) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn tx_complete(
-        &mut self,
-        out: &mut Vec<Completion>,
-        budget: usize,
-    ) -> Result<usize, DeviceError> {
-        let count = self.done.len().min(budget);
-        out.extend(self.done.drain(..count));
-        Ok(count)
-    }
-
-    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn arm(&mut self, _: bool) -> Result<Armed, DeviceError> {
-        Ok(Armed::Work)
-    }
-
-    fn reset(&mut self, _: &mut Vec<u32>) -> Result<(), DeviceError> {
-        self.counters.resets += 1;
-        Ok(())
-    }
-
-    fn counters(&self) -> Counters {
-        self.counters
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -463,11 +313,11 @@ mod tests {
         let cores = two_cores().unwrap();
         for (_, calls) in DEVICES {
             for threads in [1, 3] {
-                let section = Section::new(calls).unwrap();
+                let section = Shared::section(calls).unwrap();
                 race(cores, threads, 2_000, |_, packet| section.send(packet)).unwrap();
                 let counts = section.settle(threads as u64 * 2_000).unwrap();
                 assert!(threads > 1 || counts.left == 0 && counts.entered > 2_000);
-                let locked = Locked::new(calls).unwrap();
+                let locked = Shared::mutex(calls).unwrap();
                 race(cores, threads, 2_000, |_, packet| locked.send(packet)).unwrap();
                 locked.settle(threads as u64 * 2_000).unwrap();
             }
@@ -484,11 +334,11 @@ mod tests {
         }
         let cores = two_cores().unwrap();
         for (_, calls) in DEVICES {
-            let section = Section::new(calls).unwrap();
+            let section = Shared::section(calls).unwrap();
             beside_resets(&section, || race(cores, 3, 2_000, |_, packet| section.send(packet)))
                 .unwrap();
             assert!(section.settle(6_000).unwrap().resets > 0);
-            let locked = Locked::new(calls).unwrap();
+            let locked = Shared::mutex(calls).unwrap();
             beside_resets(&locked, || race(cores, 3, 2_000, |_, packet| locked.send(packet)))
                 .unwrap();
             assert!(locked.settle(6_000).unwrap().resets > 0);
