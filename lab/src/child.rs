@@ -162,6 +162,15 @@ pub(crate) enum Role {
     CardReceiver(crate::card::Receiver),
     /// Sends to all receivers of a guest in turn.
     CardTrials(crate::card::Plan),
+    /// Sends through a card of a guest from several threads, in each way.
+    HandoffTrials(crate::handoff::Plan),
+    /// Sends through a card on command.
+    HandoffSteps {
+        /// The card.
+        card: String,
+        /// The way to it.
+        way: crate::handoff::Way,
+    },
     /// Sends to itself through a server of its own, for a tool that counts an application's
     /// instructions.
     CountApplication {
@@ -225,6 +234,8 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         Role::IdleConnections { connections } => crate::scale::idle_connections(connections),
         Role::CardReceiver(receiver) => crate::card::receive(&receiver),
         Role::CardTrials(plan) => crate::card::run_trials(&plan),
+        Role::HandoffTrials(plan) => crate::handoff::run_trials(&plan),
+        Role::HandoffSteps { card, way } => crate::handoff::serve_steps(&card, way),
         Role::CountApplication { packets } => crate::switch::count_application(packets),
     }
 }

@@ -19,7 +19,8 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 
 use fetch::{Cache, Kernel};
-use machine::{Machine, Processors};
+use machine::Machine;
+pub(crate) use machine::Processors;
 use script::Script;
 use small::{FirstCard, GuestCommand};
 
@@ -106,6 +107,15 @@ impl Counted<'_> {
     /// As [`run_command`].
     pub(crate) fn run(&self) -> anyhow::Result<u8> {
         let events = self.events.iter().map(|event| (*event).to_owned()).collect();
+        self.run_on(Processors::Counted { events, log: self.log.to_owned() })
+    }
+
+    /// Runs the command on other processors, whose machine counts and logs nothing. Returns its exit
+    /// status.
+    ///
+    /// # Errors
+    /// As [`run_command`].
+    pub(crate) fn run_on(&self, processors: Processors) -> anyhow::Result<u8> {
         let (programs, cache) = places()?;
         let server = programs.join("towpath");
         ensure!(
@@ -117,7 +127,7 @@ impl Counted<'_> {
         let order = GuestCommand {
             command: self.command,
             kernel: Kernel::Backports,
-            processors: Processors::Counted { events, log: self.log.to_owned() },
+            processors,
             cards: self.cards,
             first_card: FirstCard::E1000e,
             files: own.filter(|path| path.is_file()).chain(self.files.iter().cloned()).collect(),
@@ -128,6 +138,9 @@ impl Counted<'_> {
         small::run_command(&cache, INIT, &order)
     }
 }
+
+/// Two processors, each in a thread of its own.
+pub(crate) const OWN_PROCESSORS: Processors = Processors::Two;
 
 /// Returns the Ethernet address of a card in a small machine.
 pub(crate) fn card_mac(number: usize) -> [u8; 6] {

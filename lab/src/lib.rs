@@ -60,6 +60,7 @@ mod flood;
 mod flow;
 mod freebsd;
 pub mod guest;
+mod handoff;
 mod headlines;
 mod hostile;
 mod inline;

@@ -201,7 +201,14 @@ fn optimistic() {
     whole(
         "optimistic",
         "optimistic",
-        &["to a mutex, speed, system call", "999 of 1000 calls are over within, mutex"],
+        &[
+            "to a mutex, speed, system call",
+            "999 of 1000 calls are over within, mutex",
+            "time blocked by the mutex, memory",
+            "round trip, write path optimistic, to both under a mutex: average",
+            "round trip, write and read path optimistic, to both under a mutex: lowest",
+            "round trip, both under a mutex: waits for the client's mutex",
+        ],
         &["threads"],
     );
 }
@@ -400,6 +407,11 @@ fn card() {
             "received: Towpath server: instructions per packet",
             "forwarded: kernel driver, AF_PACKET: register writes per packet",
             "forwarded: Towpath linked: interrupts per packet",
+            "onto a card, one processor, directly, under a mutex, to through a queue: instructions",
+            "onto a card, one processor, directly, optimistic section: locked instructions",
+            "onto a card, one processor, through a queue, two mutexes: lock operations",
+            "onto a card, two processors, directly, optimistic section: link down, enqueued",
+            "onto a card, two processors, directly, under a mutex: time blocked",
         ],
         &[],
     );

@@ -8,7 +8,7 @@ use anyhow::ensure;
 use super::sender::{DONE, END, START};
 
 /// The events that QEMU has to log (hw/net/trace-events, hw/pci/trace-events).
-pub(super) const EVENTS: [&str; 7] = [
+pub(crate) const EVENTS: [&str; 7] = [
     "e1000e_core_read",
     "e1000e_core_write",
     "e1000e_irq_msix_notify_vec",
@@ -20,14 +20,14 @@ pub(super) const EVENTS: [&str; 7] = [
 
 /// What a trial's cards counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Accesses {
-    pub(super) reads: u64,
-    pub(super) writes: u64,
-    pub(super) interrupts: u64,
+pub(crate) struct Accesses {
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+    pub(crate) interrupts: u64,
 }
 
 /// Returns the counts of each trial in the log.
-pub(super) fn trials(log: impl BufRead) -> anyhow::Result<Vec<Accesses>> {
+pub(crate) fn trials(log: impl BufRead) -> anyhow::Result<Vec<Accesses>> {
     let (mut trials, mut now, mut is_open) = (Vec::new(), Accesses::default(), false);
     for line in log.split(b'\n') {
         let line = line?;

@@ -18,17 +18,25 @@ mod trials;
 use crate::Settings;
 use crate::report::Outcome;
 
+pub(crate) use log::{Accesses, EVENTS, trials as logged};
 pub(crate) use trial::{Plan, Receiver};
+
+/// The marks in QEMU's log of a guest.
+pub(crate) mod marks {
+    pub(crate) use super::sender::{DONE, END, MARKS, START};
+}
 
 /// The least time between two interrupts, for all drivers, in microseconds: the least of QEMU's
 /// model.
 const RX_USECS: u32 = 128;
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
-    let mut outcome = Outcome { how: how(), ..Outcome::default() };
+    let mut outcome =
+        Outcome { how: format!("{}; {}", how(), crate::handoff::how()), ..Outcome::default() };
     let testpmd = outcome.needs(guest::testpmd());
     let left = guest::run(settings, testpmd)?;
     rows::add(&mut outcome, &left.trials);
+    crate::handoff::measure(settings, &mut outcome)?;
     outcome.missing.extend(left.missing);
     Ok(outcome)
 }

@@ -19,12 +19,12 @@ const BURST: usize = 2048;
 const PAUSE: Duration = Duration::from_millis(25);
 /// The file of the host bridge's configuration. QEMU reports each read, so that a byte without meaning
 /// marks a moment among the accesses of registers.
-const MARKS: &str = "/sys/bus/pci/devices/0000:00:00.0/config";
+pub(crate) const MARKS: &str = "/sys/bus/pci/devices/0000:00:00.0/config";
 /// The offsets of the bytes that mark the start and the end of a window, and the end of a trial, which
 /// has one or several windows. No other program reads single bytes there.
-pub(super) const START: u64 = 0xfd;
-pub(super) const END: u64 = 0xfb;
-pub(super) const DONE: u64 = 0xf9;
+pub(crate) const START: u64 = 0xfd;
+pub(crate) const END: u64 = 0xfb;
+pub(crate) const DONE: u64 = 0xf9;
 
 /// What the sender counted in a trial.
 #[derive(Clone, Copy, Debug, Default)]

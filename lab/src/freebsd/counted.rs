@@ -76,7 +76,7 @@ pub(super) fn measure(
         for round in 0..=rounds {
             let mut batches = [Steps::default(); 2];
             for (steps, count) in batches.iter_mut().zip(sizes) {
-                *steps = one(&watch, &mut child, count)?;
+                *steps = step_through(&watch, &mut child, count)?;
             }
             let [few, many] = batches;
             let packets = (sizes[1] - sizes[0]) as f64;
@@ -114,8 +114,12 @@ fn first_line(error: &towpath_testkit::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// Counts what is executed for a batch, until all threads sleep again.
-fn one(watch: &StepWatch, child: &mut Child, count: usize) -> anyhow::Result<Steps> {
+/// Counts what a process executes for a batch, until all of its threads sleep again.
+pub(crate) fn step_through(
+    watch: &StepWatch,
+    child: &mut Child,
+    count: usize,
+) -> anyhow::Result<Steps> {
     let busy = "the process that is stepped through does not go to sleep";
     let before = watch.settle(QUIET, PATIENCE).context(busy)?;
     child.say(&count.to_string())?;

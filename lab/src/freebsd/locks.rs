@@ -7,10 +7,12 @@
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use towpath_device::{
-    Completion, Device, DeviceQueue, Kick, Meta, Packet, Part, Space, SpaceId, Spaces,
+    Access, Completion, Device, DeviceQueue, Event, Kick, Meta, Packet, Part, Registration, Space,
+    SpaceId, Spaces, packet_memory,
 };
 use towpath_embedded::SendError;
 use towpath_memory::Region;
@@ -31,14 +33,26 @@ struct Queue {
     memory: Region,
     free: Vec<u32>,
     waiting: VecDeque<Queued>,
-    /// How often a thread locked the queue.
+    /// Packets that were inserted, and those that found no buffer.
+    inserted: u64,
+    refused: u64,
+    locks: Locks,
+}
+
+/// What a mutex counts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Locks {
+    /// How often a thread locked it, and how often it had to wait for that.
     locked: u64,
+    waited: u64,
+    /// How long threads waited, in nanoseconds.
+    waited_ns: u64,
 }
 
 struct Driver {
     queue: Box<dyn DeviceQueue>,
-    /// The control part lives as long as the queue.
-    _device: Box<dyn Device>,
+    /// The control part, which reports events.
+    device: Box<dyn Device>,
     spaces: Spaces,
     space: SpaceId,
     done: Vec<Completion>,
@@ -47,46 +61,84 @@ struct Driver {
     taken: u64,
     returned: u64,
     failed: bool,
-    /// How often a thread locked the driver, and how often it had to wait for that.
-    locked: u64,
-    waited: u64,
+    /// `false` while the device's link is down: packets wait in the queue.
+    is_link_up: bool,
+    /// Packets that were inserted while the link was down: calls that drained nothing for that.
+    link_down: u64,
+    locks: Locks,
 }
 
 /// A device that any thread may use, behind two mutexes.
-pub(super) struct TwoLocks {
+pub(crate) struct TwoLocks {
     queue: Mutex<Queue>,
     driver: Mutex<Driver>,
 }
 
 /// Counts of [`TwoLocks`] since its start.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Locked {
+pub(crate) struct Locked {
     /// Packets that the device took.
-    pub(super) taken: u64,
+    pub(crate) taken: u64,
+    /// Packets that were inserted, of these those that found the link down, and refused ones.
+    pub(crate) inserted: u64,
+    pub(crate) link_down: u64,
+    pub(crate) refused: u64,
     /// How often threads locked either mutex.
-    pub(super) locked: u64,
-    /// How often a thread waited for the driver's mutex.
-    pub(super) waited: u64,
+    pub(crate) locked: u64,
+    /// How often a thread waited for the driver's mutex, and for the queue's.
+    pub(crate) waited: u64,
+    pub(crate) waited_for_queue: u64,
+    /// How long threads waited for either mutex, in nanoseconds.
+    pub(crate) waited_ns: u64,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a mutex, and counts that with the value inside.
+fn lock<T>(mutex: &Mutex<T>, locks: impl FnOnce(&mut T) -> &mut Locks) -> MutexGuard<'_, T> {
+    if let Ok(mut inside) = mutex.try_lock() {
+        locks(&mut inside).locked += 1;
+        return inside;
+    }
+    let begun = Instant::now();
+    let mut inside = mutex.lock().unwrap_or_else(PoisonError::into_inner);
+    let locks = locks(&mut inside);
+    locks.locked += 1;
+    locks.waited += 1;
+    locks.waited_ns += begun.elapsed().as_nanos() as u64;
+    inside
+}
+
+fn lock_queue(mutex: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    lock(mutex, |queue| &mut queue.locks)
+}
+
+fn lock_driver(mutex: &Mutex<Driver>) -> MutexGuard<'_, Driver> {
+    lock(mutex, |driver| &mut driver.locks)
 }
 
 impl TwoLocks {
-    pub(super) fn new(mut device: Box<dyn Device>) -> anyhow::Result<TwoLocks> {
-        let memory = Region::private(BUFFERS as usize * BUFFER_BYTES)?;
+    pub(crate) fn new(mut device: Box<dyn Device>) -> anyhow::Result<TwoLocks> {
+        let dma = device.dma();
+        let (memory, _) = packet_memory(BUFFERS as usize * BUFFER_BYTES, dma.is_some())?;
+        let register = |dma| Registration::new(dma, memory.mapping(), Access::Read);
+        let registration = dma.as_ref().map(register).transpose().context("the device's memory")?;
         let mut spaces = Spaces::default();
-        let space = spaces.add(Space::new(memory.mapping().clone()));
+        let space = spaces.add(Space::new(memory.mapping().clone()).registered(registration));
         let queue = device.open_queue(0, &mut spaces)?;
         let all = BUFFERS as usize;
         let free = (0..BUFFERS).collect();
         let waiting = VecDeque::with_capacity(all);
         Ok(TwoLocks {
-            queue: Mutex::new(Queue { memory, free, waiting, locked: 0 }),
+            queue: Mutex::new(Queue {
+                memory,
+                free,
+                waiting,
+                inserted: 0,
+                refused: 0,
+                locks: Locks::default(),
+            }),
             driver: Mutex::new(Driver {
                 queue,
-                _device: device,
+                device,
                 spaces,
                 space,
                 done: Vec::with_capacity(all),
@@ -94,45 +146,58 @@ impl TwoLocks {
                 taken: 0,
                 returned: 0,
                 failed: false,
-                locked: 0,
-                waited: 0,
+                is_link_up: true,
+                link_down: 0,
+                locks: Locks::default(),
             }),
         })
     }
 
-    pub(super) fn send(&self, packet: &[u8]) -> Result<(), SendError> {
+    pub(crate) fn send(&self, packet: &[u8]) -> Result<(), SendError> {
         if packet.len() > BUFFER_BYTES {
             return Err(SendError::TooLong { len: packet.len(), most: BUFFER_BYTES });
         }
-        let inserted = lock(&self.queue).insert(packet);
+        let inserted = lock_queue(&self.queue).insert(packet);
         // A thread without a buffer drains too: the device's completions give buffers back.
         self.drain()?;
         if inserted { Ok(()) } else { Err(SendError::WouldBlock) }
     }
 
     /// Gives all packets to the device, as far as it has room.
-    pub(super) fn drain(&self) -> Result<(), SendError> {
-        let mut driver = match self.driver.try_lock() {
-            Ok(driver) => driver,
-            Err(_) => {
-                let mut driver = lock(&self.driver);
-                driver.waited += 1;
-                driver
-            }
-        };
-        driver.locked += 1;
+    pub(crate) fn drain(&self) -> Result<(), SendError> {
+        let mut driver = lock_driver(&self.driver);
         driver.drain(&self.queue);
         if driver.failed { Err(SendError::Failed) } else { Ok(()) }
     }
 
-    pub(super) fn counts(&self) -> Locked {
-        let (driver, queue) = (lock(&self.driver), lock(&self.queue));
-        let Driver { taken, waited, .. } = *driver;
-        Locked { taken, locked: driver.locked + queue.locked, waited }
+    /// Takes the device's events. Returns `true` if its link is up.
+    pub(crate) fn take_events(&self) -> bool {
+        let mut driver = lock_driver(&self.driver);
+        while let Some(event) = driver.device.take_event() {
+            if let Event::Link { up } = event {
+                driver.is_link_up = up;
+            }
+        }
+        driver.is_link_up
+    }
+
+    pub(crate) fn counts(&self) -> Locked {
+        let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        Locked {
+            taken: driver.taken,
+            inserted: queue.inserted,
+            link_down: driver.link_down.min(queue.inserted),
+            refused: queue.refused,
+            locked: driver.locks.locked + queue.locks.locked,
+            waited: driver.locks.waited,
+            waited_for_queue: queue.locks.waited,
+            waited_ns: driver.locks.waited_ns + queue.locks.waited_ns,
+        }
     }
 
     /// Checks that the device took all packets.
-    pub(super) fn settle(&self, sent: u64) -> anyhow::Result<Locked> {
+    pub(crate) fn settle(&self, sent: u64) -> anyhow::Result<Locked> {
         self.drain()?;
         let counts = self.counts();
         ensure!(counts.taken == sent, "{} of {sent} packets were sent", counts.taken);
@@ -143,8 +208,11 @@ impl TwoLocks {
 impl Queue {
     /// Copies a packet into a buffer, and inserts it. Returns whether there was a buffer.
     fn insert(&mut self, packet: &[u8]) -> bool {
-        self.locked += 1;
-        let Some(buffer) = self.free.pop() else { return false };
+        let Some(buffer) = self.free.pop() else {
+            self.refused += 1;
+            return false;
+        };
+        self.inserted += 1;
         let written = self.memory.copy_in(buffer as usize * BUFFER_BYTES, packet);
         debug_assert!(written, "a packet is not longer than its buffer");
         self.waiting.push_back((buffer, packet.len() as u32));
@@ -154,7 +222,6 @@ impl Queue {
     /// Frees the buffers of completed packets, and removes packets into `removed`, at most a batch.
     /// Returns whether it removed as many as it may.
     fn remove(&mut self, done: &mut Vec<Completion>, removed: &mut VecDeque<Queued>) -> bool {
-        self.locked += 1;
         self.free.extend(done.drain(..).map(|one| one.token as u32));
         let count = self.waiting.len().min(BATCH);
         removed.extend(self.waiting.drain(..count));
@@ -164,6 +231,10 @@ impl Queue {
 
 impl Driver {
     fn drain(&mut self, queue: &Mutex<Queue>) {
+        if !self.is_link_up {
+            self.link_down += 1;
+            return;
+        }
         let before = self.taken;
         loop {
             // The packets that the device refused come before those in the queue.
@@ -174,7 +245,7 @@ impl Driver {
             let more = if blocked && self.done.is_empty() {
                 false
             } else {
-                lock(queue).remove(&mut self.done, &mut self.removed)
+                lock_queue(queue).remove(&mut self.done, &mut self.removed)
             };
             if !self.submit() || !more {
                 break;
@@ -265,6 +336,22 @@ mod tests {
         }
         let counts = two.settle(100).unwrap();
         assert_eq!(counts.waited, 0, "one thread waits for no lock");
+    }
+
+    #[test]
+    fn packets_wait_for_the_link() {
+        let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
+        let cable = near.cable();
+        let mut far = DeviceFarEnd::new(Box::new(far));
+        let two = TwoLocks::new(Box::new(near)).unwrap();
+        cable.set_link(false);
+        assert!(!two.take_events());
+        (0..5).for_each(|number| two.send(&packet(number)).unwrap());
+        assert_eq!(two.counts().taken, 0);
+        cable.set_link(true);
+        assert!(two.take_events());
+        two.drain().unwrap();
+        (0..5).for_each(|number| assert_eq!(far.receive().unwrap().0, packet(number)));
     }
 
     #[test]

@@ -5,13 +5,12 @@
 //! ring; one mutex around the same driver, as Watson's patch has it; and a queue and a driver with
 //! a mutex each, as before his patch.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::loopback::{self, Timing};
-use towpath_embedded::{Config, Driver, Embedded, SendError};
+use towpath_embedded::{Config, Counts, Embedded, Protection, SendError};
 
 use super::kicks::KICKS_NS;
 use super::locks::TwoLocks;
@@ -101,9 +100,18 @@ struct PerPacket {
     /// Entries into the section, packets left for another thread.
     entered: f64,
     left: f64,
-    /// Locks of the two mutexes, and waits for the driver's.
+    one: Contention,
+    two: Contention,
+    /// Of the two mutexes, waits for the driver's.
+    waited_for_driver: f64,
+}
+
+/// The locks of a way per packet.
+struct Contention {
     locked: f64,
+    /// Locks for which a thread waited, and how long, in nanoseconds.
     waited: f64,
+    waited_ns: f64,
 }
 
 impl Case {
@@ -118,35 +126,47 @@ impl Case {
         let kick_time = Duration::from_nanos(self.kick_ns);
         let timing = Timing { kick_time, ..Timing::default() };
         let mut section = Way::new(timing, |device| Ok(Embedded::new(device, Config::default())?))?;
-        let mut one =
-            Way::new(timing, |device| Ok(Mutex::new(Driver::new(device, Config::default())?)))?;
+        let locked = Config { write: Protection::Mutex, ..Config::default() };
+        let mut one = Way::new(timing, |device| Ok(Embedded::new(device, locked)?))?;
         let mut two = Way::new(timing, |device| TwoLocks::new(device))?;
         let values = in_turn(
             self.pairs,
             &mut [
                 &mut || section.run(self, Embedded::send),
-                &mut || {
-                    one.run(self, |driver, packet| {
-                        driver.lock().unwrap_or_else(PoisonError::into_inner).send(packet)
-                    })
-                },
+                &mut || one.run(self, Embedded::send),
                 &mut || two.run(self, TwoLocks::send),
             ],
         )?;
-        ensure!(section.near.counts().is_some(), "a thread is still inside");
-        let counts = section.near.counts().unwrap_or_default();
+        let counts = settled(&section)?;
+        let of_one = settled(&one)?;
+        let of_two = two.near.settle(two.sent)?;
         let sent = section.sent;
-        ensure!(counts.taken == sent && counts.direct + counts.left == sent, "{counts:?}");
-        let locked = two.near.settle(two.sent)?;
         let per = |count: u64| count as f64 / sent as f64;
         let counted = PerPacket {
             entered: per(counts.entered),
             left: per(counts.left),
-            locked: per(locked.locked),
-            waited: per(locked.waited),
+            one: Contention {
+                locked: per(of_one.entered),
+                waited: per(of_one.contended),
+                waited_ns: per(of_one.blocked_ns),
+            },
+            two: Contention {
+                locked: per(of_two.locked),
+                waited: per(of_two.waited + of_two.waited_for_queue),
+                waited_ns: per(of_two.waited_ns),
+            },
+            waited_for_driver: per(of_two.waited),
         };
         Ok((values, counted))
     }
+}
+
+/// Returns the counts of a driver that took all packets.
+fn settled(way: &Way<Embedded>) -> anyhow::Result<Counts> {
+    let counts = way.near.counts().context("a thread is still inside")?;
+    let sent = way.sent;
+    ensure!(counts.taken == sent && counts.direct + counts.left == sent, "{counts:?}");
+    Ok(counts)
 }
 
 pub(super) fn measure(
@@ -199,10 +219,20 @@ fn rows(
     for (name, value) in [
         ("directly: times inside", counted.entered),
         ("directly: left for another thread", counted.left),
-        ("through a queue: locks", counted.locked),
-        ("through a queue: waits for the driver's mutex", counted.waited),
+        ("through a queue: locks", counted.two.locked),
+        ("through a queue: waits for the driver's mutex", counted.waited_for_driver),
+        ("through a queue: waits for either mutex", counted.two.waited),
+        ("directly, under a mutex: locks", counted.one.locked),
+        ("directly, under a mutex: waits for the mutex", counted.one.waited),
     ] {
         outcome.context.push(row(name, "a packet", &[value]));
+    }
+    // A thread that finds another one inside of the section waits for nothing.
+    for (name, value) in [
+        ("through a queue: time blocked", counted.two.waited_ns),
+        ("directly, under a mutex: time blocked", counted.one.waited_ns),
+    ] {
+        outcome.context.push(row(name, "ns a packet", &[value]));
     }
 }
 
@@ -223,10 +253,14 @@ mod tests {
             assert_eq!(values.len(), WAYS.len());
             // Three locks: to insert, of the driver, and to remove, where no packets are removed
             // together.
-            assert!(counted.locked >= 2.0, "{}", counted.locked);
+            assert!(counted.two.locked >= 2.0, "{}", counted.two.locked);
+            assert!((1.0..1.1).contains(&counted.one.locked), "{}", counted.one.locked);
+            for one in [&counted.one, &counted.two] {
+                assert_eq!(one.waited == 0.0, one.waited_ns == 0.0, "each wait takes time");
+            }
             if threads == 1 {
-                assert_eq!((counted.left, counted.waited), (0.0, 0.0));
-                assert!((3.0..3.01).contains(&counted.locked), "{}", counted.locked);
+                assert_eq!((counted.left, counted.one.waited, counted.two.waited), (0.0, 0.0, 0.0));
+                assert!((3.0..3.01).contains(&counted.two.locked), "{}", counted.two.locked);
                 assert!((1.0..1.01).contains(&counted.entered), "{}", counted.entered);
             }
         }

@@ -165,7 +165,7 @@ impl Machine {
 
 /// How a machine executes instructions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Processors {
+pub(crate) enum Processors {
     /// Two processors, each in a thread of its own.
     #[default]
     Two,
