@@ -3,7 +3,7 @@
 //! | part | is |
 //! |---|---|
 //! | [`E1000eDevice`] | the control part: link, filters, events |
-//! | `open` | how a card is opened, anew or after an earlier server |
+//! | `options`, `open` | how a card is opened, anew or after an earlier server |
 //! | `card`, `filters` | the device as a whole: reset, start and stop; which packets it receives |
 //! | `interrupts`, `rss` | how the card interrupts, and chooses a packet's queue |
 //! | `queue` | the data part: kicks, sleep, packets |
@@ -26,6 +26,7 @@ mod ledger;
 mod memory;
 mod names;
 mod open;
+mod options;
 mod own;
 mod packets;
 mod queue;
@@ -37,7 +38,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use super::address::PciAddress;
 use super::dma::PciDma;
 use super::error::PciError;
 use super::signals::take_signal;
@@ -51,100 +51,11 @@ use crate::{
 use card::{Card, OWN_QUEUE};
 use descriptor::MOST_PARTS;
 use going_on::{Files, GoingOn};
-use interrupts::Interrupts;
 use ledger::{Header, Ledger, Opened};
 use memory::{RING_ENTRIES, Shared};
-use open::{LINK_INTERRUPT, QUEUE_INTERRUPTS, REMOVAL, begin_anew};
+use open::{LINK_INTERRUPT, NUMBERS, OpenCard, QUEUE_INTERRUPTS, REMOVAL, begin_anew, open_after};
+pub use options::{MOST_DELAY_USECS, MOST_QUEUES, MOST_USECS, MTU, Moderation, Options};
 use queue::{E1000eQueue, Owner, Parts, Position, RX_BUFFER_BYTES};
-
-/// The vendor and device numbers of the 82574L.
-const NUMBERS: (u16, u16) = (0x8086, 0x10d3);
-
-/// The MTUs that the card takes, in bytes. Linux's driver takes frames of up to 9 234 bytes
-/// (`DEFAULT_JUMBO`).
-pub const MTU: std::ops::RangeInclusive<usize> = 68..=9_000;
-
-/// The largest [`Moderation::Vectors`], in microseconds: 16 bits in units of 256 ns.
-pub const MOST_USECS: u32 = interrupts::MOST_USECS;
-/// The largest delays of [`Moderation::One`], in microseconds: 16 bits in units of 1.024 us.
-pub const MOST_DELAY_USECS: u32 = interrupts::MOST_DELAY_USECS;
-
-/// The most queues of a card.
-pub const MOST_QUEUES: usize = 2;
-
-/// How a card interrupts, and how it moderates interrupts. Times are in microseconds; 0: none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moderation {
-    /// MSI-X: interrupts for received packets and for sent ones, with a least time between two, up to
-    /// [`MOST_USECS`]. QEMU's model waits at least 128 us.
-    Vectors {
-        /// The least time between two interrupts for received packets.
-        rx_usecs: u32,
-        /// The least time between two interrupts for sent packets.
-        tx_usecs: u32,
-    },
-    /// MSI: one interrupt for all, with delays up to [`MOST_DELAY_USECS`]. A delay begins anew with each
-    /// packet, and the longest one begins with the first.
-    One {
-        /// The delay after a received packet, and the longest one.
-        rx_usecs: [u32; 2],
-        /// The delay after a sent packet, and the longest one.
-        tx_usecs: [u32; 2],
-    },
-}
-
-impl Moderation {
-    /// Returns how registers express this.
-    fn interrupts(&self) -> Interrupts {
-        match *self {
-            Moderation::Vectors { rx_usecs, tx_usecs } => Interrupts::vectors(rx_usecs, tx_usecs),
-            Moderation::One { rx_usecs, tx_usecs } => Interrupts::one(rx_usecs, tx_usecs),
-        }
-    }
-}
-
-/// Options to open a card.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Options {
-    /// The card.
-    pub address: PciAddress,
-    /// The largest IP packet, in bytes, in [`MTU`].
-    pub mtu: usize,
-    /// How the card interrupts.
-    pub moderation: Moderation,
-    /// The number of queues, 1 or 2; with [`Moderation::One`] the card has one.
-    pub queues: usize,
-    /// `true` to prepare the second queue for a session that has it to itself; not with two queues or
-    /// [`Moderation::One`].
-    pub own_queue: bool,
-    /// `true` to have the card segment large packets of TCP. QEMU 7 sends IP
-    /// fragments instead.
-    pub segmentation: bool,
-}
-
-impl Options {
-    /// Returns the options of a card, with an MTU of 1 500 bytes, and without moderation of interrupts and
-    /// segmentation.
-    #[must_use]
-    pub fn new(address: PciAddress) -> Options {
-        let moderation = Moderation::Vectors { rx_usecs: 0, tx_usecs: 0 };
-        Options { address, mtu: 1500, moderation, queues: 1, own_queue: false, segmentation: false }
-    }
-
-    /// Returns the number of queues that the card can have with these options.
-    fn queues(&self) -> usize {
-        match self.moderation {
-            Moderation::Vectors { .. } => self.queues.clamp(1, MOST_QUEUES),
-            Moderation::One { .. } => 1,
-        }
-    }
-
-    /// Returns the number of queues that interrupt, with that of a session.
-    fn hardware_queues(&self) -> usize {
-        if own::limits(self).is_ok() { MOST_QUEUES } else { self.queues() }
-    }
-}
 
 /// Returns `true` if the driver knows the card with these vendor and device numbers.
 #[must_use]
@@ -201,7 +112,24 @@ impl E1000eDevice {
         options: &Options,
         earlier: &EarlierObjects,
     ) -> Result<E1000eDevice, PciError> {
-        open::open_after(options, earlier)
+        let OpenCard { vfio, card, dma, removal, events, going_on, opened, warnings } =
+            open_after(options, earlier)?;
+        Ok(E1000eDevice {
+            info: info(options, card.own_address()),
+            own_queue: own::limits(options),
+            vfio,
+            card: Arc::new(card),
+            dma: Arc::new(dma),
+            removal,
+            events,
+            // The reset has signalled: the first `take_event` reports a link that is down.
+            is_up: true,
+            keeper: None,
+            going_on: going_on.into_iter().map(Some).collect(),
+            opened,
+            packets: PacketMemory::default(),
+            warnings,
+        })
     }
 
     /// Returns what the operator should know.

@@ -12,14 +12,17 @@ use super::card::{Card, Wiring};
 use super::going_on::GoingOn;
 use super::interrupts::Interrupts;
 use super::ledger::Opened;
+use super::options::{MOST_QUEUES, Options};
 use super::rss::{KEY_WORDS, Steering};
-use super::{E1000eDevice, MOST_QUEUES, NUMBERS, Options, info, own};
+use crate::EarlierObjects;
 use crate::pci::dma::PciDma;
 use crate::pci::error::PciError;
 use crate::pci::registers::Registers;
 use crate::pci::signals::{any_of, new_eventfd};
 use crate::pci::vfio::Vfio;
-use crate::{EarlierObjects, PacketMemory};
+
+/// The vendor and device numbers of the 82574L.
+pub(super) const NUMBERS: (u16, u16) = (0x8086, 0x10d3);
 
 /// The bytes of the registers of BAR 0.
 const BAR_BYTES: usize = 0x20000;
@@ -81,11 +84,26 @@ impl Events {
     }
 }
 
-/// Opens a card, as [`E1000eDevice::open_after`] says.
+/// A card that is open, and what an earlier server left.
+pub(super) struct OpenCard {
+    pub(super) vfio: Arc<Vfio>,
+    pub(super) card: Card,
+    pub(super) dma: PciDma,
+    pub(super) removal: OwnedFd,
+    /// An epoll instance, which is readable once the link's interrupt or `removal` is signalled.
+    pub(super) events: OwnedFd,
+    /// The running queues of an earlier server.
+    pub(super) going_on: Vec<GoingOn>,
+    pub(super) opened: Opened,
+    /// What the operator should know.
+    pub(super) warnings: Vec<String>,
+}
+
+/// Opens a card, and resets it or goes on with it after an earlier server.
 pub(super) fn open_after(
     options: &Options,
     earlier: &EarlierObjects,
-) -> Result<E1000eDevice, PciError> {
+) -> Result<OpenCard, PciError> {
     let address = options.address;
     let copying = |cause| PciError::Refused { address, what: "copying a descriptor", cause };
     let vfio = match Vfio::of_earlier(address, earlier).map_err(copying)? {
@@ -119,22 +137,8 @@ pub(super) fn open_after(
         begin_anew(&vfio, &card, &dma)?;
         eventfds.set(&vfio, &card.interrupts)?;
     }
-    Ok(E1000eDevice {
-        info: info(options, card.own_address()),
-        own_queue: own::limits(options),
-        vfio,
-        card: Arc::new(card),
-        dma: Arc::new(dma),
-        removal: eventfds.removal,
-        events,
-        // The reset has signalled: the first `take_event` reports a link that is down.
-        is_up: true,
-        keeper: None,
-        going_on: going_on.into_iter().map(Some).collect(),
-        opened,
-        packets: PacketMemory::default(),
-        warnings,
-    })
+    let removal = eventfds.removal;
+    Ok(OpenCard { vfio, card, dma, removal, events, going_on, opened, warnings })
 }
 
 /// Returns the running queues of an earlier server; none if this one cannot go on with them, with a warning if an error
@@ -205,6 +209,7 @@ mod tests {
     use super::super::card::double_of;
     use super::super::ledger::{Header, Ledger};
     use super::*;
+    use crate::PacketMemory;
 
     #[test]
     fn rings_that_cannot_be_mapped_are_a_warning() {

@@ -13,8 +13,8 @@ use towpath_queue::descriptor::HEADROOM_BYTES;
 use super::card::{Card, OWN_QUEUE};
 use super::ledger::{Header, Ledger, Opened};
 use super::memory::Shared;
+use super::options::Options;
 use super::queue::{E1000eQueue, Owner, Parts, RX_BUFFER_BYTES};
-use super::{Moderation, Options};
 use crate::dma::{Access, Dma, Registration};
 use crate::pci::dma::{OfSessions, PciDma};
 use crate::{
@@ -25,18 +25,9 @@ use crate::{
 /// The longest distance between two receive buffers, in bytes.
 const MOST_BUFFER_BYTES: u32 = 1 << 16;
 
-/// Returns what the device can give a session to itself.
+/// Returns what a card that was opened with these options can give a session to itself.
 pub(super) fn limits(options: &Options) -> Result<OwnQueueLimits, OwnQueueError> {
-    let name = options.address.to_string();
-    if !options.own_queue {
-        return Err(OwnQueueError::NotPrepared { name });
-    }
-    if options.queues() > 1 {
-        return Err(OwnQueueError::Lanes { name });
-    }
-    if matches!(options.moderation, Moderation::One { .. }) {
-        return Err(OwnQueueError::OneInterrupt { name });
-    }
+    options.check_own_queue()?;
     let least = RX_BUFFER_BYTES as u32 + HEADROOM_BYTES;
     let queues = OWN_QUEUE..OWN_QUEUE + 1;
     Ok(OwnQueueLimits { queues, buffer_bytes: least..=MOST_BUFFER_BYTES, takes_all: true })
