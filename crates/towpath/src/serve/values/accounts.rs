@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::as_text;
+use super::as_text::as_text;
 
 /// A user, by name or number.
 #[derive(Clone, Debug, PartialEq, Eq)]

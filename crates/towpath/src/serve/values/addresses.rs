@@ -8,7 +8,7 @@ use std::str::FromStr;
 use towpath_netlink::Prefix;
 use towpath_server::Subnets;
 
-use super::as_text;
+use super::as_text::as_text;
 
 /// Addresses for applications: the first and the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]

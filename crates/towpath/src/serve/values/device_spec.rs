@@ -10,7 +10,7 @@ use towpath_device::pci::{PciAddress, PciAddressError};
 use towpath_device::tap::TapError;
 use towpath_device::xdp;
 
-use super::as_text;
+use super::as_text::as_text;
 
 /// The name of the interface, or the address of a PCI card.
 #[derive(Clone, Debug, PartialEq, Eq)]
