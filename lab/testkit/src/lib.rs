@@ -7,6 +7,8 @@
 //! The crate re-exports `towpath_sandbox`, since most tests need both.
 
 mod allocator;
+mod family;
+mod held_pages;
 mod idle;
 mod isolated;
 mod offloads;
@@ -23,6 +25,8 @@ mod times;
 mod xdp_socket;
 
 pub use allocator::{Allocations, CountingAllocator};
+pub use family::family;
+pub use held_pages::HeldPages;
 pub use idle::{IdleCounters, IdleMoment};
 pub use isolated::{ISOLATED_LIMIT, REQUIRE_ALL, isolated, required, skip, test_name};
 pub use offloads::set_tcp_segmentation;

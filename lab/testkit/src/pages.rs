@@ -43,8 +43,8 @@ pub struct Pages {
 
 /// A mapping, unmapped when dropped.
 #[derive(Debug)]
-struct Area {
-    first: NonNull<u8>,
+pub(crate) struct Area {
+    pub(crate) first: NonNull<u8>,
     bytes: usize,
 }
 
@@ -52,7 +52,7 @@ struct Area {
 unsafe impl Send for Area {}
 
 impl Area {
-    fn map(bytes: usize, flags: libc::c_int, fd: libc::c_int) -> io::Result<Area> {
+    pub(crate) fn map(bytes: usize, flags: libc::c_int, fd: libc::c_int) -> io::Result<Area> {
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping, wherever the kernel likes it.
         let first = unsafe { libc::mmap(null_mut(), bytes, rights, flags, fd, 0) };
@@ -64,8 +64,21 @@ impl Area {
     }
 
     fn protect(&self, bytes: usize, rights: libc::c_int) -> io::Result<()> {
-        // SAFETY: a part of a mapping that is ours, to which no reference exists.
-        match unsafe { libc::mprotect(self.first.as_ptr().cast(), bytes, rights) } {
+        self.protect_part(0, bytes, rights)
+    }
+
+    /// Changes the rights to a part, which starts with a page.
+    pub(crate) fn protect_part(
+        &self,
+        offset: usize,
+        bytes: usize,
+        rights: libc::c_int,
+    ) -> io::Result<()> {
+        if offset > self.bytes || bytes > self.bytes - offset {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: a part of a mapping that is ours, as just checked, to which no reference exists.
+        match unsafe { libc::mprotect(self.first.as_ptr().add(offset).cast(), bytes, rights) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
