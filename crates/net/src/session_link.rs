@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use towpath_client::{
     AttachError, Endpoint, Info, Lost, OpenError, Options, Refusal, Rule, SendError, Session,
+    Statistics,
 };
 use towpath_stack::{Config, Meta, Offload};
 
@@ -118,6 +119,12 @@ impl SessionLink {
     #[must_use]
     pub fn session_info(&self) -> &Info {
         self.session.info()
+    }
+
+    /// Returns the session's counts.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        self.session.statistics()
     }
 
     /// Returns a host's configuration with the addresses granted to the session.
