@@ -1,4 +1,4 @@
-# `towpath-lab card` starts this script in a small guest with six e1000e cards, which prepares one card for each
+# `towpath-lab card` starts this script in a small guest with ten e1000e cards, which prepares one card for each
 # way and one for the sender, and runs the trials of /guest/plan. The kernel keeps the first card.
 set -eu
 
@@ -14,10 +14,11 @@ mount -t hugetlbfs none /dev/hugepages
 chown towpath /run/towpath
 
 cards=
-for number in 1 2 3 4 5; do
+for number in 1 2 3 4 5 6 7 8 9; do
     cards="$cards $(basename "$(readlink /sys/class/net/eth$number/device)")"
 done
-[ "$cards" = ' 0000:00:02.0 0000:00:03.0 0000:00:04.0 0000:00:05.0 0000:00:06.0' ]
+# The addresses of the plan.
+[ "$cards" = "$(printf ' 0000:00:%02x.0' 2 3 4 5 6 7 8 9 10)" ]
 for card in $cards; do
     towpath device claim "$card" --user towpath
 done
@@ -34,6 +35,7 @@ serve() {
         towpath serve --device "pci:$1,rx-usecs=$usecs,tx-usecs=$usecs" --subnet 192.0.2.200/24 \
         --lease 192.0.2.64/28 --allow-user root --socket "/run/towpath/$2.sock" --wait "$2" >"/tmp/$2.log" 2>&1 &
     servers="$servers $!"
+    echo $! >"/run/towpath/$2.pid"
     until grep -q serving "/tmp/$2.log"; do
         [ -e /proc/$! ]
         sleep 0.1

@@ -160,6 +160,8 @@ pub(crate) enum Role {
     },
     /// Receives from a card in a guest, and counts.
     CardReceiver(crate::card::Receiver),
+    /// Drives a card in a guest for an application, in an older way.
+    CardDriver(crate::card::Order),
     /// Sends to all receivers of a guest in turn.
     CardTrials(crate::card::Plan),
     /// Sends through a card of a guest from several threads, in each way.
@@ -233,6 +235,7 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         Role::Count { way, train, packets, taps } => count(way, train, packets, taps),
         Role::IdleConnections { connections } => crate::scale::idle_connections(connections),
         Role::CardReceiver(receiver) => crate::card::receive(&receiver),
+        Role::CardDriver(order) => crate::card::drive(&order),
         Role::CardTrials(plan) => crate::card::run_trials(&plan),
         Role::HandoffTrials(plan) => crate::handoff::run_trials(&plan),
         Role::HandoffSteps { card, way } => crate::handoff::serve_steps(&card, way),

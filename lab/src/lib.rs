@@ -21,7 +21,7 @@
 //! | `tap` | reads and writes of a TAP by io_uring, beside one call each |
 //! | `sharing` | a host that shares its address: TCP, a web server, and the kernel beside them |
 //! | `xdp` | round trips over AF_XDP on veth: bare, embedded, server, and kernel sockets |
-//! | `card` | a network card: Towpath's driver beside the kernel's and DPDK's, in a virtual machine |
+//! | `card` | a network card: Towpath's driver beside the kernel's, DPDK's and older styles, in a virtual machine |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
 //! | `web` | HTTP over TAP: the example `web` beside the same source over the kernel's sockets |
 //! | `flood` | a web server on Towpath under a SYN flood |

@@ -8,6 +8,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::RX_USECS;
 use super::log::{self, Accesses, EVENTS};
+use super::styles::Style;
 use super::trial::{Amount, Load, Plan, Receiver, Shape, Testpmd, Trial, Way};
 use crate::Settings;
 use crate::child::{Child, OwnSocket, Role};
@@ -17,14 +18,20 @@ use crate::guest::{Counted, card_mac};
 const KERNEL: (&str, usize) = ("eth0", 0);
 const TESTPMD: (&str, usize) = ("0000:00:02.0", 1);
 const LINKED: &str = "0000:00:03.0";
-const SENDER: &str = "0000:00:06.0";
-const CARDS: u8 = 6;
+const OLDER: [(Style, &str); 4] = [
+    (Style::Message, "0000:00:06.0"),
+    (Style::Batched, "0000:00:07.0"),
+    (Style::Rings, "0000:00:08.0"),
+    (Style::Moves, "0000:00:09.0"),
+];
+const SENDER: &str = "0000:00:0a.0";
+const CARDS: u8 = 10;
 /// Where the guest finds the servers, and leaves the trials.
 const SOCKET: &str = "/run/towpath/block.sock";
 const SOCKET_AUTO: &str = "/run/towpath/auto.sock";
 const OUT: &str = "/out/trials";
 const MISSING: &str = "/out/missing";
-const MOST_ROUNDS: usize = 7;
+const MOST_ROUNDS: usize = 5;
 /// The script of the guest.
 const SCRIPT: &str = include_str!("../../guest/compare.sh");
 
@@ -115,17 +122,23 @@ fn plan(settings: Settings, has_testpmd: bool) -> Plan {
     Plan {
         sender: SENDER.into(),
         testpmd: has_testpmd.then_some(testpmd),
-        receivers: vec![
+        receivers: [
             (Way::Kernel, Receiver::Kernel { interface: interface.into(), mac: card_mac(number) }),
             (Way::Linked, Receiver::Linked { address: LINKED.into(), rx_usecs: RX_USECS }),
             (Way::Served, served(SOCKET)),
             (Way::ServedAuto, served(SOCKET_AUTO)),
-        ],
+        ]
+        .into_iter()
+        .chain(OLDER.map(|(style, address)| {
+            let address = address.to_owned();
+            (Way::Older(style), Receiver::Older { style, address, rx_usecs: RX_USECS })
+        }))
+        .collect(),
         shapes: shapes(settings),
         amount: if settings.quick {
             Amount { bursts: 3, paced: 250 }
         } else {
-            Amount { bursts: 8, paced: 1000 }
+            Amount { bursts: 8, paced: 500 }
         },
         // Counts of instructions hardly differ from round to round.
         rounds: settings.pairs().min(MOST_ROUNDS),
@@ -135,12 +148,14 @@ fn plan(settings: Settings, has_testpmd: bool) -> Plan {
 }
 
 fn shapes(settings: Settings) -> Vec<Shape> {
-    let sizes: &[usize] = if settings.quick { &[64] } else { &[64, 1500] };
-    let loads = [Load::Saturated, Load::PerSecond(10_000), Load::PerSecond(1_000)];
+    let (sizes, paces): (&[usize], &[u32]) =
+        if settings.quick { (&[64], &[10_000]) } else { (&[64, 1500], &[10_000, 1_000]) };
+    let paced = paces.iter().map(|rate| Load::PerSecond(*rate));
+    let loads: Vec<Load> = [Load::Saturated].into_iter().chain(paced).collect();
     let mut shapes = Vec::new();
     for is_back in [false, true] {
         for bytes in sizes {
-            shapes.extend(loads.map(|load| Shape { is_back, bytes: *bytes, load }));
+            shapes.extend(loads.iter().map(|load| Shape { is_back, bytes: *bytes, load: *load }));
         }
     }
     shapes

@@ -1,10 +1,13 @@
 //! A network card: Towpath's driver beside the kernel's and DPDK's.
 //!
+//! Beside these are older ways from a driver to an application, of another process (Hennrich).
+//!
 //! A small guest has an emulated e1000e card for each way from a card to a program, all on one hub,
 //! and one for the sender. QEMU executes one instruction of the guest per nanosecond of the guest's
 //! clock, so the guest's times are exact counts of instructions. QEMU's log counts accesses of the
 //! cards' registers and interrupts, alike for all drivers.
 
+mod count;
 mod guest;
 mod log;
 mod packet;
@@ -12,6 +15,7 @@ mod port;
 mod receivers;
 mod rows;
 mod sender;
+mod styles;
 mod trial;
 mod trials;
 
@@ -19,6 +23,7 @@ use crate::Settings;
 use crate::report::Outcome;
 
 pub(crate) use log::{Accesses, EVENTS, trials as logged};
+pub(crate) use styles::Order;
 pub(crate) use trial::{Plan, Receiver};
 
 /// The marks in QEMU's log of a guest.
@@ -46,6 +51,11 @@ pub(crate) fn receive(receiver: &Receiver) -> anyhow::Result<()> {
     receivers::receive(receiver)
 }
 
+/// Drives a card of the guest for an application, in an older way.
+pub(crate) fn drive(order: &Order) -> anyhow::Result<()> {
+    styles::drive(order)
+}
+
 /// Runs the trials in the guest.
 pub(crate) fn run_trials(plan: &Plan) -> anyhow::Result<()> {
     trials::run(plan)
@@ -53,7 +63,7 @@ pub(crate) fn run_trials(plan: &Plan) -> anyhow::Result<()> {
 
 fn how() -> String {
     format!(
-        "a virtual machine with one processor and six e1000e cards on one hub, emulated by QEMU, \
+        "a virtual machine with one processor and ten e1000e cards on one hub, emulated by QEMU, \
          which counts instructions; rx-usecs {RX_USECS} for all drivers; the sender runs before \
          all others, drives a card of its own by polling, and its instructions are subtracted; the \
          kernel's receiver, the linked program, the server's engine and its application sleep while \

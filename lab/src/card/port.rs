@@ -11,13 +11,14 @@ use towpath_device::{
     Access, Armed, Completion, Device, DeviceQueue, Filter, Kick, Meta, Packet, Part, Received,
     Registration, Space, SpaceId, Spaces, packet_memory,
 };
+use towpath_memory::Region;
 
 /// The bytes of a buffer.
 const BUFFER_BYTES: usize = 2048;
 /// Buffers to receive into: the card's ring, and as many that may be in flight.
-const BUFFERS: u32 = 1024;
+pub(super) const BUFFERS: u32 = 1024;
 /// Packets of one batch.
-const BATCH: usize = 64;
+pub(super) const BATCH: usize = 64;
 /// Buffers that the card gets together. Fewer would cost more writes of its registers.
 const REFILL: usize = 32;
 /// The bytes of a packet of which this program decides.
@@ -32,6 +33,8 @@ pub(super) struct Port {
     _device: Box<dyn Device>,
     spaces: Spaces,
     space: SpaceId,
+    /// From a buffer to the next one, in bytes.
+    stride: usize,
     mac: [u8; 6],
     /// Buffers that neither the card has nor a packet in flight.
     free: Vec<u32>,
@@ -48,14 +51,29 @@ pub(super) struct Port {
 impl Port {
     /// Opens a card that VFIO has. `rx_usecs`: the least time between two interrupts.
     pub(super) fn open(address: &str, rx_usecs: u32) -> anyhow::Result<Port> {
+        let (memory, _) = packet_memory(Port::bytes(BUFFER_BYTES), true)?;
+        Port::over(address, rx_usecs, memory, BUFFER_BYTES)
+    }
+
+    /// Returns the bytes of memory for buffers that are `stride` bytes apart.
+    pub(super) const fn bytes(stride: usize) -> usize {
+        (1 + BUFFERS as usize) * stride
+    }
+
+    /// Opens a card as [`Port::open`] does, over memory of [`Port::bytes`] for buffers.
+    pub(super) fn over(
+        address: &str,
+        rx_usecs: u32,
+        memory: Region,
+        stride: usize,
+    ) -> anyhow::Result<Port> {
+        ensure!(memory.len() >= Port::bytes(stride), "too little memory for buffers");
         let address: PciAddress = address.parse().context("a card's address")?;
         let mut options = Options::new(address);
         options.moderation = Moderation::Vectors { rx_usecs, tx_usecs: rx_usecs };
         let mut device = E1000eDevice::open(&options)?;
         let (mac, room) = (device.info().mac, device.info().limits.rx_ring);
-        let bytes = (1 + BUFFERS as usize) * BUFFER_BYTES;
         let dma = device.dma().context("a card without access to memory")?;
-        let (memory, _) = packet_memory(bytes, true)?;
         let registration = Registration::new(&dma, memory.mapping(), Access::ReadWrite)?;
         let mut spaces = Spaces::default();
         let space = spaces.add(Space::writable(memory).registered(Some(registration)));
@@ -66,9 +84,10 @@ impl Port {
             _device: Box::new(device),
             spaces,
             space,
+            stride,
             mac,
             room,
-            free: (1..=BUFFERS).map(|number| number * BUFFER_BYTES as u32).collect(),
+            free: (1..=BUFFERS).map(|number| number * stride as u32).collect(),
             received: Vec::with_capacity(BATCH),
             back: Vec::with_capacity(BATCH),
             completions: Vec::with_capacity(BATCH),
@@ -93,10 +112,8 @@ impl Port {
         &mut self,
         mut is_back: impl FnMut(&mut [u8; HEAD_BYTES]) -> bool,
     ) -> anyhow::Result<usize> {
-        self.received.clear();
         self.back.clear();
-        let count = self.queue.rx_poll(&mut self.spaces, &mut self.received, BATCH)?;
-        self.room += self.received.len();
+        let count = self.poll()?;
         for one in &self.received {
             let mut head = [0; HEAD_BYTES];
             self.spaces.copy_out(self.space, one.offset, &mut head)?;
@@ -107,31 +124,68 @@ impl Port {
                 self.free.push(one.buffer);
             }
         }
-        if !self.back.is_empty() {
-            self.send_back()?;
-        }
-        if self.room >= REFILL {
-            self.refill()?;
-        }
+        let back = std::mem::take(&mut self.back);
+        self.send_from(&back)?;
+        self.back = back;
+        self.refill_in_batches()?;
         Ok(count)
     }
 
-    fn send_back(&mut self) -> anyhow::Result<()> {
+    /// Takes a batch of received packets: each with its buffer, where it lies, and its length. The caller
+    /// gives each buffer back, by [`Port::give_back`] or [`Port::send_from`].
+    pub(super) fn take(&mut self, taken: &mut Vec<(u32, u32)>) -> anyhow::Result<usize> {
+        let count = self.poll()?;
+        taken.clear();
+        taken.extend(self.received.iter().map(|one| (one.buffer, one.len)));
+        Ok(count)
+    }
+
+    fn poll(&mut self) -> anyhow::Result<usize> {
+        self.received.clear();
+        let count = self.queue.rx_poll(&mut self.spaces, &mut self.received, BATCH)?;
+        self.room += self.received.len();
+        Ok(count)
+    }
+
+    /// Gives back the buffer of a received packet.
+    pub(super) fn give_back(&mut self, buffer: u32) {
+        self.free.push(buffer);
+    }
+
+    /// Copies a received packet.
+    pub(super) fn copy_out(&self, buffer: u32, to: &mut [u8]) -> anyhow::Result<()> {
+        Ok(self.spaces.copy_out(self.space, buffer, to)?)
+    }
+
+    /// Copies a packet into a free buffer, for [`Port::send_from`]. Returns `None` if no buffer is free.
+    pub(super) fn copy_in(&mut self, packet: &[u8]) -> anyhow::Result<Option<u32>> {
+        ensure!(packet.len() <= self.stride, "a packet longer than a buffer");
+        let Some(buffer) = self.free.pop() else { return Ok(None) };
+        self.spaces.copy_in(self.space, buffer, packet)?;
+        Ok(Some(buffer))
+    }
+
+    /// Sends at most [`BATCH`] packets from their buffers, with one kick, and gives the buffers back.
+    pub(super) fn send_from(&mut self, from: &[(u32, u32)]) -> anyhow::Result<()> {
+        if from.is_empty() {
+            return Ok(());
+        }
         let part = |(offset, len)| [Part { space: self.space, offset, len }];
         let parts: [[Part; 1]; BATCH] =
-            std::array::from_fn(|place| part(self.back.get(place).copied().unwrap_or_default()));
+            std::array::from_fn(|place| part(from.get(place).copied().unwrap_or_default()));
         let packet = |(place, (offset, _)): (usize, &(u32, u32))| Packet {
             parts: &parts[place],
             meta: Meta::FULL,
             token: u64::from(*offset),
         };
         let mut packets = [Packet { parts: &[], meta: Meta::FULL, token: TEMPLATE }; BATCH];
-        for (to, from) in packets.iter_mut().zip(self.back.iter().enumerate().map(packet)) {
+        for (to, from) in packets.iter_mut().zip(from.iter().enumerate().map(packet)) {
             *to = from;
         }
-        let taken = self.queue.tx_submit(&mut self.spaces, &packets[..self.back.len()])?;
+        let packets = packets.get(..from.len()).context("more packets than a batch")?;
+        let taken = self.queue.tx_submit(&mut self.spaces, packets)?;
         // The card has no room: as a switch does, this program drops the rest.
-        self.free.extend(self.back[taken..].iter().map(|(offset, _)| *offset));
+        self.free.extend(from[taken..].iter().map(|(offset, _)| *offset));
         self.kick_tx(taken)
     }
 
@@ -147,6 +201,11 @@ impl Port {
         Ok(())
     }
 
+    /// Gives the card its free buffers if that is worth a write of its register.
+    pub(super) fn refill_in_batches(&mut self) -> anyhow::Result<()> {
+        if self.room >= REFILL { self.refill() } else { Ok(()) }
+    }
+
     fn refill(&mut self) -> anyhow::Result<()> {
         let taken = self.queue.rx_fill(&self.spaces, self.space, &self.free);
         self.free.drain(..taken);
@@ -160,7 +219,7 @@ impl Port {
 
     /// Sets the packet that [`Port::send`] sends.
     pub(super) fn set_packet(&mut self, packet: &[u8]) -> anyhow::Result<()> {
-        ensure!(packet.len() <= BUFFER_BYTES, "a packet longer than a buffer");
+        ensure!(packet.len() <= self.stride, "a packet longer than a buffer");
         Ok(self.spaces.copy_in(self.space, 0, packet)?)
     }
 
@@ -179,11 +238,20 @@ impl Port {
 
     /// Sleeps until there may be work.
     pub(super) fn sleep(&mut self) -> anyhow::Result<()> {
+        self.sleep_beside(None)
+    }
+
+    /// Sleeps until there may be work, or until the other descriptor is readable.
+    pub(super) fn sleep_beside(&mut self, other: Option<BorrowedFd<'_>>) -> anyhow::Result<()> {
         if self.queue.arm(false)? == Armed::Work {
             return Ok(());
         }
         let fd: BorrowedFd<'_> = self.queue.sleep_fd().context("a card without interrupts")?;
-        poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], None)?;
+        let wait = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        match other {
+            None => poll(&mut [wait(fd)], None)?,
+            Some(other) => poll(&mut [wait(fd), wait(other)], None)?,
+        };
         Ok(())
     }
 }

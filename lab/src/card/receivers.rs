@@ -3,16 +3,17 @@
 
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, poll};
 use towpath_client::{Endpoint, Options, Rule, SendError, Session, WaitStrategy};
 use towpath_packet::Meta;
 use towpath_testkit::PacketRing;
 
+use super::count::Count;
 use super::packet::{ETHERTYPE, goes_back, swap};
 use super::port::Port;
+use super::styles::{self, Round};
 use super::trial::{Receiver, shown_mac};
 use crate::child::tell;
 
@@ -25,34 +26,11 @@ const SLOTS: u32 = 4096;
 /// IPv4 hosts, and the kernel's card would receive the packets, too.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 70);
 
-/// The number of received packets, which another thread reports.
-#[derive(Clone, Default)]
-struct Count(Arc<AtomicU64>);
-
-impl Count {
-    fn add(&self, packets: usize) {
-        // Only one thread adds.
-        let sum = self.0.load(Ordering::Relaxed) + packets as u64;
-        self.0.store(sum, Ordering::Relaxed);
-    }
-
-    /// Says that the program is ready, and answers each line until there is no more.
-    fn report(&self, mac: [u8; 6]) -> anyhow::Result<()> {
-        tell(&shown_mac(mac))?;
-        for line in std::io::stdin().lines() {
-            line?;
-            tell(&self.0.load(Ordering::Relaxed).to_string())?;
-        }
-        // The other thread sleeps in its card.
-        std::process::exit(0)
-    }
-}
-
 /// Receives until the parent is gone.
 pub(super) fn receive(receiver: &Receiver) -> anyhow::Result<()> {
     let count = Count::default();
     let counted = count.clone();
-    let (mac, run): (_, Box<dyn FnMut() -> anyhow::Result<()> + Send>) = match receiver {
+    let (mac, mut run): (_, Round) = match receiver {
         Receiver::Kernel { interface, mac } => {
             let ring = PacketRing::open(interface, ETHERTYPE)?;
             (*mac, Box::new(kernel(ring, counted)))
@@ -65,8 +43,11 @@ pub(super) fn receive(receiver: &Receiver) -> anyhow::Result<()> {
             let (session, endpoint) = attach(socket)?;
             (session.info().mac, Box::new(served(session, endpoint, counted)))
         }
+        Receiver::Older { style, address, rx_usecs } => {
+            styles::application(*style, address, *rx_usecs, counted)?
+        }
     };
-    let mut run = run;
+    tell(&shown_mac(mac))?;
     std::thread::spawn(move || {
         loop {
             if let Err(error) = run() {
@@ -75,7 +56,17 @@ pub(super) fn receive(receiver: &Receiver) -> anyhow::Result<()> {
             }
         }
     });
-    count.report(mac)
+    match receiver {
+        Receiver::Served { socket } => count.report(|| notifications(socket)),
+        _ => count.report(|| Ok(0)),
+    }
+}
+
+/// Returns the number of notifications that a server has sent.
+fn notifications(socket: &Path) -> anyhow::Result<u64> {
+    let report = towpath_client::report(socket)?;
+    let count = report.pointer("/device/counters/notifications").and_then(|count| count.as_u64());
+    count.context("a report without notifications")
 }
 
 /// Returns one round of a program on a packet socket: all packets, then a sleep.
@@ -84,7 +75,7 @@ fn kernel(mut ring: PacketRing, count: Count) -> impl FnMut() -> anyhow::Result<
         loop {
             let packets = ring.receive(BATCH, |packet| goes_back(packet) && swap(packet));
             ring.flush()?;
-            count.add(packets);
+            count.add_packets(packets);
             if packets == 0 {
                 break;
             }
@@ -99,7 +90,7 @@ fn linked(mut port: Port, count: Count) -> impl FnMut() -> anyhow::Result<()> + 
     move || {
         loop {
             let packets = port.receive(|head| goes_back(head) && swap(head))?;
-            count.add(packets);
+            count.add_packets(packets);
             if packets == 0 {
                 break;
             }
@@ -128,6 +119,7 @@ fn served(
     endpoint: Endpoint,
     count: Count,
 ) -> impl FnMut() -> anyhow::Result<()> + Send {
+    let mut notifications = 0;
     // The packets of a batch that go back, one after the other, and their lengths.
     let (mut bytes, mut lens) = (Vec::new(), Vec::with_capacity(BATCH));
     move || {
@@ -149,7 +141,9 @@ fn served(
             }
             bytes.clear();
             session.flush()?;
-            count.add(packets);
+            count.add_packets(packets);
+            let sum = session.statistics().notifications;
+            count.add_ipcs(sum - std::mem::replace(&mut notifications, sum));
             if packets == 0 {
                 return Ok(());
             }

@@ -7,10 +7,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use towpath_testkit::Participants;
 
 use super::packet::packet;
 use super::port::Port;
-use super::trial::{Amount, Load, Shape};
+use super::trial::{Load, Shape};
 
 /// Packets of a burst: fewer than the card's ring and QEMU's hub hold together, so that none is lost
 /// on the wire.
@@ -36,18 +37,21 @@ pub(super) struct Sent {
     /// The instructions for packets that came back.
     pub(super) own_instructions: u64,
     pub(super) writes: u64,
+    /// Wake-ups of the receiver's threads.
+    pub(super) wake_ups: u64,
 }
 
 /// The sender's card, and its marks in QEMU's log.
 pub(super) struct Sender {
     port: Port,
-    amount: Amount,
+    /// Packets at a fixed rate.
+    paced: u32,
     marks: File,
 }
 
 impl Sender {
-    pub(super) fn new(port: Port, amount: Amount) -> anyhow::Result<Sender> {
-        Ok(Sender { port, amount, marks: File::open(MARKS).context(MARKS)? })
+    pub(super) fn new(port: Port, paced: u32) -> anyhow::Result<Sender> {
+        Ok(Sender { port, paced, marks: File::open(MARKS).context(MARKS)? })
     }
 
     fn mark(&self, offset: u64) -> anyhow::Result<()> {
@@ -57,19 +61,22 @@ impl Sender {
     }
 
     /// Sends the packets of a trial to an address, in one window or in one for each burst. Calls `between`
-    /// after each window.
+    /// after each window. `receiver`: the processes whose wake-ups count.
     pub(super) fn send(
         &mut self,
         shape: Shape,
         to: [u8; 6],
+        bursts: usize,
+        receiver: &Participants,
         mut between: impl FnMut() -> anyhow::Result<()>,
     ) -> anyhow::Result<Sent> {
         self.take_back()?;
         let packet = packet(self.port.mac(), to, shape.is_back, shape.bytes);
         self.port.set_packet(&packet)?;
         let mut sent = Sent::default();
-        let windows = if shape.load == Load::Saturated { self.amount.bursts } else { 1 };
+        let windows = if shape.load == Load::Saturated { bursts } else { 1 };
         for _ in 0..windows {
+            let before = receiver.moment()?;
             let (writes, idle) = (self.port.writes(), idle_time()?);
             self.mark(START)?;
             let start = Instant::now();
@@ -82,6 +89,7 @@ impl Sender {
             let idle = idle_time()?.saturating_sub(idle);
             sent.instructions += took.saturating_sub(idle).as_nanos() as u64;
             sent.writes += self.port.writes() - writes;
+            sent.wake_ups += before.until(&receiver.moment()?).sleeps;
             between()?;
         }
         self.mark(DONE)?;
@@ -98,7 +106,7 @@ impl Sender {
     fn send_evenly(&mut self, bytes: usize, rate: u32, sent: &mut Sent) -> anyhow::Result<()> {
         let gap = Duration::from_secs(1) / rate;
         let start = Instant::now();
-        for number in 0..self.amount.paced {
+        for number in 0..self.paced {
             sleep((gap * number).saturating_sub(start.elapsed()));
             self.port.send(1, bytes)?;
             sent.packets += 1;

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::styles::Style;
+
 /// A way from the card to a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Way {
@@ -19,6 +21,8 @@ pub(super) enum Way {
     Served,
     /// A driver server whose engine chooses its wait strategy, and an application.
     ServedAuto,
+    /// Another driver's process and an application, in an older way.
+    Older(Style),
 }
 
 impl Way {
@@ -31,7 +35,18 @@ impl Way {
             Way::Linked => "Towpath linked",
             Way::Served => "Towpath server",
             Way::ServedAuto => "Towpath server, wait=auto",
+            Way::Older(style) => style.name(),
         }
+    }
+
+    /// `true` if the programs count their messages and notifications.
+    pub(super) fn counts_ipcs(self) -> bool {
+        matches!(self, Way::Served | Way::ServedAuto | Way::Older(_))
+    }
+
+    /// `true` if packets that wait cost as much as others: one burst is enough.
+    pub(super) fn is_unbatched(self) -> bool {
+        matches!(self, Way::Older(style) if style.answers_each())
     }
 }
 
@@ -54,6 +69,13 @@ pub(crate) enum Receiver {
     Served {
         /// The server's socket.
         socket: PathBuf,
+    },
+    /// Of a driver's process, in an older way.
+    Older {
+        style: Style,
+        /// The card.
+        address: String,
+        rx_usecs: u32,
     },
 }
 
@@ -98,6 +120,10 @@ pub(super) struct Trial {
     pub(super) own_instructions: u64,
     /// Writes of the sender's registers.
     pub(super) own_writes: u64,
+    /// Messages and notifications between the programs, of those that count them.
+    pub(super) ipcs: Option<u64>,
+    /// Times that a thread of the receiver's processes slept and was woken.
+    pub(super) wake_ups: u64,
     /// testpmd's own count of its instructions while it had packets.
     pub(super) busy_instructions: Option<u64>,
 }

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use rustix::process::Signal;
-use towpath_testkit::run_before_others;
+use towpath_testkit::{Participants, family, run_before_others};
 
 use super::port::Port;
 use super::sender::Sender;
-use super::trial::{Load, Plan, Shape, Testpmd, Trial, Way, parsed_mac};
+use super::trial::{Load, Plan, Receiver, Shape, Testpmd, Trial, Way, parsed_mac};
 use crate::child::{Child, ROLE_FLAG, Role};
 
 /// An address that no card has.
@@ -26,12 +26,15 @@ const MOST_LINES: usize = 200;
 struct Running {
     child: Child,
     mac: [u8; 6],
+    /// All processes of this way.
+    participants: Participants,
 }
 
-/// The counts of testpmd since it was started or changed its mode.
+/// The counts of a receiver since it was started; of testpmd, since it changed its mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Forwarded {
     packets: u64,
+    ipcs: u64,
     instructions: u64,
 }
 
@@ -50,7 +53,7 @@ pub(super) fn run(plan: &Plan) -> anyhow::Result<()> {
             Err(error) => std::fs::write(&plan.missing, format!("DPDK testpmd: {error:#}"))?,
         }
     }
-    let mut sender = Sender::new(Port::open(&plan.sender, 0)?, plan.amount)?;
+    let mut sender = Sender::new(Port::open(&plan.sender, 0)?, plan.amount.paced)?;
     run_before_others()?;
     let mut out = std::fs::File::create(&plan.out)?;
     let mut is_back = None;
@@ -63,7 +66,8 @@ pub(super) fn run(plan: &Plan) -> anyhow::Result<()> {
         // The first round warms caches and rings; the host leaves it out.
         for round in 0..=plan.rounds {
             for way in ways(&running, shape.load, round) {
-                let trial = one(&mut sender, &mut running, way, (*shape, round))?;
+                let bursts = if way.is_unbatched() { 1 } else { plan.amount.bursts };
+                let trial = one(&mut sender, &mut running, way, (*shape, round, bursts))?;
                 writeln!(out, "{}", serde_json::to_string(&trial)?)?;
             }
         }
@@ -87,12 +91,14 @@ fn one(
     sender: &mut Sender,
     running: &mut BTreeMap<Way, Running>,
     way: Way,
-    (shape, round): (Shape, usize),
+    (shape, round, bursts): (Shape, usize, usize),
 ) -> anyhow::Result<Trial> {
     let mut receiver = running.get_mut(&way);
     let to = receiver.as_ref().map_or(UNUSED_MAC, |one| one.mac);
+    let participants = receiver.as_ref().map(|one| one.participants.clone());
+    let participants = participants.unwrap_or_else(|| Participants::new(&[]));
     let mut counts = vec![count(way, &mut receiver)?];
-    let sent = sender.send(shape, to, || {
+    let sent = sender.send(shape, to, bursts, &participants, || {
         counts.push(count(way, &mut receiver)?);
         Ok(())
     })?;
@@ -102,8 +108,8 @@ fn one(
         testpmd.child.signal(Signal::STOP)?;
     }
     sleep(SETTLE);
-    let counted = counts[counts.len() - 1].packets - counts[0].packets;
-    let received = if shape.is_back { sent.came_back } else { counted };
+    let (first, last) = (counts[0], counts[counts.len() - 1]);
+    let received = if shape.is_back { sent.came_back } else { last.packets - first.packets };
     // A packet that came back twice would have reached two receivers.
     ensure!(received <= sent.packets, "{received} of {} packets: {way:?}", sent.packets);
     Ok(Trial {
@@ -115,6 +121,8 @@ fn one(
         instructions: sent.instructions,
         own_instructions: sent.own_instructions,
         own_writes: sent.writes,
+        ipcs: way.counts_ipcs().then(|| last.ipcs - first.ipcs),
+        wake_ups: sent.wake_ups,
         busy_instructions: (way == Way::Testpmd).then(|| busy(&counts)),
     })
 }
@@ -135,17 +143,24 @@ fn count(way: Way, receiver: &mut Option<&mut Running>) -> anyhow::Result<Forwar
         return ask_testpmd(&mut receiver.child);
     }
     receiver.child.say("count")?;
-    let packets = receiver.child.hear()?.parse()?;
-    Ok(Forwarded { packets, instructions: 0 })
+    let heard = receiver.child.hear()?;
+    let numbers = heard.split_once(' ').context("a count without the number of IPCs")?;
+    let (packets, ipcs) = (numbers.0.parse()?, numbers.1.parse()?);
+    Ok(Forwarded { packets, ipcs, instructions: 0 })
 }
 
-fn start(receiver: &super::trial::Receiver) -> anyhow::Result<Running> {
+fn start(receiver: &Receiver) -> anyhow::Result<Running> {
     let mut command = Command::new(std::env::current_exe()?);
     let role = Role::CardReceiver(receiver.clone());
     command.arg(ROLE_FLAG).arg(serde_json::to_string(&role)?);
     let (child, said) = Child::start_heard(command)?;
     let mac = parsed_mac(&said).with_context(|| format!("no address: {said}"))?;
-    Ok(Running { child, mac })
+    let mut processes = family(child.pid())?;
+    if let Receiver::Served { socket } = receiver {
+        let server = std::fs::read_to_string(socket.with_extension("pid"))?;
+        processes.extend(family(server.trim().parse().context("the server's number")?)?);
+    }
+    Ok(Running { child, mac, participants: Participants::new(&processes) })
 }
 
 /// Starts testpmd with the arguments that its documentation proposes for one core, and stops it.
@@ -165,7 +180,8 @@ fn start_testpmd(testpmd: &Testpmd) -> anyhow::Result<Running> {
     child.say("start")?;
     ask_testpmd(&mut child)?;
     child.signal(Signal::STOP)?;
-    Ok(Running { child, mac: testpmd.mac })
+    let participants = Participants::new(&family(child.pid())?);
+    Ok(Running { child, mac: testpmd.mac, participants })
 }
 
 /// Has testpmd send packets back, or only receive them.
@@ -203,6 +219,7 @@ fn parse(lines: &[String]) -> Forwarded {
     };
     Forwarded {
         packets: after("RX-packets:").unwrap_or(0),
+        ipcs: 0,
         instructions: after("total cycles=").unwrap_or(0),
     }
 }
@@ -213,7 +230,7 @@ mod tests {
 
     #[test]
     fn the_least_window_of_testpmd_counts() {
-        let count = |instructions| Forwarded { packets: 0, instructions };
+        let count = |instructions| Forwarded { instructions, ..Forwarded::default() };
         assert_eq!(busy(&[count(5), count(105), count(405), count(515)]), 300);
         assert_eq!(busy(&[count(5)]), 0);
     }
@@ -223,7 +240,7 @@ mod tests {
         let said = "  RX-packets: 10240          RX-dropped: 0             RX-total: 10240\n\
             CPU cycles/packet=52.41 (total cycles=536678 / total macswap packets=10240) at 1000 MHz Clock";
         let lines: Vec<String> = said.lines().map(str::to_owned).collect();
-        assert_eq!(parse(&lines), Forwarded { packets: 10240, instructions: 536_678 });
+        assert_eq!(parse(&lines), Forwarded { packets: 10240, ipcs: 0, instructions: 536_678 });
         assert_eq!(parse(&[]), Forwarded::default());
     }
 }
