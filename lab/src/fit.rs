@@ -1,10 +1,15 @@
 //! Least squares: the cost of each of several things, from sums in which they occur together.
 
+use crate::statistics::student;
+
 /// The result of a fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
     /// The cost of one of each thing.
     pub costs: Vec<f64>,
+    /// Half the width of the 95 % confidence interval of each cost; not a number with as many rows
+    /// as things.
+    pub margins: Vec<f64>,
     /// The part of the variation that the fit explains, 1 at best (R², about the mean).
     pub explained: f64,
 }
@@ -40,6 +45,7 @@ pub fn least_squares(counts: &[Vec<f64>], sums: &[f64]) -> Option<Fit> {
             equations[one][things] += row[one] / sizes[one] * sum;
         }
     }
+    let matrix: Vec<Vec<f64>> = equations.iter().map(|row| row[..things].to_vec()).collect();
     let scaled = solve(equations)?;
     let costs: Vec<f64> = scaled.iter().zip(&sizes).map(|(cost, size)| cost / size).collect();
     let mean = sums.iter().sum::<f64>() / sums.len() as f64;
@@ -53,7 +59,17 @@ pub fn least_squares(counts: &[Vec<f64>], sums: &[f64]) -> Option<Fit> {
         })
         .sum();
     let explained = if total > 0.0 { 1.0 - left / total } else { f64::NAN };
-    Some(Fit { costs, explained })
+    let free = counts.len() - things;
+    let variance = left / free as f64;
+    let margin = |thing: usize| {
+        // The variance of a cost is that of the differences, times an element of (AᵀA)⁻¹.
+        let unit = |row: usize| f64::from(u8::from(row == thing));
+        let column = |(row, left): (usize, &Vec<f64>)| [&left[..], &[unit(row)]].concat();
+        let inverse = solve(matrix.iter().enumerate().map(column).collect())?;
+        Some(student(free) * (variance * inverse[thing].max(0.0)).sqrt() / sizes[thing])
+    };
+    let margins = (0..things).map(margin).collect::<Option<_>>()?;
+    Some(Fit { costs, margins, explained })
 }
 
 /// Eliminates with the largest pivot. Returns `None` if there is no single solution.
@@ -129,6 +145,26 @@ mod tests {
         let us: Vec<_> = fit.costs.iter().map(|cost| (cost * 1e6) as u32).collect();
         assert_eq!(us, [14, 34, 44], "microseconds of a packet, an IPC and an IRQ");
         assert!(fit.explained > 0.97, "{}", fit.explained);
+        // Four rows for three costs leave one degree of freedom: the paper's costs are uncertain.
+        let us: Vec<_> = fit.margins.iter().map(|margin| (margin * 1e6).round() as u32).collect();
+        assert_eq!(us, [22, 25, 42], "microseconds around each");
+    }
+
+    #[test]
+    fn margins_are_those_of_the_textbook() {
+        // A line through five points: the sum of squares of x about its mean is 10, and three
+        // degrees of freedom are left.
+        let y = [2.0, 4.1, 5.9, 8.2, 9.8];
+        let counts: Vec<Vec<f64>> = (1..=5).map(|x| vec![1.0, f64::from(x)]).collect();
+        let fit = least_squares(&counts, &y).unwrap();
+        let left: f64 = (1..=5)
+            .zip(y)
+            .map(|(x, y)| (y - fit.costs[0] - fit.costs[1] * f64::from(x)).powi(2))
+            .sum();
+        assert!(near(fit.margins[1], 3.182 * (left / 3.0 / 10.0).sqrt()), "{fit:?}");
+        assert!(near(fit.margins[0], 3.182 * (left / 3.0 * (0.2 + 9.0 / 10.0)).sqrt()));
+        let exact = least_squares(&counts[..2], &y[..2]).unwrap();
+        assert!(exact.margins.iter().all(|margin| margin.is_nan()), "{exact:?}");
     }
 
     #[test]

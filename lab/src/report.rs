@@ -49,6 +49,20 @@ impl Row {
         }
     }
 
+    /// Returns a row of a value, with its confidence interval in place of the lowest and the highest
+    /// single value.
+    #[must_use]
+    pub fn within(
+        name: &str,
+        parameters: &[(&str, f64)],
+        unit: &str,
+        (value, margin): (f64, f64),
+        samples: usize,
+    ) -> Row {
+        let row = Row::new(name, parameters, unit, &[value]);
+        Row { spread: [value - margin, value + margin], samples, ..row }
+    }
+
     /// Adds a lower limit.
     #[must_use]
     pub fn at_least(self, limit: f64) -> Row {

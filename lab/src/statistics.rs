@@ -30,6 +30,34 @@ impl Summary {
     }
 }
 
+/// The 97.5 % quantiles of Student's t, for 1 to 30 degrees of freedom.
+const STUDENT: [f64; 30] = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+];
+
+/// Returns the 97.5 % quantile of Student's t: times a standard error, half the width of a 95 %
+/// confidence interval. Not a number without a degree of freedom.
+#[must_use]
+pub fn student(degrees: usize) -> f64 {
+    match degrees.checked_sub(1) {
+        None => f64::NAN,
+        // From here on less than 2.5 % above the normal distribution's 1.96.
+        Some(place) => STUDENT.get(place).copied().unwrap_or(2.0),
+    }
+}
+
+/// Returns the mean of some values, and half the width of its 95 % confidence interval.
+#[must_use]
+pub fn mean(values: &[f64]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    let free = values.len().saturating_sub(1);
+    (mean, student(free) * (squares / free as f64 / count).sqrt())
+}
+
 /// One measurement: a value, or the reason for its absence.
 pub type Measured<'a> = &'a mut dyn FnMut() -> anyhow::Result<f64>;
 
@@ -100,6 +128,16 @@ mod tests {
         assert_eq!((one.lowest, one.median, one.highest), (1.0, 2.0, 3.0));
         assert_eq!(Summary::of(&[4.0, 1.0]).median, 2.5);
         assert!(Summary::of(&[]).median.is_nan());
+    }
+
+    #[test]
+    fn the_mean_has_a_confidence_interval() {
+        // The standard deviation is 2, of five values.
+        let (mean, margin) = super::mean(&[8.0, 8.0, 10.0, 12.0, 12.0]);
+        assert_eq!(mean, 10.0);
+        assert!((margin - 2.776 * 2.0 / 5.0_f64.sqrt()).abs() < 1e-9, "{margin}");
+        assert!(super::mean(&[1.0]).1.is_nan() && student(0).is_nan());
+        assert_eq!((student(1), student(30), student(1000)), (12.706, 2.042, 2.0));
     }
 
     #[test]
