@@ -100,9 +100,14 @@ fn karlsruhe() {
             "on to off: one notification for 16 packets",
             "on to off: wait=spin-then-block, not block",
             "on to off: a notification after 16 packets or 1 ms",
+            "a switch costs, IRQ to send",
+            "TCP receiving, busy, timers to one IPC per packet",
+            "TCP sending, IPCs, all savings to one IPC per packet",
+            "TCP sending, Linux: packets",
+            "TCP both ways: an IPC costs, by least squares",
             "TCP receiving, idle time, Towpath to Linux",
         ],
-        &["idle-switches"],
+        &["idle-switches", "tcp-idle-switches"],
     );
 }
 

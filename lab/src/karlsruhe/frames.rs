@@ -265,7 +265,11 @@ impl<'a> Bench<'a> {
 }
 
 /// Returns the increase of a counter.
-fn since(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>, name: &str) -> u64 {
+pub(super) fn since(
+    before: &BTreeMap<String, u64>,
+    after: &BTreeMap<String, u64>,
+    name: &str,
+) -> u64 {
     let value = |all: &BTreeMap<String, u64>| all.get(name).copied().unwrap_or_default();
     value(after).saturating_sub(value(before))
 }

@@ -1,7 +1,9 @@
 //! Hennrich, "User Level Device Driver am Beispiel von TCP": frames, wake-ups, polls of the device
 //! and busy time in five seconds, sending and receiving, with and without each saving; the cost of
 //! a frame, a wake-up and a poll, by least squares; the idle time against the number of switches;
-//! and, beside Linux, the idle time at the same TCP throughput both ways.
+//! the cost of each kind of switch by itself; the same table under TCP, with one notification per
+//! packet, each saving alone, all, and Linux; and, beside Linux, the idle time at the same TCP
+//! throughput both ways.
 //!
 //! Wake-ups stand for the paper's IPCs: both make a sleeping thread run. Polls of the device that
 //! found nothing stand for its interrupts: calls of the driver beyond those that moved a frame.
@@ -9,6 +11,9 @@
 mod counted;
 mod frames;
 mod left;
+mod setups;
+mod switches;
+mod table;
 mod tcp;
 
 use std::time::Duration;
@@ -71,6 +76,8 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         bench.left = Some(left::Left::start(cores, settings)?);
         left::measure(settings, &mut bench, window, &mut outcome)?;
     }
+    switches::measure(settings, cores, &mut outcome)?;
+    table::measure(settings, window, &mut outcome)?;
     tcp::measure(settings, cores, window, &mut outcome)?;
     Ok(outcome)
 }

@@ -40,8 +40,6 @@ pub(super) fn measure(
     let process = Process::start(&Serving::tap(TAP), None)?;
     process.set(Setting::Wait, Setting::Wait.spec().default)?;
     let network = Network::attach(process.socket())?;
-    let ours = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4);
-    let ours = ours.context("the host got no IPv4 address")?;
     let with_server = Participants::new(&[std::process::id(), process.pid()]);
     let alone = Participants::new(&[std::process::id()]);
     outcome.how += &format!(
@@ -59,24 +57,9 @@ pub(super) fn measure(
         }
         for &(mbit_s, least) in rates {
             let pace = Pace { mbit_s, window };
-            let kernel = || {
-                let (near, far) = wire.tcp()?;
-                run(&alone, pace, Ends::of(near, far)?)
-            };
-            let sending = || {
-                let listener = std::net::TcpListener::bind((HOST, 0))?;
-                let at = listener.local_addr()?;
-                let near = towpath_net::TcpStream::connect(&network, at)?;
-                run(&with_server, pace, Ends::of(near, listener.accept()?.0)?)
-            };
-            let receiving = || {
-                let listener = towpath_net::TcpListener::bind(&network, SocketAddr::new(ours, 0))?;
-                let at = listener.local_addr()?;
-                let near = thread::spawn(move || std::net::TcpStream::connect(at));
-                let far = listener.accept()?.0;
-                let near = near.join().map_err(|_| anyhow::anyhow!("connecting failed"))??;
-                run(&with_server, pace, Ends::of(near, far)?)
-            };
+            let kernel = || run(&alone, pace, Ends::of_kernel(&wire)?);
+            let sending = || run(&with_server, pace, Ends::sending(&network)?);
+            let receiving = || run(&with_server, pace, Ends::receiving(&network)?);
             way.compare(settings, (mbit_s, "sending", least), sending, kernel, outcome)?;
             way.compare(settings, (mbit_s, "receiving", least), receiving, kernel, outcome)?;
         }
@@ -152,13 +135,13 @@ impl By {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Pace {
-    mbit_s: u32,
-    window: Duration,
+pub(super) struct Pace {
+    pub(super) mbit_s: u32,
+    pub(super) window: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Sample {
+pub(super) struct Sample {
     usage: Usage,
     bytes: u64,
     took: Duration,
@@ -167,23 +150,24 @@ struct Sample {
 }
 
 impl Sample {
-    fn scale(&self) -> f64 {
+    /// Returns the number by which counts become those of the paper's window.
+    pub(super) fn scale(&self) -> f64 {
         WINDOW_S / self.took.as_secs_f64()
     }
 
-    fn busy_s(&self) -> f64 {
+    pub(super) fn busy_s(&self) -> f64 {
         self.usage.cpu.as_secs_f64() * self.scale()
     }
 
-    fn idle(&self) -> f64 {
+    pub(super) fn idle(&self) -> f64 {
         1.0 - self.busy_s() / (2.0 * WINDOW_S)
     }
 
-    fn switches(&self) -> f64 {
+    pub(super) fn switches(&self) -> f64 {
         self.usage.switches() as f64 * self.scale()
     }
 
-    fn mbit_s(&self) -> f64 {
+    pub(super) fn mbit_s(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.took.as_secs_f64() / 1e6
     }
 }
@@ -208,12 +192,37 @@ impl Patient for towpath_net::TcpStream {
 }
 
 /// Both ends of a connection.
-struct Ends<'a> {
+pub(super) struct Ends<'a> {
     near: Box<dyn Write + Send + 'a>,
     far: Box<dyn Read + Send + 'a>,
 }
 
 impl<'a> Ends<'a> {
+    /// Connects an application to the kernel.
+    pub(super) fn sending(network: &'a Network) -> anyhow::Result<Ends<'a>> {
+        let listener = std::net::TcpListener::bind((HOST, 0))?;
+        let near = towpath_net::TcpStream::connect(network, listener.local_addr()?)?;
+        Ends::of(near, listener.accept()?.0)
+    }
+
+    /// Connects the kernel to an application.
+    pub(super) fn receiving(network: &'a Network) -> anyhow::Result<Ends<'a>> {
+        let ours = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4);
+        let ours = ours.context("the host got no IPv4 address")?;
+        let listener = towpath_net::TcpListener::bind(network, SocketAddr::new(ours, 0))?;
+        let at = listener.local_addr()?;
+        let near = thread::spawn(move || std::net::TcpStream::connect(at));
+        let far = listener.accept()?.0;
+        let near = near.join().map_err(|_| anyhow::anyhow!("connecting failed"))??;
+        Ends::of(near, far)
+    }
+
+    /// Connects two stacks of the kernel's.
+    pub(super) fn of_kernel(wire: &KernelWire) -> anyhow::Result<Ends<'a>> {
+        let (near, far) = wire.tcp()?;
+        Ends::of(near, far)
+    }
+
     fn of(
         near: impl Write + Patient + Send + 'a,
         far: impl Read + Patient + Send + 'a,
@@ -225,7 +234,7 @@ impl<'a> Ends<'a> {
 }
 
 /// Sends at a pace; all bytes must arrive.
-fn run(
+pub(super) fn run(
     participants: &Participants,
     left: Option<&mut Left>,
     pace: Pace,
