@@ -67,7 +67,8 @@ fn an_error_is_one_line_of_words_and_status_1() {
         assert_eq!(error.lines().count(), 1, "{error}");
         assert!(!error.contains(['{', '"']), "a text, not the debug form of a value: {error}");
     }
-    let (status, _, error) = run(EXAMPLES[3].1, &["/nonexistent/tap0.sock", "/nonexistent/root"]);
+    let web = env!("CARGO_BIN_EXE_web");
+    let (status, _, error) = run(web, &["/nonexistent/tap0.sock", "/nonexistent/root"]);
     assert_eq!(status, Some(1), "{error}");
     assert!(error.starts_with("web: /nonexistent/root: No such file or directory"), "{error}");
 }

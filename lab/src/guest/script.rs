@@ -12,7 +12,7 @@ const HEADER: &str = "# guest:";
 
 /// Files without a header: the functions that scripts share, the first process of a small guest, and the
 /// commands of tests/card, of tests/virtio-card and of `towpath-lab card`.
-const OTHERS: [&str; 6] = ["library", "init", "cards", "card", "virtio", "compare"];
+const OTHERS: [&str; 7] = ["library", "init", "cards", "card", "virtio", "compare", "handoff"];
 
 /// A script of checks.
 #[derive(Clone, Debug)]
