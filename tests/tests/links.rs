@@ -34,8 +34,6 @@ fn packets_are_dropped_while_the_link_is_down_and_local_delivery_goes_on() {
     for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         for tx_asynchronous in [false, true] {
             let (mut world, cable) = wired(mode, tx_asynchronous);
-            // A device that completes nothing while its link is down has not stalled.
-            world.set(Setting::WatchdogMs, 1);
             let mut sender = world.sender("sender");
             let (mut near, mut to) = (world.sender("near"), world.sender("to"));
             cable.set_link(false);
@@ -44,6 +42,10 @@ fn packets_are_dropped_while_the_link_is_down_and_local_delivery_goes_on() {
                 sender.session.flush().unwrap();
                 world.counter("tx_dropped_link_down") >= 50
             });
+            // A device that completes nothing while its link is down has not stalled. The engine knows by now
+            // that the link is down.
+            world.set(Setting::WatchdogMs, 1);
+            std::thread::sleep(Duration::from_millis(20));
             let frame = near.frame(to.mac, 700);
             near.session.send_bytes(near.endpoint, &frame).unwrap();
             near.session.flush().unwrap();
