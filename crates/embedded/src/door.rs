@@ -223,23 +223,23 @@ fn drive(
 ) {
     section.drive(|entered| {
         entered.state().begin();
-        let took_all = pump(entered, service);
+        pump(entered, service);
         let times = entered.entered();
         work(entered.state(), times);
         entered.state().end();
-        took_all
+        // Also by now: an interrupt's work may have found the link up, and submitted what waited.
+        !entered.state().has_waiting()
     });
 }
 
 /// Does the work that comes first for each holder: requests, completions, packets that other
-/// threads left, and waiting packets. Returns whether the device took all of them.
-fn pump(entered: &mut Inside<'_>, service: &mut Service) -> bool {
+/// threads left, and waiting packets.
+fn pump(entered: &mut Inside<'_>, service: &mut Service) {
     follow_requests(entered, service);
     entered.state().collect();
     take_left(entered);
-    let took_all = entered.state().flush();
+    entered.state().flush();
     service.interrupt(entered.state());
-    took_all
 }
 
 fn follow_requests(entered: &mut Inside<'_>, service: &mut Service) {

@@ -189,7 +189,8 @@ impl Inbox {
             self.exit(section, entered);
             return;
         }
-        match section.leave() {
+        // A delivery is one batch of the device, which bounds the work that is left.
+        match section.leave_though_closed() {
             Some(mut leaving) => {
                 leaving.write(|memory| std::mem::swap(memory, packet));
                 leaving.publish();

@@ -55,7 +55,7 @@ impl<S, M> Optimistic<S, M> {
             // This closes the section in each iteration anew: another thread that had closed it may
             // have opened it on leaving.
             if rounds >= ROUNDS {
-                closing.get_or_insert(Closing(self));
+                closing.get_or_insert_with(|| Closing(self));
                 self.door.0.closed.store(1, Ordering::Relaxed);
             }
             let could = work(&mut entered);

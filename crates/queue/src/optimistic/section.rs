@@ -135,6 +135,14 @@ impl<S, M> Optimistic<S, M> {
         if self.door.0.closed.load(Ordering::Relaxed) != 0 { None } else { self.take_slot() }
     }
 
+    /// Takes a slot as [`Optimistic::leave`] does, also while the holder has closed the section. The caller
+    /// leaves a bounded amount of work, so that the holder finds an end.
+    #[inline]
+    #[must_use]
+    pub fn leave_though_closed(&self) -> Option<Leaving<'_, S, M>> {
+        self.take_slot()
+    }
+
     pub(super) fn take_slot(&self) -> Option<Leaving<'_, S, M>> {
         let mut place = self.tail.0.load(Ordering::Relaxed);
         // Each iteration means that another thread has taken a slot, or that all are in use.
