@@ -104,7 +104,7 @@ impl Queue {
         let limits = Limits {
             partials: options.pdus,
             bytes: options.bytes,
-            finished: limits.finished.min(options.pdus.saturating_mul(REMEMBERED)),
+            finished: limits.finished.min(options.pdus.max(1).saturating_mul(REMEMBERED)),
             ..limits
         };
         let reassembler = Reassembler::keeping(limits);
@@ -122,14 +122,25 @@ impl Queue {
         }
     }
 
-    /// Passes the first PDU to `each`. Returns its length; `None` if the queue is empty.
-    fn take(&mut self, each: &mut impl FnMut(Pdu<'_>)) -> Option<usize> {
-        let (fragment, buffer) = self.complete.pop_front()?;
-        let len = fragment.total as usize;
-        each(Pdu::reassembled(fragment, &buffer[..len]));
-        self.reassembler.take_back(buffer);
+    /// Passes the first PDU to `each`. Returns `false` if the queue is empty.
+    fn take(&mut self, each: &mut impl FnMut(Pdu<'_>)) -> bool {
+        let Some((fragment, buffer)) = self.complete.pop_front() else { return false };
         self.taken += 1;
-        Some(len)
+        let passed = Passed { reassembler: &mut self.reassembler, buffer };
+        each(Pdu::reassembled(fragment, &passed.buffer[..fragment.total as usize]));
+        true
+    }
+}
+
+/// The buffer of a PDU that the application's function reads. Returns it also if the function panics.
+struct Passed<'a> {
+    reassembler: &'a mut Reassembler,
+    buffer: Box<[u8]>,
+}
+
+impl Drop for Passed<'_> {
+    fn drop(&mut self) {
+        self.reassembler.take_back(std::mem::take(&mut self.buffer));
     }
 }
 
@@ -276,12 +287,13 @@ impl Channels {
             && let Some(channel) = self.shares.next()
         {
             let Some(queue) = self.queues.get_mut(&channel) else { continue };
-            let len = queue.take(&mut each);
-            taken += usize::from(len.is_some());
+            // Before the function, which may panic.
+            let len = queue.complete.front().map(|(fragment, _)| fragment.total as usize);
             Shares::charge(&mut queue.share, len);
-            if !queue.complete.is_empty() {
+            if queue.complete.len() > 1 {
                 self.shares.list(channel, &mut queue.share);
             }
+            taken += usize::from(queue.take(&mut each));
         }
         taken
     }
@@ -295,7 +307,7 @@ impl Channels {
         mut each: impl FnMut(Pdu<'_>),
     ) -> usize {
         let Some(queue) = self.queues.get_mut(&channel) else { return 0 };
-        (0..budget).take_while(|_| queue.take(&mut each).is_some()).count()
+        (0..budget).take_while(|_| queue.take(&mut each)).count()
     }
 
     /// Gives up PDUs whose time has expired, and reclaims the buffer of the last delivered PDU of
@@ -312,7 +324,8 @@ impl Channels {
         self.next_expiry = deadlines.min();
     }
 
-    /// Returns a time before which no incomplete PDU expires; `None` if none is incomplete.
+    /// Returns a time before which no incomplete PDU expires. It may be that of a PDU which is complete by
+    /// now. `None`: none is incomplete.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         [self.shared.deadline(), self.next_expiry].into_iter().flatten().min()

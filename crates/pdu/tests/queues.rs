@@ -317,3 +317,43 @@ fn an_unread_channel_does_not_stop_an_endpoint() {
     drop((a, b));
     server.stop().unwrap();
 }
+
+/// A function that panics loses the PDU that it was given, and nothing else.
+#[test]
+fn a_panic_in_the_function_loses_one_pdu() {
+    let mut bench = Bench::new(&[ChannelQueue::new(CALM).pdus(2)]);
+    let mut held = Vec::new();
+    for round in 0..5 {
+        for id in 0..2 {
+            assert!(
+                bench.give_all(CALM, 2 * round + id, &[id as u8; 3000]),
+                "round {round}: no room"
+            );
+        }
+        let takes = |channels: &mut Channels| {
+            if round % 2 == 0 {
+                channels.take(1, |_| panic!("the application's"))
+            } else {
+                channels.take_from(CALM, 1, |_| panic!("the application's"))
+            }
+        };
+        let call = std::panic::AssertUnwindSafe(|| takes(&mut bench.channels));
+        assert!(std::panic::catch_unwind(call).is_err());
+        let mut left = Vec::new();
+        bench.channels.take(9, |pdu| left.push(pdu.len()));
+        assert_eq!(left, [3000]);
+        bench.check();
+        held.push(bench.channels.state(CALM).unwrap().held_bytes);
+    }
+    assert_eq!(held, [held[0]; 5], "buffers are reused");
+}
+
+/// Also a queue of one PDU remembers what it has completed.
+#[test]
+fn a_queue_of_no_pdus_is_one_of_one() {
+    let mut bench = Bench::new(&[ChannelQueue::new(CALM).pdus(0)]);
+    let frames = cut(ALICE, CALM, 1, b"once", CHUNK);
+    assert_eq!(bench.give(&frames[0]), Ok(true));
+    assert_eq!(bench.channels.take(9, |_| ()), 1);
+    assert!(bench.give(&frames[0]).is_err(), "a duplicate");
+}
