@@ -65,7 +65,7 @@ use towpath_waiting::{Found, Next, Step};
 use closing::ClosingSessions;
 use commands::{Command, CommandPort, EngineReport};
 use delivery::Delivery;
-use demux::{Direction, FlowCache, FlowTable};
+use demux::{FlowCache, FlowTable};
 use device_counters::DeviceCounters;
 use memories::TransmitMemories;
 use notifier::Notifier;
@@ -532,8 +532,7 @@ impl Engine {
     fn publish_counts(&mut self) {
         let (driver, device) = (self.port.driver_counters(), self.port.counts());
         let (handed, waited) = (self.tx.handoff_counts(), self.wait.counts());
-        let flows = self.flows.counts(Direction::Received) + self.flows.counts(Direction::Sent);
-        let (classes, cached) = self.flows.classes();
+        let (flows, classes, cached) = self.flows.summary();
         let (sessions, dog) = (self.sessions.counts(), self.port.watchdog_counts());
         for (count, value) in [
             (Count::RxDriver, driver.rx_dropped),

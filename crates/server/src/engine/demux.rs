@@ -230,12 +230,14 @@ impl FlowTable {
         self.last[place_of(direction, packet.destination[1])].counts()
     }
 
-    /// Returns how many classes of traffic have had lookups, each direction apart, and for how many
-    /// of these the cache is used.
+    /// Returns the results of all lookups, how many classes of traffic have had some, each direction apart, and
+    /// for how many of these the cache is used. Few classes have lookups.
     #[must_use]
-    pub(crate) fn classes(&self) -> (u64, u64) {
-        let seen = self.last.iter().filter(|last| last.counts().lookups > 0);
-        seen.fold((0, 0), |(seen, used), last| (seen + 1, used + u64::from(last.is_used())))
+    pub(crate) fn summary(&self) -> (FlowCounts, u64, u64) {
+        let seen = self.last.iter().filter(|last| last.lookups() > 0);
+        seen.fold((FlowCounts::default(), 0, 0), |(counts, seen, used), last| {
+            (counts + last.counts(), seen + 1, used + u64::from(last.is_used()))
+        })
     }
 
     /// Adds a rule. Returns `false` and changes nothing if the same rule exists, or if the rules of

@@ -176,7 +176,7 @@ impl Last {
     }
 
     /// Returns the number of all lookups.
-    fn lookups(&self) -> u64 {
+    pub(super) fn lookups(&self) -> u64 {
         self.began.0 + u64::from(self.span - self.left)
     }
 
