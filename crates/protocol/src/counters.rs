@@ -205,8 +205,8 @@ pub enum Device {
     RxSoftwareOffloads,
     /// Times that the watchdog stopped its timer for a completed packet (watchdog=eager).
     WatchdogStops,
-    /// Classes of traffic (ethertype, IP version and protocol) that had flow lookups: received, and
-    /// sent.
+    /// Classes of traffic (ethertype, IP version and protocol, by a hash with 16 values) that had flow
+    /// lookups, each direction apart.
     FlowClasses,
     /// Of the classes of traffic with flow lookups, those whose last flow the engine uses now.
     FlowCacheClasses,

@@ -282,7 +282,8 @@ impl Setting {
                 kind: Kind::Number { least: 0, most: 60_000, unit: "ms" },
                 default: 5000,
                 help: "a device has stalled if it completes none of its packets in flight for this \
-                       time; lazy and timestamp may take twice as long to notice; 0: off",
+                       time; lazy and timestamp may take twice as long to notice, eager and timestamp count \
+                       from the last packet that it took, too; 0: off",
             },
         ),
         (

@@ -11,7 +11,8 @@
 //! the clock, compares that with the timer's start, and starts the timer again only if too little
 //! of it is left. The *lazy* watchdog, which the paper does not have, checks once per window
 //! whether the device completed any packet since the last check. It costs nothing per packet. The
-//! lazy and the timestamp watchdog take up to two windows to notice a stall.
+//! lazy and the timestamp watchdog take up to two windows to notice a stall. Packets that a stalled
+//! device still takes start the timer of the eager and of the timestamp watchdog again.
 
 use towpath_protocol::settings::{Setting, Values};
 
