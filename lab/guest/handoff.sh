@@ -10,8 +10,12 @@ echo 4194304 >/proc/sys/net/core/rmem_default
 ethtool -G eth1 rx 4096
 [ "$(basename "$(readlink /sys/class/net/eth0/device)")" = "$1" ]
 towpath device claim "$1" --user root
-# Without echo, and open until the end: closing loses bytes that are not sent yet. The monitor wants this command first.
+# Without echo, and open until the end: closing loses bytes that are not sent yet.
 stty -F /dev/ttyS2 raw -echo
 exec 5<>/dev/ttyS2
+sleep 0.3
+# The monitor's greeting may have been echoed in part. This byte makes the monitor forget it. It wants the command first.
+printf '\377\n' >&5
+sleep 0.3
 printf '{"execute": "qmp_capabilities"}\n' >&5
 towpath-lab --role "$(cat /guest/plan)"

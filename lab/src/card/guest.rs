@@ -136,12 +136,12 @@ fn plan(settings: Settings, has_testpmd: bool) -> Plan {
         .collect(),
         shapes: shapes(settings),
         amount: if settings.quick {
-            Amount { bursts: 3, paced: 250 }
+            Amount { bursts: 2, paced: 150 }
         } else {
             Amount { bursts: 8, paced: 500 }
         },
         // Counts of instructions hardly differ from round to round.
-        rounds: settings.pairs().min(MOST_ROUNDS),
+        rounds: if settings.quick { 2 } else { settings.pairs().min(MOST_ROUNDS) },
         out: OUT.into(),
         missing: MISSING.into(),
     }
