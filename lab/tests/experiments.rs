@@ -402,8 +402,9 @@ fn lanes() {
 /// installed. The virtual machine alone takes 20 seconds to start.
 #[test]
 fn card() {
+    // It boots three guests, one after the other.
     whole_within(
-        LIMIT * 3,
+        LIMIT * 6,
         "card",
         "card",
         &[

@@ -141,7 +141,7 @@ fn plan(settings: Settings, has_testpmd: bool) -> Plan {
             Amount { bursts: 8, paced: 500 }
         },
         // Counts of instructions hardly differ from round to round.
-        rounds: if settings.quick { 2 } else { settings.pairs().min(MOST_ROUNDS) },
+        rounds: if settings.quick { 1 } else { settings.pairs().min(MOST_ROUNDS) },
         out: OUT.into(),
         missing: MISSING.into(),
     }

@@ -89,9 +89,9 @@ fn boot(settings: Settings, is_counted: bool) -> anyhow::Result<(Vec<Trial>, Vec
 /// beside the time in which the threads wake up.
 fn packets(settings: Settings, is_counted: bool) -> u64 {
     match (is_counted, settings.quick) {
-        (true, true) => 500,
+        (true, true) => 250,
         (true, false) => 5_000,
-        (false, true) => 5_000,
+        (false, true) => 2_500,
         (false, false) => 20_000,
     }
 }
