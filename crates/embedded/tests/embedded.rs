@@ -11,7 +11,12 @@ use towpath_device::{Armed, Meta, loopback};
 use towpath_embedded::{Config, Embedded, Protection, SendError};
 
 const THREADS: u64 = 3;
-const BOTH: [Protection; 2] = [Protection::Optimistic, Protection::Mutex];
+/// ThreadSanitizer does not see the order that the library's mutex gives: the library is not instrumented.
+const BOTH: &[Protection] = if cfg!(towpath_sanitize) {
+    &[Protection::Optimistic]
+} else {
+    &[Protection::Optimistic, Protection::Mutex]
+};
 
 fn packet(thread: u64, number: u64) -> Vec<u8> {
     let mut packet = vec![0x02, 0, 0, 0, 0, 1, 0x02, 0, 0, 0, 0, 2, 0x88, 0xb5];
@@ -126,7 +131,7 @@ fn exchange(device: &loopback::Config, config: Config, each: u64, resets: bool) 
 
 #[test]
 fn three_threads_lose_nothing() {
-    for write in BOTH {
+    for write in BOTH.iter().copied() {
         let config = Config { write, ..Config::default() };
         exchange(&loopback::Config::default(), config, 5_000, false);
     }
@@ -135,7 +140,7 @@ fn three_threads_lose_nothing() {
 #[test]
 fn three_threads_with_hardly_any_room() {
     let device = loopback::Config { ring_packets: 4, ..loopback::Config::default() };
-    for write in BOTH {
+    for write in BOTH.iter().copied() {
         let config = Config { left: 2, own: 1, receive: 1, write, ..Config::default() };
         exchange(&device, config, 1_000, false);
     }
@@ -145,7 +150,7 @@ fn three_threads_with_hardly_any_room() {
 fn three_threads_lose_only_packets_that_resets_count() {
     // The device fetches packets late, so that a reset finds some to lose.
     let device = loopback::Config { tx_asynchronous: true, ..loopback::Config::default() };
-    for write in BOTH {
+    for write in BOTH.iter().copied() {
         exchange(&device, Config { write, ..Config::default() }, 5_000, true);
     }
 }
@@ -154,7 +159,7 @@ fn three_threads_lose_only_packets_that_resets_count() {
 /// thread exits. With the mutex, the callback runs outside of it.
 #[test]
 fn received_packets_are_whole_and_can_be_answered() {
-    BOTH.into_iter().for_each(answers);
+    BOTH.iter().copied().for_each(answers);
 }
 
 fn answers(write: Protection) {
