@@ -402,9 +402,8 @@ fn lanes() {
 /// installed. The virtual machine alone takes 20 seconds to start.
 #[test]
 fn card() {
-    // It boots three guests, one after the other.
     whole_within(
-        LIMIT * 6,
+        LIMIT * 3,
         "card",
         "card",
         &[

@@ -12,7 +12,7 @@ use towpath_embedded::{Config, Embedded, Protection, SendError};
 
 const THREADS: u64 = 3;
 /// ThreadSanitizer does not see the order that the library's mutex gives: the library is not instrumented.
-const BOTH: &[Protection] = if cfg!(towpath_sanitize) {
+const BOTH: &[Protection] = if cfg!(towpath_tsan) {
     &[Protection::Optimistic]
 } else {
     &[Protection::Optimistic, Protection::Mutex]
