@@ -20,6 +20,11 @@ use crate::report::{Outcome, Row};
 /// step takes some microseconds.
 const BATCHES: [usize; 2] = [8, 40];
 const QUICK_BATCHES: [usize; 2] = [2, 6];
+
+/// Returns the packets of the two batches whose difference is stepped through.
+pub(crate) fn batches(settings: Settings) -> [usize; 2] {
+    if settings.quick { QUICK_BATCHES } else { BATCHES }
+}
 /// All threads sleep if no instruction executes for this long.
 const QUIET: Duration = Duration::from_millis(40);
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -71,7 +76,7 @@ pub(super) fn measure(
             }
             Err(error) => return Err(error.into()),
         };
-        let (sizes, rounds) = if settings.quick { (QUICK_BATCHES, 1) } else { (BATCHES, COUNTS) };
+        let (sizes, rounds) = (batches(settings), if settings.quick { 1 } else { COUNTS });
         let mut each = [Vec::new(), Vec::new(), Vec::new()];
         for round in 0..=rounds {
             let mut batches = [Steps::default(); 2];

@@ -25,7 +25,7 @@ use crate::process::{Process, Serving, Wire};
 use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;
 
-pub(crate) use counted::{counted, step_through};
+pub(crate) use counted::{batches, counted, step_through};
 pub(crate) use locks::TwoLocks;
 
 /// The time that a slow device takes per packet, in microseconds.

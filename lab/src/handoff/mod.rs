@@ -18,6 +18,7 @@ use anyhow::{bail, ensure};
 use crate::Settings;
 use crate::card::{Accesses, EVENTS, logged};
 use crate::child::{Child, OwnSocket, Role};
+use crate::freebsd::batches;
 use crate::guest::{Counted, OWN_PROCESSORS};
 use crate::report::{Outcome, Row};
 use crate::statistics::ratios;
@@ -59,6 +60,7 @@ fn boot(settings: Settings, is_counted: bool) -> anyhow::Result<(Vec<Trial>, Vec
         packets: packets(settings, is_counted),
         // Counts of instructions hardly differ from round to round.
         rounds: if settings.quick { 1 } else { settings.pairs().min(MOST_ROUNDS) },
+        batches: batches(settings),
         is_counted,
         out: OUT.into(),
     });

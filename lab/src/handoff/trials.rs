@@ -27,8 +27,6 @@ const ETHERTYPE: u16 = 0x0800;
 const NUMBER_AT: usize = 34;
 /// Packets while the link is down: more than the driver has buffers for.
 const LINK_PACKETS: u16 = 300;
-/// Packets of the two batches whose difference is stepped through.
-const BATCHES: [usize; 2] = [8, 40];
 /// The time in which the card reports its link, which comes up after half a second, and for the
 /// kernel to be quiet.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -48,6 +46,8 @@ pub(crate) struct Plan {
     /// Packets of each thread in a trial.
     pub(super) packets: u64,
     pub(super) rounds: usize,
+    /// Packets of the two batches whose difference is stepped through.
+    pub(super) batches: [usize; 2],
     /// `true` to step through the program, too, in a machine that counts instructions; `false` to
     /// unplug the cable.
     pub(super) is_counted: bool,
@@ -90,7 +90,7 @@ pub(crate) fn run(plan: &Plan) -> anyhow::Result<()> {
             }
         }
         if plan.is_counted {
-            let stepped = stepped(&plan.card, way)?;
+            let stepped = stepped(plan, way)?;
             writeln!(out, "{}", serde_json::to_string(&stepped)?)?;
         }
         println!("done: {}", way.name());
@@ -196,14 +196,14 @@ pub(crate) fn serve_steps(card: &str, way: Way) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn stepped(card: &str, way: Way) -> anyhow::Result<Trial> {
-    let mut child = Child::start(&Role::HandoffSteps { card: card.to_owned(), way })?;
+fn stepped(plan: &Plan, way: Way) -> anyhow::Result<Trial> {
+    let mut child = Child::start(&Role::HandoffSteps { card: plan.card.clone(), way })?;
     let watch = StepWatch::start(child.pid())?;
     // Executes one-time work.
-    step_through(&watch, &mut child, BATCHES[0])?;
-    let [few, many] = BATCHES.map(|count| step_through(&watch, &mut child, count));
+    step_through(&watch, &mut child, plan.batches[0])?;
+    let [few, many] = plan.batches.map(|count| step_through(&watch, &mut child, count));
     let (few, many) = (few?, many?);
-    let packets = (BATCHES[1] - BATCHES[0]) as f64;
+    let packets = (plan.batches[1] - plan.batches[0]) as f64;
     let per = |value: fn(&Steps) -> u64| (value(&many) as f64 - value(&few) as f64) / packets;
     let instructions = per(|steps| steps.instructions);
     let (locked, fences) = (per(|steps| steps.locked), per(|steps| steps.fences));
