@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use towpath_device::{Armed, Event, Kick, Meta, Received};
+use towpath_device::{Armed, DeviceError, Event, Kick, Meta, Received};
 
 use super::{BATCH, Driver};
 use crate::packet::Packet;
@@ -150,8 +150,13 @@ impl Driver {
             return;
         }
         while let Some(event) = self.device.take_event() {
-            if let Event::Link { up } = event {
-                self.is_link_up = up;
+            match event {
+                Event::Link { up } => self.is_link_up = up,
+                Event::Removed => {
+                    let cause = std::io::Error::other("it was removed");
+                    self.fail(DeviceError::Gone { name: self.name.clone(), cause });
+                }
+                _ => {}
             }
         }
         self.flush();
