@@ -179,7 +179,7 @@ impl Control {
         session.own = Own::Queue(own);
         self.own_queues.opened(hardware);
         self.begin_session(token, mapped);
-        self.direct(0);
+        self.direct_if_alone();
         let uid = self.connections.get(token).map_or(0, |one| one.account.uid);
         if self.log.allows(uid) {
             info!(session = number, hardware, "the session has a hardware queue to itself");
@@ -211,25 +211,31 @@ impl Control {
         // The kernel, or the device, writes to the session's memory until the queue is closed.
         let hardware = own.hardware;
         self.own_queues.closes(hardware);
-        self.direct(0);
+        self.direct_if_alone();
         let (step, then) = (Step::Close(own), Then::End(session));
         self.own_queues.push(Task { hardware, step, then });
         None
     }
 
     /// On a device that cannot choose packets by their flows: has the queue of the only session receive all of
-    /// them, or none once there is another session. `more`: sessions that are about to begin.
-    pub(crate) fn direct(&mut self, more: usize) {
+    /// them, or none if there is another session.
+    pub(crate) fn direct_if_alone(&mut self) {
         if !self.own_queues.takes_all() {
             return;
         }
-        let mut sessions = self.connections.sessions();
-        let (first, second) = (sessions.next(), sessions.next());
-        let is_alone = more == 0 && second.is_none();
-        let only = first.filter(|_| is_alone).and_then(granted_queue);
-        let wanted = only.filter(|hardware| self.own_queues.is_open(*hardware));
-        if self.own_queues.direct(wanted) {
-            self.parts.device.direct(wanted);
+        let wanted = {
+            let mut sessions = self.connections.sessions();
+            let (first, second) = (sessions.next(), sessions.next());
+            let only = first.filter(|_| second.is_none()).and_then(granted_queue);
+            only.filter(|hardware| self.own_queues.is_open(*hardware))
+        };
+        self.direct(wanted);
+    }
+
+    /// Has a session's queue receive all packets, or none.
+    pub(crate) fn direct(&mut self, hardware: Option<u32>) {
+        if self.own_queues.direct(hardware) {
+            self.parts.device.direct(hardware);
         }
     }
 

@@ -406,7 +406,7 @@ impl Control {
             self.parts.pool.release(&lease, holder);
         }
         self.decide_who_notifies(token);
-        self.direct(0);
+        self.direct_if_alone();
         remove_stored(self.parts.store.as_mut(), number)
     }
 

@@ -88,11 +88,11 @@ impl Control {
             }
         };
         // Another session's memory gets no packet for this one.
-        self.direct(1);
+        self.direct(None);
         let address = [Filter::Address(lease.mac)];
         if let Err(refused) = self.claim("attach", &address) {
             self.parts.pool.release(&lease, holder);
-            self.direct(0);
+            self.direct_if_alone();
             return Err(refused);
         }
         let number = self.next_number;
@@ -103,7 +103,7 @@ impl Control {
                 self.release(&address);
                 self.parts.pool.release(&lease, holder);
                 remove_stored(self.parts.store.as_mut(), number);
-                self.direct(0);
+                self.direct_if_alone();
                 return Err((Refusal::Limit, format!("attach: memory for the session: {error}")));
             }
         };

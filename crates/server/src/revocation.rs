@@ -35,7 +35,7 @@ impl Control {
             }
         }
         // A grant of a card's queue is also the right to see all of its packets.
-        self.direct(0);
+        self.direct_if_alone();
         Ok(change)
     }
 

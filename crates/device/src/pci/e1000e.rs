@@ -194,7 +194,6 @@ impl E1000eDevice {
         Parts {
             index: index as u32,
             owner: Owner::Engine,
-            discard: None,
             info,
             card,
             shared,

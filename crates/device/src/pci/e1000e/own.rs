@@ -67,18 +67,8 @@ impl OwnQueues for Opener {
         let interrupt = self.card.queue_interrupts()[OWN_QUEUE as usize].clone();
         let (info, card, index) = (self.info.clone(), self.card.clone(), OWN_QUEUE);
         let parts = info.limits.tx_packet_parts;
-        let owner = Owner::Session;
-        let queue = Parts {
-            index,
-            owner,
-            discard: Some(discard),
-            info,
-            card,
-            shared,
-            rings,
-            ledger,
-            interrupt,
-        };
+        let owner = Owner::Session { discard };
+        let queue = Parts { index, owner, info, card, shared, rings, ledger, interrupt };
         Ok((Box::new(E1000eQueue::start(queue)), registration, parts))
     }
 

@@ -39,22 +39,29 @@ const POLLS_PER_LINK: u32 = 256;
 const SLEEPS_PER_READ: u32 = 64;
 
 /// Whose packets a queue receives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// Those of all sessions, into the engine's pool.
     Engine,
     /// Those of one session, into its receive buffers.
-    Session,
+    Session {
+        /// A buffer for packets that are dropped, so that the ring is never empty. Else, packets that the device has
+        /// for this queue would wait in the device, and those for other queues behind them.
+        discard: Registration,
+    },
 }
 
 impl Owner {
     /// Returns the bytes of a buffer in front of the packet.
     #[inline]
-    pub(super) fn headroom_bytes(self) -> u32 {
+    pub(super) fn headroom_bytes(&self) -> u32 {
         match self {
             Owner::Engine => 0,
-            Owner::Session => HEADROOM_BYTES,
+            Owner::Session { .. } => HEADROOM_BYTES,
         }
+    }
+
+    fn is_session(&self) -> bool {
+        matches!(self, Owner::Session { .. })
     }
 }
 
@@ -63,9 +70,6 @@ pub(super) struct Parts {
     /// The number of the queue in the device.
     pub(super) index: u32,
     pub(super) owner: Owner,
-    /// The registration of a buffer for packets that are dropped: a session's queue is never empty. Else, packets
-    /// that the device has for it would wait in the device, and those for other queues behind them.
-    pub(super) discard: Option<Registration>,
     pub(super) info: Info,
     pub(super) card: Arc<Card>,
     pub(super) shared: Shared,
@@ -225,7 +229,7 @@ pub(super) fn rings_at(address: u64) -> [(u64, u32); 2] {
 impl DeviceQueue for E1000eQueue {
     /// This queue serves no other one.
     fn cede(&mut self, hardware: u32) -> Option<HardwareQueue> {
-        (hardware == OWN_QUEUE && self.parts.owner == Owner::Engine)
+        (hardware == OWN_QUEUE && !self.parts.owner.is_session())
             .then(|| HardwareQueue { number: hardware, state: Box::new(()) })
     }
 
@@ -418,7 +422,7 @@ impl E1000eQueue {
 /// session's own queue.
 impl Drop for E1000eQueue {
     fn drop(&mut self) {
-        if self.parts.owner == Owner::Session {
+        if self.parts.owner.is_session() {
             return self.parts.card.close_own();
         }
         self.parts.card.leave_in_panic();

@@ -13,7 +13,7 @@ impl E1000eQueue {
             let at = buffer.saturating_add(headroom);
             let is_good = self.parts.shared.rx.room() > 0
                 // The server does not write into the memory of a session's queue. The device does.
-                && (self.parts.owner == Owner::Session
+                && (self.parts.owner.is_session()
                     || spaces.is_writable(space, at, RX_BUFFER_BYTES as u32))
                 && spaces.device_address(space, at, RX_BUFFER_BYTES as u32).is_some();
             if !is_good {
@@ -61,7 +61,7 @@ impl E1000eQueue {
     /// Gives the device of a session's queue, which has few buffers, the one for packets that are dropped, several times,
     /// and tells it.
     pub(super) fn keep_some(&mut self) {
-        let Some(discard) = &self.parts.discard else { return };
+        let Owner::Session { discard } = &self.parts.owner else { return };
         let rx = &mut self.parts.shared.rx;
         if rx.held() >= LEAST_HELD {
             return;

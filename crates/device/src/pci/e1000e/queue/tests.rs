@@ -55,17 +55,7 @@ fn info() -> Info {
 fn parts(card: Arc<Card>, shared: Shared, ledger: Ledger) -> Parts {
     let rings = registration(RINGS_AT, &shared.mapping);
     let interrupt = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-    Parts {
-        index: 0,
-        owner: Owner::Engine,
-        discard: None,
-        info: info(),
-        card,
-        shared,
-        rings,
-        ledger,
-        interrupt,
-    }
+    Parts { index: 0, owner: Owner::Engine, info: info(), card, shared, rings, ledger, interrupt }
 }
 
 /// A queue, with the engine's part and the device's.
@@ -336,9 +326,9 @@ fn a_session_has_a_queue_with_headroom_in_its_buffers() {
         memories: [(0, 0); 2],
     };
     let (ledger, _) = Ledger::new(&header).unwrap();
-    let discard = Some(registration(DISCARD_AT, &shared.mapping));
+    let owner = Owner::Session { discard: registration(DISCARD_AT, &shared.mapping) };
     let parts = parts(card.clone(), shared, ledger);
-    let own = Parts { index: OWN_QUEUE, owner: Owner::Session, discard, ..parts };
+    let own = Parts { index: OWN_QUEUE, owner, ..parts };
     let mut queue = E1000eQueue::start(own);
     let (mut spaces, stride) = (Spaces::default(), 2176);
     let region = Region::private(4 * stride as usize).unwrap();
