@@ -63,6 +63,9 @@ fn a_killed_server_is_followed_by_another_one() {
             assert!(session.wait(Some(LIMIT)).unwrap(), "it waits for the next server");
             assert_eq!(session.statistics().resumptions, resumed);
             assert_ne!(session.info().epoch, epoch);
+            // Sessions go on before the keeper hears that the server serves. A server that ends between
+            // the two has failed to start.
+            until("the keeper knows", || server.state() == "serving");
         }
         round_trip(&server, 7);
         assert_eq!(server.log().matches("another server starts").count(), 10);

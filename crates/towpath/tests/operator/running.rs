@@ -402,6 +402,13 @@ impl Running {
         towpath_as(user, &all)
     }
 
+    /// Returns the state of the device by its keeper.
+    pub(crate) fn state(&self) -> String {
+        let listed = prints(&mut self.subcommand("ls", &["--json"]));
+        let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+        listed["keeper"]["state"].as_str().unwrap_or_default().to_owned()
+    }
+
     pub(crate) fn report(&self) -> serde_json::Value {
         serde_json::from_str(&prints(&mut self.subcommand("stat", &["--json"]))).unwrap()
     }
