@@ -262,6 +262,8 @@ fn a_group_is_delivered_to_each_that_asked() {
             .map(|(session, endpoint)| counters(session, *endpoint)["rx_packets"])
             .collect();
         assert_eq!(received, [3, 4, 0, 0]);
+        let device = bench.device();
+        assert_eq!((device["rx_group"], device["tx_group"]), (3, 1));
         bench.server.stop().unwrap();
     });
 }

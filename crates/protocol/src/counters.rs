@@ -210,11 +210,17 @@ pub enum Device {
     FlowClasses,
     /// Of the classes of traffic with flow lookups, those whose last flow the engine uses now.
     FlowCacheClasses,
+    /// Of the packets that the engine took from the device, those to a group: to a multicast or the
+    /// broadcast address, whose I/G bit is set (IEEE 802).
+    RxGroup,
+    /// Packets to a group that sessions sent: each counts once, for the device and the endpoints of
+    /// this host together.
+    TxGroup,
 }
 
 impl Device {
     /// All counters, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 55] = [
+    pub const ALL: [(Device, &'static str); 57] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -270,6 +276,8 @@ impl Device {
         (Device::WatchdogStops, "watchdog_stops"),
         (Device::FlowClasses, "flow_classes"),
         (Device::FlowCacheClasses, "flow_cache_classes"),
+        (Device::RxGroup, "rx_group"),
+        (Device::TxGroup, "tx_group"),
     ];
 }
 

@@ -323,6 +323,7 @@ fn deliver_packet<const CAPTURES: bool>(
     };
     found.clear();
     if is_group(headers.destination) {
+        counters.add(Count::RxGroup, 1);
         flows.members(headers, found);
     } else {
         found.extend(flow_of(headers, packet.beginning, flows));

@@ -307,6 +307,7 @@ impl Queue<'_, '_> {
         }
         if is_group(headers.destination) {
             // A device that cannot choose packets by their flows.
+            self.counters.add(Count::RxGroup, 1);
             self.found.clear();
             self.flows.members(&headers, self.found);
             for destination in &*self.found {

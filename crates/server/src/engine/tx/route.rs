@@ -192,7 +192,9 @@ impl TxPath {
         if local > 0 || CAPTURES && !context.flows.captures().is_empty() {
             (work, captures) = self.deliver_here::<CAPTURES>(one, meta, members, context);
         }
-        if !group && local > 0 {
+        if group {
+            context.counters.add(Count::TxGroup, 1);
+        } else if local > 0 {
             context.counters.add(Count::LocalPackets, 1);
         }
         self.count_sent(one, context);

@@ -319,6 +319,7 @@ fn packets_to_groups_are_copied_to_their_members() {
     assert_eq!(world.poll(), 1);
     assert_eq!(world.application.packets(), [(0, to_group(PORT + 3))]);
     assert_eq!(world.count(EndpointCount::RxCopies), 1);
+    assert_eq!(world.counters.get(Count::RxGroup), 2);
     world.poll();
     assert_eq!(world.lent(), before);
     world.check();
