@@ -7,7 +7,21 @@ pub struct HardwareQueue {
     /// The number of the hardware queue.
     pub number: u32,
     /// What the driver has for it. To drop it takes as long as an RCU grace period.
-    pub(crate) state: Box<dyn Any + Send>,
+    state: Box<dyn Any + Send>,
+}
+
+impl HardwareQueue {
+    /// Returns a hardware queue with what the driver has for it.
+    #[must_use]
+    pub fn new(number: u32, state: Box<dyn Any + Send>) -> HardwareQueue {
+        HardwareQueue { number, state }
+    }
+
+    /// Returns what the driver has for it.
+    #[must_use]
+    pub fn into_state(self) -> Box<dyn Any + Send> {
+        self.state
+    }
 }
 
 impl std::fmt::Debug for HardwareQueue {

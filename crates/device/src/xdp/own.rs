@@ -115,7 +115,7 @@ impl OwnQueues for Opener {
         let owned = among.shared.attached_program().set_owner(hardware, false);
         owned.map_err(self.failed(what))?;
         let socket = among.bind_again(hardware).map_err(self.failed(what))?;
-        Ok(HardwareQueue { number: hardware, state: Box::new(socket) })
+        Ok(HardwareQueue::new(hardware, Box::new(socket)))
     }
 }
 

@@ -74,6 +74,6 @@ impl OwnQueues for Opener {
 
     /// The engine's queue receives all packets without a session's.
     fn take_back(&self, hardware: u32) -> Result<HardwareQueue, DeviceError> {
-        Ok(HardwareQueue { number: hardware, state: Box::new(()) })
+        Ok(HardwareQueue::new(hardware, Box::new(())))
     }
 }

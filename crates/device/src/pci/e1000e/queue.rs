@@ -230,7 +230,7 @@ impl DeviceQueue for E1000eQueue {
     /// This queue serves no other one.
     fn cede(&mut self, hardware: u32) -> Option<HardwareQueue> {
         (hardware == OWN_QUEUE && !self.parts.owner.is_session())
-            .then(|| HardwareQueue { number: hardware, state: Box::new(()) })
+            .then(|| HardwareQueue::new(hardware, Box::new(())))
     }
 
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {

@@ -13,7 +13,7 @@ impl XdpQueue {
     pub(super) fn give_up(&mut self, hardware: u32) -> Option<HardwareQueue> {
         if self.ceded.contains(&hardware) {
             // It could not be served again.
-            return Some(HardwareQueue { number: hardware, state: Box::new(()) });
+            return Some(HardwareQueue::new(hardware, Box::new(())));
         }
         let at = self.sockets.iter().position(|socket| socket.hardware == hardware)?;
         // The first one sends the packets of all.
@@ -27,14 +27,14 @@ impl XdpQueue {
         self.counters.rx_dropped += (0..waiting).filter(ends).count() as u64;
         self.sleep.unwatch(&socket, &mut self.counters);
         self.ceded.push(hardware);
-        Some(HardwareQueue { number: hardware, state: Box::new(socket) })
+        Some(HardwareQueue::new(hardware, Box::new(socket)))
     }
 
     /// Serves a hardware queue again, by a new socket. The old one is closed, and so the engine
     /// gets the buffers that it had.
     pub(super) fn serve_again(&mut self, queue: HardwareQueue, buffers: &mut Vec<u32>) {
-        let HardwareQueue { number, state } = queue;
-        let state: Box<dyn Any> = state;
+        let number = queue.number;
+        let state: Box<dyn Any> = queue.into_state();
         let Ok(socket) = state.downcast::<XdpSocket>() else { return };
         self.ceded.retain(|one| *one != number);
         self.chunks.take_all(buffers, |holder| holder == Holder::Socket(number));
