@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -231,7 +231,7 @@ fn fill(stage: &Path, init: &str, order: &GuestCommand<'_>) -> anyhow::Result<St
     }
     for file in &files {
         let name = file.file_name().context("a file has a name")?;
-        fs::copy(file, stage.join("guest").join(name))
+        copy_for_guest(file, &stage.join("guest").join(name))
             .with_context(|| file.display().to_string())?;
         libraries.extend(needs(file)?);
     }
@@ -245,6 +245,19 @@ fn fill(stage: &Path, init: &str, order: &GuestCommand<'_>) -> anyhow::Result<St
     }
     ensure!(!words.is_empty(), "no command; give one after --");
     Ok(words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ") + "\n")
+}
+
+/// Copies a file into the guest: a program without its debug information, which is most of it and takes
+/// the emulated processor seconds to unpack.
+fn copy_for_guest(file: &Path, to: &Path) -> anyhow::Result<()> {
+    let mut magic = [0; 4];
+    let is_program = File::open(file)?.read_exact(&mut magic).is_ok() && magic == *b"\x7fELF";
+    let mut strip = Command::new("strip");
+    strip.arg("--strip-debug").arg("-o").arg(to).arg(file);
+    if !is_program || !strip.status().is_ok_and(|status| status.success()) {
+        fs::copy(file, to)?;
+    }
+    Ok(())
 }
 
 /// Returns a word as the shell reads it.
