@@ -42,7 +42,7 @@ const SLOW: [&str; 9] = [
     "linger-granted",
 ];
 /// Wait-queue entries with `--quick`.
-const FEW: &str = "size=100000";
+const FEW: &str = "size=20000";
 
 /// Pairs of windows of one attack.
 type Pairs = Vec<[Seen; 2]>;
