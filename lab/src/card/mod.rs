@@ -39,9 +39,21 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome =
         Outcome { how: format!("{}; {}", how(), crate::handoff::how()), ..Outcome::default() };
     let testpmd = outcome.needs(guest::testpmd());
-    let left = guest::run(settings, testpmd)?;
+    let (left, handoff) = if settings.quick {
+        // The first machine counts the same instructions beside others.
+        std::thread::scope(|scope| {
+            let handoff = scope.spawn(|| crate::handoff::run(settings));
+            let left = guest::run(settings, testpmd);
+            let handoff = handoff.join().map_err(|_| anyhow::anyhow!("a thread panicked"));
+            (left, handoff.flatten())
+        })
+    } else {
+        let left = guest::run(settings, testpmd);
+        (left, crate::handoff::run(settings))
+    };
+    let left = left?;
     rows::add(&mut outcome, &left.trials);
-    crate::handoff::measure(settings, &mut outcome)?;
+    handoff?.add_rows(&mut outcome)?;
     outcome.missing.extend(left.missing);
     Ok(outcome)
 }

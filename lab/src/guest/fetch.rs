@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, ensure};
 
@@ -108,6 +109,8 @@ impl Cache {
 
     /// Returns a kernel's image, and the archive (cpio) of its modules.
     pub(super) fn kernel(&self, kernel: Kernel) -> anyhow::Result<(PathBuf, PathBuf)> {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let directory = self.directory.join(kernel.name());
         let (image, modules) = (directory.join("vmlinuz"), directory.join("modules.cpio"));
         let recipe = format!("{MODULES:?}");

@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -84,17 +85,21 @@ pub(super) fn run_command(
 ) -> anyhow::Result<u8> {
     // The path of a socket has at most 107 bytes, so the machine's files lie in the system's directory for
     // temporary files.
-    let directory = std::env::temp_dir().join(format!("towpath-guest-{}", std::process::id()));
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let name = format!("towpath-guest-{}-{number}", std::process::id());
+    let directory = std::env::temp_dir().join(name);
     let _ = fs::remove_dir_all(&directory);
     fs::DirBuilder::new().mode(0o700).create(&directory)?;
-    let outcome = run_in(cache, &directory, init, order);
+    let console = cache.directory().join(format!("small-{number}.console"));
+    let outcome = run_in(cache, (&directory, &console), init, order);
     fs::remove_dir_all(&directory)?;
     outcome
 }
 
 fn run_in(
     cache: &Cache,
-    directory: &Path,
+    (directory, console): (&Path, &Path),
     init: &str,
     order: &GuestCommand<'_>,
 ) -> anyhow::Result<u8> {
@@ -112,8 +117,7 @@ fn run_in(
     }
     let out = directory.join(OUT);
     File::create(&out)?.set_len(OUT_BYTES)?;
-    let console = cache.directory().join("small.console");
-    let mut machine = base_command(&order.processors, &image, &initial, &console);
+    let mut machine = base_command(&order.processors, &image, &initial, console);
     let options = order.processors.kernel_options();
     let options = format!("console=ttyS0 panic=-1 {options} iomem=relaxed rdinit=/init quiet");
     machine.args(["-append", &options]);
@@ -138,7 +142,7 @@ fn run_in(
     let ended = loop {
         let ended = wait(Running(machine.spawn().context(NO_SETPRIV)?), order.limit)?;
         let has_booted =
-            fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains(STARTS));
+            fs::read(console).is_ok_and(|text| String::from_utf8_lossy(&text).contains(STARTS));
         let has_failed = ended.is_none_or(|status| !status.success());
         if has_booted || has_failed || boots == BOOTS {
             break ended;
@@ -146,7 +150,7 @@ fn run_in(
         boots += 1;
         eprintln!("towpath-lab: the guest's kernel crashed before the command; booting anew");
     };
-    outcome(ended, directory, &console, order)
+    outcome(ended, directory, console, order)
 }
 
 /// Takes what a guest left when it ended; `None` if it did not end in time. Returns the exit status of the command.

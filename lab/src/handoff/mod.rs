@@ -40,11 +40,27 @@ const SCRIPT: &str = include_str!("../../guest/handoff.sh");
 /// Instructions per packet: direct hand-off executes no more than a queue with two mutexes.
 const AT_MOST: f64 = 1.0;
 
-pub(crate) fn measure(settings: Settings, outcome: &mut Outcome) -> anyhow::Result<()> {
-    let (trials, accesses) = boot(settings, true)?;
-    counted_rows(&trials, &accesses, outcome)?;
-    let (trials, _) = boot(settings, false)?;
-    contention_rows(&trials, outcome)
+/// What the two guests have left.
+pub(crate) struct Left {
+    /// Of the guest that counts instructions, with the accesses of the card's registers.
+    counted: (Vec<Trial>, Vec<Accesses>),
+    /// Of the guest with two processors.
+    contended: Vec<Trial>,
+}
+
+/// Runs all trials, in one guest after the other.
+pub(crate) fn run(settings: Settings) -> anyhow::Result<Left> {
+    let counted = boot(settings, true)?;
+    let (contended, _) = boot(settings, false)?;
+    Ok(Left { counted, contended })
+}
+
+impl Left {
+    pub(crate) fn add_rows(&self, outcome: &mut Outcome) -> anyhow::Result<()> {
+        let (trials, accesses) = &self.counted;
+        counted_rows(trials, accesses, outcome)?;
+        contention_rows(&self.contended, outcome)
+    }
 }
 
 /// Runs all trials in a guest, which counts instructions or has two processors.
