@@ -79,16 +79,37 @@ impl Rule {
         Rule { mac: None, any: self.any | message::RULE_ANY_MAC, ..self }
     }
 
-    /// Matches packets with this VLAN tag, 1 to 4094.
+    /// Matches packets with this VLAN tag, 1 to 4094. The tag is in the bytes of the packets that
+    /// the application receives and sends.
     #[must_use]
     pub fn vlan(self, vlan: u16) -> Rule {
-        Rule { vlan: Some(vlan), any: self.any & !message::RULE_ANY_VLAN, ..self }
+        let flags = self.flags & !message::OPEN_WITHIN_VLAN;
+        Rule { vlan: Some(vlan), any: self.any & !message::RULE_ANY_VLAN, flags, ..self }
+    }
+
+    /// Matches the same packets as [`Rule::vlan`], and puts the endpoint within the VLAN: the
+    /// application receives and sends packets without the tag, as over an interface that has no
+    /// VLANs. The server removes the tag from packets that it delivers, and inserts a tag of
+    /// priority 0 into packets that the endpoint sends. It refuses to send a packet that has a tag
+    /// already. Lengths in bytes are those without the tag, and the tag does not count towards the
+    /// MTU.
+    ///
+    /// ```
+    /// # use towpath_client::Rule;
+    /// let inside = Rule::new().udp(9000).within_vlan(7);
+    /// assert_ne!(inside, Rule::new().udp(9000).vlan(7));
+    /// ```
+    #[must_use]
+    pub fn within_vlan(self, vlan: u16) -> Rule {
+        let rule = self.vlan(vlan);
+        Rule { flags: rule.flags | message::OPEN_WITHIN_VLAN, ..rule }
     }
 
     /// Matches packets with any VLAN tag, and packets without one.
     #[must_use]
     pub fn any_vlan(self) -> Rule {
-        Rule { vlan: None, any: self.any | message::RULE_ANY_VLAN, ..self }
+        let flags = self.flags & !message::OPEN_WITHIN_VLAN;
+        Rule { vlan: None, any: self.any | message::RULE_ANY_VLAN, flags, ..self }
     }
 
     /// Matches packets of this ethertype, 0x0600 upward.

@@ -29,7 +29,7 @@ pub mod store;
 /// | version | since | changed |
 /// |---|---|---|
 /// | 8 | 0.1.0 | |
-/// | 9 | the version after 0.1.0 | the server pages have a line of accounts |
+/// | 9 | the version after 0.1.0 | the server pages have a line of accounts; [`message::OPEN_WITHIN_VLAN`] |
 pub const VERSION: u16 = 9;
 /// The oldest version that a server speaks.
 pub const OLDEST_VERSION: u16 = 8;

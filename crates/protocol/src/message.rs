@@ -231,8 +231,11 @@ pub const OPEN_CAPTURE: u32 = 8;
 /// solicitations that the endpoint sends; none of them reaches the device. For sessions that share
 /// the host's addresses, at most one for each; excludes a flow rule.
 pub const OPEN_NEIGHBOURS: u32 = 16;
+/// Lies within the VLAN of the rule: the application receives and sends packets without the tag. The
+/// server, or the device, removes and inserts it. Needs [`RULE_VLAN`].
+pub const OPEN_WITHIN_VLAN: u32 = 32;
 /// All `OPEN_…` bits.
-pub const OPEN_ALL: u32 = 31;
+pub const OPEN_ALL: u32 = 63;
 
 /// The server opened an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use towpath_device::{TagProtocol, VlanTag};
 use towpath_protocol::VERSION;
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attach, Refusal};
@@ -14,7 +15,7 @@ use towpath_protocol::settings::Values;
 
 use crate::addresses::Lease;
 use crate::engine::commands::Listening;
-use crate::engine::demux::Rule;
+use crate::engine::demux::{Rule, Vlan};
 use crate::engine::session::{Mappings, Session};
 use crate::policy::{Account, Standing, Terms};
 use crate::prepare::Prepared;
@@ -111,6 +112,8 @@ pub(crate) struct Opened {
     pub(crate) group: bool,
     /// `true` if the endpoint takes large packets and packets with partial checksums.
     pub(crate) offload: bool,
+    /// `true` if the endpoint receives and sends packets without the tag of its rule's VLAN.
+    pub(crate) within_vlan: bool,
     /// The endpoint's queue pair.
     pub(crate) queue_pair: u32,
     /// `true` if the endpoint may send, within its rule.
@@ -130,6 +133,17 @@ impl Opened {
     /// Returns `true` if the endpoint receives by its flow rule.
     pub(crate) fn has_rule(&self) -> bool {
         self.listening.is_none() && !self.is_for_neighbours
+    }
+
+    /// Returns the tag of the VLAN that the endpoint lies within, as it is in packets that the
+    /// endpoint sends.
+    pub(crate) fn tag(&self) -> Option<VlanTag> {
+        match self.rule.vlan {
+            Vlan::Number(control) if self.within_vlan => {
+                Some(VlanTag { protocol: TagProtocol::Customer, control })
+            }
+            _ => None,
+        }
     }
 }
 

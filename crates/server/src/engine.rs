@@ -46,6 +46,7 @@ mod source;
 #[cfg(test)]
 pub(crate) mod testing;
 mod tx;
+mod untagged;
 mod wait;
 mod waiter;
 pub(crate) mod watchdog;

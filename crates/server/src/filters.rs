@@ -223,6 +223,7 @@ mod tests {
             is_for_neighbours: false,
             group,
             offload: false,
+            within_vlan: false,
             sends: true,
             revoked: false,
             sequence: 0,

@@ -73,6 +73,7 @@ pub(crate) fn read_open(
         is_for_neighbours,
         group,
         offload: open.flags & message::OPEN_OFFLOAD != 0,
+        within_vlan: open.flags & message::OPEN_WITHIN_VLAN != 0,
         queue_pair: open.queue_pair,
         sends,
         revoked: false,
@@ -160,6 +161,9 @@ fn check_fields(open: &Open) -> Result<(), Refused> {
         || has(message::RULE_VLAN) && has(message::RULE_ANY_VLAN)
     {
         return Err(malformed("a MAC address or VLAN, and any"));
+    }
+    if open.flags & message::OPEN_WITHIN_VLAN != 0 && !has(message::RULE_VLAN) {
+        return Err(malformed("an endpoint within a VLAN needs the VLAN's number"));
     }
     Ok(())
 }

@@ -286,12 +286,14 @@ impl Control {
             true => Rights::new(opened.rule, lease.mac, lease.addresses())
                 .with_any_role(connection.standing == Standing::Administrator),
         };
+        let rights = if opened.within_vlan { rights.within_vlan() } else { rights };
         let endpoint = Endpoint {
             queue_pair: opened.queue_pair,
             rule: opened.rule,
             rights,
             coalescing: coalescing::UNSET,
             offload: opened.offload,
+            within: opened.tag(),
             captures: opened.listening.is_some(),
             is_resumed: matches!(connection.progress, Progress::Unclaimed),
             iteration: 0,

@@ -51,6 +51,8 @@ pub struct Rights {
     nothing: bool,
     /// `true` if the endpoint may also send packets that claim a role in the network's operation.
     any_role: bool,
+    /// `true` if the engine inserts the tag of the rule's VLAN after the check.
+    within_vlan: bool,
     plain: PlainRights,
 }
 
@@ -114,13 +116,24 @@ impl Rights {
             Some(IpAddr::V6(ip)) => Addresses { ipv4: None, ipv6: [Some(ip.to_bits()), None] },
         };
         let plain = PlainRights::new(&rule, mac);
-        Rights { rule, mac, addresses, nothing: false, any_role: false, plain }
+        Rights { rule, mac, addresses, nothing: false, any_role: false, within_vlan: false, plain }
     }
 
     /// Also permits, if `any_role`, the packets of routers, DHCP servers, queriers and switches.
     #[must_use]
     pub fn with_any_role(self, any_role: bool) -> Rights {
         Rights { any_role, ..self }
+    }
+
+    /// Permits the same packets without the tag of the rule's VLAN, which the engine inserts after
+    /// the check, and permits no packet with a tag.
+    #[must_use]
+    pub fn within_vlan(self) -> Rights {
+        let rule = Rule { vlan: Vlan::Untagged, ..self.rule };
+        // A packet with the tag is not plain. So the plain packets of the endpoint also take the
+        // full path, which inserts the tag.
+        let plain = PlainRights { link: NO_LINK, ..self.plain };
+        Rights { rule, within_vlan: true, plain, ..self }
     }
 
     /// Permits requests for link addresses, which go to the server only.
@@ -207,6 +220,7 @@ impl Rights {
         }
         // A tag within a tag would hide the inner packet from every check.
         if !self.rule.vlan.matches(headers.vlan)
+            || self.within_vlan && headers.is_tagged()
             || matches!(headers.ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN)
         {
             return Err(Refused::TxOutsideRule);

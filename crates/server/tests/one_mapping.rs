@@ -186,6 +186,7 @@ fn packets_are_handed_over_without_a_race() {
         rule,
         rights: Rights::new(rule, MAC, addresses),
         offload: false,
+        within: None,
         captures: false,
         is_resumed: false,
         coalescing: (1, 0),

@@ -17,7 +17,8 @@ use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
 use crate::engine::session::{Endpoint, Session};
 use crate::engine::sessions::SessionTable;
-use crate::engine::source::{Piece, SegmentPieces, SoftwareOffloads, Source, WHOLE_BYTES};
+use crate::engine::source::{Piece, SegmentPieces, SoftwareOffloads, Source, TAGGED_BYTES};
+use crate::engine::untagged::{UNTAGGED_BYTES, without_tag};
 use crate::engine::work::Work;
 
 /// The parts of the engine that delivery needs, borrowed for a batch.
@@ -87,6 +88,29 @@ impl<'a> Delivery<'a> {
         work
     }
 
+    /// Delivers a packet that may have a VLAN tag, as [`Delivery::deliver`] does. An endpoint within
+    /// the VLAN receives the packet without the tag.
+    #[inline(never)]
+    pub(crate) fn deliver_tagged(&mut self, destination: Destination, packet: &Packet<'_>) -> Work {
+        let Destination { session, endpoint } = destination;
+        if !self.sessions.get_mut(session).is_some_and(|session| session.is_within_vlan(endpoint)) {
+            return self.deliver(destination, packet, 0);
+        }
+        let mut room = [0; UNTAGGED_BYTES];
+        let mut pieces = std::mem::take(&mut self.software.untagged);
+        let work = match without_tag(packet, &mut room, &mut pieces) {
+            Some(untagged) => self.deliver(destination, &untagged, 0),
+            None => {
+                if let Some(session) = self.sessions.get_mut(session) {
+                    count(&mut session.counters, endpoint, EndpointCount::RxUnusable);
+                }
+                Work::copy(0)
+            }
+        };
+        self.software.untagged = pieces;
+        work
+    }
+
     /// Gives the application a buffer of its own in which the device put a packet.
     pub(crate) fn deliver_in_place(
         &mut self,
@@ -98,7 +122,10 @@ impl<'a> Delivery<'a> {
         let Some(session) = self.sessions.receiver(key) else { return InPlace::Dropped };
         let endpoint = session.endpoints.get(number as usize).and_then(Option::as_ref);
         let Some(endpoint) = endpoint else { return InPlace::Dropped };
-        if endpoint.queue_pair != 0 || meta.segmentation.is_some() && !endpoint.offload {
+        if endpoint.queue_pair != 0
+            || endpoint.within.is_some()
+            || meta.segmentation.is_some() && !endpoint.offload
+        {
             return InPlace::NeedsCopy;
         }
         let budget = Budget { packets: self.receive_budget, iteration: self.iteration };
@@ -428,7 +455,7 @@ impl To<'_> {
             let (header_bytes, meta) = one.leave_partial(&mut header);
             // The payload may start within the private copy and continue behind it.
             let kept = whole.prefix.get(payload.start..payload.end.min(inside)).unwrap_or(&[]);
-            let mut start = [0; MAX_HEADER_BYTES + WHOLE_BYTES];
+            let mut start = [0; MAX_HEADER_BYTES + TAGGED_BYTES];
             let start_bytes = header_bytes + kept.len();
             let rest = payload.start + kept.len();
             let Some(cut) = pieces.cut(&whole, rest, payload.end) else {

@@ -22,7 +22,7 @@ use towpath_queue::buffers::FreeBuffers;
 use crate::clock::clock_ns;
 use crate::engine::own::{Checked, HeaderMemory, MAX_IN_FLIGHT, MAX_OF_ALL, Own, OwnQueues};
 use crate::engine::session::Session;
-use crate::engine::source::WHOLE_BYTES;
+use crate::engine::source::TAGGED_BYTES;
 use crate::engine::watchdog::{self, Verdict, Watchdog};
 
 /// Number of bounce buffers, which hold packets between their check and their completion. At most
@@ -105,9 +105,10 @@ fn slot_bytes(info: &Info, registers: bool) -> usize {
     // The engine copies whole packets if the device cannot reach them, or needs help.
     let is_whole = !can.tx_in_place || registers;
     let slot_bytes = if !is_whole && can.tx_checksum && can.tx_segmentation {
-        WHOLE_BYTES
+        // With a VLAN tag.
+        TAGGED_BYTES.next_multiple_of(64)
     } else {
-        (info.mtu + FRAME_BYTES).next_multiple_of(128).max(WHOLE_BYTES)
+        (info.mtu + FRAME_BYTES).next_multiple_of(128).max(TAGGED_BYTES.next_multiple_of(64))
     } + limits.tx_headroom.bytes();
     // No slot crosses the end of one of the device's buffers without need.
     if slot_bytes < limits.rx_alignment {

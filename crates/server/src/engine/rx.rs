@@ -332,7 +332,11 @@ fn deliver_packet<const CAPTURES: bool>(
         found.extend_from_slice(flows.promiscuous());
     }
     for destination in &*found {
-        work += delivery.deliver(*destination, packet, 0);
+        work += if headers.vlan.is_some() {
+            delivery.deliver_tagged(*destination, packet)
+        } else {
+            delivery.deliver(*destination, packet, 0)
+        };
     }
     if found.is_empty() {
         counters.add(Count::RxNoMatch, 1);

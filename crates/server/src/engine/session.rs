@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use towpath_device::{Registration, SpaceId};
+use towpath_device::{Registration, SpaceId, VlanTag};
 use towpath_memory::{Mapping, Region, own_words, peer_words};
 use towpath_protocol::layout::{
     CLOSED_WORD, ENDPOINT_COUNTERS, ENDPOINT_REVOKED_WORD, ENGINE_NS_WORD, PARKED_WORD,
@@ -107,6 +107,9 @@ pub struct Endpoint {
     pub coalescing: (u32, u32),
     /// `true` if the endpoint takes large packets and packets with partial checksums.
     pub offload: bool,
+    /// The tag of the VLAN that the endpoint lies within. The application receives packets without
+    /// the tag, and the engine inserts it into packets that the endpoint sends.
+    pub within: Option<VlanTag>,
     /// `true` if the endpoint has no flow rule: it captures, or receives everything.
     pub captures: bool,
     /// `true` if an earlier server opened the endpoint, whose counters go on.
@@ -351,6 +354,12 @@ impl Session {
     #[inline]
     pub(crate) fn requests_left(&mut self, endpoint: u32) -> Option<&mut u32> {
         self.endpoints.get_mut(endpoint as usize)?.as_mut()?.requests_left.as_mut()
+    }
+
+    /// Returns `true` if an endpoint receives packets without the tag of its VLAN.
+    pub(crate) fn is_within_vlan(&self, endpoint: u32) -> bool {
+        let endpoint = self.endpoints.get(endpoint as usize).and_then(Option::as_ref);
+        endpoint.is_some_and(|endpoint| endpoint.within.is_some())
     }
 
     /// Creates a session of a server with one lane over its memories, either new ones or those that

@@ -1,6 +1,7 @@
 //! The location of a packet's bytes before the copy: a checked beginning in private memory, and
 //! pieces of one other memory.
 
+use towpath_device::VlanTag;
 use towpath_memory::{Mapping, Region};
 use towpath_queue::descriptor::MAX_CHAIN;
 
@@ -8,6 +9,9 @@ use towpath_queue::descriptor::MAX_CHAIN;
 pub(crate) const PREFIX_BYTES: usize = 128;
 /// The engine copies packets up to this length whole.
 pub(crate) const WHOLE_BYTES: usize = 256;
+
+/// Bytes of such a packet, with the VLAN tag that the engine inserts for an endpoint within a VLAN.
+pub(crate) const TAGGED_BYTES: usize = WHOLE_BYTES + VlanTag::BYTES;
 
 /// Bytes in one memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -134,6 +138,11 @@ impl SegmentPieces {
         SegmentPieces { pieces: Vec::with_capacity(MAX_CHAIN + 1) }
     }
 
+    /// Returns the pieces that hold a source's bytes from `from` on, as [`SegmentPieces::cut`] does.
+    pub(crate) fn cut_behind(&mut self, source: &Source<'_>, from: usize) -> Option<&[Piece]> {
+        self.cut(source, from, source.len())
+    }
+
     /// Returns the pieces that hold bytes `from` to `to` of a source, counted from behind its
     /// prefix. Returns `None` if the range reaches into the prefix or beyond the end.
     pub(crate) fn cut(&mut self, source: &Source<'_>, from: usize, to: usize) -> Option<&[Piece]> {
@@ -163,6 +172,8 @@ impl SegmentPieces {
 pub(crate) struct SoftwareOffloads {
     /// Memory for the pieces of a segment.
     pub(crate) pieces: SegmentPieces,
+    /// Memory for the pieces of a packet without its VLAN tag.
+    pub(crate) untagged: SegmentPieces,
     /// The number of deliveries for which the engine completed a checksum or made segments.
     pub(crate) packets: u64,
 }
@@ -170,7 +181,8 @@ pub(crate) struct SoftwareOffloads {
 impl SoftwareOffloads {
     /// Creates room for the pieces of any packet.
     pub(crate) fn new() -> SoftwareOffloads {
-        SoftwareOffloads { pieces: SegmentPieces::new(), packets: 0 }
+        let (pieces, untagged) = (SegmentPieces::new(), SegmentPieces::new());
+        SoftwareOffloads { pieces, untagged, packets: 0 }
     }
 }
 

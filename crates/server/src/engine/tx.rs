@@ -8,6 +8,7 @@
 //! | fetch | `take.rs` | fetches headers into bounce buffers, and reads those of plain packets |
 //! | local | `local.rs` | delivers most packets of this host: plain ones |
 //! | check | `check.rs` | checks one packet by its headers |
+//! | tag | `tag.rs` | inserts the VLAN tag of an endpoint within a VLAN |
 //! | route | `route.rs` | delivers it, or sends it towards the device |
 //! | hand off | `handoff.rs` | gives packets to the device; the backlog |
 //! | complete | `complete.rs` | returns the buffers of packets that the device completed |
@@ -22,6 +23,7 @@ mod in_flight;
 mod local;
 mod route;
 mod settings;
+mod tag;
 mod take;
 mod turn;
 

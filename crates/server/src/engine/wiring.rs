@@ -135,6 +135,7 @@ pub(crate) fn endpoint(rule: Rule, rights: Rights) -> Endpoint {
         rights,
         coalescing: coalescing::UNSET,
         offload: false,
+        within: None,
         captures: false,
         is_resumed: false,
         iteration: 0,

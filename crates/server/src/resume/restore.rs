@@ -344,6 +344,7 @@ fn revoked(recorded: &RecordedEndpoint) -> Opened {
         is_for_neighbours: false,
         group: false,
         offload: false,
+        within_vlan: false,
         queue_pair: recorded.request.queue_pair,
         sends: false,
         revoked: true,

@@ -311,7 +311,7 @@ impl Queue<'_, '_> {
             self.found.clear();
             self.flows.members(&headers, self.found);
             for destination in &*self.found {
-                work += self.delivery.deliver(*destination, &packet, 0);
+                work += self.delivery.deliver_tagged(*destination, &packet);
             }
             if self.found.is_empty() && self.flows.promiscuous().is_empty() {
                 self.counters.add(Count::RxNoMatch, 1);
@@ -336,7 +336,7 @@ impl Queue<'_, '_> {
                 InPlace::NeedsCopy => {}
             }
         }
-        work += self.delivery.deliver(destination, &packet, 0);
+        work += self.delivery.deliver_tagged(destination, &packet);
         (false, work)
     }
 }

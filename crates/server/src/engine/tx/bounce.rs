@@ -11,7 +11,7 @@ use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 
 use crate::engine::own::OwnPlace;
 use crate::engine::port::BounceMemory;
-use crate::engine::source::{Reader, Source};
+use crate::engine::source::{Reader, Source, WHOLE_BYTES};
 
 /// A packet's parts are its bounce buffer and at most `MAX_CHAIN` buffers of the application.
 const _: () = assert!(MAX_CHAIN < MAX_PARTS);
@@ -150,6 +150,22 @@ impl BounceBuffers {
         let fetched = self.fetch(slot, from, pool, packet, len);
         self.slots[slot as usize].copies += copies;
         fetched
+    }
+
+    /// Inserts bytes into a slot's content, at an offset inside it. Returns `false` if they do not
+    /// fit, or the content is longer than a fetched beginning.
+    pub(crate) fn insert(&mut self, slot: u32, at: usize, bytes: &[u8]) -> bool {
+        let mut behind = [0; WHOLE_BYTES];
+        let held = self.bytes(slot);
+        let (Some(moved), len) = (held.get(at..), held.len() + bytes.len()) else { return false };
+        let Some(behind) = behind.get_mut(..moved.len()) else { return false };
+        if len > self.room_bytes {
+            return false;
+        }
+        behind.copy_from_slice(moved);
+        let start = self.start(slot) + at;
+        self.slots[slot as usize].len = len as u32;
+        self.memory.copy_in(start, bytes) && self.memory.copy_in(start + bytes.len(), behind)
     }
 
     /// Appends payload to a slot's content, and completes a checksum over the whole. Returns

@@ -1,7 +1,7 @@
 //! The destinations of a checked packet: endpoints of this host, the device, or both. The engine
 //! delivers it, hands it off, or does both.
 
-use towpath_device::{DeviceError, Meta, Part};
+use towpath_device::{DeviceError, Meta, Part, VlanTag};
 use towpath_packet::headers::Headers;
 use towpath_packet::offload;
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
@@ -15,13 +15,14 @@ use crate::engine::delivery::{CAPTURED_OUTGOING, Packet, partial};
 use crate::engine::demux::{Destination, Direction, is_group};
 use crate::engine::neighbours::{self, NeighbourRequest, REQUESTS_PER_ITERATION};
 use crate::engine::port::BOUNCE_SLOTS;
-use crate::engine::source::{Source, WHOLE_BYTES};
+use crate::engine::source::{Source, TAGGED_BYTES};
 use crate::engine::tx::TxPath;
 use crate::engine::tx::batch::Batch;
 use crate::engine::tx::check::{Refusal, check, count_sent, rest_of, segments};
 use crate::engine::tx::context::{Sent, TxContext};
 use crate::engine::tx::handoff::{BACKLOG, EXPEDITED_SLOTS};
 use crate::engine::tx::in_flight::InFlight;
+use crate::engine::tx::tag::insert_tag;
 use crate::engine::work::Work;
 
 /// A packet that the engine is about to send.
@@ -35,6 +36,8 @@ struct Outgoing {
     len: usize,
     /// The bounce buffer that holds the packet's beginning.
     slot: u32,
+    /// Bytes of a VLAN tag that the engine inserted.
+    inserted: u8,
     /// See [`crate::engine::tx::batch::Taken`].
     no_local_match: bool,
     /// The number of the packet's queue pair in the scheduler.
@@ -54,6 +57,7 @@ impl Outgoing {
             chain: taken.chain,
             len: taken.len as usize,
             slot,
+            inserted: 0,
             no_local_match: taken.no_local_match,
             unit: batch.unit,
             expedited: batch.expedited,
@@ -124,12 +128,12 @@ impl TxPath {
         slot: u32,
         context: &mut TxContext<'_>,
     ) -> Result<Sent, DeviceError> {
-        let one = Outgoing::new(batch, index, slot);
+        let mut one = Outgoing::new(batch, index, slot);
         let mtu = context.port.mtu();
         let Some(memory) = context.memories.get(one.key) else { return Ok(Sent::Now) };
         let Some(session) = context.delivery.session(one.key) else { return Ok(Sent::Now) };
         let mut headers = Headers::NONE;
-        let meta =
+        let mut meta =
             match check(batch, (index, slot), session, memory, &mut self.bounce, mtu, &mut headers)
             {
                 Ok(meta) => meta,
@@ -137,11 +141,24 @@ impl TxPath {
                 Err(Refusal::Counted(count)) => return Ok(one.refuse(count, context)),
             };
         let pool = session.shape.transmit_pool;
-        if session.requests_left(one.endpoint).is_some() {
+        let Some(Some(endpoint)) = session.endpoints.get(one.endpoint as usize) else {
+            return Ok(Sent::Now);
+        };
+        if endpoint.requests_left.is_some() {
             return Ok(self.ask_for_neighbour(&one, &headers, context));
         }
+        let within = endpoint.within;
         let held = self.bounce.bytes(one.slot).len();
         rest_of(batch.descriptors_of(index), &pool, held, &mut self.pieces);
+        if let Some(tag) = within {
+            let Some(tagged) =
+                insert_tag(&mut self.bounce, (slot, one.len), tag, meta, &mut headers)
+            else {
+                return Ok(one.refuse(EndpointCount::TxTooLong, context));
+            };
+            (one.len, meta) = tagged;
+            (one.inserted, one.no_local_match) = (VlanTag::BYTES as u8, false);
+        }
         self.route::<CAPTURES>(&one, meta, &headers, context)
     }
 
@@ -190,7 +207,8 @@ impl TxPath {
         let local = self.found.len();
         let (mut work, mut captures) = (Work::default(), Work::default());
         if local > 0 || CAPTURES && !context.flows.captures().is_empty() {
-            (work, captures) = self.deliver_here::<CAPTURES>(one, meta, members, context);
+            let packet = (meta, headers.vlan.is_some());
+            (work, captures) = self.deliver_here::<CAPTURES>(one, packet, members, context);
         }
         if group {
             context.counters.add(Count::TxGroup, 1);
@@ -276,7 +294,8 @@ impl TxPath {
     fn count_sent(&mut self, one: &Outgoing, context: &mut TxContext<'_>) {
         let copies = u64::from(self.bounce.slots[one.slot as usize].copies);
         if let Some(session) = context.delivery.session(one.key) {
-            count_sent(&mut session.counters, one.endpoint, one.len, copies);
+            let len = one.len - usize::from(one.inserted);
+            count_sent(&mut session.counters, one.endpoint, len, copies);
         }
     }
 
@@ -286,7 +305,7 @@ impl TxPath {
     fn deliver_here<const CAPTURES: bool>(
         &mut self,
         one: &Outgoing,
-        meta: Meta,
+        (meta, is_tagged): (Meta, bool),
         members: usize,
         context: &mut TxContext<'_>,
     ) -> (Work, Work) {
@@ -303,7 +322,11 @@ impl TxPath {
         }
         let (members, promiscuous) = self.found.split_at(members.min(self.found.len()));
         for destination in members {
-            work += delivery.deliver(*destination, &packet, 0);
+            work += if is_tagged {
+                delivery.deliver_tagged(*destination, &packet)
+            } else {
+                delivery.deliver(*destination, &packet, 0)
+            };
         }
         if CAPTURES {
             for destination in promiscuous {
@@ -399,7 +422,7 @@ impl TxPath {
         meta: Meta,
         context: &mut TxContext<'_>,
     ) -> Result<Sent, DeviceError> {
-        let mut beginning = [0; WHOLE_BYTES];
+        let mut beginning = [0; TAGGED_BYTES];
         let held = self.bounce.bytes(one.slot).len();
         beginning[..held].copy_from_slice(self.bounce.bytes(one.slot));
         let Ok(mut segmenter) = Segmenter::new(&beginning[..held], one.len, &meta) else {
