@@ -123,7 +123,7 @@ impl<'a> Delivery<'a> {
         let endpoint = session.endpoints.get(number as usize).and_then(Option::as_ref);
         let Some(endpoint) = endpoint else { return InPlace::Dropped };
         if endpoint.queue_pair != 0
-            || endpoint.within.is_some()
+            || endpoint.within.is_some() != placed.is_untagged
             || meta.segmentation.is_some() && !endpoint.offload
         {
             return InPlace::NeedsCopy;
@@ -162,6 +162,8 @@ pub(crate) struct Placed {
     pub(crate) offset: u32,
     pub(crate) buffer: u32,
     pub(crate) len: u32,
+    /// `true` if the device removed the packet's VLAN tag.
+    pub(crate) is_untagged: bool,
 }
 
 /// What became of such a packet.

@@ -239,7 +239,7 @@ impl Card {
     }
 
     fn set_registers(&self, filters: &Filters) {
-        self.write(CTRL, CTRL_FULL_DUPLEX | CTRL_AUTO_SPEED | CTRL_LINK_UP);
+        self.write(CTRL, CTRL_FULL_DUPLEX | CTRL_AUTO_SPEED | CTRL_LINK_UP | CTRL_VLAN_MODE);
         self.write(CTRL_EXT, CTRL_EXT_DRIVER_LOADED | CTRL_EXT_82574 | CTRL_EXT_CLEAR_PENDING);
         self.registers.change(GCR, 0, GCR_82574);
         self.write(VET, VLAN_ETHERTYPE);
@@ -362,9 +362,12 @@ impl Card {
         }
     }
 
-    /// Returns `true` if both directions run, and a queue with these rings, which an earlier server has set.
+    /// Returns `true` if both directions run, with tags apart from packets, and a queue with these rings, which an
+    /// earlier server has set.
     pub(super) fn runs_with(&self, queue: u32, rx: (u64, u32), tx: (u64, u32)) -> bool {
-        let is_on = self.read(RCTL) & RCTL_ENABLE != 0 && self.read(TCTL) & TCTL_ENABLE != 0;
+        let is_on = self.read(RCTL) & RCTL_ENABLE != 0
+            && self.read(TCTL) & TCTL_ENABLE != 0
+            && self.read(CTRL) & CTRL_VLAN_MODE != 0;
         let is = |(at, bytes): (u64, u32), [low, high, size]: [Register; 3]| {
             let read = |register: Register| self.read(register.at(queue, QUEUE_STRIDE));
             let found = u64::from(read(low)) | u64::from(read(high)) << 32;
@@ -453,7 +456,9 @@ fn double_with(queues: usize, steering: Steering) -> Card {
     let leaves = Arc::default();
     let wiring = Wiring { link: event(), queues, steering, leaves };
     let address = "0000:00:03.0".parse().unwrap();
-    Card::new(Registers::double(0x20000), address, Interrupts::vectors(2, 2), wiring)
+    let registers = Registers::double(0x20000);
+    registers.write(CTRL, CTRL_VLAN_MODE);
+    Card::new(registers, address, Interrupts::vectors(2, 2), wiring)
 }
 
 #[cfg(test)]
@@ -616,8 +621,11 @@ mod tests {
         assert!(!card.runs_with(0, (0, 8192), tx) && !card.runs_with(0, rx, (tx.0, 4096)));
         card.write(TCTL, 0);
         assert!(!card.runs_with(0, rx, tx), "it does not send");
-        card.write(STATUS, GONE);
         card.write(TCTL, TCTL_ENABLE);
+        card.write(CTRL, 0);
+        assert!(!card.runs_with(0, rx, tx), "it leaves tags in packets");
+        card.write(CTRL, CTRL_VLAN_MODE);
+        card.write(STATUS, GONE);
         assert!(!card.runs_with(0, rx, tx), "it does not answer");
     }
 }

@@ -7,7 +7,7 @@
 
 use towpath_packet::segment::DeviceHeaders;
 
-use crate::Checksum;
+use crate::{Checksum, VLAN_TAG_BYTES};
 
 /// The words of a descriptor.
 pub(super) type Words = [u64; 2];
@@ -39,6 +39,13 @@ pub(super) struct Written {
     pub(super) hash: Option<u32>,
     /// The tag that the device removed, as on the wire: priority, DEI and number.
     pub(super) tag: Option<u16>,
+}
+
+impl Written {
+    /// Returns the bytes of the packet on the wire that are not in its buffers.
+    pub(super) fn tag_bytes(&self) -> usize {
+        if self.tag.is_some() { VLAN_TAG_BYTES } else { 0 }
+    }
 }
 
 const RX_DONE: u32 = 1;

@@ -10,6 +10,8 @@ pub(super) const CTRL_MASTER_DISABLE: u32 = 1 << 2;
 pub(super) const CTRL_AUTO_SPEED: u32 = 1 << 5;
 pub(super) const CTRL_LINK_UP: u32 = 1 << 6;
 pub(super) const CTRL_RESET: u32 = 1 << 26;
+/// Remove the tags of received packets, and insert those of descriptors into packets to send.
+pub(super) const CTRL_VLAN_MODE: u32 = 1 << 30;
 
 pub(super) const STATUS: Register = Register(0x0008);
 pub(super) const STATUS_LINK_UP: u32 = 1 << 1;

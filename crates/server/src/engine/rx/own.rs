@@ -326,11 +326,10 @@ impl Queue<'_, '_> {
             }
             return (false, work);
         };
-        if let [one] = buffers
-            && one.is_whole()
-        {
-            let placed = Placed { offset: one.offset, buffer: one.buffer, len: one.len };
-            match self.delivery.deliver_in_place(destination, placed, meta) {
+        if let [one] = buffers {
+            let Received { offset, buffer, len, .. } = *one;
+            let placed = Placed { offset, buffer, len, is_untagged: one.tag.is_some() };
+            match self.delivery.deliver_in_place(destination, placed, one.meta) {
                 InPlace::Given => return (true, work),
                 InPlace::Dropped => return (false, work),
                 InPlace::NeedsCopy => {}

@@ -2,7 +2,9 @@
 
 use super::super::descriptor::{self, Written};
 use super::{DISCARD, E1000eQueue, LEAST_HELD, Owner, RX_BUFFER_BYTES};
-use crate::{ETHERNET_HEADER_BYTES, Meta, Received, SpaceId, Spaces, VLAN_TAG_BYTES};
+use crate::{
+    ETHERNET_HEADER_BYTES, Meta, Received, SpaceId, Spaces, TagProtocol, VLAN_TAG_BYTES, VlanTag,
+};
 
 impl E1000eQueue {
     /// Gives the device empty buffers. Returns how many the device took.
@@ -111,7 +113,8 @@ impl E1000eQueue {
             let len: usize = out[from..].iter().map(|part| part.len as usize).sum();
             let is_rest = std::mem::replace(&mut self.discards, !is_whole);
             let is_discarded = out[from..].iter().any(|part| part.buffer == DISCARD);
-            if !is_whole || is_rest || is_discarded || last.is_bad || len > longest {
+            let tag_bytes = last.tag_bytes();
+            if !is_whole || is_rest || is_discarded || last.is_bad || len + tag_bytes > longest {
                 // The first part of a packet that is too long was counted.
                 self.counters.rx_dropped += u64::from(!is_rest);
                 let buffers = out.drain(from..).map(|part| part.buffer);
@@ -121,8 +124,9 @@ impl E1000eQueue {
             let first = &mut out[from];
             first.meta.checksum = last.checksum;
             first.hash = last.hash;
+            first.tag = last.tag.map(tag);
             self.counters.rx_packets += 1;
-            self.counters.rx_bytes += len as u64;
+            self.counters.rx_bytes += (len + tag_bytes) as u64;
         }
         count
     }
@@ -141,7 +145,8 @@ impl E1000eQueue {
         let len = written.len as usize;
         let buffer = self.parts.ledger.buffer(index);
         let is_good = written.is_last && !written.is_bad && buffer != DISCARD;
-        if !is_good || len > longest.min(RX_BUFFER_BYTES) {
+        // The packet's last descriptor says whether the device removed a tag.
+        if !is_good || written.tag.is_some() || len > longest.min(RX_BUFFER_BYTES) {
             return false;
         }
         rx.take(1);
@@ -211,4 +216,9 @@ enum Fetched {
     Whole(Written),
     /// Its end is in none of the buffers.
     TooLong(Written),
+}
+
+/// Returns a tag that the device removed. It removes only tags of the ethertype in `VET`.
+fn tag(control: u16) -> VlanTag {
+    VlanTag { protocol: TagProtocol::Customer, control }
 }

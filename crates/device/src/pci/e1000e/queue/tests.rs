@@ -215,6 +215,29 @@ fn next(world: &World, after_crash: bool) -> (E1000eQueue, Spaces, SpaceId) {
     (queue, spaces, pool)
 }
 
+/// A packet is as long as the wire allows with the tag that the device removed.
+#[test]
+fn tags_that_the_device_removed_are_reported() {
+    let mut world = World::new();
+    world.fill(100);
+    world.kick();
+    let longest = (MTU + crate::ETHERNET_HEADER_BYTES + crate::VLAN_TAG_BYTES) as u64;
+    // A tag, a priority alone, no tag, and a packet that is too long with its tag.
+    let packets = [(0xb, 100, 7), (0xb, longest, 0xe000), (3, 100, 7), (0xb, longest + 1, 7)];
+    for (index, (status, len, tag)) in (0..).zip(packets) {
+        let words = [0, status | len << 32 | tag << 48];
+        world.queue.parts.shared.rx.write_back(index, words);
+    }
+    world.poll(64);
+    let tags =
+        world.in_hand.iter().map(|one| (u64::from(one.len), one.tag.map(|tag| tag.to_bytes())));
+    let tags: Vec<_> = tags.collect();
+    let (urgent, seven) = (Some([0x81, 0, 0xe0, 0]), Some([0x81, 0, 0, 7]));
+    assert_eq!(tags, [(100, seven), (longest, urgent), (100, None)]);
+    let counters = world.queue.counters();
+    assert_eq!((counters.rx_bytes, counters.rx_dropped), (104 + longest + 4 + 100, 1));
+}
+
 #[test]
 fn packets_in_hand_are_received_again_and_others_follow() {
     let mut world = World::new();
@@ -278,7 +301,8 @@ fn a_card_that_cannot_be_gone_on_with_is_not() {
     world.kick();
     assert!(world.kill(false).0.is_some());
     let write = |register, value| world.queue.parts.card.registers.write(register, value);
-    for (register, wrong) in [(TDT, 5), (TDT, 512), (RDT, 512), (RDT, 11), (RCTL, 0), (TCTL, 0)] {
+    let others = [(TDT, 5), (TDT, 512), (RDT, 512), (RDT, 11), (RCTL, 0), (TCTL, 0), (CTRL, 0)];
+    for (register, wrong) in others {
         let before = world.register(register);
         write(register, wrong);
         if register == TDT && wrong == 5 {
