@@ -289,7 +289,7 @@ fn each_field_of_open_has_its_range() {
     let good = raw::open();
     let (ip, port) = (message::RULE_IP, message::RULE_PORT | message::RULE_PROTOCOL);
     let remote_port = message::RULE_REMOTE_PORT | message::RULE_PROTOCOL;
-    let any_vlan = message::RULE_ANY_VLAN;
+    let (any_vlan, within) = (message::RULE_ANY_VLAN, message::OPEN_WITHIN_VLAN);
     let mut other_ip = [0; 16];
     other_ip[..4].copy_from_slice(&[10, 77, 0, 99]);
     let cases: Vec<(Open, Refusal)> = vec![
@@ -310,6 +310,12 @@ fn each_field_of_open_has_its_range() {
         (Open { given: remote_port, protocol: 1, remote_port: 53, ..good }, Refusal::Malformed),
         (Open { given: message::RULE_MAC | message::RULE_ANY_MAC, ..good }, Refusal::Malformed),
         (Open { given: message::RULE_VLAN | any_vlan, vlan: 5, ..good }, Refusal::Malformed),
+        (Open { flags: within, ..good }, Refusal::Malformed),
+        (Open { flags: within, vlan: 5, ..good }, Refusal::Malformed),
+        (Open { flags: within, given: any_vlan, ..good }, Refusal::Malformed),
+        (Open { flags: within, given: message::RULE_VLAN, vlan: 0, ..good }, Refusal::Malformed),
+        (Open { flags: within | message::OPEN_CAPTURE, ..good }, Refusal::Malformed),
+        (Open { flags: within | message::OPEN_NEIGHBOURS, ..good }, Refusal::Malformed),
         (Open { given: message::RULE_REMOTE_IP, ip_version: 0, ..good }, Refusal::Malformed),
         (Open { given: port, protocol: 1, port: 53, ..good }, Refusal::Malformed),
         (Open { given: ip, ip_version: 5, ..good }, Refusal::Malformed),
@@ -328,7 +334,7 @@ fn each_field_of_open_has_its_range() {
     own[..4].copy_from_slice(&attached.ipv4);
     let rights = [
         Open { given: any_vlan | message::RULE_REMOTE_PORT, remote_port: 7, ..good },
-        Open { given: message::RULE_VLAN, vlan: 4094, ..good },
+        Open { given: message::RULE_VLAN, vlan: 4094, flags: within, ..good },
         Open { given: ip, ip_version: 4, ip: own, ..good },
         Open { given: port, protocol: 132, port: 0, ..good },
     ];

@@ -106,11 +106,39 @@ impl SessionLink {
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn new(mut session: Session) -> Result<SessionLink, OpenError> {
+    pub fn new(session: Session) -> Result<SessionLink, OpenError> {
+        SessionLink::over(session, None)
+    }
+
+    /// Creates the same link within a VLAN, 1 to 4094. Its host is one of the VLAN, with the
+    /// session's addresses. The server removes and inserts the tags, and the MTU is that of the
+    /// device. A session that shares the host's addresses has no ports within a VLAN.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use towpath_client::Session;
+    /// use towpath_net::{Driving, Network, SessionLink};
+    ///
+    /// let session = Session::attach("/run/towpath/eth0.sock", &SessionLink::options("inside"))?;
+    /// let link = SessionLink::within_vlan(session, 7)?;
+    /// let config = link.config();
+    /// let network = Network::new(Box::new(link), config, Driving::Thread)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn within_vlan(session: Session, vlan: u16) -> Result<SessionLink, OpenError> {
+        SessionLink::over(session, Some(vlan))
+    }
+
+    fn over(mut session: Session, vlan: Option<u16>) -> Result<SessionLink, OpenError> {
+        let rule = vlan.map_or(Rule::new(), |vlan| Rule::new().within_vlan(vlan));
         let endpoints = if session.info().by_port {
-            Endpoints::ByPort(Box::new(Ports::new(&mut session)?))
+            Endpoints::ByPort(Box::new(Ports::new(&mut session, rule)?))
         } else {
-            Endpoints::Whole(session.open(&Rule::new().with_group().with_offload())?)
+            Endpoints::Whole(session.open(&rule.with_group().with_offload())?)
         };
         Ok(SessionLink { session, endpoints, whole: Vec::with_capacity(LARGEST_BYTES) })
     }
@@ -178,6 +206,21 @@ impl Network {
         Network::over_with(session, driving, adjust)
     }
 
+    /// Starts the same host within a VLAN ([`SessionLink::within_vlan`]).
+    ///
+    /// # Errors
+    /// [`HostError`] gives the reason.
+    pub fn attach_within_vlan(
+        path: impl AsRef<Path>,
+        vlan: u16,
+        driving: Driving,
+        adjust: impl FnOnce(&mut Config),
+    ) -> Result<Network, HostError> {
+        let name = Options::default().name;
+        let session = Session::attach(path, &SessionLink::options(&name))?;
+        Network::over_link(SessionLink::within_vlan(session, vlan)?, driving, adjust)
+    }
+
     /// Starts the same host over an attached session.
     ///
     /// # Errors
@@ -191,7 +234,14 @@ impl Network {
         driving: Driving,
         adjust: impl FnOnce(&mut Config),
     ) -> Result<Network, HostError> {
-        let link = SessionLink::new(session)?;
+        Network::over_link(SessionLink::new(session)?, driving, adjust)
+    }
+
+    fn over_link(
+        link: SessionLink,
+        driving: Driving,
+        adjust: impl FnOnce(&mut Config),
+    ) -> Result<Network, HostError> {
         let mut config = link.config();
         adjust(&mut config);
         Ok(Network::new(Box::new(link), config, driving)?)

@@ -2,9 +2,10 @@
 //! engine, with an in-memory device.
 
 use std::io::{Read, Write};
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use towpath_client::Session;
+use towpath_client::{Options, Session};
 use towpath_device::loopback;
 use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
 use towpath_protocol::store::MemoryStore;
@@ -29,7 +30,13 @@ fn host(server: &Server, name: &str, driving: Driving) -> Network {
 fn echo(address: &str, driving: Driving) {
     let (server, _far) = serve();
     let (a, b) = (host(&server, "a", Driving::Thread), host(&server, "b", driving));
-    let listener = TcpListener::bind(&a, format!("{address}:7")).unwrap();
+    echo_between(&a, &b, address);
+    server.stop().unwrap();
+}
+
+/// Sends a stream from `b` to `a`, which has the address, and back.
+fn echo_between(a: &Network, b: &Network, address: &str) {
+    let listener = TcpListener::bind(a, format!("{address}:7")).unwrap();
     let serving = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let mut bytes = vec![0; 64 << 10];
@@ -41,7 +48,7 @@ fn echo(address: &str, driving: Driving) {
             stream.write_all(&bytes[..count]).unwrap();
         }
     });
-    let mut stream = TcpStream::connect(&b, format!("{address}:7")).unwrap();
+    let mut stream = TcpStream::connect(b, format!("{address}:7")).unwrap();
     let sent: Vec<u8> = (0..4_000_000u32).map(|n| ((n * 7) >> 3) as u8).collect();
     let mut writer = stream.try_clone().unwrap();
     let to_send = sent.clone();
@@ -54,7 +61,6 @@ fn echo(address: &str, driving: Driving) {
     assert!(got == sent, "{} of {} bytes, or wrong ones", got.len(), sent.len());
     writing.join().unwrap();
     serving.join().unwrap();
-    server.stop().unwrap();
 }
 
 #[test]
@@ -65,6 +71,42 @@ fn tcp_over_ipv4() {
 #[test]
 fn tcp_over_ipv6() {
     echo("[fd77::2]", Driving::Thread);
+}
+
+fn host_within(server: &Server, vlan: u16, last: u8) -> Network {
+    let ipv4 = Some(Ipv4Addr::new(10, 77, 0, last));
+    let options = Options { ipv4, ..SessionLink::options("inside") };
+    let session = Session::attach_over(server.connect().unwrap(), &options).unwrap();
+    let link = SessionLink::within_vlan(session, vlan).unwrap();
+    let config = link.config();
+    Network::new(Box::new(link), config, Driving::Thread).unwrap()
+}
+
+/// Hosts within a VLAN reach each other on one server, and across a wire whose devices do the
+/// offload work or leave it to the server.
+#[test]
+fn sockets_within_a_vlan() {
+    let (server, _far) = serve();
+    let (a, b) = (host_within(&server, 7, 2), host_within(&server, 7, 3));
+    echo_between(&a, &b, "10.77.0.2");
+    echo_between(&a, &b, "[fd77::2]");
+    server.stop().unwrap();
+    for offloads in [true, false] {
+        let device = loopback::Config { offloads, ..Default::default() };
+        let (near, far) = loopback::pair(&device).unwrap();
+        let start = |device, own: &str| {
+            let ipv4 = Some(Subnet::new(own.parse().unwrap(), 24));
+            let config = Config { subnets: Subnets { ipv4, ipv6: None }, ..Config::default() };
+            Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
+        };
+        let near = start(Box::new(near), "10.77.0.1");
+        let far = start(Box::new(far), "10.77.0.128");
+        let (a, b) = (host_within(&near, 7, 2), host_within(&far, 7, 3));
+        echo_between(&a, &b, "10.77.0.2");
+        near.stop().unwrap();
+        // The other end of its wire is gone.
+        let _ = far.stop();
+    }
 }
 
 #[test]

@@ -172,6 +172,9 @@ fn receives(opened: &Opened) -> String {
         None if opened.is_for_neighbours => "the server's answers about link addresses".to_owned(),
         None => rule_text(&opened.rule),
     };
+    if opened.within_vlan {
+        text.push_str(", without the tag");
+    }
     if opened.group {
         text.push_str(", broadcast and multicast");
     }

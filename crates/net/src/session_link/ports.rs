@@ -47,6 +47,8 @@ enum Base {
 /// See the module.
 pub(super) struct Ports {
     base: Base,
+    /// What the rules of all endpoints have in common.
+    rule: Rule,
     open: HashMap<Port, Open>,
     /// The number of endpoints that the server had closed at the last look, and the ports that are
     /// still to be reported.
@@ -54,18 +56,18 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Opens the endpoints that every host needs.
+    /// Opens the endpoints that every host needs. `rule`: what all have in common.
     ///
     /// # Errors
     /// [`OpenError`].
-    pub(super) fn new(session: &mut Session) -> Result<Ports, OpenError> {
+    pub(super) fn new(session: &mut Session, rule: Rule) -> Result<Ports, OpenError> {
         let (shared, has_ipv4) = (session.info().shared, session.info().ipv4.is_some());
         let base = if shared {
             Base::Shared { neighbours: session.open(&Rule::neighbours())? }
         } else {
-            let arp = Rule::new().ethertype(ETHERTYPE_ARP).with_group();
-            let icmp = Rule::new().ethertype(ETHERTYPE_IPV4).protocol(PROTOCOL_ICMP);
-            let icmpv6 = Rule::new().ethertype(ETHERTYPE_IPV6).protocol(PROTOCOL_ICMPV6);
+            let arp = rule.ethertype(ETHERTYPE_ARP).with_group();
+            let icmp = rule.ethertype(ETHERTYPE_IPV4).protocol(PROTOCOL_ICMP);
+            let icmpv6 = rule.ethertype(ETHERTYPE_IPV6).protocol(PROTOCOL_ICMPV6);
             let needs_ipv6 = session.info().ipv6.is_some();
             Base::Own {
                 arp: open_base(session, &arp, has_ipv4)?,
@@ -73,7 +75,7 @@ impl Ports {
                 icmpv6: open_base(session, &icmpv6.with_group(), needs_ipv6)?,
             }
         };
-        Ok(Ports { base, open: HashMap::new(), revoked: (0, Vec::new()) })
+        Ok(Ports { base, rule, open: HashMap::new(), revoked: (0, Vec::new()) })
     }
 
     /// Returns `true` if the host may use IPv6.
@@ -111,7 +113,7 @@ impl Ports {
             // A socket for every address of a family of which there is none.
             return Ok((local, false));
         }
-        let rule = rule(session.info(), wanted, local.ip())?;
+        let rule = rule(self.rule, session.info(), wanted, local.ip())?;
         let endpoint = session.open(&rule.with_offload()).map_err(refused)?;
         let opened = SocketAddr::new(local.ip(), endpoint.port());
         self.open
@@ -211,9 +213,9 @@ fn open_base(
     }
 }
 
-/// Returns the flow rule of a port.
-fn rule(info: &Info, port: Port, local: IpAddr) -> io::Result<Rule> {
-    let rule = Rule::new().protocol(port.protocol).port(port.port);
+/// Returns the flow rule of a port, from what all have in common.
+fn rule(common: Rule, info: &Info, port: Port, local: IpAddr) -> io::Result<Rule> {
+    let rule = common.protocol(port.protocol).port(port.port);
     if !info.shared {
         let ethertype = if port.is_ipv4 { ETHERTYPE_IPV4 } else { ETHERTYPE_IPV6 };
         return Ok(rule.ethertype(ethertype));

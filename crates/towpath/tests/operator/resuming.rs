@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_client::{Lost, Options, Rule, SendError, Session, Setting};
+use towpath_client::{Endpoint, Lost, Options, Rule, SendError, Session, Setting};
 use towpath_net::{Network, TcpListener, TcpStream, UdpSocket};
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{self, Attach, Close, Message, Refusal, Resume};
@@ -354,6 +354,7 @@ fn endpoints_and_settings_are_as_before() {
         }
         opened.push(session.open(&Rule::new().tcp(0)).unwrap());
         session.open(&Rule::new().ethertype(0x88b5).with_offload()).unwrap();
+        let inside = session.open(&Rule::new().ethertype(0x88b5).within_vlan(7)).unwrap();
         session.set(opened[3], Setting::RxUsecs, 77).unwrap();
         let at = format!("{}/{}", session.info().session, 4);
         prints(&mut towpath(&["set", &server.socket, &at, "rate_bps=8000000", "weight=3"]));
@@ -362,7 +363,7 @@ fn endpoints_and_settings_are_as_before() {
             session.close(opened[one]).unwrap();
         }
         let before = endpoints(&server);
-        assert_eq!(before.len(), 19);
+        assert_eq!(before.len(), 20);
         for kills in 1..=3 {
             server.kill_server();
             assert!(session.wait(Some(LIMIT)).unwrap());
@@ -370,6 +371,7 @@ fn endpoints_and_settings_are_as_before() {
             assert_eq!(endpoints(&server), before);
             assert_eq!(session.info().ipv4, address);
             assert_eq!(server.report()["device"]["settings"]["rx_batch"], "17");
+            sends_within_its_vlan(&mut session, inside, kills.into());
         }
         // Free numbers are used again, taken ones are not.
         let next = session.open(&Rule::new().udp(2000)).unwrap();
@@ -383,6 +385,25 @@ fn endpoints_and_settings_are_as_before() {
         assert!(Session::attach(&server.socket, &other).is_err());
         drop(session);
         until("the session is over", || server.report()["device"]["addresses_in_use"] == 0);
+    });
+}
+
+/// An endpoint within a VLAN still sends packets without the tag, and none with one. `kills`: how
+/// often the server was killed.
+fn sends_within_its_vlan(session: &mut Session, endpoint: Endpoint, kills: u64) {
+    let mut packet = vec![0xee; 60];
+    packet[..6].fill(0xff);
+    packet[6..12].copy_from_slice(&session.info().mac);
+    packet[12..14].copy_from_slice(&[0x88, 0xb5]);
+    session.send_bytes(endpoint, &packet).unwrap();
+    packet.splice(12..12, [0x81, 0, 0, 7]);
+    session.send_bytes(endpoint, &packet).unwrap();
+    session.flush().unwrap();
+    until("both are counted", || {
+        let count = |name| session.counters(endpoint).into_iter().find(|one| one.0 == name);
+        let sent = count("tx_packets").map(|one| one.1);
+        let refused = count("tx_dropped_outside_rule").map(|one| one.1);
+        (sent, refused) == (Some(kills), Some(kills))
     });
 }
 
