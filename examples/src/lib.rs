@@ -39,7 +39,8 @@ pub fn run<const N: usize>(
         let _ = writeln!(io::stdout(), "{about}\n\nusage: {usage}");
         return ExitCode::SUCCESS;
     }
-    if usage.ends_with(']') && arguments.len() + 1 == N {
+    let optional = usage.matches('[').count();
+    while arguments.len() < N && arguments.len() + optional >= N {
         arguments.push(OsString::new());
     }
     let is_option = |argument: &OsString| argument.as_encoded_bytes().starts_with(b"-");

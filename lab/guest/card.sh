@@ -107,6 +107,26 @@ counts() {
     grep -q '^tx_bytes .*[1-9][0-9][0-9][0-9][0-9][0-9][0-9]$' /tmp/said
 }
 
+# An application within a VLAN serves the kernel's interface of that VLAN. The card removes and inserts the tags. Outside
+# of the VLAN it does not answer.
+serves_within_a_vlan() {
+    ip link add link eth1 name eth1.7 type vlan id 7
+    ip link set eth1.7 up
+    ip address add 192.0.2.201/32 dev eth1.7
+    ip route add 192.0.2.65/32 dev eth1.7 src 192.0.2.201
+    setpriv --reuid=bob --regid=bob --clear-groups \
+        web /run/towpath/card.sock /tmp/docs 8080 7 >/tmp/web7.log 2>&1 &
+    local inside=$!
+    eventually ping -c 1 -W 1 192.0.2.65
+    fetch 192.0.2.65
+    ip link delete eth1.7
+    fails ping -c 1 -W 1 192.0.2.65
+    kill $inside
+    wait $inside || true
+    eventually has_one_session
+    fetch
+}
+
 # Returns the command register of the card's configuration space.
 command_register() {
     od -An -tu2 -j 4 -N 2 "/sys/bus/pci/devices/$card/config"
@@ -408,8 +428,8 @@ ends() {
 }
 
 for one in lists_the_cards refuses_an_unclaimed_card refuses_a_card_in_use claims_the_card conforms \
-    is_stopped_by_the_iommu serves fetch counts goes_on_after_a_kill goes_on_after_an_upgrade \
-    goes_on_after_a_crash outlives_many_kills outlives_many_applications outlives_a_stall outlives_a_pulled_cable \
+    is_stopped_by_the_iommu serves fetch counts serves_within_a_vlan goes_on_after_a_kill \
+    goes_on_after_an_upgrade goes_on_after_a_crash outlives_many_kills outlives_many_applications outlives_a_stall outlives_a_pulled_cable \
     stops_with_its_keeper goes_on_with_wrong_addresses goes_on_with_one_interrupt goes_on_with_two_queues \
     gives_the_queue_to_the_only_session ends; do
     check $one
@@ -417,5 +437,5 @@ done
 ends_with_faults_only_at cde
 current='the number of checks'
 # bash goes on behind a loop in which an expression is wrong.
-[ $checks = 22 ]
+[ $checks = 23 ]
 echo "$checks checks passed"

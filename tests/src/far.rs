@@ -81,7 +81,7 @@ impl Echo {
         while let Some(one) = self.waiting.front() {
             let parts = [Part { space: self.pool, offset: one.offset, len: one.len }];
             let token = u64::from(one.buffer / self.buffer_bytes * self.buffer_bytes);
-            let packet = Packet { parts: &parts, meta: Meta::FULL, token };
+            let packet = Packet { parts: &parts, meta: Meta::FULL, tag: None, token };
             if self.queue.tx_submit(&mut self.spaces, &[packet]).ok()? == 0 {
                 break;
             }

@@ -157,6 +157,10 @@ fn devices() -> Vec<loopback::Config> {
     vec![
         base.clone(),
         loopback::Config { offloads: false, ..base.clone() },
+        loopback::Config { tx_tags: true, ..base.clone() },
+        loopback::Config { tx_tags: true, offloads: false, ..base.clone() },
+        loopback::Config { tx_tags: true, tx_in_place: false, ..base.clone() },
+        loopback::Config { tx_tags: true, tx_asynchronous: true, ..base.clone() },
         loopback::Config { tx_in_place: false, ..base.clone() },
         loopback::Config { tx_in_place: false, offloads: false, ..base.clone() },
         loopback::Config { tx_asynchronous: true, reception: removes, ..base.clone() },

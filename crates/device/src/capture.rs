@@ -108,7 +108,11 @@ impl<W: Write + Send + 'static> CaptureDevice<W> {
         let interface = writer.interface(&inner.info().name, options.snap_bytes)?;
         let writer = Some((writer, interface));
         let capture = Capture { options, writer, status: CaptureStatus::default() };
-        Ok(Wrapped::around(inner, capture).with_info(|info| info.queues = 1))
+        Ok(Wrapped::around(inner, capture).with_info(|info| {
+            info.queues = 1;
+            // The capture shows packets as they are on the wire.
+            info.can.tx_tag = false;
+        }))
     }
 
     /// Returns a handle that reports the capture's state.

@@ -51,6 +51,8 @@ pub struct Capabilities {
     /// space, because it copies them before `tx_submit` returns; whatever the fields above say of
     /// other packets.
     pub tx_large_copied: bool,
+    /// `true` if the device inserts the tag of [`Packet::tag`](crate::Packet::tag).
+    pub tx_tag: bool,
     /// `true` if packets to the device's own MAC address go to the kernel's sockets of this host.
     pub tx_to_host: bool,
     /// `true` if the device delivers packets that are large or have a partial checksum, with

@@ -97,6 +97,7 @@ impl FaultDevice {
                 tx_segmentation: info.can.tx_in_place,
                 tx_segmentation_ecn: info.can.tx_in_place,
                 tx_large_copied: false,
+                tx_tag: false,
                 tx_to_host: info.can.tx_to_host,
                 rx_offload: false,
                 tx_asynchronous: false,

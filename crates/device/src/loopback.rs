@@ -88,6 +88,7 @@ impl LoopbackDevice {
             tx_checksum: config.offloads,
             tx_segmentation: config.offloads,
             tx_segmentation_ecn: config.offloads,
+            tx_tag: config.tx_tags,
             tx_large_copied: false,
             tx_to_host: false,
             rx_offload: config.offloads,

@@ -26,6 +26,10 @@ pub struct Packet<'a> {
     pub parts: &'a [Part],
     /// The offload work that is left to the device, within its capabilities.
     pub meta: Meta,
+    /// The VLAN tag, of kind [`TagProtocol::Customer`](crate::TagProtocol::Customer), that the
+    /// device inserts ([`Capabilities::tx_tag`](crate::Capabilities::tx_tag)). The packet's bytes
+    /// and `meta` are those without it. `None` to insert none.
+    pub tag: Option<VlanTag>,
     /// The token that `tx_complete` returns when the device has completed the packet.
     pub token: u64,
 }

@@ -47,7 +47,10 @@ impl SlowDevice {
     #[must_use]
     pub fn new(inner: Box<dyn Device>, pace: Pace) -> SlowDevice {
         let pace = Pace { places: pace.places.max(1), ..pace };
-        Wrapped::around(inner, Slow { pace }).with_info(|info| info.can.tx_asynchronous = true)
+        Wrapped::around(inner, Slow { pace }).with_info(|info| {
+            info.can.tx_asynchronous = true;
+            info.can.tx_tag = false;
+        })
     }
 }
 
@@ -109,7 +112,8 @@ impl SlowQueue {
         while let Some(first) = self.waiting.front()
             && first.due <= now
         {
-            let packet = Packet { parts: &first.parts, meta: first.meta, token: first.token };
+            let packet =
+                Packet { parts: &first.parts, meta: first.meta, tag: None, token: first.token };
             if self.inner.tx_submit(spaces, &[packet])? == 0 {
                 self.blocked = true;
                 break;

@@ -110,6 +110,7 @@ impl TapDevice {
                 tx_checksum: offloads,
                 tx_segmentation: offloads,
                 tx_segmentation_ecn: offloads,
+                tx_tag: false,
                 tx_large_copied: false,
                 tx_to_host: false,
                 rx_offload: granted,

@@ -92,7 +92,7 @@ fn wrong_addresses() {
     assert_eq!(seen, [0; 2048], "written elsewhere");
     let mut send = |space, offset, token| {
         let parts = [Part { space, offset, len: frame.len() as u32 }];
-        let packet = Packet { parts: &parts, meta: Meta::FULL, token };
+        let packet = Packet { parts: &parts, meta: Meta::FULL, tag: None, token };
         assert_eq!(queue.tx_submit(&mut spaces, &[packet]).unwrap(), 1);
         queue.kick(&mut spaces, Kick::Tx).unwrap();
     };

@@ -27,6 +27,13 @@ fn without_offloads() {
 }
 
 #[test]
+fn with_tags_to_insert() {
+    let config = Config { tx_tags: true, ..Config::default() };
+    check("loopback that inserts tags", config.clone());
+    check("asynchronous loopback that inserts tags", Config { tx_asynchronous: true, ..config });
+}
+
+#[test]
 fn asynchronous() {
     check("asynchronous loopback", Config { tx_asynchronous: true, ..Config::default() });
 }

@@ -173,7 +173,7 @@ impl Fixture {
 
     fn send(&mut self, len: u32) -> Result<usize, DeviceError> {
         let parts = [Part { space: self.memory, offset: self.outgoing, len }];
-        let packet = Packet { parts: &parts, meta: Meta::FULL, token: 1 };
+        let packet = Packet { parts: &parts, meta: Meta::FULL, tag: None, token: 1 };
         let taken = self.queue.tx_submit(&mut self.spaces, &[packet]);
         self.queue.tx_complete(&mut Vec::new(), 9).unwrap();
         taken

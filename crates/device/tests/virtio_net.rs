@@ -109,7 +109,7 @@ impl World {
 
     fn send(&mut self, space: SpaceId, offset: u32, token: u64) {
         let parts = [Part { space, offset, len: frame().len() as u32 }];
-        let packet = Packet { parts: &parts, meta: Meta::FULL, token };
+        let packet = Packet { parts: &parts, meta: Meta::FULL, tag: None, token };
         assert_eq!(self.queue.tx_submit(&mut self.spaces, &[packet]).unwrap(), 1);
         self.queue.kick(&mut self.spaces, Kick::Tx).unwrap();
     }

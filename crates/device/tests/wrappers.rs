@@ -82,8 +82,12 @@ fn a_full_slow_device_refuses_packets() {
     let pace = Pace { packet_time, places: 3 };
     let mut fixture = Fixture::new(|device| SlowDevice::new(Box::new(device), pace));
     let parts = [Part { space: fixture.memory, offset: fixture.outgoing, len: 60 }];
-    let packets: [Packet<'_>; 5] =
-        std::array::from_fn(|at| Packet { parts: &parts, meta: Meta::FULL, token: at as u64 });
+    let packets: [Packet<'_>; 5] = std::array::from_fn(|at| Packet {
+        parts: &parts,
+        meta: Meta::FULL,
+        tag: None,
+        token: at as u64,
+    });
     let start = Instant::now();
     assert_eq!(fixture.queue.tx_submit(&mut fixture.spaces, &packets).unwrap(), 3);
     assert_eq!(
@@ -184,7 +188,7 @@ impl<D: Device> Fixture<D> {
         self.spaces.copy_in(self.memory, self.outgoing, frame).unwrap();
         let len = frame.len() as u32;
         let parts = [Part { space: self.memory, offset: self.outgoing, len }];
-        let packet = Packet { parts: &parts, meta, token: 1 };
+        let packet = Packet { parts: &parts, meta, tag: None, token: 1 };
         let deadline = Instant::now() + Duration::from_secs(5);
         while self.queue.tx_submit(&mut self.spaces, &[packet]).unwrap() == 0 {
             self.turn();

@@ -176,9 +176,11 @@ impl Port {
         let packet = |(place, (offset, _)): (usize, &(u32, u32))| Packet {
             parts: &parts[place],
             meta: Meta::FULL,
+            tag: None,
             token: u64::from(*offset),
         };
-        let mut packets = [Packet { parts: &[], meta: Meta::FULL, token: TEMPLATE }; BATCH];
+        let mut packets =
+            [Packet { parts: &[], meta: Meta::FULL, tag: None, token: TEMPLATE }; BATCH];
         for (to, from) in packets.iter_mut().zip(from.iter().enumerate().map(packet)) {
             *to = from;
         }
@@ -226,7 +228,8 @@ impl Port {
     /// Sends the packet `count` times, with one kick per batch.
     pub(super) fn send(&mut self, count: usize, len: usize) -> anyhow::Result<()> {
         let parts = [Part { space: self.space, offset: 0, len: len as u32 }];
-        let packets = [Packet { parts: &parts, meta: Meta::FULL, token: TEMPLATE }; BATCH];
+        let packets =
+            [Packet { parts: &parts, meta: Meta::FULL, tag: None, token: TEMPLATE }; BATCH];
         let mut left = count;
         while left > 0 {
             let taken = self.queue.tx_submit(&mut self.spaces, &packets[..left.min(BATCH)])?;

@@ -288,6 +288,7 @@ impl Driver {
         let packets: [Packet<'_>; MOST] = std::array::from_fn(|place| Packet {
             parts: &parts[place],
             meta: Meta::FULL,
+            tag: None,
             token: self.removed.get(place).map_or(u64::MAX, |(buffer, _)| u64::from(*buffer)),
         });
         match self.queue.tx_submit(&mut self.spaces, &packets[..count]) {

@@ -23,7 +23,7 @@ const TOOLS: [&str; 33] = [
 /// Where the host has its programs.
 const PATHS: [&str; 4] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
 /// The modules that `init.sh` loads before it runs the command.
-const LOADED: &str = "virtio_pci virtio_blk e1000e tun veth vfio-pci vfio_iommu_type1";
+const LOADED: &str = "virtio_pci virtio_blk e1000e tun veth 8021q vfio-pci vfio_iommu_type1";
 /// The users of the guest beside root.
 const PASSWD: &str = "root:x:0:0::/root:/bin/sh\ntowpath:x:990:990::/tmp:/bin/sh\n\
     alice:x:1001:1001::/tmp:/bin/sh\nbob:x:1002:1002::/tmp:/bin/sh\n";

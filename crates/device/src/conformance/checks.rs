@@ -17,7 +17,9 @@ use super::near::{
 use super::tags_and_hashes::tags_and_hashes;
 use super::wake_ups::wake_ups;
 use crate::random::Random;
-use crate::{ETHERNET_HEADER_BYTES, Kick, MAX_PARTS, Meta, Part, Space, SpaceId};
+use crate::{
+    ETHERNET_HEADER_BYTES, Kick, MAX_PARTS, Meta, Part, Space, SpaceId, TagProtocol, VlanTag,
+};
 
 type Check = fn(&mut Near, &mut dyn FarEnd, u64);
 
@@ -27,7 +29,7 @@ pub(super) const ALL: [(&str, Check); 12] = [
     ("budgets", budgets),
     ("a full ring", full_ring),
     ("chains of parts", chains),
-    ("large packets and partial checksums", metadata),
+    ("large packets, partial checksums and tags to insert", metadata),
     ("tags and hashes of received packets", tags_and_hashes),
     ("filters", filters),
     ("bad parts and buffers", bad_parts),
@@ -167,7 +169,7 @@ fn full_ring(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
 /// Returns frames as chains of parts.
 fn chained<'a>(frames: &'a [Vec<u8>], cuts: &'a [Vec<usize>]) -> Vec<Outgoing<'a>> {
     let both = frames.iter().zip(cuts);
-    both.map(|(bytes, cuts)| Outgoing { bytes, cuts, meta: Meta::FULL }).collect()
+    both.map(|(bytes, cuts)| Outgoing { cuts, ..Outgoing::whole(bytes) }).collect()
 }
 
 /// Returns the offsets at which to split `len` bytes into `parts` parts of at least one byte each.
@@ -186,7 +188,7 @@ fn chains(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     for parts in 1..=near.info.limits.tx_packet_parts {
         let frame = frame(NEAR_MAC, parts as u32, size(near, &mut random).max(100));
         let cuts = cuts(&mut random, frame.len(), parts);
-        let packet = Outgoing { bytes: &frame, cuts: &cuts, meta: Meta::FULL };
+        let packet = Outgoing { cuts: &cuts, ..Outgoing::whole(&frame) };
         let mut taken = 0;
         near.run_until("room for a chain", |near, _| {
             drain(far, &mut arrived);
@@ -242,6 +244,9 @@ fn is_whole(got: &[(Vec<u8>, Meta)], sent: &[u8], meta: Meta) -> Result<bool, St
     };
     let mut bytes = Vec::new();
     for (frame, meta) in got {
+        if VlanTag::of(frame) != VlanTag::of(sent) {
+            return Err(format!("the tag {:?}", VlanTag::of(frame)));
+        }
         let headers = Headers::parse(frame, frame.len()).map_err(|error| format!("{error:?}"))?;
         if !meta.is_full() || verify(frame, &headers) != Verdict::Right {
             return Err(format!("a wrong checksum in a frame of {} bytes", frame.len()));
@@ -265,37 +270,53 @@ fn meta_segment_bytes(sent: &[u8], protocol: Option<u8>, frame: &[u8]) -> Option
         .then(|| format!("a frame of {} bytes that was not segmented", frame.len()))
 }
 
+/// A tag that devices insert which can.
+const TAG: VlanTag = VlanTag { protocol: TagProtocol::Customer, control: 0xe007 };
+
 fn metadata(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
     let mut random = Random::new(seed);
     let payload: Vec<u8> = (0..60_000u32).map(|at| ((at * 31) >> 3) as u8).collect();
     let mut packets = Vec::new();
     for (from, to, outward) in [(NEAR_MAC, FAR_MAC, true), (FAR_MAC, NEAR_MAC, false)] {
         for flow in [Flow::v4(), Flow::v6()].map(|flow| flow.macs(from, to)) {
-            packets.push((outward, flow.udp_partial(&payload[..1000])));
-            packets.push((outward, flow.tcp_partial(&Tcp::default(), &payload[..999])));
             let segment_bytes = (near.info.mtu - 60) as u16;
-            packets.push((outward, flow.tcp_large(&Tcp::default(), &payload, segment_bytes)));
+            let kinds = |flow: Flow| {
+                [
+                    flow.udp_partial(&payload[..1000]),
+                    flow.tcp_partial(&Tcp::default(), &payload[..999]),
+                    flow.tcp_large(&Tcp::default(), &payload, segment_bytes),
+                    (flow.udp(&payload[..60]), Meta::FULL),
+                    (flow.udp(&payload[..700]), Meta::FULL),
+                ]
+            };
+            packets.extend(kinds(flow).map(|packet| (outward, None, packet.clone(), packet)));
+            if outward && near.info.can.tx_tag {
+                let on_wire = kinds(flow.vlan(TAG.control));
+                let tagged = kinds(flow).into_iter().zip(on_wire);
+                packets.extend(tagged.map(|(packet, wire)| (outward, Some(TAG), packet, wire)));
+            }
         }
     }
     let can = near.info.can;
-    for (outward, (frame, meta)) in packets {
+    for (outward, tag, (frame, meta), (on_wire, wire_meta)) in packets {
         let mut got = Vec::new();
         let mut sent = false;
-        let goal = format!("{meta:?}, sent by the device: {outward}");
+        let goal = format!("{meta:?}, {tag:?}, sent by the device: {outward}");
         if outward {
             let takes = match meta.segmentation {
                 Some(_) => can.tx_checksum && can.tx_segmentation || can.tx_large_copied,
-                None => can.tx_checksum,
+                None => can.tx_checksum || meta.is_full(),
             };
             if !takes {
                 continue;
             }
             let cuts = cuts(&mut random, frame.len(), near.info.limits.tx_packet_parts);
-            let packet = Outgoing { bytes: &frame, cuts: &cuts, meta };
+            let packet = Outgoing { bytes: &frame, cuts: &cuts, meta, tag };
             near.run_until(&goal, |near, _| {
                 sent = sent || near.offer(std::slice::from_ref(&packet)) == 1;
                 drain(far, &mut got);
-                is_whole(&got, &frame, meta).expect("as it was sent") && near.outstanding() == 0
+                is_whole(&got, &on_wire, wire_meta).expect("as it was sent")
+                    && near.outstanding() == 0
             });
         } else if far.takes_metadata() {
             near.run_until(&goal, |_, received| {

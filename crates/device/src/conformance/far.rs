@@ -122,7 +122,7 @@ impl FarEnd for DeviceFarEnd {
         let offset = token as u32;
         self.spaces.copy_in(self.memory, offset, frame).expect("inside");
         let parts = [Part { space: self.memory, offset, len: frame.len() as u32 }];
-        let packet = Packet { parts: &parts, meta, token };
+        let packet = Packet { parts: &parts, meta, tag: None, token };
         let taken = self.queue.tx_submit(&mut self.spaces, &[packet]).expect("the far end sends");
         if taken == 0 {
             self.places.push(token);

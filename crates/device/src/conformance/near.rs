@@ -8,7 +8,7 @@ use super::everything::receive_everything;
 use super::far::FarEnd;
 use crate::{
     Access, Armed, Assembly, Completion, Device, DeviceQueue, Info, Kick, Meta, Outcome, Packet,
-    Part, Received, Registration, Space, SpaceId, Spaces, packet_memory,
+    Part, Received, Registration, Space, SpaceId, Spaces, VlanTag, packet_memory,
 };
 
 /// Buffers in the pool.
@@ -39,11 +39,12 @@ pub(super) struct Outgoing<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) cuts: &'a [usize],
     pub(super) meta: Meta,
+    pub(super) tag: Option<VlanTag>,
 }
 
 impl<'a> Outgoing<'a> {
     pub(super) fn whole(bytes: &'a [u8]) -> Outgoing<'a> {
-        Outgoing { bytes, cuts: &[], meta: Meta::FULL }
+        Outgoing { bytes, cuts: &[], meta: Meta::FULL, tag: None }
     }
 }
 
@@ -254,7 +255,10 @@ impl Near {
             .iter()
             .zip(&parts)
             .zip(self.next_token..)
-            .map(|((packet, parts), token)| Packet { parts, meta: packet.meta, token })
+            .map(|((packet, parts), token)| {
+                let Outgoing { meta, tag, .. } = *packet;
+                Packet { parts, meta, tag, token }
+            })
             .collect();
         let taken = self.queue.tx_submit(&mut self.spaces, &list).expect("tx_submit");
         assert!(taken <= packets.len(), "{}: took more packets than there are", self.what);
@@ -274,7 +278,7 @@ impl Near {
         let list: Vec<Packet<'_>> = packets
             .iter()
             .zip(self.next_token..)
-            .map(|((parts, meta), token)| Packet { parts, meta: *meta, token })
+            .map(|((parts, meta), token)| Packet { parts, meta: *meta, tag: None, token })
             .collect();
         let taken = self.queue.tx_submit(&mut self.spaces, &list).expect("tx_submit");
         assert_eq!(taken, list.len(), "{}: an empty ring has room", self.what);

@@ -103,6 +103,7 @@ impl InFlight {
             let packets: [Packet<'_>; BATCH] = std::array::from_fn(|at| Packet {
                 parts: std::slice::from_ref(&parts[at]),
                 meta: Meta::FULL,
+                tag: None,
                 token: if at < count { self.unused[last - at] } else { u64::MAX },
             });
             let taken = device.tx_submit(spaces, &packets[..count])?;

@@ -37,6 +37,9 @@ pub struct Config {
     /// the device fetches packets from the sender's memory in a later call than the one that took
     /// them. So tests notice memory that is reused too early.
     pub tx_asynchronous: bool,
+    /// [`Capabilities::tx_tag`](crate::Capabilities::tx_tag): inserts the VLAN tags that the engine
+    /// leaves to the device.
+    pub tx_tags: bool,
     /// `true` to pass large packets and partial checksums unchanged, with their metadata.
     pub offloads: bool,
     /// Bytes of memory that the first end can register; `None` for a device that reaches all
@@ -64,6 +67,7 @@ impl Default for Config {
             address_bits: 64,
             tx_in_place: true,
             tx_asynchronous: false,
+            tx_tags: false,
             offloads: true,
             dma_bytes: None,
             reception: Reception::default(),

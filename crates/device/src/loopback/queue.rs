@@ -21,13 +21,14 @@ use crate::queue::{
 };
 use crate::sleeper::Sleeper;
 use crate::space::{SpaceId, Spaces};
-use crate::{ETHERNET_HEADER_BYTES, MAX_PARTS, Meta, VLAN_TAG_BYTES};
+use crate::{ETHERNET_HEADER_BYTES, MAX_PARTS, Meta, VLAN_TAG_BYTES, VlanTag};
 
 /// A packet that the device took and has not fetched (asynchronous mode); its parts are in
 /// `held_parts`.
 struct Held {
     parts: usize,
     meta: Meta,
+    tag: Option<VlanTag>,
     token: u64,
 }
 
@@ -166,7 +167,7 @@ impl LoopbackQueue {
         {
             self.scratch.clear();
             self.scratch.extend(self.held_parts.range(..held.parts));
-            let outcome = match batch.push(&limits, spaces, &self.scratch, held.meta) {
+            let outcome = match batch.push(&limits, spaces, (&self.scratch, held.tag), held.meta) {
                 Sent::Yes(len) => self.counters.sent(len),
                 Sent::Bad => self.counters.dropped(),
                 Sent::NoRoom(len) => {
@@ -199,7 +200,8 @@ impl LoopbackQueue {
             } else {
                 self.free_descriptors -= parts;
                 self.held_parts.extend(packet.parts);
-                self.held.push_back(Held { parts, meta: packet.meta, token: packet.token });
+                let Packet { meta, tag, token, .. } = *packet;
+                self.held.push_back(Held { parts, meta, tag, token });
             }
             taken += 1;
         }
@@ -319,7 +321,8 @@ impl DeviceQueue for LoopbackQueue {
             if descriptors > free && descriptors <= MAX_PARTS {
                 break;
             }
-            let outcome = match batch.push(&limits, spaces, packet.parts, packet.meta) {
+            let outcome = match batch.push(&limits, spaces, (packet.parts, packet.tag), packet.meta)
+            {
                 Sent::Yes(len) => self.counters.sent(len),
                 Sent::Bad => {
                     // The driver drops the packet, and places nothing in the ring.

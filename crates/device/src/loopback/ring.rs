@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use rustix::event::EventfdFlags;
 
 use crate::check::PacketLimits;
-use crate::{Meta, Part, Spaces};
+use crate::{Assembly, Meta, Part, Spaces, VlanTag};
 
 pub(super) struct Sender {
     pub(super) bytes: rtrb::Producer<u8>,
@@ -120,9 +120,12 @@ impl<'a> Batch<'a> {
         &mut self,
         limits: &PacketLimits,
         spaces: &Spaces,
-        parts: &[Part],
+        (parts, tag): (&[Part], Option<VlanTag>),
         meta: Meta,
     ) -> Sent {
+        if let Some(tag) = tag {
+            return self.push_tagged(limits, spaces, (parts, tag), meta);
+        }
         let Some(len) = limits.packet_len(parts, meta) else { return Sent::Bad };
         if !limits.reaches(spaces, parts) {
             return Sent::Bad;
@@ -130,12 +133,53 @@ impl<'a> Batch<'a> {
         if self.used_packets == self.slots || len > self.room - self.used_bytes {
             return Sent::NoRoom(len);
         }
+        let Some(at) = self.copy(spaces, parts) else { return Sent::Bad };
+        self.end_packet(at, len, meta)
+    }
+
+    /// Adds a packet with a tag that the device inserts.
+    #[cold]
+    fn push_tagged(
+        &mut self,
+        limits: &PacketLimits,
+        spaces: &Spaces,
+        (parts, tag): (&[Part], VlanTag),
+        meta: Meta,
+    ) -> Sent {
+        let mut assembly = Assembly::default();
+        if !limits.can.tx_tag
+            || limits.packet_len(parts, meta).is_none()
+            || !limits.reaches(spaces, parts)
+        {
+            return Sent::Bad;
+        }
+        let Some(packet) = assembly.assemble(spaces, parts) else { return Sent::Bad };
+        let Some((addresses, rest)) = packet.split_at_checked(VlanTag::OFFSET) else {
+            return Sent::Bad;
+        };
+        let len = packet.len() + VlanTag::BYTES;
+        if self.used_packets == self.slots || len > self.room - self.used_bytes {
+            return Sent::NoRoom(len);
+        }
+        let (first, second) = self.bytes.as_mut_slices();
+        let places = first.iter_mut().chain(second).skip(self.used_bytes);
+        let tag = tag.to_bytes();
+        for (place, byte) in places.zip(addresses.iter().chain(&tag).chain(rest)) {
+            place.write(*byte);
+        }
+        self.end_packet(self.used_bytes + len, len, meta.with_tag(VlanTag::BYTES as u16))
+    }
+
+    /// Copies a packet's parts behind the packets so far, and returns where it ends. The ring has
+    /// room. Returns `None` if a part is not inside of its space.
+    #[inline(always)]
+    fn copy(&mut self, spaces: &Spaces, parts: &[Part]) -> Option<usize> {
         let (first, second) = self.bytes.as_mut_slices();
         let mut at = self.used_bytes;
         for part in parts {
             // The bytes copied so far lie after `used_bytes`, so the next packet overwrites them.
             if spaces.readable(part.space, part.offset, part.len).is_err() {
-                return Sent::Bad;
+                return None;
             }
             let len = part.len as usize;
             // The free part of the ring may wrap, into at most two pieces.
@@ -151,10 +195,16 @@ impl<'a> Batch<'a> {
                 copied &= spaces.copy_into(part.space, part.offset + split as u32, to).is_ok();
             }
             if !copied {
-                return Sent::Bad;
+                return None;
             }
             at += len;
         }
+        Some(at)
+    }
+
+    /// Ends a packet of `len` bytes, up to `at`.
+    #[inline(always)]
+    fn end_packet(&mut self, at: usize, len: usize, meta: Meta) -> Sent {
         let (first, second) = self.packets.as_mut_slices();
         let slot = match first.get_mut(self.used_packets) {
             Some(slot) => slot,

@@ -30,7 +30,7 @@ fn a_packet_crosses() {
     assert_eq!(b.rx_fill(&receiver, pool, &[0, buffer]), 2);
     assert_eq!(b.arm(false).unwrap(), Armed::Sleep);
     let parts = [2u32, 3].map(|len| Part { space: from, offset: 98 + len, len });
-    let packet = Packet { parts: &parts, meta: Meta::FULL, token: 7 };
+    let packet = Packet { parts: &parts, meta: Meta::FULL, tag: None, token: 7 };
     assert_eq!(a.tx_submit(&mut sender, &[packet]).unwrap(), 1);
     assert_eq!(b.arm(false).unwrap(), Armed::Work);
     let (mut tokens, mut got) = (Vec::new(), Vec::new());
@@ -48,7 +48,7 @@ fn a_dropped_end_is_reported_after_its_last_packets() {
     let (mut receiver, pool) = spaces(buffer as usize);
     b.rx_fill(&receiver, pool, &[0]);
     let parts = [Part { space: pool, offset: 0, len: 60 }];
-    let packet = Packet { parts: &parts, meta: Meta::FULL, token: 7 };
+    let packet = Packet { parts: &parts, meta: Meta::FULL, tag: None, token: 7 };
     a.tx_submit(&mut receiver, &[packet]).unwrap();
     drop(a);
     let mut got = Vec::new();
@@ -65,7 +65,7 @@ fn asynchronous_packets_are_fetched_later() {
     b.rx_fill(&memory, pool, &[0]);
     memory.copy_in(pool, buffer, b"early").unwrap();
     let parts = [Part { space: pool, offset: buffer, len: 5 }];
-    let packet = Packet { parts: &parts, meta: Meta::FULL, token: 7 };
+    let packet = Packet { parts: &parts, meta: Meta::FULL, tag: None, token: 7 };
     assert_eq!(a.tx_submit(&mut memory, &[packet]).unwrap(), 1);
     let mut tokens = Vec::new();
     assert_eq!(a.tx_complete(&mut tokens, 9).unwrap(), 0);
@@ -90,7 +90,7 @@ fn a_packet_takes_a_descriptor_per_part_until_its_completion_is_fetched() {
         b.rx_fill(&memory, pool, &[0]);
         let part = Part { space: pool, offset: buffer, len: 2 };
         let (chain, one) = ([part; 45], [part]);
-        let packet = |parts, token| Packet { parts, meta: Meta::FULL, token };
+        let packet = |parts, token| Packet { parts, meta: Meta::FULL, tag: None, token };
         let packets = [packet(&chain, 1), packet(&chain, 2), packet(&one, 3)];
         assert_eq!(a.tx_submit(&mut memory, &packets).unwrap(), 1, "the second finds no room");
         let ones = [packet(&one, 4); 6];
@@ -111,7 +111,7 @@ fn a_reset_tells_sent_packets_from_those_it_returns() {
     let (mut memory, pool) = spaces(2 * buffer as usize);
     b.rx_fill(&memory, pool, &[0]);
     let good = [Part { space: pool, offset: buffer, len: 60 }];
-    let packet = |parts, token| Packet { parts, meta: Meta::FULL, token };
+    let packet = |parts, token| Packet { parts, meta: Meta::FULL, tag: None, token };
     a.tx_submit(&mut memory, &[packet(&good, 1), packet(&[], 2)]).unwrap();
     a.kick(&mut memory, Kick::Tx).unwrap();
     a.tx_submit(&mut memory, &[packet(&good, 3), packet(&good, 4)]).unwrap();
@@ -149,7 +149,7 @@ fn the_bytes_wrap() {
         memory.copy_in(pool, 2 * buffer, &sent).unwrap();
         b.rx_fill(&memory, pool, &[0]);
         let parts = [Part { space: pool, offset: 2 * buffer, len }];
-        let packet = Packet { parts: &parts, meta: Meta::FULL, token: 7 };
+        let packet = Packet { parts: &parts, meta: Meta::FULL, tag: None, token: 7 };
         assert_eq!(a.tx_submit(&mut memory, &[packet]).unwrap(), 1);
         a.tx_complete(&mut tokens, 9).unwrap();
         let mut got = Vec::new();
@@ -189,8 +189,9 @@ impl World {
     /// Places packets with these tokens. Returns how many the device took.
     fn place(&mut self, tokens: std::ops::Range<u64>) -> usize {
         let parts = [Part { space: self.pool, offset: 0, len: 60 }];
-        let packets: Vec<Packet<'_>> =
-            tokens.map(|token| Packet { parts: &parts, meta: Meta::FULL, token }).collect();
+        let packets: Vec<Packet<'_>> = tokens
+            .map(|token| Packet { parts: &parts, meta: Meta::FULL, tag: None, token })
+            .collect();
         self.a.tx_submit(&mut self.memory, &packets).unwrap()
     }
 

@@ -107,6 +107,7 @@ fn info(link: &towpath_netlink::Link, mac: [u8; 6], longest: usize, tx_to_host: 
             tx_checksum: true,
             tx_segmentation: packet_sender::segments(link.kind.as_deref()),
             tx_segmentation_ecn: packet_sender::segments(link.kind.as_deref()),
+            tx_tag: false,
             tx_large_copied: false,
             tx_to_host,
             rx_offload: true,

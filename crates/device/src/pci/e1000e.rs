@@ -210,6 +210,7 @@ fn info(options: &Options, mac: [u8; 6]) -> Info {
         tx_checksum: true,
         tx_segmentation: options.segmentation,
         tx_segmentation_ecn: false,
+        tx_tag: true,
         tx_large_copied: false,
         tx_to_host: false,
         rx_offload: false,

@@ -474,7 +474,7 @@ mod tests {
         assert_eq!(device.rx_fill(&spaces, memory, &[0]), 1);
         assert_eq!(device.rx_poll(&mut spaces, &mut Vec::new(), 9).unwrap(), 0);
         let parts = [Part { space: memory, offset: 4096, len: 1000 }];
-        let packets = [Packet { parts: &parts, meta: Meta::FULL, token: 1 }; 32];
+        let packets = [Packet { parts: &parts, meta: Meta::FULL, tag: None, token: 1 }; 32];
         let mut sent = 0;
         while !device.full {
             sent += device.tx_submit(&mut spaces, &packets).unwrap();
@@ -508,7 +508,7 @@ mod tests {
         let mut spaces = Spaces::default();
         let memory = spaces.add(Space::writable(Region::private(4096).unwrap()));
         let parts = [Part { space: memory, offset: 0, len: 60 }];
-        let packets = [Packet { parts: &parts, meta: Meta::FULL, token: 1 }; 32];
+        let packets = [Packet { parts: &parts, meta: Meta::FULL, tag: None, token: 1 }; 32];
         let (mut sent, mut packet) = (0, [0; 128]);
         loop {
             let taken = device.tx_submit(&mut spaces, &packets).unwrap();

@@ -133,7 +133,7 @@ impl Own {
         let part = |offset, len: usize| Part { space: self.space, offset, len: len as u32 };
         let (transmit, headers) = self.offsets;
         let parts = [part(headers + 100, header.len()), part(transmit + 77, payload.len())];
-        let packet = Packet { parts: &parts, meta: Meta::FULL, token };
+        let packet = Packet { parts: &parts, meta: Meta::FULL, tag: None, token };
         assert_eq!(self.queue.tx_submit(&mut self.spaces, &[packet]).unwrap(), 1);
     }
 

@@ -138,7 +138,7 @@ impl Host {
         let offset = FRAMES * self.frame_bytes;
         self.spaces.copy_in(self.memory, offset, frame).expect("inside");
         let parts = [Part { space: self.memory, offset, len: frame.len() as u32 }];
-        let packet = Packet { parts: &parts, meta, token: 1 };
+        let packet = Packet { parts: &parts, meta, tag: None, token: 1 };
         let mut tokens = Vec::new();
         while self.queue.tx_submit(&mut self.spaces, &[packet])? == 0 {
             std::thread::yield_now();

@@ -173,6 +173,7 @@ impl Driver {
         let packets: [Packet<'_>; MOST] = std::array::from_fn(|place| Packet {
             parts: &parts[place],
             meta: Meta::FULL,
+            tag: None,
             token: u64::from(batch[place].buffer),
         });
         match self.queue.tx_submit(&mut self.spaces, &packets[..count]) {

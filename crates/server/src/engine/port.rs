@@ -632,7 +632,7 @@ mod tests {
         let (mut port, memory, _far) = port(&config);
         let offset = memory.region.offset() as u32;
         let parts = [Part { space: memory.space, offset, len: 60 }];
-        let packet = |token| Packet { parts: &parts, meta: Meta::FULL, token };
+        let packet = |token| Packet { parts: &parts, meta: Meta::FULL, tag: None, token };
         let taken = port.submit(&[packet(1), packet(2), packet(3)]).unwrap();
         assert_eq!((taken, port.in_flight()), (2, 2));
         let counts = Counts { taken: 2, taken_bytes: 120 };

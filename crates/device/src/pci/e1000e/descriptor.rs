@@ -86,6 +86,7 @@ const TX_LAST: u64 = 1 << 24;
 const TX_FCS: u64 = 1 << 25;
 const TX_REPORT: u64 = 1 << 27;
 const TX_EXTENDED: u64 = 1 << 29;
+const TX_INSERT_TAG: u64 = 1 << 30;
 const TX_DEFERRED: u64 = 1 << 31;
 const TX_DATA: u64 = 1 << 20;
 const TX_SEGMENT: u64 = 1 << 26;
@@ -126,6 +127,13 @@ pub(super) fn data(address: u64, len: u32, kind: Kind, is_last: bool) -> Words {
 /// Has the device defer the interrupt for a packet, by its last descriptor.
 pub(super) fn defer_interrupt([_, second]: &mut Words) {
     *second |= TX_DEFERRED;
+}
+
+/// Has the device insert a tag into a packet, by one of its descriptors, or leaves a context as it is.
+pub(super) fn insert_tag([_, second]: &mut Words, control: u16) {
+    if *second & (TX_EXTENDED | TX_DATA) != TX_EXTENDED {
+        *second |= TX_INSERT_TAG | u64::from(control) << 48;
+    }
 }
 
 /// Makes the last descriptor of a packet one that others follow.
@@ -217,6 +225,18 @@ mod tests {
         let mut last = data(0x1000, 60, Kind::Plain, true);
         continue_behind(&mut last);
         assert_eq!(last, data(0x1000, 60, Kind::Plain, false));
+        let mut tagged =
+            [data(0x1000, 60, Kind::Plain, true), data(0x1000, 60, Kind::Checksum, true)];
+        tagged.iter_mut().for_each(|words| insert_tag(words, 0xe007));
+        assert_eq!(tagged[0], [0x1000, 0xe007_0000_4b00_003c]);
+        assert_eq!(tagged[1], [0x1000, 0xe007_0200_6b10_003c]);
+        for context in
+            [checksum_context(34, 16).unwrap(), [1, CONTEXT_TCP | TX_SEGMENT | TX_EXTENDED]]
+        {
+            let mut same = context;
+            insert_tag(&mut same, 0xe007);
+            assert_eq!(same, context, "a context has no tag");
+        }
         assert!(is_sent(0x1_0b00_003c) && !is_sent(0x0b00_003c));
         assert_eq!(checksum_context(34, 16), Some([0x3222_0000_0000, 0x2100_0000]));
         assert_eq!(checksum_context(250, 16), None);

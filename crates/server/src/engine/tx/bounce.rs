@@ -3,7 +3,7 @@
 //! The engine fetches a packet's headers, or all of a small packet, from the application's memory
 //! into a slot. It checks the packet there, and sends it from there.
 
-use towpath_device::{MAX_PARTS, Meta, Part, SpaceId, TX_METADATA_BYTES, TxHeadroom};
+use towpath_device::{MAX_PARTS, Meta, Part, SpaceId, TX_METADATA_BYTES, TxHeadroom, VlanTag};
 use towpath_memory::{Mapping, Region};
 use towpath_packet::checksum;
 use towpath_queue::PoolShape;
@@ -27,6 +27,8 @@ pub(crate) struct Slot {
     pub parts: Vec<Part>,
     /// The offload work left to the device.
     pub meta: Meta,
+    /// The VLAN tag that the device inserts.
+    pub tag: Option<VlanTag>,
     /// The in-flight entry that the slot belongs to.
     pub in_flight_slot: u32,
 }
@@ -58,6 +60,7 @@ impl BounceBuffers {
             copies: 0,
             parts: Vec::with_capacity(MAX_PARTS),
             meta: Meta::FULL,
+            tag: None,
             in_flight_slot: 0,
         };
         BounceBuffers {

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use towpath_device::{DeviceError, Kick, Packet};
 
 use crate::engine::port::DevicePort;
-use crate::engine::tx::bounce::BounceBuffers;
+use crate::engine::tx::bounce::{BounceBuffers, Slot};
 
 /// The number of packets that the engine gives to a device at once. Also the number of waiting
 /// packets from which on the engine takes no more packets from queues. In the backlog, a packet of
@@ -28,6 +28,15 @@ pub(crate) const BACKLOG: usize = 256;
 /// Expedited packets that may wait for the device; the engine reserves as many bounce buffers for
 /// them. Their number is small because the engine sends them before all others.
 pub(crate) const EXPEDITED_SLOTS: usize = 32;
+
+const NO_PACKET: Packet<'static> =
+    Packet { parts: &[], meta: towpath_device::Meta::FULL, tag: None, token: 0 };
+
+/// Returns the packet in a slot for the device.
+#[inline(always)]
+fn packet_of(entry: &Slot, slot: u32) -> Packet<'_> {
+    Packet { parts: &entry.parts, meta: entry.meta, tag: entry.tag, token: u64::from(slot) }
+}
 
 /// How packets are handed off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,10 +277,10 @@ impl Handoff {
 
     /// Places the direct packets in the device's ring. Those that the device has no room for wait.
     fn place(&mut self, bounce: &BounceBuffers, port: &mut DevicePort) -> Result<(), DeviceError> {
-        let mut batch = [Packet { parts: &[], meta: towpath_device::Meta::FULL, token: 0 }; BATCH];
+        let mut batch = [NO_PACKET; BATCH];
         for (packet, (slot, _)) in batch.iter_mut().zip(&self.direct) {
             let entry = &bounce.slots[*slot as usize];
-            *packet = Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(*slot) };
+            *packet = packet_of(entry, *slot);
         }
         let taken = port.submit(&batch[..self.direct.len()])?;
         self.counts.direct += taken as u64;
@@ -332,8 +341,7 @@ impl Handoff {
         }
         let was_blocked = std::mem::replace(&mut self.blocked, false);
         while self.is_waiting() {
-            let mut batch =
-                [Packet { parts: &[], meta: towpath_device::Meta::FULL, token: 0 }; BATCH];
+            let mut batch = [NO_PACKET; BATCH];
             // The share limits expedited packets against batches of others. While no others wait,
             // there is nothing to share.
             let share = if self.waiting.is_empty() { BATCH } else { self.expedited_left };
@@ -343,8 +351,7 @@ impl Handoff {
             let expedited_slots = self.expedited.iter().take(expedited);
             for slot in self.first.iter().chain(expedited_slots).chain(&self.waiting).take(BATCH) {
                 let entry = &bounce.slots[*slot as usize];
-                batch[count] =
-                    Packet { parts: &entry.parts, meta: entry.meta, token: u64::from(*slot) };
+                batch[count] = packet_of(entry, *slot);
                 count += 1;
             }
             let taken = port.submit(&batch[..count])?;

@@ -38,6 +38,8 @@ struct Outgoing {
     slot: u32,
     /// Bytes of a VLAN tag that the engine inserted.
     inserted: u8,
+    /// The VLAN tag that the device inserts.
+    tag: Option<VlanTag>,
     /// See [`crate::engine::tx::batch::Taken`].
     no_local_match: bool,
     /// The number of the packet's queue pair in the scheduler.
@@ -58,6 +60,7 @@ impl Outgoing {
             len: taken.len as usize,
             slot,
             inserted: 0,
+            tag: None,
             no_local_match: taken.no_local_match,
             unit: batch.unit,
             expedited: batch.expedited,
@@ -150,16 +153,41 @@ impl TxPath {
         let within = endpoint.within;
         let held = self.bounce.bytes(one.slot).len();
         rest_of(batch.descriptors_of(index), &pool, held, &mut self.pieces);
-        if let Some(tag) = within {
-            let Some(tagged) =
-                insert_tag(&mut self.bounce, (slot, one.len), tag, meta, &mut headers)
-            else {
-                return Ok(one.refuse(EndpointCount::TxTooLong, context));
-            };
-            (one.len, meta) = tagged;
-            (one.inserted, one.no_local_match) = (VlanTag::BYTES as u8, false);
+        if let Some(tag) = within
+            && !self.put_within::<CAPTURES>(&mut one, tag, &mut meta, &mut headers, context)
+        {
+            return Ok(one.refuse(EndpointCount::TxTooLong, context));
         }
         self.route::<CAPTURES>(&one, meta, &headers, context)
+    }
+
+    /// Gives a checked packet the tag of its endpoint's VLAN. The device inserts the tag where it
+    /// can; for receivers on this host and for captures, the engine does. Returns `false` if there
+    /// is no room for the tag.
+    #[cold]
+    fn put_within<const CAPTURES: bool>(
+        &mut self,
+        one: &mut Outgoing,
+        tag: VlanTag,
+        meta: &mut Meta,
+        headers: &mut Headers,
+        context: &mut TxContext<'_>,
+    ) -> bool {
+        let inserts = !CAPTURES && context.port.can().tx_tag && !is_group(headers.destination);
+        if inserts && self.device_takes(one, meta, context) {
+            let tagged = Headers { vlan: Some(tag.control), ..*headers };
+            if context.flows.lookup(Direction::Sent, &tagged).is_none() {
+                (one.tag, one.no_local_match) = (Some(tag), true);
+                return true;
+            }
+        }
+        let slot = (one.slot, one.len);
+        let Some(tagged) = insert_tag(&mut self.bounce, slot, tag, *meta, headers) else {
+            return false;
+        };
+        (one.len, *meta) = tagged;
+        one.inserted = VlanTag::BYTES as u8;
+        true
     }
 
     /// Passes a request for a link address to the control thread.
@@ -382,6 +410,7 @@ impl TxPath {
             entry.parts.extend(rest.map(|p| Part { space, offset: base + p.offset, len: p.len }));
         }
         entry.meta = meta;
+        entry.tag = one.tag;
         entry.in_flight_slot = in_flight_slot;
         self.bounce.prepare(one.slot, &meta);
         self.handoff.hand_off(one.slot, one.expedited, &self.bounce, context.port)?;
@@ -455,6 +484,7 @@ impl TxPath {
             entry.parts.clear();
             entry.parts.push(part);
             entry.meta = Meta::FULL;
+            entry.tag = None;
             entry.in_flight_slot = in_flight_slot;
             if !built {
                 one.refuse(EndpointCount::TxTooLong, context);

@@ -12,7 +12,10 @@ use crate::pci::e1000e::card::{Card, double_of, double_with_own};
 use crate::pci::e1000e::going_on::{Files, GoingOn};
 use crate::pci::e1000e::ledger::{Header, Opened};
 use crate::random::Random;
-use crate::{Capabilities, EarlierObjects, Limits, Meta, PacketMemory, Part, Space};
+use crate::{
+    Capabilities, Checksum, EarlierObjects, Limits, Meta, PacketMemory, Part, Space, TagProtocol,
+    VlanTag,
+};
 
 /// The device addresses of the packets' memory and of the rings.
 const PACKETS_AT: u64 = 1 << 32;
@@ -238,6 +241,32 @@ fn tags_that_the_device_removed_are_reported() {
     assert_eq!((counters.rx_bytes, counters.rx_dropped), (104 + longest + 4 + 100, 1));
 }
 
+/// All descriptors of a packet name its tag, but not a context, and not the next packet's.
+#[test]
+fn tags_to_insert_stand_in_the_descriptors() {
+    let mut world = World::new();
+    let parts = [0, 100].map(|offset| Part { space: world.pool, offset, len: 50 });
+    let tag = Some(VlanTag { protocol: TagProtocol::Customer, control: 0xe007 });
+    let partial = Checksum::Partial { start: 34, offset: 6 };
+    let packets = [
+        Packet { parts: &parts, meta: Meta::FULL, tag, token: 1 },
+        Packet { parts: &parts, meta: Meta { checksum: partial, ..Meta::FULL }, tag, token: 2 },
+        Packet { parts: &parts, meta: Meta::FULL, tag: None, token: 3 },
+    ];
+    world.queue.parts.info.can.tx_checksum = true;
+    assert_eq!(world.queue.tx_submit(&mut world.spaces, &packets).unwrap(), 3);
+    let shared = &world.queue.parts.shared;
+    let inserts = |index| {
+        let [_, second] = shared.tx.fetch(index);
+        (second >> 30 & 1, second >> 48)
+    };
+    let tags: Vec<_> = (0..7).map(inserts).collect();
+    let (with, without) = ((1, 0xe007), (0, 0));
+    assert_eq!(tags, [with, with, without, with, with, without, without]);
+    let lens: Vec<_> = world.queue.in_flight.iter().map(|one| one.len).collect();
+    assert_eq!(lens, [104, 104, 100]);
+}
+
 #[test]
 fn packets_in_hand_are_received_again_and_others_follow() {
     let mut world = World::new();
@@ -448,7 +477,7 @@ fn a_queue_follows_the_reset_of_the_other_one() {
     world.kick();
     assert!(world.receive(100, false) && world.receive(100, false));
     let parts = [Part { space: world.pool, offset: 600 * 2048, len: 100 }];
-    let packet = Packet { parts: &parts, meta: Meta::FULL, token: 7 };
+    let packet = Packet { parts: &parts, meta: Meta::FULL, tag: None, token: 7 };
     assert_eq!(world.queue.tx_submit(&mut world.spaces, &[packet]).unwrap(), 1);
     world.queue.kick(&mut world.spaces, Kick::Tx).unwrap();
     card.reset_once(0).unwrap();

@@ -69,9 +69,13 @@ impl E1000eQueue {
     /// Returns `false` without a change for any other packet: most packets take this path.
     #[inline]
     fn submit_plain(&mut self, spaces: &Spaces, packet: &Packet<'_>, longest: usize) -> bool {
-        let Packet { parts, meta, token } = *packet;
+        let Packet { parts, meta, tag, token } = *packet;
         let tx = &mut self.parts.shared.tx;
-        if parts.len() > PLAIN_PARTS || !meta.is_full() || tx.room() < PLAIN_PARTS as u32 {
+        if parts.len() > PLAIN_PARTS
+            || !meta.is_full()
+            || tag.is_some()
+            || tx.room() < PLAIN_PARTS as u32
+        {
             return false;
         }
         let from = tx.tail();
@@ -114,6 +118,14 @@ impl E1000eQueue {
         if self.parts.shared.tx.room() < made.count as u32 {
             return false;
         }
+        let tag_bytes = match packet.tag {
+            Some(tag) => {
+                let words = made.words[..made.count].iter_mut();
+                words.for_each(|words| descriptor::insert_tag(words, tag.control));
+                VLAN_TAG_BYTES
+            }
+            None => 0,
+        };
         if self.parts.card.interrupts.defers_sent()
             && let Some(last) = made.words[..made.count].last_mut()
         {
@@ -123,7 +135,7 @@ impl E1000eQueue {
         self.context = context;
         self.in_flight.push_back(InFlight {
             token: packet.token,
-            len: len as u32,
+            len: (len + tag_bytes) as u32,
             descriptors: made.count as u32,
         });
         true

@@ -86,7 +86,7 @@ impl World {
             part
         };
         let parts: Vec<Part> = lens.iter().map(part).collect();
-        let packet = Packet { parts: &parts, meta: Meta::FULL, token };
+        let packet = Packet { parts: &parts, meta: Meta::FULL, tag: None, token };
         self.queue.tx_submit(&mut self.spaces, &[packet]).unwrap()
     }
 

@@ -379,7 +379,8 @@ fn a_stalled_queue_is_reset_alone() {
     let own = world.session().own.place().unwrap();
     let (theirs, main) = ([own.header(0, 60)], world.port.bounce_space());
     let mains = [Part { space: main, offset: 0, len: 60 }];
-    let packet = |parts, token| towpath_device::Packet { parts, meta: Meta::FULL, token };
+    let packet =
+        |parts, token| towpath_device::Packet { parts, meta: Meta::FULL, tag: None, token };
     world.seen.lock().unwrap().room = 4;
     let batch = [packet(&theirs[..], 1), packet(&mains[..], 2)];
     assert_eq!(world.port.submit(&batch).unwrap(), 2);
@@ -414,7 +415,8 @@ fn a_broken_queue_is_its_sessions_loss() {
         let mut world = with_short_watchdog();
         let own = world.session().own.place().unwrap();
         let theirs = [own.header(0, 60)];
-        let packet = |token| towpath_device::Packet { parts: &theirs, meta: Meta::FULL, token };
+        let packet =
+            |token| towpath_device::Packet { parts: &theirs, meta: Meta::FULL, tag: None, token };
         world.seen.lock().unwrap().room = 4;
         world.seen.lock().unwrap().breaks = breaks;
         let mut completions = Vec::new();
@@ -450,7 +452,8 @@ fn a_stuck_queue_leaves_bounce_buffers_to_others() {
     let mut world = World::new();
     let own = world.session().own.place().unwrap();
     let theirs = [own.header(0, 60)];
-    let packet = |token| towpath_device::Packet { parts: &theirs, meta: Meta::FULL, token };
+    let packet =
+        |token| towpath_device::Packet { parts: &theirs, meta: Meta::FULL, tag: None, token };
     {
         let mut seen = world.seen.lock().unwrap();
         (seen.room, seen.is_stuck) = (1000, true);
@@ -501,7 +504,8 @@ fn packets_are_sent_through_the_queues_of_their_sessions() {
     let space = world.port.bounce_space();
     let main = [Part { space, offset: 0, len: 60 }];
     let theirs = [own.header(0, 60)];
-    let packet = |parts, token| towpath_device::Packet { parts, meta: Meta::FULL, token };
+    let packet =
+        |parts, token| towpath_device::Packet { parts, meta: Meta::FULL, tag: None, token };
     let batch = [
         packet(&main[..], 1),
         packet(&theirs[..], 2),
