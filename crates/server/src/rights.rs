@@ -48,12 +48,21 @@ pub struct Rights {
     /// The rule's MAC address, or the session's own.
     mac: [u8; 6],
     addresses: Addresses,
-    nothing: bool,
+    sends: Sends,
     /// `true` if the endpoint may also send packets that claim a role in the network's operation.
     any_role: bool,
-    /// `true` if the engine inserts the tag of the rule's VLAN after the check.
-    within_vlan: bool,
     plain: PlainRights,
+}
+
+/// What an endpoint sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sends {
+    /// Packets within its rule.
+    ByRule,
+    /// Packets without a tag, into which the engine inserts that of the rule's VLAN after the check.
+    WithinVlan,
+    /// No packet.
+    Nothing,
 }
 
 /// The link of VLAN 65535: no plain packet has it, because a plain packet has no VLAN tag.
@@ -116,7 +125,7 @@ impl Rights {
             Some(IpAddr::V6(ip)) => Addresses { ipv4: None, ipv6: [Some(ip.to_bits()), None] },
         };
         let plain = PlainRights::new(&rule, mac);
-        Rights { rule, mac, addresses, nothing: false, any_role: false, within_vlan: false, plain }
+        Rights { rule, mac, addresses, sends: Sends::ByRule, any_role: false, plain }
     }
 
     /// Also permits, if `any_role`, the packets of routers, DHCP servers, queriers and switches.
@@ -133,7 +142,7 @@ impl Rights {
         // A packet with the tag is not plain. So the plain packets of the endpoint also take the
         // full path, which inserts the tag.
         let plain = PlainRights { link: NO_LINK, ..self.plain };
-        Rights { rule, within_vlan: true, plain, ..self }
+        Rights { rule, sends: Sends::WithinVlan, plain, ..self }
     }
 
     /// Permits requests for link addresses, which go to the server only.
@@ -151,7 +160,7 @@ impl Rights {
     pub fn nothing() -> Rights {
         let rights = Rights::new(Rule::default(), [0; 6], Addresses::default());
         let plain = PlainRights { link: NO_LINK, ..rights.plain };
-        Rights { nothing: true, plain, ..rights }
+        Rights { sends: Sends::Nothing, plain, ..rights }
     }
 
     /// Returns `true` if a plain packet may be sent. Otherwise [`Rights::check`] gives the reason,
@@ -212,15 +221,17 @@ impl Rights {
     /// Checks the Ethernet header, and that the packet is not malformed.
     #[inline]
     fn check_link(&self, headers: &Headers) -> Result<(), Refused> {
-        if self.nothing {
-            return Err(Refused::TxOutsideRule);
+        match self.sends {
+            Sends::ByRule => {}
+            // The engine would insert a second tag.
+            Sends::WithinVlan if !headers.is_tagged() => {}
+            Sends::WithinVlan | Sends::Nothing => return Err(Refused::TxOutsideRule),
         }
         if headers.source != self.mac {
             return Err(Refused::TxSourceMac);
         }
         // A tag within a tag would hide the inner packet from every check.
         if !self.rule.vlan.matches(headers.vlan)
-            || self.within_vlan && headers.is_tagged()
             || matches!(headers.ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN)
         {
             return Err(Refused::TxOutsideRule);
@@ -362,6 +373,24 @@ mod tests {
         frame.extend_from_slice(&[0, 38]);
         frame.resize(60, 0);
         assert_eq!(check(&rights, &frame), Err(Refused::TxOutsideRule));
+    }
+
+    /// An endpoint within a VLAN sends packets without a tag, none of which takes the fast path.
+    #[test]
+    fn within_a_vlan_no_packet_has_a_tag() {
+        let flow = flow();
+        let rule = Rule { vlan: Vlan::Number(5), ..rule() };
+        let rights = Rights::new(rule, MAC, addresses(&flow)).within_vlan();
+        let frame = flow.udp(b"x");
+        assert_eq!(check(&rights, &frame), Ok(()));
+        let plain = towpath_packet::plain::read(&frame, frame.len()).unwrap();
+        assert!(!rights.allow(&plain));
+        for tag in [5, 6, 0, 0xe000] {
+            let tagged = flow.vlan(tag).udp(b"x");
+            assert_eq!(check(&rights, &tagged), Err(Refused::TxOutsideRule), "{tag}");
+        }
+        let forged = Flow { source_mac: [2, 0, 0, 0, 0, 8], ..flow };
+        assert_eq!(check(&rights, &forged.udp(b"x")), Err(Refused::TxSourceMac));
     }
 
     /// Returns the result of both checks of a frame; the fast check applies only to plain ones.

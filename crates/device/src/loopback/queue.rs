@@ -167,7 +167,11 @@ impl LoopbackQueue {
         {
             self.scratch.clear();
             self.scratch.extend(self.held_parts.range(..held.parts));
-            let outcome = match batch.push(&limits, spaces, (&self.scratch, held.tag), held.meta) {
+            let sent = match held.tag {
+                None => batch.push(&limits, spaces, &self.scratch, held.meta),
+                Some(tag) => batch.push_tagged(&limits, spaces, (&self.scratch, tag), held.meta),
+            };
+            let outcome = match sent {
                 Sent::Yes(len) => self.counters.sent(len),
                 Sent::Bad => self.counters.dropped(),
                 Sent::NoRoom(len) => {
@@ -321,8 +325,11 @@ impl DeviceQueue for LoopbackQueue {
             if descriptors > free && descriptors <= MAX_PARTS {
                 break;
             }
-            let outcome = match batch.push(&limits, spaces, (packet.parts, packet.tag), packet.meta)
-            {
+            let sent = match packet.tag {
+                None => batch.push(&limits, spaces, packet.parts, packet.meta),
+                Some(tag) => batch.push_tagged(&limits, spaces, (packet.parts, tag), packet.meta),
+            };
+            let outcome = match sent {
                 Sent::Yes(len) => self.counters.sent(len),
                 Sent::Bad => {
                     // The driver drops the packet, and places nothing in the ring.

@@ -120,12 +120,9 @@ impl<'a> Batch<'a> {
         &mut self,
         limits: &PacketLimits,
         spaces: &Spaces,
-        (parts, tag): (&[Part], Option<VlanTag>),
+        parts: &[Part],
         meta: Meta,
     ) -> Sent {
-        if let Some(tag) = tag {
-            return self.push_tagged(limits, spaces, (parts, tag), meta);
-        }
         let Some(len) = limits.packet_len(parts, meta) else { return Sent::Bad };
         if !limits.reaches(spaces, parts) {
             return Sent::Bad;
@@ -139,7 +136,7 @@ impl<'a> Batch<'a> {
 
     /// Adds a packet with a tag that the device inserts.
     #[cold]
-    fn push_tagged(
+    pub(super) fn push_tagged(
         &mut self,
         limits: &PacketLimits,
         spaces: &Spaces,

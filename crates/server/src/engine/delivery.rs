@@ -92,18 +92,19 @@ impl<'a> Delivery<'a> {
     /// the VLAN receives the packet without the tag.
     #[inline(never)]
     pub(crate) fn deliver_tagged(&mut self, destination: Destination, packet: &Packet<'_>) -> Work {
-        let Destination { session, endpoint } = destination;
-        if !self.sessions.get_mut(session).is_some_and(|session| session.is_within_vlan(endpoint)) {
-            return self.deliver(destination, packet, 0);
-        }
+        let Destination { session: key, endpoint } = destination;
+        let Some(session) = self.sessions.get_mut(key) else { return Work::copy(0) };
         let mut room = [0; UNTAGGED_BYTES];
         let mut pieces = std::mem::take(&mut self.software.untagged);
-        let work = match without_tag(packet, &mut room, &mut pieces) {
-            Some(untagged) => self.deliver(destination, &untagged, 0),
+        let untagged = if session.is_within_vlan(endpoint) {
+            without_tag(packet, &mut room, &mut pieces)
+        } else {
+            Some(Packet { source: packet.source, beginning: packet.beginning, meta: packet.meta })
+        };
+        let work = match &untagged {
+            Some(packet) => self.deliver(destination, packet, 0),
             None => {
-                if let Some(session) = self.sessions.get_mut(session) {
-                    count(&mut session.counters, endpoint, EndpointCount::RxUnusable);
-                }
+                count(&mut session.counters, endpoint, EndpointCount::RxUnusable);
                 Work::copy(0)
             }
         };

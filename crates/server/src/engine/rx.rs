@@ -252,6 +252,7 @@ fn deliver_plain(
 
 /// Handles a packet in one buffer on the full path, and returns the copies that it made. `found` is
 /// memory for the packet's receivers.
+#[inline(never)]
 fn deliver_one<const CAPTURES: bool>(
     received: &Received,
     port: &DevicePort,

@@ -131,12 +131,12 @@ impl TxPath {
         slot: u32,
         context: &mut TxContext<'_>,
     ) -> Result<Sent, DeviceError> {
-        let mut one = Outgoing::new(batch, index, slot);
+        let one = Outgoing::new(batch, index, slot);
         let mtu = context.port.mtu();
         let Some(memory) = context.memories.get(one.key) else { return Ok(Sent::Now) };
         let Some(session) = context.delivery.session(one.key) else { return Ok(Sent::Now) };
         let mut headers = Headers::NONE;
-        let mut meta =
+        let meta =
             match check(batch, (index, slot), session, memory, &mut self.bounce, mtu, &mut headers)
             {
                 Ok(meta) => meta,
@@ -153,41 +153,39 @@ impl TxPath {
         let within = endpoint.within;
         let held = self.bounce.bytes(one.slot).len();
         rest_of(batch.descriptors_of(index), &pool, held, &mut self.pieces);
-        if let Some(tag) = within
-            && !self.put_within::<CAPTURES>(&mut one, tag, &mut meta, &mut headers, context)
-        {
-            return Ok(one.refuse(EndpointCount::TxTooLong, context));
+        if let Some(tag) = within {
+            return self.send_within::<CAPTURES>(one, tag, meta, headers, context);
         }
         self.route::<CAPTURES>(&one, meta, &headers, context)
     }
 
-    /// Gives a checked packet the tag of its endpoint's VLAN. The device inserts the tag where it
-    /// can; for receivers on this host and for captures, the engine does. Returns `false` if there
-    /// is no room for the tag.
+    /// Sends a checked packet with the tag of its endpoint's VLAN. The device inserts the tag where
+    /// it can; for receivers on this host and for captures, the engine does.
     #[cold]
-    fn put_within<const CAPTURES: bool>(
+    #[inline(never)]
+    fn send_within<const CAPTURES: bool>(
         &mut self,
-        one: &mut Outgoing,
+        mut one: Outgoing,
         tag: VlanTag,
-        meta: &mut Meta,
-        headers: &mut Headers,
+        meta: Meta,
+        mut headers: Headers,
         context: &mut TxContext<'_>,
-    ) -> bool {
+    ) -> Result<Sent, DeviceError> {
         let inserts = !CAPTURES && context.port.can().tx_tag && !is_group(headers.destination);
-        if inserts && self.device_takes(one, meta, context) {
-            let tagged = Headers { vlan: Some(tag.control), ..*headers };
+        if inserts && self.device_takes(&one, &meta, context) {
+            let tagged = Headers { vlan: Some(tag.control), ..headers };
             if context.flows.lookup(Direction::Sent, &tagged).is_none() {
                 (one.tag, one.no_local_match) = (Some(tag), true);
-                return true;
+                return self.route::<CAPTURES>(&one, meta, &headers, context);
             }
         }
-        let slot = (one.slot, one.len);
-        let Some(tagged) = insert_tag(&mut self.bounce, slot, tag, *meta, headers) else {
-            return false;
+        let packet = (one.slot, one.len);
+        let Some(tagged) = insert_tag(&mut self.bounce, packet, tag, meta, &mut headers) else {
+            return Ok(one.refuse(EndpointCount::TxTooLong, context));
         };
-        (one.len, *meta) = tagged;
+        one.len = tagged.0;
         one.inserted = VlanTag::BYTES as u8;
-        true
+        self.route::<CAPTURES>(&one, tagged.1, &headers, context)
     }
 
     /// Passes a request for a link address to the control thread.
@@ -215,6 +213,7 @@ impl TxPath {
         Sent::Now
     }
 
+    #[inline(always)]
     fn route<const CAPTURES: bool>(
         &mut self,
         one: &Outgoing,
