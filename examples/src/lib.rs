@@ -39,8 +39,7 @@ pub fn run<const N: usize>(
         let _ = writeln!(io::stdout(), "{about}\n\nusage: {usage}");
         return ExitCode::SUCCESS;
     }
-    let optional = usage.matches('[').count();
-    while arguments.len() < N && arguments.len() + optional >= N {
+    if usage.ends_with(']') && arguments.len() + 1 == N {
         arguments.push(OsString::new());
     }
     let is_option = |argument: &OsString| argument.as_encoded_bytes().starts_with(b"-");

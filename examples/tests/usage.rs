@@ -2,13 +2,13 @@
 
 use std::process::{Command, Stdio};
 
-/// The examples, and the number of arguments of each.
-const EXAMPLES: [(&str, &str, usize); 5] = [
-    ("echo", env!("CARGO_BIN_EXE_echo"), 1),
-    ("own_queue", env!("CARGO_BIN_EXE_own_queue"), 1),
-    ("pdu_echo", env!("CARGO_BIN_EXE_pdu_echo"), 1),
-    ("udp_echo", env!("CARGO_BIN_EXE_udp_echo"), 1),
-    ("web", env!("CARGO_BIN_EXE_web"), 2),
+/// The examples, and the least and the largest number of arguments of each.
+const EXAMPLES: [(&str, &str, [usize; 2]); 5] = [
+    ("echo", env!("CARGO_BIN_EXE_echo"), [1, 1]),
+    ("own_queue", env!("CARGO_BIN_EXE_own_queue"), [1, 1]),
+    ("pdu_echo", env!("CARGO_BIN_EXE_pdu_echo"), [1, 1]),
+    ("udp_echo", env!("CARGO_BIN_EXE_udp_echo"), [1, 2]),
+    ("web", env!("CARGO_BIN_EXE_web"), [2, 3]),
 ];
 
 /// Returns the exit status of a program, its standard output and its standard error.
@@ -42,9 +42,9 @@ fn help_is_the_usage_and_success() {
 
 #[test]
 fn wrong_usage_is_one_line_and_status_2() {
-    for (name, program, takes) in EXAMPLES {
-        let (few, many) = (vec!["x"; takes - 1], vec!["x"; takes + 2]);
-        let mut option = vec!["x"; takes];
+    for (name, program, [least, most]) in EXAMPLES {
+        let (few, many) = (vec!["x"; least - 1], vec!["x"; most + 1]);
+        let mut option = vec!["x"; least];
         option[0] = "--no-such-option";
         for arguments in [few, many, option] {
             let (status, out, error) = run(program, &arguments);
@@ -57,9 +57,9 @@ fn wrong_usage_is_one_line_and_status_2() {
 
 #[test]
 fn an_error_is_one_line_of_words_and_status_1() {
-    for (name, program, takes) in EXAMPLES {
+    for (name, program, [least, _]) in EXAMPLES {
         let mut arguments = vec!["/nonexistent/tap0.sock"];
-        arguments.resize(takes, "/");
+        arguments.resize(least, "/");
         let (status, _, error) = run(program, &arguments);
         assert_eq!(status, Some(1), "{name}: {error}");
         let start = format!("{name}: /nonexistent/tap0.sock: No such file or directory");

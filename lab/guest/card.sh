@@ -107,18 +107,29 @@ counts() {
     grep -q '^tx_bytes .*[1-9][0-9][0-9][0-9][0-9][0-9][0-9]$' /tmp/said
 }
 
-# An application within a VLAN serves the kernel's interface of that VLAN. The card removes and inserts the tags. Outside
-# of the VLAN it does not answer.
+# An application within a VLAN answers the kernel's interface of that VLAN. The card removes and inserts the tags.
+# Outside of the VLAN the application does not answer.
+asks_within_a_vlan() {
+    printf %s "$1" >&6
+    # One call reads the datagram.
+    [ "$(timeout 2 head -c ${#1} <&6)" = "$1" ]
+}
+
 serves_within_a_vlan() {
     ip link add link eth1 name eth1.7 type vlan id 7
     ip link set eth1.7 up
     ip address add 192.0.2.201/32 dev eth1.7
     ip route add 192.0.2.65/32 dev eth1.7 src 192.0.2.201
     setpriv --reuid=bob --regid=bob --clear-groups \
-        web /run/towpath/card.sock /tmp/docs 8080 7 >/tmp/web7.log 2>&1 &
+        udp_echo /run/towpath/card.sock 7 >/tmp/echo7.log 2>&1 &
     local inside=$!
     eventually ping -c 1 -W 1 192.0.2.65
-    fetch 192.0.2.65
+    ping -c 1 -W 1 -s 1472 -M do 192.0.2.65
+    exec 6<>/dev/udp/192.0.2.65/7
+    local line
+    line=$(head -c 1400 /dev/zero | tr '\0' v)
+    eventually asks_within_a_vlan "$line"
+    exec 6>&-
     ip link delete eth1.7
     fails ping -c 1 -W 1 192.0.2.65
     kill $inside

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! The host has its own MAC and IP addresses, which the server assigns, and its own network stack,
-//! in this process. The host also answers pings.
+//! in this process. The host also answers pings. With a second argument, such as 7, only hosts of that
+//! VLAN reach it.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -13,14 +14,25 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
-use towpath_net::{Network, UdpSocket};
+use towpath_net::{Driving, Network, UdpSocket};
 
 fn main() -> ExitCode {
-    towpath_examples::run("udp_echo SOCKET", "Sends every UDP datagram to port 7 back.", serve)
+    towpath_examples::run(
+        "udp_echo SOCKET [VLAN]",
+        "Sends every UDP datagram to port 7 back.\n\n\
+         With VLAN, 1 to 4094, only hosts of that VLAN reach it. A server with --share-host has no VLANs.",
+        serve,
+    )
 }
 
-fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
-    let network = Network::attach(path)?;
+fn serve([path, vlan]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
+    let network = if vlan.is_empty() {
+        Network::attach(path)?
+    } else {
+        let number = vlan.to_str().and_then(|vlan| vlan.parse().ok());
+        let wrong = || format!("VLAN {}: give a number from 1 to 4094", vlan.display());
+        Network::attach_within_vlan(path, number.ok_or_else(wrong)?, Driving::Thread, |_| {})?
+    };
     // An address of the other family is another socket, as the standard library has it.
     let v4 = UdpSocket::bind(&network, "0.0.0.0:7")?;
     let v6 = UdpSocket::bind(&network, "[::]:7")?;

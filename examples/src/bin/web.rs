@@ -6,30 +6,21 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::{error::Error, ffi::OsString, fs::File, path::Path, sync::Arc, time::Duration};
 
-use towpath_net::{Driving, Network, TcpListener, TcpStream};
+use towpath_net::{Network, TcpListener, TcpStream};
 
 const HEAD_BYTES: u64 = 16 << 10;
 const CONNECTIONS: usize = 512;
 const SILENCE: Duration = Duration::from_secs(30);
 
 fn main() -> std::process::ExitCode {
-    towpath_examples::run(
-        "web SOCKET DIRECTORY [PORT [VLAN]]",
-        "Serves a directory over HTTP.",
-        listen,
-    )
+    towpath_examples::run("web SOCKET DIRECTORY [PORT]", "Serves a directory over HTTP.", listen)
 }
 
-fn listen([path, root, port, vlan]: [OsString; 4]) -> Result<(), Box<dyn Error>> {
+fn listen([path, root, port]: [OsString; 3]) -> Result<(), Box<dyn Error>> {
     let port = if port.is_empty() { 80 } else { port.to_string_lossy().parse::<u16>()? };
     let wrong = |error| format!("{}: {error}; give a directory that exists", root.display());
     let root: Arc<Path> = Path::new(&root).canonicalize().map_err(wrong)?.into();
-    let network = if vlan.is_empty() {
-        Network::attach(path)?
-    } else {
-        let vlan = vlan.to_string_lossy().parse::<u16>()?;
-        Network::attach_within_vlan(path, vlan, Driving::Thread, |_| {})?
-    };
+    let network = Network::attach(path)?;
     let v4 = TcpListener::bind(&network, (Ipv4Addr::UNSPECIFIED, port))?;
     let (v6, same) = (TcpListener::bind(&network, (Ipv6Addr::UNSPECIFIED, port))?, root.clone());
     println!("serving {} at port {port} of {:?}", root.display(), network.addresses());

@@ -15,10 +15,11 @@ use super::fetch::{Cache, Kernel, missing, pack, run};
 use super::machine::{NO_PROGRAM, NO_SETPRIV, Processors, QEMU, Running, add_card, base_command};
 
 /// Programs of the host that the guest's commands may use.
-const TOOLS: [&str; 33] = [
+const TOOLS: [&str; 34] = [
     "basename", "bash", "cat", "chmod", "chown", "cmp", "cp", "cut", "dmesg", "env", "ethtool",
     "grep", "head", "ip", "kill", "ls", "mkdir", "modprobe", "mount", "od", "ping", "pgrep",
-    "pkill", "sed", "readlink", "setpriv", "sh", "sleep", "stty", "sync", "tail", "tar", "uname",
+    "pkill", "sed", "readlink", "setpriv", "sh", "sleep", "stty", "sync", "tail", "tar", "timeout",
+    "uname",
 ];
 /// Where the host has its programs.
 const PATHS: [&str; 4] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];

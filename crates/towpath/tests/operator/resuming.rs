@@ -371,7 +371,7 @@ fn endpoints_and_settings_are_as_before() {
             assert_eq!(endpoints(&server), before);
             assert_eq!(session.info().ipv4, address);
             assert_eq!(server.report()["device"]["settings"]["rx_batch"], "17");
-            sends_within_its_vlan(&mut session, inside, kills.into());
+            sends_within_its_vlan(&mut session, inside, kills);
         }
         // Free numbers are used again, taken ones are not.
         let next = session.open(&Rule::new().udp(2000)).unwrap();
