@@ -87,12 +87,13 @@ impl Rule {
         Rule { vlan: Some(vlan), any: self.any & !message::RULE_ANY_VLAN, flags, ..self }
     }
 
-    /// Matches the same packets as [`Rule::vlan`], and puts the endpoint within the VLAN: the
-    /// application receives and sends packets without the tag, as over an interface that has no
-    /// VLANs. The server removes the tag from packets that it delivers, and inserts a tag of
-    /// priority 0 into packets that the endpoint sends. It refuses to send a packet that has a tag
-    /// already. Lengths in bytes are those without the tag, and the tag does not count towards the
-    /// MTU.
+    /// Matches the same packets as [`Rule::vlan`], 1 to 4094, and puts the endpoint within the VLAN:
+    /// the application receives and sends packets without the tag, as over a VLAN interface of Linux
+    /// (`eth0.7`). The server or the device removes the outer tag, and with it its priority, and
+    /// inserts a tag of IEEE 802.1Q (0x8100) of priority 0. The engine drops a packet to send that
+    /// has a tag already, and counts it (`tx_dropped_outside_rule`). Lengths are without the tag,
+    /// and the tag does not count towards the MTU. Any session may open any VLAN, except one that
+    /// shares the host's addresses.
     ///
     /// ```
     /// # use towpath_client::Rule;

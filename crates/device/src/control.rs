@@ -51,7 +51,8 @@ pub struct Capabilities {
     /// space, because it copies them before `tx_submit` returns; whatever the fields above say of
     /// other packets.
     pub tx_large_copied: bool,
-    /// `true` if the device inserts the tag of [`Packet::tag`](crate::Packet::tag).
+    /// `true` if the device inserts the tag of [`Packet::tag`](crate::Packet::tag) behind the MAC
+    /// addresses, in each segment of a packet that it segments (ethtool's `tx-vlan-offload`).
     pub tx_tag: bool,
     /// `true` if packets to the device's own MAC address go to the kernel's sockets of this host.
     pub tx_to_host: bool,

@@ -6,18 +6,18 @@ use std::any::Any;
 pub struct HardwareQueue {
     /// The number of the hardware queue.
     pub number: u32,
-    /// What the driver has for it. To drop it takes as long as an RCU grace period.
+    /// The driver's state of the queue. Dropping it may take an RCU grace period.
     state: Box<dyn Any + Send>,
 }
 
 impl HardwareQueue {
-    /// Returns a hardware queue with what the driver has for it.
+    /// Creates a hardware queue from its number and the driver's state of it.
     #[must_use]
     pub fn new(number: u32, state: Box<dyn Any + Send>) -> HardwareQueue {
         HardwareQueue { number, state }
     }
 
-    /// Returns what the driver has for it.
+    /// Returns the driver's state of the queue.
     #[must_use]
     pub fn into_state(self) -> Box<dyn Any + Send> {
         self.state

@@ -28,7 +28,8 @@ pub struct Packet<'a> {
     pub meta: Meta,
     /// The VLAN tag, of kind [`TagProtocol::Customer`](crate::TagProtocol::Customer), that the
     /// device inserts ([`Capabilities::tx_tag`](crate::Capabilities::tx_tag)). The packet's bytes
-    /// and `meta` are those without it. `None` to insert none.
+    /// and `meta` are those without it, and it does not count towards the limits of a packet's
+    /// length. The engine gives one only to a device with `tx_tag`. `None` to insert none.
     pub tag: Option<VlanTag>,
     /// The token that `tx_complete` returns when the device has completed the packet.
     pub token: u64,

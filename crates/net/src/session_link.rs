@@ -110,12 +110,13 @@ impl SessionLink {
         SessionLink::over(session, None)
     }
 
-    /// Creates the same link within a VLAN, 1 to 4094. Its host is one of the VLAN, with the
-    /// session's addresses. The server removes and inserts the tags, and the MTU is that of the
-    /// device. A session that shares the host's addresses has no ports within a VLAN.
+    /// Creates a link as [`SessionLink::new`], within a VLAN, 1 to 4094
+    /// ([`Rule::within_vlan`]). The host has the session's addresses and gateway. The tag does not
+    /// count towards the MTU.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`OpenError`]: [`OpenError::Refused`] if the number is out of range. In a session that shares
+    /// the host's addresses, sockets fail later, when they need a port.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -206,7 +207,8 @@ impl Network {
         Network::over_with(session, driving, adjust)
     }
 
-    /// Starts the same host within a VLAN ([`SessionLink::within_vlan`]).
+    /// Starts the same host as [`Network::attach_with`], within a VLAN, 1 to 4094
+    /// ([`SessionLink::within_vlan`]).
     ///
     /// # Errors
     /// [`HostError`] gives the reason.

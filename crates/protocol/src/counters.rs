@@ -210,11 +210,11 @@ pub enum Device {
     FlowClasses,
     /// Of the classes of traffic with flow lookups, those whose last flow the engine uses now.
     FlowCacheClasses,
-    /// Of the packets that the engine took from the device, those to a group: to a multicast or the
-    /// broadcast address, whose I/G bit is set (IEEE 802).
+    /// Received packets to a multicast or the broadcast address (I/G bit set, IEEE 802), with or without a
+    /// receiver.
     RxGroup,
-    /// Packets to a group that sessions sent: each counts once, for the device and the endpoints of
-    /// this host together.
+    /// Packets to a multicast or the broadcast address that sessions sent. Each counts once, for the device and
+    /// the endpoints of this host together.
     TxGroup,
 }
 

@@ -163,7 +163,7 @@ fn check_fields(open: &Open) -> Result<(), Refused> {
         return Err(malformed("a MAC address or VLAN, and any"));
     }
     if open.flags & message::OPEN_WITHIN_VLAN != 0 && !has(message::RULE_VLAN) {
-        return Err(malformed("an endpoint within a VLAN needs the VLAN's number"));
+        return Err(malformed("an endpoint within a VLAN needs the VLAN's number, 1 to 4094"));
     }
     Ok(())
 }

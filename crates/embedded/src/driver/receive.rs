@@ -153,7 +153,7 @@ impl Driver {
             match event {
                 Event::Link { up } => self.is_link_up = up,
                 Event::Removed => {
-                    let cause = std::io::Error::other("it was removed");
+                    let cause = std::io::Error::other("the device was removed");
                     self.fail(DeviceError::Gone { name: self.name.clone(), cause });
                 }
                 _ => {}

@@ -124,7 +124,8 @@ impl<'a> Delivery<'a> {
         let endpoint = session.endpoints.get(number as usize).and_then(Option::as_ref);
         let Some(endpoint) = endpoint else { return InPlace::Dropped };
         if endpoint.queue_pair != 0
-            || endpoint.within.is_some() != placed.is_untagged
+            // The bytes in place are as the endpoint expects them only if both hold, or neither.
+            || endpoint.within.is_some() != placed.tag_removed
             || meta.segmentation.is_some() && !endpoint.offload
         {
             return InPlace::NeedsCopy;
@@ -164,7 +165,7 @@ pub(crate) struct Placed {
     pub(crate) buffer: u32,
     pub(crate) len: u32,
     /// `true` if the device removed the packet's VLAN tag.
-    pub(crate) is_untagged: bool,
+    pub(crate) tag_removed: bool,
 }
 
 /// What became of such a packet.

@@ -108,7 +108,7 @@ pub struct Endpoint {
     /// `true` if the endpoint takes large packets and packets with partial checksums.
     pub offload: bool,
     /// The tag of the VLAN that the endpoint lies within. The application receives packets without
-    /// the tag, and the engine inserts it into packets that the endpoint sends.
+    /// the tag, and the engine or the device inserts it into packets that the endpoint sends.
     pub within: Option<VlanTag>,
     /// `true` if the endpoint has no flow rule: it captures, or receives everything.
     pub captures: bool,

@@ -10,7 +10,8 @@ pub(crate) const PREFIX_BYTES: usize = 128;
 /// The engine copies packets up to this length whole.
 pub(crate) const WHOLE_BYTES: usize = 256;
 
-/// Bytes of such a packet, with the VLAN tag that the engine inserts for an endpoint within a VLAN.
+/// The most bytes of a packet that the engine copies whole, with the VLAN tag that it inserts for an endpoint
+/// within a VLAN.
 pub(crate) const TAGGED_BYTES: usize = WHOLE_BYTES + VlanTag::BYTES;
 
 /// Bytes in one memory.

@@ -1,5 +1,5 @@
-//! The VLAN tag of packets for endpoints that lie within the VLAN, removed in passing: the copy into
-//! the receive buffers leaves the tag out. `tx/tag.rs` inserts the tag into packets that such
+//! Removes the outer VLAN tag of packets for endpoints that lie within the VLAN: the copy into the
+//! receive buffers leaves the tag out. `tx/tag.rs` inserts the tag into packets that such
 //! endpoints send.
 
 use towpath_device::VlanTag;

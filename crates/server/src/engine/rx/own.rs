@@ -328,7 +328,7 @@ impl Queue<'_, '_> {
         };
         if let [one] = buffers {
             let Received { offset, buffer, len, .. } = *one;
-            let placed = Placed { offset, buffer, len, is_untagged: one.tag.is_some() };
+            let placed = Placed { offset, buffer, len, tag_removed: one.tag.is_some() };
             match self.delivery.deliver_in_place(destination, placed, one.meta) {
                 InPlace::Given => return (true, work),
                 InPlace::Dropped => return (false, work),

@@ -1,6 +1,7 @@
-//! The VLAN tag of packets that endpoints within a VLAN send. The engine checks such a packet without
-//! a tag, and then inserts the tag into the checked headers, which lie in private memory. From there
-//! on the packet is one with a tag: for flow rules, captures, segmentation and the device.
+//! Inserts the VLAN tag into packets of endpoints within a VLAN, where the device does not. The engine
+//! checks such a packet without a tag, and then inserts the tag into the checked headers, which lie in
+//! private memory. From there on the packet is one with a tag: for flow rules, captures, segmentation
+//! and the device.
 
 use towpath_device::{Meta, VlanTag};
 use towpath_packet::headers::Headers;
