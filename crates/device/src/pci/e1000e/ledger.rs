@@ -9,8 +9,9 @@ use towpath_queue::OwnWords;
 use super::memory::RING_ENTRIES;
 use crate::PacketMemory;
 
-/// The number of the layout, in the first word. A change of the rings' memory changes it, too.
-const LAYOUT: u64 = u64::from_le_bytes(*b"82574Lg2");
+/// The number of the layout, in the first word. A change of the rings' memory, or of what the card does to
+/// packets, changes it, too: a server of another version must not go on with the card.
+const LAYOUT: u64 = u64::from_le_bytes(*b"82574Lg3");
 /// The word of the oldest descriptor that the engine has not handled, and the bit beside it that says
 /// that this one is the rest of a packet which is too long.
 const OLDEST: usize = HEADER_WORDS;
