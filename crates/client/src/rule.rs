@@ -91,7 +91,8 @@ impl Rule {
     /// the application receives and sends packets without the tag, as over a VLAN interface of Linux
     /// (`eth0.7`). The server or the device removes the outer tag, and with it its priority, and
     /// inserts a tag of IEEE 802.1Q (0x8100) of priority 0. The engine drops a packet to send that
-    /// has a tag already, and counts it (`tx_dropped_outside_rule`). Lengths are without the tag,
+    /// has a tag already, and counts it (`tx_dropped_outside_rule`). A received packet with a tag of a
+    /// service provider (802.1ad) counts as `rx_dropped_unusable`. Lengths are without the tag,
     /// and the tag does not count towards the MTU. Any session may open any VLAN, except one that
     /// shares the host's addresses.
     ///

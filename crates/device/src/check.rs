@@ -1,6 +1,6 @@
 //! The checks that every driver makes of a packet before it accesses the parts.
 
-use crate::{Capabilities, Checksum, Meta, Part, SpaceId, Spaces};
+use crate::{Capabilities, Checksum, Meta, Packet, Part, SpaceId, Spaces};
 
 /// The limits of a device's packets.
 pub(crate) struct PacketLimits {
@@ -19,6 +19,17 @@ pub(crate) struct PacketLimits {
 }
 
 impl PacketLimits {
+    /// Returns the packet's length in bytes; `None` for a packet that the device must not send:
+    /// [`PacketLimits::packet_len`] says which, or the device inserts no tags and the packet has one
+    /// to insert. Without its tag it would be in no VLAN.
+    #[inline]
+    pub(crate) fn len_of(&self, packet: &Packet<'_>) -> Option<usize> {
+        if packet.tag.is_some() && !self.can.tx_tag {
+            return None;
+        }
+        self.packet_len(packet.parts, packet.meta)
+    }
+
     /// Returns the packet's length in bytes; `None` for a packet that the device must not send.
     /// Such a packet has no parts or too many, is empty or too long, or has metadata that the
     /// device does not offer or that names offsets outside of the packet. Or it has a part outside
@@ -66,7 +77,7 @@ impl PacketLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{MAX_PARTS, Segmentation, SegmentationKind};
+    use crate::{MAX_PARTS, Segmentation, SegmentationKind, TagProtocol, VlanTag};
 
     const PARTIAL: Meta =
         Meta { checksum: Checksum::Partial { start: 34, offset: 16 }, segmentation: None };
@@ -132,5 +143,19 @@ mod tests {
         assert_eq!(limits.packet_len(&[part(60)], Meta::FULL), None);
         limits.pool = Some(SpaceId(0));
         assert_eq!(limits.packet_len(&[part(60)], Meta::FULL), Some(60));
+    }
+
+    #[test]
+    fn a_tag_to_insert_needs_a_device_that_inserts() {
+        let mut limits = limits();
+        let parts = [part(60)];
+        let tag = Some(VlanTag { protocol: TagProtocol::Customer, control: 7 });
+        for (tx_tag, tag, len) in
+            [(false, tag, None), (false, None, Some(60)), (true, tag, Some(60))]
+        {
+            limits.can.tx_tag = tx_tag;
+            let packet = Packet { parts: &parts, meta: Meta::FULL, tag, token: 0 };
+            assert_eq!(limits.len_of(&packet), len);
+        }
     }
 }

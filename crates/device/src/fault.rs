@@ -258,7 +258,7 @@ impl FaultQueue {
             registered: self.registers,
             pool: None,
         };
-        let len = limits.packet_len(packet.parts, packet.meta);
+        let len = limits.len_of(packet);
         let Some(len) = len.filter(|_| limits.reaches(spaces, packet.parts)) else {
             self.counters.tx_dropped += 1;
             return true;

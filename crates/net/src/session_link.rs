@@ -115,8 +115,8 @@ impl SessionLink {
     /// count towards the MTU.
     ///
     /// # Errors
-    /// [`OpenError`]: [`OpenError::Refused`] if the number is out of range. In a session that shares
-    /// the host's addresses, sockets fail later, when they need a port.
+    /// [`OpenError`]: [`OpenError::Refused`] if the number is out of range, or the session shares the
+    /// host's addresses.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -135,6 +135,12 @@ impl SessionLink {
     }
 
     fn over(mut session: Session, vlan: Option<u16>) -> Result<SessionLink, OpenError> {
+        if vlan.is_some() && session.info().shared {
+            let text = "a session that shares the host's addresses has no VLANs; attach without sharing, or \
+                        let the host have an interface of the VLAN"
+                .to_owned();
+            return Err(OpenError::Refused { refusal: Refusal::Permission, text });
+        }
         let rule = vlan.map_or(Rule::new(), |vlan| Rule::new().within_vlan(vlan));
         let endpoints = if session.info().by_port {
             Endpoints::ByPort(Box::new(Ports::new(&mut session, rule)?))

@@ -59,7 +59,7 @@ pub struct Rights {
 enum Sends {
     /// Packets within its rule.
     ByRule,
-    /// Packets without a tag, into which the engine inserts that of the rule's VLAN after the check.
+    /// Packets without a tag; the engine or the device inserts that of the rule's VLAN after the check.
     WithinVlan,
     /// No packet.
     Nothing,
@@ -134,15 +134,19 @@ impl Rights {
         Rights { any_role, ..self }
     }
 
-    /// Permits the same packets without the tag of the rule's VLAN, which the engine inserts after
-    /// the check, and permits no packet with a tag.
+    /// Permits the same packets without the tag of the rule's VLAN, which the engine or the device
+    /// inserts after the check, and permits no packet with a tag.
     #[must_use]
     pub fn within_vlan(self) -> Rights {
         let rule = Rule { vlan: Vlan::Untagged, ..self.rule };
         // A packet with the tag is not plain. So the plain packets of the endpoint also take the
         // full path, which inserts the tag.
         let plain = PlainRights { link: NO_LINK, ..self.plain };
-        Rights { rule, sends: Sends::WithinVlan, plain, ..self }
+        let sends = match self.sends {
+            Sends::Nothing => Sends::Nothing,
+            Sends::ByRule | Sends::WithinVlan => Sends::WithinVlan,
+        };
+        Rights { rule, sends, plain, ..self }
     }
 
     /// Permits requests for link addresses, which go to the server only.
@@ -354,6 +358,8 @@ mod tests {
             assert_eq!(both(&rights, &flow.udp(b"x")), Err(Refused::TxOutsideRule));
             let any_role = rights.with_any_role(true);
             assert_eq!(both(&any_role, &flow.udp(b"x")), Err(Refused::TxOutsideRule));
+            let within = Rights { addresses: addresses(&flow), ..Rights::nothing().within_vlan() };
+            assert_eq!(both(&within, &flow.udp(b"x")), Err(Refused::TxOutsideRule));
         }
     }
 

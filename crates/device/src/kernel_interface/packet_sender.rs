@@ -71,7 +71,7 @@ impl PacketSender {
             registered: false,
             pool: None,
         };
-        let Some(len) = limits.packet_len(packet.parts, packet.meta) else {
+        let Some(len) = limits.len_of(packet) else {
             return Ok(Sending::Dropped);
         };
         let header = &virtio::header(packet.meta)[..KERNEL_HEADER_BYTES];

@@ -195,7 +195,7 @@ impl TapQueue {
             registered: false,
             pool: None,
         };
-        let Some(len) = limits.packet_len(packet.parts, packet.meta) else { return Ok(None) };
+        let Some(len) = limits.len_of(packet) else { return Ok(None) };
         let header = virtio::header(packet.meta);
         let padding = gather::padding(len);
         let written = gather::write(self.fd.as_fd(), &header, spaces, packet.parts, padding);

@@ -2,7 +2,7 @@
 //! receive buffers leaves the tag out. `tx/tag.rs` inserts the tag into packets that such
 //! endpoints send.
 
-use towpath_device::VlanTag;
+use towpath_device::{TagProtocol, VlanTag};
 
 use crate::engine::delivery::Packet;
 use crate::engine::source::{SegmentPieces, Source, TAGGED_BYTES};
@@ -12,13 +12,18 @@ pub(crate) const UNTAGGED_BYTES: usize = TAGGED_BYTES - VlanTag::BYTES;
 /// The end of a tag in a packet.
 const END: usize = VlanTag::OFFSET + VlanTag::BYTES;
 
-/// Returns a tagged packet without its outer tag. Returns `None` if the packet or its metadata leave
-/// no room for a tag. `room` and `pieces` are memory for the result.
+/// Returns a tagged packet without its outer tag. Returns `None` if that is not a tag of IEEE 802.1Q: the
+/// VLANs of a service provider have the same numbers (802.1ad), and the application could not tell them
+/// apart. Also returns `None` if the packet or its metadata leave no room for a tag. `room` and `pieces` are
+/// memory for the result.
 pub(crate) fn without_tag<'a>(
     packet: &Packet<'a>,
     room: &'a mut [u8; UNTAGGED_BYTES],
     pieces: &'a mut SegmentPieces,
 ) -> Option<Packet<'a>> {
+    if VlanTag::of(packet.beginning)?.protocol != TagProtocol::Customer {
+        return None;
+    }
     let meta = packet.meta.without_tag(VlanTag::BYTES as u16)?;
     let (addresses, kept) =
         (packet.beginning.get(..VlanTag::OFFSET)?, packet.beginning.get(END..)?);
@@ -74,6 +79,20 @@ mod tests {
             let mut reader = crate::engine::source::Reader::new(untagged.source);
             assert!(reader.copy(expected.len(), &mut to, 0), "{prefix} {first}");
             assert_eq!(to.bytes(0, expected.len()), Some(&expected[..]), "{prefix} {first}");
+        }
+    }
+
+    #[test]
+    fn a_service_providers_tag_stays() {
+        let memory = Region::private(4096).unwrap();
+        let mut tagged = Flow::v4().vlan(7).udp(b"tagged");
+        for (ethertype, is_removed) in [([0x81, 0x00], true), ([0x88, 0xa8], false)] {
+            tagged[VlanTag::OFFSET..VlanTag::OFFSET + 2].copy_from_slice(&ethertype);
+            let source = Source { prefix: &tagged, memory: memory.mapping(), pieces: &[] };
+            let meta = towpath_device::Meta::FULL;
+            let packet = Packet { source, beginning: &tagged, meta };
+            let (mut room, mut pieces) = ([0; UNTAGGED_BYTES], SegmentPieces::new());
+            assert_eq!(without_tag(&packet, &mut room, &mut pieces).is_some(), is_removed);
         }
     }
 

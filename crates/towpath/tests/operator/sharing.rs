@@ -99,6 +99,10 @@ fn check_sharing(mode: &str) {
     both_ways(network, ip("2001:db8::1"), far, ip("2001:db8::200"));
     kernel.goes_on();
 
+    let session = Session::attach(&shared.server.socket, &SessionLink::options("inside")).unwrap();
+    let refused = SessionLink::within_vlan(session, 7).err().expect("it has no VLANs");
+    assert!(refused.to_string().contains("attach without sharing"), "{refused}");
+
     // The kernel's listener and the application's, and a port that each of them has.
     let listener = std::net::TcpListener::bind("192.0.2.1:8080").unwrap();
     let refused = TcpListener::bind(network, "192.0.2.1:8080").unwrap_err();

@@ -54,7 +54,7 @@ impl XdpQueue {
                 taken += 1;
                 continue;
             }
-            let len = limits.packet_len(packet.parts, packet.meta);
+            let len = limits.len_of(packet);
             let count = len.and_then(|_| self.descriptors(spaces, packet.parts, &mut descriptors));
             if !packet.meta.is_full() {
                 descriptors[0].options |= HAS_METADATA;

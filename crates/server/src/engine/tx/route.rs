@@ -171,7 +171,15 @@ impl TxPath {
         mut headers: Headers,
         context: &mut TxContext<'_>,
     ) -> Result<Sent, DeviceError> {
-        let inserts = !CAPTURES && context.port.can().tx_tag && !is_group(headers.destination);
+        let header_bytes = meta.segmentation.map_or(0, |one| usize::from(one.header_bytes));
+        if header_bytes + VlanTag::BYTES > MAX_HEADER_BYTES {
+            // Nothing segments a packet with such headers and a tag.
+            return Ok(one.refuse(EndpointCount::TxMalformed, context));
+        }
+        let inserts = !CAPTURES
+            && context.port.can().tx_tag
+            && !context.port.copies(&meta)
+            && !is_group(headers.destination);
         if inserts && self.device_takes(&one, &meta, context) {
             let tagged = Headers { vlan: Some(tag.control), ..headers };
             if context.flows.lookup(Direction::Sent, &tagged).is_none() {

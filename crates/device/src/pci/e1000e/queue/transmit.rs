@@ -108,7 +108,7 @@ impl E1000eQueue {
     /// there is no room.
     fn submit_any(&mut self, spaces: &Spaces, packet: &Packet<'_>, limits: &PacketLimits) -> bool {
         let mut made = Descriptors { words: [[0; 2]; MOST_DESCRIPTORS], count: 0 };
-        let len = limits.packet_len(packet.parts, packet.meta);
+        let len = limits.len_of(packet);
         let context = len.and_then(|_| self.describe(spaces, packet, &mut made));
         let Some((len, context)) = len.zip(context) else {
             self.counters.dropped();

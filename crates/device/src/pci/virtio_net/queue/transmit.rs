@@ -48,7 +48,7 @@ impl VirtioNetQueue {
             if self.sending + self.done.len() >= usize::from(MOST_ENTRIES) {
                 break;
             }
-            let len = limits.packet_len(packet.parts, packet.meta);
+            let len = limits.len_of(packet);
             let described = len.and_then(|len| self.describe(spaces, packet, len, &mut made));
             let Some(len) = len.filter(|_| described.is_some()) else {
                 self.counters.dropped();
