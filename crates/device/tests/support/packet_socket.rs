@@ -1,12 +1,13 @@
 //! The kernel's side of a TAP interface, as frames: an AF_PACKET socket with virtio-net headers
-//! (packet(7), PACKET_VNET_HDR), which carry metadata.
+//! (packet(7), PACKET_VNET_HDR), which carry metadata. The kernel takes VLAN tags off and gives them beside
+//! the frame (PACKET_AUXDATA); they are put back.
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use towpath_device::conformance::FarEnd;
-use towpath_device::{Checksum, Meta, Segmentation, SegmentationKind};
+use towpath_device::{Checksum, Meta, Segmentation, SegmentationKind, TagProtocol, VlanTag};
 
 const HEADER_BYTES: usize = 10;
 
@@ -35,6 +36,7 @@ impl PacketSocket {
             if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         };
         set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
+        set(libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
         // Room for frames that a test does not read at once. Without the right to force the size,
         // the kernel grants less, and a test that needs more reports the missing frame.
         let size = 64 << 20;
@@ -53,6 +55,39 @@ impl PacketSocket {
             return Err(io::Error::last_os_error());
         }
         Ok(PacketSocket { fd, buffer: vec![0; 128 * 1024] })
+    }
+
+    /// Reads a header and a frame into the buffer. Returns their length, and the tag that the kernel took
+    /// off.
+    fn read(&mut self) -> io::Result<(usize, Option<VlanTag>)> {
+        let mut control = [0u64; 16];
+        let mut into =
+            libc::iovec { iov_base: self.buffer.as_mut_ptr().cast(), iov_len: self.buffer.len() };
+        // SAFETY: all zeros is a valid value of this structure of integers and pointers.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        (message.msg_iov, message.msg_iovlen) = (&raw mut into, 1);
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(&control);
+        // SAFETY: the pointers and lengths are those of memory that lives and that nothing else uses.
+        let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, 0) };
+        let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+        // SAFETY: the kernel has filled the message in, and its control memory lives.
+        let Some(first) = (unsafe { libc::CMSG_FIRSTHDR(&raw const message).as_ref() }) else {
+            return Ok((got, None));
+        };
+        if (first.cmsg_level, first.cmsg_type) != (libc::SOL_PACKET, libc::PACKET_AUXDATA) {
+            return Ok((got, None));
+        }
+        // SAFETY: a control message of this kind has this structure behind its header.
+        let beside: libc::tpacket_auxdata =
+            unsafe { std::ptr::read_unaligned(libc::CMSG_DATA(first).cast()) };
+        let is_tagged = beside.tp_status & libc::TP_STATUS_VLAN_VALID != 0;
+        let protocol = match i32::from(beside.tp_vlan_tpid) {
+            libc::ETH_P_8021AD => TagProtocol::Service,
+            _ => TagProtocol::Customer,
+        };
+        let tag = VlanTag { protocol, control: beside.tp_vlan_tci };
+        Ok((got, is_tagged.then_some(tag)))
     }
 
     /// Sends through the queue of the processor's number from now on. Otherwise the hash of a
@@ -94,9 +129,9 @@ impl FarEnd for PacketSocket {
     }
 
     fn receive(&mut self) -> Option<(Vec<u8>, Meta)> {
-        let got = match rustix::io::read(&self.fd, &mut self.buffer[..]) {
+        let (got, tag) = match self.read() {
             Ok(got) => got,
-            Err(rustix::io::Errno::AGAIN) => return None,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
             Err(error) => panic!("packet socket: {error}"),
         };
         let (header, frame) = self.buffer[..got].split_at(HEADER_BYTES);
@@ -118,7 +153,10 @@ impl FarEnd for PacketSocket {
             header_bytes: 0,
             ecn: header[1] & 0x80 != 0,
         });
-        Some((frame.to_vec(), Meta { checksum, segmentation }))
+        let (mut frame, meta) = (frame.to_vec(), Meta { checksum, segmentation });
+        let Some(tag) = tag else { return Some((frame, meta)) };
+        frame.splice(VlanTag::OFFSET..VlanTag::OFFSET, tag.to_bytes());
+        Some((frame, meta.with_tag(VlanTag::BYTES as u16)))
     }
 
     fn takes_metadata(&self) -> bool {
