@@ -127,8 +127,8 @@ serves_within_a_vlan() {
     ping -c 1 -W 1 -s 1472 -M do 192.0.2.65
     exec 6<>/dev/udp/192.0.2.65/7
     local line
-    line=$(head -c 1400 /dev/zero | tr '\0' v)
-    eventually asks_within_a_vlan "$line"
+    printf -v line %1400s ''
+    eventually asks_within_a_vlan "${line// /v}"
     exec 6>&-
     ip link delete eth1.7
     fails ping -c 1 -W 1 192.0.2.65
