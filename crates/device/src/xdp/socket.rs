@@ -37,7 +37,7 @@ const BUSY_POLL_PACKETS: i32 = 64;
 
 /// After a socket is closed, the kernel frees its hardware queue and its locked memory a moment
 /// later. Until then it refuses another socket with EBUSY, and memory with ENOBUFS.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 const RELEASE_PAUSE: Duration = Duration::from_millis(1);
 
 /// The time in which the kernel completes what it has taken to send, if it copies: it does so once the
