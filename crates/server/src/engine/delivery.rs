@@ -96,13 +96,17 @@ impl<'a> Delivery<'a> {
         let Some(session) = self.sessions.get_mut(key) else { return Work::copy(0) };
         let mut room = [0; UNTAGGED_BYTES];
         let mut pieces = std::mem::take(&mut self.software.untagged);
+        let whole = (packet.source, packet.beginning, packet.meta);
         let untagged = if session.is_within_vlan(endpoint) {
-            without_tag(packet, &mut room, &mut pieces)
+            without_tag(whole, &mut room, &mut pieces)
         } else {
-            Some(Packet { source: packet.source, beginning: packet.beginning, meta: packet.meta })
+            Some(whole)
         };
         let work = match &untagged {
-            Some(packet) => self.deliver(destination, packet, 0),
+            Some((source, beginning, meta)) => {
+                let packet = Packet { source: *source, beginning, meta: *meta };
+                self.deliver(destination, &packet, 0)
+            }
             None => {
                 count(&mut session.counters, endpoint, EndpointCount::RxUnusable);
                 Work::copy(0)

@@ -2,9 +2,8 @@
 //! receive buffers leaves the tag out. `tx/tag.rs` inserts the tag into packets that such
 //! endpoints send.
 
-use towpath_device::{TagProtocol, VlanTag};
+use towpath_device::{Meta, TagProtocol, VlanTag};
 
-use crate::engine::delivery::Packet;
 use crate::engine::source::{SegmentPieces, Source, TAGGED_BYTES};
 
 /// Bytes of the private beginning of a packet without its tag.
@@ -12,31 +11,29 @@ pub(crate) const UNTAGGED_BYTES: usize = TAGGED_BYTES - VlanTag::BYTES;
 /// The end of a tag in a packet.
 const END: usize = VlanTag::OFFSET + VlanTag::BYTES;
 
-/// Returns a tagged packet without its outer tag. Returns `None` if that is not a tag of IEEE 802.1Q: the
+/// Returns a tagged packet (its source, its beginning, its metadata) without its outer tag. Returns `None` if that is not a tag of IEEE 802.1Q: the
 /// VLANs of a service provider have the same numbers (802.1ad), and the application could not tell them
 /// apart. Also returns `None` if the packet or its metadata leave no room for a tag. `room` and `pieces` are
 /// memory for the result.
 pub(crate) fn without_tag<'a>(
-    packet: &Packet<'a>,
+    (source, beginning, meta): (Source<'a>, &[u8], Meta),
     room: &'a mut [u8; UNTAGGED_BYTES],
     pieces: &'a mut SegmentPieces,
-) -> Option<Packet<'a>> {
-    if VlanTag::of(packet.beginning)?.protocol != TagProtocol::Customer {
+) -> Option<(Source<'a>, &'a [u8], Meta)> {
+    if VlanTag::of(beginning)?.protocol != TagProtocol::Customer {
         return None;
     }
-    let meta = packet.meta.without_tag(VlanTag::BYTES as u16)?;
-    let (addresses, kept) =
-        (packet.beginning.get(..VlanTag::OFFSET)?, packet.beginning.get(END..)?);
+    let meta = meta.without_tag(VlanTag::BYTES as u16)?;
+    let (addresses, kept) = (beginning.get(..VlanTag::OFFSET)?, beginning.get(END..)?);
     room.get_mut(..VlanTag::OFFSET)?.copy_from_slice(addresses);
     room.get_mut(VlanTag::OFFSET..)?.get_mut(..kept.len())?.copy_from_slice(kept);
     let beginning = room.get(..VlanTag::OFFSET + kept.len())?;
     // The private beginning of a packet of the device is only a copy, of which the source has the
     // first bytes at most.
-    let source = packet.source;
     let inside = source.prefix.len().max(END);
     let prefix = beginning.get(..inside - VlanTag::BYTES)?;
     let pieces = pieces.cut_behind(&source, inside)?;
-    Some(Packet { source: Source { prefix, memory: source.memory, pieces }, beginning, meta })
+    Some((Source { prefix, memory: source.memory, pieces }, beginning, meta))
 }
 
 #[cfg(test)]
@@ -70,13 +67,13 @@ mod tests {
             let read = if *prefix > END { *prefix } else { 128 };
             let source =
                 Source { prefix: &tagged[..*prefix], memory: memory.mapping(), pieces: &all };
-            let packet = Packet { source, beginning: &tagged[..read], meta };
+            let packet = (source, &tagged[..read], meta);
             let (mut room, mut pieces) = ([0; UNTAGGED_BYTES], SegmentPieces::new());
-            let untagged = without_tag(&packet, &mut room, &mut pieces).unwrap();
-            assert_eq!(untagged.meta, expected_meta);
-            assert_eq!(untagged.beginning, &expected[..read - VlanTag::BYTES]);
-            assert_eq!(untagged.source.len(), expected.len());
-            let mut reader = crate::engine::source::Reader::new(untagged.source);
+            let (source, beginning, meta) = without_tag(packet, &mut room, &mut pieces).unwrap();
+            assert_eq!(meta, expected_meta);
+            assert_eq!(beginning, &expected[..read - VlanTag::BYTES]);
+            assert_eq!(source.len(), expected.len());
+            let mut reader = crate::engine::source::Reader::new(source);
             assert!(reader.copy(expected.len(), &mut to, 0), "{prefix} {first}");
             assert_eq!(to.bytes(0, expected.len()), Some(&expected[..]), "{prefix} {first}");
         }
@@ -90,9 +87,9 @@ mod tests {
             tagged[VlanTag::OFFSET..VlanTag::OFFSET + 2].copy_from_slice(&ethertype);
             let source = Source { prefix: &tagged, memory: memory.mapping(), pieces: &[] };
             let meta = towpath_device::Meta::FULL;
-            let packet = Packet { source, beginning: &tagged, meta };
+            let packet = (source, &tagged[..], meta);
             let (mut room, mut pieces) = ([0; UNTAGGED_BYTES], SegmentPieces::new());
-            assert_eq!(without_tag(&packet, &mut room, &mut pieces).is_some(), is_removed);
+            assert_eq!(without_tag(packet, &mut room, &mut pieces).is_some(), is_removed);
         }
     }
 
@@ -102,8 +99,8 @@ mod tests {
         let pieces = [Piece { offset: 0, len: 15 }];
         let source = Source { prefix: &[], memory: memory.mapping(), pieces: &pieces };
         let meta = towpath_device::Meta::FULL;
-        let packet = Packet { source, beginning: &[0; 15], meta };
+        let packet = (source, &[0; 15][..], meta);
         let (mut room, mut pieces) = ([0; UNTAGGED_BYTES], SegmentPieces::new());
-        assert!(without_tag(&packet, &mut room, &mut pieces).is_none());
+        assert!(without_tag(packet, &mut room, &mut pieces).is_none());
     }
 }

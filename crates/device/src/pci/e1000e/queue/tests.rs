@@ -253,7 +253,8 @@ fn tags_to_insert_stand_in_the_descriptors() {
         Packet { parts: &parts, meta: Meta { checksum: partial, ..Meta::FULL }, tag, token: 2 },
         Packet { parts: &parts, meta: Meta::FULL, tag: None, token: 3 },
     ];
-    world.queue.parts.info.can.tx_checksum = true;
+    let can = &mut world.queue.parts.info.can;
+    (can.tx_checksum, can.tx_tag) = (true, true);
     assert_eq!(world.queue.tx_submit(&mut world.spaces, &packets).unwrap(), 3);
     let shared = &world.queue.parts.shared;
     let inserts = |index| {
