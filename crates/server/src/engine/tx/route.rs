@@ -156,7 +156,8 @@ impl TxPath {
         if let Some(tag) = within {
             return self.send_within::<CAPTURES>(one, tag, meta, headers, context);
         }
-        self.route::<CAPTURES>(&one, meta, &headers, context)
+        let receivers = self.find(&one, &headers, context);
+        self.route::<CAPTURES>(&one, meta, &headers, receivers, context)
     }
 
     /// Sends a checked packet with the tag of its endpoint's VLAN. The device inserts the tag where
@@ -176,16 +177,13 @@ impl TxPath {
             // Nothing segments a packet with such headers and a tag.
             return Ok(one.refuse(EndpointCount::TxMalformed, context));
         }
-        let inserts = !CAPTURES
-            && context.port.can().tx_tag
-            && !context.port.copies(&meta)
-            && !is_group(headers.destination);
-        if inserts && self.device_takes(&one, &meta, context) {
-            let tagged = Headers { vlan: Some(tag.control), ..headers };
-            if context.flows.lookup(Direction::Sent, &tagged).is_none() {
-                (one.tag, one.no_local_match) = (Some(tag), true);
-                return self.route::<CAPTURES>(&one, meta, &headers, context);
-            }
+        let tagged = Headers { vlan: Some(tag.control), ..headers };
+        let receivers = self.find(&one, &tagged, context);
+        let is_for_device = !receivers.group && receivers.members == 0;
+        let inserts = !CAPTURES && context.port.can().tx_tag && !context.port.copies(&meta);
+        if is_for_device && inserts && self.device_takes(&one, &meta, context) {
+            one.tag = Some(tag);
+            return self.route::<CAPTURES>(&one, meta, &headers, receivers, context);
         }
         let packet = (one.slot, one.len);
         let Some(tagged) = insert_tag(&mut self.bounce, packet, tag, meta, &mut headers) else {
@@ -193,7 +191,7 @@ impl TxPath {
         };
         one.len = tagged.0;
         one.inserted = VlanTag::BYTES as u8;
-        self.route::<CAPTURES>(&one, tagged.1, &headers, context)
+        self.route::<CAPTURES>(&one, tagged.1, &headers, receivers, context)
     }
 
     /// Passes a request for a link address to the control thread.
@@ -221,15 +219,16 @@ impl TxPath {
         Sent::Now
     }
 
+    /// Sends a packet to the receivers that [`TxPath::find`] has left in `found`, and to the device.
     #[inline(always)]
     fn route<const CAPTURES: bool>(
         &mut self,
         one: &Outgoing,
         meta: Meta,
         headers: &Headers,
+        Receivers { group, to_device, members }: Receivers,
         context: &mut TxContext<'_>,
     ) -> Result<Sent, DeviceError> {
-        let Receivers { group, to_device, members } = self.find(one, headers, context);
         let software = to_device && !self.device_takes(one, &meta, context);
         let packets = if software { segments(&meta, headers, one.len) } else { 1 };
         if to_device && !self.has_room_for(one, packets, context) {
