@@ -172,10 +172,11 @@ fn chained<'a>(frames: &'a [Vec<u8>], cuts: &'a [Vec<usize>]) -> Vec<Outgoing<'a
     both.map(|(bytes, cuts)| Outgoing { cuts, ..Outgoing::whole(bytes) }).collect()
 }
 
-/// Returns the offsets at which to split `len` bytes into `parts` parts of at least one byte each.
+/// Returns the offsets at which to split `len` bytes into `parts` parts of at least one byte each, or into
+/// as many as there are bytes.
 fn cuts(random: &mut Random, len: usize, parts: usize) -> Vec<usize> {
     let mut cuts = std::collections::BTreeSet::new();
-    while cuts.len() < parts - 1 {
+    while cuts.len() < parts.min(len) - 1 {
         cuts.insert(1 + random.below(len as u64 - 1) as usize);
     }
     cuts.into_iter().collect()
@@ -245,7 +246,8 @@ fn is_whole(got: &[(Vec<u8>, Meta)], sent: &[u8], meta: Meta) -> Result<bool, St
     let mut bytes = Vec::new();
     for (frame, meta) in got {
         if VlanTag::of(frame) != VlanTag::of(sent) {
-            return Err(format!("the tag {:?}", VlanTag::of(frame)));
+            let (got, wanted) = (VlanTag::of(frame), VlanTag::of(sent));
+            return Err(format!("the tag {got:?} in place of {wanted:?}"));
         }
         let headers = Headers::parse(frame, frame.len()).map_err(|error| format!("{error:?}"))?;
         if !meta.is_full() || verify(frame, &headers) != Verdict::Right {
@@ -270,7 +272,7 @@ fn meta_segment_bytes(sent: &[u8], protocol: Option<u8>, frame: &[u8]) -> Option
         .then(|| format!("a frame of {} bytes that was not segmented", frame.len()))
 }
 
-/// A tag that devices insert which can.
+/// The tag that devices with `tx_tag` insert.
 const TAG: VlanTag = VlanTag { protocol: TagProtocol::Customer, control: 0xe007 };
 
 fn metadata(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
