@@ -36,7 +36,9 @@ const BUSY_POLL_US: i32 = 20;
 const BUSY_POLL_PACKETS: i32 = 64;
 
 /// After a socket is closed, the kernel frees its hardware queue and its locked memory a moment
-/// later. Until then it refuses another socket with EBUSY, and memory with ENOBUFS.
+/// later. Until then it refuses another socket with EBUSY, and memory with ENOBUFS. The kernel needs its lock of
+/// all interfaces for that: while it removed other network namespaces, two processors took up to 3.4 s, else
+/// under one. A longer wait would approach the time after which a sleeping engine counts as hung.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 const RELEASE_PAUSE: Duration = Duration::from_millis(1);
 
