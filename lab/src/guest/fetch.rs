@@ -86,7 +86,7 @@ impl Cache {
         if self.is_made(&archive, &recipe) {
             return Ok(archive);
         }
-        println!("making the root file system of the guests");
+        eprintln!("towpath-lab: making the root file system of the guests");
         let tar = self.directory.join("root.tar");
         let sources = self.directory.join("sources");
         let archives = archives()?;
@@ -117,7 +117,7 @@ impl Cache {
         if self.is_made(&modules, &recipe) {
             return Ok((image, modules));
         }
-        println!("fetching the kernel of {}", kernel.name());
+        eprintln!("towpath-lab: fetching the kernel of {}", kernel.name());
         let _ = fs::remove_dir_all(&directory);
         let unpacked = directory.join("unpacked");
         fs::create_dir_all(&unpacked)?;
