@@ -12,6 +12,7 @@ use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -119,7 +120,7 @@ pub(crate) unsafe fn ioctl(
 /// [`Error::Unavailable`] if the machine does not allow it; [`Error::Failed`] if there are several
 /// threads.
 pub fn enter() -> Result<Entered, Error> {
-    let threads = fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    let threads = threads();
     if threads != 1 {
         return Err(Error::Failed {
             what: "go into a network namespace".to_owned(),
@@ -129,6 +130,19 @@ pub fn enter() -> Result<Entered, Error> {
     let isolation = Isolation::prepare();
     isolation.apply().map_err(unavailable)?;
     Ok(isolation.entered)
+}
+
+/// Counts the threads of this process. One that was joined can be listed for a moment longer, so it waits
+/// for a second until only one is left.
+fn threads() -> usize {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    loop {
+        let threads = fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+        if threads == 1 || Instant::now() > deadline {
+            return threads;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Makes a command start in a new network namespace, like that of [`enter`]. If that is impossible,
