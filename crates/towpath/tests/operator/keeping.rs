@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_client::{Lost, Options, Rule, Session};
@@ -38,6 +38,34 @@ fn descriptors(process: Pid) -> Option<BTreeMap<String, usize>> {
         *kinds.entry(kind).or_default() += 1;
     }
     Some(kinds)
+}
+
+/// Returns a keeper's objects once they have been the same for half a second: it may still hold a
+/// message's pipe, or, without a processor, not have read yet what a server gave it.
+fn settled(keeper: Pid) -> BTreeMap<String, usize> {
+    let mut held = descriptors(keeper).unwrap();
+    let mut since = Instant::now();
+    until("no message is on its way", || {
+        let now = descriptors(keeper).unwrap();
+        if now != held {
+            (held, since) = (now, Instant::now());
+        }
+        since.elapsed() >= Duration::from_millis(500)
+    });
+    held
+}
+
+/// Waits until a keeper has these objects, and no others.
+fn holds_again(keeper: Pid, held: &BTreeMap<String, usize>) {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let now = descriptors(keeper).unwrap();
+        if now == *held {
+            return;
+        }
+        assert!(Instant::now() < deadline, "the keeper had {held:?}, and has {now:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Attaches a session that stays idle.
@@ -330,13 +358,7 @@ fn the_keeper_holds_what_there_is_and_no_more() {
             println!("SKIP {TEST}: only root may look at the keeper's descriptors; run as root");
             return;
         }
-        // The keeper may still hold a message's pipe.
-        let mut first = BTreeMap::new();
-        until("the start is over", || {
-            let before = std::mem::replace(&mut first, descriptors(keeper).unwrap());
-            std::thread::sleep(Duration::from_millis(20));
-            before == first
-        });
+        let first = settled(keeper);
         let memories = |found: &BTreeMap<String, usize>| {
             let each = found.iter().filter(|(kind, _)| kind.starts_with("/memfd:towpath"));
             each.map(|(_, count)| count).sum::<usize>()
@@ -351,7 +373,7 @@ fn the_keeper_holds_what_there_is_and_no_more() {
                 memories(&descriptors(keeper).unwrap()) == 7 + 6 * sessions.len()
             });
             drop(sessions);
-            until("as many as at first", || descriptors(keeper).unwrap() == first);
+            holds_again(keeper, &first);
         }
         assert!(server.stop(Signal::TERM).success());
     });
@@ -379,20 +401,14 @@ fn a_killed_servers_program_stays_attached() {
             let kinds = || descriptors(keeper).unwrap();
             let memory = kinds().keys().any(|kind| kind.contains("towpath-packets"));
             assert_eq!(memory, mode != "packet", "the memory of AF_XDP's packets: {:?}", kinds());
-            // The keeper may still hold a message's pipe.
-            let mut held = kinds();
+            let held = settled(keeper);
             for resumptions in 1..=3 {
-                until("no message is on its way", || {
-                    let before = std::mem::replace(&mut held, kinds());
-                    std::thread::sleep(Duration::from_millis(20));
-                    before == held
-                });
                 server.kill_server();
                 assert!(!is_bare());
                 while session.statistics().resumptions < resumptions {
                     assert!(session.wait(Some(LIMIT)).unwrap());
                 }
-                until("as many objects as before", || kinds() == held);
+                holds_again(keeper, &held);
             }
             let upgraded = prints(&mut towpath(&["upgrade", &server.socket]));
             assert!(
@@ -430,7 +446,7 @@ fn a_device_is_reset_as_often_as_it_stalls() {
         let mut shared = Shared::start("generic", &stalls);
         shared.echo(ECHO);
         let keeper = keeper_of(&shared.server);
-        let held = descriptors(keeper).unwrap();
+        let held = settled(keeper);
         let asking =
             shared.far.run(|| std::net::UdpSocket::bind("192.0.2.200:0").unwrap()).unwrap();
         until("ten resets", || {
@@ -547,6 +563,7 @@ fn rights_are_those_of_the_table() {
             assert!(filters > 0);
             server.kill_server();
             until("another server", || server.log().matches("serving device=").count() == 2);
+            until("the keeper knows", || server.state() == "serving");
             // The new program has the rights that the keeper had, and no others.
             prints(&mut towpath(&["upgrade", &server.socket]));
             check_rights(keeper, right("keeper", device), given);
