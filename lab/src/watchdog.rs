@@ -119,13 +119,13 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
                 .into(),
         ..Outcome::default()
     };
-    let turns = if settings.quick { 200_000 } else { 5_000_000 };
+    let packets = if settings.quick { 200_000 } else { 5_000_000 };
     let mut curves = [const { Vec::new() }; ARMINGS.len()];
     for batch in BATCHES {
         let mut values = [const { Vec::new() }; ARMINGS.len()];
         for _ in 0..settings.pairs() {
             for ((_, arming), values) in ARMINGS.iter().zip(&mut values) {
-                values.push(alone(*arming, batch, turns)?);
+                values.push(alone(*arming, batch, packets / batch)?);
             }
         }
         for (((name, _), values), curve) in ARMINGS.iter().zip(&values).zip(&mut curves) {
