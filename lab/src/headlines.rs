@@ -360,12 +360,12 @@ const HEADLINES: [Headline; 72] = [
         Higher,
     ),
     headline(
-        "PDUs of 48 B at 135 Mbit/s to read() and write(), five others compute, no device crossed: transfer time",
+        "PDUs of 48 B at 135 Mbit/s to read() and write(), five others compute, over TAP: transfer time",
         "penn; transfer time, loaded, Towpath to read() and write(); pdu_bytes=48, mbit_per_s=135",
         Lower,
     ),
     headline(
-        "memory bandwidth left beside PDUs of 48 B at 135 Mbit/s, no device crossed, to all of it",
+        "memory bandwidth left beside PDUs of 48 B at 135 Mbit/s, over TAP, to all of it",
         "penn; memory bandwidth left beside Towpath, to all of it; pdu_bytes=48",
         Higher,
     ),
