@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
@@ -98,9 +98,17 @@ impl Process {
     /// # Panics
     /// When none comes in time.
     pub fn line(&mut self) -> String {
-        match self.lines.recv_timeout(PATIENCE) {
+        self.line_within(PATIENCE)
+    }
+
+    /// Returns the next line of its output, for which it may need longer than others.
+    ///
+    /// # Panics
+    /// When none comes within the limit.
+    pub fn line_within(&mut self, limit: Duration) -> String {
+        match self.lines.recv_timeout(limit) {
             Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => panic!("{}: said nothing in {PATIENCE:?}", self.what),
+            Err(RecvTimeoutError::Timeout) => panic!("{}: said nothing in {limit:?}", self.what),
             Err(RecvTimeoutError::Disconnected) => {
                 panic!("{}: ended: {:?}", self.what, self.child.wait())
             }

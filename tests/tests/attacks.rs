@@ -25,6 +25,9 @@ const ATTACHES: u64 = 20;
 /// patience with an answer.
 const LIVENESS: u64 = 15_000;
 
+/// The time after which an attacker ends by itself.
+const ATTACK: Duration = Duration::from_secs(60);
+
 /// Tests attack one after the other: each attack must hit one neighbour alone.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -92,10 +95,12 @@ impl Scene {
     /// Starts an attacker; `false` where the machine does not let it attack.
     fn attack(&mut self, name: &str, user: User, options: &[&str]) -> bool {
         let fuse = format!("fuse={}", self.node.display());
-        let mut arguments = vec!["attack", name, self.server.path(), "60", &fuse];
+        let seconds = ATTACK.as_secs().to_string();
+        let mut arguments = vec!["attack", name, self.server.path(), &seconds, &fuse];
         arguments.extend(options);
         let mut attacker = PEER.start_as(&arguments, |command| user.confine(command));
-        let said = attacker.line();
+        // On a slow machine, the endpoints of a large session take most of a minute.
+        let said = attacker.line_within(ATTACK);
         if let Some(why) = said.strip_prefix("cannot ") {
             println!("{name}: {why}");
             return false;

@@ -5,8 +5,8 @@
 //!
 //! The suite checks, in this order, each on a device of its own: order in both directions; budgets;
 //! a full transmit ring; chains of parts; large packets, partial checksums and VLAN tags to insert;
-//! VLAN tags and flow hashes of received packets; filters; packets and buffers outside of every space; reset during traffic; a random mix; that no wake-up is lost. In every
-//! check, the device returns each token and each buffer exactly once, and does not read the memory
+//! VLAN tags and flow hashes of received packets; filters; packets and buffers outside of every space;
+//! reset during traffic; a random mix; that no wake-up is lost. In every check, the device returns each token and each buffer exactly once, and does not read the memory
 //! of a packet again after it returned the token.
 
 mod buffers;
