@@ -136,7 +136,7 @@ impl Setting {
                 name: "handoff",
                 scope: Scope::Device,
                 kind: Kind::Word(&["direct", "queued"]),
-                default: 1,
+                default: 0,
                 help: "how the engine submits packets to the device: direct places them in its \
                        ring as it checks them, with one kick per poll iteration; queued collects \
                        them in the backlog, with a kick per batch",
