@@ -36,6 +36,7 @@
 //! argument.
 #![forbid(unsafe_code)]
 
+mod aged;
 mod buffers;
 mod channels;
 mod counters;

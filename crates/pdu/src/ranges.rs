@@ -24,11 +24,13 @@ pub(crate) struct Ranges {
     all: Vec<(u32, u32)>,
 }
 
-impl Ranges {
-    pub(crate) fn new() -> Ranges {
+impl Default for Ranges {
+    fn default() -> Ranges {
         Ranges { all: Vec::with_capacity(MAX_RANGES) }
     }
+}
 
+impl Ranges {
     pub(crate) fn clear(&mut self) {
         self.all.clear();
     }
@@ -73,7 +75,7 @@ mod tests {
         /// Compares with a table of bytes.
         #[test]
         fn ranges_match_a_table_of_bytes(steps in prop::collection::vec((0_u32..300, 1_u32..20), 1..200)) {
-            let mut ranges = Ranges::new();
+            let mut ranges = Ranges::default();
             let mut table = [false; 320];
             for (start, len) in steps {
                 let bytes = start as usize..(start + len) as usize;
@@ -98,7 +100,7 @@ mod tests {
 
     #[test]
     fn ranges_bound_the_number_of_holes() {
-        let mut ranges = Ranges::new();
+        let mut ranges = Ranges::default();
         for hole in 0..MAX_RANGES as u32 {
             assert_eq!(ranges.place(hole * 2, hole * 2 + 1), Placed::New);
         }

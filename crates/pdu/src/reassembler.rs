@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
+use crate::aged::Aged;
 use crate::buffers::Buffers;
 use crate::counters::ReceiveCounters;
 use crate::finished::Finished;
 use crate::format::{Fragment, Malformed};
 use crate::limits::Limits;
-use crate::partial::{Identity, Key, Partials};
+use crate::partial::{Identity, Key, Partial};
 use crate::pieces::{self, Pieces};
 use crate::ranges::Placed;
 
@@ -60,7 +61,7 @@ pub enum Dropped {
 #[derive(Debug)]
 pub struct Reassembler {
     limits: Limits,
-    partials: Partials,
+    partials: Aged<Key, Partial>,
     buffers: Buffers,
     finished: Finished,
     /// The last delivered PDU, until the next fragment.
@@ -78,7 +79,7 @@ impl Reassembler {
     pub fn new(limits: Limits) -> Reassembler {
         let limits = limits.in_range();
         Reassembler {
-            partials: Partials::new(limits.partials),
+            partials: Aged::new(limits.partials),
             buffers: Buffers::new(limits.bytes),
             finished: Finished::new(limits.finished),
             delivered: None,
@@ -169,7 +170,7 @@ impl Reassembler {
 
     /// Makes room for a PDU, and begins it.
     fn start(&mut self, now: Instant, fragment: &Fragment) -> Result<usize, Dropped> {
-        let (count, oldest) = self.partials.of_source(fragment.source);
+        let (count, oldest) = self.partials.matching(|key| key.source == fragment.source);
         if let Some(oldest) = oldest
             && count >= self.limits.partials_of_source
         {
@@ -178,7 +179,9 @@ impl Reassembler {
         }
         let buffer = self.make_room(now, fragment)?;
         self.counters.started += 1;
-        Ok(self.partials.insert(Key::of(fragment), Identity::of(fragment), buffer, now))
+        let place = self.partials.insert(Key::of(fragment), now);
+        self.partials.get(place).begin(Identity::of(fragment), buffer);
+        Ok(place)
     }
 
     /// Takes a buffer for a PDU. Evicts the oldest incomplete PDUs for it. An evicted PDU counts as
@@ -271,7 +274,8 @@ impl Reassembler {
         }
         self.counters.reassembled += 1;
         self.finished.note(now, Key::of(fragment), Identity::of(fragment));
-        let buffer = self.delivered.insert(self.partials.remove(place));
+        let buffer = std::mem::take(&mut self.partials.remove(place).buffer);
+        let buffer = self.delivered.insert(buffer);
         Ok(Accepted::Reassembled(*fragment, &buffer[..whole]))
     }
 
@@ -324,11 +328,10 @@ impl Reassembler {
 
     /// Gives a PDU up, and remembers it as finished.
     fn finish(&mut self, now: Instant, place: usize) {
-        let partial = self.partials.get(place);
-        let (key, identity) = (partial.key, partial.identity);
-        self.finished.note(now, key, identity);
-        let buffer = self.partials.remove(place);
-        self.buffers.release(buffer);
+        let key = self.partials.key(place);
+        let partial = self.partials.remove(place);
+        self.finished.note(now, key, partial.identity);
+        self.buffers.release(std::mem::take(&mut partial.buffer));
     }
 }
 
