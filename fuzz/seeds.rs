@@ -7,6 +7,7 @@ use towpath_device::virtio;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::transport::tcp_flags::{ACK, CWR, FIN, PSH, RST, SYN};
 use towpath_packet::{Checksum, Meta};
+use towpath_pdu::atm::{Cell, Circuit, Segmenter};
 use towpath_pdu::{Fragment, OVERHEAD_BYTES};
 use towpath_protocol::VERSION;
 use towpath_protocol::message::{
@@ -306,6 +307,34 @@ fn transfers() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
+/// Returns PDUs in cells: of both layers, with a cell lost, two at once, in circuits that close, and
+/// with checks for the target to correct.
+fn cells() -> Vec<(&'static str, Vec<u8>)> {
+    let bytes: Vec<u8> = (0..200).collect();
+    let aal5: Vec<Cell> =
+        Segmenter::aal5(Circuit { vpi: 0, vci: 32 }, 200).unwrap().cells(&bytes).collect();
+    let aal34 = |mid| -> Vec<Cell> {
+        let circuit = Circuit { vpi: 7, vci: 1000 };
+        Segmenter::aal34(circuit, mid, 9, 200).unwrap().cells(&bytes).collect()
+    };
+    let stream = |flags: u8, wait: u8, cells: &[Cell]| {
+        cells.iter().flat_map(|cell| [&[flags, wait][..], cell].concat()).collect::<Vec<u8>>()
+    };
+    let many: Vec<Cell> = (0..9).flat_map(|mid| [aal34(mid)[0], aal34(mid)[1]]).collect();
+    let both: Vec<Cell> = aal34(1).into_iter().zip(aal34(2)).flat_map(|(a, b)| [a, b]).collect();
+    vec![
+        ("aal5", stream(0, 0, &aal5)),
+        ("aal34", stream(0, 0, &aal34(5))),
+        ("lost", [stream(0, 0, &aal5[1..]), stream(0, 0, &aal34(5)[2..])].concat()),
+        ("many", stream(0, 1, &many)),
+        ("both", stream(0, 0, &both)),
+        ("late", stream(0, 30, &aal34(5))),
+        ("corrected", [stream(1 | 4, 0, &aal34(5)), stream(1 | 2, 0, &aal5)].concat()),
+        ("closed", [stream(0, 0, &aal5[..3]), stream(8 | 4, 0, &aal5[3..])].concat()),
+        ("before", stream(16 | 4, 100, &aal34(5))),
+    ]
+}
+
 fn main() -> std::io::Result<()> {
     write("headers", &frames())?;
     let words: Vec<_> = offloads()
@@ -322,5 +351,6 @@ fn main() -> std::io::Result<()> {
     write("stack_input", &conversations())?;
     write("tcp_peer", &transfers())?;
     write("control", &control())?;
-    write("pdu", &pdus())
+    write("pdu", &pdus())?;
+    write("cells", &cells())
 }

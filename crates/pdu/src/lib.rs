@@ -32,11 +32,14 @@
 //! A channel can have a receive queue of its own ([`PduEndpoint::open_queue`]): a bound on its
 //! buffers, and a weight by which the application takes PDUs of several channels.
 //!
+//! The module [`atm`] has PDUs in ATM cells, as that host interface sends them.
+//!
 //! [`Fragment`], [`Reassembler`] and [`Channels`] do no input or output and have no clock: the time is an
 //! argument.
 #![forbid(unsafe_code)]
 
 mod aged;
+pub mod atm;
 mod buffers;
 mod channels;
 mod counters;

@@ -1,0 +1,509 @@
+//! Reassembly of PDUs from cells that may be lost, misinserted, damaged, interleaved, or an attack.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::aal34::{self, ENVELOPE_BYTES, Fields, PIECE_BYTES, Unusable};
+use super::cell::{Cell, CellHeader, Circuit, HEADER_BYTES, PAYLOAD_BYTES};
+use super::cell_pool::{CellPool, Chain};
+use super::check::Crc32;
+use super::pdu::{Described, Pdu};
+use super::segmenter::{TRAILER_BYTES, aal5_cells};
+use super::{Adaptation, Counters, Limits};
+use crate::aged::Aged;
+
+/// The outcome of a cell that was not dropped.
+#[derive(Debug)]
+pub enum Accepted<'a> {
+    /// Its PDU is still incomplete.
+    Waits,
+    /// It completed its PDU.
+    Complete(Pdu<'a>),
+}
+
+/// The reason why a cell was dropped. Each has a counter ([`Counters`]). From
+/// [`Damaged`](Dropped::Damaged) on, the cell ended its PDU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Dropped {
+    /// Its HEC is wrong.
+    #[error("the HEC of the cell's header is wrong")]
+    Hec,
+    /// It is idle or unassigned.
+    #[error("the cell is idle")]
+    Idle,
+    /// Its circuit is not open.
+    #[error("the cell's circuit is not open")]
+    NoCircuit,
+    /// It is a cell of operation and maintenance.
+    #[error("the cell is one of operation and maintenance")]
+    Management,
+    /// It belongs to the rest of an AAL5 PDU that was given up.
+    #[error("the cell's PDU was given up")]
+    Skipped,
+    /// Its CRC-10 is wrong.
+    #[error("the CRC-10 of the cell is wrong")]
+    CellCrc,
+    /// The type of its segment does not allow its length.
+    #[error("the type of the cell's segment does not allow its length")]
+    CellLength,
+    /// The beginning of its PDU is missing.
+    #[error("the beginning of the cell's PDU is missing")]
+    NoBeginning,
+    /// The CRC-32 of its PDU is wrong: a cell was lost, damaged or misinserted.
+    #[error("the CRC-32 of the PDU is wrong")]
+    Damaged,
+    /// The sender aborted its PDU.
+    #[error("the sender aborted the PDU")]
+    Aborted,
+    /// Its PDU contradicts its own header, trailer or length.
+    #[error("the PDU contradicts its own header, trailer or length")]
+    Malformed,
+    /// Its PDU is longer than the receiver accepts.
+    #[error("the PDU is longer than the receiver accepts")]
+    TooLong,
+    /// A cell before it was lost or misinserted.
+    #[error("a cell of the PDU was lost or misinserted")]
+    OutOfSequence,
+    /// The receiver has no memory for it, and its circuit holds the most.
+    #[error("the receiver has no memory for the cell, and its circuit holds the most")]
+    NoRoom,
+}
+
+impl Dropped {
+    fn counter(self, counters: &mut Counters) -> &mut u64 {
+        match self {
+            Dropped::Hec => &mut counters.hec,
+            Dropped::Idle => &mut counters.idle,
+            Dropped::NoCircuit => &mut counters.no_circuit,
+            Dropped::Management => &mut counters.management,
+            Dropped::Skipped => &mut counters.skipped,
+            Dropped::CellCrc => &mut counters.cell_crc,
+            Dropped::CellLength => &mut counters.cell_length,
+            Dropped::NoBeginning => &mut counters.no_beginning,
+            Dropped::Damaged => &mut counters.damaged,
+            Dropped::Aborted => &mut counters.aborted,
+            Dropped::Malformed => &mut counters.malformed,
+            Dropped::TooLong => &mut counters.too_long,
+            Dropped::OutOfSequence => &mut counters.out_of_sequence,
+            Dropped::NoRoom => &mut counters.gave_way_for_cells,
+        }
+    }
+}
+
+/// The reason why a circuit cannot be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The VCI is reserved.
+    #[error("VCI {} is reserved; the lowest is 32", .0.vci)]
+    Reserved(Circuit),
+    /// The circuit is open already.
+    #[error("VPI {}, VCI {} is open already; close it first", .0.vpi, .0.vci)]
+    Open(Circuit),
+    /// As many circuits are open as the limit allows.
+    #[error("{0} circuits are open, as many as Limits::circuits allows; close one")]
+    TooMany(usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    circuit: Circuit,
+    mid: u16,
+}
+
+/// An incomplete PDU.
+#[derive(Debug, Default)]
+struct Partial {
+    payloads: Chain,
+    /// AAL5: the CRC of the payloads.
+    crc: Crc32,
+    /// AAL3/4: the bytes of the pieces, with the envelope.
+    bytes: usize,
+    /// AAL3/4: the tag of the header.
+    tag: u8,
+    /// AAL3/4: the length that the header announces.
+    announced: u16,
+    /// AAL3/4: the sequence number of the next cell.
+    sequence: u8,
+}
+
+#[derive(Debug)]
+struct OpenCircuit {
+    adaptation: Adaptation,
+    /// AAL5: `true` until the last cell of a PDU that was given up.
+    skips: bool,
+    /// Incomplete PDUs.
+    partials: usize,
+    /// Their cells.
+    cells: usize,
+}
+
+/// Reassembles PDUs. It does no input or output, and has no clock: the time is an argument.
+///
+/// No cell can make it panic or take more memory than its [`Limits`]. A cell takes the same time
+/// whatever came before, but for one that begins a PDU or finds no memory: these may look at all
+/// incomplete PDUs and circuits.
+#[derive(Debug)]
+pub struct Reassembler {
+    limits: Limits,
+    circuits: BTreeMap<Circuit, OpenCircuit>,
+    partials: Aged<Key, Partial>,
+    pool: CellPool,
+    /// The payloads of the PDU delivered last, until the next cell.
+    delivered: Chain,
+    counters: Counters,
+}
+
+impl Reassembler {
+    /// Creates a receiver without circuits. Limits out of range become the nearest value in range.
+    #[must_use]
+    pub fn new(limits: Limits) -> Reassembler {
+        let limits = limits.in_range();
+        Reassembler {
+            limits,
+            circuits: BTreeMap::new(),
+            partials: Aged::new(limits.partials),
+            pool: CellPool::new(limits.cells),
+            delivered: Chain::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Opens a circuit.
+    ///
+    /// # Errors
+    /// The VCI is reserved, the circuit is open, or too many are.
+    pub fn open(&mut self, circuit: Circuit, adaptation: Adaptation) -> Result<(), OpenError> {
+        if circuit.is_reserved() {
+            return Err(OpenError::Reserved(circuit));
+        }
+        if self.circuits.contains_key(&circuit) {
+            return Err(OpenError::Open(circuit));
+        }
+        if self.circuits.len() >= self.limits.circuits {
+            return Err(OpenError::TooMany(self.circuits.len()));
+        }
+        let opened = OpenCircuit { adaptation, skips: false, partials: 0, cells: 0 };
+        self.circuits.insert(circuit, opened);
+        Ok(())
+    }
+
+    /// Closes a circuit, and gives up its incomplete PDUs. Returns `false` if it is not open.
+    pub fn close(&mut self, circuit: Circuit) -> bool {
+        while let (_, Some(place)) = self.partials.matching(|key| key.circuit == circuit) {
+            self.counters.closed += 1;
+            self.give_up(place);
+        }
+        self.circuits.remove(&circuit).is_some()
+    }
+
+    /// Takes a cell. A time before that of an earlier call does no harm.
+    ///
+    /// # Errors
+    /// [`Dropped`] gives the reason for a dropped cell.
+    pub fn accept(&mut self, now: Instant, cell: &Cell) -> Result<Accepted<'_>, Dropped> {
+        self.expire(now);
+        self.counters.cells += 1;
+        let (header, adaptation) = self.examine(cell).map_err(|reason| self.count(reason))?;
+        let payload = cell[HEADER_BYTES..].as_array().expect("the payload has 48 bytes");
+        let described = match adaptation {
+            Adaptation::Aal5 => self.accept_aal5(now, header, payload),
+            Adaptation::Aal34 => self.accept_aal34(now, header, payload),
+        }?;
+        Ok(match described {
+            Some(described) => Accepted::Complete(Pdu::new(described, &self.delivered, &self.pool)),
+            None => Accepted::Waits,
+        })
+    }
+
+    /// Parses the header of a cell, and finds its circuit.
+    fn examine(&self, cell: &Cell) -> Result<(CellHeader, Adaptation), Dropped> {
+        let header = CellHeader::parse(cell).map_err(|_| Dropped::Hec)?;
+        if header.circuit.is_idle() {
+            return Err(Dropped::Idle);
+        }
+        let opened = self.circuits.get(&header.circuit).ok_or(Dropped::NoCircuit)?;
+        if header.is_management() {
+            return Err(Dropped::Management);
+        }
+        Ok((header, opened.adaptation))
+    }
+
+    fn accept_aal5(
+        &mut self,
+        now: Instant,
+        header: CellHeader,
+        payload: &[u8; PAYLOAD_BYTES],
+    ) -> Result<Option<Described>, Dropped> {
+        let circuit = header.circuit;
+        if self.opened(circuit).skips {
+            self.opened(circuit).skips = !header.is_last();
+            return Err(self.count(Dropped::Skipped));
+        }
+        self.counters.of_pdus += 1;
+        let key = Key { circuit, mid: 0 };
+        let place = match self.partials.find(&key) {
+            Some(place) => place,
+            None => self.start(now, key),
+        };
+        let room = if self.partials.get(place).payloads.cells() < aal5_cells(self.limits.pdu_bytes)
+        {
+            self.store(place, payload)
+        } else {
+            Err(self.end(place, Dropped::TooLong))
+        };
+        if let Err(reason) = room {
+            self.opened(circuit).skips = !header.is_last();
+            return Err(reason);
+        }
+        let partial = self.partials.get(place);
+        if !header.is_last() {
+            partial.crc.update(payload);
+            return Ok(None);
+        }
+        partial.crc.update(&payload[..PAYLOAD_BYTES - 4]);
+        let [user_to_user, indicator, high, low, crc @ ..] =
+            *payload.last_chunk::<TRAILER_BYTES>().expect("a payload is longer than the trailer");
+        let len = usize::from(u16::from_be_bytes([high, low]));
+        let fault = if partial.crc.value() != u32::from_be_bytes(crc) {
+            Some(Dropped::Damaged)
+        } else if len == 0 {
+            Some(Dropped::Aborted)
+        } else if indicator != 0 || aal5_cells(len) != partial.payloads.cells() {
+            Some(Dropped::Malformed)
+        } else {
+            (len > self.limits.pdu_bytes).then_some(Dropped::TooLong)
+        };
+        if let Some(reason) = fault {
+            return Err(self.end(place, reason));
+        }
+        self.deliver(place);
+        Ok(Some(Described {
+            circuit,
+            mid: 0,
+            user_to_user,
+            is_congested: header.is_congested(),
+            len,
+            piece_bytes: PAYLOAD_BYTES,
+            lead: 0,
+        }))
+    }
+
+    fn accept_aal34(
+        &mut self,
+        now: Instant,
+        header: CellHeader,
+        payload: &[u8; PAYLOAD_BYTES],
+    ) -> Result<Option<Described>, Dropped> {
+        let fields = Fields::parse(payload).map_err(|reason| {
+            self.count(match reason {
+                Unusable::Crc => Dropped::CellCrc,
+                Unusable::Length => Dropped::CellLength,
+            })
+        })?;
+        let key = Key { circuit: header.circuit, mid: fields.mid };
+        let found = self.partials.find(&key);
+        let place = if fields.segment.begins() {
+            if let Some(before) = found {
+                self.counters.unfinished += 1;
+                self.give_up(before);
+            }
+            self.start(now, key)
+        } else {
+            found.ok_or_else(|| self.count(Dropped::NoBeginning))?
+        };
+        self.counters.of_pdus += 1;
+        let piece = &payload[2..2 + PIECE_BYTES.min(fields.length.into())];
+        if let Err(reason) = check_piece(self.partials.get(place), &fields, piece, self.limits) {
+            return Err(self.end(place, reason));
+        }
+        self.store(place, piece)?;
+        if !fields.segment.ends() {
+            return Ok(None);
+        }
+        let len = match check_end(self.partials.get(place), piece) {
+            Ok(len) => len,
+            Err(reason) => return Err(self.end(place, reason)),
+        };
+        self.deliver(place);
+        Ok(Some(Described {
+            circuit: key.circuit,
+            mid: key.mid,
+            user_to_user: 0,
+            is_congested: header.is_congested(),
+            len,
+            piece_bytes: PIECE_BYTES,
+            lead: ENVELOPE_BYTES,
+        }))
+    }
+
+    /// Begins a PDU. Evicts the oldest one if there are too many.
+    fn start(&mut self, now: Instant, key: Key) -> usize {
+        if self.opened(key.circuit).partials >= self.limits.partials_of_circuit
+            && let (_, Some(oldest)) = self.partials.matching(|one| one.circuit == key.circuit)
+        {
+            self.counters.gave_way_of_circuit += 1;
+            self.give_up(oldest);
+        }
+        if self.partials.len() >= self.limits.partials
+            && let Some((oldest, _)) = self.partials.oldest()
+        {
+            self.counters.gave_way += 1;
+            self.evict(oldest);
+        }
+        self.counters.started += 1;
+        self.opened(key.circuit).partials += 1;
+        let place = self.partials.insert(key, now);
+        *self.partials.get(place) = Partial::default();
+        place
+    }
+
+    /// Stores a piece of a PDU. If all memory is in use, evicts the oldest PDU of the circuit with
+    /// the most cells, which can be this one.
+    fn store(&mut self, place: usize, piece: &[u8]) -> Result<(), Dropped> {
+        if self.pool.free_cells() == 0 {
+            let most = self.circuits.iter().max_by_key(|(_, opened)| opened.cells);
+            let circuit = most.map(|(circuit, _)| *circuit);
+            let (_, victim) = self.partials.matching(|key| Some(key.circuit) == circuit);
+            // Some circuit holds cells, and so has a PDU.
+            let victim = victim.unwrap_or(place);
+            if victim == place {
+                return Err(self.end(place, Dropped::NoRoom));
+            }
+            self.counters.gave_way_for_cells += 1;
+            self.evict(victim);
+        }
+        let circuit = self.partials.key(place).circuit;
+        self.pool.push(&mut self.partials.get(place).payloads, piece);
+        self.opened(circuit).cells += 1;
+        Ok(())
+    }
+
+    /// Ends a PDU for a fault of its own.
+    fn end(&mut self, place: usize, reason: Dropped) -> Dropped {
+        self.give_up(place);
+        self.count(reason)
+    }
+
+    /// Gives up a PDU for another one. The rest of it would only take memory again.
+    fn evict(&mut self, place: usize) {
+        let circuit = self.partials.key(place).circuit;
+        self.give_up(place);
+        let opened = self.opened(circuit);
+        opened.skips = opened.adaptation == Adaptation::Aal5;
+    }
+
+    fn give_up(&mut self, place: usize) {
+        let mut payloads = self.remove(place);
+        self.pool.release(&mut payloads);
+    }
+
+    /// Removes a complete PDU, whose payloads stay until the next cell.
+    fn deliver(&mut self, place: usize) {
+        self.delivered = self.remove(place);
+        self.counters.complete += 1;
+    }
+
+    fn remove(&mut self, place: usize) -> Chain {
+        let circuit = self.partials.key(place).circuit;
+        let payloads = std::mem::take(&mut self.partials.remove(place).payloads);
+        let opened = self.opened(circuit);
+        opened.partials -= 1;
+        opened.cells -= payloads.cells();
+        payloads
+    }
+
+    fn opened(&mut self, circuit: Circuit) -> &mut OpenCircuit {
+        self.circuits.get_mut(&circuit).expect("a circuit with a PDU is open")
+    }
+
+    fn count(&mut self, reason: Dropped) -> Dropped {
+        *reason.counter(&mut self.counters) += 1;
+        reason
+    }
+
+    /// Gives up PDUs whose time has expired, and reclaims the memory of the last delivered PDU.
+    pub fn expire(&mut self, now: Instant) {
+        self.pool.release(&mut self.delivered);
+        while let Some((oldest, since)) = self.partials.oldest()
+            && now.saturating_duration_since(since) >= self.limits.time
+        {
+            self.counters.expired += 1;
+            self.give_up(oldest);
+        }
+    }
+
+    /// Returns the time at which the oldest incomplete PDU expires.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.partials.oldest().and_then(|(_, since)| since.checked_add(self.limits.time))
+    }
+
+    /// Returns the number of incomplete PDUs.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.partials.len()
+    }
+
+    /// Returns the number of cells of incomplete PDUs, and of the PDU delivered last.
+    #[must_use]
+    pub fn held_cells(&self) -> usize {
+        self.limits.cells - self.pool.free_cells()
+    }
+
+    /// Returns the counters.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+/// Checks a piece against its PDU's header and the pieces before, and notes what it says.
+fn check_piece(
+    partial: &mut Partial,
+    fields: &Fields,
+    piece: &[u8],
+    limits: Limits,
+) -> Result<(), Dropped> {
+    if fields.aborts() {
+        return Err(Dropped::Aborted);
+    }
+    if !fields.segment.begins() && fields.sequence != partial.sequence {
+        return Err(Dropped::OutOfSequence);
+    }
+    if fields.segment.begins() {
+        let [indicator, tag, high, low] =
+            *piece.first_chunk::<ENVELOPE_BYTES>().expect("a first piece has 8 bytes");
+        partial.tag = tag;
+        partial.announced = u16::from_be_bytes([high, low]);
+        if indicator != 0 {
+            return Err(Dropped::Malformed);
+        }
+        if usize::from(partial.announced) > limits.pdu_bytes {
+            return Err(Dropped::TooLong);
+        }
+    }
+    partial.sequence = (fields.sequence + 1) & 0xf;
+    partial.bytes += piece.len();
+    if partial.bytes > aal34::enveloped(partial.announced.into()) {
+        return Err(Dropped::Malformed);
+    }
+    Ok(())
+}
+
+/// Checks the trailer at the end of the last piece, and returns the length of the PDU.
+fn check_end(partial: &Partial, piece: &[u8]) -> Result<usize, Dropped> {
+    let [alignment, tag, high, low] =
+        *piece.last_chunk::<ENVELOPE_BYTES>().expect("a last piece has 4 bytes");
+    let len = u16::from_be_bytes([high, low]);
+    if alignment != 0
+        || tag != partial.tag
+        || len == 0
+        || len > partial.announced
+        || aal34::enveloped(len.into()) != partial.bytes
+    {
+        return Err(Dropped::Malformed);
+    }
+    Ok(len.into())
+}

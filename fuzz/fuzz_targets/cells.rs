@@ -1,0 +1,103 @@
+//! ATM cells: never a panic, limits are kept, each cell and each PDU counts once, and a delivered PDU
+//! has the length that its cells allow.
+//!
+//! The input is a stream of cells. Each follows a byte of flags and the time since the last cell in
+//! hundredths of a second. Flags correct its checks, so that more than one cell in 2^18 passes them,
+//! and put it into an open circuit, or close and open one.
+#![no_main]
+
+use std::time::{Duration, Instant};
+
+use libfuzzer_sys::fuzz_target;
+use towpath_pdu::atm::{
+    Accepted, Adaptation, CELL_BYTES, CellHeader, Circuit, Limits, Reassembler, Segmenter,
+};
+
+/// Corrects the HEC.
+const HEC: u8 = 1;
+/// Corrects the CRC-10.
+const CRC_10: u8 = 2;
+/// Puts the cell into the circuit of AAL5; else, with the HEC corrected, into that of AAL3/4.
+const IS_AAL5: u8 = 4;
+/// Closes the cell's circuit, and opens it.
+const REOPENS: u8 = 8;
+/// Sends a whole good PDU before the cell, of as many bytes as the time says.
+const PDU: u8 = 16;
+
+const AAL5: Circuit = Circuit { vpi: 0, vci: 32 };
+const AAL34: Circuit = Circuit { vpi: 7, vci: 1000 };
+
+fn limits() -> Limits {
+    Limits {
+        cells: 1,
+        partials: 6,
+        partials_of_circuit: 4,
+        circuits: 2,
+        time: Duration::from_millis(500),
+        pdu_bytes: 3000,
+    }
+}
+
+/// Writes the CRC-10 of a payload, by the definition.
+fn mend(payload: &mut [u8]) {
+    let sum = (0..374).fold(0_u16, |value, bit| {
+        let is_set = payload[bit / 8] >> (7 - bit % 8) & 1 != 0;
+        let out = (value >> 9 & 1 != 0) != is_set;
+        value << 1 & 0x3ff ^ if out { 0x233 } else { 0 }
+    });
+    payload[46] = payload[46] & 0xfc | (sum >> 8) as u8;
+    payload[47] = sum as u8;
+}
+
+fn open(reassembler: &mut Reassembler, circuit: Circuit) {
+    let adaptation = if circuit == AAL5 { Adaptation::Aal5 } else { Adaptation::Aal34 };
+    reassembler.open(circuit, adaptation).unwrap();
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut reassembler = Reassembler::new(limits());
+    open(&mut reassembler, AAL5);
+    open(&mut reassembler, AAL34);
+    let mut now = Instant::now();
+    for chunk in bytes.chunks_exact(2 + CELL_BYTES) {
+        let [flags, wait, cell @ ..] = chunk else { continue };
+        let mut cell: [u8; CELL_BYTES] = cell.try_into().unwrap();
+        now += Duration::from_millis(u64::from(*wait) * 10);
+        let circuit = if flags & IS_AAL5 != 0 { AAL5 } else { AAL34 };
+        if flags & REOPENS != 0 {
+            assert!(reassembler.close(circuit));
+            open(&mut reassembler, circuit);
+        }
+        if flags & PDU != 0 {
+            let len = usize::from(*wait) + 1;
+            let segmenter = match circuit {
+                AAL5 => Segmenter::aal5(circuit, len),
+                _ => Segmenter::aal34(circuit, u16::from(*wait), *flags, len),
+            };
+            for cell in segmenter.unwrap().cells(&vec![*flags; len]) {
+                let _ = reassembler.accept(now, &cell);
+            }
+        }
+        if flags & CRC_10 != 0 {
+            mend(&mut cell[5..]);
+        }
+        if flags & HEC != 0 {
+            let payload_type = cell[3] >> 1 & 7;
+            CellHeader { circuit, payload_type, low_priority: false }.write(&mut cell);
+        }
+        if let Ok(Accepted::Complete(pdu)) = reassembler.accept(now, &cell) {
+            let chunks: usize = pdu.chunks().map(<[u8]>::len).sum();
+            assert_eq!(chunks, pdu.len());
+            assert!((1..=3000).contains(&pdu.len()));
+            assert_eq!(pdu.to_vec().len(), pdu.len());
+        }
+        let counters = reassembler.counters();
+        assert!(counters.adds_up(reassembler.waiting()), "{counters:?}");
+        assert!(reassembler.waiting() <= limits().partials);
+        // The limit of cells is raised to what the longest PDU needs.
+        assert!(reassembler.held_cells() <= 1490);
+        assert!(reassembler.deadline().is_none_or(|deadline| deadline > now));
+    }
+    reassembler.expire(now + limits().time);
+    assert_eq!((reassembler.waiting(), reassembler.held_cells()), (0, 0));
+});
