@@ -54,6 +54,8 @@ pub(crate) enum Role {
         /// The socket's path.
         socket: PathBuf,
     },
+    /// Serves both ends of a link of cells.
+    CellServers(crate::cells::CellServing),
     /// Sends frames back to their senders.
     Echo {
         /// The interface.
@@ -205,6 +207,10 @@ pub fn act(role: &str) -> anyhow::Result<()> {
         Role::Serve { serving, socket } => {
             let _directory = Directory::of(&socket)?;
             crate::process::serve(&serving, socket)
+        }
+        Role::CellServers(serving) => {
+            let _directory = Directory::of(serving.socket())?;
+            crate::cells::serve(&serving)
         }
         Role::Echo { interface, ethertype, cpu } => crate::echo::serve(&interface, ethertype, cpu),
         Role::Counted { serving, socket } => {

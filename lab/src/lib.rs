@@ -49,6 +49,7 @@ mod attacks;
 mod bare;
 mod cambridge;
 mod card;
+mod cells;
 mod child;
 mod coexistence;
 mod demux;

@@ -6,8 +6,10 @@
 //!
 //! PDUs cross a device, a TAP, to a packet socket of the kernel. The kernel's UDP sockets across a
 //! veth pair stand for the paper's `read()` and `write()`, with a system call per PDU and side;
-//! this project's queues stand for its shared memory. Both segment PDUs to 1500 bytes.
+//! this project's queues stand for its shared memory. Both segment PDUs to 1500 bytes. PDUs also
+//! cross a simulated link of ATM cells.
 
+mod cells;
 mod clock;
 mod crossing;
 mod delay;
@@ -66,6 +68,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     };
     throughput(settings, cores, &wire, &mut outcome)?;
     pdus::measure(settings, cores, &mut outcome)?;
+    cells::measure(settings, cores, &mut outcome)?;
     table::measure(settings, cores, &wire, &free, &mut outcome)?;
     drop(free);
     delay::measure(settings, cores, &mut outcome)?;

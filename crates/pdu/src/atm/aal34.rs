@@ -1,7 +1,7 @@
 //! The fields that AAL3/4 has in each payload.
 
-use super::cell::PAYLOAD_BYTES;
 use super::check;
+use super::sizes::PAYLOAD_BYTES;
 
 /// The bytes of a piece.
 pub(super) const PIECE_BYTES: usize = 44;

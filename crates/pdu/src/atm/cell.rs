@@ -1,47 +1,18 @@
 //! Cells and their headers.
 
 use super::check;
-
-/// The bytes of a cell.
-pub const CELL_BYTES: usize = 53;
-/// The bytes of a cell's payload.
-pub const PAYLOAD_BYTES: usize = 48;
-pub(super) const HEADER_BYTES: usize = CELL_BYTES - PAYLOAD_BYTES;
+use super::circuit::Circuit;
+use super::sizes::CELL_BYTES;
 
 /// A cell: five bytes of header, and the payload.
 pub type Cell = [u8; CELL_BYTES];
 
-/// VCIs below this one are reserved (ITU-T I.361).
-const FIRST_VCI: u16 = 32;
 /// Bit 0 of a payload type: the last cell of an AAL5 PDU.
 const LAST: u8 = 1;
 /// Bit 1: a switch was congested.
 const CONGESTED: u8 = 2;
 /// Bit 2: a cell of operation and maintenance.
 const MANAGEMENT: u8 = 4;
-
-/// A virtual circuit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Circuit {
-    /// The virtual path identifier.
-    pub vpi: u8,
-    /// The virtual channel identifier.
-    pub vci: u16,
-}
-
-impl Circuit {
-    /// Returns `true` if the VCI is reserved: below 32.
-    #[must_use]
-    pub fn is_reserved(self) -> bool {
-        self.vci < FIRST_VCI
-    }
-
-    /// Returns `true` if cells of this circuit are idle or unassigned.
-    #[must_use]
-    pub fn is_idle(self) -> bool {
-        self.vpi == 0 && self.vci == 0
-    }
-}
 
 /// The HEC of a cell's header is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -112,6 +83,7 @@ impl CellHeader {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sizes::{HEADER_BYTES, PAYLOAD_BYTES};
     use super::*;
     use proptest::prelude::*;
 

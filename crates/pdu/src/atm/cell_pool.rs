@@ -1,6 +1,6 @@
 //! The memory of incomplete PDUs: payloads of cells, in a chain per PDU.
 
-use super::cell::PAYLOAD_BYTES;
+use super::sizes::PAYLOAD_BYTES;
 
 /// The end of a chain.
 const NONE: u32 = u32::MAX;

@@ -2,7 +2,7 @@
 
 use crc::{CRC_8_I_432_1, CRC_10_ATM, CRC_32_BZIP2, Crc, Table};
 
-use super::cell::PAYLOAD_BYTES;
+use super::sizes::PAYLOAD_BYTES;
 
 static HEC: Crc<u8> = Crc::<u8>::new(&CRC_8_I_432_1);
 static CRC_10: Crc<u16> = Crc::<u16>::new(&CRC_10_ATM);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::MAX_PDU_BYTES;
 use super::aal34::{self, PIECE_BYTES};
+use super::sizes::MAX_PDU_BYTES;
 
 /// The cells of the longest PDU: AAL3/4 needs more than AAL5.
 const CELLS_OF_LONGEST_PDU: usize = aal34::enveloped(MAX_PDU_BYTES).div_ceil(PIECE_BYTES);

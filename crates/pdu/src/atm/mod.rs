@@ -25,33 +25,22 @@ mod aal34;
 mod cell;
 mod cell_pool;
 mod check;
+mod circuit;
 mod counters;
 mod limits;
 mod pdu;
 mod reassembler;
 mod segmenter;
+mod sizes;
 
-pub use cell::{CELL_BYTES, Cell, CellHeader, Circuit, PAYLOAD_BYTES, WrongHec};
+pub use cell::{Cell, CellHeader, WrongHec};
+pub use circuit::{Adaptation, Circuit};
 pub use counters::Counters;
 pub use limits::Limits;
 pub use pdu::Pdu;
 pub use reassembler::{Accepted, Dropped, OpenError, Reassembler};
 pub use segmenter::{Cells, SegmentError, Segmenter};
-
-/// The maximum length of a PDU in cells, in bytes.
-pub const MAX_PDU_BYTES: usize = 65_535;
-
-/// The maximum multiplexing identifier of AAL3/4: it has 10 bits.
-pub const MAX_MID: u16 = 1023;
-
-/// The adaptation layer of a circuit. A cell does not say which one it has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Adaptation {
-    /// AAL5 (ITU-T I.363.5): one PDU after the other.
-    Aal5,
-    /// AAL3/4 (ITU-T I.363.3): several PDUs at once, by MID.
-    Aal34,
-}
+pub use sizes::{CELL_BYTES, MAX_MID, MAX_PDU_BYTES, PAYLOAD_BYTES};
 
 /// Compiles the example of `docs/atm.md`.
 #[cfg(doctest)]

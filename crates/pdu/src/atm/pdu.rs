@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use super::cell::{Circuit, PAYLOAD_BYTES};
 use super::cell_pool::{CellPool, Chain};
+use super::circuit::Circuit;
+use super::sizes::PAYLOAD_BYTES;
 
 /// The fields of a complete PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::aal34::{self, ENVELOPE_BYTES, Fields, PIECE_BYTES, Unusable};
-use super::cell::{Cell, CellHeader, Circuit, HEADER_BYTES, PAYLOAD_BYTES};
+use super::cell::{Cell, CellHeader};
 use super::cell_pool::{CellPool, Chain};
 use super::check::Crc32;
+use super::circuit::{Adaptation, Circuit};
+use super::counters::Counters;
+use super::limits::Limits;
 use super::pdu::{Described, Pdu};
 use super::segmenter::{TRAILER_BYTES, aal5_cells};
-use super::{Adaptation, Counters, Limits};
+use super::sizes::{HEADER_BYTES, PAYLOAD_BYTES};
 use crate::aged::Aged;
 
 /// The outcome of a cell that was not dropped.

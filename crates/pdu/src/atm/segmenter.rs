@@ -1,9 +1,10 @@
 //! Segmentation of a PDU into cells.
 
 use super::aal34::{self, ENVELOPE_BYTES, Fields, PIECE_BYTES, SegmentType};
-use super::cell::{CELL_BYTES, Cell, CellHeader, Circuit, HEADER_BYTES, PAYLOAD_BYTES};
+use super::cell::{Cell, CellHeader};
 use super::check::Crc32;
-use super::{MAX_MID, MAX_PDU_BYTES};
+use super::circuit::Circuit;
+use super::sizes::{CELL_BYTES, HEADER_BYTES, MAX_MID, MAX_PDU_BYTES, PAYLOAD_BYTES};
 
 /// The bytes of AAL5's trailer.
 pub(super) const TRAILER_BYTES: usize = 8;
