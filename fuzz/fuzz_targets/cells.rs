@@ -1,9 +1,9 @@
-//! ATM cells: never a panic, limits are kept, each cell and each PDU counts once, and a delivered PDU
-//! has the length that its cells allow.
+//! ATM cells: the receiver never panics, keeps its limits, and counts each cell and each PDU once; a
+//! delivered PDU has the length that its cells allow.
 //!
 //! The input is a stream of cells. Each follows a byte of flags and the time since the last cell in
-//! hundredths of a second. Flags correct its checks, so that more than one cell in 2^18 passes them,
-//! and put it into an open circuit, or close and open one.
+//! hundredths of a second. By the flags, the target corrects the cell's checks, so that more than one cell in
+//! 2^18 passes them, puts it into an open circuit, or closes and opens a circuit.
 #![no_main]
 
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! A table of bounded size, whose entries are found by key and linked in the order of their age.
+//! A table whose entries are found by key, and linked in the order of their age. The caller bounds
+//! their number.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -70,8 +71,8 @@ impl<K: Copy + Eq + Hash, V: Default> Aged<K, V> {
         self.oldest.map(|place| (place, self.places[place].since))
     }
 
-    /// Returns the number of entries whose keys match, and the oldest of them. Scans all entries;
-    /// called once per PDU.
+    /// Returns the number of entries whose keys match, and the oldest of them. Scans all
+    /// entries.
     pub(crate) fn matching(&self, matches: impl Fn(&K) -> bool) -> (usize, Option<usize>) {
         let (mut count, mut first, mut next) = (0, None, self.oldest);
         while let Some(place) = next {
@@ -84,7 +85,7 @@ impl<K: Copy + Eq + Hash, V: Default> Aged<K, V> {
         (count, first)
     }
 
-    /// Inserts an entry; the table must have none with that key. Its value is that of a removed
+    /// Inserts an entry; the table must have none with that key, and fewer than its limit. Its value is that of a removed
     /// entry, whose memory it reuses, or the default one.
     pub(crate) fn insert(&mut self, key: K, now: Instant) -> usize {
         let older = self.newest;

@@ -32,7 +32,8 @@
 //! A channel can have a receive queue of its own ([`PduEndpoint::open_queue`]): a bound on its
 //! buffers, and a weight by which the application takes PDUs of several channels.
 //!
-//! The module [`atm`] has PDUs in ATM cells, as that host interface sends them.
+//! The module [`atm`] segments PDUs into ATM cells, as that host interface does, and reassembles
+//! them.
 //!
 //! [`Fragment`], [`Reassembler`] and [`Channels`] do no input or output and have no clock: the time is an
 //! argument.

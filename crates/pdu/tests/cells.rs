@@ -25,7 +25,7 @@ const CIRCUITS: [(Circuit, Adaptation, &str); 3] = [
 /// The longest accepted PDU of the comparison.
 const PDU_BYTES: usize = 2000;
 
-fn receiver(limits: Limits) -> Reassembler {
+fn receiver_with(limits: Limits) -> Reassembler {
     let mut receiver = Reassembler::new(limits);
     for (circuit, adaptation, _) in CIRCUITS {
         receiver.open(circuit, adaptation).unwrap();
@@ -62,7 +62,7 @@ fn ours(cells: &[Cell]) -> String {
         ..Limits::default()
     };
     // More memory than the cells could need: nothing is evicted.
-    let mut receiver = receiver(Limits { cells: cells.len().max(1490), ..limits });
+    let mut receiver = receiver_with(Limits { cells: cells.len().max(1490), ..limits });
     let now = Instant::now();
     let mut lines = String::new();
     for cell in cells {
@@ -126,7 +126,7 @@ impl Sent {
 }
 
 fn sent() -> impl Strategy<Value = Sent> {
-    // Most are within the limit, and some have as many bytes as the limit needs cells.
+    // Most are within the limit, and some are about as long as the limit.
     let len = prop_oneof![1..400_usize, PDU_BYTES - 100..PDU_BYTES + 100];
     let mid = prop_oneof![Just(0), Just(1), Just(1023)];
     (0..CIRCUITS.len(), mid, any::<u8>(), len, any::<bool>()).prop_flat_map(
@@ -175,7 +175,7 @@ fn fault() -> impl Strategy<Value = Fault> {
         Just(Fault::Doubles),
         (0..CELL_BYTES * 8).prop_map(|bit| Fault::Damages { bit }),
         (0..374_usize).prop_map(|bit| Fault::Forges { bit }),
-        // The places that decide: segment, sequence, MID, the envelope, the length.
+        // The fields that decide: segment type, sequence, MID, the PDU's header and trailer, the length.
         prop_oneof![0..48_usize, 336..374_usize].prop_map(|bit| Fault::Forges { bit }),
         (0..CIRCUITS.len()).prop_map(|circuit| Fault::Misinserts { circuit }),
         (0..8_u8).prop_map(|payload_type| Fault::Retypes { payload_type }),
@@ -315,7 +315,7 @@ proptest! {
     #[test]
     fn a_good_wire_delivers_all(pdus in prop::collection::vec(sent(), 1..12), order: [u8; 32]) {
         let cells = interleaved(&pdus, &order);
-        let mut receiver = receiver(Limits { partials: 100, ..Limits::default() });
+        let mut receiver = receiver_with(Limits { partials: 100, ..Limits::default() });
         let mut got = Vec::new();
         for cell in &cells {
             if let Accepted::Complete(pdu) = receiver.accept(Instant::now(), cell).unwrap() {
@@ -373,161 +373,169 @@ fn with_trailer(mut cells: Vec<Cell>, at: usize, bytes: &[u8]) -> Vec<Cell> {
 #[test]
 fn each_rule_of_aal5() {
     let limits = Limits { pdu_bytes: 100, ..Limits::default() };
-    let mut all = receiver(limits);
-    assert_eq!(last(&mut all, &aal5(100)), Ok(Some(vec![7; 100])));
-    assert_eq!(last(&mut all, &with_trailer(aal5(100), 2, &[0, 0])), Err(Dropped::Aborted));
-    assert_eq!(last(&mut all, &with_trailer(aal5(100), 1, &[1])), Err(Dropped::Malformed));
-    assert_eq!(last(&mut all, &with_trailer(aal5(100), 2, &[0, 40])), Err(Dropped::Malformed));
-    assert_eq!(last(&mut all, &with_trailer(aal5(100), 2, &[0, 101])), Err(Dropped::TooLong));
+    let mut receiver = receiver_with(limits);
+    assert_eq!(last(&mut receiver, &aal5(100)), Ok(Some(vec![7; 100])));
+    assert_eq!(last(&mut receiver, &with_trailer(aal5(100), 2, &[0, 0])), Err(Dropped::Aborted));
+    assert_eq!(last(&mut receiver, &with_trailer(aal5(100), 1, &[1])), Err(Dropped::Malformed));
+    assert_eq!(last(&mut receiver, &with_trailer(aal5(100), 2, &[0, 40])), Err(Dropped::Malformed));
+    assert_eq!(last(&mut receiver, &with_trailer(aal5(100), 2, &[0, 101])), Err(Dropped::TooLong));
     // Another byte to its user changes nothing.
-    assert_eq!(last(&mut all, &with_trailer(aal5(100), 0, &[9])), Ok(Some(vec![7; 100])));
+    assert_eq!(last(&mut receiver, &with_trailer(aal5(100), 0, &[9])), Ok(Some(vec![7; 100])));
     // 100 bytes need three cells. The fourth of six ends the PDU, and the others are skipped.
     let long = aal5(250);
-    assert_eq!(last(&mut all, &long[..3]), Ok(None));
-    assert_eq!(last(&mut all, &long[3..4]), Err(Dropped::TooLong));
-    assert_eq!(last(&mut all, &long[4..]), Err(Dropped::Skipped));
-    assert_eq!(all.counters().skipped, 2);
+    assert_eq!(last(&mut receiver, &long[..3]), Ok(None));
+    assert_eq!(last(&mut receiver, &long[3..4]), Err(Dropped::TooLong));
+    assert_eq!(last(&mut receiver, &long[4..]), Err(Dropped::Skipped));
+    assert_eq!(receiver.counters().skipped, 2);
     // If the fourth is the last one, nothing is skipped.
-    assert_eq!(last(&mut all, &aal5(180)), Err(Dropped::TooLong));
-    assert_eq!(last(&mut all, &aal5(1)), Ok(Some(vec![7])));
+    assert_eq!(last(&mut receiver, &aal5(180)), Err(Dropped::TooLong));
+    assert_eq!(last(&mut receiver, &aal5(1)), Ok(Some(vec![7])));
     // Without its last cell, a PDU spoils the next one.
-    assert_eq!(last(&mut all, &aal5(50)[..1]), Ok(None));
-    assert_eq!(last(&mut all, &aal5(1)), Err(Dropped::Damaged));
-    assert_eq!(last(&mut all, &aal5(1)), Ok(Some(vec![7])));
-    assert!(all.counters().adds_up(0), "{:?}", all.counters());
-    assert_eq!(all.held_cells(), 1, "only the cell of the PDU delivered last");
+    assert_eq!(last(&mut receiver, &aal5(50)[..1]), Ok(None));
+    assert_eq!(last(&mut receiver, &aal5(1)), Err(Dropped::Damaged));
+    assert_eq!(last(&mut receiver, &aal5(1)), Ok(Some(vec![7])));
+    assert!(receiver.counters().adds_up(0), "{:?}", receiver.counters());
+    assert_eq!(receiver.held_cells(), 1, "only the cell of the PDU delivered last");
 }
 
 #[test]
 fn each_rule_of_aal34() {
     let limits = Limits { pdu_bytes: 100, ..Limits::default() };
-    let mut all = receiver(limits);
+    let mut receiver = receiver_with(limits);
     let forged = |mut cells: Vec<Cell>, cell: usize, at: usize, byte: u8| {
         cells[cell][5 + at] = byte;
         mend_crc10(&mut cells[cell]);
         cells
     };
-    assert_eq!(last(&mut all, &aal34(1, 1, 100)), Ok(Some(vec![7; 100])));
+    assert_eq!(last(&mut receiver, &aal34(1, 1, 100)), Ok(Some(vec![7; 100])));
     // The common part indicator, and the alignment byte.
-    assert_eq!(last(&mut all, &forged(aal34(1, 1, 4), 0, 2, 1)), Err(Dropped::Malformed));
-    assert_eq!(last(&mut all, &forged(aal34(1, 1, 4), 0, 10, 1)), Err(Dropped::Malformed));
+    assert_eq!(last(&mut receiver, &forged(aal34(1, 1, 4), 0, 2, 1)), Err(Dropped::Malformed));
+    assert_eq!(last(&mut receiver, &forged(aal34(1, 1, 4), 0, 10, 1)), Err(Dropped::Malformed));
     // A tag at the end that is not the one at the beginning.
-    assert_eq!(last(&mut all, &forged(aal34(1, 1, 4), 0, 11, 2)), Err(Dropped::Malformed));
+    assert_eq!(last(&mut receiver, &forged(aal34(1, 1, 4), 0, 11, 2)), Err(Dropped::Malformed));
     // Lengths of 0, of more than announced, and that do not fit.
-    assert_eq!(last(&mut all, &forged(aal34(1, 1, 4), 0, 13, 0)), Err(Dropped::Malformed));
-    assert_eq!(last(&mut all, &forged(aal34(1, 1, 3), 0, 13, 4)), Err(Dropped::Malformed));
-    assert_eq!(last(&mut all, &forged(aal34(1, 1, 8), 0, 17, 4)), Err(Dropped::Malformed));
+    assert_eq!(last(&mut receiver, &forged(aal34(1, 1, 4), 0, 13, 0)), Err(Dropped::Malformed));
+    assert_eq!(last(&mut receiver, &forged(aal34(1, 1, 3), 0, 13, 4)), Err(Dropped::Malformed));
+    assert_eq!(last(&mut receiver, &forged(aal34(1, 1, 8), 0, 17, 4)), Err(Dropped::Malformed));
     // A single cell with nothing between header and trailer.
     let empty = forged(forged(aal34(1, 1, 4), 0, 46, 8 << 2), 0, 9, 1);
-    assert_eq!(last(&mut all, &empty), Err(Dropped::Malformed));
-    assert_eq!(last(&mut all, &forged(aal34(1, 1, 4), 0, 46, 4 << 2)), Err(Dropped::CellLength));
-    assert_eq!(last(&mut all, &aal34(1, 1, 101)[..1]), Err(Dropped::TooLong));
-    assert_eq!(last(&mut all, &aal34(1, 1, 101)[1..2]), Err(Dropped::NoBeginning));
+    assert_eq!(last(&mut receiver, &empty), Err(Dropped::Malformed));
+    assert_eq!(
+        last(&mut receiver, &forged(aal34(1, 1, 4), 0, 46, 4 << 2)),
+        Err(Dropped::CellLength)
+    );
+    assert_eq!(last(&mut receiver, &aal34(1, 1, 101)[..1]), Err(Dropped::TooLong));
+    assert_eq!(last(&mut receiver, &aal34(1, 1, 101)[1..2]), Err(Dropped::NoBeginning));
     // An announced length of 4, but 88 bytes.
-    assert_eq!(last(&mut all, &forged(aal34(1, 1, 100), 0, 5, 4)[..1]), Err(Dropped::Malformed));
+    assert_eq!(
+        last(&mut receiver, &forged(aal34(1, 1, 100), 0, 5, 4)[..1]),
+        Err(Dropped::Malformed)
+    );
     // An abort, with a right and with a wrong sequence number.
     let pdu = aal34(1, 1, 80);
-    assert_eq!(last(&mut all, &forged(pdu.clone(), 1, 46, 63 << 2)), Err(Dropped::Aborted));
-    assert_eq!(last(&mut all, &pdu[..1]), Ok(None));
-    assert_eq!(last(&mut all, &pdu[..1]), Ok(None));
-    assert_eq!(all.counters().unfinished, 1);
+    assert_eq!(last(&mut receiver, &forged(pdu.clone(), 1, 46, 63 << 2)), Err(Dropped::Aborted));
+    assert_eq!(last(&mut receiver, &pdu[..1]), Ok(None));
+    assert_eq!(last(&mut receiver, &pdu[..1]), Ok(None));
+    assert_eq!(receiver.counters().unfinished, 1);
     // A damaged cell changes nothing: the undamaged one continues the PDU.
     let mut damaged = pdu[1];
     damaged[20] ^= 4;
-    assert_eq!(last(&mut all, &[damaged]), Err(Dropped::CellCrc));
-    assert_eq!(last(&mut all, &pdu[1..]), Ok(Some(vec![7; 80])));
-    assert!(all.counters().adds_up(0), "{:?}", all.counters());
+    assert_eq!(last(&mut receiver, &[damaged]), Err(Dropped::CellCrc));
+    assert_eq!(last(&mut receiver, &pdu[1..]), Ok(Some(vec![7; 80])));
+    assert!(receiver.counters().adds_up(0), "{:?}", receiver.counters());
 }
 
 #[test]
 fn circuits() {
-    let mut all = Reassembler::new(Limits { circuits: 2, ..Limits::default() });
+    let mut receiver = Reassembler::new(Limits { circuits: 2, ..Limits::default() });
     let reserved = Circuit { vpi: 1, vci: 31 };
-    assert_eq!(all.open(reserved, Adaptation::Aal5), Err(OpenError::Reserved(reserved)));
-    all.open(AAL5, Adaptation::Aal5).unwrap();
-    let again = all.open(AAL5, Adaptation::Aal34).unwrap_err();
+    assert_eq!(receiver.open(reserved, Adaptation::Aal5), Err(OpenError::Reserved(reserved)));
+    receiver.open(AAL5, Adaptation::Aal5).unwrap();
+    let again = receiver.open(AAL5, Adaptation::Aal34).unwrap_err();
     assert_eq!(again.to_string(), "VPI 0, VCI 32 is open already; close it first");
-    all.open(AAL34, Adaptation::Aal34).unwrap();
-    assert_eq!(all.open(AAL5_TOO, Adaptation::Aal5), Err(OpenError::TooMany(2)));
-    assert_eq!(last(&mut all, &aal34(0, 0, 100)[..2]), Ok(None));
-    assert_eq!(last(&mut all, &aal34(1, 0, 100)[..2]), Ok(None));
-    assert_eq!(all.held_cells(), 4);
-    assert!(all.close(AAL34) && !all.close(AAL34));
-    assert_eq!((all.counters().closed, all.held_cells(), all.waiting()), (2, 0, 0));
-    assert_eq!(last(&mut all, &aal34(1, 0, 100)), Err(Dropped::NoCircuit));
-    assert!(all.counters().adds_up(0));
+    receiver.open(AAL34, Adaptation::Aal34).unwrap();
+    assert_eq!(receiver.open(AAL5_TOO, Adaptation::Aal5), Err(OpenError::TooMany(2)));
+    assert_eq!(last(&mut receiver, &aal34(0, 0, 100)[..2]), Ok(None));
+    assert_eq!(last(&mut receiver, &aal34(1, 0, 100)[..2]), Ok(None));
+    assert_eq!(receiver.held_cells(), 4);
+    assert!(receiver.close(AAL34) && !receiver.close(AAL34));
+    assert_eq!((receiver.counters().closed, receiver.held_cells(), receiver.waiting()), (2, 0, 0));
+    assert_eq!(last(&mut receiver, &aal34(1, 0, 100)), Err(Dropped::NoCircuit));
+    assert!(receiver.counters().adds_up(0));
 }
 
 #[test]
 fn a_circuit_that_floods_evicts_only_its_own_pdus() {
     let limits =
         Limits { cells: 1490, partials_of_circuit: 2000, partials: 2000, ..Limits::default() };
-    let mut all = receiver(limits);
+    let mut receiver = receiver_with(limits);
     // One PDU of another circuit waits for its last cell.
     let waiting = aal5(4000);
     let (end, beginning) = waiting.split_last().unwrap();
-    assert_eq!(last(&mut all, beginning), Ok(None));
+    assert_eq!(last(&mut receiver, beginning), Ok(None));
     // 1 024 incomplete PDUs of two cells each, three times over.
     for mid in (0..1024).cycle().take(3000) {
-        assert_eq!(last(&mut all, &aal34(mid, 0, 100)[..2]), Ok(None));
-        assert!(all.held_cells() <= 1490);
-        assert!(all.counters().adds_up(all.waiting()), "{:?}", all.counters());
+        assert_eq!(last(&mut receiver, &aal34(mid, 0, 100)[..2]), Ok(None));
+        assert!(receiver.held_cells() <= 1490);
+        assert!(receiver.counters().adds_up(receiver.waiting()), "{:?}", receiver.counters());
     }
-    assert!(all.counters().gave_way_for_cells > 0);
-    assert_eq!(last(&mut all, &[*end]), Ok(Some(vec![7; 4000])));
+    assert!(receiver.counters().gave_way_for_cells > 0);
+    assert_eq!(last(&mut receiver, &[*end]), Ok(Some(vec![7; 4000])));
     // Each of these ends the incomplete PDU of its MID.
     for mid in 0..1024 {
-        last(&mut all, &aal34(mid, 0, 4)).unwrap();
+        last(&mut receiver, &aal34(mid, 0, 4)).unwrap();
     }
-    assert_eq!((all.waiting(), all.counters().gave_way), (0, 0));
+    assert_eq!((receiver.waiting(), receiver.counters().gave_way), (0, 0));
 }
 
 #[test]
 fn a_pdu_that_holds_the_most_gives_way_itself() {
-    let mut all = receiver(Limits { cells: 1490, ..Limits::default() });
+    let mut receiver = receiver_with(Limits { cells: 1490, ..Limits::default() });
     let other: Vec<Cell> =
         Segmenter::aal5(AAL5_TOO, 60_000).unwrap().cells(&vec![3; 60_000]).collect();
     let long = aal5(65_535);
-    assert_eq!(last(&mut all, &other[..700]), Ok(None));
+    assert_eq!(last(&mut receiver, &other[..700]), Ok(None));
     // 790 cells remain. With the 791st, this circuit holds the most.
-    assert_eq!(last(&mut all, &long[..790]), Ok(None));
-    assert_eq!(last(&mut all, &long[790..791]), Err(Dropped::NoRoom));
-    assert_eq!(last(&mut all, &long[791..]), Err(Dropped::Skipped));
-    assert_eq!(all.counters().gave_way_for_cells, 1);
-    assert_eq!(last(&mut all, &other[700..]), Ok(Some(vec![3; 60_000])));
-    assert_eq!(last(&mut all, &long), Ok(Some(vec![7; 65_535])));
+    assert_eq!(last(&mut receiver, &long[..790]), Ok(None));
+    assert_eq!(last(&mut receiver, &long[790..791]), Err(Dropped::NoRoom));
+    assert_eq!(last(&mut receiver, &long[791..]), Err(Dropped::Skipped));
+    assert_eq!(receiver.counters().gave_way_for_cells, 1);
+    assert_eq!(last(&mut receiver, &other[700..]), Ok(Some(vec![3; 60_000])));
+    assert_eq!(last(&mut receiver, &long), Ok(Some(vec![7; 65_535])));
 }
 
 #[test]
 fn numbers_of_incomplete_pdus_are_bounded() {
     let limits = Limits { partials: 6, partials_of_circuit: 5, ..Limits::default() };
-    let mut all = receiver(limits);
+    let mut receiver = receiver_with(limits);
     for mid in 0..20 {
-        last(&mut all, &aal34(mid, 0, 100)[..1]).unwrap();
+        last(&mut receiver, &aal34(mid, 0, 100)[..1]).unwrap();
     }
-    assert_eq!((all.waiting(), all.counters().gave_way_of_circuit), (5, 15));
-    assert_eq!(last(&mut all, &aal5(100)[..1]), Ok(None));
+    assert_eq!((receiver.waiting(), receiver.counters().gave_way_of_circuit), (5, 15));
+    assert_eq!(last(&mut receiver, &aal5(100)[..1]), Ok(None));
     let other: Vec<Cell> = Segmenter::aal5(AAL5_TOO, 100).unwrap().cells(&[1; 100]).collect();
-    assert_eq!(last(&mut all, &other[..1]), Ok(None));
-    assert_eq!((all.waiting(), all.counters().gave_way), (6, 1));
-    assert!(all.counters().adds_up(6));
+    assert_eq!(last(&mut receiver, &other[..1]), Ok(None));
+    assert_eq!((receiver.waiting(), receiver.counters().gave_way), (6, 1));
+    assert!(receiver.counters().adds_up(6));
 }
 
 #[test]
 fn the_time_of_a_pdu_is_bounded() {
-    let mut all = receiver(Limits { time: Duration::from_secs(1), ..Limits::default() });
+    let mut receiver = receiver_with(Limits { time: Duration::from_secs(1), ..Limits::default() });
     let begin = Instant::now();
     let cells = aal5(100);
-    assert!(all.accept(begin, &cells[0]).is_ok());
-    assert_eq!(all.deadline(), Some(begin + Duration::from_secs(1)));
-    all.expire(begin + Duration::from_millis(999));
-    assert_eq!((all.waiting(), all.counters().expired), (1, 0));
-    all.expire(begin + Duration::from_secs(1));
-    assert_eq!((all.waiting(), all.counters().expired, all.held_cells()), (0, 1, 0));
+    assert!(receiver.accept(begin, &cells[0]).is_ok());
+    assert_eq!(receiver.deadline(), Some(begin + Duration::from_secs(1)));
+    receiver.expire(begin + Duration::from_millis(999));
+    assert_eq!((receiver.waiting(), receiver.counters().expired), (1, 0));
+    receiver.expire(begin + Duration::from_secs(1));
+    assert_eq!((receiver.waiting(), receiver.counters().expired, receiver.held_cells()), (0, 1, 0));
     // A later PDU is whole.
     let mut outcome = None;
     for cell in &cells {
-        if let Accepted::Complete(pdu) = all.accept(begin + Duration::from_secs(2), cell).unwrap() {
+        if let Accepted::Complete(pdu) =
+            receiver.accept(begin + Duration::from_secs(2), cell).unwrap()
+        {
             outcome = Some(pdu.to_vec());
         }
     }

@@ -25,9 +25,9 @@ impl Lost {
     }
 }
 
-/// A cell on its way.
+/// A cell in the link, with the time of its arrival.
 #[derive(Debug)]
-struct Travelling {
+struct TimedCell {
     /// When its last bit arrives.
     at: Instant,
     cell: Cell,
@@ -35,8 +35,8 @@ struct Travelling {
 
 /// The sending end.
 #[derive(Debug)]
-pub(super) struct To {
-    ring: rtrb::Producer<Travelling>,
+pub(super) struct SendingEnd {
+    queue: rtrb::Producer<TimedCell>,
     cell_time: Duration,
     /// When the last cell leaves.
     busy_until: Instant,
@@ -45,42 +45,42 @@ pub(super) struct To {
 
 /// The receiving end.
 #[derive(Debug)]
-pub(super) struct From {
-    ring: rtrb::Consumer<Travelling>,
+pub(super) struct ReceivingEnd {
+    queue: rtrb::Consumer<TimedCell>,
     lost: Arc<Lost>,
 }
 
 /// Creates a direction whose cells follow each other after `cell_time`.
-pub(super) fn direction(cell_time: Duration) -> (To, From) {
-    // As many as both cards hold: with more on their way, the receiver's memory is full.
+pub(super) fn direction(cell_time: Duration) -> (SendingEnd, ReceivingEnd) {
+    // As many as both cards hold: with more in the link, the receiver's memory is full.
     let (producer, consumer) = rtrb::RingBuffer::new(RECEIVE_CELLS + TRANSMIT_CELLS);
     let lost = Arc::<Lost>::default();
     let busy_until = Instant::now();
     (
-        To { ring: producer, cell_time, busy_until, lost: lost.clone() },
-        From { ring: consumer, lost },
+        SendingEnd { queue: producer, cell_time, busy_until, lost: lost.clone() },
+        ReceivingEnd { queue: consumer, lost },
     )
 }
 
-impl To {
+impl SendingEnd {
     /// Returns `true` if that many cells more find room at the transmission card.
     pub(super) fn has_room(&self, cells: usize, now: Instant) -> bool {
         let waiting = self.busy_until.saturating_duration_since(now);
         waiting + self.cell_time * cells as u32 <= self.cell_time * TRANSMIT_CELLS as u32
     }
 
-    /// Sends a cell after those before it. Returns when it has left.
+    /// Sends a cell after those before it. Returns the time at which the cell will have left.
     pub(super) fn send(&mut self, cell: Cell, now: Instant) -> Instant {
         let at = self.busy_until.max(now) + self.cell_time;
         self.busy_until = at;
-        if self.ring.push(Travelling { at, cell }).is_err() {
+        if self.queue.push(TimedCell { at, cell }).is_err() {
             self.lost.add(1);
         }
         at
     }
 }
 
-impl From {
+impl ReceivingEnd {
     pub(super) fn lost(&self) -> Arc<Lost> {
         self.lost.clone()
     }
@@ -92,9 +92,9 @@ impl From {
 
     /// Returns the next cell that has arrived by `now`.
     pub(super) fn next(&mut self, now: Instant) -> Option<Cell> {
-        if self.ring.peek().ok()?.at > now {
+        if self.queue.peek().ok()?.at > now {
             return None;
         }
-        self.ring.pop().ok().map(|travelling| travelling.cell)
+        self.queue.pop().ok().map(|timed| timed.cell)
     }
 }

@@ -3,9 +3,10 @@
 //! the link; the reception card has room for 7 000 cells, and reassembles them. A frame is a PDU of
 //! AAL5 or AAL3/4.
 //!
-//! The hardware is simulated by the thread that calls the device: cells cross an in-memory ring with
+//! The hardware is simulated by the thread that calls the device: cells cross an in-memory queue with
 //! the time at which each arrives. Cells that find the receiver's memory full are lost, as on the
-//! card. The device has no interrupts: the engine polls it, or looks at its ticks.
+//! card. The device has no interrupts: the engine polls it all the time, or at
+//! its ticks.
 
 mod device;
 mod link;

@@ -14,7 +14,7 @@ use super::device::pair;
 use super::sizes::CELLS_PER_S;
 use crate::child::{Child, OwnSocket, Role, tell, wait_for_end};
 
-/// The order to serve both ends.
+/// The parameters of the process that serves both ends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct CellServing {
     near: PathBuf,
@@ -66,12 +66,12 @@ pub(crate) struct CellProcess {
 }
 
 impl CellProcess {
-    /// Starts both servers. Their engines look at their devices as often as the settings say.
+    /// Starts both servers. Each engine polls its device `tick_hz` times a second.
     pub(crate) fn start(
         adaptation: Adaptation,
         mtu: usize,
         cpu: usize,
-        near_hz: u64,
+        tick_hz: u64,
     ) -> anyhow::Result<CellProcess> {
         let socket = OwnSocket::new()?;
         let is_aal34 = adaptation == Adaptation::Aal34;
@@ -80,7 +80,7 @@ impl CellProcess {
         let process = CellProcess { _child: child, socket };
         for socket in [process.near(), process.far()] {
             let set = |setting, value| towpath_client::set(&socket, None, setting, value);
-            set(Setting::TickHz, near_hz)?;
+            set(Setting::TickHz, tick_hz)?;
             set(Setting::Wait, Setting::Wait.parse("timer-driven")?)?;
         }
         Ok(process)
@@ -94,8 +94,8 @@ impl CellProcess {
         far_socket(&self.socket.path())
     }
 
-    /// Sets how often the far engine looks at its device.
-    pub(crate) fn look_far(&self, hz: u64) -> anyhow::Result<()> {
+    /// Sets how often the far engine polls its device.
+    pub(crate) fn set_far_tick_hz(&self, hz: u64) -> anyhow::Result<()> {
         Ok(towpath_client::set(self.far(), None, Setting::TickHz, hz)?)
     }
 
@@ -103,6 +103,6 @@ impl CellProcess {
     pub(crate) fn lost(&self) -> anyhow::Result<u64> {
         let report = towpath_client::report(self.far())?;
         let lost = report.pointer("/device/hardware/cells_lost").and_then(|lost| lost.as_u64());
-        anyhow::Context::context(lost, "a report without lost cells")
+        anyhow::Context::context(lost, "the far server's report has no counter cells_lost")
     }
 }

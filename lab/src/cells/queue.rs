@@ -10,7 +10,7 @@ use towpath_device::{
 };
 use towpath_pdu::atm::{Accepted, Adaptation, Cell, Limits, Reassembler, Segmenter};
 
-use super::link::{From, To};
+use super::link::{ReceivingEnd, SendingEnd};
 use super::sizes::{CIRCUIT, DATA_BYTES, RECEIVE_CELLS, TRANSMIT_PACKETS};
 
 /// The shortest frame of Ethernet, without its checksum.
@@ -23,15 +23,15 @@ pub(super) struct CellQueue {
     info: Info,
     longest: usize,
     adaptation: Adaptation,
-    to: To,
-    from: From,
+    to: SendingEnd,
+    from: ReceivingEnd,
     /// AAL3/4: the tag of the next PDU.
     tag: u8,
     /// The frame that is segmented.
     frame: Vec<u8>,
     /// Packets whose last cell leaves at that time.
     leaving: VecDeque<(Instant, Completion)>,
-    /// Cells that arrived, and that the card has not looked at.
+    /// Cells that have arrived and are not reassembled.
     arrived: VecDeque<Cell>,
     reassembler: Reassembler,
     /// A received frame, which waits for buffers unless it is empty.
@@ -45,8 +45,8 @@ impl CellQueue {
         info: Info,
         longest: usize,
         adaptation: Adaptation,
-        to: To,
-        from: From,
+        to: SendingEnd,
+        from: ReceivingEnd,
     ) -> CellQueue {
         let mut reassembler = Reassembler::new(Limits {
             cells: RECEIVE_CELLS,
@@ -71,7 +71,7 @@ impl CellQueue {
         }
     }
 
-    /// Copies a packet to `frame`, and pads it. Returns `false` for one that cannot be sent.
+    /// Copies a packet to `frame`, and pads it. Returns `true` if the packet can be sent.
     fn fetch(&mut self, spaces: &Spaces, packet: &Packet<'_>) -> bool {
         let len: usize = packet.parts.iter().map(|part| part.len as usize).sum();
         let can_send = packet.parts.len() <= MAX_PARTS
@@ -110,7 +110,7 @@ impl CellQueue {
         }
     }
 
-    /// Reassembles cells up to the end of a frame. Returns `false` if there is none.
+    /// Reassembles cells up to the end of a frame. Returns `true` if a frame is complete.
     fn reassemble(&mut self, now: Instant) -> bool {
         while let Some(cell) = self.arrived.pop_front() {
             match self.reassembler.accept(now, &cell) {
@@ -120,7 +120,8 @@ impl CellQueue {
                     pdu.copy_to(&mut self.received);
                     return true;
                 }
-                // The reassembler counts what it drops; without its frame, there is one less.
+                // The PDU is shorter than an Ethernet header: the device drops it. The reassembler
+                // counts its own drops.
                 Ok(Accepted::Complete(_)) => self.counters.rx_dropped += 1,
                 Ok(Accepted::Waits) | Err(_) => {}
             }
@@ -128,7 +129,7 @@ impl CellQueue {
         false
     }
 
-    /// Gives the received frame to the engine. Returns `false` while it lacks buffers.
+    /// Gives the received frame to the engine. Returns `true` if its buffers were enough.
     fn deliver(&mut self, spaces: &mut Spaces, out: &mut Vec<Received>) -> bool {
         let count = self.received.len().div_ceil(DATA_BYTES);
         if self.buffers.len() < count {
@@ -245,7 +246,7 @@ impl DeviceQueue for CellQueue {
         Ok(Armed::Work)
     }
 
-    /// The cards keep their cells: they cannot stall.
+    /// Returns all empty buffers, and completes all packets in flight. The link carries their cells on.
     fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
         self.counters.resets += 1;
         buffers.extend(self.buffers.drain(..).map(|(_, buffer)| buffer));

@@ -1,4 +1,4 @@
-//! What the cards and the link can do.
+//! The rates and sizes of the cards and the link.
 
 use towpath_device::{ETHERNET_HEADER_BYTES, VLAN_TAG_BYTES};
 use towpath_pdu::atm::{Circuit, MAX_PDU_BYTES};

@@ -1,8 +1,9 @@
 //! PDUs as ATM cells over an OC-3c link, as the paper's interface sends them: an application behind
 //! a server, the cards' simulation, another server, another application.
 //!
-//! What the link's cells allow is counted: 353 208 cells a second, and so many cells for a PDU. The
-//! far engine looks at its card β times a second; the card holds 7 000 cells (section 2.4).
+//! The experiment computes the throughput that the link's cells allow: 353 208 cells a second, by
+//! the cells of a PDU. The far engine polls its card β times a second; the card holds 7 000 cells
+//! (section 2.4).
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -23,13 +24,14 @@ use crate::statistics::in_turn;
 const CHANNEL: u32 = 1;
 /// Bytes of one transfer: half a second of the link.
 const TOTAL_BYTES: usize = 8 << 20;
-/// How often the engines look at their cards, unless the rows say otherwise.
+/// How often the engines poll their cards, unless the rows say otherwise.
 const HZ: u64 = 1000;
-/// The clocks whose losses are counted: the paper's 60 Hz, and one for which the card is too small.
-const CLOCKS_HZ: [u64; 2] = [60, 40];
+/// The tick rates at which the experiment counts losses: the paper's 60 Hz, and one for which the
+/// card is too small.
+const TICK_RATES_HZ: [u64; 2] = [60, 40];
 /// The PDU of these transfers.
 const LOSS_PDU_BYTES: usize = 4096;
-/// The time after which what has not arrived is lost.
+/// The time after which missing PDUs count as lost.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A way to cells.
@@ -89,7 +91,7 @@ pub(super) fn measure(
     losses(settings, &mut aal5.borrow_mut(), outcome)
 }
 
-/// Counts the cells that the far card loses, by its clock.
+/// Counts the cells that the far card loses, by the far engine's tick rate.
 fn losses(
     settings: Settings,
     transfer: &mut Transfer,
@@ -97,8 +99,8 @@ fn losses(
 ) -> anyhow::Result<()> {
     let total = if settings.quick { TOTAL_BYTES / 2 } else { 2 * TOTAL_BYTES };
     let count = total / LOSS_PDU_BYTES;
-    for hz in CLOCKS_HZ {
-        transfer.process.look_far(hz)?;
+    for hz in TICK_RATES_HZ {
+        transfer.process.set_far_tick_hz(hz)?;
         let mut shares = Vec::new();
         for _ in 0..3 {
             let before = transfer.process.lost()?;
@@ -168,7 +170,8 @@ impl Transfer {
         f64::from(CELLS_PER_S) / self.cells(pdu_bytes) as f64 * pdu_bytes as f64 * 8.0 / 1e6
     }
 
-    /// Returns the throughput of a transfer, in Mbit/s. What a late engine loses does not count.
+    /// Returns the throughput of a transfer, in Mbit/s. PDUs that are lost because an engine is late do not
+    /// count.
     fn rate(&mut self, pdu_bytes: usize, total: usize) -> anyhow::Result<f64> {
         let count = total / pdu_bytes;
         let (got, took) = self.run(pdu_bytes, count)?;
@@ -199,7 +202,7 @@ impl Transfer {
                 }
             }
             self.near.flush()?;
-            // Completions of what was sent.
+            // Takes the completions of sent packets.
             self.near.receive(1, |_| ())?;
             self.far.receive(256, |pdu| {
                 sum = pdu.parts().map(add).fold(sum, u64::wrapping_add);

@@ -5,8 +5,8 @@ use super::sizes::PAYLOAD_BYTES;
 
 /// The bytes of a piece.
 pub(super) const PIECE_BYTES: usize = 44;
-/// The bytes of the header, and of the trailer, around a PDU.
-pub(super) const ENVELOPE_BYTES: usize = 4;
+/// The bytes of a PDU's header, and of its trailer.
+pub(super) const END_BYTES: usize = 4;
 /// A piece ends at a multiple of this.
 pub(super) const ALIGNMENT: usize = 4;
 /// The length in an EOM that aborts its PDU.
@@ -48,7 +48,7 @@ impl SegmentType {
         let most = PIECE_BYTES as u8;
         match self {
             SegmentType::Continuation | SegmentType::Beginning => length == most,
-            // Both envelopes are in it.
+            // It holds the header and the trailer.
             SegmentType::Single => length.is_multiple_of(4) && (8..=most).contains(&length),
             SegmentType::End => {
                 length == ABORT || length.is_multiple_of(4) && (4..=most).contains(&length)
@@ -60,11 +60,11 @@ impl SegmentType {
 /// The fields of a payload, but for its CRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fields {
-    pub(super) segment: SegmentType,
+    pub(super) segment_type: SegmentType,
     /// Modulo 16.
     pub(super) sequence: u8,
     pub(super) mid: u16,
-    /// The bytes of the piece; [`Fields::aborts`] says whether it is one.
+    /// The bytes of the piece, or 63 in an EOM that aborts its PDU.
     pub(super) length: u8,
 }
 
@@ -84,24 +84,24 @@ impl Fields {
         if !check::has_right_crc10(payload) {
             return Err(Unusable::Crc);
         }
-        let segment = match payload[0] >> 6 {
+        let segment_type = match payload[0] >> 6 {
             0 => SegmentType::Continuation,
             1 => SegmentType::End,
             2 => SegmentType::Beginning,
             _ => SegmentType::Single,
         };
         let fields = Fields {
-            segment,
+            segment_type,
             sequence: payload[0] >> 2 & 0xf,
             mid: u16::from(payload[0] & 3) << 8 | u16::from(payload[1]),
             length: payload[46] >> 2,
         };
-        if segment.allows(fields.length) { Ok(fields) } else { Err(Unusable::Length) }
+        if segment_type.allows(fields.length) { Ok(fields) } else { Err(Unusable::Length) }
     }
 
     /// Writes the fields and the CRC around the piece, which begins at byte 2.
     pub(super) fn write(&self, payload: &mut [u8; PAYLOAD_BYTES]) {
-        let segment = match self.segment {
+        let segment = match self.segment_type {
             SegmentType::Continuation => 0,
             SegmentType::End => 1,
             SegmentType::Beginning => 2,
@@ -117,13 +117,13 @@ impl Fields {
     }
 
     pub(super) fn aborts(&self) -> bool {
-        self.segment == SegmentType::End && self.length == ABORT
+        self.segment_type == SegmentType::End && self.length == ABORT
     }
 }
 
-/// Returns the bytes of all pieces of a PDU: with both envelopes, and padded.
-pub(super) const fn enveloped(pdu_bytes: usize) -> usize {
-    pdu_bytes.next_multiple_of(ALIGNMENT) + 2 * ENVELOPE_BYTES
+/// Returns the bytes of all pieces of a PDU: padded, with header and trailer.
+pub(super) const fn with_ends(pdu_bytes: usize) -> usize {
+    pdu_bytes.next_multiple_of(ALIGNMENT) + 2 * END_BYTES
 }
 
 #[cfg(test)]
@@ -133,13 +133,13 @@ mod tests {
     #[test]
     fn fields_are_read_as_written() {
         let types = [(false, false), (false, true), (true, false), (true, true)];
-        for segment in types.map(|(begins, ends)| SegmentType::of(begins, ends)) {
+        for segment_type in types.map(|(begins, ends)| SegmentType::of(begins, ends)) {
             for length in 0..64 {
                 for (sequence, mid) in [(0, 0), (15, 1023), (9, 0x155), (6, 0x2aa)] {
                     let mut payload = [0xa5; PAYLOAD_BYTES];
-                    let fields = Fields { segment, sequence, mid, length };
+                    let fields = Fields { segment_type, sequence, mid, length };
                     fields.write(&mut payload);
-                    let allowed = match segment {
+                    let allowed = match segment_type {
                         SegmentType::Beginning | SegmentType::Continuation => length == 44,
                         SegmentType::Single => {
                             [8, 12, 16, 20, 24, 28, 32, 36, 40, 44].contains(&length)
@@ -160,8 +160,8 @@ mod tests {
     #[test]
     fn every_bit_is_where_the_document_says() {
         let mut payload = [0; PAYLOAD_BYTES];
-        let segment = SegmentType::Beginning;
-        Fields { segment, sequence: 5, mid: 0x301, length: 44 }.write(&mut payload);
+        let segment_type = SegmentType::Beginning;
+        Fields { segment_type, sequence: 5, mid: 0x301, length: 44 }.write(&mut payload);
         assert_eq!(payload[..2], [2 << 6 | 5 << 2 | 3, 0x01]);
         assert_eq!(payload[46] >> 2, 44);
     }

@@ -11,7 +11,7 @@ pub type Cell = [u8; CELL_BYTES];
 const LAST: u8 = 1;
 /// Bit 1: a switch was congested.
 const CONGESTED: u8 = 2;
-/// Bit 2: a cell of operation and maintenance.
+/// Bit 2: a cell without user data.
 const MANAGEMENT: u8 = 4;
 
 /// The HEC of a cell's header is wrong.
@@ -74,7 +74,8 @@ impl CellHeader {
         self.payload_type & (MANAGEMENT | CONGESTED) == CONGESTED
     }
 
-    /// Returns `true` if the cell is one of operation and maintenance, without user data.
+    /// Returns `true` if the cell carries no user data: operation and maintenance, resource
+    /// management, or reserved.
     #[must_use]
     pub fn is_management(self) -> bool {
         self.payload_type & MANAGEMENT != 0

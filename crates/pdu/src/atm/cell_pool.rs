@@ -50,7 +50,7 @@ impl CellPool {
         self.free.cells
     }
 
-    /// Appends a payload to a chain. The caller has checked that a cell is free.
+    /// Appends a payload to a chain. The caller has checked that a slot is free.
     pub(super) fn push(&mut self, chain: &mut Chain, payload: &[u8]) {
         let slot = self.free.first;
         let next = &mut self.next[slot as usize];

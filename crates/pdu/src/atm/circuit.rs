@@ -26,7 +26,7 @@ impl Circuit {
     }
 }
 
-/// The adaptation layer of a circuit. A cell does not say which one it has.
+/// The adaptation layer of a circuit. A cell does not say which layer its circuit has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adaptation {
     /// AAL5 (ITU-T I.363.5): one PDU after the other.

@@ -7,7 +7,7 @@
 pub struct Counters {
     /// Cells examined.
     pub cells: u64,
-    /// Cells of PDUs: each of them continued, completed or ended one.
+    /// Cells that began, continued, completed or ended a PDU.
     pub of_pdus: u64,
     /// Cells dropped: wrong HEC.
     pub hec: u64,
@@ -15,17 +15,17 @@ pub struct Counters {
     pub idle: u64,
     /// Cells dropped: no circuit is open for them.
     pub no_circuit: u64,
-    /// Cells dropped: of operation and maintenance.
+    /// Cells dropped: no user data (operation and maintenance, resource management, reserved).
     pub management: u64,
-    /// Cells dropped (AAL5): of the rest of a PDU that was given up.
+    /// Cells dropped (AAL5): of the rest of a PDU that was too long or evicted.
     pub skipped: u64,
     /// Cells dropped (AAL3/4): wrong CRC-10.
     pub cell_crc: u64,
-    /// Cells dropped (AAL3/4): a length that the type of the segment does not allow.
+    /// Cells dropped (AAL3/4): a length (LI) that the segment type (ST) does not allow.
     pub cell_length: u64,
     /// Cells dropped (AAL3/4): the beginning of their PDU is missing.
     pub no_beginning: u64,
-    /// PDUs of which a cell came.
+    /// PDUs that a received cell began.
     pub started: u64,
     /// PDUs reassembled and delivered.
     pub complete: u64,
@@ -33,7 +33,7 @@ pub struct Counters {
     pub damaged: u64,
     /// PDUs given up: their sender aborted them.
     pub aborted: u64,
-    /// PDUs given up: their header, trailer or length contradicts itself or what came.
+    /// PDUs given up: their header, trailer or length contradicts itself or the received cells.
     pub malformed: u64,
     /// PDUs given up: longer than [`Limits::pdu_bytes`](super::Limits::pdu_bytes).
     pub too_long: u64,
@@ -49,7 +49,7 @@ pub struct Counters {
     pub gave_way_of_circuit: u64,
     /// PDUs evicted for a newer one: too many altogether.
     pub gave_way: u64,
-    /// PDUs evicted: too many cells altogether, most of them of their circuit.
+    /// PDUs evicted: too many cells altogether, and no circuit held more than theirs.
     pub gave_way_for_cells: u64,
 }
 

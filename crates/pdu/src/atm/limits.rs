@@ -6,7 +6,7 @@ use super::aal34::{self, PIECE_BYTES};
 use super::sizes::MAX_PDU_BYTES;
 
 /// The cells of the longest PDU: AAL3/4 needs more than AAL5.
-const CELLS_OF_LONGEST_PDU: usize = aal34::enveloped(MAX_PDU_BYTES).div_ceil(PIECE_BYTES);
+const CELLS_OF_LONGEST_PDU: usize = aal34::with_ends(MAX_PDU_BYTES).div_ceil(PIECE_BYTES);
 /// The maximum of [`Limits::cells`].
 const MAX_CELLS: usize = 1 << 24;
 /// The maximum of [`Limits::partials`] and of [`Limits::circuits`].
@@ -33,7 +33,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Room for 7 000 cells, as in Smith and Traw's reassembler.
+    /// Returns limits with room for 7 000 cells, as in Smith and Traw's reassembler.
     fn default() -> Limits {
         Limits {
             cells: 7000,

@@ -19,7 +19,7 @@
 //! # }
 //! ```
 //!
-//! Nothing here does input or output or has a clock: the time is an argument.
+//! The module does no input or output, and has no clock: the time is an argument.
 
 mod aal34;
 mod cell;

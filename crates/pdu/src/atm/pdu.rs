@@ -8,29 +8,29 @@ use super::sizes::PAYLOAD_BYTES;
 
 /// The fields of a complete PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Described {
+pub(super) struct PduFields {
     pub(super) circuit: Circuit,
     pub(super) mid: u16,
     pub(super) user_to_user: u8,
     pub(super) is_congested: bool,
     pub(super) len: usize,
-    /// Bytes of each payload that belong to the PDU or its envelope.
+    /// Bytes of each payload that belong to the PDU, its header or its trailer.
     pub(super) piece_bytes: usize,
-    /// Bytes of the envelope before the PDU.
-    pub(super) lead: usize,
+    /// Bytes of the PDU's header, before its data.
+    pub(super) header_bytes: usize,
 }
 
 /// A complete PDU, whose bytes lie in the payloads of its cells. The receiver reuses that memory for
 /// the next cell.
 #[derive(Clone, Copy)]
 pub struct Pdu<'a> {
-    described: Described,
+    described: PduFields,
     chain: &'a Chain,
     pool: &'a CellPool,
 }
 
 impl<'a> Pdu<'a> {
-    pub(super) fn new(described: Described, chain: &'a Chain, pool: &'a CellPool) -> Pdu<'a> {
+    pub(super) fn new(described: PduFields, chain: &'a Chain, pool: &'a CellPool) -> Pdu<'a> {
         Pdu { described, chain, pool }
     }
 
@@ -67,13 +67,13 @@ impl<'a> Pdu<'a> {
 
     /// Returns the bytes in pieces of at most 48.
     pub fn chunks(&self) -> impl Iterator<Item = &'a [u8]> + Clone + use<'a> {
-        let Described { len, piece_bytes, lead, .. } = self.described;
+        let PduFields { len, piece_bytes, header_bytes, .. } = self.described;
         debug_assert!(piece_bytes <= PAYLOAD_BYTES);
         self.pool.payloads(self.chain).enumerate().map_while(move |(number, payload)| {
             let start = number * piece_bytes;
-            // The part of lead..lead + len that is in this piece.
-            let from = lead.max(start);
-            let to = (lead + len).min(start + piece_bytes);
+            // The part of header_bytes..header_bytes + len that is in this piece.
+            let from = header_bytes.max(start);
+            let to = (header_bytes + len).min(start + piece_bytes);
             (from < to).then(|| &payload[from - start..to - start])
         })
     }

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::aal34::{self, ENVELOPE_BYTES, Fields, PIECE_BYTES, Unusable};
+use super::aal34::{self, END_BYTES, Fields, PIECE_BYTES, Unusable};
 use super::cell::{Cell, CellHeader};
 use super::cell_pool::{CellPool, Chain};
 use super::check::Crc32;
 use super::circuit::{Adaptation, Circuit};
 use super::counters::Counters;
 use super::limits::Limits;
-use super::pdu::{Described, Pdu};
-use super::segmenter::{TRAILER_BYTES, aal5_cells};
+use super::pdu::{Pdu, PduFields};
+use super::segmenter::{AAL5_TRAILER_BYTES, aal5_cells};
 use super::sizes::{HEADER_BYTES, PAYLOAD_BYTES};
 use crate::aged::Aged;
 
@@ -38,17 +38,17 @@ pub enum Dropped {
     /// Its circuit is not open.
     #[error("the cell's circuit is not open")]
     NoCircuit,
-    /// It is a cell of operation and maintenance.
-    #[error("the cell is one of operation and maintenance")]
+    /// It is a cell of operation and maintenance, of resource management, or reserved.
+    #[error("the cell carries no user data")]
     Management,
-    /// It belongs to the rest of an AAL5 PDU that was given up.
-    #[error("the cell's PDU was given up")]
+    /// It belongs to the rest of an AAL5 PDU that was too long or evicted.
+    #[error("the cell belongs to the rest of a PDU that was too long or evicted")]
     Skipped,
     /// Its CRC-10 is wrong.
     #[error("the CRC-10 of the cell is wrong")]
     CellCrc,
-    /// The type of its segment does not allow its length.
-    #[error("the type of the cell's segment does not allow its length")]
+    /// Its segment type (ST) does not allow its length (LI).
+    #[error("the cell's segment type does not allow its length")]
     CellLength,
     /// The beginning of its PDU is missing.
     #[error("the beginning of the cell's PDU is missing")]
@@ -68,8 +68,9 @@ pub enum Dropped {
     /// A cell before it was lost or misinserted.
     #[error("a cell of the PDU was lost or misinserted")]
     OutOfSequence,
-    /// The receiver has no memory for it, and its circuit holds the most.
-    #[error("the receiver has no memory for the cell, and its circuit holds the most")]
+    /// The receiver has no memory for it, and its PDU is the oldest of the circuit that holds the
+    /// most cells.
+    #[error("the receiver has no memory for the cell, and its circuit holds the most cells")]
     NoRoom,
 }
 
@@ -103,7 +104,7 @@ pub enum OpenError {
     Reserved(Circuit),
     /// The circuit is open already.
     #[error("VPI {}, VCI {} is open already; close it first", .0.vpi, .0.vci)]
-    Open(Circuit),
+    AlreadyOpen(Circuit),
     /// As many circuits are open as the limit allows.
     #[error("{0} circuits are open, as many as Limits::circuits allows; close one")]
     TooMany(usize),
@@ -121,12 +122,12 @@ struct Partial {
     payloads: Chain,
     /// AAL5: the CRC of the payloads.
     crc: Crc32,
-    /// AAL3/4: the bytes of the pieces, with the envelope.
+    /// AAL3/4: the bytes of the pieces, with the PDU's header and trailer.
     bytes: usize,
     /// AAL3/4: the tag of the header.
     tag: u8,
-    /// AAL3/4: the length that the header announces.
-    announced: u16,
+    /// AAL3/4: the BASize of the header.
+    buffer_size: u16,
     /// AAL3/4: the sequence number of the next cell.
     sequence: u8,
 }
@@ -134,7 +135,7 @@ struct Partial {
 #[derive(Debug)]
 struct OpenCircuit {
     adaptation: Adaptation,
-    /// AAL5: `true` until the last cell of a PDU that was given up.
+    /// AAL5: `true` if the receiver skips cells up to the next last one.
     skips: bool,
     /// Incomplete PDUs.
     partials: usize,
@@ -144,9 +145,9 @@ struct OpenCircuit {
 
 /// Reassembles PDUs. It does no input or output, and has no clock: the time is an argument.
 ///
-/// No cell can make it panic or take more memory than its [`Limits`]. A cell takes the same time
-/// whatever came before, but for one that begins a PDU or finds no memory: these may look at all
-/// incomplete PDUs and circuits.
+/// No cell can make it panic or take more memory than its [`Limits`]. The time for a cell does not
+/// depend on earlier cells, except for a cell that begins a PDU or finds no memory: then the
+/// receiver may scan all incomplete PDUs and circuits.
 #[derive(Debug)]
 pub struct Reassembler {
     limits: Limits,
@@ -182,7 +183,7 @@ impl Reassembler {
             return Err(OpenError::Reserved(circuit));
         }
         if self.circuits.contains_key(&circuit) {
-            return Err(OpenError::Open(circuit));
+            return Err(OpenError::AlreadyOpen(circuit));
         }
         if self.circuits.len() >= self.limits.circuits {
             return Err(OpenError::TooMany(self.circuits.len()));
@@ -192,7 +193,8 @@ impl Reassembler {
         Ok(())
     }
 
-    /// Closes a circuit, and gives up its incomplete PDUs. Returns `false` if it is not open.
+    /// Closes a circuit, and gives up its incomplete PDUs. Returns `true` if the
+    /// circuit was open.
     pub fn close(&mut self, circuit: Circuit) -> bool {
         while let (_, Some(place)) = self.partials.matching(|key| key.circuit == circuit) {
             self.counters.closed += 1;
@@ -238,7 +240,7 @@ impl Reassembler {
         now: Instant,
         header: CellHeader,
         payload: &[u8; PAYLOAD_BYTES],
-    ) -> Result<Option<Described>, Dropped> {
+    ) -> Result<Option<PduFields>, Dropped> {
         let circuit = header.circuit;
         if self.opened(circuit).skips {
             self.opened(circuit).skips = !header.is_last();
@@ -266,14 +268,15 @@ impl Reassembler {
             return Ok(None);
         }
         partial.crc.update(&payload[..PAYLOAD_BYTES - 4]);
-        let [user_to_user, indicator, high, low, crc @ ..] =
-            *payload.last_chunk::<TRAILER_BYTES>().expect("a payload is longer than the trailer");
+        let [user_to_user, cpi, high, low, crc @ ..] = *payload
+            .last_chunk::<AAL5_TRAILER_BYTES>()
+            .expect("a payload is longer than the trailer");
         let len = usize::from(u16::from_be_bytes([high, low]));
         let fault = if partial.crc.value() != u32::from_be_bytes(crc) {
             Some(Dropped::Damaged)
         } else if len == 0 {
             Some(Dropped::Aborted)
-        } else if indicator != 0 || aal5_cells(len) != partial.payloads.cells() {
+        } else if cpi != 0 || aal5_cells(len) != partial.payloads.cells() {
             Some(Dropped::Malformed)
         } else {
             (len > self.limits.pdu_bytes).then_some(Dropped::TooLong)
@@ -282,14 +285,14 @@ impl Reassembler {
             return Err(self.end(place, reason));
         }
         self.deliver(place);
-        Ok(Some(Described {
+        Ok(Some(PduFields {
             circuit,
             mid: 0,
             user_to_user,
             is_congested: header.is_congested(),
             len,
             piece_bytes: PAYLOAD_BYTES,
-            lead: 0,
+            header_bytes: 0,
         }))
     }
 
@@ -298,7 +301,7 @@ impl Reassembler {
         now: Instant,
         header: CellHeader,
         payload: &[u8; PAYLOAD_BYTES],
-    ) -> Result<Option<Described>, Dropped> {
+    ) -> Result<Option<PduFields>, Dropped> {
         let fields = Fields::parse(payload).map_err(|reason| {
             self.count(match reason {
                 Unusable::Crc => Dropped::CellCrc,
@@ -307,7 +310,7 @@ impl Reassembler {
         })?;
         let key = Key { circuit: header.circuit, mid: fields.mid };
         let found = self.partials.find(&key);
-        let place = if fields.segment.begins() {
+        let place = if fields.segment_type.begins() {
             if let Some(before) = found {
                 self.counters.unfinished += 1;
                 self.give_up(before);
@@ -322,7 +325,7 @@ impl Reassembler {
             return Err(self.end(place, reason));
         }
         self.store(place, piece)?;
-        if !fields.segment.ends() {
+        if !fields.segment_type.ends() {
             return Ok(None);
         }
         let len = match check_end(self.partials.get(place), piece) {
@@ -330,14 +333,14 @@ impl Reassembler {
             Err(reason) => return Err(self.end(place, reason)),
         };
         self.deliver(place);
-        Ok(Some(Described {
+        Ok(Some(PduFields {
             circuit: key.circuit,
             mid: key.mid,
             user_to_user: 0,
             is_congested: header.is_congested(),
             len,
             piece_bytes: PIECE_BYTES,
-            lead: ENVELOPE_BYTES,
+            header_bytes: END_BYTES,
         }))
     }
 
@@ -383,7 +386,7 @@ impl Reassembler {
         Ok(())
     }
 
-    /// Ends a PDU for a fault of its own.
+    /// Gives up a PDU, and counts the reason.
     fn end(&mut self, place: usize, reason: Dropped) -> Dropped {
         self.give_up(place);
         self.count(reason)
@@ -472,24 +475,24 @@ fn check_piece(
     if fields.aborts() {
         return Err(Dropped::Aborted);
     }
-    if !fields.segment.begins() && fields.sequence != partial.sequence {
+    if !fields.segment_type.begins() && fields.sequence != partial.sequence {
         return Err(Dropped::OutOfSequence);
     }
-    if fields.segment.begins() {
-        let [indicator, tag, high, low] =
-            *piece.first_chunk::<ENVELOPE_BYTES>().expect("a first piece has 8 bytes");
+    if fields.segment_type.begins() {
+        let [cpi, tag, high, low] =
+            *piece.first_chunk::<END_BYTES>().expect("a first piece has 8 bytes");
         partial.tag = tag;
-        partial.announced = u16::from_be_bytes([high, low]);
-        if indicator != 0 {
+        partial.buffer_size = u16::from_be_bytes([high, low]);
+        if cpi != 0 {
             return Err(Dropped::Malformed);
         }
-        if usize::from(partial.announced) > limits.pdu_bytes {
+        if usize::from(partial.buffer_size) > limits.pdu_bytes {
             return Err(Dropped::TooLong);
         }
     }
     partial.sequence = (fields.sequence + 1) & 0xf;
     partial.bytes += piece.len();
-    if partial.bytes > aal34::enveloped(partial.announced.into()) {
+    if partial.bytes > aal34::with_ends(partial.buffer_size.into()) {
         return Err(Dropped::Malformed);
     }
     Ok(())
@@ -498,13 +501,13 @@ fn check_piece(
 /// Checks the trailer at the end of the last piece, and returns the length of the PDU.
 fn check_end(partial: &Partial, piece: &[u8]) -> Result<usize, Dropped> {
     let [alignment, tag, high, low] =
-        *piece.last_chunk::<ENVELOPE_BYTES>().expect("a last piece has 4 bytes");
+        *piece.last_chunk::<END_BYTES>().expect("a last piece has 4 bytes");
     let len = u16::from_be_bytes([high, low]);
     if alignment != 0
         || tag != partial.tag
         || len == 0
-        || len > partial.announced
-        || aal34::enveloped(len.into()) != partial.bytes
+        || len > partial.buffer_size
+        || aal34::with_ends(len.into()) != partial.bytes
     {
         return Err(Dropped::Malformed);
     }

@@ -1,13 +1,13 @@
 //! Segmentation of a PDU into cells.
 
-use super::aal34::{self, ENVELOPE_BYTES, Fields, PIECE_BYTES, SegmentType};
+use super::aal34::{self, END_BYTES, Fields, PIECE_BYTES, SegmentType};
 use super::cell::{Cell, CellHeader};
 use super::check::Crc32;
 use super::circuit::Circuit;
 use super::sizes::{CELL_BYTES, HEADER_BYTES, MAX_MID, MAX_PDU_BYTES, PAYLOAD_BYTES};
 
 /// The bytes of AAL5's trailer.
-pub(super) const TRAILER_BYTES: usize = 8;
+pub(super) const AAL5_TRAILER_BYTES: usize = 8;
 
 /// The reason why a PDU cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum SegmentError {
 
 /// The fields of the adaptation layer.
 #[derive(Clone, Copy, Debug)]
-enum Layer {
+enum LayerFields {
     Aal5 { user_to_user: u8, crc: Crc32 },
     Aal34 { mid: u16, tag: u8, sequence: u8 },
 }
@@ -36,7 +36,7 @@ enum Layer {
 pub struct Segmenter {
     circuit: Circuit,
     low_priority: bool,
-    layer: Layer,
+    layer: LayerFields,
     pdu_bytes: usize,
     /// The number of the next cell.
     next: usize,
@@ -49,13 +49,13 @@ impl Segmenter {
     /// # Errors
     /// The length is not 1 to 65 535, or the VCI is reserved.
     pub fn aal5(circuit: Circuit, pdu_bytes: usize) -> Result<Segmenter, SegmentError> {
-        let layer = Layer::Aal5 { user_to_user: 0, crc: Crc32::default() };
+        let layer = LayerFields::Aal5 { user_to_user: 0, crc: Crc32::default() };
         Segmenter::new(circuit, layer, pdu_bytes, aal5_cells(pdu_bytes))
     }
 
-    /// Begins a PDU of that many bytes with AAL3/4. The tag should be another one than that of the
-    /// PDU before with this MID: it tells the receiver that the end of one PDU is not that of
-    /// another.
+    /// Begins a PDU of that many bytes with AAL3/4. The tag should differ from that of the previous
+    /// PDU of this circuit and MID. Otherwise the receiver may join the beginning of one PDU to the
+    /// end of another.
     ///
     /// # Errors
     /// The length is not 1 to 65 535, the VCI is reserved, or the MID is over 1 023.
@@ -68,14 +68,14 @@ impl Segmenter {
         if mid > MAX_MID {
             return Err(SegmentError::Mid(mid));
         }
-        let layer = Layer::Aal34 { mid, tag, sequence: 0 };
-        let cells = aal34::enveloped(pdu_bytes.min(MAX_PDU_BYTES)).div_ceil(PIECE_BYTES);
+        let layer = LayerFields::Aal34 { mid, tag, sequence: 0 };
+        let cells = aal34::with_ends(pdu_bytes.min(MAX_PDU_BYTES)).div_ceil(PIECE_BYTES);
         Segmenter::new(circuit, layer, pdu_bytes, cells)
     }
 
     fn new(
         circuit: Circuit,
-        layer: Layer,
+        layer: LayerFields,
         pdu_bytes: usize,
         cells: usize,
     ) -> Result<Segmenter, SegmentError> {
@@ -91,7 +91,7 @@ impl Segmenter {
     /// Sets AAL5's byte from user to user. AAL3/4 has none, and ignores it.
     #[must_use]
     pub fn user_to_user(mut self, value: u8) -> Segmenter {
-        if let Layer::Aal5 { user_to_user, .. } = &mut self.layer {
+        if let LayerFields::Aal5 { user_to_user, .. } = &mut self.layer {
             *user_to_user = value;
         }
         self
@@ -107,7 +107,7 @@ impl Segmenter {
     /// Sets the sequence number of AAL3/4's first cell, modulo 16. AAL5 has none, and ignores it.
     #[must_use]
     pub fn first_sequence(mut self, value: u8) -> Segmenter {
-        if let Layer::Aal34 { sequence, .. } = &mut self.layer {
+        if let LayerFields::Aal34 { sequence, .. } = &mut self.layer {
             *sequence = value & 0xf;
         }
         self
@@ -131,11 +131,11 @@ impl Segmenter {
         let mut cell = [0; CELL_BYTES];
         let payload = cell[HEADER_BYTES..].as_mut_array().expect("the payload has 48 bytes");
         let payload_type = match &mut self.layer {
-            Layer::Aal5 { user_to_user, crc } => {
+            LayerFields::Aal5 { user_to_user, crc } => {
                 let start = number * PAYLOAD_BYTES;
                 place(payload, start, 0, self.pdu_bytes, read);
                 if is_last {
-                    let trailer = &mut payload[PAYLOAD_BYTES - TRAILER_BYTES..];
+                    let trailer = &mut payload[PAYLOAD_BYTES - AAL5_TRAILER_BYTES..];
                     trailer[0] = *user_to_user;
                     trailer[2..4].copy_from_slice(&(self.pdu_bytes as u16).to_be_bytes());
                     crc.update(&payload[..PAYLOAD_BYTES - 4]);
@@ -145,18 +145,18 @@ impl Segmenter {
                 }
                 u8::from(is_last)
             }
-            Layer::Aal34 { mid, tag, sequence } => {
+            LayerFields::Aal34 { mid, tag, sequence } => {
                 let start = number * PIECE_BYTES;
                 let piece = &mut payload[2..2 + PIECE_BYTES];
-                place(piece, start, ENVELOPE_BYTES, self.pdu_bytes, read);
+                place(piece, start, END_BYTES, self.pdu_bytes, read);
                 let len = self.pdu_bytes as u16;
-                let total = aal34::enveloped(self.pdu_bytes);
+                let total = aal34::with_ends(self.pdu_bytes);
                 let [high, low] = len.to_be_bytes();
                 write(piece, start, 0, [0, *tag, high, low]);
-                write(piece, start, total - ENVELOPE_BYTES, [0, *tag, high, low]);
+                write(piece, start, total - END_BYTES, [0, *tag, high, low]);
                 let length = PIECE_BYTES.min(total - start) as u8;
-                let segment = SegmentType::of(number == 0, is_last);
-                Fields { segment, sequence: *sequence, mid: *mid, length }.write(payload);
+                let segment_type = SegmentType::of(number == 0, is_last);
+                Fields { segment_type, sequence: *sequence, mid: *mid, length }.write(payload);
                 *sequence = (*sequence + 1) & 0xf;
                 0
             }
@@ -201,7 +201,7 @@ impl ExactSizeIterator for Cells<'_> {}
 
 /// Returns the number of cells that a PDU of that many bytes needs with AAL5.
 pub(super) fn aal5_cells(pdu_bytes: usize) -> usize {
-    pdu_bytes.saturating_add(TRAILER_BYTES).div_ceil(PAYLOAD_BYTES)
+    pdu_bytes.saturating_add(AAL5_TRAILER_BYTES).div_ceil(PAYLOAD_BYTES)
 }
 
 /// Fills a piece that begins at `start` with the bytes of the PDU that are in it. The PDU lies
@@ -220,11 +220,11 @@ fn place(
     }
 }
 
-/// Writes bytes that lie `at` bytes behind the beginning of the first piece to a piece that begins
-/// at `start`, if they are in it. Pieces and `at` are multiples of 4, so they are whole.
-fn write(piece: &mut [u8], start: usize, at: usize, bytes: [u8; ENVELOPE_BYTES]) {
+/// Writes a header or trailer at offset `at` of the joined pieces, if the piece that begins at
+/// `start` holds it. Both offsets are multiples of 4, so one piece holds all of it.
+fn write(piece: &mut [u8], start: usize, at: usize, bytes: [u8; END_BYTES]) {
     if (start..start + piece.len()).contains(&at) {
-        piece[at - start..at - start + ENVELOPE_BYTES].copy_from_slice(&bytes);
+        piece[at - start..at - start + END_BYTES].copy_from_slice(&bytes);
     }
 }
 

@@ -100,7 +100,7 @@ def aal34_bytes(length):
 
 
 def drop(counter):
-    """Return the line of a cell that completes nothing."""
+    """Return the line of a dropped cell."""
     return f"drop {counter}"
 
 
@@ -148,7 +148,7 @@ class Aal5Circuit:
 
 @dataclass
 class Aal34Pdu:
-    """A PDU of AAL3/4 on its way: its pieces, joined, and the sequence number of the last one."""
+    """An incomplete PDU of AAL3/4: its pieces, joined, and the sequence number of the last one."""
 
     sequence_number: int
     pieces: bytearray
@@ -177,7 +177,7 @@ class Aal34Circuit:
         self.vci = vci
         self.longest = longest
         self.unfinished = 0
-        self.incomplete = {}  # The PDUs on their way, by MID.
+        self.incomplete = {}  # The incomplete PDUs, by MID.
 
     def receive(self, payload, _is_last):
         """Handle a cell's payload by the rules from 5 on, and return its line."""
@@ -230,7 +230,7 @@ class Aal34Circuit:
 
 
 def is_allowed(segment_type, length):
-    """Return whether the segment type of AAL3/4 allows the LI."""
+    """Return True if the segment type of AAL3/4 allows the LI."""
     if segment_type in (BOM, COM):
         return length == 44
     if segment_type == EOM and length == ABORT:
