@@ -91,7 +91,7 @@ const KARLSRUHE: &str = "\
 const PENN: &str = "\
     Smith and Traw, \"Giving Applications Access to Gb/s Networking\": the throughput by the size \
     of PDUs, the processor time and memory bandwidth left for others, and the limits of their \
-    model of a clock. No device is crossed.";
+    model of a clock. Some rows cross a TAP or a simulated link of ATM cells, as their names say.";
 const FREEBSD: &str = "\
     Watson, \"Changes in the network interface queueing handoff model\": does it pay to give a \
     packet to the device directly, not through a queue?";

@@ -431,7 +431,8 @@ fn each_rule_of_aal34() {
         last(&mut receiver, &forged(aal34(1, 1, 100), 0, 5, 4)[..1]),
         Err(Dropped::Malformed)
     );
-    // An abort, with a right and with a wrong sequence number.
+    assert!(Dropped::Malformed.ends_pdu() && !Dropped::NoBeginning.ends_pdu());
+    // An abort.
     let pdu = aal34(1, 1, 80);
     assert_eq!(last(&mut receiver, &forged(pdu.clone(), 1, 46, 63 << 2)), Err(Dropped::Aborted));
     assert_eq!(last(&mut receiver, &pdu[..1]), Ok(None));

@@ -10,8 +10,11 @@
 //! let mut reassembler = Reassembler::new(Limits::default());
 //! reassembler.open(circuit, Adaptation::Aal5)?;
 //! for cell in Segmenter::aal5(circuit, 1000)?.cells(&[7; 1000]) {
-//!     if let Accepted::Complete(pdu) = reassembler.accept(Instant::now(), &cell)? {
-//!         assert_eq!(pdu.to_vec(), [7; 1000]);
+//!     match reassembler.accept(Instant::now(), &cell) {
+//!         Ok(Accepted::Complete(pdu)) => assert_eq!(pdu.to_vec(), [7; 1000]),
+//!         Ok(Accepted::Waits) => {}
+//!         // Lost and damaged cells are usual: the next PDU may be whole.
+//!         Err(dropped) => eprintln!("{dropped}"),
 //!     }
 //! }
 //! assert_eq!(reassembler.counters().complete, 1);
@@ -19,7 +22,8 @@
 //! # }
 //! ```
 //!
-//! The module does no input or output, and has no clock: the time is an argument.
+//! The module does no input or output, and has no clock: the time is an argument. A program moves the
+//! cells by itself; [`PduEndpoint`](crate::PduEndpoint) sends Ethernet frames.
 
 mod aal34;
 mod cell;

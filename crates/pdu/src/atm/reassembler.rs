@@ -24,8 +24,7 @@ pub enum Accepted<'a> {
     Complete(Pdu<'a>),
 }
 
-/// The reason why a cell was dropped. Each has a counter ([`Counters`]). From
-/// [`Damaged`](Dropped::Damaged) on, the cell ended its PDU.
+/// The reason why a cell was dropped. Each has a counter ([`Counters`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Dropped {
@@ -75,6 +74,20 @@ pub enum Dropped {
 }
 
 impl Dropped {
+    /// Returns `true` if the cell ended its PDU, which the receiver has given up.
+    #[must_use]
+    pub fn ends_pdu(self) -> bool {
+        matches!(
+            self,
+            Dropped::Damaged
+                | Dropped::Aborted
+                | Dropped::Malformed
+                | Dropped::TooLong
+                | Dropped::OutOfSequence
+                | Dropped::NoRoom
+        )
+    }
+
     fn counter(self, counters: &mut Counters) -> &mut u64 {
         match self {
             Dropped::Hec => &mut counters.hec,
@@ -429,7 +442,8 @@ impl Reassembler {
         reason
     }
 
-    /// Gives up PDUs whose time has expired, and reclaims the memory of the last delivered PDU.
+    /// Gives up PDUs whose time has expired. Cells of such a PDU that still come begin another one,
+    /// as far as the receiver can tell. It also reclaims the memory of the last delivered PDU.
     pub fn expire(&mut self, now: Instant) {
         self.pool.release(&mut self.delivered);
         while let Some((oldest, since)) = self.partials.oldest()
@@ -456,6 +470,12 @@ impl Reassembler {
     #[must_use]
     pub fn held_cells(&self) -> usize {
         self.limits.cells - self.pool.free_cells()
+    }
+
+    /// Returns the limits in force.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits
     }
 
     /// Returns the counters.
