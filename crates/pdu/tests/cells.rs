@@ -542,3 +542,61 @@ fn the_time_of_a_pdu_is_bounded() {
     }
     assert_eq!(outcome, Some(vec![7; 100]));
 }
+
+fn of(circuit: Circuit, byte: u8, len: usize) -> Vec<Cell> {
+    Segmenter::aal5(circuit, len).unwrap().cells(&vec![byte; len]).collect()
+}
+
+#[test]
+fn the_rest_of_an_evicted_aal5_pdu_is_skipped() {
+    // Evicted for the number of PDUs.
+    let time = Duration::from_secs(2);
+    let mut receiver = receiver_with(Limits { partials: 1, time, ..Limits::default() });
+    let (victim, other) = (of(AAL5, 1, 200), of(AAL5_TOO, 2, 200));
+    assert_eq!(last(&mut receiver, &victim[..2]), Ok(None));
+    assert_eq!(last(&mut receiver, &other), Ok(Some(vec![2; 200])));
+    assert_eq!(receiver.counters().gave_way, 1);
+    assert_eq!(last(&mut receiver, &victim[2..]), Err(Dropped::Skipped));
+    assert_eq!(receiver.counters().skipped, 3);
+    assert_eq!(last(&mut receiver, &victim), Ok(Some(vec![1; 200])));
+    // A sender that stops: its next PDU comes when the time is over, and is whole.
+    let begin = Instant::now();
+    assert!(receiver.accept(begin, &victim[0]).is_ok());
+    assert!(receiver.accept(begin, &other[0]).is_ok());
+    assert_eq!(receiver.counters().gave_way, 2);
+    let mut outcome = None;
+    for cell in &victim {
+        if let Accepted::Complete(pdu) = receiver.accept(begin + time, cell).unwrap() {
+            outcome = Some(pdu.to_vec());
+        }
+    }
+    assert_eq!(outcome, Some(vec![1; 200]));
+    assert!(receiver.counters().adds_up(0), "{:?}", receiver.counters());
+
+    // Evicted for its cells, by a circuit that holds fewer.
+    let mut receiver = receiver_with(Limits { cells: 1490, ..Limits::default() });
+    let (victim, other) = (of(AAL5, 1, 60_000), of(AAL5_TOO, 2, 40_000));
+    assert_eq!(last(&mut receiver, &victim[..1000]), Ok(None));
+    assert_eq!(last(&mut receiver, &other), Ok(Some(vec![2; 40_000])));
+    assert_eq!(receiver.counters().gave_way_for_cells, 1);
+    assert_eq!(last(&mut receiver, &victim[1000..]), Err(Dropped::Skipped));
+    assert_eq!(last(&mut receiver, &victim), Ok(Some(vec![1; 60_000])));
+    assert!(receiver.counters().adds_up(0), "{:?}", receiver.counters());
+}
+
+#[test]
+fn nothing_is_skipped_after_a_last_cell_without_room() {
+    let mut receiver = receiver_with(Limits { cells: 1490, ..Limits::default() });
+    let (victim, other) = (of(AAL5, 1, 48_000 - 8), of(AAL5_TOO, 2, 60_000));
+    // 999 and 491 cells: all memory.
+    assert_eq!(last(&mut receiver, &other[..491]), Ok(None));
+    assert_eq!(last(&mut receiver, &victim), Err(Dropped::NoRoom));
+    assert_eq!(last(&mut receiver, &of(AAL5, 3, 100)), Ok(Some(vec![3; 100])));
+    // What a complete PDU held counts no more: the circuit with the most cells gives way.
+    assert_eq!(last(&mut receiver, &other[491..]), Ok(Some(vec![2; 60_000])));
+    assert_eq!(last(&mut receiver, &of(AAL5, 3, 40_000)[..800]), Ok(None));
+    assert_eq!(last(&mut receiver, &other[..690]), Ok(None));
+    assert_eq!(last(&mut receiver, &other[690..]), Ok(Some(vec![2; 60_000])));
+    assert_eq!(receiver.counters().gave_way_for_cells, 2);
+    assert!(receiver.counters().adds_up(0), "{:?}", receiver.counters());
+}

@@ -85,6 +85,7 @@ mod tests {
     use towpath_device::Meta;
     use towpath_device::conformance::{DeviceFarEnd, FarEnd, Pair, run};
 
+    use super::super::sizes::MTU_BYTES;
     use super::*;
 
     #[test]
@@ -112,10 +113,11 @@ mod tests {
 
     #[test]
     fn both_layers_keep_the_contract_of_devices() {
-        for adaptation in [Adaptation::Aal5, Adaptation::Aal34] {
-            run(&format!("{adaptation:?}"), 1, || {
+        let both = [Adaptation::Aal5, Adaptation::Aal34];
+        for (adaptation, mtu) in both.into_iter().flat_map(|one| [(one, 1500), (one, MTU_BYTES)]) {
+            run(&format!("{adaptation:?}, MTU {mtu}"), 1, || {
                 // Faster than the link: the suite's time is short.
-                let [near, far] = pair(adaptation, 20_000_000, 1500);
+                let [near, far] = pair(adaptation, 20_000_000, mtu);
                 Pair { device: Box::new(near), far: Box::new(DeviceFarEnd::new(Box::new(far))) }
             });
         }

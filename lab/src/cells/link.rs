@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use towpath_pdu::atm::Cell;
 
-use super::sizes::{RECEIVE_CELLS, TRANSMIT_CELLS};
+use super::sizes::{LINK_CELLS, TRANSMIT_CELLS};
 
 /// Cells that found the receiver's memory full.
 #[derive(Debug, Default)]
@@ -52,8 +52,8 @@ pub(super) struct ReceivingEnd {
 
 /// Creates a direction whose cells follow each other after `cell_time`.
 pub(super) fn direction(cell_time: Duration) -> (SendingEnd, ReceivingEnd) {
-    // As many as both cards hold: with more in the link, the receiver's memory is full.
-    let (producer, consumer) = rtrb::RingBuffer::new(RECEIVE_CELLS + TRANSMIT_CELLS);
+    // The receiver decides which cells find no memory. It may stay away for 0.18 s.
+    let (producer, consumer) = rtrb::RingBuffer::new(LINK_CELLS);
     let lost = Arc::<Lost>::default();
     let busy_until = Instant::now();
     (

@@ -16,6 +16,8 @@ pub(super) const TRANSMIT_PACKETS: usize = 128;
 /// The longest IP packet, so that a frame with two VLAN tags is a PDU.
 pub(crate) const MTU_BYTES: usize = MAX_PDU_BYTES - ETHERNET_HEADER_BYTES - 2 * VLAN_TAG_BYTES;
 
+/// Cells that the link's queue holds until the receiver polls.
+pub(super) const LINK_CELLS: usize = 1 << 16;
 /// Bytes of a receive buffer, without its headroom.
 pub(super) const DATA_BYTES: usize = 2048;
 /// The circuit in both directions.

@@ -148,8 +148,9 @@ struct Partial {
 #[derive(Debug)]
 struct OpenCircuit {
     adaptation: Adaptation,
-    /// AAL5: `true` if the receiver skips cells up to the next last one.
-    skips: bool,
+    /// AAL5: since when the receiver skips cells, up to the next last one or until the time of a PDU
+    /// is over.
+    skips: Option<Instant>,
     /// Incomplete PDUs.
     partials: usize,
     /// Their cells.
@@ -160,7 +161,7 @@ struct OpenCircuit {
 ///
 /// No cell can make it panic or take more memory than its [`Limits`]. The time for a cell does not
 /// depend on earlier cells, except for a cell that begins a PDU or finds no memory: then the
-/// receiver may scan all incomplete PDUs and circuits.
+/// receiver may scan all incomplete PDUs and circuits. Any cell may be the one at which PDUs expire.
 #[derive(Debug)]
 pub struct Reassembler {
     limits: Limits,
@@ -201,7 +202,7 @@ impl Reassembler {
         if self.circuits.len() >= self.limits.circuits {
             return Err(OpenError::TooMany(self.circuits.len()));
         }
-        let opened = OpenCircuit { adaptation, skips: false, partials: 0, cells: 0 };
+        let opened = OpenCircuit { adaptation, skips: None, partials: 0, cells: 0 };
         self.circuits.insert(circuit, opened);
         Ok(())
     }
@@ -255,9 +256,14 @@ impl Reassembler {
         payload: &[u8; PAYLOAD_BYTES],
     ) -> Result<Option<PduFields>, Dropped> {
         let circuit = header.circuit;
-        if self.opened(circuit).skips {
-            self.opened(circuit).skips = !header.is_last();
-            return Err(self.count(Dropped::Skipped));
+        if let Some(since) = self.opened(circuit).skips {
+            let is_over = now.saturating_duration_since(since) >= self.limits.time;
+            if is_over || header.is_last() {
+                self.opened(circuit).skips = None;
+            }
+            if !is_over {
+                return Err(self.count(Dropped::Skipped));
+            }
         }
         self.counters.of_pdus += 1;
         let key = Key { circuit, mid: 0 };
@@ -267,12 +273,12 @@ impl Reassembler {
         };
         let room = if self.partials.get(place).payloads.cells() < aal5_cells(self.limits.pdu_bytes)
         {
-            self.store(place, payload)
+            self.store(now, place, payload)
         } else {
             Err(self.end(place, Dropped::TooLong))
         };
         if let Err(reason) = room {
-            self.opened(circuit).skips = !header.is_last();
+            self.opened(circuit).skips = (!header.is_last()).then_some(now);
             return Err(reason);
         }
         let partial = self.partials.get(place);
@@ -337,7 +343,7 @@ impl Reassembler {
         if let Err(reason) = check_piece(self.partials.get(place), &fields, piece, self.limits) {
             return Err(self.end(place, reason));
         }
-        self.store(place, piece)?;
+        self.store(now, place, piece)?;
         if !fields.segment_type.ends() {
             return Ok(None);
         }
@@ -369,7 +375,7 @@ impl Reassembler {
             && let Some((oldest, _)) = self.partials.oldest()
         {
             self.counters.gave_way += 1;
-            self.evict(oldest);
+            self.evict(now, oldest);
         }
         self.counters.started += 1;
         self.opened(key.circuit).partials += 1;
@@ -380,7 +386,7 @@ impl Reassembler {
 
     /// Stores a piece of a PDU. If all memory is in use, evicts the oldest PDU of the circuit with
     /// the most cells, which can be this one.
-    fn store(&mut self, place: usize, piece: &[u8]) -> Result<(), Dropped> {
+    fn store(&mut self, now: Instant, place: usize, piece: &[u8]) -> Result<(), Dropped> {
         if self.pool.free_cells() == 0 {
             let most = self.circuits.iter().max_by_key(|(_, opened)| opened.cells);
             let circuit = most.map(|(circuit, _)| *circuit);
@@ -391,7 +397,7 @@ impl Reassembler {
                 return Err(self.end(place, Dropped::NoRoom));
             }
             self.counters.gave_way_for_cells += 1;
-            self.evict(victim);
+            self.evict(now, victim);
         }
         let circuit = self.partials.key(place).circuit;
         self.pool.push(&mut self.partials.get(place).payloads, piece);
@@ -406,11 +412,11 @@ impl Reassembler {
     }
 
     /// Gives up a PDU for another one. The rest of it would only take memory again.
-    fn evict(&mut self, place: usize) {
+    fn evict(&mut self, now: Instant, place: usize) {
         let circuit = self.partials.key(place).circuit;
         self.give_up(place);
         let opened = self.opened(circuit);
-        opened.skips = opened.adaptation == Adaptation::Aal5;
+        opened.skips = (opened.adaptation == Adaptation::Aal5).then_some(now);
     }
 
     fn give_up(&mut self, place: usize) {
