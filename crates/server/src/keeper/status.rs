@@ -12,7 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -26,9 +26,12 @@ const BYTES: usize = 2048;
 /// The longest reason, in bytes.
 const MOST_REASON_BYTES: usize = 512;
 
-/// Attempts to read a file that changes meanwhile. A change follows a server's start or end, so two of
-/// them are milliseconds apart.
-const ATTEMPTS: u32 = 100;
+/// Attempts to read a file that changes meanwhile, and how many of them follow each other without a
+/// pause. A change follows a server's start or end, so two of them are milliseconds apart. But the
+/// keeper may lose its processor in the middle of one.
+const ATTEMPTS: u32 = 500;
+const ATTEMPTS_AT_ONCE: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// What a device's keeper does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,7 +115,12 @@ pub fn device_status(socket: &Path) -> Option<DeviceStatus> {
     {
         return None;
     }
-    (0..ATTEMPTS).find_map(|_| read(&file))
+    (0..ATTEMPTS).find_map(|attempt| {
+        if attempt >= ATTEMPTS_AT_ONCE {
+            std::thread::sleep(PAUSE);
+        }
+        read(&file)
+    })
 }
 
 /// Reads the file; `None` if it changes meanwhile.
@@ -226,9 +234,17 @@ mod tests {
             for restarts in 0..=2000 {
                 let reason = "x".repeat(restarts % 500);
                 file.write(&status(restarts as u64, &reason)).unwrap();
-                std::thread::sleep(std::time::Duration::from_micros(20));
+                std::thread::sleep(Duration::from_micros(20));
             }
             reader.join().unwrap();
+        });
+        // The keeper loses its processor in the middle of a change.
+        file.change().unwrap();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| device_status(&socket));
+            std::thread::sleep(Duration::from_millis(30));
+            file.change().unwrap();
+            assert_eq!(reader.join().unwrap().map(|found| found.restarts), Some(2000));
         });
         // The next program of the process.
         let mut next = StatusFile::create(&status_path(&socket), None).unwrap();
