@@ -63,7 +63,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut reassembler = Reassembler::new(limits());
     open(&mut reassembler, AAL5);
     open(&mut reassembler, AAL34);
-    SECONDS.map(|circuit| open(&mut reassembler, circuit));
+    SECONDS.iter().for_each(|circuit| open(&mut reassembler, *circuit));
     let mut now = Instant::now();
     for chunk in bytes.chunks_exact(2 + CELL_BYTES) {
         let [flags, wait, cell @ ..] = chunk else { continue };
