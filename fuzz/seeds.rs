@@ -332,6 +332,8 @@ fn cells() -> Vec<(&'static str, Vec<u8>)> {
         ("corrected", [stream(1 | 4, 0, &aal34(5)), stream(1 | 2, 0, &aal5)].concat()),
         ("closed", [stream(0, 0, &aal5[..3]), stream(8 | 4, 0, &aal5[3..])].concat()),
         ("before", stream(16 | 4, 100, &aal34(5))),
+        // The first 400 cells of long PDUs, in four circuits: more than the memory.
+        ("full", [4, 4 | 64, 0, 64].map(|flags| stream(32 | flags, 0, &aal5[..1])).concat()),
     ]
 }
 
