@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[derive(Debug)]
 struct Entry<K, V> {
@@ -69,6 +69,17 @@ impl<K: Copy + Eq + Hash, V: Default> Aged<K, V> {
     /// Returns the oldest entry, and the time at which it was inserted.
     pub(crate) fn oldest(&self) -> Option<(usize, Instant)> {
         self.oldest.map(|place| (place, self.places[place].since))
+    }
+
+    /// Returns the oldest entry if it is as old as `time` at `now`.
+    pub(crate) fn expired(&self, now: Instant, time: Duration) -> Option<usize> {
+        let (oldest, since) = self.oldest()?;
+        (now.saturating_duration_since(since) >= time).then_some(oldest)
+    }
+
+    /// Returns when the oldest entry is as old as `time`.
+    pub(crate) fn deadline(&self, time: Duration) -> Option<Instant> {
+        self.oldest().and_then(|(_, since)| since.checked_add(time))
     }
 
     /// Returns the number of entries whose keys match, and the oldest of them. Scans all

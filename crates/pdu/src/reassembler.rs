@@ -285,9 +285,7 @@ impl Reassembler {
             self.buffers.release(buffer);
         }
         self.finished.forget_older(now, self.limits.time);
-        while let Some((oldest, since)) = self.partials.oldest()
-            && now.saturating_duration_since(since) >= self.limits.time
-        {
+        while let Some(oldest) = self.partials.expired(now, self.limits.time) {
             self.counters.expired += 1;
             self.finish(now, oldest);
         }
@@ -296,7 +294,7 @@ impl Reassembler {
     /// Returns the time at which the oldest incomplete PDU expires.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.partials.oldest().and_then(|(_, since)| since.checked_add(self.limits.time))
+        self.partials.deadline(self.limits.time)
     }
 
     /// Returns the number of incomplete PDUs.

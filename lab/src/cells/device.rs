@@ -26,9 +26,7 @@ pub(crate) fn pair(adaptation: Adaptation, cells_per_s: u32, mtu: usize) -> [Cel
     let cell_time = Duration::from_nanos(1_000_000_000 / u64::from(cells_per_s.max(1)));
     let (to_b, from_a) = direction(cell_time);
     let (to_a, from_b) = direction(cell_time);
-    let lost = [from_b.lost(), from_a.lost()];
     let ends = [(to_b, from_b, b'a'), (to_a, from_a, b'b')];
-    let mut lost = lost.into_iter();
     ends.map(|(to, from, letter)| {
         let longest = mtu + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
         let info = Info {
@@ -51,8 +49,9 @@ pub(crate) fn pair(adaptation: Adaptation, cells_per_s: u32, mtu: usize) -> [Cel
             },
             rx_queue_packets: RECEIVE_CELLS,
         };
+        let lost = from.lost();
         let queue = CellQueue::new(info.clone(), longest, adaptation, to, from);
-        CellDevice { info, queue: Some(queue), lost: lost.next().unwrap_or_default() }
+        CellDevice { info, queue: Some(queue), lost }
     })
 }
 

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use towpath_client::{Options, Session};
 use towpath_pdu::atm::{Adaptation, Circuit, Segmenter};
-use towpath_pdu::{OVERHEAD_BYTES, PduEndpoint, SendError};
+use towpath_pdu::{OVERHEAD_BYTES, PduEndpoint};
 use towpath_testkit::pin;
 
-use super::MTU_BYTES as ETHERNET_MTU_BYTES;
+use super::{MTU_BYTES as ETHERNET_MTU_BYTES, pdus};
 use crate::Settings;
 use crate::cells::{CELLS_PER_S, CellProcess, MTU_BYTES, RECEIVE_CELLS};
 use crate::messages::add;
@@ -182,28 +182,14 @@ impl Transfer {
     /// Sends PDUs as fast as the card takes them. Returns the number that arrived, and the time to
     /// the last of them.
     fn run(&mut self, pdu_bytes: usize, count: usize) -> anyhow::Result<(u64, Duration)> {
+        let count = count as u64;
         let to = self.far.session().info().mac;
         let (mut sent, mut got, mut sum) = (0, 0, self.sum);
         let start = Instant::now();
         let mut last = start;
-        while got < count as u64 && (sent < count || last.elapsed() < PATIENCE) {
+        while got < count && (sent < count || last.elapsed() < PATIENCE) {
             let before = (sent, got);
-            while sent < count {
-                match self.near.message(to, CHANNEL, pdu_bytes) {
-                    Ok(mut message) => {
-                        while let Some(chunk) = message.next_chunk() {
-                            chunk.fill(sent as u8);
-                        }
-                        message.send()?;
-                        sent += 1;
-                    }
-                    Err(SendError::Full) => break,
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            self.near.flush()?;
-            // Takes the completions of sent packets.
-            self.near.receive(1, |_| ())?;
+            sent += pdus::send(&mut self.near, (to, CHANNEL), count - sent, pdu_bytes)?;
             self.far.receive(256, |pdu| {
                 sum = pdu.parts().map(add).fold(sum, u64::wrapping_add);
                 got += 1;

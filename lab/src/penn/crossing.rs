@@ -11,10 +11,10 @@ use rustix::net::sockopt;
 use towpath_client::{Options, Session};
 use towpath_pdu::{
     Accepted, ETHERTYPE, Fragment, Limits, OVERHEAD_BYTES, PduEndpoint, Pieces, Reassembler,
-    SendError,
 };
 use towpath_testkit::PacketSocket;
 
+use super::pdus;
 use crate::messages::{Amount, Moved, PATIENCE, Pace, add};
 use crate::techniques::Waits;
 
@@ -115,24 +115,7 @@ impl Crossing {
             (0..most).try_for_each(|number| self.far.send(pdu_bytes, number as u8))?;
             return Ok(most);
         }
-        let mut sent = 0;
-        while sent < most {
-            match self.near.message(FAR, CHANNEL, pdu_bytes) {
-                Ok(mut message) => {
-                    while let Some(chunk) = message.next_chunk() {
-                        chunk.fill(sent as u8);
-                    }
-                    message.send()?;
-                    sent += 1;
-                }
-                Err(SendError::Full) => break,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if most > 0 {
-            self.near.flush()?;
-        }
-        Ok(sent)
+        pdus::send(&mut self.near, (FAR, CHANNEL), most, pdu_bytes)
     }
 
     /// Receives the PDUs that have come, and returns their number.

@@ -65,6 +65,31 @@ pub(super) fn measure(
     Ok(())
 }
 
+/// Sends at most `most` PDUs to a station and channel, as many as find room. Returns their number.
+pub(super) fn send(
+    endpoint: &mut PduEndpoint,
+    (to, channel): ([u8; 6], u32),
+    most: u64,
+    pdu_bytes: usize,
+) -> anyhow::Result<u64> {
+    let mut sent = 0;
+    while sent < most {
+        match endpoint.message(to, channel, pdu_bytes) {
+            Ok(mut message) => {
+                while let Some(chunk) = message.next_chunk() {
+                    chunk.fill(sent as u8);
+                }
+                message.send()?;
+                sent += 1;
+            }
+            Err(SendError::Full) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    endpoint.flush()?;
+    Ok(sent)
+}
+
 /// Two PDU endpoints, in one thread.
 struct Pdus {
     sender: PduEndpoint,
@@ -96,20 +121,8 @@ impl Pdus {
         let mut last = start;
         while got < count {
             let before = sent + got;
-            while sent < count && sent - got < window {
-                match self.sender.message(self.to, CHANNEL, bytes) {
-                    Ok(mut message) => {
-                        while let Some(chunk) = message.next_chunk() {
-                            chunk.fill(sent as u8);
-                        }
-                        message.send()?;
-                        sent += 1;
-                    }
-                    Err(SendError::Full) => break,
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            self.sender.flush()?;
+            let may = (count - sent).min(window - (sent - got));
+            sent += send(&mut self.sender, (self.to, CHANNEL), may, bytes)?;
             self.receiver.receive(256, |pdu| {
                 sum = pdu.parts().map(add).fold(sum, u64::wrapping_add);
                 got += 1;

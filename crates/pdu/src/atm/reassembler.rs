@@ -452,9 +452,7 @@ impl Reassembler {
     /// as far as the receiver can tell. It also reclaims the memory of the last delivered PDU.
     pub fn expire(&mut self, now: Instant) {
         self.pool.release(&mut self.delivered);
-        while let Some((oldest, since)) = self.partials.oldest()
-            && now.saturating_duration_since(since) >= self.limits.time
-        {
+        while let Some(oldest) = self.partials.expired(now, self.limits.time) {
             self.counters.expired += 1;
             self.give_up(oldest);
         }
@@ -463,7 +461,7 @@ impl Reassembler {
     /// Returns the time at which the oldest incomplete PDU expires.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.partials.oldest().and_then(|(_, since)| since.checked_add(self.limits.time))
+        self.partials.deadline(self.limits.time)
     }
 
     /// Returns the number of incomplete PDUs.
