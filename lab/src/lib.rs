@@ -118,7 +118,7 @@ pub use report::{Length, Report, Row};
 /// The length of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settings {
-    /// Runs an experiment in under 40 seconds: shorter windows, and only five pairs.
+    /// Runs an experiment in under 40 seconds, or `card` in two minutes: shorter windows, and only five pairs.
     pub quick: bool,
     /// Runs as long as the papers do, where that is much longer.
     pub full: bool,

@@ -3,7 +3,7 @@
 
 mod experiment;
 
-use crate::experiment::{LIMIT, whole, whole_within};
+use crate::experiment::whole;
 
 #[test]
 fn notre_dame() {
@@ -403,11 +403,10 @@ fn lanes() {
 }
 
 /// The program `towpath` has to be built, as `make test-experiments` does. testpmd need not be
-/// installed. The virtual machine alone takes 20 seconds to start.
+/// installed.
 #[test]
 fn card() {
-    whole_within(
-        LIMIT * 3,
+    whole(
         "card",
         "card",
         &[
