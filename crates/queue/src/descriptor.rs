@@ -42,6 +42,11 @@ pub const TOGETHER: u16 = 8;
 /// An expedited packet: one buffer and at most [`EXPEDITED_BYTES`], sent ahead of others (only to
 /// the server, with no other flag). Tracey and Banerji's tiny messages, section 3.4.
 pub const EXPEDITED: u16 = 16;
+/// An out-of-band message, not a packet: one buffer with [`MESSAGE_BYTES`] (only to the server, with
+/// no other flag).
+pub const OUT_OF_BAND: u16 = 32;
+/// The bytes of an out-of-band message.
+pub const MESSAGE_BYTES: u32 = 128;
 /// The longest packet that may be [`EXPEDITED`], in bytes: packets that overtake all others must be
 /// little work.
 pub const EXPEDITED_BYTES: u32 = 128;
@@ -120,7 +125,7 @@ pub struct Descriptor {
     /// The endpoint: on transmit the sender's, on receive the one that the engine found for the
     /// packet.
     pub endpoint: u32,
-    /// [`MORE`], [`META`], [`OUTGOING`], [`TOGETHER`], [`EXPEDITED`].
+    /// [`MORE`], [`META`], [`OUTGOING`], [`TOGETHER`], [`EXPEDITED`], [`OUT_OF_BAND`].
     pub flags: u16,
 }
 
@@ -190,6 +195,11 @@ impl Descriptor {
         {
             return Err(Violation::Flags);
         }
+        if descriptor.flags & OUT_OF_BAND != 0
+            && (descriptor.flags != OUT_OF_BAND || descriptor.len != MESSAGE_BYTES)
+        {
+            return Err(Violation::Flags);
+        }
         if descriptor.buffer >= pool.buffers {
             return Err(Violation::Buffer);
         }
@@ -227,6 +237,26 @@ impl Descriptor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn out_of_band_messages_have_one_length_and_no_other_flag() {
+        let pool = PoolShape::new(4, 2048).unwrap();
+        let check = |len, flags, allowed| {
+            let one = Descriptor { buffer: 1, start: HEADROOM_BYTES, len, endpoint: 0, flags };
+            Descriptor::check(one.to_words(), &pool, allowed).err()
+        };
+        let all = MORE | META | TOGETHER | EXPEDITED | OUT_OF_BAND;
+        assert_eq!(check(MESSAGE_BYTES, OUT_OF_BAND, all), None);
+        for other in [MORE, META, TOGETHER, EXPEDITED] {
+            let flags = OUT_OF_BAND | other;
+            assert_eq!(check(MESSAGE_BYTES, flags, all), Some(Violation::Flags));
+        }
+        for len in [1, MESSAGE_BYTES - 1, MESSAGE_BYTES + 1] {
+            assert_eq!(check(len, OUT_OF_BAND, all), Some(Violation::Flags));
+        }
+        let others = all & !OUT_OF_BAND;
+        assert_eq!(check(MESSAGE_BYTES, OUT_OF_BAND, others), Some(Violation::Flags));
+    }
 
     #[test]
     fn expedited_packets_are_short_and_have_no_other_flag() {

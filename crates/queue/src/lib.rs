@@ -22,6 +22,7 @@
 //! | [`receive`] | server to application: empty buffers one way, descriptors and one commit word back |
 //! | [`doorbell`] | which side sleeps, and whether to notify it |
 //! | [`events`] | which queues have news |
+//! | [`oob`] | small messages from endpoint to endpoint, and whether the peer is there |
 //! | [`optimistic`] | a section of one process for which no thread waits; not in shared memory |
 //! | [`buffers`] | which side holds a buffer, and which to use next |
 #![cfg_attr(not(any(test, loom)), no_std)]
@@ -34,6 +35,7 @@ pub mod descriptor;
 pub mod doorbell;
 pub mod events;
 pub mod layout;
+pub mod oob;
 pub mod optimistic;
 pub mod receive;
 #[cfg(towpath_simulation)]

@@ -9,6 +9,7 @@
 mod doorbell;
 mod events;
 mod ledger;
+mod oob;
 mod optimistic;
 mod parking;
 mod queues;

@@ -8,7 +8,7 @@
 use crate::Violation;
 use crate::buffers::{Ledger, Slots};
 use crate::descriptor::{
-    Descriptor, EXPEDITED, HEADROOM_BYTES, MAX_CHAIN, META, MORE, PoolShape, TOGETHER,
+    Descriptor, EXPEDITED, HEADROOM_BYTES, MAX_CHAIN, META, MORE, OUT_OF_BAND, PoolShape, TOGETHER,
 };
 use crate::layout::QueueShape;
 use crate::spsc::{Observed, Published};
@@ -401,7 +401,8 @@ impl TransmitConsumer {
     #[inline]
     fn take_buffer(&mut self, ledger: &mut Ledger, index: u32) -> Result<Descriptor, Violation> {
         let words = self.fetch(index);
-        let descriptor = Descriptor::check(words, &self.pool, MORE | META | TOGETHER | EXPEDITED)?;
+        let allowed = MORE | META | TOGETHER | EXPEDITED | OUT_OF_BAND;
+        let descriptor = Descriptor::check(words, &self.pool, allowed)?;
         ledger.take(descriptor.buffer)?;
         self.slots.set(index, descriptor.buffer);
         Ok(descriptor)
