@@ -86,7 +86,8 @@ fn request(options: &Options) -> Attach {
         name: message::fixed_name(&options.name),
         ipv4: options.ipv4.map_or([0; 4], |ip| ip.octets()),
         flags: options.addresses.to_flags()
-            | if options.own_queue { message::ATTACH_OWN_QUEUE } else { 0 },
+            | if options.own_queue { message::ATTACH_OWN_QUEUE } else { 0 }
+            | options.oob_slots << message::ATTACH_OOB_SHIFT,
     }
 }
 
@@ -104,6 +105,7 @@ fn check(options: &Options, request: &Attach) -> Result<SessionShape, AttachErro
         request.transmit_buffer_bytes,
         request.receive_buffer_bytes,
     )
+    .and_then(|shape| shape.with_oob(options.oob_slots))
     .map_err(|error| refused(error.to_string()))?;
     options.wait_strategy.check().map_err(|wrong| refused(wrong.to_string()))?;
     if let Some(small) = options.expedited_queue_pair

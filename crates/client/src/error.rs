@@ -182,6 +182,17 @@ pub enum SendError {
          for a grant, and open another endpoint"
     )]
     Revoked,
+    /// The endpoint takes and sends no out-of-band messages.
+    #[error(
+        "an endpoint without out-of-band messages; attach with Options::oob_slots, and open it with \
+         Rule::out_of_band"
+    )]
+    NotOutOfBand,
+    /// The endpoint is connected, or waits for the answer to a request.
+    #[error(
+        "the endpoint has a peer, or waits for one; disconnect it first, or use another endpoint"
+    )]
+    HasPeer,
     /// The buffer is not reserved: it was sent or released, or belongs to another session.
     #[error("a buffer that is not reserved in this session: sent, released, or of another session")]
     NotReserved,

@@ -20,6 +20,8 @@ use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
 use towpath_queue::{OwnWords, PeerWords};
 
+use crate::oob::Oob;
+
 pub(crate) struct QueuePair {
     pub(crate) transmit: TransmitProducer,
     pub(crate) receive: ReceiveConsumer,
@@ -61,15 +63,16 @@ pub(crate) struct Lane {
     counters: PeerWords,
 }
 
-/// Makes the lanes of a session, and their queue pairs: first all of the first lane, and so on.
+/// Makes the lanes of a session, and their queue pairs: first all of the first lane, and so on; and
+/// the queues of out-of-band messages of the first lane.
 pub(crate) fn lanes(
     shape: &SessionShape,
     wakes: Vec<OwnedFd>,
     mut own: OwnWords,
     server: &PeerWords,
     state: &PeerWords,
-) -> (Vec<Lane>, Vec<QueuePair>) {
-    let (mut lanes, mut queue_pairs) = (Vec::new(), Vec::new());
+) -> (Vec<Lane>, Vec<QueuePair>, Option<Box<Oob>>) {
+    let (mut lanes, mut queue_pairs, mut oob) = (Vec::new(), Vec::new(), None);
     let words = shape.server_words();
     for (number, wake) in wakes.into_iter().enumerate() {
         let pages: ServerPages<PeerWords> = shape.server_peer(&server.part(number * words, words));
@@ -90,10 +93,13 @@ pub(crate) fn lanes(
                 wants: false,
             });
         }
+        if number == 0 {
+            oob = Oob::new(shape, own.oob, &pages.oob);
+        }
         let flag = state.part(number * STATE_WORDS + STATE_SLEEP_WORD, 1);
         lanes.push(Lane {
             wake,
-            events: Acknowledger::new(shape.events(), own.acknowledgements, &pages.events),
+            events: Acknowledger::new(shape.server_events(), own.acknowledgements, &pages.events),
             marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
             sleeper: Sleeper::new(own.header),
             server_sleep_flag: PeerSleepFlag::new(flag),
@@ -104,7 +110,7 @@ pub(crate) fn lanes(
             counters: pages.counters,
         });
     }
-    (lanes, queue_pairs)
+    (lanes, queue_pairs, oob)
 }
 
 /// Returns the lane of a packet of which these are the first bytes.

@@ -24,6 +24,9 @@ pub struct Options {
     pub transmit_buffer_bytes: u32,
     /// Data bytes of a receive buffer.
     pub receive_buffer_bytes: u32,
+    /// Out-of-band messages that the queue of each endpoint holds: a power of two from 8 to 256, or 0
+    /// for no queues. A message takes 128 bytes.
+    pub oob_slots: u32,
     /// Receive buffers that the client provides to the server at a time, per queue pair. Fewer
     /// buffers stay in the processor's caches; more hold longer bursts. `None`: all.
     pub provided: Option<u32>,
@@ -141,6 +144,7 @@ impl Default for Options {
             receive_slots: 256,
             transmit_buffer_bytes: 2048,
             receive_buffer_bytes: 2048,
+            oob_slots: 0,
             provided: None,
             ipv4: None,
             addresses: Addresses::default(),
@@ -201,6 +205,8 @@ pub struct Endpoint {
     pub(crate) number: u32,
     pub(crate) queue_pair: u32,
     pub(crate) port: u16,
+    /// `true` if the endpoint takes and sends out-of-band messages.
+    pub(crate) oob: bool,
 }
 
 impl Endpoint {

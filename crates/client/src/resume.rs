@@ -57,6 +57,9 @@ impl Session {
                 ready.push_back(unit);
             }
         }
+        if let Some(oob) = &mut self.oob {
+            oob.check_all();
+        }
     }
 
     /// Goes on resuming, at most until a time. Returns `false` if the session is not resumed by

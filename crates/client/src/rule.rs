@@ -177,6 +177,20 @@ impl Rule {
         Rule { flags: self.flags | message::OPEN_OFFLOAD, ..self }
     }
 
+    /// Also takes and sends out-of-band messages ([`crate::Session::send_oob`]), in a session with
+    /// [`crate::Options::oob_slots`]. The endpoint's address for them is the local side of the rule,
+    /// which has a protocol and a port, and no remote fields and no VLAN. Without an address, the rule
+    /// stands for all addresses of the session.
+    #[must_use]
+    pub fn out_of_band(self) -> Rule {
+        Rule { flags: self.flags | message::OPEN_OUT_OF_BAND, ..self }
+    }
+
+    /// Returns `true` if the endpoint takes and sends out-of-band messages.
+    pub(crate) fn is_out_of_band(&self) -> bool {
+        self.flags & message::OPEN_OUT_OF_BAND != 0
+    }
+
     /// Uses this queue pair of the session; 0 by default.
     #[must_use]
     pub fn queue_pair(self, queue_pair: u32) -> Rule {

@@ -26,6 +26,7 @@ use crate::error::{AttachError, Lost, OpenError, Refusal};
 use crate::fork::ForkGuard;
 use crate::hold::DoorbellHold;
 use crate::lanes::{Lane, QueuePair, lanes, no_counters};
+use crate::oob::Oob;
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::pool::{ReceivePool, TransmitPool};
 use crate::reconnect::Resumable;
@@ -58,6 +59,8 @@ pub struct Session {
     pub(crate) provided: u32,
     pub(crate) waiter: Waiter,
     pub(crate) doorbell_hold: DoorbellHold,
+    /// The queues of out-of-band messages, if the session has any.
+    pub(crate) oob: Option<Box<Oob>>,
     /// The number of endpoints that the server closed, as far as the client knows.
     revoked: u64,
     /// `true` if no wait has returned since that number rose.
@@ -129,7 +132,7 @@ impl Session {
         let buffers = shape.receive_pool.buffers() * count;
         let receive_pool =
             PoolShape::new(buffers, shape.receive_pool.data_bytes()).ok_or_else(small)?;
-        let (lanes, mut queue_pairs) = lanes(&shape, wakes, own, &server, &state);
+        let (lanes, mut queue_pairs, oob) = lanes(&shape, wakes, own, &server, &state);
         if granted.flags & message::OWN_QUEUE != 0
             && let Some(first) = queue_pairs.first_mut()
         {
@@ -155,6 +158,7 @@ impl Session {
             provided: options.provided.unwrap_or(u32::MAX).clamp(1, shape.queues.receive()),
             waiter: Waiter::new(options.wait_strategy),
             doorbell_hold: DoorbellHold::default(),
+            oob,
             revoked: 0,
             revoked_untold: false,
             ready: VecDeque::with_capacity(units),
@@ -210,6 +214,7 @@ impl Session {
         let mut lanes = self.lanes.iter().map(|lane| lane.counters(endpoint.number));
         let mut all = lanes.next().unwrap_or_else(no_counters);
         lanes.for_each(|lane| counters::add_lane(&mut all, &lane));
+        self.add_oob_counters(endpoint, &mut all);
         all
     }
 
@@ -229,11 +234,16 @@ impl Session {
         self.requests = self.requests.wrapping_add(1).max(1);
         let open = message::Open { sequence: self.requests, ..rule.to_message() };
         match self.ask(&Message::Open(open))? {
-            Message::Opened(opened) => Ok(Endpoint {
-                number: opened.endpoint,
-                queue_pair: rule.uses(),
-                port: opened.port as u16,
-            }),
+            Message::Opened(opened) => {
+                let endpoint = Endpoint {
+                    number: opened.endpoint,
+                    queue_pair: rule.uses(),
+                    port: opened.port as u16,
+                    oob: rule.is_out_of_band(),
+                };
+                self.begin_oob(endpoint);
+                Ok(endpoint)
+            }
             _ => Err(Lost::ServerGone.into()),
         }
     }
@@ -278,7 +288,8 @@ impl Session {
     /// [`OpenError`].
     pub fn close(&mut self, endpoint: Endpoint) -> Result<(), OpenError> {
         self.check()?;
-        self.ask(&Message::Close(message::Close { endpoint: endpoint.number })).map(|_| ())
+        self.ask(&Message::Close(message::Close { endpoint: endpoint.number }))?;
+        Ok(self.discard_oob(endpoint)?)
     }
 
     /// Changes a setting of one of this session's endpoints. An application may change the settings

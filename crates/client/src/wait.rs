@@ -213,7 +213,8 @@ impl Session {
             Ok(idle) => idle,
             Err(violation) => return Err(self.wrong(violation)),
         };
-        if idle && self.ready.is_empty() || !self.has_news()? {
+        let none_left = self.ready.is_empty() && self.oob.as_ref().is_none_or(|oob| oob.is_empty());
+        if idle && none_left || !self.has_news()? {
             return Ok(false);
         }
         self.awake();
@@ -246,7 +247,10 @@ impl Session {
         self.check()?;
         self.notify_if_due();
         let (sets, ready) = (&mut self.queue_pairs, &mut self.ready);
-        let budget = self.per_lane as u32;
+        let per_lane = self.per_lane as u32;
+        let oob = &mut self.oob;
+        // All events that there can be: nothing sleeps while some are left.
+        let budget = per_lane + oob.as_ref().map_or(0, |oob| oob.len());
         let (mut events, mut first) = (false, 0);
         let mut outcome = Ok(0);
         for lane in &mut self.lanes {
@@ -257,6 +261,12 @@ impl Session {
             }
             let taken = lane.events.take(budget, |queue_pair| {
                 events = true;
+                if queue_pair >= per_lane {
+                    if let Some(oob) = oob {
+                        oob.has_event(queue_pair - per_lane);
+                    }
+                    return;
+                }
                 let set = &mut sets[(first + queue_pair) as usize];
                 if !set.ready {
                     set.ready = true;
@@ -264,7 +274,7 @@ impl Session {
                 }
             });
             outcome = outcome.and(taken);
-            first += budget;
+            first += per_lane;
         }
         if let Err(violation) = outcome {
             return Err(self.wrong(violation));
@@ -285,7 +295,7 @@ impl Session {
             let set = &mut self.queue_pairs[queue_pair as usize];
             set.room_told = set.room;
         }
-        Ok(first.is_some() || revoked)
+        Ok(first.is_some() | self.has_oob_news()? || revoked)
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {

@@ -2,10 +2,10 @@
 //!
 //! | memory | written by | holds, in this order |
 //! |---|---|---|
-//! | server pages | server | header line, line of accounts, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs |
-//! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue pairs |
+//! | server pages | server | header line, line of accounts, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs, queues of out-of-band messages |
+//! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue pairs, queues of out-of-band messages |
 //! | state page | server | epoch, an engine thread's sleep flag, heartbeat, counters of the device |
-//! | ledger | server | buffers of the transmit pool, buffers of the receive pool, each queue pair's slots completed out of order |
+//! | ledger | server | buffers of the transmit pool, buffers of the receive pool, each queue pair's slots completed out of order, connections of out-of-band messages |
 //!
 //! Both sides compute the offsets from one [`SessionShape`], agreed once in the attach messages.
 //!
@@ -13,10 +13,12 @@
 //! but the transmit pool then has as many parts of this layout, one behind the other: part i
 //! belongs to lane i, so each word still has one writer, and each receive buffer, too. All lanes
 //! send from one transmit pool, which they only read, and each has a ledger for it of its own.
+//! Out-of-band messages use the first lane; their queues in the parts of other lanes stay empty.
 
 use towpath_queue::buffers::Ledger;
 use towpath_queue::events::EventShape;
 use towpath_queue::layout::{QueueShape, lines};
+use towpath_queue::oob::OobShape;
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords, PoolShape};
 
@@ -44,6 +46,10 @@ pub const REVOKED_WORD: usize = 2;
 pub const ENGINE_NS_WORD: usize = 0;
 /// The version since which the server pages have a line of accounts.
 const ACCOUNTS_SINCE: u16 = 9;
+/// The version since which endpoints may have queues of out-of-band messages.
+const OOB_SINCE: u16 = 10;
+/// Words of the ledger for the out-of-band message that the engine is about to publish.
+pub const OOB_INTENT_WORDS: usize = LINE_WORDS;
 /// Word of an endpoint's counters that is 1 if the server closed the endpoint because the policy
 /// changed.
 pub const ENDPOINT_REVOKED_WORD: usize = ENDPOINT_COUNTERS - 1;
@@ -92,7 +98,10 @@ pub struct SessionShape {
     pub transmit_pool: PoolShape,
     /// The receive pool: as many buffers as all receive queues of one lane have slots.
     pub receive_pool: PoolShape,
+    /// The queue of out-of-band messages of each endpoint; `None` for none.
+    oob: Option<OobShape>,
     events: EventShape,
+    server_events: EventShape,
     version: u16,
 }
 
@@ -113,6 +122,11 @@ pub enum ShapeError {
         "buffers of {0} and {1} bytes; 64 to 261888 are possible, and 16777216 buffers per pool"
     )]
     Buffers(u32, u32),
+    /// A queue of out-of-band messages out of range.
+    #[error(
+        "queues of {0} out-of-band messages; powers of two from 8 to 256 are possible, and 0 for none"
+    )]
+    Oob(u32),
     /// More lanes than a server has.
     #[error("{0} lanes; 1 to {MAX_LANES} are possible")]
     Lanes(usize),
@@ -153,32 +167,59 @@ impl SessionShape {
                 .and_then(|buffers| PoolShape::new(buffers, bytes))
                 .ok_or(buffers_error)
         };
+        let events = EventShape::new(queue_pairs).ok_or(ShapeError::QueuePairs(queue_pairs))?;
         let shape = SessionShape {
             queue_pairs,
             endpoints,
             queues,
             transmit_pool: pool(transmit_slots, transmit_buffer_bytes)?,
             receive_pool: pool(receive_slots, receive_buffer_bytes)?,
-            events: EventShape::new(queue_pairs).ok_or(ShapeError::QueuePairs(queue_pairs))?,
+            oob: None,
+            events,
+            server_events: events,
             version: VERSION,
         };
+        shape.check_memory()
+    }
+
+    fn check_memory(self) -> Result<SessionShape, ShapeError> {
         for bytes in [
-            shape.transmit_pool.pool_bytes(),
-            shape.receive_pool.pool_bytes(),
-            shape.server_words() * 8,
-            shape.application_words() * 8,
+            self.transmit_pool.pool_bytes(),
+            self.receive_pool.pool_bytes(),
+            self.server_words() * 8,
+            self.application_words() * 8,
         ] {
             if bytes > MAX_MEMORY_BYTES {
                 return Err(ShapeError::Memory(bytes));
             }
         }
-        Ok(shape)
+        Ok(self)
+    }
+
+    /// Returns the shape with a queue of so many out-of-band messages for each endpoint; 0 for none.
+    ///
+    /// # Errors
+    /// [`ShapeError`] names the number that is out of its range.
+    pub fn with_oob(self, slots: u32) -> Result<SessionShape, ShapeError> {
+        if slots == 0 {
+            return Ok(SessionShape { oob: None, server_events: self.events, ..self });
+        }
+        let oob = OobShape::new(slots).ok_or(ShapeError::Oob(slots))?;
+        let sources = self.queue_pairs + self.endpoints;
+        let server_events =
+            EventShape::new(sources).ok_or(ShapeError::Endpoints(self.endpoints))?;
+        SessionShape { oob: Some(oob), server_events, ..self }.check_memory()
     }
 
     /// Returns the shape in the layout of a version that a server speaks.
     #[must_use]
     pub fn of_version(self, version: u16) -> SessionShape {
-        SessionShape { version, ..self }
+        let shape = SessionShape { version, ..self };
+        if version >= OOB_SINCE {
+            shape
+        } else {
+            SessionShape { oob: None, server_events: self.events, ..shape }
+        }
     }
 
     /// Returns the version of the layout.
@@ -217,25 +258,59 @@ impl SessionShape {
             .ok_or(ShapeError::Buffers(self.transmit_pool.data_bytes(), bytes))
     }
 
-    /// Returns the event queues' shape, which is the same in both directions.
+    /// Returns the shape of the event queue to the server.
     #[must_use]
     pub fn events(&self) -> EventShape {
         self.events
     }
 
+    /// Returns the shape of the event queue to the application: that of the other one, and then the
+    /// queue of out-of-band messages of each endpoint.
+    #[must_use]
+    pub fn server_events(&self) -> EventShape {
+        self.server_events
+    }
+
+    /// Returns the shape of each endpoint's queue of out-of-band messages; `None` if there are none.
+    #[must_use]
+    pub fn oob(&self) -> Option<OobShape> {
+        self.oob
+    }
+
+    /// Returns the number of queues of out-of-band messages.
+    fn oob_queues(&self) -> usize {
+        if self.oob.is_some() { self.endpoints as usize } else { 0 }
+    }
+
+    fn oob_server_words(&self) -> usize {
+        self.oob.map_or(0, OobShape::server_words)
+    }
+
+    fn oob_application_words(&self) -> usize {
+        self.oob.map_or(0, OobShape::application_words)
+    }
+
+    fn oob_ledger_words(&self) -> usize {
+        let words = self.queue_pairs as usize + self.endpoints as usize;
+        if self.oob.is_some() { lines(OOB_INTENT_WORDS + words) } else { 0 }
+    }
+
     /// Returns the number of words of the server pages.
     #[must_use]
     pub fn server_words(&self) -> usize {
-        self.server_queues_start() + self.queue_pairs as usize * self.queues.server_words()
+        self.server_queues_start()
+            + self.queue_pairs as usize * self.queues.server_words()
+            + self.oob_queues() * self.oob_server_words()
     }
 
     /// Returns the number of words of the application pages.
     #[must_use]
     pub fn application_words(&self) -> usize {
         LINE_WORDS
-            + self.events.acknowledger_words()
+            + self.server_events.acknowledger_words()
             + self.events.marker_words()
             + self.queue_pairs as usize * self.queues.application_words()
+            + self.oob_queues() * self.oob_application_words()
     }
 
     /// Returns the number of words of the ledger.
@@ -244,12 +319,13 @@ impl SessionShape {
         lines(Ledger::words_for(self.transmit_pool.buffers()))
             + lines(Ledger::words_for(self.receive_pool.buffers()))
             + lines(self.queue_pairs as usize * self.queues.ledger_words())
+            + self.oob_ledger_words()
     }
 
     fn server_queues_start(&self) -> usize {
         LINE_WORDS
             + self.account_words()
-            + self.events.marker_words()
+            + self.server_events.marker_words()
             + self.events.acknowledger_words()
             + self.endpoints as usize * ENDPOINT_COUNTERS
     }
@@ -260,11 +336,14 @@ impl SessionShape {
         ServerPages {
             header: words.split_off_front(LINE_WORDS),
             accounts: words.split_off_front(self.account_words()),
-            events: words.split_off_front(self.events.marker_words()),
+            events: words.split_off_front(self.server_events.marker_words()),
             acknowledgements: words.split_off_front(self.events.acknowledger_words()),
             counters: words.split_off_front(self.endpoints as usize * ENDPOINT_COUNTERS),
             queue_pairs: (0..self.queue_pairs)
                 .map(|_| words.split_off_front(self.queues.server_words()))
+                .collect(),
+            oob: (0..self.oob_queues())
+                .map(|_| words.split_off_front(self.oob_server_words()))
                 .collect(),
         }
     }
@@ -276,12 +355,13 @@ impl SessionShape {
         ServerPages {
             header: cut.next(LINE_WORDS),
             accounts: cut.next(self.account_words()),
-            events: cut.next(self.events.marker_words()),
+            events: cut.next(self.server_events.marker_words()),
             acknowledgements: cut.next(self.events.acknowledger_words()),
             counters: cut.next(self.endpoints as usize * ENDPOINT_COUNTERS),
             queue_pairs: (0..self.queue_pairs)
                 .map(|_| cut.next(self.queues.server_words()))
                 .collect(),
+            oob: (0..self.oob_queues()).map(|_| cut.next(self.oob_server_words())).collect(),
         }
     }
 
@@ -290,10 +370,13 @@ impl SessionShape {
     pub fn application_own(&self, mut words: OwnWords) -> ApplicationPages<OwnWords> {
         ApplicationPages {
             header: words.split_off_front(LINE_WORDS),
-            acknowledgements: words.split_off_front(self.events.acknowledger_words()),
+            acknowledgements: words.split_off_front(self.server_events.acknowledger_words()),
             events: words.split_off_front(self.events.marker_words()),
             queue_pairs: (0..self.queue_pairs)
                 .map(|_| words.split_off_front(self.queues.application_words()))
+                .collect(),
+            oob: (0..self.oob_queues())
+                .map(|_| words.split_off_front(self.oob_application_words()))
                 .collect(),
         }
     }
@@ -304,24 +387,30 @@ impl SessionShape {
         let mut cut = Cut { words, at: 0 };
         ApplicationPages {
             header: cut.next(LINE_WORDS),
-            acknowledgements: cut.next(self.events.acknowledger_words()),
+            acknowledgements: cut.next(self.server_events.acknowledger_words()),
             events: cut.next(self.events.marker_words()),
             queue_pairs: (0..self.queue_pairs)
                 .map(|_| cut.next(self.queues.application_words()))
                 .collect(),
+            oob: (0..self.oob_queues()).map(|_| cut.next(self.oob_application_words())).collect(),
         }
     }
 
     /// Splits the ledger into its parts.
     #[must_use]
     pub fn ledger(&self, mut words: OwnWords) -> LedgerPages {
-        LedgerPages {
-            transmit: words.split_off_front(lines(Ledger::words_for(self.transmit_pool.buffers()))),
-            receive: words.split_off_front(lines(Ledger::words_for(self.receive_pool.buffers()))),
-            queue_pairs: (0..self.queue_pairs)
-                .map(|_| words.split_off_front(self.queues.ledger_words()))
-                .collect(),
-        }
+        let queue_pair = self.queues.ledger_words();
+        let all = self.queue_pairs as usize * queue_pair;
+        let (transmit, receive) = (&self.transmit_pool, &self.receive_pool);
+        let [transmit, receive, mut done] = [
+            lines(Ledger::words_for(transmit.buffers())),
+            lines(Ledger::words_for(receive.buffers())),
+            lines(all),
+        ]
+        .map(|len| words.split_off_front(len));
+        let queue_pairs = (0..self.queue_pairs).map(|_| done.split_off_front(queue_pair)).collect();
+        let oob = words.split_off_front(self.oob_ledger_words());
+        LedgerPages { transmit, receive, queue_pairs, oob }
     }
 }
 
@@ -353,6 +442,8 @@ pub struct ServerPages<W> {
     pub counters: W,
     /// The words of each queue pair.
     pub queue_pairs: Vec<W>,
+    /// The words of each endpoint's queue of out-of-band messages; empty if there are none.
+    pub oob: Vec<W>,
 }
 
 /// The application pages' parts; the header's first word is the sleep flag.
@@ -366,6 +457,8 @@ pub struct ApplicationPages<W> {
     pub events: W,
     /// The words of each queue pair.
     pub queue_pairs: Vec<W>,
+    /// The words of each endpoint's queue of out-of-band messages; empty if there are none.
+    pub oob: Vec<W>,
 }
 
 /// The ledger's parts.
@@ -377,6 +470,9 @@ pub struct LedgerPages {
     pub receive: OwnWords,
     /// The words of each queue pair.
     pub queue_pairs: Vec<OwnWords>,
+    /// [`OOB_INTENT_WORDS`], then a word for each queue pair: how far its messages are handled, and a
+    /// word for each endpoint: its connection. None if there are no out-of-band messages.
+    pub oob: OwnWords,
 }
 
 #[cfg(test)]

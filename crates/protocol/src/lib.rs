@@ -6,6 +6,7 @@
 //! | [`counters`] | the counters, and their location |
 //! | [`layout`] | the layout of a session's memories |
 //! | [`message`] | the control messages, their numbers and their checks |
+//! | [`oob`] | out-of-band messages, and the states of an endpoint's peer |
 //! | [`channel`] | a socket that carries messages with descriptors |
 //! | [`doorbell`] | the sockets through which a server notifies its sessions |
 //! | [`peer`] | the identity of the peer |
@@ -17,6 +18,7 @@ pub mod counters;
 pub mod doorbell;
 pub mod layout;
 pub mod message;
+pub mod oob;
 pub mod peer;
 pub mod settings;
 pub mod store;
@@ -30,6 +32,7 @@ pub mod store;
 /// |---|---|---|
 /// | 8 | 0.1.0 | |
 /// | 9 | the version after 0.1.0 | the server pages have a line of accounts; [`message::OPEN_WITHIN_VLAN`] |
-pub const VERSION: u16 = 9;
+/// | 10 | the version after 0.1.0 | [`oob`]: queues of messages, [`message::OPEN_OUT_OF_BAND`] |
+pub const VERSION: u16 = 10;
 /// The oldest version that a server speaks.
 pub const OLDEST_VERSION: u16 = 8;

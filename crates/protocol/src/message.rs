@@ -68,7 +68,8 @@ pub struct Attach {
     pub name: [u8; 32],
     /// The IPv4 address that the application asks for, or zeros for any.
     pub ipv4: [u8; 4],
-    /// [`ATTACH_OWN`], [`ATTACH_SHARED`], or 0 for either; and [`ATTACH_OWN_QUEUE`].
+    /// [`ATTACH_OWN`], [`ATTACH_SHARED`], or 0 for either; and [`ATTACH_OWN_QUEUE`]; and from
+    /// [`ATTACH_OOB_SHIFT`] on the out-of-band messages that a queue holds.
     pub flags: u32,
 }
 
@@ -81,6 +82,9 @@ pub const ATTACH_SHARED: u32 = 2;
 pub const ATTACH_OWN_QUEUE: u32 = 4;
 /// All `ATTACH_…` bits.
 pub const ATTACH_ALL: u32 = 7;
+/// The first bit of [`Attach::flags`] that belongs to the number of out-of-band messages which each
+/// endpoint's queue holds, 0 for none.
+pub const ATTACH_OOB_SHIFT: u32 = 16;
 
 /// The server's grant to a session. Descriptors come with it, in this order: server pages,
 /// receive pool, state page (these three read-only), application pages, transmit pool (both to be
@@ -234,8 +238,11 @@ pub const OPEN_NEIGHBOURS: u32 = 16;
 /// Lies within the VLAN of the rule: the application receives and sends packets without the tag. The
 /// server, or the device, removes and inserts it. Needs [`RULE_VLAN`].
 pub const OPEN_WITHIN_VLAN: u32 = 32;
+/// Takes and sends out-of-band messages ([`crate::oob`]). Needs [`RULE_PROTOCOL`] and [`RULE_PORT`],
+/// without remote fields and VLAN.
+pub const OPEN_OUT_OF_BAND: u32 = 64;
 /// All `OPEN_…` bits.
-pub const OPEN_ALL: u32 = 63;
+pub const OPEN_ALL: u32 = 127;
 
 /// The server opened an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use towpath_device::{TagProtocol, VlanTag};
 use towpath_protocol::VERSION;
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attach, Refusal};
+use towpath_protocol::oob::OobAddress;
 use towpath_protocol::peer::Peer;
 use towpath_protocol::settings::Values;
 
@@ -20,6 +21,7 @@ use crate::engine::session::{Mappings, Session};
 use crate::policy::{Account, Standing, Terms};
 use crate::prepare::Prepared;
 use crate::resume::record::Record;
+use crate::rights::Addresses;
 
 /// The most promiscuous and capturing endpoints of a session, except for administrators.
 const MAX_LISTENING: usize = 2;
@@ -121,6 +123,10 @@ pub(crate) struct Opened {
     /// `true` if the server closed the endpoint because the policy changed. It receives and sends
     /// nothing, and its number is the application's until it closes the endpoint too.
     pub(crate) revoked: bool,
+    /// `true` if the endpoint takes and sends out-of-band messages.
+    pub(crate) out_of_band: bool,
+    /// Its addresses for these.
+    pub(crate) oob: Vec<OobAddress>,
     /// The number of the request that opened the endpoint.
     pub(crate) sequence: u32,
     /// The endpoint's settings.
@@ -133,6 +139,17 @@ impl Opened {
     /// Returns `true` if the endpoint receives by its flow rule.
     pub(crate) fn has_rule(&self) -> bool {
         self.listening.is_none() && !self.is_for_neighbours
+    }
+
+    /// Returns the endpoint's addresses for out-of-band messages, in a session with these addresses:
+    /// none if the endpoint takes none, or has an address that is not the session's.
+    pub(crate) fn oob_addresses(&self, session: &Addresses) -> Vec<OobAddress> {
+        let (Some(protocol), Some(port)) = (self.rule.protocol, self.rule.port) else {
+            return Vec::new();
+        };
+        let fits = |ip: &IpAddr| self.out_of_band && self.rule.ip.is_none_or(|own| own == *ip);
+        let addresses = session.all().filter(fits);
+        addresses.map(|ip| OobAddress { ip, protocol, port }).collect()
     }
 
     /// Returns the tag of the VLAN that the endpoint lies within, as it is in packets that the
@@ -273,7 +290,9 @@ pub(crate) fn read_attach(
     version: u16,
 ) -> Result<(SessionShape, Option<Ipv4Addr>, String), Refused> {
     let malformed = |text: String| (Refusal::Malformed, text);
-    if attach.flags & !message::ATTACH_ALL != 0 {
+    let oob = attach.flags >> message::ATTACH_OOB_SHIFT;
+    let flags = attach.flags & ((1 << message::ATTACH_OOB_SHIFT) - 1);
+    if flags & !message::ATTACH_ALL != 0 {
         return Err(malformed(format!("attach: unknown flags {:#x}", attach.flags)));
     }
     let shape = SessionShape::new(
@@ -284,6 +303,7 @@ pub(crate) fn read_attach(
         attach.transmit_buffer_bytes,
         attach.receive_buffer_bytes,
     )
+    .and_then(|shape| shape.with_oob(oob))
     .map_err(|error| malformed(format!("attach: {error}")))?
     .of_version(version);
     let wanted = Ipv4Addr::from(attach.ipv4);

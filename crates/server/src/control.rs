@@ -7,7 +7,7 @@
 //! control thread has answered the last one, so a flooding user delays no other. A connection ends
 //! when it sends an invalid message, does not read its answers, or does not finish attaching.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use rustix::net::{SocketFlags, accept_with};
 use towpath_device::{Device, DeviceError, Info, TakeOver};
 use towpath_memory::{Mapping, SharedFile};
 use towpath_protocol::message::{self, ErrorBody, Message, Refusal};
+use towpath_protocol::oob::OobAddress;
 use towpath_protocol::peer::{Peer, every_user_has_a_number};
 use towpath_protocol::settings::Values;
 use towpath_protocol::store::Store;
@@ -151,6 +152,8 @@ pub(crate) struct Control {
     /// The owner of each flow rule.
     pub(crate) rules: HashMap<Rule, u32>,
     pub(crate) rule_sets: Sets,
+    /// The addresses of endpoints for out-of-band messages.
+    pub(crate) oob_addresses: HashSet<OobAddress>,
     pub(crate) filters: Filters,
     pub(crate) own_queues: OwnQueues,
     /// The sessions that this server resumed, each with the time by which its application must have
@@ -224,6 +227,7 @@ impl Control {
             next_number: 1,
             rules: HashMap::new(),
             rule_sets: Sets::default(),
+            oob_addresses: HashSet::new(),
             filters: Filters::default(),
             own_queues: OwnQueues::new(parts.headers.take(), opener, takes_all),
             unclaimed: VecDeque::new(),

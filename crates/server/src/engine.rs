@@ -8,6 +8,7 @@
 //! | [`SessionTable`] | `sessions.rs` | the sessions, active or parked, and those to close |
 //! | [`TransmitMemories`] | `memories.rs` | the memories from which sessions send, for reading |
 //! | [`FlowTable`] | `demux.rs` | flow rules, captures, the last-flow cache |
+//! | [`OobTable`] | `oob.rs` | the addresses of endpoints for out-of-band messages |
 //! | [`Delivery`] | `delivery.rs` | nothing: it borrows what a delivery needs |
 //! | [`RxPath`] | `rx.rs` | the device's free buffers, the received batch |
 //! | [`TxPath`] | `tx.rs` | scheduler, batch, bounce buffers, backlog, packets in flight |
@@ -34,6 +35,7 @@ mod memories;
 mod meter;
 pub(crate) mod neighbours;
 mod notifier;
+pub(crate) mod oob;
 pub(crate) mod own;
 mod port;
 pub(crate) mod relays;
@@ -70,6 +72,7 @@ use demux::{FlowCache, FlowTable};
 use device_counters::DeviceCounters;
 use memories::TransmitMemories;
 use notifier::Notifier;
+use oob::OobTable;
 use own::{Checked, HeaderMemory};
 use port::DevicePort;
 use relays::Relays;
@@ -132,6 +135,7 @@ pub struct Engine {
     sessions: SessionTable,
     memories: TransmitMemories,
     flows: FlowTable,
+    oob: OobTable,
     rx: RxPath,
     own_rx: OwnRx,
     tx: TxPath,
@@ -187,6 +191,7 @@ impl Engine {
             sessions: SessionTable::new(link.position),
             memories: TransmitMemories::default(),
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
+            oob: OobTable::default(),
             rx: RxPath::new(&port, batch, values),
             own_rx: OwnRx::new(batch, values),
             tx: TxPath::new(memory, transmit_budget, iteration_budget, values),
@@ -251,6 +256,7 @@ impl Engine {
         // The engine first executes the commands that came before the start, such as those that add
         // resumed sessions.
         while self.execute_commands() > 0 {}
+        self.oob_parts().restore();
         let outcome = loop {
             let work = match self.poll_once() {
                 Ok(_) if self.stop => break Ok(()),
@@ -377,6 +383,7 @@ impl Engine {
             port: &mut self.port,
             memories: &self.memories,
             flows: &mut self.flows,
+            oob: &self.oob,
             delivery,
             counters: &mut self.counters,
         });

@@ -226,6 +226,8 @@ mod tests {
             within_vlan: false,
             sends: true,
             revoked: false,
+            out_of_band: false,
+            oob: Vec::new(),
             sequence: 0,
             queue_pair: 0,
             settings: Values::default(),

@@ -66,7 +66,8 @@ pub use keeper::{
     status_path, supervise, take_device_objects, upgrade,
 };
 pub use policy::{
-    AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,
+    AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reach, Reservation, Standing,
+    Terms,
 };
 pub use position::Crash;
 pub use server::Server;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use towpath_packet::headers::{
     ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
 };
+use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Open, Refusal};
 use towpath_protocol::settings::{Setting, Values};
 
@@ -13,7 +14,7 @@ use crate::connection::{Connection, Opened, Refused};
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
 use crate::host::port_protocol;
-use crate::policy::Standing;
+use crate::policy::{Reach, Standing};
 
 /// Reads an open message, and checks it against the session's resources and rights. `free`: `true`
 /// if administrators may use any address.
@@ -56,6 +57,7 @@ pub(crate) fn read_open(
         connection.allow(&rule, listening, group).map_err(denied)?;
     }
     connection.check_listening(listening).map_err(denied)?;
+    let out_of_band = read_out_of_band(open, connection, shape)?;
     let sends = match listening {
         None => true,
         Some(Listening::Promiscuous) => connection.terms.allow_every_flow(),
@@ -77,6 +79,8 @@ pub(crate) fn read_open(
         queue_pair: open.queue_pair,
         sends,
         revoked: false,
+        out_of_band,
+        oob: Vec::new(),
         sequence: open.sequence,
         settings,
         granted_priority,
@@ -135,6 +139,39 @@ fn read_is_for_neighbours(
     if connection.endpoints.iter().flatten().any(|one| one.is_for_neighbours) {
         let text = "open: the session has an endpoint for link addresses already; use that one";
         return Err((Refusal::Limit, text.to_owned()));
+    }
+    Ok(true)
+}
+
+/// Returns `true` if the endpoint takes and sends out-of-band messages.
+fn read_out_of_band(
+    open: &Open,
+    connection: &Connection,
+    shape: &SessionShape,
+) -> Result<bool, Refused> {
+    if open.flags & message::OPEN_OUT_OF_BAND == 0 {
+        return Ok(false);
+    }
+    if shape.oob().is_none() {
+        let text = "open: the session has no queues for out-of-band messages; attach with \
+                    Options::oob_slots";
+        return Err((Refusal::State, text.to_owned()));
+    }
+    if !has(open, message::RULE_PROTOCOL)
+        || !has(open, message::RULE_PORT)
+        || has(open, message::RULE_REMOTE_IP)
+        || has(open, message::RULE_REMOTE_PORT)
+        || has(open, message::RULE_VLAN)
+    {
+        return Err(malformed(
+            "an endpoint for out-of-band messages needs a rule with a protocol and a port, and \
+             without remote address, remote port and VLAN",
+        ));
+    }
+    if connection.terms.out_of_band == Reach::Nobody {
+        return Err(denied(
+            "your user may not exchange out-of-band messages; ask the administrator for a grant",
+        ));
     }
     Ok(true)
 }

@@ -263,8 +263,10 @@ impl Control {
     pub(crate) fn begin_session(&mut self, token: u64, mut mapped: Mapped) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         let most = connection.terms.forbidden_packets_per_second;
+        let reach = (connection.peer.uid, connection.terms.out_of_band);
         for session in &mut mapped.sessions {
             session.forbidden = most.map(Forbidden::new);
+            (session.oob.uid, session.oob.reach) = reach;
         }
         connection.progress = Progress::Lives;
         if let Some(record) = &mut connection.record {

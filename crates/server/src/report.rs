@@ -21,7 +21,9 @@ use crate::engine::demux::{Rule, Vlan};
 use crate::policy::Policy;
 use crate::prepare::MEMORIES;
 use towpath_protocol::counters;
+use towpath_protocol::oob;
 use towpath_queue::PeerWords;
+use towpath_queue::oob::NOTES;
 
 /// The full report.
 #[derive(Debug, Serialize)]
@@ -175,6 +177,9 @@ fn receives(opened: &Opened) -> String {
     if opened.within_vlan {
         text.push_str(", without the tag");
     }
+    if opened.out_of_band {
+        text.push_str(", out-of-band messages");
+    }
     if opened.group {
         text.push_str(", broadcast and multicast");
     }
@@ -284,18 +289,25 @@ fn session<'a>(
     let pages: Vec<_> = (0..lanes).map(pages).collect();
     let times = pages.iter().map(|pages| &pages.accounts).filter(|words| !words.is_empty());
     let times: Vec<u64> = times.map(|words| words.fetch(ENGINE_NS_WORD)).collect();
+    let mut pages = pages;
+    let queues = pages.first_mut().map(|first| std::mem::take(&mut first.oob)).unwrap_or_default();
     let parts: Vec<PeerWords> = pages.into_iter().map(|pages| pages.counters).collect();
     let from = connection.endpoints.iter().enumerate().skip(first as usize);
     let endpoints = from.filter_map(move |(number, opened)| {
         let opened = opened.as_ref()?;
         let start = number * ENDPOINT_COUNTERS;
         let read = |words: &PeerWords| counters::read(words, start, &counters::Endpoint::ALL);
+        let messages = queues.get(number).filter(|_| opened.out_of_band);
+        let messages = messages.map(|words| counters::read(words, NOTES, &oob::Count::ALL));
         Some(Endpoint {
             endpoint: number as u32,
             queue_pair: opened.queue_pair,
             receives: receives(opened),
             settings: opened.settings.changed().collect(),
-            counters: sum(parts.iter().map(read)).into_iter().collect(),
+            counters: sum(parts.iter().map(read))
+                .into_iter()
+                .chain(messages.into_iter().flatten())
+                .collect(),
         })
     });
     let session = Session {

@@ -259,6 +259,10 @@ impl Control {
             return Err((Refusal::Limit, text));
         }
         self.choose_port(token, &mut opened)?;
+        if let Err(refused) = self.check_oob_addresses(token, &opened) {
+            self.release_port(&opened);
+            return Err(refused);
+        }
         // The device receives the endpoint's packets before its application may expect them.
         self.claim_endpoint(token, &opened)?;
         let port = opened.rule.port.unwrap_or(0);
@@ -276,10 +280,17 @@ impl Control {
 
     /// Enters an endpoint under a number, and has the engines add it. The application may send when
     /// they have.
-    pub(crate) fn enter_endpoint(&mut self, token: u64, number: u32, opened: Opened, reply: Reply) {
+    pub(crate) fn enter_endpoint(
+        &mut self,
+        token: u64,
+        number: u32,
+        mut opened: Opened,
+        reply: Reply,
+    ) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         let Some(lease) = connection.lease else { return };
         let session = connection.number;
+        opened.oob = opened.oob_addresses(&lease.addresses());
         let rights = match opened.sends {
             false => Rights::nothing(),
             true if opened.is_for_neighbours => Rights::neighbours(lease.mac, lease.addresses()),
@@ -300,7 +311,9 @@ impl Control {
             received: 0,
             requests_left: opened.is_for_neighbours.then_some(MAX_REQUESTS),
             last_sent: LastSent::default(),
+            oob: opened.oob.clone().into(),
         };
+        self.oob_addresses.extend(&opened.oob);
         let (listening, group) = (opened.listening, opened.group);
         let mut commands = vec![Command::AddEndpoint {
             session,
@@ -341,6 +354,31 @@ impl Control {
             self.release_port(opened);
             (Refusal::Limit, format!("open: {error}"))
         })
+    }
+
+    /// Checks that no other endpoint has an address of this one for out-of-band messages.
+    ///
+    /// # Errors
+    /// Fails with the line that the server sends to the peer.
+    pub(crate) fn check_oob_addresses(&self, token: u64, opened: &Opened) -> Result<(), Refused> {
+        let lease = self.connections.get(token).and_then(|connection| connection.lease);
+        let Some(lease) = lease.filter(|_| opened.out_of_band) else { return Ok(()) };
+        let addresses = opened.oob_addresses(&lease.addresses());
+        if addresses.is_empty() {
+            let text = "open: an endpoint for out-of-band messages, with an address that was not \
+                        given to the session; leave the address out";
+            return Err((Refusal::Permission, text.to_owned()));
+        }
+        match addresses.iter().find(|address| self.oob_addresses.contains(address)) {
+            Some(address) => {
+                let text = format!(
+                    "open: another endpoint takes out-of-band messages at {address}; close it, or \
+                     choose another port"
+                );
+                Err((Refusal::InUse, text))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Takes the port of a rule for an endpoint. Holds a port of the host's address in the kernel.
@@ -405,6 +443,9 @@ impl Control {
         if opened.has_rule() {
             self.rules.remove(&opened.rule);
             self.rule_sets.remove(&opened.rule);
+        }
+        for address in &opened.oob {
+            self.oob_addresses.remove(address);
         }
     }
 

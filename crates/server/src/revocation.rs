@@ -9,7 +9,7 @@ use crate::connection::{Connection, Opened, Progress};
 use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engines::Reply;
-use crate::policy::{Policy, PolicyChange, Terms};
+use crate::policy::{Policy, PolicyChange, Reach, Terms};
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 
@@ -52,8 +52,10 @@ impl Control {
         }
         (connection.standing, connection.terms) = (admission.standing, admission.terms);
         let (session, most) = (connection.number, connection.terms.forbidden_packets_per_second);
+        let (uid, reach) = (connection.peer.uid, connection.terms.out_of_band);
         if matches!(connection.progress, Progress::Lives | Progress::Unclaimed) {
             self.command(Command::LimitForbidden { session, most }, Reply::Nothing);
+            self.command(Command::SetReach { session, uid, reach }, Reply::Nothing);
         }
         true
     }
@@ -120,6 +122,9 @@ fn allow_lease(terms: &Terms, lease: &Lease) -> bool {
 /// send that it was opened with.
 fn allow_endpoint(connection: &Connection, opened: &Opened) -> bool {
     let terms = &connection.terms;
+    if opened.out_of_band && terms.out_of_band == Reach::Nobody {
+        return false;
+    }
     opened.is_for_neighbours
         || connection.allow(&opened.rule, opened.listening, opened.group).is_ok()
             && (opened.listening.is_none() || !opened.sends || terms.allow_every_flow())

@@ -31,6 +31,13 @@ pub struct Addresses {
 }
 
 impl Addresses {
+    /// Returns all addresses.
+    pub(crate) fn all(&self) -> impl Iterator<Item = IpAddr> {
+        let ipv4 = self.ipv4.map(|ip| IpAddr::V4(ip.into()));
+        let ipv6 = self.ipv6.into_iter().flatten().map(|ip| IpAddr::V6(ip.into()));
+        ipv4.into_iter().chain(ipv6)
+    }
+
     /// Returns `true` if the session has the address.
     #[must_use]
     pub fn has(&self, ip: IpAddr) -> bool {

@@ -13,6 +13,7 @@
 
 mod application;
 mod control;
+mod messages;
 mod plan;
 mod random;
 mod wire;
@@ -180,6 +181,7 @@ fn simulate(number: u64) -> Outcome {
     let options = Options {
         name: "simulated".to_owned(),
         endpoints: 1,
+        oob_slots: 8,
         transmit_slots: plan.slots,
         receive_slots: plan.slots,
         wait_strategy: WaitStrategy::Block,
@@ -274,6 +276,8 @@ fn every_seed_keeps_its_packets() {
         all.lost += one.lost;
         all.violations += one.violations;
         all.resets += one.resets;
+        all.messages += one.messages;
+        all.connections += one.connections;
         all.time_ns += one.time_ns;
     }
     println!("{count} seeds: {all:?}");

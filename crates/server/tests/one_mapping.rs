@@ -194,6 +194,7 @@ fn packets_are_handed_over_without_a_race() {
         received: 0,
         requests_left: None,
         last_sent: LastSent::default(),
+        oob: Box::default(),
     });
     let add =
         Command::AddEndpoint { session: 1, number: 0, endpoint, listening: None, group: false };

@@ -11,6 +11,7 @@ use towpath_queue::Violation;
 
 use crate::engine::neighbours::NeighbourRequest;
 use crate::engine::session::{Doorbell, Endpoint, Session};
+use crate::policy::Reach;
 
 /// A command of the control thread. The engine answers each with `EngineReport::Done` and the
 /// command's ticket.
@@ -56,6 +57,12 @@ pub enum Command {
     LimitForbidden {
         session: u32,
         most: Option<u32>,
+    },
+    /// Sets the user of a session, and with whose sessions it exchanges out-of-band messages.
+    SetReach {
+        session: u32,
+        uid: u32,
+        reach: Reach,
     },
     /// Sets a checked value; session 0 means the device.
     Set {
@@ -130,6 +137,9 @@ impl Command {
             }
             Command::LimitForbidden { session, most } => {
                 Command::LimitForbidden { session: *session, most: *most }
+            }
+            Command::SetReach { session, uid, reach } => {
+                Command::SetReach { session: *session, uid: *uid, reach: *reach }
             }
             Command::Set { setting, session, endpoint, value } => {
                 let (setting, session) = (*setting, *session);

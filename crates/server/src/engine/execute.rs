@@ -3,15 +3,17 @@
 use towpath_device::Meta;
 use towpath_protocol::counters::Device as Count;
 use towpath_protocol::layout::ENDPOINT_COUNTERS;
+use towpath_protocol::oob::PeerState;
 use towpath_protocol::settings::{Scope, Setting};
 
 use crate::engine::Engine;
 use crate::engine::closing::Step;
 use crate::engine::commands::{Claim, Command, EngineReport, Listening};
 use crate::engine::delivery::{Delivery, Packet};
-use crate::engine::demux::{Destination, FlowCache, FlowTable};
+use crate::engine::demux::{Destination, FlowCache};
 use crate::engine::forbidden::Forbidden;
 use crate::engine::neighbours::MAX_REQUESTS;
+use crate::engine::oob::Parts;
 use crate::engine::own::Own;
 use crate::engine::session::{Endpoint, Session};
 use crate::engine::source::Source;
@@ -87,6 +89,12 @@ impl Engine {
                 let key = self.sessions.key(session);
                 if let Some(session) = key.and_then(|key| self.sessions.get_mut(key)) {
                     session.forbidden = most.map(Forbidden::new);
+                }
+            }
+            Command::SetReach { session, uid, reach } => {
+                let key = self.sessions.key(session);
+                if let Some(session) = key.and_then(|key| self.sessions.get_mut(key)) {
+                    (session.oob.uid, session.oob.reach) = (uid, reach);
                 }
             }
             Command::Set { setting, session, endpoint, value } => {
@@ -233,7 +241,11 @@ impl Engine {
             for word in first..first + ENDPOINT_COUNTERS {
                 session.counters.store(word, 0);
             }
+            if let Some(queue) = session.oob.queue(number) {
+                queue.reset();
+            }
         }
+        self.oob.insert(&endpoint.oob, destination);
         session.put_in(number, endpoint);
     }
 
@@ -244,11 +256,12 @@ impl Engine {
             // The session ends. The control thread gives the port away when this command is
             // executed.
             if let Some(endpoint) = self.closing.take_out(key, number) {
-                forget(&mut self.flows, &endpoint, destination);
+                self.forget(&endpoint, destination, PeerState::Gone);
             }
             return;
         };
-        forget(&mut self.flows, &endpoint, destination);
+        self.forget(&endpoint, destination, PeerState::Closed);
+        let Some(session) = self.sessions.get_mut(key) else { return };
         let forgotten = self.tx.forget_shape(key, session, number, endpoint.queue_pair);
         if let Err(violation) = forgotten {
             self.sessions.condemn(key, violation);
@@ -339,7 +352,7 @@ impl Engine {
                     }
                     if let Some(endpoint) = endpoint {
                         let destination = Destination { session: key, endpoint: number };
-                        forget(&mut self.flows, &endpoint, destination);
+                        self.forget(&endpoint, destination, PeerState::Gone);
                     }
                     work += 1;
                 }
@@ -352,6 +365,24 @@ impl Engine {
             }
         }
         work
+    }
+
+    /// Stops delivery to an endpoint. `state`: what the peer of its out-of-band messages is told.
+    fn forget(&mut self, endpoint: &Endpoint, destination: Destination, state: PeerState) {
+        if endpoint.captures {
+            self.flows.remove_captures(destination);
+        } else if endpoint.requests_left.is_none() {
+            self.flows.remove(&endpoint.rule, destination);
+        }
+        if !endpoint.oob.is_empty() {
+            self.oob.remove(&endpoint.oob, destination);
+            self.oob_parts().disconnect(destination, state);
+        }
+    }
+
+    /// Returns the parts of the engine that changes of connections need.
+    pub(super) fn oob_parts(&mut self) -> Parts<'_> {
+        Parts { sessions: &mut self.sessions, notifier: &mut self.notifier }
     }
 
     /// Removes a session of which nothing is left, and hands it back.
@@ -372,15 +403,6 @@ impl Engine {
         self.port.remove_space(session.transmit_space);
         self.memories.remove(key);
         self.commands.tell(EngineReport::Removed(session));
-    }
-}
-
-/// Stops delivery to an endpoint.
-fn forget(flows: &mut FlowTable, endpoint: &Endpoint, destination: Destination) {
-    if endpoint.captures {
-        flows.remove_captures(destination);
-    } else if endpoint.requests_left.is_none() {
-        flows.remove(&endpoint.rule, destination);
     }
 }
 

@@ -41,6 +41,8 @@ struct Notifications {
 pub(crate) struct Notifier {
     /// Queue pairs to publish, by session key and number.
     touched: Vec<(u32, u32)>,
+    /// Queues of out-of-band messages with news, by session key and endpoint number.
+    touched_oob: Vec<(u32, u32)>,
     /// In a measured poll iteration, the sessions that received packets, and how many.
     received: Vec<(u32, u32)>,
     completed: Vec<Completed>,
@@ -65,6 +67,7 @@ impl Notifier {
     pub(crate) fn new(values: &Values, relays: Relays, packets: usize) -> Notifier {
         let mut notifier = Notifier {
             touched: Vec::with_capacity(1024),
+            touched_oob: Vec::with_capacity(1024),
             received: Vec::with_capacity(1024),
             completed: Vec::with_capacity(packets),
             deferred: Deadlines::default(),
@@ -104,13 +107,14 @@ impl Notifier {
     pub(crate) fn forget(&mut self, key: u32) {
         self.deferred.forget(key);
         self.touched.retain(|(session, _)| *session != key);
+        self.touched_oob.retain(|(session, _)| *session != key);
         self.completed.retain(|one| one.key != key);
     }
 
     /// Returns `true` if anything of a session is left here.
     pub(crate) fn knows(&self, key: u32) -> bool {
         self.deferred.has(key)
-            || self.touched.iter().any(|(session, _)| *session == key)
+            || self.touched.iter().chain(&self.touched_oob).any(|(session, _)| *session == key)
             || self.completed.iter().any(|one| one.key == key)
     }
 
@@ -137,6 +141,16 @@ impl Notifier {
         }
     }
 
+    /// Records a queue of out-of-band messages with a message or a state that its application is told
+    /// of at the end of the poll iteration.
+    pub(crate) fn touch_oob(&mut self, session: &mut Session, key: u32, endpoint: u32) {
+        if let Some(queue) = session.oob.queue(endpoint)
+            && !std::mem::replace(&mut queue.touched, true)
+        {
+            self.touched_oob.push((key, endpoint));
+        }
+    }
+
     /// Records packets that the engine delivered locally or dropped. The engine completes them at
     /// the end of the poll iteration, once their receivers can see them.
     #[inline]
@@ -154,7 +168,7 @@ impl Notifier {
     /// Publishes the progress of the poll iteration, marks events, and notifies clients. Each fence
     /// runs once for all sessions.
     pub(crate) fn publish(&mut self, sessions: &mut SessionTable, counters: &mut DeviceCounters) {
-        if self.touched.is_empty() {
+        if self.touched.is_empty() && self.touched_oob.is_empty() {
             debug_assert!(self.completed.is_empty(), "completed packets have touched queue pairs");
             return;
         }
@@ -177,12 +191,13 @@ impl Notifier {
         }
         self.mark_events(sessions);
         self.notify_touched(sessions);
-        for (key, _) in &self.touched {
+        for (key, _) in self.touched.iter().chain(&self.touched_oob) {
             if let Some(violation) = sessions.get(*key).and_then(|session| session.violation) {
                 sessions.condemn(*key, violation);
             }
         }
         self.touched.clear();
+        self.touched_oob.clear();
         sessions.position.serve(0);
         self.count(counters);
     }
@@ -248,7 +263,11 @@ impl Notifier {
             }
             set.touched = false;
         }
-        for (key, _) in &self.touched {
+        for (key, endpoint) in &self.touched_oob {
+            let Some(session) = sessions.serve(*key) else { continue };
+            mark_oob(session, fenced, *endpoint);
+        }
+        for (key, _) in self.touched.iter().chain(&self.touched_oob) {
             if let Some(session) = sessions.get_mut(*key)
                 && session.news.marked
             {
@@ -260,8 +279,12 @@ impl Notifier {
     /// Notifies the clients of the touched queue pairs, or defers the notification.
     fn notify_touched(&mut self, sessions: &mut SessionTable) {
         let fenced = doorbell::fence();
-        for index in 0..self.touched.len() {
-            let (key, _) = self.touched[index];
+        let queue_pairs = self.touched.len();
+        for index in 0..queue_pairs + self.touched_oob.len() {
+            let (key, _) = match self.touched.get(index) {
+                Some(touched) => *touched,
+                None => self.touched_oob[index - queue_pairs],
+            };
             let Some(session) = sessions.get_mut(key) else { continue };
             // One notification covers the news of all of the session's queue pairs.
             let news = std::mem::take(&mut session.news);
@@ -344,6 +367,24 @@ impl Notifier {
             if by > 0 {
                 counters.add(count, by);
             }
+        }
+    }
+}
+
+/// Marks an event of a queue of out-of-band messages. The application of an unclaimed session looks
+/// into all of its queues when it comes.
+fn mark_oob(session: &mut Session, fenced: events::Fenced, endpoint: u32) {
+    if let Some(queue) = session.oob.queue(endpoint) {
+        queue.touched = false;
+    }
+    if session.wake.is_none() {
+        return;
+    }
+    session.news.urgent = true;
+    match session.marker.mark(fenced, session.shape.queue_pairs + endpoint) {
+        Ok(new) => session.news.marked |= new,
+        Err(violation) => {
+            session.violation.get_or_insert(violation);
         }
     }
 }

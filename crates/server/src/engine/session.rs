@@ -1,5 +1,6 @@
 //! The engine's view of a session.
 
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use towpath_protocol::layout::{
     CLOSED_WORD, ENDPOINT_COUNTERS, ENDPOINT_REVOKED_WORD, ENGINE_NS_WORD, PARKED_WORD,
     REVOKED_WORD, SessionShape,
 };
+use towpath_protocol::oob::OobAddress;
 use towpath_protocol::settings::Setting;
 use towpath_queue::buffers::Ledger;
 use towpath_queue::doorbell::{PeerSleepFlag, Sleeper};
@@ -21,6 +23,7 @@ use crate::engine::coalescing::{self, Coalescing, Values};
 use crate::engine::demux::Rule;
 use crate::engine::forbidden::Forbidden;
 use crate::engine::last_sent::LastSent;
+use crate::engine::oob::SessionOob;
 use crate::engine::own::Own;
 use crate::engine::relays::Relay;
 use crate::engine::schedule::arrivals::Arrivals;
@@ -123,6 +126,8 @@ pub struct Endpoint {
     pub requests_left: Option<u32>,
     /// The last plain packet that the endpoint sent.
     pub last_sent: LastSent,
+    /// The endpoint's addresses for out-of-band messages; empty if it takes and sends none.
+    pub oob: Box<[OobAddress]>,
 }
 
 /// Everything of a session that the engine touches. The control thread makes it and hands it over
@@ -178,6 +183,8 @@ pub struct Session {
     accounts: OwnWords,
     /// The number of endpoints that the server closed, which the application reads.
     revoked: OwnWords,
+    /// The queues of out-of-band messages.
+    pub(crate) oob: SessionOob,
     /// The limit of packets that the session's rights forbid, if there is one.
     pub(crate) forbidden: Option<Forbidden>,
     /// Tells the application to notify the engine even if the engine is awake.
@@ -282,6 +289,8 @@ pub struct Mappings {
 /// A lane's part of a session's memories.
 #[derive(Debug)]
 pub(crate) struct LaneMemories {
+    /// `true` for the first lane.
+    is_first: bool,
     server: Region,
     application: PeerWords,
     ledger: Region,
@@ -295,6 +304,7 @@ impl Memories {
     pub(crate) fn split_off_lane(&mut self, shape: &SessionShape, lane: usize) -> LaneMemories {
         let words = shape.application_words();
         LaneMemories {
+            is_first: lane == 0,
             server: self.server.split_off_front(shape.server_words() * 8),
             application: peer_words(&self.application).part(lane * words, words),
             ledger: self.ledger.split_off_front(shape.ledger_words() * 8),
@@ -362,6 +372,25 @@ impl Session {
         endpoint.is_some_and(|endpoint| endpoint.within.is_some())
     }
 
+    /// Returns `true` if an endpoint is open, and takes out-of-band messages.
+    pub(crate) fn takes_oob(&self, endpoint: u32) -> bool {
+        let endpoint = self.endpoints.get(endpoint as usize).and_then(Option::as_ref);
+        endpoint.is_some_and(|endpoint| !endpoint.oob.is_empty())
+    }
+
+    /// Returns the address of an endpoint from which it sends an out-of-band message to an IP
+    /// address: of the same family and, for IPv6, link-local if that one is.
+    pub(crate) fn oob_address(&self, endpoint: u32, to: IpAddr) -> Option<OobAddress> {
+        let endpoint = self.endpoints.get(endpoint as usize)?.as_ref()?;
+        let is_local = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => (true, ip.is_link_local()),
+            IpAddr::V6(ip) => (false, ip.is_unicast_link_local()),
+        };
+        let same_family = |one: &&OobAddress| one.ip.is_ipv4() == to.is_ipv4();
+        let all = || endpoint.oob.iter().filter(same_family);
+        all().find(|one| is_local(one.ip) == is_local(to)).or_else(|| all().next()).copied()
+    }
+
     /// Creates a session of a server with one lane over its memories, either new ones or those that
     /// a predecessor left.
     #[must_use]
@@ -406,7 +435,11 @@ impl Session {
             own: Own::None,
             registration: None,
             in_place: false,
-            marker: Marker::new(shape.events(), server.events, &application.acknowledgements),
+            marker: Marker::new(
+                shape.server_events(),
+                server.events,
+                &application.acknowledgements,
+            ),
             work: Acknowledger::new(shape.events(), server.acknowledgements, &application.events),
             notifier: PeerSleepFlag::new(application.header),
             doorbell,
@@ -421,6 +454,11 @@ impl Session {
             accounts: server.accounts,
             header,
             revoked: server.header,
+            oob: if memories.is_first {
+                SessionOob::new(&shape, server.oob, application.oob, ledger.oob)
+            } else {
+                SessionOob::none()
+            },
             forbidden: None,
             parking: Sleeper::new(parked),
             active_at: PARKED,

@@ -7,6 +7,7 @@
 //! | take | `take.rs` | takes descriptors out of a queue, a [`Batch`] at a time |
 //! | fetch | `take.rs` | fetches headers into bounce buffers, and reads those of plain packets |
 //! | local | `local.rs` | delivers most packets of this host: plain ones |
+//! | out-of-band | `oob.rs` | delivers messages that are no packets |
 //! | check | `check.rs` | checks one packet by its headers |
 //! | tag | `tag.rs` | inserts the VLAN tag of an endpoint within a VLAN |
 //! | route | `route.rs` | delivers it, or sends it towards the device |
@@ -21,6 +22,7 @@ mod context;
 pub(crate) mod handoff;
 mod in_flight;
 mod local;
+mod oob;
 mod route;
 mod settings;
 mod tag;
@@ -388,6 +390,7 @@ mod tests {
     use crate::engine::device_counters::DeviceCounters;
     use crate::engine::memories::TransmitMemories;
     use crate::engine::notifier::Notifier;
+    use crate::engine::oob::OobTable;
     use crate::engine::relays::Relays;
     use crate::engine::source::SoftwareOffloads;
     use crate::engine::testing::{self, Application, MAC, PORT, inward, outward};
@@ -440,6 +443,7 @@ mod tests {
                 port: &mut self.port,
                 memories: &self.memories,
                 flows: &mut self.flows,
+                oob: &OobTable::default(),
                 delivery,
                 counters: &mut self.counters,
             };

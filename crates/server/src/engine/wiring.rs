@@ -142,5 +142,6 @@ pub(crate) fn endpoint(rule: Rule, rights: Rights) -> Endpoint {
         received: 0,
         requests_left: None,
         last_sent: LastSent::default(),
+        oob: Box::default(),
     }
 }

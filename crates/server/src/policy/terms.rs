@@ -26,6 +26,8 @@ pub struct Terms {
     /// The ethertypes of endpoints; `None` for any. With `Some`, an endpoint has an ethertype, or a
     /// field of IP.
     pub ethertypes: Option<Vec<u16>>,
+    /// The users with whose sessions endpoints exchange out-of-band messages.
+    pub out_of_band: Reach,
     /// `true` if endpoints may receive a copy of each packet of the device.
     pub capture: bool,
     /// `true` if endpoints may be promiscuous, and receive for any MAC address. With limited ports
@@ -50,6 +52,19 @@ pub struct Terms {
     /// drops and counts them; the server closes a session that exceeds the limit. `None` for no
     /// limit.
     pub forbidden_packets_per_second: Option<u32>,
+}
+
+/// The users with whose sessions a user's sessions exchange out-of-band messages. Both sides have to
+/// agree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// No sessions.
+    Nobody,
+    /// The sessions of the same user.
+    #[default]
+    Own,
+    /// The sessions of the same user, and of each user with the same right.
+    Everyone,
 }
 
 /// Addresses of one family, from the first to the last one.
@@ -84,7 +99,8 @@ impl Terms {
     /// Returns the terms of root and the server's user: everything.
     #[must_use]
     pub fn administrator() -> Terms {
-        Terms { capture: true, promiscuous: true, ..Terms::default() }
+        let out_of_band = Reach::Everyone;
+        Terms { out_of_band, capture: true, promiscuous: true, ..Terms::default() }
     }
 
     /// Returns `true` if endpoints may send and receive on each port and with each ethertype.

@@ -73,6 +73,8 @@ pub(crate) const MOST_CRASHES: u64 = 2;
 
 /// A flag: the session shares the host's addresses.
 const SHARED: u64 = 1;
+/// The place of the messages that a queue of out-of-band messages holds, beside the flags.
+const OOB_SHIFT: u32 = 32;
 
 /// A session's record, as its server writes it.
 #[derive(Debug)]
@@ -207,7 +209,8 @@ impl Record {
         }
         let RecordedAddresses { host_number, shared, mac, ipv4, ipv6 } =
             RecordedAddresses::of(lease);
-        words.store(FLAGS, if shared { SHARED } else { 0 });
+        let oob = shape.oob().map_or(0, |oob| u64::from(oob.slots()));
+        words.store(FLAGS, if shared { SHARED } else { 0 } | oob << OOB_SHIFT);
         words.store(HOST_NUMBER, host_number.into());
         let [a, b, c, d, e, f] = mac;
         words.store(MAC, u64::from_le_bytes([a, b, c, d, e, f, 0, 0]));
@@ -316,6 +319,7 @@ impl Recorded {
         let of_shape = |index| u32::try_from(get(SHAPE + index)).unwrap_or(u32::MAX);
         let [pairs, endpoints, transmit, receive, sent, received] = std::array::from_fn(of_shape);
         let shape = SessionShape::new(pairs, endpoints, transmit, receive, sent, received)
+            .and_then(|shape| shape.with_oob((get(FLAGS) >> OOB_SHIFT) as u32))
             .map(|shape| shape.of_version(version))
             .and_then(|shape| shape.check_lanes(lanes as usize).map(|()| shape))
             .map_err(|error| wrong(error.to_string()))?;

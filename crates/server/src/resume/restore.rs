@@ -152,10 +152,12 @@ impl Control {
         self.connections.give_number(token, number, session_bytes(&shape, lanes));
         self.lock(&mapped.mappings);
         self.register(&mut mapped.sessions);
-        let most =
-            self.connections.get(token).and_then(|one| one.terms.forbidden_packets_per_second);
+        let Some(connection) = self.connections.get(token) else { return Ok(false) };
+        let most = connection.terms.forbidden_packets_per_second;
+        let reach = (connection.peer.uid, connection.terms.out_of_band);
         for session in &mut mapped.sessions {
             session.forbidden = most.map(Forbidden::new);
+            (session.oob.uid, session.oob.reach) = reach;
         }
         let parts = mapped.sessions.into_iter().map(Box::new).map(Command::AddSession).collect();
         self.parts.engines.command_each(parts, Reply::Nothing);
@@ -288,6 +290,7 @@ impl Control {
         if opened.has_rule() && self.rules.contains_key(&opened.rule) {
             return Err("another session has its flow rule".to_owned());
         }
+        self.check_oob_addresses(token, &opened).map_err(text)?;
         if is_shared
             && let Some(host) = self.parts.host.as_mut().filter(|_| opened.has_rule())
             && port_protocol(&opened.rule).is_some()
@@ -347,6 +350,8 @@ fn revoked(recorded: &RecordedEndpoint) -> Opened {
         within_vlan: false,
         queue_pair: recorded.request.queue_pair,
         sends: false,
+        out_of_band: false,
+        oob: Vec::new(),
         revoked: true,
         sequence: recorded.request.sequence,
         settings: recorded.settings.clone(),

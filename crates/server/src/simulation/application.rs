@@ -7,6 +7,7 @@ use towpath_client::{Endpoint, Lost, SendError, Session};
 use towpath_packet::build::Flow;
 use towpath_queue::OwnWords;
 
+use super::messages::Messages;
 use super::random::Random;
 use crate::engine::testing::{MAC, inward, outward};
 
@@ -77,6 +78,7 @@ pub(super) struct Application {
     pub(super) to_neighbour: Outgoing,
     pub(super) from_far: Arrivals,
     pub(super) from_neighbour: Arrivals,
+    pub(super) messages: Messages,
     asleep: bool,
     busy_until: u64,
     /// The hostile application, whose packets may hold anything.
@@ -104,6 +106,7 @@ impl Application {
             to_neighbour: Outgoing { sent: 0, all: to_neighbour },
             from_far: Arrivals::default(),
             from_neighbour: Arrivals::default(),
+            messages: Messages::new((number, applications), packets / 2, hostile_one),
             asleep: false,
             busy_until: 0,
             hostile_one,
@@ -162,11 +165,13 @@ impl Application {
             }
             self.session.disarm();
         }
-        match random.below(16) {
+        match random.below(19) {
             0..6 => self.send(random),
             6..11 => self.receive(random.below(12) as usize),
             11 => self.session.flush().map(|()| 1),
             12 => self.session.wait(Some(Duration::ZERO)).map(u64::from),
+            16 => self.messages.send(&mut self.session, self.endpoint, random),
+            17 | 18 => self.messages.receive(&mut self.session, self.endpoint, random.below(12)),
             13 if random.once_in(20) => {
                 self.busy_until = now + random.below(LONGEST_PAUSE_NS);
                 Ok(2)
@@ -225,8 +230,9 @@ impl Application {
 
     /// Sleeps, once everything is sent and received, or there is no room.
     fn sleep(&mut self) -> Result<u64, Lost> {
-        let has_more =
-            self.to_far.sent < self.to_far.all || self.to_neighbour.sent < self.to_neighbour.all;
+        let has_more = self.to_far.sent < self.to_far.all
+            || self.to_neighbour.sent < self.to_neighbour.all
+            || !self.messages.is_sent();
         if has_more {
             if self.session.has_room(self.endpoint, HEADERS + LONGEST as usize + 5) {
                 return Ok(4);
@@ -240,6 +246,7 @@ impl Application {
     /// Checks what a session is in the end.
     pub(super) fn check(&mut self) {
         assert!(self.session.receive_one(0).unwrap().is_none(), "a packet was left");
+        assert_eq!(self.session.receive_oob(self.endpoint), Ok(None), "a message was left");
         assert_eq!(self.session.unsent(0).unwrap(), 0);
         assert_eq!(
             (self.to_far.sent, self.to_neighbour.sent),

@@ -18,10 +18,12 @@ use towpath_protocol::store::{MemoryStore, Store};
 use towpath_queue::OwnWords;
 
 use super::application::port;
+use super::messages::address;
 use crate::engine::commands::{Claim, Command, EngineReport};
 use crate::engine::session::Doorbell;
 use crate::engine::testing::{MAC, endpoint};
 use crate::engine::wake_data;
+use crate::policy::Reach;
 use crate::prepare::{Files, MEMORIES, Mapped, Prepared, wake};
 
 /// The control thread's ends of the channels to an engine.
@@ -92,6 +94,7 @@ impl Keeper {
             options.receive_buffer_bytes,
         );
         let state = SharedFile::create("simulated-state", STATE_WORDS * 8).unwrap();
+        let shape = shape.and_then(|shape| shape.with_oob(options.oob_slots));
         let (shape, store) = (shape.unwrap(), MemoryStore::default());
         Keeper { listener, shape, store, state, sessions: 0, over: Vec::new() }
     }
@@ -129,7 +132,7 @@ impl Keeper {
         self.sessions += 1;
         let number = self.sessions;
         let (path, options) = (path.to_owned(), options.clone());
-        let rule = Rule::new().udp(port(number as usize - 1));
+        let rule = Rule::new().udp(port(number as usize - 1)).out_of_band();
         let application = std::thread::spawn(move || {
             let mut session = Session::attach(path, &options).unwrap();
             let endpoint = session.open(&rule).unwrap();
@@ -184,10 +187,12 @@ impl Keeper {
         if mapped.sessions[0].is_closed() {
             return None;
         }
-        let session = Box::new(mapped.sessions.pop().unwrap());
+        let mut session = Box::new(mapped.sessions.pop().unwrap());
+        session.oob.reach = Reach::Everyone;
         server.command(Command::AddSession(session));
         let mut opened = endpoint(port(number as usize - 1));
         opened.is_resumed = true;
+        opened.oob = [address(number as usize - 1)].into();
         let (listening, group) = (None, false);
         let endpoint = Box::new(opened);
         server.command(Command::AddEndpoint {

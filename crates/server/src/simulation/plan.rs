@@ -65,5 +65,8 @@ pub(super) struct Outcome {
     pub(super) lost: u32,
     pub(super) violations: u32,
     pub(super) resets: u64,
+    /// Out-of-band messages that came, and connections.
+    pub(super) messages: u32,
+    pub(super) connections: u32,
     pub(super) time_ns: u64,
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use towpath_client::PeerState;
 use towpath_queue::simulation;
 
 use super::application::{self, Application, Arrivals, FAR};
@@ -148,7 +149,9 @@ impl World {
     fn has_sent_everything(&self) -> bool {
         self.sent.iter().all(|sent| *sent == self.plan.packets)
             && self.applications.iter().filter(|one| !one.is_hostile()).all(|one| {
-                one.to_far.sent == one.to_far.all && one.to_neighbour.sent == one.to_neighbour.all
+                one.to_far.sent == one.to_far.all
+                    && one.to_neighbour.sent == one.to_neighbour.all
+                    && one.messages.is_sent()
             })
     }
 
@@ -197,6 +200,7 @@ impl World {
             let resumptions = one.session.statistics().resumptions;
             assert!((1..=u64::from(lives)).contains(&resumptions), "{resumptions} of {lives}");
         }
+        self.check_messages();
         assert!(
             u64::from(from_wire) <= dropped + lost_in_hand,
             "{from_wire} packets are lost, {dropped} dropped, {lost_in_hand} in hand"
@@ -205,6 +209,33 @@ impl World {
             killed || hostile.is_some() || u64::from(from_wire) == dropped,
             "{from_wire} lost, {dropped} dropped"
         );
+    }
+
+    /// Checks that each message came, or was dropped and counted, and that both ends of a connection
+    /// say the same of it.
+    fn check_messages(&mut self) {
+        let is_good = |number: usize| Some(number) != self.plan.hostile;
+        let applications = self.plan.applications;
+        for number in 0..applications {
+            let (from, to) = (number, (number + 1) % applications);
+            if from == to || !is_good(from) || !is_good(to) {
+                continue;
+            }
+            let (sender, receiver) = (&self.applications[from], &self.applications[to]);
+            let drops =
+                receiver.counter("oob_dropped_full") + receiver.counter("oob_dropped_share");
+            let missing = sender.messages.all - receiver.messages.received;
+            assert!(u64::from(missing) <= drops, "{missing} messages are lost, {drops} dropped");
+            self.outcome.messages += receiver.messages.received;
+        }
+        if applications > 1 && is_good(0) && is_good(1) {
+            let peer = |one: &Application| one.session.peer(one.endpoint);
+            let states = (peer(&self.applications[0]), peer(&self.applications[1]));
+            let connected = |state| state == PeerState::Connected;
+            assert_eq!(connected(states.0), connected(states.1), "{states:?}");
+            assert!(![states.0, states.1].contains(&PeerState::Requested), "{states:?}");
+            self.outcome.connections += self.applications[0].messages.connections;
+        }
     }
 
     /// Returns the number of servers so far.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use toml::Spanned;
 use towpath_client::Setting;
-use towpath_server::{AddressRange, Policy, PortRange, Terms};
+use towpath_server::{AddressRange, Policy, PortRange, Reach, Terms};
 
 use super::values::{EndpointSetting, Ethertype, Ports};
 use crate::failure::Failure;
@@ -40,6 +40,7 @@ pub(crate) struct Grant {
     addresses: Option<Vec<Lease>>,
     ports: Option<Vec<Ports>>,
     ethertypes: Option<Vec<Ethertype>>,
+    out_of_band: OutOfBand,
     capture: bool,
     promiscuous: bool,
     own_queues: Vec<Number<0, 65_535>>,
@@ -53,6 +54,26 @@ pub(crate) struct Grant {
     /// The line of the file, from 1.
     #[serde(skip)]
     pub(crate) line: usize,
+}
+
+/// With whose sessions endpoints exchange out-of-band messages.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum OutOfBand {
+    None,
+    #[default]
+    Own,
+    All,
+}
+
+impl OutOfBand {
+    fn text(self) -> &'static str {
+        match self {
+            OutOfBand::None => "none",
+            OutOfBand::Own => "with sessions of the same user",
+            OutOfBand::All => "with sessions of all users that have this grant",
+        }
+    }
 }
 
 /// A table `[[reservation]]`.
@@ -232,6 +253,11 @@ impl Grant {
             addresses: self.addresses.as_ref().map(addresses),
             ports: self.ports.as_ref().map(ports),
             ethertypes: self.ethertypes.as_ref().map(|all| all.iter().map(|one| one.0).collect()),
+            out_of_band: match self.out_of_band {
+                OutOfBand::None => Reach::Nobody,
+                OutOfBand::Own => Reach::Own,
+                OutOfBand::All => Reach::Everyone,
+            },
             capture: self.capture,
             promiscuous: self.promiscuous,
             own_queues: self.own_queues.iter().map(|queue| queue.get() as u32).collect(),
@@ -283,6 +309,7 @@ impl Grant {
                 ),
             ),
             ("ethertypes", or_all(self.ethertypes.as_ref())),
+            ("out-of-band", self.out_of_band.text().to_owned()),
             ("capture", yes(self.capture)),
             ("promiscuous", yes(self.promiscuous)),
             ("own-queues", {

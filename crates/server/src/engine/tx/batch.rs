@@ -43,6 +43,8 @@ pub(crate) struct Taken {
     pub(crate) together: bool,
     /// `true` if the packet waited too long and the engine drops it.
     pub(crate) late: bool,
+    /// `true` if it is an out-of-band message, not a packet.
+    pub(crate) oob: bool,
 }
 
 /// Packets of one queue pair that the engine took together, with their descriptors.

@@ -6,6 +6,7 @@ use crate::engine::delivery::Delivery;
 use crate::engine::demux::FlowTable;
 use crate::engine::device_counters::DeviceCounters;
 use crate::engine::memories::TransmitMemories;
+use crate::engine::oob::OobTable;
 use crate::engine::port::DevicePort;
 use crate::engine::schedule::Stop;
 
@@ -14,6 +15,7 @@ pub(crate) struct TxContext<'a> {
     pub(crate) port: &'a mut DevicePort,
     pub(crate) memories: &'a TransmitMemories,
     pub(crate) flows: &'a mut FlowTable,
+    pub(crate) oob: &'a OobTable,
     pub(crate) delivery: Delivery<'a>,
     pub(crate) counters: &'a mut DeviceCounters,
 }

@@ -3,7 +3,7 @@
 
 use towpath_memory::Mapping;
 use towpath_queue::buffers::Ledger;
-use towpath_queue::descriptor::{Descriptor, EXPEDITED, META, MORE, TOGETHER};
+use towpath_queue::descriptor::{Descriptor, EXPEDITED, META, MORE, OUT_OF_BAND, TOGETHER};
 use towpath_queue::transmit::TransmitConsumer;
 use towpath_queue::{PoolShape, Violation};
 
@@ -158,9 +158,10 @@ impl Batch {
             at: at as u32,
             endpoint: head.endpoint,
             len,
-            single: head.flags & (MORE | META) == 0 && !late,
+            single: head.flags & (MORE | META | OUT_OF_BAND) == 0 && !late,
+            oob: head.flags & OUT_OF_BAND != 0,
             together,
-            late,
+            late: late && head.flags & OUT_OF_BAND == 0,
             ..Taken::default()
         });
         Ok(Ok(count))

@@ -9,7 +9,7 @@ use crate::engine::schedule::{Stop, Turn};
 use crate::engine::tx::batch::{Batch, Taken};
 use crate::engine::tx::context::{Round, Sent, Served, TxContext};
 use crate::engine::tx::take::{Allowance, Ended, Rules};
-use crate::engine::tx::{TxPath, local};
+use crate::engine::tx::{TxPath, local, oob};
 use crate::engine::work::{Share, Spent};
 
 /// What is left of a unit's turn.
@@ -209,6 +209,13 @@ impl TxPath {
             }
             if index == batch.count {
                 return Ok((index, None));
+            }
+            if batch.packets[index].oob {
+                if let Err(violation) = oob::send(batch, index, context) {
+                    return Ok((index + 1, Some(violation)));
+                }
+                index += 1;
+                continue;
             }
             let (later, costly) = match self.check_and_send::<CAPTURES>(batch, index, context)? {
                 Sent::Now => (false, false),

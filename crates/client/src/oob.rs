@@ -1,0 +1,404 @@
+//! Out-of-band messages: small messages from endpoint to endpoint, and connections between
+//! endpoints.
+
+use std::collections::VecDeque;
+
+use towpath_protocol::layout::SessionShape;
+use towpath_protocol::oob::{Count, Kind, OobAddress, OobMessage, PeerState};
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MESSAGE_BYTES, OUT_OF_BAND};
+use towpath_queue::oob::OobConsumer;
+use towpath_queue::{OwnWords, PeerWords, Violation};
+use zerocopy::IntoBytes;
+
+use crate::error::{Lost, SendError};
+use crate::options::Endpoint;
+use crate::session::Session;
+
+/// What an endpoint received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OobKind {
+    /// A message ([`Session::send_oob`]).
+    Message,
+    /// A request for a connection ([`Session::request`]): answer it with [`Session::accept`] or
+    /// [`Session::reject`].
+    Request,
+    /// A peer accepted this endpoint's request.
+    Accept,
+    /// A peer rejected this endpoint's request.
+    Reject,
+}
+
+/// An out-of-band message that an endpoint received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfBand {
+    kind: OobKind,
+    from: OobAddress,
+    message: OobMessage,
+}
+
+impl OutOfBand {
+    fn new(message: OobMessage) -> Result<OutOfBand, Violation> {
+        let (kind, from) = message.check().ok_or(Violation::Flags)?;
+        let kind = match kind {
+            Kind::Plain => OobKind::Message,
+            Kind::Request => OobKind::Request,
+            Kind::Accept => OobKind::Accept,
+            Kind::Reject => OobKind::Reject,
+            Kind::Close => return Err(Violation::Flags),
+        };
+        Ok(OutOfBand { kind, from, message })
+    }
+
+    /// Returns the kind.
+    #[must_use]
+    pub fn kind(&self) -> OobKind {
+        self.kind
+    }
+
+    /// Returns the address of the endpoint that sent it. The server wrote it: no application can
+    /// forge it.
+    #[must_use]
+    pub fn from(&self) -> OobAddress {
+        self.from
+    }
+
+    /// Returns the user of the sender, as the server knows it from the kernel.
+    #[must_use]
+    pub fn uid(&self) -> u32 {
+        self.message.uid
+    }
+
+    /// Returns the number of the sender's session.
+    #[must_use]
+    pub fn session(&self) -> u32 {
+        self.message.session
+    }
+
+    /// Returns the payload, at most 64 bytes.
+    #[must_use]
+    pub fn payload(&self) -> &[u8] {
+        self.message.payload()
+    }
+}
+
+/// What the client knows of an endpoint's queue.
+struct Queue {
+    consumer: OobConsumer,
+    /// The state word that the application has been told of.
+    told: u64,
+    /// What the application asked for, and the state word before: the server has yet to answer.
+    asked: Option<(u64, PeerState)>,
+    /// `true` if the endpoint is in [`Oob::ready`].
+    ready: bool,
+    /// `true` if a wait has ended because of a new state.
+    is_told: bool,
+}
+
+/// The queues of all endpoints.
+pub(crate) struct Oob {
+    queues: Vec<Queue>,
+    /// Endpoints with news.
+    ready: VecDeque<u32>,
+}
+
+impl Oob {
+    /// Makes the client's side of the queues; `None` if the session has none.
+    pub(crate) fn new(
+        shape: &SessionShape,
+        own: Vec<OwnWords>,
+        peer: &[PeerWords],
+    ) -> Option<Box<Oob>> {
+        let oob = shape.oob()?;
+        let queues = own.into_iter().zip(peer).map(|(own, peer)| Queue {
+            consumer: OobConsumer::new(oob, own, peer),
+            told: 0,
+            asked: None,
+            ready: false,
+            is_told: false,
+        });
+        let ready = VecDeque::with_capacity(shape.endpoints as usize);
+        Some(Box::new(Oob { queues: queues.collect(), ready }))
+    }
+
+    /// Returns the number of queues.
+    pub(crate) fn len(&self) -> u32 {
+        self.queues.len() as u32
+    }
+
+    /// Records an event of an endpoint's queue. Ignores an endpoint that the session cannot have.
+    pub(crate) fn has_event(&mut self, endpoint: u32) {
+        let Some(queue) = self.queues.get_mut(endpoint as usize) else { return };
+        if !std::mem::replace(&mut queue.ready, true) {
+            self.ready.push_back(endpoint);
+        }
+    }
+
+    /// Enters all endpoints for a check.
+    pub(crate) fn check_all(&mut self) {
+        (0..self.len()).for_each(|endpoint| self.has_event(endpoint));
+    }
+
+    /// `true` if no endpoint may have news.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ready.is_empty()
+    }
+
+    /// Returns the first endpoint with news. `is_wait`: a wait asks, which reports a new state once.
+    pub(crate) fn first_ready(&mut self, is_wait: bool) -> Result<Option<u32>, Violation> {
+        while let Some(endpoint) = self.ready.front().copied() {
+            let queue = &mut self.queues[endpoint as usize];
+            if queue.consumer.waiting()? > 0 {
+                return Ok(Some(endpoint));
+            }
+            let state = queue.consumer.state();
+            if state != queue.told && !(is_wait && queue.is_told) {
+                if is_wait {
+                    queue.is_told = true;
+                } else {
+                    (queue.told, queue.is_told) = (state, false);
+                }
+                return Ok(Some(endpoint));
+            }
+            (queue.told, queue.is_told, queue.ready) = (state, false, false);
+            self.ready.pop_front();
+        }
+        Ok(None)
+    }
+
+    /// Discards what is left of an endpoint that is closed.
+    fn discard(&mut self, endpoint: u32) -> Result<(), Violation> {
+        let Some(queue) = self.queues.get_mut(endpoint as usize) else { return Ok(()) };
+        queue.asked = None;
+        queue.consumer.discard()
+    }
+
+    /// Begins with an endpoint that was opened.
+    fn begin(&mut self, endpoint: u32) {
+        if let Some(queue) = self.queues.get_mut(endpoint as usize) {
+            (queue.told, queue.asked) = (queue.consumer.state(), None);
+        }
+    }
+
+    /// Returns the counters of an endpoint.
+    fn counters(&self, endpoint: u32) -> Vec<(&'static str, u64)> {
+        let queue = self.queues.get(endpoint as usize);
+        let value = |place| queue.map_or(0, |queue| queue.consumer.note(place));
+        Count::ALL.iter().enumerate().map(|(place, (_, name))| (*name, value(place))).collect()
+    }
+}
+
+impl Queue {
+    fn state(&self) -> PeerState {
+        let word = self.consumer.state();
+        match self.asked {
+            Some((before, expected)) if before == word => expected,
+            // A state of a later version is none of a connection.
+            _ => PeerState::from_number(word as u32).unwrap_or(PeerState::Closed),
+        }
+    }
+}
+
+impl Session {
+    /// Queues an out-of-band message of at most 64 bytes to an endpoint's address. The next
+    /// [`Session::flush`] sends it. The engine serves it in its turn, as a packet, and discards it if
+    /// the other queue is full, or has as many messages of this session as it may have, or if there
+    /// is no such endpoint, or none that this user may send to. Counters of both endpoints tell.
+    ///
+    /// # Errors
+    /// [`SendError`]; then nothing was queued.
+    pub fn send_oob(
+        &mut self,
+        endpoint: Endpoint,
+        to: OobAddress,
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        self.put_oob(endpoint, Kind::Plain, to, payload)
+    }
+
+    /// Queues a request for a connection with the endpoint at an address, with at most 56 bytes of
+    /// payload. [`Session::peer`] tells of the answer: [`PeerState::Connected`], or
+    /// [`PeerState::Refused`] with the reason.
+    ///
+    /// # Errors
+    /// [`SendError`]; then nothing was queued.
+    pub fn request(
+        &mut self,
+        endpoint: Endpoint,
+        to: OobAddress,
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        self.check_free(endpoint)?;
+        self.put_oob(endpoint, Kind::Request, to, payload)?;
+        self.expect(endpoint, PeerState::Requested);
+        Ok(())
+    }
+
+    /// Queues the acceptance of a request from an address. `endpoint` becomes the other end of the
+    /// connection: one of this session, without a peer, such as one opened for this purpose.
+    /// [`Session::peer`] tells whether the requester is still there.
+    ///
+    /// # Errors
+    /// [`SendError`]; then nothing was queued.
+    pub fn accept(
+        &mut self,
+        endpoint: Endpoint,
+        to: OobAddress,
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        self.check_free(endpoint)?;
+        self.put_oob(endpoint, Kind::Accept, to, payload)?;
+        self.expect(endpoint, PeerState::Requested);
+        Ok(())
+    }
+
+    /// Queues the rejection of a request from an address. The requester learns of it even if its
+    /// queue has no room for the payload.
+    ///
+    /// # Errors
+    /// [`SendError`]; then nothing was queued.
+    pub fn reject(
+        &mut self,
+        endpoint: Endpoint,
+        to: OobAddress,
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        self.put_oob(endpoint, Kind::Reject, to, payload)
+    }
+
+    /// Queues the end of an endpoint's connection, or takes its request back. The peer learns of it
+    /// behind all messages sent before.
+    ///
+    /// # Errors
+    /// [`SendError`]; then nothing was queued.
+    pub fn disconnect(&mut self, endpoint: Endpoint) -> Result<(), SendError> {
+        let nobody = OobAddress { ip: [0, 0, 0, 0].into(), protocol: 0, port: 0 };
+        self.put_oob(endpoint, Kind::Close, nobody, &[])?;
+        self.expect(endpoint, PeerState::None);
+        Ok(())
+    }
+
+    /// Returns what an endpoint's peer does: one load of a word that the server writes. So before it
+    /// sends, an application can tell whether the peer has closed or died.
+    #[inline]
+    #[must_use]
+    pub fn peer(&self, endpoint: Endpoint) -> PeerState {
+        let queue = self.oob.as_ref().and_then(|oob| oob.queues.get(endpoint.number as usize));
+        let queue = queue.filter(|_| self.is_parents());
+        queue.map_or(PeerState::None, Queue::state)
+    }
+
+    /// Takes the oldest out-of-band message of an endpoint; `None` if none waits. A message that is
+    /// not taken stays, and keeps its room in the queue.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn receive_oob(&mut self, endpoint: Endpoint) -> Result<Option<OutOfBand>, Lost> {
+        self.check()?;
+        let queue = self.oob.as_mut().and_then(|oob| oob.queues.get_mut(endpoint.number as usize));
+        let Some(queue) = queue else { return Ok(None) };
+        let message = match queue.consumer.take() {
+            Ok(Some(words)) => OutOfBand::new(OobMessage::from_words(words)).map(Some),
+            Ok(None) => Ok(None),
+            Err(violation) => Err(violation),
+        };
+        match message {
+            Ok(None) if self.hung_up && !self.start_resuming() => Err(self.over()),
+            Ok(message) => Ok(message),
+            Err(violation) => Err(self.wrong(violation)),
+        }
+    }
+
+    /// Returns the number of an endpoint that has out-of-band messages, which is the same until the
+    /// application has taken them, or a new [`Session::peer`], which is reported once. Only
+    /// [`Session::wait`] and [`Session::poll`] take events.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn ready_oob(&mut self) -> Result<Option<u32>, Lost> {
+        self.check()?;
+        let first = self.oob.as_mut().map_or(Ok(None), |oob| oob.first_ready(false));
+        first.map_err(|violation| self.wrong(violation))
+    }
+
+    /// Returns `true` if out-of-band messages or states are news for a wait.
+    pub(crate) fn has_oob_news(&mut self) -> Result<bool, Lost> {
+        let first = self.oob.as_mut().map_or(Ok(None), |oob| oob.first_ready(true));
+        first.map(|first| first.is_some()).map_err(|violation| self.wrong(violation))
+    }
+
+    /// Begins with an endpoint that the server opened.
+    pub(crate) fn begin_oob(&mut self, endpoint: Endpoint) {
+        if let Some(oob) = self.oob.as_mut().filter(|_| endpoint.oob) {
+            oob.begin(endpoint.number);
+        }
+    }
+
+    /// Discards the messages of an endpoint that the server closed.
+    pub(crate) fn discard_oob(&mut self, endpoint: Endpoint) -> Result<(), Lost> {
+        let outcome = self.oob.as_mut().map_or(Ok(()), |oob| oob.discard(endpoint.number));
+        outcome.map_err(|violation| self.wrong(violation))
+    }
+
+    /// Adds the counters of an endpoint's out-of-band messages, if the session has any.
+    pub(crate) fn add_oob_counters(&self, endpoint: Endpoint, all: &mut Vec<(&'static str, u64)>) {
+        if let Some(oob) = &self.oob {
+            all.extend(oob.counters(endpoint.number));
+        }
+    }
+
+    /// Checks that an endpoint has no peer, and waits for none.
+    fn check_free(&self, endpoint: Endpoint) -> Result<(), SendError> {
+        match self.peer(endpoint) {
+            PeerState::Requested | PeerState::Connected => Err(SendError::HasPeer),
+            _ => Ok(()),
+        }
+    }
+
+    /// Records what an endpoint's peer state is until the server changes it.
+    fn expect(&mut self, endpoint: Endpoint, state: PeerState) {
+        let queue = self.oob.as_mut().and_then(|oob| oob.queues.get_mut(endpoint.number as usize));
+        if let Some(queue) = queue {
+            queue.asked = Some((queue.consumer.state(), state));
+        }
+    }
+
+    fn put_oob(
+        &mut self,
+        endpoint: Endpoint,
+        kind: Kind,
+        to: OobAddress,
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        self.check()?;
+        if !endpoint.oob || self.oob.is_none() {
+            return Err(SendError::NotOutOfBand);
+        }
+        self.update_revoked();
+        if self.is_revoked(endpoint) {
+            return Err(SendError::Revoked);
+        }
+        let (len, max) = (payload.len(), kind.most_bytes());
+        let message = OobMessage::new(kind, to, payload).ok_or(SendError::Length { len, max })?;
+        let unit = self.unit(endpoint.queue_pair, 0)?;
+        if !self.has_room_in(endpoint.queue_pair, MESSAGE_BYTES as usize) {
+            return Err(SendError::Full);
+        }
+        let Some(buffer) = self.transmit_free.take() else { return Err(SendError::Full) };
+        if let Some(bytes) = self.transmit_pool.bytes_mut(buffer, MESSAGE_BYTES as usize) {
+            bytes.copy_from_slice(message.as_bytes());
+        }
+        let descriptor = Descriptor {
+            buffer,
+            start: HEADROOM_BYTES,
+            len: MESSAGE_BYTES,
+            endpoint: endpoint.number,
+            flags: OUT_OF_BAND,
+        };
+        if !self.push(unit, &[descriptor]) {
+            self.transmit_free.release(buffer);
+            return Err(SendError::Full);
+        }
+        Ok(())
+    }
+}

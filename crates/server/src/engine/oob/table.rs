@@ -1,0 +1,396 @@
+//! The addresses of endpoints, and what a message does: delivery, and the changes of connections.
+
+use std::collections::HashMap;
+
+use towpath_protocol::oob::{Count, Kind, OobAddress, OobMessage, PeerState, Refused};
+use towpath_queue::Violation;
+
+use super::{Intent, KEPT, Link, NoRoom, OobQueue, Peer};
+use crate::engine::demux::Destination;
+use crate::engine::notifier::Notifier;
+use crate::engine::session::Session;
+use crate::engine::sessions::SessionTable;
+
+/// The sender of a message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sender {
+    /// The endpoint that sends it.
+    pub(crate) from: Destination,
+    /// Its session's number.
+    pub(crate) session: u32,
+    /// The queue pair, and the message's slot in it.
+    pub(crate) queue_pair: u32,
+    pub(crate) slot: u32,
+}
+
+impl Sender {
+    fn peer(&self) -> Peer {
+        Peer { session: self.session, endpoint: self.from.endpoint }
+    }
+}
+
+/// The sessions and the notifier, borrowed for one message.
+pub(crate) struct Parts<'a> {
+    pub(crate) sessions: &'a mut SessionTable,
+    pub(crate) notifier: &'a mut Notifier,
+}
+
+impl Parts<'_> {
+    /// Returns an endpoint's queue, if the endpoint is open and takes messages.
+    pub(super) fn open_queue(&mut self, at: Destination) -> Option<&mut OobQueue> {
+        let session = self.sessions.get_mut(at.session)?;
+        if session.violation.is_some() || !session.takes_oob(at.endpoint) {
+            return None;
+        }
+        session.oob.queue(at.endpoint)
+    }
+
+    /// Returns where an endpoint is, and its queue, if the endpoint is open.
+    pub(super) fn peer_queue(&mut self, peer: Peer) -> Option<(Destination, &mut OobQueue)> {
+        let session = self.sessions.key(peer.session)?;
+        let at = Destination { session, endpoint: peer.endpoint };
+        Some((at, self.open_queue(at)?))
+    }
+
+    /// Changes what an endpoint knows of its peer, and tells its application.
+    fn set_state(&mut self, at: Destination, state: PeerState) {
+        let Some(session) = self.sessions.get_mut(at.session) else { return };
+        if let Some(queue) = session.oob.queue(at.endpoint) {
+            queue.set_state(state);
+            self.notifier.touch_oob(session, at.session, at.endpoint);
+        }
+    }
+
+    /// Ends the connection of an endpoint, or takes its request back, and rejects the requests that
+    /// it has. `state`: what its peer is told.
+    pub(crate) fn disconnect(&mut self, at: Destination, state: PeerState) {
+        let Some(session) = self.sessions.get_mut(at.session) else { return };
+        let own = Peer { session: session.number, endpoint: at.endpoint };
+        let Some(queue) = session.oob.queue(at.endpoint) else { return };
+        let link = queue.link;
+        let requests = std::mem::take(&mut queue.requests);
+        match link {
+            Link::None => {}
+            Link::Requested(peer) => self.forget_request(peer, own),
+            Link::Connected(peer) => {
+                if let Some((at, queue)) = self.peer_queue(peer)
+                    && queue.link == Link::Connected(own)
+                {
+                    self.end(at, state);
+                }
+            }
+        }
+        for one in requests {
+            if let Some((at, queue)) = self.peer_queue(one)
+                && queue.link == Link::Requested(own)
+            {
+                self.end(at, PeerState::Refused(Refused::NoEndpoint));
+            }
+        }
+        // Last: a server that is killed before does all of this again.
+        if link != Link::None {
+            self.clear_link(at);
+        }
+    }
+
+    /// Tells an endpoint that it has no connection any more. The state comes first: a server that is
+    /// killed in between finds the connection, and ends it again.
+    pub(super) fn end(&mut self, at: Destination, state: PeerState) {
+        self.set_state(at, state);
+        self.clear_link(at);
+    }
+
+    fn clear_link(&mut self, at: Destination) {
+        let queue = self.sessions.get_mut(at.session).and_then(|one| one.oob.queue(at.endpoint));
+        if let Some(queue) = queue {
+            queue.set_link(Link::None);
+        }
+    }
+
+    fn forget_request(&mut self, listener: Peer, requester: Peer) {
+        if let Some((_, queue)) = self.peer_queue(listener) {
+            queue.requests.retain(|one| *one != requester);
+        }
+    }
+
+    fn count(&mut self, at: Destination, count: Count) {
+        let queue = self.sessions.get_mut(at.session).and_then(|one| one.oob.queue(at.endpoint));
+        if let Some(queue) = queue {
+            queue.count(count);
+        }
+    }
+}
+
+/// A message on its way, with what the engine found of its receiver.
+struct Delivery {
+    kind: Kind,
+    to: Destination,
+    receiver: Peer,
+    /// The message as its receiver gets it.
+    message: OobMessage,
+}
+
+/// The addresses of all endpoints that take messages.
+#[derive(Debug, Default)]
+pub(crate) struct OobTable {
+    addresses: HashMap<OobAddress, Destination>,
+}
+
+impl OobTable {
+    /// Enters an endpoint's addresses. The control thread has checked that nobody else has them.
+    pub(crate) fn insert(&mut self, addresses: &[OobAddress], at: Destination) {
+        self.addresses.extend(addresses.iter().map(|address| (*address, at)));
+    }
+
+    /// Removes an endpoint's addresses.
+    pub(crate) fn remove(&mut self, addresses: &[OobAddress], at: Destination) {
+        for address in addresses {
+            if self.addresses.get(address) == Some(&at) {
+                self.addresses.remove(address);
+            }
+        }
+    }
+
+    /// Delivers a message, or drops and counts it.
+    ///
+    /// # Errors
+    /// The sender's violation: no correct application sends such a message.
+    pub(crate) fn send(
+        &self,
+        sender: &Sender,
+        message: &OobMessage,
+        parts: &mut Parts<'_>,
+    ) -> Result<(), Violation> {
+        let Some((kind, address)) = message.check() else { return Err(Violation::Flags) };
+        let Some(session) = parts.sessions.get(sender.from.session) else { return Ok(()) };
+        if session.oob.is_empty() || message.uid != 0 || message.session != 0 {
+            return Err(Violation::Flags);
+        }
+        if !session.takes_oob(sender.from.endpoint) {
+            // The endpoint was closed meanwhile.
+            parts.count(sender.from, Count::DroppedState);
+            return Ok(());
+        }
+        if kind == Kind::Close {
+            parts.disconnect(sender.from, PeerState::Closed);
+            parts.end(sender.from, PeerState::None);
+            parts.count(sender.from, Count::Sent);
+            return Ok(());
+        }
+        match self.find(sender, session, (kind, address), message, parts.sessions) {
+            Ok(delivery) => deliver(sender, &delivery, parts),
+            Err(why) => refuse(sender, kind, why, parts),
+        }
+        Ok(())
+    }
+
+    /// Finds the receiver of a message, and checks that the sender may send to it.
+    fn find(
+        &self,
+        sender: &Sender,
+        session: &Session,
+        (kind, address): (Kind, OobAddress),
+        message: &OobMessage,
+        sessions: &SessionTable,
+    ) -> Result<Delivery, Refused> {
+        let to = *self.addresses.get(&address).ok_or(Refused::NoEndpoint)?;
+        let receiver = sessions.get(to.session).ok_or(Refused::NoEndpoint)?;
+        if receiver.violation.is_some() || !receiver.takes_oob(to.endpoint) {
+            return Err(Refused::NoEndpoint);
+        }
+        if !session.oob.reaches((receiver.oob.uid, receiver.oob.reach)) {
+            return Err(Refused::Policy);
+        }
+        if to == sender.from {
+            return Err(Refused::State);
+        }
+        let own = session.oob_address(sender.from.endpoint, address.ip);
+        let own = own.ok_or(Refused::NoEndpoint)?;
+        Ok(Delivery {
+            kind,
+            to,
+            receiver: Peer { session: receiver.number, endpoint: to.endpoint },
+            message: message.from_sender(own, session.oob.uid, session.number),
+        })
+    }
+}
+
+/// Counts a message that is not delivered. A request or an accepting answer that is not delivered
+/// is refused.
+fn refuse(sender: &Sender, kind: Kind, why: Refused, parts: &mut Parts<'_>) {
+    let count = match why {
+        Refused::NoEndpoint => Count::DroppedNoEndpoint,
+        Refused::Policy => Count::DroppedPolicy,
+        _ => Count::DroppedState,
+    };
+    parts.count(sender.from, count);
+    let has_none = parts.open_queue(sender.from).is_some_and(|queue| queue.link == Link::None);
+    if has_none && matches!(kind, Kind::Request | Kind::Accept) {
+        parts.set_state(sender.from, PeerState::Refused(why));
+    }
+}
+
+/// Counts a message for which a queue has no room.
+fn no_room(sender: &Sender, delivery: &Delivery, why: NoRoom, parts: &mut Parts<'_>) {
+    match why {
+        NoRoom::Full => parts.count(delivery.to, Count::DroppedFull),
+        NoRoom::Share => parts.count(delivery.to, Count::DroppedShare),
+        NoRoom::Violates(violation) => parts.sessions.condemn(delivery.to.session, violation),
+    }
+    let has_none = parts.open_queue(sender.from).is_some_and(|queue| queue.link == Link::None);
+    if has_none && delivery.kind == Kind::Request {
+        parts.set_state(sender.from, PeerState::Refused(Refused::Full));
+    }
+}
+
+/// Delivers a message by its kind.
+fn deliver(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) {
+    let done = match delivery.kind {
+        Kind::Plain => deliver_plain(sender, delivery, parts),
+        Kind::Request => deliver_request(sender, delivery, parts),
+        Kind::Accept => deliver_accept(sender, delivery, parts),
+        Kind::Reject => deliver_reject(sender, delivery, parts),
+        Kind::Close => Ok(()),
+    };
+    match done {
+        Ok(()) => parts.count(sender.from, Count::Sent),
+        Err(Undelivered::NoRoom(why)) => no_room(sender, delivery, why, parts),
+        Err(Undelivered::State) => refuse(sender, delivery.kind, Refused::State, parts),
+    }
+}
+
+/// Why a message is not delivered to the receiver that was found.
+enum Undelivered {
+    NoRoom(NoRoom),
+    /// It does not fit the state of the connection.
+    State,
+}
+
+impl From<NoRoom> for Undelivered {
+    fn from(why: NoRoom) -> Undelivered {
+        Undelivered::NoRoom(why)
+    }
+}
+
+/// Publishes a message in its receiver's queue, and tells the application.
+fn publish(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) {
+    let Some(queue) = parts.open_queue(delivery.to) else { return };
+    let index = queue.producer.next();
+    let Sender { queue_pair, slot, .. } = *sender;
+    let intent = Intent { queue_pair, slot, to: delivery.receiver, index };
+    if let Some(session) = parts.sessions.get_mut(sender.from.session) {
+        session.oob.set_intent(&intent);
+    }
+    if let Some(queue) = parts.open_queue(delivery.to) {
+        queue.push(&delivery.message);
+    }
+    let Destination { session: key, endpoint } = delivery.to;
+    if let Some(session) = parts.sessions.get_mut(key) {
+        parts.notifier.touch_oob(session, key, endpoint);
+    }
+}
+
+fn deliver_plain(
+    sender: &Sender,
+    delivery: &Delivery,
+    parts: &mut Parts<'_>,
+) -> Result<(), Undelivered> {
+    let queue = parts.open_queue(delivery.to).ok_or(Undelivered::State)?;
+    queue.check_room(sender.session, KEPT)?;
+    publish(sender, delivery, parts);
+    Ok(())
+}
+
+fn deliver_request(
+    sender: &Sender,
+    delivery: &Delivery,
+    parts: &mut Parts<'_>,
+) -> Result<(), Undelivered> {
+    let link = Link::Requested(delivery.receiver);
+    let own = parts.open_queue(sender.from).ok_or(Undelivered::State)?;
+    // A request that an earlier server was about to deliver has its link already.
+    let is_again = own.link == link;
+    if own.link != Link::None && !is_again {
+        return Err(Undelivered::State);
+    }
+    let queue = parts.open_queue(delivery.to).ok_or(Undelivered::State)?;
+    queue.requests.retain(|one| *one != sender.peer());
+    let room = queue.check_room(sender.session, KEPT);
+    if let Err(why) = room.and_then(|()| queue.check_requests(sender.session)) {
+        parts.clear_link(sender.from);
+        return Err(why.into());
+    }
+    queue.requests.push(sender.peer());
+    if let Some(own) = parts.open_queue(sender.from) {
+        own.set_link(link);
+    }
+    parts.set_state(sender.from, PeerState::Requested);
+    publish(sender, delivery, parts);
+    Ok(())
+}
+
+/// Returns the endpoint that a requester asked, if it is one of the sender's session, or if the
+/// requester is connected with the sender already.
+fn asked(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) -> Option<Option<Peer>> {
+    let queue = parts.open_queue(delivery.to)?;
+    match queue.link {
+        Link::Requested(asked) if asked.session == sender.session => Some(Some(asked)),
+        Link::Connected(with) if with == sender.peer() => Some(None),
+        _ => None,
+    }
+}
+
+fn deliver_accept(
+    sender: &Sender,
+    delivery: &Delivery,
+    parts: &mut Parts<'_>,
+) -> Result<(), Undelivered> {
+    let link = Link::Connected(delivery.receiver);
+    let own = parts.open_queue(sender.from).ok_or(Undelivered::State)?;
+    if own.link != Link::None && own.link != link {
+        return Err(Undelivered::State);
+    }
+    let listener = asked(sender, delivery, parts).ok_or(Undelivered::State)?;
+    let queue = parts.open_queue(delivery.to).ok_or(Undelivered::State)?;
+    if let Err(why) = queue.check_room(sender.session, 0) {
+        // Neither side may wait for the other for ever.
+        if let Some(listener) = listener {
+            parts.forget_request(listener, delivery.receiver);
+        }
+        parts.end(sender.from, PeerState::Refused(Refused::Full));
+        parts.end(delivery.to, PeerState::Refused(Refused::Full));
+        return Err(why.into());
+    }
+    if let Some(own) = parts.open_queue(sender.from) {
+        own.set_link(link);
+    }
+    if let Some(queue) = parts.open_queue(delivery.to) {
+        queue.set_link(Link::Connected(sender.peer()));
+    }
+    if let Some(listener) = listener {
+        parts.forget_request(listener, delivery.receiver);
+    }
+    publish(sender, delivery, parts);
+    parts.set_state(delivery.to, PeerState::Connected);
+    parts.set_state(sender.from, PeerState::Connected);
+    Ok(())
+}
+
+fn deliver_reject(
+    sender: &Sender,
+    delivery: &Delivery,
+    parts: &mut Parts<'_>,
+) -> Result<(), Undelivered> {
+    let Some(Some(listener)) = asked(sender, delivery, parts) else {
+        return Err(Undelivered::State);
+    };
+    let queue = parts.open_queue(delivery.to).ok_or(Undelivered::State)?;
+    // The state says all that matters; the payload comes along if there is room.
+    let has_room = queue.check_room(sender.session, 0);
+    parts.forget_request(listener, delivery.receiver);
+    parts.end(delivery.to, PeerState::Refused(Refused::Rejected));
+    if has_room.is_ok() {
+        publish(sender, delivery, parts);
+    }
+    Ok(has_room?)
+}
