@@ -60,8 +60,7 @@ impl World {
         let one = sessions.iter().find(|one| one["session"] == session.info().session).unwrap();
         let all = one["endpoints"].as_array().unwrap();
         let endpoint = all.iter().find(|one| one["endpoint"] == endpoint.number()).unwrap();
-        let counted = endpoint["counters"][name].as_u64().unwrap();
-        counted
+        endpoint["counters"][name].as_u64().unwrap()
     }
 }
 
@@ -346,12 +345,13 @@ fn a_new_state_ends_a_wait_once() {
 #[test]
 fn wrong_requests_are_named() {
     let world = world(1);
-    let mut plain = Options::default();
-    plain.oob_slots = 24;
-    let refused = Session::attach_over(world.server.connect().unwrap(), &plain).unwrap_err();
+    let attach = |oob_slots| {
+        let options = Options { oob_slots, ..Options::default() };
+        Session::attach_over(world.server.connect().unwrap(), &options)
+    };
+    let refused = attach(24).unwrap_err();
     assert!(refused.to_string().contains("24 out-of-band messages"), "{refused}");
-    plain.oob_slots = 0;
-    let mut plain = Session::attach_over(world.server.connect().unwrap(), &plain).unwrap();
+    let mut plain = attach(0).unwrap();
     let refused = |outcome: Result<Endpoint, OpenError>, kind, part: &str| match outcome {
         Err(OpenError::Refused { refusal, text }) => {
             assert!(refusal == kind && text.contains(part), "{refusal:?} {text}");

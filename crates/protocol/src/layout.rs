@@ -47,7 +47,7 @@ pub const ENGINE_NS_WORD: usize = 0;
 /// The version since which the server pages have a line of accounts.
 const ACCOUNTS_SINCE: u16 = 9;
 /// The version since which endpoints may have queues of out-of-band messages.
-const OOB_SINCE: u16 = 10;
+pub const OOB_SINCE: u16 = 10;
 /// Words of the ledger for the out-of-band message that the engine is about to publish.
 pub const OOB_INTENT_WORDS: usize = LINE_WORDS;
 /// Word of an endpoint's counters that is 1 if the server closed the endpoint because the policy

@@ -197,9 +197,6 @@ impl OobMessage {
     }
 }
 
-/// The word of a message with its sender's session, in the upper half.
-pub const SENDER_WORD: usize = 3;
-
 /// What an endpoint's peer does: the state word beside the queue, whose upper half counts the
 /// changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -337,7 +334,7 @@ mod tests {
                 let received = message.from_sender(from, 1000, 5);
                 assert_eq!(received.check(), Some((kind, from)));
                 assert_eq!((received.uid, received.session), (1000, 5));
-                assert_eq!(received.to_words()[SENDER_WORD] >> 32, 5);
+                assert_eq!(received.to_words()[towpath_queue::oob::SENDER_WORD] >> 32, 5);
             }
         }
         assert_eq!(OobMessage::new(Kind::Request, address("::1"), &[0; REQUEST_BYTES + 1]), None);

@@ -10,6 +10,8 @@
 //! | server pages | head, state of the peer, notes of the server | messages, a line each |
 //! | application pages | tail | |
 
+use alloc::boxed::Box;
+
 use crate::Violation;
 use crate::spsc::{Observed, Published};
 use crate::word::{LINE_WORDS, OwnWords, PeerWords};
@@ -24,6 +26,10 @@ const STATE_WORD: usize = 1;
 pub const NOTES: usize = 2;
 /// The number of such words.
 pub const NOTE_WORDS: usize = LINE_WORDS - NOTES;
+
+/// The word of a message whose upper half names the sender, so that a queue can tell the messages of
+/// each.
+pub const SENDER_WORD: usize = 3;
 
 /// The words of a message.
 pub type Message = [u64; MESSAGE_WORDS];
@@ -71,6 +77,8 @@ pub struct OobProducer {
     head: Published,
     messages: OwnWords,
     tail: Observed,
+    /// The sender of each message, in private memory.
+    senders: Box<[u32]>,
     shape: OobShape,
 }
 
@@ -82,7 +90,9 @@ impl OobProducer {
         let head = Published::resume(own.split_off_front(LINE_WORDS));
         // Any number of the messages in the queue may be unread.
         let tail = Observed::new(peer, head.now().wrapping_sub(shape.slots));
-        OobProducer { head, messages: own, tail, shape }
+        let sender = |slot: u32| sender(own.get(slot as usize * MESSAGE_WORDS + SENDER_WORD));
+        let senders = (0..shape.slots).map(sender).collect();
+        OobProducer { head, messages: own, tail, senders, shape }
     }
 
     /// Returns the number of unread messages.
@@ -114,17 +124,23 @@ impl OobProducer {
         for (index, word) in (first..).zip(message) {
             self.messages.store(index, *word);
         }
+        self.senders[first / MESSAGE_WORDS] = sender(message[SENDER_WORD]);
         self.head.advance(1);
         self.head.publish();
         true
     }
 
-    /// Returns a word of the unread messages, from the oldest on, as far as the last call of
-    /// [`OobProducer::unread`] has seen. Nobody but the server writes these words.
-    pub fn of_unread(&self, word: usize) -> impl Iterator<Item = u64> + '_ {
-        let (tail, head) = (self.tail.seen(), self.head.now());
-        (0..head.wrapping_sub(tail))
-            .map(move |step| self.messages.get(self.slot(tail.wrapping_add(step)) + word))
+    /// Returns how many unread messages are of a sender, as far as the last call of
+    /// [`OobProducer::unread`] has seen.
+    #[must_use]
+    pub fn unread_of(&self, sender: u32) -> u32 {
+        let (slots, tail) = (self.senders.len(), self.tail.seen() as usize);
+        let count = self.head.now().wrapping_sub(self.tail.seen()) as usize;
+        let first = tail & (slots - 1);
+        let end = (first + count).min(slots);
+        let (before, behind) = (&self.senders[first..end], &self.senders[..count - (end - first)]);
+        let theirs = before.iter().chain(behind).filter(|one| **one == sender);
+        theirs.count() as u32
     }
 
     /// Returns the state of the peer, as the server stored it last.
@@ -158,6 +174,11 @@ impl OobProducer {
     fn slot(&self, index: u32) -> usize {
         (index & (self.shape.slots - 1)) as usize * MESSAGE_WORDS
     }
+}
+
+/// Returns the sender that a message names.
+fn sender(word: u64) -> u32 {
+    (word >> 32) as u32
 }
 
 /// The application's side of a queue.
@@ -278,7 +299,7 @@ mod tests {
     }
 
     fn message(number: u64) -> Message {
-        core::array::from_fn(|word| number << 8 | word as u64)
+        core::array::from_fn(|word| number << 8 | word as u64 | (number % 3) << 32)
     }
 
     #[test]
@@ -292,8 +313,9 @@ mod tests {
             }
             assert!(!producer.push(&message(99)));
             assert_eq!(producer.unread(), Ok(8));
-            assert_eq!(producer.of_unread(1).next(), Some(message(round * 8)[1]));
-            assert_eq!(producer.of_unread(0).count(), 8);
+            let theirs = |number| producer.unread_of((round * 8 + number) as u32 % 3);
+            assert_eq!((0..3).map(theirs).sum::<u32>(), 8);
+            assert_eq!(producer.unread_of(3), 0);
             for number in 0..8 {
                 assert_eq!(consumer.take(), Ok(Some(message(round * 8 + number))));
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use towpath_device::{TagProtocol, VlanTag};
 use towpath_protocol::VERSION;
-use towpath_protocol::layout::SessionShape;
+use towpath_protocol::layout::{OOB_SINCE, SessionShape};
 use towpath_protocol::message::{self, Attach, Refusal};
 use towpath_protocol::oob::OobAddress;
 use towpath_protocol::peer::Peer;
@@ -291,8 +291,8 @@ pub(crate) fn read_attach(
 ) -> Result<(SessionShape, Option<Ipv4Addr>, String), Refused> {
     let malformed = |text: String| (Refusal::Malformed, text);
     let oob = attach.flags >> message::ATTACH_OOB_SHIFT;
-    let flags = attach.flags & ((1 << message::ATTACH_OOB_SHIFT) - 1);
-    if flags & !message::ATTACH_ALL != 0 {
+    let known = if version >= OOB_SINCE { (1 << message::ATTACH_OOB_SHIFT) - 1 } else { u32::MAX };
+    if attach.flags & known & !message::ATTACH_ALL != 0 {
         return Err(malformed(format!("attach: unknown flags {:#x}", attach.flags)));
     }
     let shape = SessionShape::new(

@@ -352,7 +352,7 @@ impl Engine {
                     }
                     if let Some(endpoint) = endpoint {
                         let destination = Destination { session: key, endpoint: number };
-                        self.forget(&endpoint, destination, PeerState::Gone);
+                        work += self.forget(&endpoint, destination, PeerState::Gone);
                     }
                     work += 1;
                 }
@@ -367,17 +367,19 @@ impl Engine {
         work
     }
 
-    /// Stops delivery to an endpoint. `state`: what the peer of its out-of-band messages is told.
-    fn forget(&mut self, endpoint: &Endpoint, destination: Destination, state: PeerState) {
+    /// Stops delivery to an endpoint. `state`: what the peer of its out-of-band messages is told. Returns
+    /// the number of requests for a connection that it had.
+    fn forget(&mut self, endpoint: &Endpoint, destination: Destination, state: PeerState) -> usize {
         if endpoint.captures {
             self.flows.remove_captures(destination);
         } else if endpoint.requests_left.is_none() {
             self.flows.remove(&endpoint.rule, destination);
         }
-        if !endpoint.oob.is_empty() {
-            self.oob.remove(&endpoint.oob, destination);
-            self.oob_parts().disconnect(destination, state);
+        if endpoint.oob.is_empty() {
+            return 0;
         }
+        self.oob.remove(&endpoint.oob, destination);
+        self.oob_parts().disconnect(destination, state)
     }
 
     /// Returns the parts of the engine that changes of connections need.

@@ -18,7 +18,7 @@ mod restore;
 mod table;
 
 use towpath_protocol::layout::{OOB_INTENT_WORDS, SessionShape};
-use towpath_protocol::oob::{Count, OobMessage, PeerState, SENDER_WORD};
+use towpath_protocol::oob::{Count, OobMessage, PeerState};
 use towpath_queue::oob::{Message, OobProducer};
 use towpath_queue::{OwnWords, PeerWords, Violation};
 
@@ -39,6 +39,13 @@ const INTENT_INDEX: usize = 2;
 const HANDLED: u64 = 1 << 32;
 /// Marks the last word of an intent, which is stored last.
 const INTENT_VALID: u64 = 1 << 32;
+
+/// Returns the bytes of the server's own memory that the queues of a session take at most.
+pub(crate) fn private_bytes(shape: &SessionShape) -> usize {
+    let slots = shape.oob().map_or(0, |oob| oob.slots() as usize);
+    let queue = size_of::<OobQueue>() + slots * (size_of::<u32>() + size_of::<Peer>());
+    if slots > 0 { shape.endpoints as usize * queue } else { 0 }
+}
 
 /// The queues of a session's endpoints.
 #[derive(Debug)]
@@ -213,12 +220,8 @@ impl OobQueue {
         if unread >= self.slots - kept {
             return Err(NoRoom::Full);
         }
-        if kept > 0 {
-            let senders = self.producer.of_unread(SENDER_WORD);
-            let theirs = senders.filter(|word| (word >> 32) as u32 == session).count();
-            if theirs as u32 >= self.slots / SHARE {
-                return Err(NoRoom::Share);
-            }
+        if kept > 0 && self.producer.unread_of(session) >= self.slots / SHARE {
+            return Err(NoRoom::Share);
         }
         Ok(())
     }

@@ -53,7 +53,7 @@ impl Parts<'_> {
     }
 
     /// Changes what an endpoint knows of its peer, and tells its application.
-    fn set_state(&mut self, at: Destination, state: PeerState) {
+    pub(super) fn set_state(&mut self, at: Destination, state: PeerState) {
         let Some(session) = self.sessions.get_mut(at.session) else { return };
         if let Some(queue) = session.oob.queue(at.endpoint) {
             queue.set_state(state);
@@ -62,11 +62,11 @@ impl Parts<'_> {
     }
 
     /// Ends the connection of an endpoint, or takes its request back, and rejects the requests that
-    /// it has. `state`: what its peer is told.
-    pub(crate) fn disconnect(&mut self, at: Destination, state: PeerState) {
-        let Some(session) = self.sessions.get_mut(at.session) else { return };
+    /// it has. `state`: what its peer is told. Returns the number of requests.
+    pub(crate) fn disconnect(&mut self, at: Destination, state: PeerState) -> usize {
+        let Some(session) = self.sessions.get_mut(at.session) else { return 0 };
         let own = Peer { session: session.number, endpoint: at.endpoint };
-        let Some(queue) = session.oob.queue(at.endpoint) else { return };
+        let Some(queue) = session.oob.queue(at.endpoint) else { return 0 };
         let link = queue.link;
         let requests = std::mem::take(&mut queue.requests);
         match link {
@@ -80,8 +80,8 @@ impl Parts<'_> {
                 }
             }
         }
-        for one in requests {
-            if let Some((at, queue)) = self.peer_queue(one)
+        for one in &requests {
+            if let Some((at, queue)) = self.peer_queue(*one)
                 && queue.link == Link::Requested(own)
             {
                 self.end(at, PeerState::Refused(Refused::NoEndpoint));
@@ -91,6 +91,7 @@ impl Parts<'_> {
         if link != Link::None {
             self.clear_link(at);
         }
+        requests.len()
     }
 
     /// Tells an endpoint that it has no connection any more. The state comes first: a server that is
