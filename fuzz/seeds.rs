@@ -14,6 +14,7 @@ use towpath_protocol::message::{
     Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, Cursor, ErrorBody, MAX_BYTES, Message,
     OPEN_ALL, Open, Opened, RULE_ALL, Refusal, Resume, SHARED, Set, TRUSTED, fixed_name,
 };
+use towpath_protocol::oob::{Kind, OobAddress, OobMessage};
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
     let options = [2, 4, 5, 0xb4, 1, 3, 3, 7];
@@ -337,6 +338,22 @@ fn cells() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
+/// Returns out-of-band messages of each kind, and of both families.
+fn messages() -> Vec<(&'static str, Vec<u8>)> {
+    let to = |ip: &str| OobAddress { ip: ip.parse().unwrap(), protocol: 6, port: 7471 };
+    let message = |kind, ip, payload: &[u8]| {
+        OobMessage::new(kind, to(ip), payload).unwrap().to_words().map(u64::to_ne_bytes).concat()
+    };
+    vec![
+        ("plain4", message(Kind::Plain, "192.0.2.7", &[0x5a; 64])),
+        ("plain6", message(Kind::Plain, "2001:db8::7", b"hello")),
+        ("request", message(Kind::Request, "192.0.2.7", &[0xa5; 56])),
+        ("accept", message(Kind::Accept, "2001:db8::7", b"")),
+        ("reject", message(Kind::Reject, "192.0.2.7", b"no")),
+        ("close", message(Kind::Close, "0.0.0.0", b"")),
+    ]
+}
+
 fn main() -> std::io::Result<()> {
     write("headers", &frames())?;
     let words: Vec<_> = offloads()
@@ -354,5 +371,6 @@ fn main() -> std::io::Result<()> {
     write("tcp_peer", &transfers())?;
     write("control", &control())?;
     write("pdu", &pdus())?;
-    write("cells", &cells())
+    write("cells", &cells())?;
+    write("oob", &messages())
 }

@@ -217,3 +217,39 @@ fn pdus_come_back() {
         served.server.stop().unwrap();
     });
 }
+
+/// Both sides of the example, as two programs.
+#[test]
+fn out_of_band_messages_come_back() {
+    if !possible("out_of_band_messages_come_back", &[]) {
+        return;
+    }
+    isolated!(|| {
+        use std::io::Write;
+        use std::process::{Command, Stdio};
+        let served = Served::start(1500, |device| Box::new(device));
+        let program = env!("CARGO_BIN_EXE_oob_echo");
+        let mut echo = Running::start(program, &served, &[]);
+        let report = towpath_client::report(served.socket()).unwrap();
+        let ip = report["sessions"][0]["ipv4"].as_str().unwrap().split('/').next().unwrap();
+        let ask = |port: u16, lines: &str| {
+            let mut command = Command::new(program);
+            command.arg(served.socket()).arg(format!("{ip}:{port}"));
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+            let output = child.wait_with_output().unwrap();
+            let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+            (output.status.code(), text(output.stdout), text(output.stderr))
+        };
+        for _ in 0..3 {
+            let said = ask(7, "one\ntwo\n");
+            assert_eq!(said, (Some(0), "welcome\none\ntwo\n".to_owned(), String::new()));
+        }
+        let (status, _, error) = ask(8, "");
+        assert_eq!(status, Some(1));
+        assert!(error.contains("refused: no endpoint of this server"), "{error}");
+        echo.assert_alive();
+        served.server.stop().unwrap();
+    });
+}

@@ -29,6 +29,7 @@ fn every_example_is_read_at_a_glance() {
     for (name, text) in [
         ("echo", include_str!("../src/bin/echo.rs")),
         ("udp_echo", include_str!("../src/bin/udp_echo.rs")),
+        ("oob_echo", include_str!("../src/bin/oob_echo.rs")),
         ("own_queue", include_str!("../src/bin/own_queue.rs")),
         ("pdu_echo", include_str!("../src/bin/pdu_echo.rs")),
         ("web", include_str!("../src/bin/web.rs")),

@@ -20,7 +20,7 @@ use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
 use towpath_queue::{OwnWords, PeerWords};
 
-use crate::oob::Oob;
+use crate::oob_queues::Oob;
 
 pub(crate) struct QueuePair {
     pub(crate) transmit: TransmitProducer,

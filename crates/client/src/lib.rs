@@ -50,6 +50,7 @@ mod fork;
 mod hold;
 mod lanes;
 mod oob;
+mod oob_queues;
 mod options;
 mod pool;
 mod receive;
@@ -64,7 +65,7 @@ mod wait;
 mod waiter;
 
 pub use error::{AttachError, Lost, OpenError, Refusal, SendError};
-pub use oob::{OobKind, OutOfBand};
+pub use oob_queues::{OobKind, OutOfBand};
 pub use options::{Addresses, Endpoint, Info, Options, Statistics, WaitStrategy};
 pub use pool::{Parts, Received};
 pub use report::{default_socket, report, report_over, set, set_over};

@@ -1,203 +1,14 @@
 //! Out-of-band messages: small messages from endpoint to endpoint, and connections between
 //! endpoints.
 
-use std::collections::VecDeque;
-
-use towpath_protocol::layout::SessionShape;
-use towpath_protocol::oob::{Count, Kind, OobAddress, OobMessage, PeerState};
+use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState};
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MESSAGE_BYTES, OUT_OF_BAND};
-use towpath_queue::oob::OobConsumer;
-use towpath_queue::{OwnWords, PeerWords, Violation};
 use zerocopy::IntoBytes;
 
 use crate::error::{Lost, SendError};
+use crate::oob_queues::{OutOfBand, Queue};
 use crate::options::Endpoint;
 use crate::session::Session;
-
-/// What an endpoint received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OobKind {
-    /// A message ([`Session::send_oob`]).
-    Message,
-    /// A request for a connection ([`Session::request`]): answer it with [`Session::accept`] or
-    /// [`Session::reject`].
-    Request,
-    /// A peer accepted this endpoint's request.
-    Accept,
-    /// A peer rejected this endpoint's request.
-    Reject,
-}
-
-/// An out-of-band message that an endpoint received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutOfBand {
-    kind: OobKind,
-    from: OobAddress,
-    message: OobMessage,
-}
-
-impl OutOfBand {
-    fn new(message: OobMessage) -> Result<OutOfBand, Violation> {
-        let (kind, from) = message.check().ok_or(Violation::Flags)?;
-        let kind = match kind {
-            Kind::Plain => OobKind::Message,
-            Kind::Request => OobKind::Request,
-            Kind::Accept => OobKind::Accept,
-            Kind::Reject => OobKind::Reject,
-            Kind::Close => return Err(Violation::Flags),
-        };
-        Ok(OutOfBand { kind, from, message })
-    }
-
-    /// Returns the kind.
-    #[must_use]
-    pub fn kind(&self) -> OobKind {
-        self.kind
-    }
-
-    /// Returns the address of the endpoint that sent it. The server wrote it: no application can
-    /// forge it.
-    #[must_use]
-    pub fn from(&self) -> OobAddress {
-        self.from
-    }
-
-    /// Returns the user of the sender, as the server knows it from the kernel.
-    #[must_use]
-    pub fn uid(&self) -> u32 {
-        self.message.uid
-    }
-
-    /// Returns the number of the sender's session.
-    #[must_use]
-    pub fn session(&self) -> u32 {
-        self.message.session
-    }
-
-    /// Returns the payload, at most 64 bytes.
-    #[must_use]
-    pub fn payload(&self) -> &[u8] {
-        self.message.payload()
-    }
-}
-
-/// What the client knows of an endpoint's queue.
-struct Queue {
-    consumer: OobConsumer,
-    /// The state word that the application has been told of.
-    told: u64,
-    /// What the application asked for, and the state word before: the server has yet to answer.
-    asked: Option<(u64, PeerState)>,
-    /// `true` if the endpoint is in [`Oob::ready`].
-    ready: bool,
-    /// `true` if a wait has ended because of a new state.
-    is_told: bool,
-}
-
-/// The queues of all endpoints.
-pub(crate) struct Oob {
-    queues: Vec<Queue>,
-    /// Endpoints with news.
-    ready: VecDeque<u32>,
-}
-
-impl Oob {
-    /// Makes the client's side of the queues; `None` if the session has none.
-    pub(crate) fn new(
-        shape: &SessionShape,
-        own: Vec<OwnWords>,
-        peer: &[PeerWords],
-    ) -> Option<Box<Oob>> {
-        let oob = shape.oob()?;
-        let queues = own.into_iter().zip(peer).map(|(own, peer)| Queue {
-            consumer: OobConsumer::new(oob, own, peer),
-            told: 0,
-            asked: None,
-            ready: false,
-            is_told: false,
-        });
-        let ready = VecDeque::with_capacity(shape.endpoints as usize);
-        Some(Box::new(Oob { queues: queues.collect(), ready }))
-    }
-
-    /// Returns the number of queues.
-    pub(crate) fn len(&self) -> u32 {
-        self.queues.len() as u32
-    }
-
-    /// Records an event of an endpoint's queue. Ignores an endpoint that the session cannot have.
-    pub(crate) fn has_event(&mut self, endpoint: u32) {
-        let Some(queue) = self.queues.get_mut(endpoint as usize) else { return };
-        if !std::mem::replace(&mut queue.ready, true) {
-            self.ready.push_back(endpoint);
-        }
-    }
-
-    /// Enters all endpoints for a check.
-    pub(crate) fn check_all(&mut self) {
-        (0..self.len()).for_each(|endpoint| self.has_event(endpoint));
-    }
-
-    /// `true` if no endpoint may have news.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.ready.is_empty()
-    }
-
-    /// Returns the first endpoint with news. `is_wait`: a wait asks, which reports a new state once.
-    pub(crate) fn first_ready(&mut self, is_wait: bool) -> Result<Option<u32>, Violation> {
-        while let Some(endpoint) = self.ready.front().copied() {
-            let queue = &mut self.queues[endpoint as usize];
-            if queue.consumer.waiting()? > 0 {
-                return Ok(Some(endpoint));
-            }
-            let state = queue.consumer.state();
-            if state != queue.told && !(is_wait && queue.is_told) {
-                if is_wait {
-                    queue.is_told = true;
-                } else {
-                    (queue.told, queue.is_told) = (state, false);
-                }
-                return Ok(Some(endpoint));
-            }
-            (queue.told, queue.is_told, queue.ready) = (state, false, false);
-            self.ready.pop_front();
-        }
-        Ok(None)
-    }
-
-    /// Discards what is left of an endpoint that is closed.
-    fn discard(&mut self, endpoint: u32) -> Result<(), Violation> {
-        let Some(queue) = self.queues.get_mut(endpoint as usize) else { return Ok(()) };
-        queue.asked = None;
-        queue.consumer.discard()
-    }
-
-    /// Begins with an endpoint that was opened.
-    fn begin(&mut self, endpoint: u32) {
-        if let Some(queue) = self.queues.get_mut(endpoint as usize) {
-            (queue.told, queue.asked) = (queue.consumer.state(), None);
-        }
-    }
-
-    /// Returns the counters of an endpoint.
-    fn counters(&self, endpoint: u32) -> Vec<(&'static str, u64)> {
-        let queue = self.queues.get(endpoint as usize);
-        let value = |place| queue.map_or(0, |queue| queue.consumer.note(place));
-        Count::ALL.iter().enumerate().map(|(place, (_, name))| (*name, value(place))).collect()
-    }
-}
-
-impl Queue {
-    fn state(&self) -> PeerState {
-        let word = self.consumer.state();
-        match self.asked {
-            Some((before, expected)) if before == word => expected,
-            // A state of a later version is none of a connection.
-            _ => PeerState::from_number(word as u32).unwrap_or(PeerState::Closed),
-        }
-    }
-}
 
 impl Session {
     /// Queues an out-of-band message of at most 64 bytes to an endpoint's address. The next
@@ -272,8 +83,8 @@ impl Session {
     /// # Errors
     /// [`SendError`]; then nothing was queued.
     pub fn disconnect(&mut self, endpoint: Endpoint) -> Result<(), SendError> {
-        let nobody = OobAddress { ip: [0, 0, 0, 0].into(), protocol: 0, port: 0 };
-        self.put_oob(endpoint, Kind::Close, nobody, &[])?;
+        let nowhere = OobAddress { ip: [0, 0, 0, 0].into(), protocol: 0, port: 0 };
+        self.put_oob(endpoint, Kind::Close, nowhere, &[])?;
         self.expect(endpoint, PeerState::None);
         Ok(())
     }

@@ -26,7 +26,7 @@ use crate::error::{AttachError, Lost, OpenError, Refusal};
 use crate::fork::ForkGuard;
 use crate::hold::DoorbellHold;
 use crate::lanes::{Lane, QueuePair, lanes, no_counters};
-use crate::oob::Oob;
+use crate::oob_queues::Oob;
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::pool::{ReceivePool, TransmitPool};
 use crate::reconnect::Resumable;

@@ -196,7 +196,7 @@ fn requests_are_refused_for_a_reason() {
     becomes(&mut client, endpoint, PeerState::Refused(Refused::Rejected));
     let answer = next(&mut client, endpoint);
     assert_eq!((answer.kind(), answer.payload()), (OobKind::Reject, &b"not today"[..]));
-    // An answer to nobody.
+    // An answer to nowhere.
     let (accepting, _) = open(&mut server, 0);
     server.accept(accepting, own, b"").unwrap();
     server.flush().unwrap();
@@ -208,7 +208,7 @@ fn requests_are_refused_for_a_reason() {
     next(&mut server, listener);
     server.close(listener).unwrap();
     becomes(&mut client, endpoint, PeerState::Refused(Refused::NoEndpoint));
-    // The requester takes its request back, and the answer finds nobody.
+    // The requester takes its request back, and the answer finds nowhere.
     let (listener, to) = open(&mut server, PORT);
     client.request(endpoint, to, b"?").unwrap();
     client.disconnect(endpoint).unwrap();
@@ -331,12 +331,12 @@ fn a_closed_endpoints_messages_are_not_the_next_ones() {
 fn a_new_state_ends_a_wait_once() {
     let world = world(1);
     let (mut client, endpoint, _) = world.at("client", PORT);
-    let nobody = OobAddress { ip: "10.77.0.99".parse().unwrap(), protocol: 6, port: 1 };
-    client.request(endpoint, nobody, b"").unwrap();
+    let nowhere = OobAddress { ip: "10.77.0.99".parse().unwrap(), protocol: 6, port: 1 };
+    client.request(endpoint, nowhere, b"").unwrap();
     assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
     assert_eq!(client.peer(endpoint), PeerState::Refused(Refused::NoEndpoint));
     assert_eq!(client.wait(Some(Duration::from_millis(10))), Ok(false), "it was told");
-    client.request(endpoint, nobody, b"").unwrap();
+    client.request(endpoint, nowhere, b"").unwrap();
     assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
     assert_eq!(client.ready_oob(), Ok(Some(endpoint.number())));
     assert_eq!(client.ready_oob(), Ok(None));
@@ -361,8 +361,8 @@ fn wrong_requests_are_named() {
     let rule = Rule::new().tcp(PORT);
     refused(plain.open(&rule.out_of_band()), Refusal::State, "oob_slots");
     let endpoint = plain.open(&rule).unwrap();
-    let nobody = OobAddress { ip: "10.77.0.9".parse().unwrap(), protocol: 6, port: 1 };
-    assert_eq!(plain.send_oob(endpoint, nobody, b""), Err(SendError::NotOutOfBand));
+    let nowhere = OobAddress { ip: "10.77.0.9".parse().unwrap(), protocol: 6, port: 1 };
+    assert_eq!(plain.send_oob(endpoint, nowhere, b""), Err(SendError::NotOutOfBand));
     assert_eq!(plain.peer(endpoint), PeerState::None);
     assert_eq!(plain.receive_oob(endpoint), Ok(None));
     let (mut session, endpoint, own) = world.at("session", PORT);

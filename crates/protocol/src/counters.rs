@@ -8,6 +8,7 @@
 //! `docs/counters.md` shows each counter's name and its description from here; a test compares
 //! them.
 
+use towpath_queue::oob::NOTE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
 
 /// Counters of an endpoint.
@@ -77,6 +78,46 @@ impl Endpoint {
 }
 
 const _: () = assert!(Endpoint::ALL.len() <= crate::layout::ENDPOINT_REVOKED_WORD);
+
+/// Counters of an endpoint's out-of-band messages. They are beside its queue, so only a session with
+/// such queues has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum OutOfBand {
+    /// Out-of-band messages put into the endpoint's queue.
+    Received,
+    /// Out-of-band messages for the endpoint that the engine dropped, because its queue was full.
+    DroppedFull,
+    /// Out-of-band messages for the endpoint that the engine dropped, because the queue had as many
+    /// messages or requests of the sender's session as it may have: a quarter.
+    DroppedShare,
+    /// Out-of-band messages that the endpoint sent, and the engine put into another queue.
+    Sent,
+    /// Out-of-band messages that the endpoint sent, and the engine dropped, because no endpoint of
+    /// this server takes messages at their address.
+    DroppedNoEndpoint,
+    /// Out-of-band messages that the endpoint sent, and the engine dropped, because the policy lets
+    /// the two users exchange none.
+    DroppedPolicy,
+    /// Out-of-band messages that the endpoint sent, and the engine dropped, because they do not fit
+    /// the state of a connection.
+    DroppedState,
+}
+
+impl OutOfBand {
+    /// All counters, in the order of their words, with the names that reports use.
+    pub const ALL: [(OutOfBand, &'static str); 7] = [
+        (OutOfBand::Received, "oob_received"),
+        (OutOfBand::DroppedFull, "oob_dropped_full"),
+        (OutOfBand::DroppedShare, "oob_dropped_share"),
+        (OutOfBand::Sent, "oob_sent"),
+        (OutOfBand::DroppedNoEndpoint, "oob_dropped_no_endpoint"),
+        (OutOfBand::DroppedPolicy, "oob_dropped_policy"),
+        (OutOfBand::DroppedState, "oob_dropped_state"),
+    ];
+}
+
+const _: () = assert!(OutOfBand::ALL.len() <= NOTE_WORDS);
 
 /// Counters of the device and its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

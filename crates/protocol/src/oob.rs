@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use towpath_queue::descriptor::MESSAGE_BYTES;
-use towpath_queue::oob::{Message, NOTE_WORDS};
+use towpath_queue::oob::Message;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 /// The most bytes of payload.
@@ -232,6 +232,31 @@ pub enum Refused {
     State,
 }
 
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Refused::Rejected => "the peer rejected the request",
+            Refused::NoEndpoint => "no endpoint of this server takes messages at the address",
+            Refused::Policy => "the policy lets the two users exchange no messages",
+            Refused::Full => "the peer has no room for the request, or for the answer",
+            Refused::State => "the endpoint has a peer, or the request is gone",
+        })
+    }
+}
+
+impl std::fmt::Display for PeerState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            PeerState::None => "not connected",
+            PeerState::Requested => "the peer has yet to answer",
+            PeerState::Connected => "connected",
+            PeerState::Closed => "the peer closed the connection",
+            PeerState::Gone => "the peer's session is over",
+            PeerState::Refused(why) => return write!(f, "refused: {why}"),
+        })
+    }
+}
+
 impl PeerState {
     /// Returns the number of the state.
     #[must_use]
@@ -270,46 +295,6 @@ impl PeerState {
         PeerState::Refused(Refused::State),
     ];
 }
-
-/// Counters of an endpoint's out-of-band messages. They are beside its queue, so only a session with
-/// such queues has them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Count {
-    /// Out-of-band messages put into the endpoint's queue.
-    Received,
-    /// Out-of-band messages for the endpoint that the engine dropped, because its queue was full.
-    DroppedFull,
-    /// Out-of-band messages for the endpoint that the engine dropped, because the queue had as many
-    /// messages or requests of the sender's session as it may have: a quarter.
-    DroppedShare,
-    /// Out-of-band messages that the endpoint sent, and the engine put into another queue.
-    Sent,
-    /// Out-of-band messages that the endpoint sent, and the engine dropped, because no endpoint of
-    /// this server takes messages at their address.
-    DroppedNoEndpoint,
-    /// Out-of-band messages that the endpoint sent, and the engine dropped, because the policy lets
-    /// the two users exchange none.
-    DroppedPolicy,
-    /// Out-of-band messages that the endpoint sent, and the engine dropped, because they do not fit
-    /// the state of a connection.
-    DroppedState,
-}
-
-impl Count {
-    /// All counters, in the order of their words, with the names that reports use.
-    pub const ALL: [(Count, &'static str); 7] = [
-        (Count::Received, "oob_received"),
-        (Count::DroppedFull, "oob_dropped_full"),
-        (Count::DroppedShare, "oob_dropped_share"),
-        (Count::Sent, "oob_sent"),
-        (Count::DroppedNoEndpoint, "oob_dropped_no_endpoint"),
-        (Count::DroppedPolicy, "oob_dropped_policy"),
-        (Count::DroppedState, "oob_dropped_state"),
-    ];
-}
-
-const _: () = assert!(Count::ALL.len() <= NOTE_WORDS);
 
 #[cfg(test)]
 mod tests {

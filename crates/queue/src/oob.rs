@@ -1,8 +1,8 @@
 //! Out-of-band messages: a queue of small messages of a fixed size for each endpoint.
 //!
 //! The server writes the messages and their index, the application its own index (Riddoch and Pope's
-//! out-of-band queue). The server discards a message for which a queue has no room. So a queue holds
-//! nobody up, and what must not be lost is state instead: a word beside the queue says whether the
+//! out-of-band queue). The server discards a message for which a queue has no room: a full queue delays no
+//! other work. What must not be lost is state instead: a word beside the queue says whether the
 //! endpoint's peer is there.
 //!
 //! | memory | line 0 | then |

@@ -17,6 +17,7 @@ use towpath_protocol::settings::Values;
 use crate::addresses::Lease;
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
+use crate::engine::forbidden::Forbidden;
 use crate::engine::session::{Mappings, Session};
 use crate::policy::{Account, Standing, Terms};
 use crate::prepare::Prepared;
@@ -258,6 +259,15 @@ impl Connection {
             ));
         }
         Ok(())
+    }
+
+    /// Applies the terms to the parts of the session that engines are about to get.
+    pub(crate) fn apply_terms(&self, sessions: &mut [Session]) {
+        let most = self.terms.forbidden_packets_per_second;
+        for session in sessions {
+            session.forbidden = most.map(Forbidden::new);
+            (session.oob.uid, session.oob.reach) = (self.peer.uid, self.terms.out_of_band);
+        }
     }
 
     /// Finds the free endpoint numbers and the last request of a resumed session. The caller has entered

@@ -42,6 +42,7 @@ mod policy;
 mod position;
 mod prepare;
 mod queue_opener;
+mod reach;
 mod report;
 mod requests;
 mod resume;
@@ -66,10 +67,10 @@ pub use keeper::{
     status_path, supervise, take_device_objects, upgrade,
 };
 pub use policy::{
-    AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reach, Reservation, Standing,
-    Terms,
+    AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,
 };
 pub use position::Crash;
+pub use reach::Reach;
 pub use server::Server;
 pub use towpath_protocol::settings::{Setting, SettingError, Values};
 

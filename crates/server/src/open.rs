@@ -14,7 +14,8 @@ use crate::connection::{Connection, Opened, Refused};
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
 use crate::host::port_protocol;
-use crate::policy::{Reach, Standing};
+use crate::policy::Standing;
+use crate::reach::Reach;
 
 /// Reads an open message, and checks it against the session's resources and rights. `free`: `true`
 /// if administrators may use any address.
@@ -168,7 +169,7 @@ fn read_out_of_band(
              without remote address, remote port and VLAN",
         ));
     }
-    if connection.terms.out_of_band == Reach::Nobody {
+    if connection.terms.out_of_band == Reach::None {
         return Err(denied(
             "your user may not exchange out-of-band messages; ask the administrator for a grant",
         ));

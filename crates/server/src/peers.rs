@@ -13,7 +13,6 @@ use crate::addresses::Holder;
 use crate::connection::{Progress, Refused};
 use crate::control::Control;
 use crate::engine::commands::Command;
-use crate::engine::forbidden::Forbidden;
 use crate::engine::relays::Relay;
 use crate::engine::session::{Mappings, Session};
 use crate::engines::Reply;
@@ -262,12 +261,7 @@ impl Control {
     /// Hands a session over to the engine.
     pub(crate) fn begin_session(&mut self, token: u64, mut mapped: Mapped) {
         let Some(connection) = self.connections.get_mut(token) else { return };
-        let most = connection.terms.forbidden_packets_per_second;
-        let reach = (connection.peer.uid, connection.terms.out_of_band);
-        for session in &mut mapped.sessions {
-            session.forbidden = most.map(Forbidden::new);
-            (session.oob.uid, session.oob.reach) = reach;
-        }
+        connection.apply_terms(&mut mapped.sessions);
         connection.progress = Progress::Lives;
         if let Some(record) = &mut connection.record {
             record.begin();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use towpath_protocol::message::Refusal;
 use towpath_protocol::peer::{OVERFLOW_UID, Peer};
 
-pub use terms::{AddressRange, PortRange, Reach, Terms};
+pub use terms::{AddressRange, PortRange, Terms};
 
 /// Grants and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use towpath_memory::{FilePart, Mapping, SharedFile, own_words};
 use towpath_protocol::layout::{CLOSED_WORD, SessionShape};
 use towpath_protocol::store::Store;
 
-use crate::engine::oob;
+use crate::engine::oob::queue::oob_bytes;
 use crate::engine::own::{HeaderMemory, Offsets};
 use crate::engine::relays::Relay;
 use crate::engine::session::{
@@ -68,7 +68,7 @@ pub(crate) fn session_bytes(shape: &SessionShape, lanes: usize) -> usize {
         + shape.receive_pool.pool_bytes()
         + shape.endpoints as usize * ENDPOINT_BYTES
         + shape.queue_pairs as usize * QUEUE_PAIR_BYTES;
-    lane * lanes + shape.transmit_pool.pool_bytes() + oob::private_bytes(shape)
+    lane * lanes + shape.transmit_pool.pool_bytes() + oob_bytes(shape)
 }
 
 impl Files {

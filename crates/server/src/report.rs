@@ -21,7 +21,6 @@ use crate::engine::demux::{Rule, Vlan};
 use crate::policy::Policy;
 use crate::prepare::MEMORIES;
 use towpath_protocol::counters;
-use towpath_protocol::oob;
 use towpath_queue::PeerWords;
 use towpath_queue::oob::NOTES;
 
@@ -298,7 +297,8 @@ fn session<'a>(
         let start = number * ENDPOINT_COUNTERS;
         let read = |words: &PeerWords| counters::read(words, start, &counters::Endpoint::ALL);
         let messages = queues.get(number).filter(|_| opened.out_of_band);
-        let messages = messages.map(|words| counters::read(words, NOTES, &oob::Count::ALL));
+        let messages =
+            messages.map(|words| counters::read(words, NOTES, &counters::OutOfBand::ALL));
         Some(Endpoint {
             endpoint: number as u32,
             queue_pair: opened.queue_pair,

@@ -9,7 +9,8 @@ use crate::connection::{Connection, Opened, Progress};
 use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engines::Reply;
-use crate::policy::{Policy, PolicyChange, Reach, Terms};
+use crate::policy::{Policy, PolicyChange, Terms};
+use crate::reach::Reach;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 
@@ -51,11 +52,12 @@ impl Control {
             return false;
         }
         (connection.standing, connection.terms) = (admission.standing, admission.terms);
-        let (session, most) = (connection.number, connection.terms.forbidden_packets_per_second);
-        let (uid, reach) = (connection.peer.uid, connection.terms.out_of_band);
+        let session = connection.number;
+        let forbidden = connection.terms.forbidden_packets_per_second;
+        let reach = connection.terms.out_of_band;
         if matches!(connection.progress, Progress::Lives | Progress::Unclaimed) {
-            self.command(Command::LimitForbidden { session, most }, Reply::Nothing);
-            self.command(Command::SetReach { session, uid, reach }, Reply::Nothing);
+            let terms = Command::SetTerms { session, forbidden, reach };
+            self.command(terms, Reply::Nothing);
         }
         true
     }
@@ -122,7 +124,7 @@ fn allow_lease(terms: &Terms, lease: &Lease) -> bool {
 /// send that it was opened with.
 fn allow_endpoint(connection: &Connection, opened: &Opened) -> bool {
     let terms = &connection.terms;
-    if opened.out_of_band && terms.out_of_band == Reach::Nobody {
+    if opened.out_of_band && terms.out_of_band == Reach::None {
         return false;
     }
     opened.is_for_neighbours

@@ -11,7 +11,7 @@ use towpath_queue::Violation;
 
 use crate::engine::neighbours::NeighbourRequest;
 use crate::engine::session::{Doorbell, Endpoint, Session};
-use crate::policy::Reach;
+use crate::reach::Reach;
 
 /// A command of the control thread. The engine answers each with `EngineReport::Done` and the
 /// command's ticket.
@@ -53,15 +53,11 @@ pub enum Command {
         packet: Option<Box<[u8]>>,
         answered: u32,
     },
-    /// Limits the packets per second that the session's rights forbid.
-    LimitForbidden {
+    /// Limits the packets per second that the session's rights forbid, and the sessions with which it
+    /// exchanges out-of-band messages.
+    SetTerms {
         session: u32,
-        most: Option<u32>,
-    },
-    /// Sets the user of a session, and with whose sessions it exchanges out-of-band messages.
-    SetReach {
-        session: u32,
-        uid: u32,
+        forbidden: Option<u32>,
         reach: Reach,
     },
     /// Sets a checked value; session 0 means the device.
@@ -135,11 +131,8 @@ impl Command {
                 let (session, endpoint, answered) = (*session, *endpoint, *answered);
                 Command::AnswerNeighbour { session, endpoint, packet: packet.clone(), answered }
             }
-            Command::LimitForbidden { session, most } => {
-                Command::LimitForbidden { session: *session, most: *most }
-            }
-            Command::SetReach { session, uid, reach } => {
-                Command::SetReach { session: *session, uid: *uid, reach: *reach }
+            Command::SetTerms { session, forbidden, reach } => {
+                Command::SetTerms { session: *session, forbidden: *forbidden, reach: *reach }
             }
             Command::Set { setting, session, endpoint, value } => {
                 let (setting, session) = (*setting, *session);

@@ -85,16 +85,11 @@ impl Engine {
                     self.answer_neighbour(key, endpoint, packet.as_deref(), answered);
                 }
             }
-            Command::LimitForbidden { session, most } => {
+            Command::SetTerms { session, forbidden, reach } => {
                 let key = self.sessions.key(session);
                 if let Some(session) = key.and_then(|key| self.sessions.get_mut(key)) {
-                    session.forbidden = most.map(Forbidden::new);
-                }
-            }
-            Command::SetReach { session, uid, reach } => {
-                let key = self.sessions.key(session);
-                if let Some(session) = key.and_then(|key| self.sessions.get_mut(key)) {
-                    (session.oob.uid, session.oob.reach) = (uid, reach);
+                    session.forbidden = forbidden.map(Forbidden::new);
+                    session.oob.reach = reach;
                 }
             }
             Command::Set { setting, session, endpoint, value } => {

@@ -23,7 +23,7 @@ use crate::engine::coalescing::{self, Coalescing, Values};
 use crate::engine::demux::Rule;
 use crate::engine::forbidden::Forbidden;
 use crate::engine::last_sent::LastSent;
-use crate::engine::oob::SessionOob;
+use crate::engine::oob::queue::SessionOob;
 use crate::engine::own::Own;
 use crate::engine::relays::Relay;
 use crate::engine::schedule::arrivals::Arrivals;

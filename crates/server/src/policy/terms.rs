@@ -7,6 +7,7 @@ use towpath_protocol::settings::Setting;
 
 use crate::engine::commands::Listening;
 use crate::engine::demux::Rule;
+use crate::reach::Reach;
 
 /// The first port that needs no privilege by default (ip(7), `ip_unprivileged_port_start`).
 const UNPRIVILEGED_PORT: u16 = 1024;
@@ -54,19 +55,6 @@ pub struct Terms {
     pub forbidden_packets_per_second: Option<u32>,
 }
 
-/// The users with whose sessions a user's sessions exchange out-of-band messages. Both sides have to
-/// agree.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reach {
-    /// No sessions.
-    Nobody,
-    /// The sessions of the same user.
-    #[default]
-    Own,
-    /// The sessions of the same user, and of each user with the same right.
-    Everyone,
-}
-
 /// Addresses of one family, from the first to the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressRange {
@@ -99,7 +87,7 @@ impl Terms {
     /// Returns the terms of root and the server's user: everything.
     #[must_use]
     pub fn administrator() -> Terms {
-        let out_of_band = Reach::Everyone;
+        let out_of_band = Reach::All;
         Terms { out_of_band, capture: true, promiscuous: true, ..Terms::default() }
     }
 

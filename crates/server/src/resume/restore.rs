@@ -18,7 +18,6 @@ use crate::connection::{Connection, Opened, Progress};
 use crate::control::{Control, UNCLAIMED};
 use crate::engine::commands::Command;
 use crate::engine::demux::Rule;
-use crate::engine::forbidden::Forbidden;
 use crate::engine::session::Session;
 use crate::engines::Reply;
 use crate::host::port_protocol;
@@ -152,12 +151,8 @@ impl Control {
         self.connections.give_number(token, number, session_bytes(&shape, lanes));
         self.lock(&mapped.mappings);
         self.register(&mut mapped.sessions);
-        let Some(connection) = self.connections.get(token) else { return Ok(false) };
-        let most = connection.terms.forbidden_packets_per_second;
-        let reach = (connection.peer.uid, connection.terms.out_of_band);
-        for session in &mut mapped.sessions {
-            session.forbidden = most.map(Forbidden::new);
-            (session.oob.uid, session.oob.reach) = reach;
+        if let Some(connection) = self.connections.get(token) {
+            connection.apply_terms(&mut mapped.sessions);
         }
         let parts = mapped.sessions.into_iter().map(Box::new).map(Command::AddSession).collect();
         self.parts.engines.command_each(parts, Reply::Nothing);

@@ -7,7 +7,7 @@ use towpath_client::{Endpoint, Lost, SendError, Session};
 use towpath_packet::build::Flow;
 use towpath_queue::OwnWords;
 
-use super::messages::Messages;
+use super::messages::{Messages, port};
 use super::random::Random;
 use crate::engine::testing::{MAC, inward, outward};
 
@@ -17,11 +17,6 @@ const HEADERS: usize = 42;
 const LONGEST: u64 = 1400;
 /// The longest time for which an application does something else.
 const LONGEST_PAUSE_NS: u64 = 20_000_000;
-
-/// The port of an application.
-pub(super) fn port(application: usize) -> u16 {
-    2000 + application as u16
-}
 
 /// The sender of a packet, in its payload.
 pub(super) const FAR: u8 = 0xfa;

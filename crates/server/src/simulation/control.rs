@@ -17,14 +17,13 @@ use towpath_protocol::message::{self, Attached, Message, Opened};
 use towpath_protocol::store::{MemoryStore, Store};
 use towpath_queue::OwnWords;
 
-use super::application::port;
-use super::messages::address;
+use super::messages::{address, port};
 use crate::engine::commands::{Claim, Command, EngineReport};
 use crate::engine::session::Doorbell;
 use crate::engine::testing::{MAC, endpoint};
 use crate::engine::wake_data;
-use crate::policy::Reach;
 use crate::prepare::{Files, MEMORIES, Mapped, Prepared, wake};
+use crate::reach::Reach;
 
 /// The control thread's ends of the channels to an engine.
 pub(super) struct EngineEnds {
@@ -188,7 +187,7 @@ impl Keeper {
             return None;
         }
         let mut session = Box::new(mapped.sessions.pop().unwrap());
-        session.oob.reach = Reach::Everyone;
+        session.oob.reach = Reach::All;
         server.command(Command::AddSession(session));
         let mut opened = endpoint(port(number as usize - 1));
         opened.is_resumed = true;

@@ -3,8 +3,12 @@
 use towpath_client::{Endpoint, Lost, OobAddress, OobKind, PeerState, SendError, Session};
 use towpath_packet::headers::PROTOCOL_UDP;
 
-use super::application::port;
 use super::random::Random;
+
+/// The port of an application.
+pub(super) fn port(application: usize) -> u16 {
+    2000 + application as u16
+}
 
 /// Returns an application's address.
 pub(super) fn address(application: usize) -> OobAddress {

@@ -254,9 +254,9 @@ impl Grant {
             ports: self.ports.as_ref().map(ports),
             ethertypes: self.ethertypes.as_ref().map(|all| all.iter().map(|one| one.0).collect()),
             out_of_band: match self.out_of_band {
-                OutOfBand::None => Reach::Nobody,
+                OutOfBand::None => Reach::None,
                 OutOfBand::Own => Reach::Own,
-                OutOfBand::All => Reach::Everyone,
+                OutOfBand::All => Reach::All,
             },
             capture: self.capture,
             promiscuous: self.promiscuous,

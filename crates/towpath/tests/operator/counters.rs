@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 use towpath_client::{Options, Session};
 use towpath_net::{Network, UdpSocket};
-use towpath_protocol::counters::{Device, Endpoint};
+use towpath_protocol::counters::{Device, Endpoint, OutOfBand};
 
 use crate::running::*;
 
@@ -50,13 +50,16 @@ fn table<T: std::fmt::Debug>(name: &str, counters: &[(T, &'static str)]) -> Stri
 
 #[test]
 fn the_page_describes_each_counter_as_the_code_does() {
-    for (name, table) in
-        [("Device", table("Device", &Device::ALL)), ("Endpoint", table("Endpoint", &Endpoint::ALL))]
-    {
+    for (name, table) in [
+        ("Device", table("Device", &Device::ALL)),
+        ("Endpoint", table("Endpoint", &Endpoint::ALL)),
+        ("OutOfBand", table("OutOfBand", &OutOfBand::ALL)),
+    ] {
         assert!(PAGE.contains(&table), "docs/counters.md lacks this table of {name}:\n{table}");
     }
     let rows = PAGE.lines().filter(|line| line.starts_with("| `")).count();
-    assert_eq!(rows, Device::ALL.len() + Endpoint::ALL.len(), "no row describes another counter");
+    let all = Device::ALL.len() + Endpoint::ALL.len() + OutOfBand::ALL.len();
+    assert_eq!(rows, all, "no row describes another counter");
 }
 
 /// The report names what a session takes from the server: memory, descriptors, buffers, and the

@@ -3,8 +3,8 @@
 
 use towpath_protocol::oob::PeerState;
 
+use super::link::{Link, Peer};
 use super::table::Parts;
-use super::{Link, Peer};
 use crate::engine::demux::Destination;
 
 impl Parts<'_> {

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
-use towpath_protocol::oob::{Count, Kind, OobAddress, OobMessage, PeerState, Refused};
+use towpath_protocol::counters::OutOfBand as Count;
+use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState, Refused};
 use towpath_queue::Violation;
 
-use super::{Intent, KEPT, Link, NoRoom, OobQueue, Peer};
+use super::link::{Link, Peer};
+use super::queue::{Intent, KEPT, NoRoom, OobQueue};
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
 use crate::engine::session::Session;
@@ -138,7 +140,7 @@ pub(crate) struct OobTable {
 }
 
 impl OobTable {
-    /// Enters an endpoint's addresses. The control thread has checked that nobody else has them.
+    /// Enters an endpoint's addresses. The control thread has checked that no other endpoint has them.
     pub(crate) fn insert(&mut self, addresses: &[OobAddress], at: Destination) {
         self.addresses.extend(addresses.iter().map(|address| (*address, at)));
     }

@@ -1,13 +1,15 @@
 use std::sync::Arc;
 
 use towpath_memory::{Region, SharedFile, own_words, peer_words};
+use towpath_protocol::counters::OutOfBand as Count;
 use towpath_protocol::layout::{ServerPages, SessionShape};
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState, Refused};
 use towpath_protocol::settings::Values;
 use towpath_queue::oob::OobConsumer;
 use towpath_queue::{OwnWords, PeerWords, Violation};
 
-use super::{Link, OobTable, Parts, Peer, Sender};
+use super::link::{Link, Peer};
+use super::{OobTable, Parts, Sender};
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
 use crate::engine::relays::Relays;
@@ -15,7 +17,7 @@ use crate::engine::session::{Doorbell, Memories, Session};
 use crate::engine::sessions::SessionTable;
 use crate::engine::testing;
 use crate::engine::wiring::event;
-use crate::policy::Reach;
+use crate::reach::Reach;
 
 const SLOTS: u32 = 8;
 const ENDPOINTS: u32 = 4;
@@ -149,7 +151,7 @@ impl World {
         PeerState::from_number(consumer.state() as u32).unwrap()
     }
 
-    fn count(&self, (session, endpoint): (u32, u32), count: super::Count) -> u64 {
+    fn count(&self, (session, endpoint): (u32, u32), count: Count) -> u64 {
         self.files[session as usize - 1].consumers[endpoint as usize].note(count as usize)
     }
 
@@ -269,20 +271,20 @@ fn an_impossible_tail_condemns_its_own_session() {
     world.send((1, 0), Kind::Plain, (2, 0));
     assert_eq!(world.sessions.take_condemned(), Some(world.at(2, 0).session));
     world.send((1, 0), Kind::Plain, (2, 1));
-    assert_eq!(world.count((1, 0), super::Count::DroppedNoEndpoint), 1, "it is about to end");
+    assert_eq!(world.count((1, 0), Count::DroppedNoEndpoint), 1, "it is about to end");
     assert_eq!(world.sessions.take_condemned(), None);
 }
 
 #[test]
 fn the_policy_of_both_sides_decides() {
-    use Reach::{Everyone, Nobody, Own};
+    use Reach::{All, None, Own};
     for (one, other, same_user, allowed) in [
         (Own, Own, true, true),
-        (Own, Everyone, true, true),
-        (Own, Nobody, true, false),
-        (Nobody, Everyone, true, false),
-        (Everyone, Everyone, false, true),
-        (Everyone, Own, false, false),
+        (Own, All, true, true),
+        (Own, None, true, false),
+        (None, All, true, false),
+        (All, All, false, true),
+        (All, Own, false, false),
         (Own, Own, false, false),
     ] {
         let mut world = World::new(2);
@@ -298,7 +300,7 @@ fn the_policy_of_both_sides_decides() {
         let refused = PeerState::Refused(Refused::Policy);
         let state = if allowed { PeerState::Requested } else { refused };
         assert_eq!(world.state((1, 0)), state, "{what}");
-        let dropped = world.count((1, 0), super::Count::DroppedPolicy);
+        let dropped = world.count((1, 0), Count::DroppedPolicy);
         assert_eq!(dropped, if allowed { 0 } else { 2 }, "{what}");
     }
 }

@@ -1,0 +1,229 @@
+//! The queues of a session's endpoints, and what the ledger holds of them.
+
+use towpath_protocol::counters::OutOfBand as Count;
+use towpath_protocol::layout::{OOB_INTENT_WORDS, SessionShape};
+use towpath_protocol::oob::{OobMessage, PeerState};
+use towpath_queue::oob::{Message, OobProducer};
+use towpath_queue::{OwnWords, PeerWords, Violation};
+
+use crate::reach::Reach;
+
+use super::link::{Link, Peer};
+
+/// The part of a queue that one session's messages, or its requests, may have: a quarter.
+const SHARE: u32 = 4;
+/// Messages for which a queue keeps room: the answer to a request.
+pub(super) const KEPT: u32 = 1;
+
+const INTENT_SLOT: usize = 0;
+const INTENT_PEER: usize = 1;
+const INTENT_INDEX: usize = 2;
+/// Marks a slot behind the last message that was handled.
+const HANDLED: u64 = 1 << 32;
+/// Marks the last word of an intent, which is stored last.
+const INTENT_VALID: u64 = 1 << 32;
+
+/// Returns the bytes of the server's own memory that the queues of a session take at most.
+pub(crate) fn oob_bytes(shape: &SessionShape) -> usize {
+    let slots = shape.oob().map_or(0, |oob| oob.slots() as usize);
+    let queue = size_of::<OobQueue>() + slots * (size_of::<u32>() + size_of::<Peer>());
+    if slots > 0 { shape.endpoints as usize * queue } else { 0 }
+}
+
+/// The queues of a session's endpoints.
+#[derive(Debug)]
+pub(crate) struct SessionOob {
+    pub(super) queues: Vec<OobQueue>,
+    /// For each queue pair, the slot behind the last message that was handled, or 0.
+    handled: Option<OwnWords>,
+    intent: Option<OwnWords>,
+    /// The user, and the users with whose sessions it exchanges messages.
+    pub(crate) uid: u32,
+    pub(crate) reach: Reach,
+}
+
+/// An endpoint's queue, and its connection.
+#[derive(Debug)]
+pub(crate) struct OobQueue {
+    pub(super) producer: OobProducer,
+    pub(super) link: Link,
+    /// The connection for the next server.
+    recorded: OwnWords,
+    /// Endpoints that asked for a connection, and have no answer yet.
+    pub(super) requests: Vec<Peer>,
+    /// `true` if the queue is in the notifier's list of those with news.
+    pub(crate) touched: bool,
+    slots: u32,
+}
+
+/// Which message the engine is about to publish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Intent {
+    pub(super) queue_pair: u32,
+    /// The message's slot in that queue pair.
+    pub(super) slot: u32,
+    pub(super) to: Peer,
+    /// The message's index in the queue of the endpoint that it is for.
+    pub(super) index: u32,
+}
+
+impl SessionOob {
+    /// Creates the queues of a session over its memories, new ones or those that a predecessor left.
+    pub(crate) fn new(
+        shape: &SessionShape,
+        own: Vec<OwnWords>,
+        peer: Vec<PeerWords>,
+        mut ledger: OwnWords,
+    ) -> SessionOob {
+        let Some(oob) = shape.oob() else { return SessionOob::none() };
+        let intent = ledger.split_off_front(OOB_INTENT_WORDS);
+        let handled = ledger.split_off_front(shape.queue_pairs as usize);
+        let queues = own.into_iter().zip(peer).map(|(own, peer)| {
+            let recorded = ledger.split_off_front(1);
+            OobQueue {
+                producer: OobProducer::new(oob, own, peer),
+                link: Link::from_word(recorded.get(0)),
+                recorded,
+                requests: Vec::new(),
+                touched: false,
+                slots: oob.slots(),
+            }
+        });
+        SessionOob {
+            queues: queues.collect(),
+            intent: Some(intent),
+            handled: Some(handled),
+            ..SessionOob::none()
+        }
+    }
+
+    /// Returns those of a session that has none.
+    pub(crate) fn none() -> SessionOob {
+        SessionOob {
+            queues: Vec::new(),
+            handled: None,
+            intent: None,
+            uid: u32::MAX,
+            reach: Reach::None,
+        }
+    }
+
+    /// Returns `true` if the session has no queues.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
+
+    /// Returns the queue of an endpoint.
+    pub(crate) fn queue(&mut self, endpoint: u32) -> Option<&mut OobQueue> {
+        self.queues.get_mut(endpoint as usize)
+    }
+
+    /// Returns `true` if this session and another one may exchange messages.
+    pub(super) fn reaches(&self, (uid, reach): (u32, Reach)) -> bool {
+        match (self.reach, reach) {
+            (Reach::None, _) | (_, Reach::None) => false,
+            (Reach::All, Reach::All) => true,
+            _ => self.uid == uid,
+        }
+    }
+
+    /// Returns `true` if a message was handled, by this server or an earlier one. `capacity`: the slots
+    /// of the queue pair.
+    pub(crate) fn is_handled(&self, queue_pair: u32, slot: u32, capacity: u32) -> bool {
+        let handled = self.handled.as_ref().map_or(0, |words| words.get(queue_pair as usize));
+        handled & HANDLED != 0 && (1..=capacity).contains(&(handled as u32).wrapping_sub(slot))
+    }
+
+    /// Records that a message was handled.
+    pub(crate) fn handled(&mut self, queue_pair: u32, slot: u32) {
+        if let Some(words) =
+            self.handled.as_mut().filter(|words| (queue_pair as usize) < words.len())
+        {
+            words.publish(queue_pair as usize, HANDLED | u64::from(slot.wrapping_add(1)));
+        }
+    }
+
+    pub(super) fn set_intent(&mut self, intent: &Intent) {
+        let Some(words) = &mut self.intent else { return };
+        // A reader must not find the old end with a new beginning.
+        words.publish(INTENT_INDEX, 0);
+        words.store(INTENT_SLOT, u64::from(intent.slot) | u64::from(intent.queue_pair) << 32);
+        words.store(INTENT_PEER, Link::Connected(intent.to).to_word());
+        words.publish(INTENT_INDEX, INTENT_VALID | u64::from(intent.index));
+    }
+
+    pub(super) fn intent(&self) -> Option<Intent> {
+        let words = self.intent.as_ref()?;
+        let index = words.get(INTENT_INDEX);
+        let Link::Connected(to) = Link::from_word(words.get(INTENT_PEER)) else { return None };
+        let slot = words.get(INTENT_SLOT);
+        (index & INTENT_VALID != 0).then_some(Intent {
+            queue_pair: (slot >> 32) as u32,
+            slot: slot as u32,
+            to,
+            index: index as u32,
+        })
+    }
+}
+
+/// Why the engine does not put a message into a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoRoom {
+    Full,
+    Share,
+    /// The queue's owner broke the protocol.
+    Violates(Violation),
+}
+
+impl OobQueue {
+    /// Begins anew, for another endpoint.
+    pub(crate) fn reset(&mut self) {
+        self.set_link(Link::None);
+        self.requests.clear();
+        self.producer.reset();
+    }
+
+    pub(super) fn set_link(&mut self, link: Link) {
+        self.link = link;
+        self.recorded.publish(0, link.to_word());
+    }
+
+    pub(super) fn set_state(&mut self, state: PeerState) {
+        let changes = (self.producer.state() >> 32).wrapping_add(1);
+        self.producer.set_state(changes << 32 | u64::from(state.number()));
+    }
+
+    pub(super) fn count(&mut self, count: Count) {
+        self.producer.add(count as usize, 1);
+    }
+
+    /// Checks that there is room for a message of a session. `kept`: messages for which room stays.
+    pub(super) fn check_room(&mut self, session: u32, kept: u32) -> Result<(), NoRoom> {
+        let unread = self.producer.unread().map_err(NoRoom::Violates)?;
+        if unread >= self.slots - kept {
+            return Err(NoRoom::Full);
+        }
+        if kept > 0 && self.producer.unread_of(session) >= self.slots / SHARE {
+            return Err(NoRoom::Share);
+        }
+        Ok(())
+    }
+
+    /// Checks that the endpoint may have one more request of a session.
+    pub(super) fn check_requests(&self, session: u32) -> Result<(), NoRoom> {
+        let theirs = self.requests.iter().filter(|one| one.session == session).count();
+        match (self.requests.len() as u32 >= self.slots, theirs as u32 >= self.slots / SHARE) {
+            (true, _) => Err(NoRoom::Full),
+            (_, true) => Err(NoRoom::Share),
+            _ => Ok(()),
+        }
+    }
+
+    /// Publishes a message. The caller has checked that there is room.
+    pub(super) fn push(&mut self, message: &OobMessage) {
+        let words: Message = message.to_words();
+        let pushed = self.producer.push(&words);
+        debug_assert!(pushed, "there was room");
+        self.count(Count::Received);
+    }
+}
