@@ -11,8 +11,9 @@ use towpath_pdu::atm::{Cell, Circuit, Segmenter};
 use towpath_pdu::{Fragment, OVERHEAD_BYTES};
 use towpath_protocol::VERSION;
 use towpath_protocol::message::{
-    Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, Cursor, ErrorBody, MAX_BYTES, Message,
-    OPEN_ALL, Open, Opened, RULE_ALL, Refusal, Resume, SHARED, Set, TRUSTED, fixed_name,
+    ATTACH_OOB_SHIFT, Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, Cursor, ErrorBody,
+    MAX_BYTES, Message, OPEN_ALL, Open, Opened, RULE_ALL, Refusal, Resume, SHARED, Set, TRUSTED,
+    fixed_name,
 };
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage};
 
@@ -241,6 +242,7 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         ("attach-largest", Message::Attach(Attach { queue_pairs: 16_384, ..attach }), 0),
         ("attach-overflow", Message::Attach(Attach { transmit_slots: 1 << 31, ..attach }), 0),
         ("attach-frames", Message::Attach(Attach { receive_buffer_bytes: 1 << 18, ..attach }), 0),
+        ("attach-oob", Message::Attach(Attach { flags: 64 << ATTACH_OOB_SHIFT, ..attach }), 0),
         ("attached", Message::Attached(attached), 7),
         ("mapped", Message::Mapped, 0),
         ("open", Message::Open(open), 0),

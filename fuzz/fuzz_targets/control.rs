@@ -23,7 +23,8 @@ use towpath_protocol::layout::{
     MAX_ENDPOINTS, MAX_MEMORY_BYTES, MAX_QUEUE_PAIRS, SessionShape, ShapeError,
 };
 use towpath_protocol::message::{
-    Attach, MAGIC, MAX_BYTES, MAX_DESCRIPTORS, Message, MessageError, Refusal, shown_name,
+    ATTACH_OOB_SHIFT, Attach, MAGIC, MAX_BYTES, MAX_DESCRIPTORS, Message, MessageError, Refusal,
+    shown_name,
 };
 
 /// The length of a message of each kind, in bytes with its header; 0: no such kind. This repeats
@@ -110,7 +111,8 @@ fn attached(attach: &Attach) {
         attach.receive_slots,
         attach.transmit_buffer_bytes,
         attach.receive_buffer_bytes,
-    );
+    )
+    .and_then(|shape| shape.with_oob(attach.flags >> ATTACH_OOB_SHIFT));
     let sets_fit = (1..=MAX_QUEUE_PAIRS).contains(&attach.queue_pairs);
     let endpoints_fit = (1..=MAX_ENDPOINTS).contains(&attach.endpoints);
     let shape = match shape {
@@ -124,6 +126,7 @@ fn attached(attach: &Attach) {
                     assert_eq!((all, endpoints_fit), (attach.endpoints, false));
                 }
                 ShapeError::Memory(bytes) => assert!(bytes > MAX_MEMORY_BYTES),
+                ShapeError::Oob(slots) => assert_eq!(slots, attach.flags >> ATTACH_OOB_SHIFT),
                 ShapeError::Lanes(lanes) => panic!("a message names no lanes, and has {lanes}"),
                 ShapeError::Queues(..) | ShapeError::Buffers(..) => {}
             }
