@@ -114,7 +114,7 @@ impl Notifier {
     /// Returns `true` if anything of a session is left here.
     pub(crate) fn knows(&self, key: u32) -> bool {
         self.deferred.has(key)
-            || self.touched.iter().chain(&self.touched_oob).any(|(session, _)| *session == key)
+            || self.touched.iter().any(|(session, _)| *session == key)
             || self.completed.iter().any(|one| one.key == key)
     }
 
@@ -148,6 +148,8 @@ impl Notifier {
             && !std::mem::replace(&mut queue.touched, true)
         {
             self.touched_oob.push((key, endpoint));
+            // The session is then among those whose events the engine publishes.
+            self.touch(session, key, 0);
         }
     }
 
@@ -168,7 +170,7 @@ impl Notifier {
     /// Publishes the progress of the poll iteration, marks events, and notifies clients. Each fence
     /// runs once for all sessions.
     pub(crate) fn publish(&mut self, sessions: &mut SessionTable, counters: &mut DeviceCounters) {
-        if self.touched.is_empty() && self.touched_oob.is_empty() {
+        if self.touched.is_empty() {
             debug_assert!(self.completed.is_empty(), "completed packets have touched queue pairs");
             return;
         }
@@ -191,13 +193,12 @@ impl Notifier {
         }
         self.mark_events(sessions);
         self.notify_touched(sessions);
-        for (key, _) in self.touched.iter().chain(&self.touched_oob) {
+        for (key, _) in &self.touched {
             if let Some(violation) = sessions.get(*key).and_then(|session| session.violation) {
                 sessions.condemn(*key, violation);
             }
         }
         self.touched.clear();
-        self.touched_oob.clear();
         sessions.position.serve(0);
         self.count(counters);
     }
@@ -263,11 +264,12 @@ impl Notifier {
             }
             set.touched = false;
         }
-        for (key, endpoint) in &self.touched_oob {
-            let Some(session) = sessions.serve(*key) else { continue };
-            mark_oob(session, fenced, *endpoint);
+        for (key, endpoint) in self.touched_oob.drain(..) {
+            if let Some(session) = sessions.serve(key) {
+                mark_oob(session, fenced, endpoint);
+            }
         }
-        for (key, _) in self.touched.iter().chain(&self.touched_oob) {
+        for (key, _) in &self.touched {
             if let Some(session) = sessions.get_mut(*key)
                 && session.news.marked
             {
@@ -279,12 +281,8 @@ impl Notifier {
     /// Notifies the clients of the touched queue pairs, or defers the notification.
     fn notify_touched(&mut self, sessions: &mut SessionTable) {
         let fenced = doorbell::fence();
-        let queue_pairs = self.touched.len();
-        for index in 0..queue_pairs + self.touched_oob.len() {
-            let (key, _) = match self.touched.get(index) {
-                Some(touched) => *touched,
-                None => self.touched_oob[index - queue_pairs],
-            };
+        for index in 0..self.touched.len() {
+            let (key, _) = self.touched[index];
             let Some(session) = sessions.get_mut(key) else { continue };
             // One notification covers the news of all of the session's queue pairs.
             let news = std::mem::take(&mut session.news);
@@ -373,6 +371,7 @@ impl Notifier {
 
 /// Marks an event of a queue of out-of-band messages. The application of an unclaimed session looks
 /// into all of its queues when it comes.
+#[cold]
 fn mark_oob(session: &mut Session, fenced: events::Fenced, endpoint: u32) {
     if let Some(queue) = session.oob.queue(endpoint) {
         queue.touched = false;
