@@ -111,8 +111,8 @@ impl Places {
     pub fn of(shape: &SessionShape, lanes: usize) -> Places {
         let start = (lanes - 1) * shape.application_words();
         let acknowledgements = start + LINE_WORDS;
-        let events = acknowledgements + shape.events().acknowledger_words();
-        let first = events + shape.events().marker_words();
+        let events = acknowledgements + shape.events_to_server().acknowledger_words();
+        let first = events + shape.events_to_server().marker_words();
         let queue_pairs = (0..shape.queue_pairs as usize).map(|set| {
             let start = first + set * shape.queues.application_words();
             let descriptors = start + 2 * LINE_WORDS;

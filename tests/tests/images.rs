@@ -122,7 +122,7 @@ impl Events {
         let server = Arc::new(server.unwrap().map_readable().unwrap());
         let pages = shape.server_peer(&peer_words(&server));
         let own = shape.application_own(own_words(image.application.take().unwrap()));
-        let mut marker = Marker::new(shape.events(), own.events, &pages.acknowledgements);
+        let mut marker = Marker::new(shape.events_to_server(), own.events, &pages.acknowledgements);
         marker.restart();
         Events { marker }
     }

@@ -182,15 +182,23 @@ pub enum SendError {
          for a grant, and open another endpoint"
     )]
     Revoked,
+    /// The payload of an out-of-band message is too long: at most 64 bytes, or 56 of a request.
+    #[error("an out-of-band message with {len} bytes of payload; 0 to {max} are possible")]
+    Payload {
+        /// The payload's length.
+        len: usize,
+        /// The longest allowed length.
+        max: usize,
+    },
     /// The endpoint takes and sends no out-of-band messages.
     #[error(
         "an endpoint without out-of-band messages; attach with Options::oob_slots, and open it with \
          Rule::out_of_band"
     )]
     NotOutOfBand,
-    /// The endpoint is connected, or waits for the answer to a request.
+    /// The endpoint is connected, or waits for an answer.
     #[error(
-        "the endpoint has a peer, or waits for one; disconnect it first, or use another endpoint"
+        "the endpoint has a peer, or waits for an answer; disconnect it first, or use another endpoint"
     )]
     HasPeer,
     /// The buffer is not reserved: it was sent or released, or belongs to another session.

@@ -99,8 +99,12 @@ pub(crate) fn lanes(
         let flag = state.part(number * STATE_WORDS + STATE_SLEEP_WORD, 1);
         lanes.push(Lane {
             wake,
-            events: Acknowledger::new(shape.server_events(), own.acknowledgements, &pages.events),
-            marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
+            events: Acknowledger::new(
+                shape.events_to_application(),
+                own.acknowledgements,
+                &pages.events,
+            ),
+            marker: Marker::new(shape.events_to_server(), own.events, &pages.acknowledgements),
             sleeper: Sleeper::new(own.header),
             server_sleep_flag: PeerSleepFlag::new(flag),
             parked_flag: PeerSleepFlag::new(pages.header.part(PARKED_WORD, 1)),

@@ -65,7 +65,7 @@ mod wait;
 mod waiter;
 
 pub use error::{AttachError, Lost, OpenError, Refusal, SendError};
-pub use oob_queues::{OobKind, OutOfBand};
+pub use oob_queues::{OobKind, ReceivedOob};
 pub use options::{Addresses, Endpoint, Info, Options, Statistics, WaitStrategy};
 pub use pool::{Parts, Received};
 pub use report::{default_socket, report, report_over, set, set_over};

@@ -6,15 +6,15 @@ use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MESSAGE_BYTES, OUT_O
 use zerocopy::IntoBytes;
 
 use crate::error::{Lost, SendError};
-use crate::oob_queues::{OutOfBand, Queue};
+use crate::oob_queues::{Queue, ReceivedOob};
 use crate::options::Endpoint;
 use crate::session::Session;
 
 impl Session {
     /// Queues an out-of-band message of at most 64 bytes to an endpoint's address. The next
-    /// [`Session::flush`] sends it. The engine serves it in its turn, as a packet, and discards it if
-    /// the other queue is full, or has as many messages of this session as it may have, or if there
-    /// is no such endpoint, or none that this user may send to. Counters of both endpoints tell.
+    /// [`Session::flush`], or [`Session::wait`], sends it. The engine serves it in its turn, as a
+    /// packet. docs/messages.md lists the reasons for which the engine drops a message; each has a
+    /// counter on one of the two endpoints ([`Session::counters`]).
     ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
@@ -28,12 +28,13 @@ impl Session {
     }
 
     /// Queues a request for a connection with the endpoint at an address, with at most 56 bytes of
-    /// payload. [`Session::peer`] tells of the answer: [`PeerState::Connected`], or
+    /// payload. It has no time limit: [`Session::disconnect`] takes it back.
+    /// [`Session::peer_state`] tells of the answer: [`PeerState::Connected`], or
     /// [`PeerState::Refused`] with the reason.
     ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
-    pub fn request(
+    pub fn request_connection(
         &mut self,
         endpoint: Endpoint,
         to: OobAddress,
@@ -47,11 +48,11 @@ impl Session {
 
     /// Queues the acceptance of a request from an address. `endpoint` becomes the other end of the
     /// connection: one of this session, without a peer, such as one opened for this purpose.
-    /// [`Session::peer`] tells whether the requester is still there.
+    /// [`Session::peer_state`] tells whether the requester is still there.
     ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
-    pub fn accept(
+    pub fn accept_connection(
         &mut self,
         endpoint: Endpoint,
         to: OobAddress,
@@ -68,7 +69,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
-    pub fn reject(
+    pub fn reject_connection(
         &mut self,
         endpoint: Endpoint,
         to: OobAddress,
@@ -93,7 +94,7 @@ impl Session {
     /// sends, an application can tell whether the peer has closed or died.
     #[inline]
     #[must_use]
-    pub fn peer(&self, endpoint: Endpoint) -> PeerState {
+    pub fn peer_state(&self, endpoint: Endpoint) -> PeerState {
         let queue = self.oob.as_ref().and_then(|oob| oob.queues.get(endpoint.number as usize));
         let queue = queue.filter(|_| self.is_parents());
         queue.map_or(PeerState::None, Queue::state)
@@ -104,12 +105,12 @@ impl Session {
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn receive_oob(&mut self, endpoint: Endpoint) -> Result<Option<OutOfBand>, Lost> {
+    pub fn receive_oob(&mut self, endpoint: Endpoint) -> Result<Option<ReceivedOob>, Lost> {
         self.check()?;
         let queue = self.oob.as_mut().and_then(|oob| oob.queues.get_mut(endpoint.number as usize));
         let Some(queue) = queue else { return Ok(None) };
         let message = match queue.consumer.take() {
-            Ok(Some(words)) => OutOfBand::new(OobMessage::from_words(words)).map(Some),
+            Ok(Some(words)) => ReceivedOob::new(OobMessage::from_words(words)).map(Some),
             Ok(None) => Ok(None),
             Err(violation) => Err(violation),
         };
@@ -121,7 +122,7 @@ impl Session {
     }
 
     /// Returns the number of an endpoint that has out-of-band messages, which is the same until the
-    /// application has taken them, or a new [`Session::peer`], which is reported once. Only
+    /// application has taken them, or a new [`Session::peer_state`], which is reported once. Only
     /// [`Session::wait`] and [`Session::poll`] take events.
     ///
     /// # Errors
@@ -160,7 +161,7 @@ impl Session {
 
     /// Checks that an endpoint has no peer, and waits for none.
     fn check_free(&self, endpoint: Endpoint) -> Result<(), SendError> {
-        match self.peer(endpoint) {
+        match self.peer_state(endpoint) {
             PeerState::Requested | PeerState::Connected => Err(SendError::HasPeer),
             _ => Ok(()),
         }
@@ -190,7 +191,7 @@ impl Session {
             return Err(SendError::Revoked);
         }
         let (len, max) = (payload.len(), kind.most_bytes());
-        let message = OobMessage::new(kind, to, payload).ok_or(SendError::Length { len, max })?;
+        let message = OobMessage::new(kind, to, payload).ok_or(SendError::Payload { len, max })?;
         let unit = self.unit(endpoint.queue_pair, 0)?;
         if !self.has_room_in(endpoint.queue_pair, MESSAGE_BYTES as usize) {
             return Err(SendError::Full);

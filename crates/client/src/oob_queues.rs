@@ -14,8 +14,8 @@ use towpath_queue::{OwnWords, PeerWords, Violation};
 pub enum OobKind {
     /// A message ([`crate::Session::send_oob`]).
     Message,
-    /// A request for a connection ([`crate::Session::request`]): answer it with [`crate::Session::accept`] or
-    /// [`crate::Session::reject`].
+    /// A request for a connection ([`crate::Session::request_connection`]): answer it with [`crate::Session::accept_connection`] or
+    /// [`crate::Session::reject_connection`].
     Request,
     /// A peer accepted this endpoint's request.
     Accept,
@@ -25,14 +25,14 @@ pub enum OobKind {
 
 /// An out-of-band message that an endpoint received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutOfBand {
+pub struct ReceivedOob {
     kind: OobKind,
     from: OobAddress,
     message: OobMessage,
 }
 
-impl OutOfBand {
-    pub(crate) fn new(message: OobMessage) -> Result<OutOfBand, Violation> {
+impl ReceivedOob {
+    pub(crate) fn new(message: OobMessage) -> Result<ReceivedOob, Violation> {
         let (kind, from) = message.check().ok_or(Violation::Flags)?;
         let kind = match kind {
             Kind::Plain => OobKind::Message,
@@ -41,7 +41,7 @@ impl OutOfBand {
             Kind::Reject => OobKind::Reject,
             Kind::Close => return Err(Violation::Flags),
         };
-        Ok(OutOfBand { kind, from, message })
+        Ok(ReceivedOob { kind, from, message })
     }
 
     /// Returns the kind.
@@ -79,14 +79,14 @@ impl OutOfBand {
 /// What the client knows of an endpoint's queue.
 pub(crate) struct Queue {
     pub(crate) consumer: OobConsumer,
-    /// The state word that the application has been told of.
-    told: u64,
+    /// The state word that the application knows of.
+    reported: u64,
     /// What the application asked for, and the state word before: the server has yet to answer.
     pub(crate) asked: Option<(u64, PeerState)>,
     /// `true` if the endpoint is in [`Oob::ready`].
     ready: bool,
     /// `true` if a wait has ended because of a new state.
-    is_told: bool,
+    wait_reported: bool,
 }
 
 /// The queues of all endpoints.
@@ -106,10 +106,10 @@ impl Oob {
         let oob = shape.oob()?;
         let queues = own.into_iter().zip(peer).map(|(own, peer)| Queue {
             consumer: OobConsumer::new(oob, own, peer),
-            told: 0,
+            reported: 0,
             asked: None,
             ready: false,
-            is_told: false,
+            wait_reported: false,
         });
         let ready = VecDeque::with_capacity(shape.endpoints as usize);
         Some(Box::new(Oob { queues: queues.collect(), ready }))
@@ -121,7 +121,7 @@ impl Oob {
     }
 
     /// Records an event of an endpoint's queue. Ignores an endpoint that the session cannot have.
-    pub(crate) fn has_event(&mut self, endpoint: u32) {
+    pub(crate) fn record_event(&mut self, endpoint: u32) {
         let Some(queue) = self.queues.get_mut(endpoint as usize) else { return };
         if !std::mem::replace(&mut queue.ready, true) {
             self.ready.push_back(endpoint);
@@ -130,11 +130,11 @@ impl Oob {
 
     /// Enters all endpoints for a check.
     pub(crate) fn check_all(&mut self) {
-        (0..self.len()).for_each(|endpoint| self.has_event(endpoint));
+        (0..self.len()).for_each(|endpoint| self.record_event(endpoint));
     }
 
     /// `true` if no endpoint may have news.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(crate) fn has_no_news(&self) -> bool {
         self.ready.is_empty()
     }
 
@@ -146,15 +146,15 @@ impl Oob {
                 return Ok(Some(endpoint));
             }
             let state = queue.consumer.state();
-            if state != queue.told && !(is_wait && queue.is_told) {
+            if state != queue.reported && !(is_wait && queue.wait_reported) {
                 if is_wait {
-                    queue.is_told = true;
+                    queue.wait_reported = true;
                 } else {
-                    (queue.told, queue.is_told) = (state, false);
+                    (queue.reported, queue.wait_reported) = (state, false);
                 }
                 return Ok(Some(endpoint));
             }
-            (queue.told, queue.is_told, queue.ready) = (state, false, false);
+            (queue.reported, queue.wait_reported, queue.ready) = (state, false, false);
             self.ready.pop_front();
         }
         Ok(None)
@@ -170,15 +170,15 @@ impl Oob {
     /// Begins with an endpoint that was opened.
     pub(crate) fn begin(&mut self, endpoint: u32) {
         if let Some(queue) = self.queues.get_mut(endpoint as usize) {
-            (queue.told, queue.asked) = (queue.consumer.state(), None);
+            (queue.reported, queue.asked) = (queue.consumer.state(), None);
         }
     }
 
     /// Returns the counters of an endpoint.
     pub(crate) fn counters(&self, endpoint: u32) -> Vec<(&'static str, u64)> {
         let queue = self.queues.get(endpoint as usize);
-        let value = |place| queue.map_or(0, |queue| queue.consumer.note(place));
-        Count::ALL.iter().enumerate().map(|(place, (_, name))| (*name, value(place))).collect()
+        let value = |index| queue.map_or(0, |queue| queue.consumer.counter(index));
+        Count::ALL.iter().enumerate().map(|(index, (_, name))| (*name, value(index))).collect()
     }
 }
 

@@ -180,7 +180,9 @@ impl Rule {
     /// Also takes and sends out-of-band messages ([`crate::Session::send_oob`]), in a session with
     /// [`crate::Options::oob_slots`]. The endpoint's address for them is the local side of the rule,
     /// which has a protocol and a port, and no remote fields and no VLAN. Without an address, the rule
-    /// stands for all addresses of the session.
+    /// stands for all addresses of the session. The endpoint receives the packets that the rule
+    /// matches, too: a program that wants none takes them all the same ([`crate::Session::receive`]),
+    /// since they are news for a wait.
     #[must_use]
     pub fn out_of_band(self) -> Rule {
         Rule { flags: self.flags | message::OPEN_OUT_OF_BAND, ..self }

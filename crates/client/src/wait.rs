@@ -20,7 +20,8 @@ const FAR: Duration = Duration::from_secs(86_400);
 
 impl Session {
     /// Waits until a queue pair has news: packets, or room that the application requested
-    /// ([`Session::want_room`]). It also returns once after the server has closed an endpoint
+    /// ([`Session::want_room`]); or an endpoint has: out-of-band messages, or a new state of its peer
+    /// ([`Session::ready_oob`]). It also returns once after the server has closed an endpoint
     /// ([`Session::is_revoked`]). If the server was killed, the call waits for the next server, and
     /// returns `true` once that server has resumed the session. Returns `false` when the timeout
     /// expires. `None` and a deadline beyond the clock's range never expire; zero only checks.
@@ -213,7 +214,8 @@ impl Session {
             Ok(idle) => idle,
             Err(violation) => return Err(self.wrong(violation)),
         };
-        let none_left = self.ready.is_empty() && self.oob.as_ref().is_none_or(|oob| oob.is_empty());
+        let none_left =
+            self.ready.is_empty() && self.oob.as_ref().is_none_or(|oob| oob.has_no_news());
         if idle && none_left || !self.has_news()? {
             return Ok(false);
         }
@@ -263,7 +265,7 @@ impl Session {
                 events = true;
                 if queue_pair >= per_lane {
                     if let Some(oob) = oob {
-                        oob.has_event(queue_pair - per_lane);
+                        oob.record_event(queue_pair - per_lane);
                     }
                     return;
                 }

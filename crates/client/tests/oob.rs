@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use towpath_client::{
-    Endpoint, Lost, OobAddress, OobKind, OpenError, Options, OutOfBand, PeerState, Refusal,
+    Endpoint, Lost, OobAddress, OobKind, OpenError, Options, PeerState, ReceivedOob, Refusal,
     Refused, Rule, SendError, Session, WaitStrategy, report_over,
 };
 use towpath_device::loopback::{self, LoopbackDevice};
@@ -71,7 +71,7 @@ fn open(session: &mut Session, port: u16) -> (Endpoint, OobAddress) {
 }
 
 /// Waits until an endpoint has a message, and takes it.
-fn next(session: &mut Session, endpoint: Endpoint) -> OutOfBand {
+fn next(session: &mut Session, endpoint: Endpoint) -> ReceivedOob {
     let until = Instant::now() + PATIENCE;
     loop {
         if let Some(message) = session.receive_oob(endpoint).unwrap() {
@@ -90,8 +90,8 @@ fn next(session: &mut Session, endpoint: Endpoint) -> OutOfBand {
 /// Waits until an endpoint's peer has a state.
 fn becomes(session: &mut Session, endpoint: Endpoint, state: PeerState) {
     let until = Instant::now() + PATIENCE;
-    while session.peer(endpoint) != state {
-        assert!(Instant::now() < until, "{:?}, not {state:?}", session.peer(endpoint));
+    while session.peer_state(endpoint) != state {
+        assert!(Instant::now() < until, "{:?}, not {state:?}", session.peer_state(endpoint));
         session.wait(Some(Duration::from_millis(100))).unwrap();
         let _ = session.ready_oob().unwrap();
     }
@@ -102,14 +102,14 @@ fn connect(
     (client, endpoint, own): (&mut Session, Endpoint, OobAddress),
     (server, listener, to): (&mut Session, Endpoint, OobAddress),
 ) -> Endpoint {
-    client.request(endpoint, to, b"hello").unwrap();
-    assert_eq!(client.peer(endpoint), PeerState::Requested);
+    client.request_connection(endpoint, to, b"hello").unwrap();
+    assert_eq!(client.peer_state(endpoint), PeerState::Requested);
     client.flush().unwrap();
     let request = next(server, listener);
     assert_eq!((request.kind(), request.payload()), (OobKind::Request, &b"hello"[..]));
     assert_eq!((request.from(), request.session()), (own, client.info().session));
     let (accepting, _) = open(server, 0);
-    server.accept(accepting, request.from(), b"welcome").unwrap();
+    server.accept_connection(accepting, request.from(), b"welcome").unwrap();
     server.flush().unwrap();
     becomes(client, endpoint, PeerState::Connected);
     becomes(server, accepting, PeerState::Connected);
@@ -151,17 +151,17 @@ fn connections_are_made_and_end() {
     let world = world(1);
     let (mut client, endpoint, own) = world.at("client", PORT);
     let (mut server, listener, to) = world.at("server", PORT);
-    assert_eq!(client.peer(endpoint), PeerState::None);
+    assert_eq!(client.peer_state(endpoint), PeerState::None);
     let accepted = connect((&mut client, endpoint, own), (&mut server, listener, to));
-    assert_eq!(server.peer(listener), PeerState::None, "it listens on");
-    let again = client.request(endpoint, to, b"");
+    assert_eq!(server.peer_state(listener), PeerState::None, "it listens on");
+    let again = client.request_connection(endpoint, to, b"");
     assert_eq!(again, Err(SendError::HasPeer));
     // What was sent before the close is there when the state says so.
     let at = OobAddress { port: accepted.port(), ..to };
     client.send_oob(endpoint, at, b"last").unwrap();
     client.disconnect(endpoint).unwrap();
     client.flush().unwrap();
-    assert_eq!(client.peer(endpoint), PeerState::None);
+    assert_eq!(client.peer_state(endpoint), PeerState::None);
     becomes(&mut server, accepted, PeerState::Closed);
     assert_eq!(server.receive_oob(accepted).unwrap().unwrap().payload(), b"last");
     server.close(accepted).unwrap();
@@ -180,7 +180,7 @@ fn requests_are_refused_for_a_reason() {
     let (mut client, endpoint, own) = world.at("client", PORT);
     let (mut server, listener, to) = world.at("server", PORT);
     let refused = |client: &mut Session, to, why| {
-        client.request(endpoint, to, b"").unwrap();
+        client.request_connection(endpoint, to, b"").unwrap();
         client.flush().unwrap();
         becomes(client, endpoint, PeerState::Refused(why));
     };
@@ -188,36 +188,36 @@ fn requests_are_refused_for_a_reason() {
     refused(&mut client, OobAddress { protocol: 17, ..to }, Refused::NoEndpoint);
     refused(&mut client, own, Refused::State);
     // Rejected, also if there is no room for the payload.
-    client.request(endpoint, to, b"?").unwrap();
+    client.request_connection(endpoint, to, b"?").unwrap();
     client.flush().unwrap();
     assert_eq!(next(&mut server, listener).kind(), OobKind::Request);
-    server.reject(listener, own, b"not today").unwrap();
+    server.reject_connection(listener, own, b"not today").unwrap();
     server.flush().unwrap();
     becomes(&mut client, endpoint, PeerState::Refused(Refused::Rejected));
     let answer = next(&mut client, endpoint);
     assert_eq!((answer.kind(), answer.payload()), (OobKind::Reject, &b"not today"[..]));
     // An answer to nowhere.
     let (accepting, _) = open(&mut server, 0);
-    server.accept(accepting, own, b"").unwrap();
+    server.accept_connection(accepting, own, b"").unwrap();
     server.flush().unwrap();
     becomes(&mut server, accepting, PeerState::Refused(Refused::State));
-    assert_eq!(client.peer(endpoint), PeerState::Refused(Refused::Rejected));
+    assert_eq!(client.peer_state(endpoint), PeerState::Refused(Refused::Rejected));
     // The listener closes before it answers.
-    client.request(endpoint, to, b"?").unwrap();
+    client.request_connection(endpoint, to, b"?").unwrap();
     client.flush().unwrap();
     next(&mut server, listener);
     server.close(listener).unwrap();
     becomes(&mut client, endpoint, PeerState::Refused(Refused::NoEndpoint));
     // The requester takes its request back, and the answer finds nowhere.
     let (listener, to) = open(&mut server, PORT);
-    client.request(endpoint, to, b"?").unwrap();
+    client.request_connection(endpoint, to, b"?").unwrap();
     client.disconnect(endpoint).unwrap();
     client.flush().unwrap();
     next(&mut server, listener);
-    server.accept(accepting, own, b"").unwrap();
+    server.accept_connection(accepting, own, b"").unwrap();
     server.flush().unwrap();
     becomes(&mut server, accepting, PeerState::Refused(Refused::State));
-    assert_eq!(client.peer(endpoint), PeerState::None);
+    assert_eq!(client.peer_state(endpoint), PeerState::None);
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn an_answer_has_room_in_a_full_queue() {
     let world = world(1);
     let (mut client, endpoint, own) = world.at("client", PORT);
     let (mut server, listener, to) = world.at("server", PORT);
-    client.request(endpoint, to, b"").unwrap();
+    client.request_connection(endpoint, to, b"").unwrap();
     client.flush().unwrap();
     next(&mut server, listener);
     let mut others: Vec<_> = (0..4).map(|_| world.at("other", PORT)).collect();
@@ -277,7 +277,7 @@ fn an_answer_has_room_in_a_full_queue() {
         assert!(Instant::now() < until);
     }
     let (accepting, _) = open(&mut server, 0);
-    server.accept(accepting, own, b"yes").unwrap();
+    server.accept_connection(accepting, own, b"yes").unwrap();
     server.flush().unwrap();
     becomes(&mut client, endpoint, PeerState::Connected);
     for _ in 0..SLOTS - 1 {
@@ -293,7 +293,7 @@ fn a_listener_has_as_many_requests_of_a_session_as_of_its_messages() {
     let mut client = world.attach("client");
     let endpoints: Vec<_> = (0..SLOTS / 4 + 1).map(|_| open(&mut client, 0).0).collect();
     for endpoint in &endpoints {
-        client.request(*endpoint, to, b"").unwrap();
+        client.request_connection(*endpoint, to, b"").unwrap();
         client.flush().unwrap();
         if *endpoint != endpoints[SLOTS as usize / 4] {
             // The listener reads them all, and answers none.
@@ -301,10 +301,10 @@ fn a_listener_has_as_many_requests_of_a_session_as_of_its_messages() {
         }
     }
     becomes(&mut client, endpoints[SLOTS as usize / 4], PeerState::Refused(Refused::Full));
-    assert_eq!(client.peer(endpoints[0]), PeerState::Requested);
+    assert_eq!(client.peer_state(endpoints[0]), PeerState::Requested);
     client.close(endpoints[0]).unwrap();
     let last = endpoints[SLOTS as usize / 4];
-    client.request(last, to, b"again").unwrap();
+    client.request_connection(last, to, b"again").unwrap();
     client.flush().unwrap();
     assert_eq!(next(&mut server, listener).payload(), b"again");
 }
@@ -332,11 +332,11 @@ fn a_new_state_ends_a_wait_once() {
     let world = world(1);
     let (mut client, endpoint, _) = world.at("client", PORT);
     let nowhere = OobAddress { ip: "10.77.0.99".parse().unwrap(), protocol: 6, port: 1 };
-    client.request(endpoint, nowhere, b"").unwrap();
+    client.request_connection(endpoint, nowhere, b"").unwrap();
     assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
-    assert_eq!(client.peer(endpoint), PeerState::Refused(Refused::NoEndpoint));
+    assert_eq!(client.peer_state(endpoint), PeerState::Refused(Refused::NoEndpoint));
     assert_eq!(client.wait(Some(Duration::from_millis(10))), Ok(false), "it was told");
-    client.request(endpoint, nowhere, b"").unwrap();
+    client.request_connection(endpoint, nowhere, b"").unwrap();
     assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
     assert_eq!(client.ready_oob(), Ok(Some(endpoint.number())));
     assert_eq!(client.ready_oob(), Ok(None));
@@ -363,7 +363,7 @@ fn wrong_requests_are_named() {
     let endpoint = plain.open(&rule).unwrap();
     let nowhere = OobAddress { ip: "10.77.0.9".parse().unwrap(), protocol: 6, port: 1 };
     assert_eq!(plain.send_oob(endpoint, nowhere, b""), Err(SendError::NotOutOfBand));
-    assert_eq!(plain.peer(endpoint), PeerState::None);
+    assert_eq!(plain.peer_state(endpoint), PeerState::None);
     assert_eq!(plain.receive_oob(endpoint), Ok(None));
     let (mut session, endpoint, own) = world.at("session", PORT);
     for rule in [
@@ -378,9 +378,9 @@ fn wrong_requests_are_named() {
     let same = Rule::new().tcp(PORT).ip(own.ip).out_of_band();
     refused(session.open(&same), Refusal::InUse, "tcp:10.77.0.");
     let long = [0; 65];
-    let length = |len, max| Err(SendError::Length { len, max });
+    let length = |len, max| Err(SendError::Payload { len, max });
     assert_eq!(session.send_oob(endpoint, own, &long), length(65, 64));
-    assert_eq!(session.request(endpoint, own, &long[..57]), length(57, 56));
+    assert_eq!(session.request_connection(endpoint, own, &long[..57]), length(57, 56));
     drop(world);
     let until = Instant::now() + PATIENCE;
     loop {

@@ -8,7 +8,7 @@
 //! `docs/counters.md` shows each counter's name and its description from here; a test compares
 //! them.
 
-use towpath_queue::oob::NOTE_WORDS;
+use towpath_queue::oob::COUNTER_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
 
 /// Counters of an endpoint.
@@ -117,7 +117,7 @@ impl OutOfBand {
     ];
 }
 
-const _: () = assert!(OutOfBand::ALL.len() <= NOTE_WORDS);
+const _: () = assert!(OutOfBand::ALL.len() <= COUNTER_WORDS);
 
 /// Counters of the device and its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

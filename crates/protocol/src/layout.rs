@@ -196,7 +196,7 @@ impl SessionShape {
         Ok(self)
     }
 
-    /// Returns the shape with a queue of so many out-of-band messages for each endpoint; 0 for none.
+    /// Returns the shape with a queue of `slots` out-of-band messages for each endpoint; 0 for none.
     ///
     /// # Errors
     /// [`ShapeError`] names the number that is out of its range.
@@ -260,14 +260,14 @@ impl SessionShape {
 
     /// Returns the shape of the event queue to the server.
     #[must_use]
-    pub fn events(&self) -> EventShape {
+    pub fn events_to_server(&self) -> EventShape {
         self.events
     }
 
-    /// Returns the shape of the event queue to the application: that of the other one, and then the
-    /// queue of out-of-band messages of each endpoint.
+    /// Returns the shape of the event queue to the application. Its sources are the queue pairs, and
+    /// then each endpoint's queue of out-of-band messages.
     #[must_use]
-    pub fn server_events(&self) -> EventShape {
+    pub fn events_to_application(&self) -> EventShape {
         self.server_events
     }
 

@@ -13,8 +13,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 /// The most bytes of payload.
 pub const PAYLOAD_BYTES: usize = 64;
-/// The most bytes of payload of a request to connect: those that a request of the InfiniBand
-/// connection manager has left (RDMA IP CM service).
+/// The most bytes of payload of a request for a connection: as many as the private data of a request
+/// of the RDMA IP CM service of InfiniBand leaves to its user (Linux, `struct cma_hdr` of
+/// `drivers/infiniband/core/cma.c`: 92 bytes without its 36).
 pub const REQUEST_BYTES: usize = 56;
 
 /// An out-of-band message.
@@ -27,9 +28,9 @@ pub struct OobMessage {
     pub ip_version: u8,
     /// The IP protocol of the port: 6 TCP, 17 UDP.
     pub protocol: u8,
-    /// The bytes of payload.
+    /// The bytes of payload, 0 to 64.
     pub len: u8,
-    /// The port.
+    /// The port, in the machine's byte order.
     pub port: u16,
     /// Must be 0.
     pub reserved: u16,
@@ -204,7 +205,7 @@ impl OobMessage {
 pub enum PeerState {
     /// There is no peer.
     None,
-    /// The peer has yet to answer a request.
+    /// A request or its acceptance was queued, and the peer or the server has yet to answer.
     Requested,
     /// The peer is there.
     Connected,
@@ -222,13 +223,14 @@ pub enum PeerState {
 pub enum Refused {
     /// The peer rejected the request.
     Rejected,
-    /// No endpoint of this server takes messages at the address.
+    /// No endpoint of this server takes messages at the address, or it was closed before it answered.
     NoEndpoint,
-    /// The policy lets the two users exchange no messages.
+    /// The policy lets the two users exchange no messages: the grants of both need
+    /// `out-of-band = "all"`.
     Policy,
     /// The peer's queue is full, or has as many requests or messages of the sender as it may.
     Full,
-    /// The endpoint has a peer, or the peer has no such request.
+    /// The endpoint has a peer or names itself, or the requester does not wait any more.
     State,
 }
 
@@ -236,10 +238,10 @@ impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Refused::Rejected => "the peer rejected the request",
-            Refused::NoEndpoint => "no endpoint of this server takes messages at the address",
-            Refused::Policy => "the policy lets the two users exchange no messages",
+            Refused::NoEndpoint => "no endpoint of this server takes messages at the address, or it was closed",
+            Refused::Policy => "the policy lets the two users exchange no messages; both grants need out-of-band = \"all\"",
             Refused::Full => "the peer has no room for the request, or for the answer",
-            Refused::State => "the endpoint has a peer, or the request is gone",
+            Refused::State => "the endpoint has a peer or names itself, or the requester does not wait any more",
         })
     }
 }
@@ -248,7 +250,7 @@ impl std::fmt::Display for PeerState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             PeerState::None => "not connected",
-            PeerState::Requested => "the peer has yet to answer",
+            PeerState::Requested => "waits for an answer",
             PeerState::Connected => "connected",
             PeerState::Closed => "the peer closed the connection",
             PeerState::Gone => "the peer's session is over",
@@ -326,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_meaning_is_refused() {
+    fn malformed_messages_are_refused() {
         let valid = OobMessage::new(Kind::Request, address("192.0.2.7"), b"hello").unwrap();
         let mut wrong = [valid; 9];
         wrong[0].kind = 0;

@@ -2,12 +2,12 @@
 //!
 //! The server writes the messages and their index, the application its own index (Riddoch and Pope's
 //! out-of-band queue). The server discards a message for which a queue has no room: a full queue delays no
-//! other work. What must not be lost is state instead: a word beside the queue says whether the
-//! endpoint's peer is there.
+//! other work. The server keeps the state of the endpoint's peer in a word beside the queue,
+//! which a full queue cannot lose.
 //!
 //! | memory | line 0 | then |
 //! |---|---|---|
-//! | server pages | head, state of the peer, notes of the server | messages, a line each |
+//! | server pages | head, state of the peer, counters | messages, a line each |
 //! | application pages | tail | |
 
 use alloc::boxed::Box;
@@ -18,14 +18,14 @@ use crate::word::{LINE_WORDS, OwnWords, PeerWords};
 
 /// Words of a message.
 pub const MESSAGE_WORDS: usize = LINE_WORDS;
-/// The least and the most messages of a queue.
+/// The range of the slots of a queue, which are a power of two.
 pub const SLOTS: core::ops::RangeInclusive<u32> = 8..=256;
 
 const STATE_WORD: usize = 1;
-/// The first of the words of a queue's line that the server has for notes.
-pub const NOTES: usize = 2;
+/// The first of the words of a queue's line with counters.
+pub const COUNTERS_WORD: usize = 2;
 /// The number of such words.
-pub const NOTE_WORDS: usize = LINE_WORDS - NOTES;
+pub const COUNTER_WORDS: usize = LINE_WORDS - COUNTERS_WORD;
 
 /// The word of a message whose upper half names the sender, so that a queue can tell the messages of
 /// each.
@@ -41,7 +41,7 @@ pub struct OobShape {
 }
 
 impl OobShape {
-    /// Returns the shape of a queue of so many messages; `None` unless they are a power of two in
+    /// Returns the shape of a queue with this number of slots; `None` unless it is a power of two in
     /// [`SLOTS`].
     #[must_use]
     pub const fn new(slots: u32) -> Option<OobShape> {
@@ -98,7 +98,7 @@ impl OobProducer {
     /// Returns the number of unread messages.
     ///
     /// # Errors
-    /// [`Violation::Index`].
+    /// [`Violation::Index`] when the other side's index is impossible.
     #[inline]
     pub fn unread(&mut self) -> Result<u32, Violation> {
         let head = self.head.now();
@@ -108,7 +108,7 @@ impl OobProducer {
     /// Returns the index of the next message.
     #[inline]
     #[must_use]
-    pub fn next(&self) -> u32 {
+    pub fn next_index(&self) -> u32 {
         self.head.now()
     }
 
@@ -154,16 +154,16 @@ impl OobProducer {
         self.head.line().publish(STATE_WORD, state);
     }
 
-    /// Adds to a note.
+    /// Adds to a counter.
     ///
     /// # Panics
-    /// When there is no such note: a mistake in the layout, which no peer can cause.
-    pub fn add(&mut self, note: usize, by: u64) {
-        assert!(note < NOTE_WORDS, "there is no note {note}");
-        self.head.line().add_all(NOTES + note, [by]);
+    /// when there is no such counter: a mistake in the layout, which no peer can cause.
+    pub fn add(&mut self, counter: usize, by: u64) {
+        assert!(counter < COUNTER_WORDS, "there is no counter {counter}");
+        self.head.line().add_all(COUNTERS_WORD + counter, [by]);
     }
 
-    /// Sets all notes to 0, and the state: another endpoint has the queue now.
+    /// Sets all counters and the state to 0: another endpoint has the queue now.
     pub fn reset(&mut self) {
         for word in STATE_WORD..LINE_WORDS {
             self.head.line().store(word, 0);
@@ -219,7 +219,7 @@ impl OobConsumer {
     /// Takes the oldest message, and gives its room back; `None` if there is none.
     ///
     /// # Errors
-    /// [`Violation::Index`].
+    /// [`Violation::Index`] when the other side's index is impossible.
     #[inline]
     pub fn take(&mut self) -> Result<Option<Message>, Violation> {
         if self.waiting()? == 0 {
@@ -239,7 +239,7 @@ impl OobConsumer {
     /// Discards all messages: they are for an endpoint that is closed.
     ///
     /// # Errors
-    /// [`Violation::Index`].
+    /// [`Violation::Index`] when the other side's index is impossible.
     pub fn discard(&mut self) -> Result<(), Violation> {
         let count = self.waiting()?;
         self.tail.advance(count);
@@ -255,14 +255,14 @@ impl OobConsumer {
         self.line.observe(STATE_WORD)
     }
 
-    /// Returns a note of the server.
+    /// Returns a counter.
     ///
     /// # Panics
-    /// When there is no such note: a mistake in the layout, which no peer can cause.
+    /// when there is no such counter: a mistake in the layout, which no peer can cause.
     #[must_use]
-    pub fn note(&self, note: usize) -> u64 {
-        assert!(note < NOTE_WORDS, "there is no note {note}");
-        self.line.fetch(NOTES + note)
+    pub fn counter(&self, counter: usize) -> u64 {
+        assert!(counter < COUNTER_WORDS, "there is no counter {counter}");
+        self.line.fetch(COUNTERS_WORD + counter)
     }
 }
 
@@ -337,7 +337,7 @@ mod tests {
             consumer = both.consumer();
             assert_eq!(consumer.take(), Ok(Some(message(0))));
             let mut next = both.producer();
-            assert_eq!((next.unread(), next.next()), (Ok(4), (start as u32).wrapping_add(5)));
+            assert_eq!((next.unread(), next.next_index()), (Ok(4), (start as u32).wrapping_add(5)));
             (5..9).for_each(|number| assert!(next.push(&message(number))));
             assert!(!next.push(&message(99)));
             (1..9).for_each(|number| assert_eq!(consumer.take(), Ok(Some(message(number)))));
@@ -365,19 +365,19 @@ mod tests {
     }
 
     #[test]
-    fn state_and_notes_stand_beside_the_queue() {
+    fn state_and_counters_stand_beside_the_queue() {
         let both = Both::new();
         let (mut producer, mut consumer) = (both.producer(), both.consumer());
         producer.set_state(7);
         producer.add(0, 1);
-        producer.add(NOTE_WORDS - 1, 2);
+        producer.add(COUNTER_WORDS - 1, 2);
         producer.add(0, 3);
         assert!(producer.push(&message(1)));
         assert_eq!((consumer.state(), producer.state()), (7, 7));
-        assert_eq!((consumer.note(0), consumer.note(1)), (4, 0));
-        assert_eq!(consumer.note(NOTE_WORDS - 1), 2);
+        assert_eq!((consumer.counter(0), consumer.counter(1)), (4, 0));
+        assert_eq!(consumer.counter(COUNTER_WORDS - 1), 2);
         producer.reset();
-        assert_eq!((consumer.state(), consumer.note(0)), (0, 0));
+        assert_eq!((consumer.state(), consumer.counter(0)), (0, 0));
         assert_eq!(consumer.waiting(), Ok(1));
         consumer.discard().unwrap();
         assert_eq!((consumer.take(), producer.unread()), (Ok(None), Ok(0)));

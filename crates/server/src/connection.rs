@@ -126,7 +126,7 @@ pub(crate) struct Opened {
     pub(crate) revoked: bool,
     /// `true` if the endpoint takes and sends out-of-band messages.
     pub(crate) out_of_band: bool,
-    /// Its addresses for these.
+    /// The endpoint's addresses for out-of-band messages.
     pub(crate) oob: Vec<OobAddress>,
     /// The number of the request that opened the endpoint.
     pub(crate) sequence: u32,

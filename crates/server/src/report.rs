@@ -22,7 +22,7 @@ use crate::policy::Policy;
 use crate::prepare::MEMORIES;
 use towpath_protocol::counters;
 use towpath_queue::PeerWords;
-use towpath_queue::oob::NOTES;
+use towpath_queue::oob::COUNTERS_WORD;
 
 /// The full report.
 #[derive(Debug, Serialize)]
@@ -298,7 +298,7 @@ fn session<'a>(
         let read = |words: &PeerWords| counters::read(words, start, &counters::Endpoint::ALL);
         let messages = queues.get(number).filter(|_| opened.out_of_band);
         let messages =
-            messages.map(|words| counters::read(words, NOTES, &counters::OutOfBand::ALL));
+            messages.map(|words| counters::read(words, COUNTERS_WORD, &counters::OutOfBand::ALL));
         Some(Endpoint {
             endpoint: number as u32,
             queue_pair: opened.queue_pair,

@@ -365,8 +365,8 @@ impl Control {
         let Some(lease) = lease.filter(|_| opened.out_of_band) else { return Ok(()) };
         let addresses = opened.oob_addresses(&lease.addresses());
         if addresses.is_empty() {
-            let text = "open: an endpoint for out-of-band messages, with an address that was not \
-                        given to the session; leave the address out";
+            let text = "open: out-of-band messages at an address that was not given to the session; \
+                        leave the address out of the rule";
             return Err((Refusal::Permission, text.to_owned()));
         }
         match addresses.iter().find(|address| self.oob_addresses.contains(address)) {

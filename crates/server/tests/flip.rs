@@ -86,7 +86,7 @@ impl Raw {
             shape,
             heap: Some(heap),
             transmit,
-            marker: Marker::new(shape.events(), own.events, &pages.acknowledgements),
+            marker: Marker::new(shape.events_to_server(), own.events, &pages.acknowledgements),
             sleep_flag: PeerSleepFlag::new(
                 peer_words(&state).part(towpath_protocol::layout::STATE_SLEEP_WORD, 1),
             ),

@@ -12,15 +12,18 @@
 use std::collections::HashMap;
 use std::error::Error;
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use towpath_client::{Endpoint, OobAddress, OobKind, Options, PeerState, Rule, SendError, Session};
+use towpath_client::{
+    Endpoint, Lost, OobAddress, OobKind, Options, PeerState, Rule, SendError, Session,
+};
 
 const TCP: u8 = 6;
 
 fn main() -> ExitCode {
-    let about = "Sends out-of-band messages back; or with an address, lines to such a program.";
+    let about = "Sends out-of-band messages back; with an address, sends lines there.";
     towpath_examples::run("oob_echo SOCKET [ADDRESS:PORT]", about, act)
 }
 
@@ -39,61 +42,65 @@ fn act([path, to]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
 /// Accepts connections, each at an endpoint of its own, and answers.
 fn serve(mut session: Session) -> Result<(), Box<dyn Error>> {
     let listener = session.open(&Rule::new().tcp(7).out_of_band())?;
-    println!("answering at {:?}, port 7", session.info().ipv4.map(|(ip, _)| ip));
-    let mut peers: HashMap<u32, (Endpoint, OobAddress)> = HashMap::new();
-    loop {
+    println!("answering at {}, port 7", session.info().ipv4.ok_or("no IPv4 address")?.0);
+    let mut peers: HashMap<u32, Endpoint> = HashMap::new();
+    while !session.is_revoked(listener) {
         session.wait(None)?;
+        drop_packets(&mut session)?;
         while let Some(number) = session.ready_oob()? {
-            let at = peers.get(&number).copied();
-            let endpoint = at.map_or(listener, |(endpoint, _)| endpoint);
+            let endpoint = peers.get(&number).copied().unwrap_or(listener);
             while let Some(message) = session.receive_oob(endpoint)? {
-                match message.kind() {
-                    OobKind::Request => {
-                        let accepting = session.open(&Rule::new().tcp(0).out_of_band());
-                        let Ok(accepting) = accepting else { continue };
-                        session.accept(accepting, message.from(), b"welcome")?;
-                        peers.insert(accepting.number(), (accepting, message.from()));
-                    }
-                    // A full transmit queue: this example drops the answer.
-                    _ => match session.send_oob(endpoint, message.from(), message.payload()) {
-                        Ok(()) | Err(SendError::Full) => {}
-                        Err(error) => return Err(error.into()),
+                let from = message.from();
+                let sent = match message.kind() {
+                    OobKind::Request => match session.open(&Rule::new().tcp(0).out_of_band()) {
+                        Ok(accepting) => {
+                            peers.insert(accepting.number(), accepting);
+                            session.accept_connection(accepting, from, b"welcome")
+                        }
+                        // A request has no time limit: the requester must get an answer.
+                        Err(_) => session.reject_connection(listener, from, b"too many"),
                     },
-                }
+                    _ => session.send_oob(endpoint, from, message.payload()),
+                };
+                // Without room to send, this example drops the answer.
+                sent.or_else(|error| if error == SendError::Full { Ok(()) } else { Err(error) })?;
             }
-            // One load tells whether the peer is still there.
-            if let Some((endpoint, _)) = at
-                && !matches!(session.peer(endpoint), PeerState::Requested | PeerState::Connected)
-            {
+            if endpoint != listener && !is_there(session.peer_state(endpoint)) {
                 peers.remove(&number);
                 session.close(endpoint)?;
             }
         }
-        session.flush()?;
     }
+    Err("the policy of the server grants the endpoint no more".into())
 }
 
 /// Connects, sends each line, and prints the answers.
 fn ask(mut session: Session, to: OobAddress) -> Result<(), Box<dyn Error>> {
     let endpoint = session.open(&Rule::new().tcp(0).out_of_band())?;
-    session.request(endpoint, to, b"oob_echo")?;
-    let mut peer = None;
-    let mut lines = std::io::stdin().lines();
-    loop {
+    session.request_connection(endpoint, to, b"oob_echo")?;
+    let mut lines = io::stdin().lines();
+    while is_there(session.peer_state(endpoint)) {
         session.wait(None)?;
+        drop_packets(&mut session)?;
         while let Some(message) = session.receive_oob(endpoint)? {
-            println!("{}", String::from_utf8_lossy(message.payload()));
-            peer = Some(message.from());
+            writeln!(io::stdout(), "{}", String::from_utf8_lossy(message.payload()))?;
             let Some(line) = lines.next().transpose()? else {
                 session.disconnect(endpoint)?;
-                session.flush()?;
-                return Ok(());
+                return Ok(session.flush()?);
             };
-            session.send_oob(endpoint, peer.unwrap_or(to), line.as_bytes())?;
-        }
-        match session.peer(endpoint) {
-            PeerState::Requested | PeerState::Connected => {}
-            state => return Err(format!("{}: {state}", peer.unwrap_or(to)).into()),
+            // The peer's address is not the one that was asked.
+            session.send_oob(endpoint, message.from(), line.as_bytes())?;
         }
     }
+    Err(format!("{to}: {}", session.peer_state(endpoint)).into())
+}
+
+/// One load tells whether a peer is still there.
+fn is_there(state: PeerState) -> bool {
+    matches!(state, PeerState::Requested | PeerState::Connected)
+}
+
+/// Drops packets: anyone can send some to the port, and they end each wait.
+fn drop_packets(session: &mut Session) -> Result<(), Lost> {
+    session.receive(0, usize::MAX, |_| {}).map(|_| ())
 }

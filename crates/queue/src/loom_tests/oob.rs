@@ -49,7 +49,7 @@ fn a_message_is_whole() {
 }
 
 #[test]
-fn what_was_sent_before_the_close_is_there() {
+fn messages_sent_before_a_close_are_visible_after_it() {
     model(|| {
         let (mut producer, mut consumer) = both();
         let server = thread::spawn(move || {

@@ -53,7 +53,7 @@ pub enum Command {
         packet: Option<Box<[u8]>>,
         answered: u32,
     },
-    /// Limits the packets per second that the session's rights forbid, and the sessions with which it
+    /// Sets the limit of forbidden packets per second, and the users with whose sessions this one
     /// exchanges out-of-band messages.
     SetTerms {
         session: u32,

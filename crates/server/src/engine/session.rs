@@ -436,11 +436,15 @@ impl Session {
             registration: None,
             in_place: false,
             marker: Marker::new(
-                shape.server_events(),
+                shape.events_to_application(),
                 server.events,
                 &application.acknowledgements,
             ),
-            work: Acknowledger::new(shape.events(), server.acknowledgements, &application.events),
+            work: Acknowledger::new(
+                shape.events_to_server(),
+                server.acknowledgements,
+                &application.events,
+            ),
             notifier: PeerSleepFlag::new(application.header),
             doorbell,
             wake,

@@ -120,7 +120,7 @@ pub(crate) fn session(
         }
     }
     receive.publish();
-    let marker = Marker::new(shape.events(), own.events, &pages.acknowledgements);
+    let marker = Marker::new(shape.events_to_server(), own.events, &pages.acknowledgements);
     let pool = transmit_pool.map_writable()?;
     let receive_pool = receive_pool.map_readable()?;
     let side = ApplicationSide { transmit, receive, marker, pool, receive_pool, doorbell };

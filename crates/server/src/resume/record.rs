@@ -73,7 +73,7 @@ pub(crate) const MOST_CRASHES: u64 = 2;
 
 /// A flag: the session shares the host's addresses.
 const SHARED: u64 = 1;
-/// The place of the messages that a queue of out-of-band messages holds, beside the flags.
+/// The first bit of the slots of each queue of out-of-band messages, beside the flags.
 const OOB_SHIFT: u32 = 32;
 
 /// A session's record, as its server writes it.

@@ -100,7 +100,7 @@ impl Messages {
         endpoint: Endpoint,
         random: &mut Random,
     ) -> Result<u64, Lost> {
-        let outcome = match session.peer(endpoint) {
+        let outcome = match session.peer_state(endpoint) {
             PeerState::Connected => {
                 self.connections += 1;
                 session.disconnect(endpoint)
@@ -109,7 +109,7 @@ impl Messages {
                 session.disconnect(endpoint)
             }
             PeerState::Requested => return Ok(9),
-            _ if self.number == 0 => session.request(endpoint, address(1), b"simulated"),
+            _ if self.number == 0 => session.request_connection(endpoint, address(1), b"simulated"),
             _ => return Ok(10),
         };
         match outcome {
@@ -122,8 +122,8 @@ impl Messages {
     /// Answers a request, if there is room.
     fn answer(&mut self, session: &mut Session, endpoint: Endpoint) -> Result<(), Lost> {
         let Some(to) = self.request.take() else { return Ok(()) };
-        let answered = match session.accept(endpoint, to, b"accepted") {
-            Err(SendError::HasPeer) => session.reject(endpoint, to, b"rejected"),
+        let answered = match session.accept_connection(endpoint, to, b"accepted") {
+            Err(SendError::HasPeer) => session.reject_connection(endpoint, to, b"rejected"),
             other => other,
         };
         match answered {

@@ -229,7 +229,7 @@ impl World {
             self.outcome.messages += receiver.messages.received;
         }
         if applications > 1 && is_good(0) && is_good(1) {
-            let peer = |one: &Application| one.session.peer(one.endpoint);
+            let peer = |one: &Application| one.session.peer_state(one.endpoint);
             let states = (peer(&self.applications[0]), peer(&self.applications[1]));
             let connected = |state| state == PeerState::Connected;
             assert_eq!(connected(states.0), connected(states.1), "{states:?}");

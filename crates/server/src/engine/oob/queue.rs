@@ -8,12 +8,12 @@ use towpath_queue::{OwnWords, PeerWords, Violation};
 
 use crate::reach::Reach;
 
-use super::link::{Link, Peer};
+use super::connection::{Connection, EndpointName};
 
-/// The part of a queue that one session's messages, or its requests, may have: a quarter.
-const SHARE: u32 = 4;
-/// Messages for which a queue keeps room: the answer to a request.
-pub(super) const KEPT: u32 = 1;
+/// One session's messages, or its requests, may have a quarter of a queue's slots.
+const SHARE_DIVISOR: u32 = 4;
+/// Slots that only the answer to a request may use.
+pub(super) const ANSWER_SLOTS: u32 = 1;
 
 const INTENT_SLOT: usize = 0;
 const INTENT_PEER: usize = 1;
@@ -26,7 +26,7 @@ const INTENT_VALID: u64 = 1 << 32;
 /// Returns the bytes of the server's own memory that the queues of a session take at most.
 pub(crate) fn oob_bytes(shape: &SessionShape) -> usize {
     let slots = shape.oob().map_or(0, |oob| oob.slots() as usize);
-    let queue = size_of::<OobQueue>() + slots * (size_of::<u32>() + size_of::<Peer>());
+    let queue = size_of::<OobQueue>() + slots * (size_of::<u32>() + size_of::<EndpointName>());
     if slots > 0 { shape.endpoints as usize * queue } else { 0 }
 }
 
@@ -46,11 +46,11 @@ pub(crate) struct SessionOob {
 #[derive(Debug)]
 pub(crate) struct OobQueue {
     pub(super) producer: OobProducer,
-    pub(super) link: Link,
+    pub(super) connection: Connection,
     /// The connection for the next server.
     recorded: OwnWords,
     /// Endpoints that asked for a connection, and have no answer yet.
-    pub(super) requests: Vec<Peer>,
+    pub(super) requests: Vec<EndpointName>,
     /// `true` if the queue is in the notifier's list of those with news.
     pub(crate) touched: bool,
     slots: u32,
@@ -62,7 +62,7 @@ pub(super) struct Intent {
     pub(super) queue_pair: u32,
     /// The message's slot in that queue pair.
     pub(super) slot: u32,
-    pub(super) to: Peer,
+    pub(super) to: EndpointName,
     /// The message's index in the queue of the endpoint that it is for.
     pub(super) index: u32,
 }
@@ -82,7 +82,7 @@ impl SessionOob {
             let recorded = ledger.split_off_front(1);
             OobQueue {
                 producer: OobProducer::new(oob, own, peer),
-                link: Link::from_word(recorded.get(0)),
+                connection: Connection::from_word(recorded.get(0)),
                 recorded,
                 requests: Vec::new(),
                 touched: false,
@@ -148,14 +148,16 @@ impl SessionOob {
         // A reader must not find the old end with a new beginning.
         words.publish(INTENT_INDEX, 0);
         words.store(INTENT_SLOT, u64::from(intent.slot) | u64::from(intent.queue_pair) << 32);
-        words.store(INTENT_PEER, Link::Connected(intent.to).to_word());
+        words.store(INTENT_PEER, Connection::Connected(intent.to).to_word());
         words.publish(INTENT_INDEX, INTENT_VALID | u64::from(intent.index));
     }
 
     pub(super) fn intent(&self) -> Option<Intent> {
         let words = self.intent.as_ref()?;
         let index = words.get(INTENT_INDEX);
-        let Link::Connected(to) = Link::from_word(words.get(INTENT_PEER)) else { return None };
+        let Connection::Connected(to) = Connection::from_word(words.get(INTENT_PEER)) else {
+            return None;
+        };
         let slot = words.get(INTENT_SLOT);
         (index & INTENT_VALID != 0).then_some(Intent {
             queue_pair: (slot >> 32) as u32,
@@ -178,14 +180,14 @@ pub(super) enum NoRoom {
 impl OobQueue {
     /// Begins anew, for another endpoint.
     pub(crate) fn reset(&mut self) {
-        self.set_link(Link::None);
+        self.set_connection(Connection::None);
         self.requests.clear();
         self.producer.reset();
     }
 
-    pub(super) fn set_link(&mut self, link: Link) {
-        self.link = link;
-        self.recorded.publish(0, link.to_word());
+    pub(super) fn set_connection(&mut self, connection: Connection) {
+        self.connection = connection;
+        self.recorded.publish(0, connection.to_word());
     }
 
     pub(super) fn set_state(&mut self, state: PeerState) {
@@ -203,7 +205,7 @@ impl OobQueue {
         if unread >= self.slots - kept {
             return Err(NoRoom::Full);
         }
-        if kept > 0 && self.producer.unread_of(session) >= self.slots / SHARE {
+        if kept > 0 && self.producer.unread_of(session) >= self.slots / SHARE_DIVISOR {
             return Err(NoRoom::Share);
         }
         Ok(())
@@ -212,7 +214,10 @@ impl OobQueue {
     /// Checks that the endpoint may have one more request of a session.
     pub(super) fn check_requests(&self, session: u32) -> Result<(), NoRoom> {
         let theirs = self.requests.iter().filter(|one| one.session == session).count();
-        match (self.requests.len() as u32 >= self.slots, theirs as u32 >= self.slots / SHARE) {
+        match (
+            self.requests.len() as u32 >= self.slots,
+            theirs as u32 >= self.slots / SHARE_DIVISOR,
+        ) {
             (true, _) => Err(NoRoom::Full),
             (_, true) => Err(NoRoom::Share),
             _ => Ok(()),

@@ -1,9 +1,9 @@
-//! The start of a successor: what the messages and connections of an earlier server were like when
-//! it was killed.
+//! The start of a successor: it restores the connections, and records the last message of its
+//! predecessor.
 
 use towpath_protocol::oob::PeerState;
 
-use super::link::{Link, Peer};
+use super::connection::{Connection, EndpointName};
 use super::table::Parts;
 use crate::engine::demux::Destination;
 
@@ -18,7 +18,7 @@ impl Parts<'_> {
             let Some(session) = self.sessions.get_mut(key) else { continue };
             let own = session.number;
             for endpoint in 0..session.oob.queues.len() as u32 {
-                self.restore_link(Destination { session: key, endpoint }, own);
+                self.restore_connection(Destination { session: key, endpoint }, own);
             }
         }
     }
@@ -31,7 +31,7 @@ impl Parts<'_> {
         let receiver = self.sessions.key(intent.to.session);
         let receiver = receiver.and_then(|key| self.sessions.get_mut(key));
         let queue = receiver.and_then(|session| session.oob.queue(intent.to.endpoint));
-        if queue.is_none_or(|queue| queue.producer.next() != intent.index.wrapping_add(1)) {
+        if queue.is_none_or(|queue| queue.producer.next_index() != intent.index.wrapping_add(1)) {
             return;
         }
         if let Some(session) = self.sessions.get_mut(key) {
@@ -39,22 +39,24 @@ impl Parts<'_> {
         }
     }
 
-    fn restore_link(&mut self, at: Destination, session: u32) {
-        let own = Peer { session, endpoint: at.endpoint };
+    fn restore_connection(&mut self, at: Destination, session: u32) {
+        let own = EndpointName { session, endpoint: at.endpoint };
         let Some(queue) = self.open_queue(at) else { return };
-        let link = queue.link;
-        let (Link::Requested(peer) | Link::Connected(peer)) = link else { return };
+        let connection = queue.connection;
+        let (Connection::Requested(peer) | Connection::Connected(peer)) = connection else {
+            return;
+        };
         let Some((_, theirs)) = self.peer_queue(peer) else {
             return self.end(at, PeerState::Gone);
         };
-        let state = match (link, theirs.link) {
-            (Link::Requested(_), _) => {
+        let state = match (connection, theirs.connection) {
+            (Connection::Requested(_), _) => {
                 theirs.requests.push(own);
                 PeerState::Requested
             }
             // The answer that was about to connect both comes again.
-            (_, Link::Requested(asked)) if asked.session == session => return,
-            (_, Link::Connected(with)) if with == own => PeerState::Connected,
+            (_, Connection::Requested(asked)) if asked.session == session => return,
+            (_, Connection::Connected(with)) if with == own => PeerState::Connected,
             // The peer had closed the connection.
             _ => return self.end(at, PeerState::Closed),
         };

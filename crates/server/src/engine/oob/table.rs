@@ -6,8 +6,8 @@ use towpath_protocol::counters::OutOfBand as Count;
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState, Refused};
 use towpath_queue::Violation;
 
-use super::link::{Link, Peer};
-use super::queue::{Intent, KEPT, NoRoom, OobQueue};
+use super::connection::{Connection, EndpointName};
+use super::queue::{ANSWER_SLOTS, Intent, NoRoom, OobQueue};
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
 use crate::engine::session::Session;
@@ -26,8 +26,8 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    fn peer(&self) -> Peer {
-        Peer { session: self.session, endpoint: self.from.endpoint }
+    fn name(&self) -> EndpointName {
+        EndpointName { session: self.session, endpoint: self.from.endpoint }
     }
 }
 
@@ -48,7 +48,10 @@ impl Parts<'_> {
     }
 
     /// Returns where an endpoint is, and its queue, if the endpoint is open.
-    pub(super) fn peer_queue(&mut self, peer: Peer) -> Option<(Destination, &mut OobQueue)> {
+    pub(super) fn peer_queue(
+        &mut self,
+        peer: EndpointName,
+    ) -> Option<(Destination, &mut OobQueue)> {
         let session = self.sessions.key(peer.session)?;
         let at = Destination { session, endpoint: peer.endpoint };
         Some((at, self.open_queue(at)?))
@@ -63,20 +66,20 @@ impl Parts<'_> {
         }
     }
 
-    /// Ends the connection of an endpoint, or takes its request back, and rejects the requests that
-    /// it has. `state`: what its peer is told. Returns the number of requests.
+    /// Ends the connection of an endpoint, or takes its request back, and refuses the requests that it
+    /// has, with `NoEndpoint`. `state`: that of its peer from now on. Returns the number of requests.
     pub(crate) fn disconnect(&mut self, at: Destination, state: PeerState) -> usize {
         let Some(session) = self.sessions.get_mut(at.session) else { return 0 };
-        let own = Peer { session: session.number, endpoint: at.endpoint };
+        let own = EndpointName { session: session.number, endpoint: at.endpoint };
         let Some(queue) = session.oob.queue(at.endpoint) else { return 0 };
-        let link = queue.link;
+        let connection = queue.connection;
         let requests = std::mem::take(&mut queue.requests);
-        match link {
-            Link::None => {}
-            Link::Requested(peer) => self.forget_request(peer, own),
-            Link::Connected(peer) => {
+        match connection {
+            Connection::None => {}
+            Connection::Requested(peer) => self.forget_request(peer, own),
+            Connection::Connected(peer) => {
                 if let Some((at, queue)) = self.peer_queue(peer)
-                    && queue.link == Link::Connected(own)
+                    && queue.connection == Connection::Connected(own)
                 {
                     self.end(at, state);
                 }
@@ -84,33 +87,33 @@ impl Parts<'_> {
         }
         for one in &requests {
             if let Some((at, queue)) = self.peer_queue(*one)
-                && queue.link == Link::Requested(own)
+                && queue.connection == Connection::Requested(own)
             {
                 self.end(at, PeerState::Refused(Refused::NoEndpoint));
             }
         }
-        // Last: a server that is killed before does all of this again.
-        if link != Link::None {
-            self.clear_link(at);
+        // Last: if the server is killed before this store, its successor repeats all of the above.
+        if connection != Connection::None {
+            self.clear_connection(at);
         }
         requests.len()
     }
 
-    /// Tells an endpoint that it has no connection any more. The state comes first: a server that is
-    /// killed in between finds the connection, and ends it again.
+    /// Tells an endpoint that it has no connection any more. The state comes first: if the server is
+    /// killed in between, its successor finds the connection, and ends it again.
     pub(super) fn end(&mut self, at: Destination, state: PeerState) {
         self.set_state(at, state);
-        self.clear_link(at);
+        self.clear_connection(at);
     }
 
-    fn clear_link(&mut self, at: Destination) {
+    fn clear_connection(&mut self, at: Destination) {
         let queue = self.sessions.get_mut(at.session).and_then(|one| one.oob.queue(at.endpoint));
         if let Some(queue) = queue {
-            queue.set_link(Link::None);
+            queue.set_connection(Connection::None);
         }
     }
 
-    fn forget_request(&mut self, listener: Peer, requester: Peer) {
+    fn forget_request(&mut self, listener: EndpointName, requester: EndpointName) {
         if let Some((_, queue)) = self.peer_queue(listener) {
             queue.requests.retain(|one| *one != requester);
         }
@@ -128,7 +131,7 @@ impl Parts<'_> {
 struct Delivery {
     kind: Kind,
     to: Destination,
-    receiver: Peer,
+    receiver: EndpointName,
     /// The message as its receiver gets it.
     message: OobMessage,
 }
@@ -212,7 +215,7 @@ impl OobTable {
         Ok(Delivery {
             kind,
             to,
-            receiver: Peer { session: receiver.number, endpoint: to.endpoint },
+            receiver: EndpointName { session: receiver.number, endpoint: to.endpoint },
             message: message.from_sender(own, session.oob.uid, session.number),
         })
     }
@@ -227,7 +230,8 @@ fn refuse(sender: &Sender, kind: Kind, why: Refused, parts: &mut Parts<'_>) {
         _ => Count::DroppedState,
     };
     parts.count(sender.from, count);
-    let has_none = parts.open_queue(sender.from).is_some_and(|queue| queue.link == Link::None);
+    let has_none =
+        parts.open_queue(sender.from).is_some_and(|queue| queue.connection == Connection::None);
     if has_none && matches!(kind, Kind::Request | Kind::Accept) {
         parts.set_state(sender.from, PeerState::Refused(why));
     }
@@ -240,7 +244,8 @@ fn no_room(sender: &Sender, delivery: &Delivery, why: NoRoom, parts: &mut Parts<
         NoRoom::Share => parts.count(delivery.to, Count::DroppedShare),
         NoRoom::Violates(violation) => parts.sessions.condemn(delivery.to.session, violation),
     }
-    let has_none = parts.open_queue(sender.from).is_some_and(|queue| queue.link == Link::None);
+    let has_none =
+        parts.open_queue(sender.from).is_some_and(|queue| queue.connection == Connection::None);
     if has_none && delivery.kind == Kind::Request {
         parts.set_state(sender.from, PeerState::Refused(Refused::Full));
     }
@@ -278,7 +283,7 @@ impl From<NoRoom> for Undelivered {
 /// Publishes a message in its receiver's queue, and tells the application.
 fn publish(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) {
     let Some(queue) = parts.open_queue(delivery.to) else { return };
-    let index = queue.producer.next();
+    let index = queue.producer.next_index();
     let Sender { queue_pair, slot, .. } = *sender;
     let intent = Intent { queue_pair, slot, to: delivery.receiver, index };
     if let Some(session) = parts.sessions.get_mut(sender.from.session) {
@@ -299,7 +304,7 @@ fn deliver_plain(
     parts: &mut Parts<'_>,
 ) -> Result<(), Undelivered> {
     let queue = parts.open_queue(delivery.to).ok_or(Undelivered::State)?;
-    queue.check_room(sender.session, KEPT)?;
+    queue.check_room(sender.session, ANSWER_SLOTS)?;
     publish(sender, delivery, parts);
     Ok(())
 }
@@ -309,36 +314,45 @@ fn deliver_request(
     delivery: &Delivery,
     parts: &mut Parts<'_>,
 ) -> Result<(), Undelivered> {
-    let link = Link::Requested(delivery.receiver);
+    let connection = Connection::Requested(delivery.receiver);
     let own = parts.open_queue(sender.from).ok_or(Undelivered::State)?;
-    // A request that an earlier server was about to deliver has its link already.
-    let is_again = own.link == link;
-    if own.link != Link::None && !is_again {
+    // A request that an earlier server was about to deliver has its connection already.
+    let is_again = own.connection == connection;
+    if own.connection != Connection::None && !is_again {
         return Err(Undelivered::State);
     }
     let queue = parts.open_queue(delivery.to).ok_or(Undelivered::State)?;
-    queue.requests.retain(|one| *one != sender.peer());
-    let room = queue.check_room(sender.session, KEPT);
+    queue.requests.retain(|one| *one != sender.name());
+    let room = queue.check_room(sender.session, ANSWER_SLOTS);
     if let Err(why) = room.and_then(|()| queue.check_requests(sender.session)) {
-        parts.clear_link(sender.from);
+        parts.clear_connection(sender.from);
         return Err(why.into());
     }
-    queue.requests.push(sender.peer());
+    queue.requests.push(sender.name());
     if let Some(own) = parts.open_queue(sender.from) {
-        own.set_link(link);
+        own.set_connection(connection);
     }
     parts.set_state(sender.from, PeerState::Requested);
     publish(sender, delivery, parts);
     Ok(())
 }
 
-/// Returns the endpoint that a requester asked, if it is one of the sender's session, or if the
-/// requester is connected with the sender already.
-fn asked(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) -> Option<Option<Peer>> {
+/// What an answer is for.
+enum Answerable {
+    /// A request to this endpoint, of the sender's session.
+    Requested(EndpointName),
+    /// A connection with the sender: a predecessor was killed while it accepted.
+    Connected,
+}
+
+/// Returns what an answer is for; `None` if its receiver waits for none of this session.
+fn answerable(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) -> Option<Answerable> {
     let queue = parts.open_queue(delivery.to)?;
-    match queue.link {
-        Link::Requested(asked) if asked.session == sender.session => Some(Some(asked)),
-        Link::Connected(with) if with == sender.peer() => Some(None),
+    match queue.connection {
+        Connection::Requested(asked) if asked.session == sender.session => {
+            Some(Answerable::Requested(asked))
+        }
+        Connection::Connected(with) if with == sender.name() => Some(Answerable::Connected),
         _ => None,
     }
 }
@@ -348,16 +362,16 @@ fn deliver_accept(
     delivery: &Delivery,
     parts: &mut Parts<'_>,
 ) -> Result<(), Undelivered> {
-    let link = Link::Connected(delivery.receiver);
+    let connection = Connection::Connected(delivery.receiver);
     let own = parts.open_queue(sender.from).ok_or(Undelivered::State)?;
-    if own.link != Link::None && own.link != link {
+    if own.connection != Connection::None && own.connection != connection {
         return Err(Undelivered::State);
     }
-    let listener = asked(sender, delivery, parts).ok_or(Undelivered::State)?;
+    let answerable = answerable(sender, delivery, parts).ok_or(Undelivered::State)?;
     let queue = parts.open_queue(delivery.to).ok_or(Undelivered::State)?;
     if let Err(why) = queue.check_room(sender.session, 0) {
         // Neither side may wait for the other for ever.
-        if let Some(listener) = listener {
+        if let Answerable::Requested(listener) = answerable {
             parts.forget_request(listener, delivery.receiver);
         }
         parts.end(sender.from, PeerState::Refused(Refused::Full));
@@ -365,12 +379,12 @@ fn deliver_accept(
         return Err(why.into());
     }
     if let Some(own) = parts.open_queue(sender.from) {
-        own.set_link(link);
+        own.set_connection(connection);
     }
     if let Some(queue) = parts.open_queue(delivery.to) {
-        queue.set_link(Link::Connected(sender.peer()));
+        queue.set_connection(Connection::Connected(sender.name()));
     }
-    if let Some(listener) = listener {
+    if let Answerable::Requested(listener) = answerable {
         parts.forget_request(listener, delivery.receiver);
     }
     publish(sender, delivery, parts);
@@ -384,7 +398,7 @@ fn deliver_reject(
     delivery: &Delivery,
     parts: &mut Parts<'_>,
 ) -> Result<(), Undelivered> {
-    let Some(Some(listener)) = asked(sender, delivery, parts) else {
+    let Some(Answerable::Requested(listener)) = answerable(sender, delivery, parts) else {
         return Err(Undelivered::State);
     };
     let queue = parts.open_queue(delivery.to).ok_or(Undelivered::State)?;

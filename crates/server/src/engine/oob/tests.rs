@@ -8,7 +8,7 @@ use towpath_protocol::settings::Values;
 use towpath_queue::oob::OobConsumer;
 use towpath_queue::{OwnWords, PeerWords, Violation};
 
-use super::link::{Link, Peer};
+use super::connection::{Connection, EndpointName};
 use super::{OobTable, Parts, Sender};
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
@@ -152,7 +152,7 @@ impl World {
     }
 
     fn count(&self, (session, endpoint): (u32, u32), count: Count) -> u64 {
-        self.files[session as usize - 1].consumers[endpoint as usize].note(count as usize)
+        self.files[session as usize - 1].consumers[endpoint as usize].counter(count as usize)
     }
 
     /// Takes all messages of an endpoint.
@@ -198,7 +198,7 @@ fn a_next_server_goes_on_with_requests_and_connections() {
     assert_eq!(world.state((1, 0)), PeerState::Requested, "it is free again");
 }
 
-/// The server is killed between the state of a peer and its link: the close comes again.
+/// The server is killed between the state of a peer and its connection: the close comes again.
 #[test]
 fn a_close_in_the_middle_is_done_again() {
     let mut world = World::new(2);
@@ -218,7 +218,7 @@ fn a_close_in_the_middle_is_done_again() {
     assert_eq!((world.state((1, 0)), world.state((2, 1))), (PeerState::None, PeerState::Closed));
 }
 
-/// The server is killed in an accept: with one side's link, or with both, and no message.
+/// The server is killed in an accept: with one side's connection, or with both, and no message.
 #[test]
 fn an_accept_in_the_middle_is_done_again() {
     for both in [false, true] {
@@ -226,11 +226,11 @@ fn an_accept_in_the_middle_is_done_again() {
         world.send((1, 0), Kind::Request, (2, 0));
         let (one, other) = (world.at(1, 0), world.at(2, 1));
         let [requester, accepting] =
-            [(1, 0), (2, 1)].map(|(session, endpoint)| Peer { session, endpoint });
+            [(1, 0), (2, 1)].map(|(session, endpoint)| EndpointName { session, endpoint });
         let mut parts = world.parts();
-        parts.open_queue(other).unwrap().set_link(Link::Connected(requester));
+        parts.open_queue(other).unwrap().set_connection(Connection::Connected(requester));
         if both {
-            parts.open_queue(one).unwrap().set_link(Link::Connected(accepting));
+            parts.open_queue(one).unwrap().set_connection(Connection::Connected(accepting));
         }
         world.serve(vec![1, 2]);
         world.send((2, 1), Kind::Accept, (1, 0));
@@ -306,7 +306,7 @@ fn the_policy_of_both_sides_decides() {
 }
 
 #[test]
-fn senders_break_the_protocol_by_what_has_no_meaning() {
+fn a_malformed_message_is_a_violation() {
     let mut world = World::new(2);
     let valid = OobMessage::new(Kind::Plain, address(2, 0), b"x").unwrap();
     for wrong in [
@@ -344,24 +344,27 @@ fn any_message_leaves_both_ends_of_a_connection_alike() {
         }
         for place in (1..=3).flat_map(|one| (0..ENDPOINTS).map(move |endpoint| (one, endpoint))) {
             let at = world.at(place.0, place.1);
-            let own = Peer { session: place.0, endpoint: place.1 };
-            let link = world.parts().open_queue(at).unwrap().link;
-            match link {
-                Link::Connected(peer) => {
-                    let (_, theirs) =
-                        world.parts().peer_queue(peer).map(|(at, one)| (at, one.link)).unwrap();
-                    assert_eq!(theirs, Link::Connected(own), "step {step}");
+            let own = EndpointName { session: place.0, endpoint: place.1 };
+            let connection = world.parts().open_queue(at).unwrap().connection;
+            match connection {
+                Connection::Connected(peer) => {
+                    let (_, theirs) = world
+                        .parts()
+                        .peer_queue(peer)
+                        .map(|(at, one)| (at, one.connection))
+                        .unwrap();
+                    assert_eq!(theirs, Connection::Connected(own), "step {step}");
                     assert_eq!(world.state(place), PeerState::Connected);
                     connected += 1;
                 }
-                Link::Requested(peer) => {
+                Connection::Requested(peer) => {
                     let mut parts = world.parts();
                     let (_, listener) = parts.peer_queue(peer).unwrap();
                     let times = listener.requests.iter().filter(|one| **one == own).count();
                     assert_eq!(times, 1, "step {step}");
                     assert_eq!(world.state(place), PeerState::Requested);
                 }
-                Link::None => {
+                Connection::None => {
                     let state = world.state(place);
                     let has_none = !matches!(state, PeerState::Connected | PeerState::Requested);
                     assert!(has_none, "step {step}: {state:?}");

@@ -133,7 +133,7 @@ impl World {
             assert!(receive.provide(buffer));
         }
         receive.publish();
-        let marker = Marker::new(shape.events(), own.events, &pages.acknowledgements);
+        let marker = Marker::new(shape.events_to_server(), own.events, &pages.acknowledgements);
         let mut commands = vec![Command::AddSession(self.map(prepared, number))];
         let addresses = Addresses { ipv4: Some(ip(number).to_bits()), ipv6: [None; 2] };
         for (endpoint_number, open) in opens.iter().enumerate() {
