@@ -85,8 +85,8 @@ pub(crate) struct Queue {
     pub(crate) asked: Option<(u64, PeerState)>,
     /// `true` if the endpoint is in [`Oob::ready`].
     ready: bool,
-    /// `true` if a wait has ended because of a new state.
-    wait_reported: bool,
+    /// The state word because of which a wait ended last.
+    waited: u64,
 }
 
 /// The queues of all endpoints.
@@ -109,7 +109,7 @@ impl Oob {
             reported: 0,
             asked: None,
             ready: false,
-            wait_reported: false,
+            waited: 0,
         });
         let ready = VecDeque::with_capacity(shape.endpoints as usize);
         Some(Box::new(Oob { queues: queues.collect(), ready }))
@@ -146,15 +146,15 @@ impl Oob {
                 return Ok(Some(endpoint));
             }
             let state = queue.consumer.state();
-            if state != queue.reported && !(is_wait && queue.wait_reported) {
+            if state != queue.reported && !(is_wait && state == queue.waited) {
                 if is_wait {
-                    queue.wait_reported = true;
+                    queue.waited = state;
                 } else {
-                    (queue.reported, queue.wait_reported) = (state, false);
+                    queue.reported = state;
                 }
                 return Ok(Some(endpoint));
             }
-            (queue.reported, queue.wait_reported, queue.ready) = (state, false, false);
+            (queue.reported, queue.ready) = (state, false);
             self.ready.pop_front();
         }
         Ok(None)
@@ -171,6 +171,7 @@ impl Oob {
     pub(crate) fn begin(&mut self, endpoint: u32) {
         if let Some(queue) = self.queues.get_mut(endpoint as usize) {
             (queue.reported, queue.asked) = (queue.consumer.state(), None);
+            queue.waited = queue.reported;
         }
     }
 

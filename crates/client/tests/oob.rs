@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use towpath_client::{
     Endpoint, Lost, OobAddress, OobKind, OpenError, Options, PeerState, ReceivedOob, Refusal,
-    Refused, Rule, SendError, Session, WaitStrategy, report_over,
+    Refused, Rule, SendError, Session, Setting, WaitStrategy, report_over,
 };
 use towpath_device::loopback::{self, LoopbackDevice};
 use towpath_protocol::store::MemoryStore;
@@ -340,6 +340,74 @@ fn a_new_state_ends_a_wait_once() {
     assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
     assert_eq!(client.ready_oob(), Ok(Some(endpoint.number())));
     assert_eq!(client.ready_oob(), Ok(None));
+}
+
+/// The application does not ask which endpoint has news: each new state still ends a wait.
+#[test]
+fn every_new_state_ends_a_wait() {
+    let world = world(1);
+    let (mut client, endpoint, own) = world.at("client", PORT);
+    let (mut server, listener, to) = world.at("server", PORT);
+    client.request_connection(endpoint, to, b"").unwrap();
+    client.flush().unwrap();
+    next(&mut server, listener);
+    let (accepting, _) = open(&mut server, 0);
+    server.accept_connection(accepting, own, b"").unwrap();
+    server.flush().unwrap();
+    let until = |client: &mut Session, state| {
+        while client.peer_state(endpoint) != state {
+            assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
+            while client.receive_oob(endpoint).unwrap().is_some() {}
+        }
+    };
+    until(&mut client, PeerState::Connected);
+    while client.wait(Some(Duration::from_millis(10))).unwrap() {
+        while client.receive_oob(endpoint).unwrap().is_some() {}
+    }
+    server.close(accepting).unwrap();
+    until(&mut client, PeerState::Closed);
+    for _ in 0..3 {
+        client.request_connection(endpoint, to, b"").unwrap();
+        assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
+        until(&mut client, PeerState::Requested);
+        next(&mut server, listener);
+        server.reject_connection(listener, own, b"").unwrap();
+        server.flush().unwrap();
+        until(&mut client, PeerState::Refused(Refused::Rejected));
+    }
+}
+
+/// A maximum delay of the endpoint does not let messages pass their rate.
+#[test]
+fn messages_keep_to_their_rate() {
+    let world = world(1);
+    let (mut one, from, _) = world.at("one", PORT);
+    let (mut other, to, address) = world.at("other", PORT);
+    for (setting, value) in
+        [(Setting::RatePps, 2), (Setting::BurstPackets, 1), (Setting::MaxDelayUs, 1)]
+    {
+        one.set(from, setting, value).unwrap();
+    }
+    let began = Instant::now();
+    for _ in 0..4 {
+        one.send_oob(from, address, b"").unwrap();
+    }
+    one.flush().unwrap();
+    for _ in 0..4 {
+        next(&mut other, to);
+    }
+    // Two a second, and one at once: half a second less for the arithmetic of the bucket.
+    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_port_of_the_servers_choice_has_a_free_address() {
+    let world = world(1);
+    let mut session = world.attach("session");
+    let ip = session.info().ipv4.unwrap().0.into();
+    let first = session.open(&Rule::new().tcp(49_152).ip(ip).out_of_band()).unwrap();
+    let chosen = session.open(&Rule::new().tcp(0).out_of_band()).unwrap();
+    assert_ne!(first.port(), chosen.port());
 }
 
 #[test]

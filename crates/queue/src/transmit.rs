@@ -253,6 +253,12 @@ impl TransmitConsumer {
         self.descriptors.prefetch_slots(slot, count, self.capacity as usize * 2);
     }
 
+    /// Returns the index of the descriptor that the server takes next.
+    #[must_use]
+    pub fn next_index(&self) -> u32 {
+        self.taken
+    }
+
     /// Returns how many descriptors wait, as last observed.
     #[inline]
     #[must_use]

@@ -397,7 +397,13 @@ impl Control {
             let policy = &self.parts.policy;
             opened.rule.port = Some(host.hold(&opened.rule, account, &terms, policy)?);
         } else if opened.rule.port == Some(0) && port_protocol(&opened.rule).is_some() {
-            let port = free_port(&opened.rule, &terms, |rule| self.rules.contains_key(rule));
+            let lease = connection.lease;
+            let port = free_port(&opened.rule, &terms, |rule| {
+                let opened = Opened { rule: *rule, ..opened.clone() };
+                let oob = lease.map(|lease| opened.oob_addresses(&lease.addresses()));
+                let mut oob = oob.iter().flatten();
+                self.rules.contains_key(rule) || oob.any(|one| self.oob_addresses.contains(one))
+            });
             let text = || "open: every port that your user may use is in use; close one".to_owned();
             opened.rule.port = Some(port.ok_or_else(|| (Refusal::Limit, text()))?);
         }

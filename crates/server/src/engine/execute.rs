@@ -17,6 +17,7 @@ use crate::engine::oob::Parts;
 use crate::engine::own::Own;
 use crate::engine::session::{Endpoint, Session};
 use crate::engine::source::Source;
+use crate::reach::Reach;
 
 /// Commands that the engine executes per poll iteration, so that a connection that opens or sets
 /// endlessly does not delay other sessions. An engine with commands left does not sleep.
@@ -86,10 +87,8 @@ impl Engine {
                 }
             }
             Command::SetTerms { session, forbidden, reach } => {
-                let key = self.sessions.key(session);
-                if let Some(session) = key.and_then(|key| self.sessions.get_mut(key)) {
-                    session.forbidden = forbidden.map(Forbidden::new);
-                    session.oob.reach = reach;
+                if let Some(key) = self.sessions.key(session) {
+                    self.set_terms(key, forbidden, reach);
                 }
             }
             Command::Set { setting, session, endpoint, value } => {
@@ -119,6 +118,15 @@ impl Engine {
             Command::ClaimSession(claim) => self.claim_session(*claim),
             Command::Stop => self.stop = true,
             Command::Leave => (self.stop, self.leaves) = (true, true),
+        }
+    }
+
+    /// Applies the terms of a session. Ends the connections that they do not allow any more.
+    fn set_terms(&mut self, key: u32, forbidden: Option<u32>, reach: Reach) {
+        let Some(session) = self.sessions.get_mut(key) else { return };
+        session.forbidden = forbidden.map(Forbidden::new);
+        if std::mem::replace(&mut session.oob.reach, reach) != reach {
+            self.oob_parts().enforce(key);
         }
     }
 
@@ -374,7 +382,7 @@ impl Engine {
             return 0;
         }
         self.oob.remove(&endpoint.oob, destination);
-        self.oob_parts().disconnect(destination, state)
+        self.oob_parts().forget(destination, state)
     }
 
     /// Returns the parts of the engine that changes of connections need.

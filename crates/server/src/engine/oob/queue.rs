@@ -22,6 +22,8 @@ const INTENT_INDEX: usize = 2;
 const HANDLED: u64 = 1 << 32;
 /// Marks the last word of an intent, which is stored last.
 const INTENT_VALID: u64 = 1 << 32;
+/// The message rejects a request.
+const INTENT_REJECTS: u64 = 1 << 33;
 
 /// Returns the bytes of the server's own memory that the queues of a session take at most.
 pub(crate) fn oob_bytes(shape: &SessionShape) -> usize {
@@ -36,6 +38,8 @@ pub(crate) struct SessionOob {
     pub(super) queues: Vec<OobQueue>,
     /// For each queue pair, the slot behind the last message that was handled, or 0.
     handled: Option<OwnWords>,
+    /// The queue pairs in which messages may come again that a predecessor handled.
+    repeats: Vec<bool>,
     intent: Option<OwnWords>,
     /// The user, and the users with whose sessions it exchanges messages.
     pub(crate) uid: u32,
@@ -49,6 +53,9 @@ pub(crate) struct OobQueue {
     pub(super) connection: Connection,
     /// The connection for the next server.
     recorded: OwnWords,
+    /// `true` until the endpoint's first message, if a predecessor recorded a connection: that message
+    /// may be the one that the predecessor was handling.
+    pub(super) may_repeat: bool,
     /// Endpoints that asked for a connection, and have no answer yet.
     pub(super) requests: Vec<EndpointName>,
     /// `true` if the queue is in the notifier's list of those with news.
@@ -65,6 +72,8 @@ pub(super) struct Intent {
     pub(super) to: EndpointName,
     /// The message's index in the queue of the endpoint that it is for.
     pub(super) index: u32,
+    /// `true` if it rejects a request.
+    pub(super) rejects: bool,
 }
 
 impl SessionOob {
@@ -85,6 +94,7 @@ impl SessionOob {
                 connection: Connection::from_word(recorded.get(0)),
                 recorded,
                 requests: Vec::new(),
+                may_repeat: false,
                 touched: false,
                 slots: oob.slots(),
             }
@@ -93,6 +103,7 @@ impl SessionOob {
             queues: queues.collect(),
             intent: Some(intent),
             handled: Some(handled),
+            repeats: vec![false; shape.queue_pairs as usize],
             ..SessionOob::none()
         }
     }
@@ -102,10 +113,16 @@ impl SessionOob {
         SessionOob {
             queues: Vec::new(),
             handled: None,
+            repeats: Vec::new(),
             intent: None,
             uid: u32::MAX,
             reach: Reach::None,
         }
+    }
+
+    /// Returns the number of queues.
+    pub(super) fn len(&self) -> u32 {
+        self.queues.len() as u32
     }
 
     /// Returns `true` if the session has no queues.
@@ -127,11 +144,38 @@ impl SessionOob {
         }
     }
 
-    /// Returns `true` if a message was handled, by this server or an earlier one. `capacity`: the slots
-    /// of the queue pair.
-    pub(crate) fn is_handled(&self, queue_pair: u32, slot: u32, capacity: u32) -> bool {
+    /// Returns `true` if a predecessor handled a message. `capacity`: the slots of the queue pair.
+    pub(crate) fn is_handled(&mut self, queue_pair: u32, slot: u32, capacity: u32) -> bool {
+        let Some(repeats) = self.repeats.get_mut(queue_pair as usize) else { return false };
+        if !*repeats {
+            return false;
+        }
         let handled = self.handled.as_ref().map_or(0, |words| words.get(queue_pair as usize));
-        handled & HANDLED != 0 && (1..=capacity).contains(&(handled as u32).wrapping_sub(slot))
+        // Messages come in order: behind the first one that was not handled, none was.
+        *repeats = precedes(slot, handled, capacity);
+        *repeats
+    }
+
+    /// Finds out whether messages come again that the predecessor handled, in a queue pair of which
+    /// the server takes the slot `next` next.
+    pub(super) fn expect_repeats(&mut self, queue_pair: u32, next: u32, capacity: u32) {
+        let handled = self.handled.as_ref().map_or(0, |words| words.get(queue_pair as usize));
+        if let Some(repeats) = self.repeats.get_mut(queue_pair as usize) {
+            *repeats = precedes(next, handled, capacity);
+        }
+    }
+
+    /// Returns `true` if the ledger says of a message that it was handled.
+    pub(super) fn is_recorded(&self, queue_pair: u32, slot: u32, capacity: u32) -> bool {
+        let handled = self.handled.as_ref().map_or(0, |words| words.get(queue_pair as usize));
+        precedes(slot, handled, capacity)
+    }
+
+    /// Forgets the message that was to be published.
+    pub(super) fn clear_intent(&mut self) {
+        if let Some(words) = &mut self.intent {
+            words.publish(INTENT_INDEX, 0);
+        }
     }
 
     /// Records that a message was handled.
@@ -149,7 +193,8 @@ impl SessionOob {
         words.publish(INTENT_INDEX, 0);
         words.store(INTENT_SLOT, u64::from(intent.slot) | u64::from(intent.queue_pair) << 32);
         words.store(INTENT_PEER, Connection::Connected(intent.to).to_word());
-        words.publish(INTENT_INDEX, INTENT_VALID | u64::from(intent.index));
+        let rejects = if intent.rejects { INTENT_REJECTS } else { 0 };
+        words.publish(INTENT_INDEX, INTENT_VALID | rejects | u64::from(intent.index));
     }
 
     pub(super) fn intent(&self) -> Option<Intent> {
@@ -164,8 +209,14 @@ impl SessionOob {
             slot: slot as u32,
             to,
             index: index as u32,
+            rejects: index & INTENT_REJECTS != 0,
         })
     }
+}
+
+/// Returns `true` if a slot lies before the end of what was handled, as the ledger has it.
+fn precedes(slot: u32, handled: u64, capacity: u32) -> bool {
+    handled & HANDLED != 0 && (1..=capacity).contains(&(handled as u32).wrapping_sub(slot))
 }
 
 /// Why the engine does not put a message into a queue.
@@ -182,12 +233,23 @@ impl OobQueue {
     pub(crate) fn reset(&mut self) {
         self.set_connection(Connection::None);
         self.requests.clear();
+        self.may_repeat = false;
         self.producer.reset();
     }
 
     pub(super) fn set_connection(&mut self, connection: Connection) {
         self.connection = connection;
         self.recorded.publish(0, connection.to_word());
+    }
+
+    /// Returns `true` for the first message of an endpoint of which a predecessor recorded a connection.
+    pub(super) fn may_repeat_once(&mut self) -> bool {
+        std::mem::take(&mut self.may_repeat)
+    }
+
+    /// Returns the state of the peer.
+    pub(super) fn state(&mut self) -> PeerState {
+        PeerState::from_number(self.producer.state() as u32).unwrap_or(PeerState::None)
     }
 
     pub(super) fn set_state(&mut self, state: PeerState) {

@@ -1,9 +1,10 @@
 //! The start of a successor: it restores the connections, and records the last message of its
 //! predecessor.
 
-use towpath_protocol::oob::PeerState;
+use towpath_protocol::oob::{PeerState, Refused};
 
 use super::connection::{Connection, EndpointName};
+use super::queue::OobQueue;
 use super::table::Parts;
 use crate::engine::demux::Destination;
 
@@ -12,7 +13,7 @@ impl Parts<'_> {
     /// published last as handled. The engine calls this once, before it serves a session.
     pub(crate) fn restore(&mut self) {
         for key in 0..self.sessions.keys() as u32 {
-            self.note_handled(key);
+            self.record_last(key);
         }
         for key in 0..self.sessions.keys() as u32 {
             let Some(session) = self.sessions.get_mut(key) else { continue };
@@ -23,20 +24,38 @@ impl Parts<'_> {
         }
     }
 
-    /// Records a session's last message as handled, if it is in the queue that it was for.
-    fn note_handled(&mut self, key: u32) {
-        let Some(intent) = self.sessions.get(key).and_then(|session| session.oob.intent()) else {
-            return;
-        };
-        let receiver = self.sessions.key(intent.to.session);
-        let receiver = receiver.and_then(|key| self.sessions.get_mut(key));
-        let queue = receiver.and_then(|session| session.oob.queue(intent.to.endpoint));
-        if queue.is_none_or(|queue| queue.producer.next_index() != intent.index.wrapping_add(1)) {
-            return;
+    /// Records a session's last message as handled, if it is in the queue that it was for. Prepares for
+    /// the messages that come again.
+    fn record_last(&mut self, key: u32) {
+        let Some(session) = self.sessions.get_mut(key) else { return };
+        let (number, capacity) = (session.number, session.shape.queues.transmit());
+        if let Some(intent) = session.oob.intent()
+            && !session.oob.is_recorded(intent.queue_pair, intent.slot, capacity)
+            && let Some((at, queue)) = self.any_queue(intent.to)
+            && queue.producer.next_index() == intent.index.wrapping_add(1)
+        {
+            let waits =
+                matches!(queue.connection, Connection::Requested(to) if to.session == number);
+            if intent.rejects && waits {
+                self.end(at, PeerState::Refused(Refused::Rejected));
+            }
+            if let Some(session) = self.sessions.get_mut(key) {
+                session.oob.handled(intent.queue_pair, intent.slot);
+            }
         }
-        if let Some(session) = self.sessions.get_mut(key) {
-            session.oob.handled(intent.queue_pair, intent.slot);
+        let Some(session) = self.sessions.get_mut(key) else { return };
+        // Another server must not take a later message at this index for this one.
+        session.oob.clear_intent();
+        for (queue_pair, set) in (0..).zip(&session.queue_pairs) {
+            session.oob.expect_repeats(queue_pair, set.transmit.next_index(), capacity);
         }
+    }
+
+    /// Returns an endpoint's queue, whether or not the endpoint is open.
+    fn any_queue(&mut self, name: EndpointName) -> Option<(Destination, &mut OobQueue)> {
+        let session = self.sessions.key(name.session)?;
+        let queue = self.sessions.get_mut(session)?.oob.queue(name.endpoint)?;
+        Some((Destination { session, endpoint: name.endpoint }, queue))
     }
 
     fn restore_connection(&mut self, at: Destination, session: u32) {
@@ -44,10 +63,16 @@ impl Parts<'_> {
         let Some(queue) = self.open_queue(at) else { return };
         let connection = queue.connection;
         let (Connection::Requested(peer) | Connection::Connected(peer)) = connection else {
+            // The server was killed while it closed or opened the endpoint.
+            if [PeerState::Requested, PeerState::Connected].contains(&queue.state()) {
+                queue.set_state(PeerState::None);
+            }
             return;
         };
+        queue.may_repeat = true;
         let Some((_, theirs)) = self.peer_queue(peer) else {
-            return self.end(at, PeerState::Gone);
+            let lives = self.sessions.key(peer.session).is_some();
+            return self.end(at, if lives { PeerState::Closed } else { PeerState::Gone });
         };
         let state = match (connection, theirs.connection) {
             (Connection::Requested(_), _) => {
@@ -61,7 +86,7 @@ impl Parts<'_> {
             _ => return self.end(at, PeerState::Closed),
         };
         let Some(queue) = self.open_queue(at) else { return };
-        if queue.producer.state() as u32 != state.number() {
+        if queue.state() != state {
             queue.set_state(state);
         }
     }

@@ -23,6 +23,8 @@ pub(crate) struct Sender {
     /// The queue pair, and the message's slot in it.
     pub(crate) queue_pair: u32,
     pub(crate) slot: u32,
+    /// `true` if a predecessor may have begun to handle the message.
+    pub(crate) may_repeat: bool,
 }
 
 impl Sender {
@@ -66,15 +68,34 @@ impl Parts<'_> {
         }
     }
 
-    /// Ends the connection of an endpoint, or takes its request back, and refuses the requests that it
-    /// has, with `NoEndpoint`. `state`: that of its peer from now on. Returns the number of requests.
-    pub(crate) fn disconnect(&mut self, at: Destination, state: PeerState) -> usize {
+    /// Forgets an endpoint that is removed: ends its connection, and refuses the requests that it has,
+    /// with `NoEndpoint`. `state`: that of its peer from now on. Returns the number of requests.
+    pub(crate) fn forget(&mut self, at: Destination, state: PeerState) -> usize {
         let Some(session) = self.sessions.get_mut(at.session) else { return 0 };
         let own = EndpointName { session: session.number, endpoint: at.endpoint };
         let Some(queue) = session.oob.queue(at.endpoint) else { return 0 };
-        let connection = queue.connection;
         let requests = std::mem::take(&mut queue.requests);
-        match connection {
+        let is_connected = queue.connection != Connection::None;
+        for one in &requests {
+            if let Some((at, queue)) = self.peer_queue(*one)
+                && queue.connection == Connection::Requested(own)
+            {
+                self.end(at, PeerState::Refused(Refused::NoEndpoint));
+            }
+        }
+        if is_connected {
+            self.disconnect(at, state, PeerState::Closed);
+        }
+        requests.len()
+    }
+
+    /// Ends the connection of an endpoint, or takes its request back. `state`: that of its peer from now
+    /// on; `own_state`: its own.
+    pub(super) fn disconnect(&mut self, at: Destination, state: PeerState, own_state: PeerState) {
+        let Some(session) = self.sessions.get_mut(at.session) else { return };
+        let own = EndpointName { session: session.number, endpoint: at.endpoint };
+        let Some(queue) = session.oob.queue(at.endpoint) else { return };
+        match queue.connection {
             Connection::None => {}
             Connection::Requested(peer) => self.forget_request(peer, own),
             Connection::Connected(peer) => {
@@ -85,18 +106,42 @@ impl Parts<'_> {
                 }
             }
         }
-        for one in &requests {
-            if let Some((at, queue)) = self.peer_queue(*one)
-                && queue.connection == Connection::Requested(own)
+        // Last: if the server is killed before this, its successor repeats all of the above.
+        self.end(at, own_state);
+    }
+
+    /// Ends the connections and requests of a session's endpoints, and with them, that the policy does
+    /// not allow any more.
+    pub(crate) fn enforce(&mut self, key: u32) {
+        let Some(session) = self.sessions.get_mut(key) else { return };
+        let endpoints = session.oob.len();
+        for endpoint in 0..endpoints {
+            let at = Destination { session: key, endpoint };
+            let Some(queue) = self.open_queue(at) else { continue };
+            let own = match queue.connection {
+                Connection::None => None,
+                Connection::Requested(peer) | Connection::Connected(peer) => Some(peer),
+            };
+            let requests = queue.requests.clone();
+            let refused = PeerState::Refused(Refused::Policy);
+            if own.is_some_and(|peer| !self.allows(key, peer)) {
+                self.disconnect(at, refused, refused);
+            }
+            for one in
+                requests.into_iter().filter(|one| !self.allows(key, *one)).collect::<Vec<_>>()
             {
-                self.end(at, PeerState::Refused(Refused::NoEndpoint));
+                if let Some((requester, _)) = self.peer_queue(one) {
+                    self.disconnect(requester, refused, refused);
+                }
             }
         }
-        // Last: if the server is killed before this store, its successor repeats all of the above.
-        if connection != Connection::None {
-            self.clear_connection(at);
-        }
-        requests.len()
+    }
+
+    /// Returns `true` if a session and the one of another endpoint may exchange messages.
+    fn allows(&self, key: u32, other: EndpointName) -> bool {
+        let other = self.sessions.key(other.session).and_then(|key| self.sessions.get(key));
+        let (Some(one), Some(other)) = (self.sessions.get(key), other) else { return true };
+        one.oob.reaches((other.oob.uid, other.oob.reach))
     }
 
     /// Tells an endpoint that it has no connection any more. The state comes first: if the server is
@@ -177,9 +222,11 @@ impl OobTable {
             parts.count(sender.from, Count::DroppedState);
             return Ok(());
         }
+        let may_repeat = parts.open_queue(sender.from).is_some_and(OobQueue::may_repeat_once);
+        let sender = &Sender { may_repeat, ..*sender };
+        let Some(session) = parts.sessions.get(sender.from.session) else { return Ok(()) };
         if kind == Kind::Close {
-            parts.disconnect(sender.from, PeerState::Closed);
-            parts.end(sender.from, PeerState::None);
+            parts.disconnect(sender.from, PeerState::Closed, PeerState::None);
             parts.count(sender.from, Count::Sent);
             return Ok(());
         }
@@ -230,10 +277,27 @@ fn refuse(sender: &Sender, kind: Kind, why: Refused, parts: &mut Parts<'_>) {
         _ => Count::DroppedState,
     };
     parts.count(sender.from, count);
-    let has_none =
-        parts.open_queue(sender.from).is_some_and(|queue| queue.connection == Connection::None);
-    if has_none && matches!(kind, Kind::Request | Kind::Accept) {
-        parts.set_state(sender.from, PeerState::Refused(why));
+    refuse_connection(sender, kind, why, parts);
+}
+
+/// Tells the sender of a request or of an acceptance that there is no connection, unless it has
+/// another one. One that a predecessor had begun to make ends.
+fn refuse_connection(sender: &Sender, kind: Kind, why: Refused, parts: &mut Parts<'_>) {
+    let Some(queue) = parts.open_queue(sender.from) else { return };
+    let state = PeerState::Refused(why);
+    match (kind, queue.connection) {
+        (Kind::Request | Kind::Accept, Connection::None) => parts.set_state(sender.from, state),
+        (Kind::Request, Connection::Requested(peer)) if sender.may_repeat => {
+            parts.forget_request(peer, sender.name());
+            parts.end(sender.from, state);
+        }
+        (Kind::Accept, Connection::Connected(peer)) if sender.may_repeat => {
+            let back = Connection::Connected(sender.name());
+            if parts.peer_queue(peer).is_none_or(|(_, queue)| queue.connection != back) {
+                parts.end(sender.from, state);
+            }
+        }
+        _ => {}
     }
 }
 
@@ -244,10 +308,8 @@ fn no_room(sender: &Sender, delivery: &Delivery, why: NoRoom, parts: &mut Parts<
         NoRoom::Share => parts.count(delivery.to, Count::DroppedShare),
         NoRoom::Violates(violation) => parts.sessions.condemn(delivery.to.session, violation),
     }
-    let has_none =
-        parts.open_queue(sender.from).is_some_and(|queue| queue.connection == Connection::None);
-    if has_none && delivery.kind == Kind::Request {
-        parts.set_state(sender.from, PeerState::Refused(Refused::Full));
+    if delivery.kind == Kind::Request {
+        refuse_connection(sender, Kind::Request, Refused::Full, parts);
     }
 }
 
@@ -285,7 +347,8 @@ fn publish(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) {
     let Some(queue) = parts.open_queue(delivery.to) else { return };
     let index = queue.producer.next_index();
     let Sender { queue_pair, slot, .. } = *sender;
-    let intent = Intent { queue_pair, slot, to: delivery.receiver, index };
+    let rejects = delivery.kind == Kind::Reject;
+    let intent = Intent { queue_pair, slot, to: delivery.receiver, index, rejects };
     if let Some(session) = parts.sessions.get_mut(sender.from.session) {
         session.oob.set_intent(&intent);
     }
@@ -317,7 +380,7 @@ fn deliver_request(
     let connection = Connection::Requested(delivery.receiver);
     let own = parts.open_queue(sender.from).ok_or(Undelivered::State)?;
     // A request that an earlier server was about to deliver has its connection already.
-    let is_again = own.connection == connection;
+    let is_again = own.connection == connection && sender.may_repeat;
     if own.connection != Connection::None && !is_again {
         return Err(Undelivered::State);
     }
@@ -352,7 +415,9 @@ fn answerable(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) -> Op
         Connection::Requested(asked) if asked.session == sender.session => {
             Some(Answerable::Requested(asked))
         }
-        Connection::Connected(with) if with == sender.name() => Some(Answerable::Connected),
+        Connection::Connected(with) if with == sender.name() && sender.may_repeat => {
+            Some(Answerable::Connected)
+        }
         _ => None,
     }
 }
@@ -364,7 +429,8 @@ fn deliver_accept(
 ) -> Result<(), Undelivered> {
     let connection = Connection::Connected(delivery.receiver);
     let own = parts.open_queue(sender.from).ok_or(Undelivered::State)?;
-    if own.connection != Connection::None && own.connection != connection {
+    let is_again = own.connection == connection && sender.may_repeat;
+    if own.connection != Connection::None && !is_again {
         return Err(Undelivered::State);
     }
     let answerable = answerable(sender, delivery, parts).ok_or(Undelivered::State)?;
@@ -404,10 +470,10 @@ fn deliver_reject(
     let queue = parts.open_queue(delivery.to).ok_or(Undelivered::State)?;
     // The state says all that matters; the payload comes along if there is room.
     let has_room = queue.check_room(sender.session, 0);
-    parts.forget_request(listener, delivery.receiver);
-    parts.end(delivery.to, PeerState::Refused(Refused::Rejected));
     if has_room.is_ok() {
         publish(sender, delivery, parts);
     }
+    parts.forget_request(listener, delivery.receiver);
+    parts.end(delivery.to, PeerState::Refused(Refused::Rejected));
     Ok(has_room?)
 }

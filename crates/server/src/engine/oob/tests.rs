@@ -139,7 +139,8 @@ impl World {
     fn send_any(&mut self, from: (u32, u32), message: &OobMessage) -> Result<(), Violation> {
         self.slot += 1;
         let place = self.at(from.0, from.1);
-        let sender = Sender { from: place, session: from.0, queue_pair: 0, slot: self.slot };
+        let (session, slot) = (from.0, self.slot);
+        let sender = Sender { from: place, session, queue_pair: 0, slot, may_repeat: false };
         let table = std::mem::take(&mut self.table);
         let outcome = table.send(&sender, message, &mut self.parts());
         self.table = table;
@@ -185,7 +186,7 @@ fn a_next_server_goes_on_with_requests_and_connections() {
     world.send((2, 2), Kind::Accept, (1, 1));
     assert_eq!(world.state((1, 1)), PeerState::Connected);
     let listener = world.at(2, 0);
-    world.parts().disconnect(listener, PeerState::Closed);
+    world.parts().forget(listener, PeerState::Closed);
     assert_eq!(world.state((3, 0)), PeerState::Refused(Refused::NoEndpoint));
     assert_eq!(world.taken((2, 0)), [Kind::Request; 3]);
     assert_eq!(world.taken((1, 1)), [Kind::Accept]);
@@ -257,7 +258,7 @@ fn the_last_message_is_handled_if_it_arrived() {
         }
         world.serve(vec![1, 2]);
         let key = world.at(1, 0).session;
-        let session = world.sessions.get(key).unwrap();
+        let session = world.sessions.get_mut(key).unwrap();
         assert_eq!(session.oob.is_handled(0, slot, 16), arrived);
         assert!(!session.oob.is_handled(0, slot + 1, 16));
     }
@@ -323,6 +324,109 @@ fn a_malformed_message_is_a_violation() {
     world.sessions.get_mut(key).unwrap().take_out(0);
     assert_eq!(world.send_any((1, 0), &valid), Ok(()));
     assert_eq!(world.taken((2, 0)), []);
+}
+
+/// An intent of a predecessor's predecessor is not taken for a later message at the same index.
+#[test]
+fn an_intent_holds_for_one_successor() {
+    let mut world = World::new(3);
+    world.send((1, 0), Kind::Plain, (2, 0));
+    let slot = world.slot;
+    let region: Region = world.files[1].server.map_writable().unwrap();
+    let mut pages = shape().server_own(own_words(region));
+    pages.oob[0].store(0, 0);
+    world.serve(vec![1, 2, 3]);
+    world.send((3, 0), Kind::Plain, (2, 0));
+    world.serve(vec![1, 2, 3]);
+    let key = world.at(1, 0).session;
+    assert!(!world.sessions.get_mut(key).unwrap().oob.is_handled(0, slot, 16));
+}
+
+/// What was handled behind the last published message stays so.
+#[test]
+fn a_restart_takes_nothing_back() {
+    let mut world = World::new(2);
+    world.send((1, 0), Kind::Plain, (2, 0));
+    let (key, slot) = (world.at(1, 0).session, world.slot);
+    world.sessions.get_mut(key).unwrap().oob.handled(0, slot + 3);
+    world.serve(vec![1, 2]);
+    let oob = &mut world.sessions.get_mut(key).unwrap().oob;
+    assert!((slot..=slot + 3).all(|slot| oob.is_handled(0, slot, 16)));
+    assert!(!oob.is_handled(0, slot + 4, 16) && !oob.is_handled(0, slot, 16), "it goes on");
+}
+
+#[test]
+fn a_reject_that_arrived_ends_the_request() {
+    let mut world = World::new(2);
+    world.send((1, 0), Kind::Request, (2, 0));
+    world.send((2, 0), Kind::Reject, (1, 0));
+    let one = world.at(1, 0);
+    // As if the server had been killed behind the message.
+    let listener = EndpointName { session: 2, endpoint: 0 };
+    world.parts().open_queue(one).unwrap().set_connection(Connection::Requested(listener));
+    world.parts().set_state(one, PeerState::Requested);
+    world.serve(vec![1, 2]);
+    assert_eq!(world.state((1, 0)), PeerState::Refused(Refused::Rejected));
+    assert_eq!(world.taken((1, 0)), [Kind::Reject]);
+}
+
+/// A connected peer cannot fill the queue with answers, beyond its share.
+#[test]
+fn an_accept_is_for_one_request() {
+    let mut world = World::new(2);
+    world.connect((1, 0), (2, 0), (2, 1));
+    for _ in 0..2 * SLOTS {
+        world.send((2, 1), Kind::Accept, (1, 0));
+        world.send((1, 1), Kind::Request, (2, 0));
+    }
+    assert_eq!(world.taken((1, 0)), [Kind::Accept]);
+    assert_eq!(world.taken((2, 0)), [Kind::Request; 2]);
+    assert_eq!(world.state((1, 0)), PeerState::Connected);
+}
+
+#[test]
+fn a_stricter_policy_ends_connections_and_requests() {
+    let mut world = World::new(3);
+    for (number, uid) in [(1, 1), (2, 2), (3, 2)] {
+        let key = world.at(number, 0).session;
+        let oob = &mut world.sessions.get_mut(key).unwrap().oob;
+        (oob.uid, oob.reach) = (uid, Reach::All);
+    }
+    world.connect((1, 0), (2, 0), (2, 1));
+    world.connect((3, 0), (2, 0), (2, 2));
+    world.send((1, 1), Kind::Request, (2, 0));
+    world.send((3, 1), Kind::Request, (2, 0));
+    world.send((2, 3), Kind::Request, (1, 2));
+    let key = world.at(2, 0).session;
+    world.sessions.get_mut(key).unwrap().oob.reach = Reach::Own;
+    world.parts().enforce(key);
+    let refused = PeerState::Refused(Refused::Policy);
+    for ended in [(1, 0), (2, 1), (1, 1), (2, 3)] {
+        assert_eq!(world.state(ended), refused, "{ended:?}");
+    }
+    for stays in [(3, 0), (2, 2)] {
+        assert_eq!(world.state(stays), PeerState::Connected, "{stays:?}");
+    }
+    assert_eq!(world.state((3, 1)), PeerState::Requested);
+}
+
+/// The accept was in the middle, and its requester does not wait any more.
+#[test]
+fn an_accept_in_the_middle_may_find_nothing() {
+    let mut world = World::new(2);
+    world.send((1, 0), Kind::Request, (2, 0));
+    let accepting = world.at(2, 1);
+    let requester = EndpointName { session: 1, endpoint: 0 };
+    let queue = world.parts().open_queue(accepting).map(|queue| {
+        queue.set_connection(Connection::Connected(requester));
+    });
+    assert!(queue.is_some());
+    world.serve(vec![1, 2]);
+    world.send((1, 0), Kind::Close, (0, 0));
+    world.send((2, 1), Kind::Accept, (1, 0));
+    assert_eq!(world.state((2, 1)), PeerState::Refused(Refused::State));
+    world.send((2, 1), Kind::Request, (1, 1));
+    assert_eq!(world.state((2, 1)), PeerState::Requested, "it is free");
 }
 
 #[test]

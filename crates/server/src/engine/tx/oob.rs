@@ -31,7 +31,8 @@ pub(super) fn send(
     let Some(Ok(message)) = message else { return Err(Violation::Range) };
     // A message that an earlier server had handled, and not completed, comes again.
     if !session.oob.is_handled(queue_pair, slot, session.shape.queues.transmit()) {
-        let sender = Sender { from, session: session.number, queue_pair, slot };
+        let session = session.number;
+        let sender = Sender { from, session, queue_pair, slot, may_repeat: false };
         let (sessions, notifier) = context.delivery.parts();
         context.oob.send(&sender, &message, &mut Parts { sessions, notifier })?;
         if let Some(session) = context.delivery.session(key) {

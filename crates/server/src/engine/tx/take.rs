@@ -161,7 +161,7 @@ impl Batch {
             single: head.flags & (MORE | META | OUT_OF_BAND) == 0 && !late,
             oob: head.flags & OUT_OF_BAND != 0,
             together,
-            late: late && head.flags & OUT_OF_BAND == 0,
+            late,
             ..Taken::default()
         });
         Ok(Ok(count))
@@ -295,7 +295,15 @@ impl Batch {
             None => moment.now,
         };
         moment.goes_on = self.message_bytes > 0;
-        match shape.gate(next.len, moment) {
+        let gate = if next.flags & OUT_OF_BAND == 0 {
+            shape.gate(next.len, moment)
+        } else {
+            // Out-of-band messages wait for their rates, and are never late.
+            let mut shape = *shape;
+            shape.set.max_delay_us = 0;
+            shape.gate(next.len, moment)
+        };
+        match gate {
             Gate::Open => {
                 shape.charge(next.len, moment);
                 Ok(false)
