@@ -1,5 +1,4 @@
-//! Answers out-of-band messages of connected endpoints; or connects, and sends the lines that it
-//! reads.
+//! Answers out-of-band messages; or connects, and sends the lines that it reads.
 //!
 //! ```text
 //! cargo run -p towpath-examples --bin oob_echo -- /run/towpath/tap0.sock
@@ -88,7 +87,6 @@ fn ask(mut session: Session, to: OobAddress) -> Result<(), Box<dyn Error>> {
                 session.disconnect(endpoint)?;
                 return Ok(session.flush()?);
             };
-            // The peer's address is not the one that was asked.
             session.send_oob(endpoint, message.from(), line.as_bytes())?;
         }
     }
