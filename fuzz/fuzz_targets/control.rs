@@ -150,7 +150,9 @@ fn attached(attach: &Attach) {
     // One bit per buffer of each pool and per transmit slot, and partly used cache lines.
     let buffers =
         shape.transmit_pool.buffers() as usize * 2 + shape.receive_pool.buffers() as usize;
-    assert!(words[2] <= buffers / 64 + 64 * (shape.queue_pairs as usize + 2));
+    // With out-of-band messages, a word for each queue pair and endpoint, and two lines.
+    let oob = shape.oob().map_or(0, |_| shape.queue_pairs as usize + shape.endpoints as usize + 32);
+    assert!(words[2] <= buffers / 64 + 64 * (shape.queue_pairs as usize + 2) + oob);
     if words.iter().sum::<usize>() <= MOST_WORDS {
         taken_apart(&shape);
     }
@@ -166,6 +168,10 @@ fn taken_apart(shape: &SessionShape) {
     let last = shape.queues.server_words() - 1;
     own.queue_pairs[sets - 1].store(last, 1);
     own.header.store(0, 2);
+    if let (Some(own), Some(peer)) = (own.oob.last_mut(), peer.oob.last()) {
+        own.store(own.len() - 1, 5);
+        assert_eq!(peer.fetch(peer.len() - 1), 5);
+    }
     assert_eq!((peer.queue_pairs[sets - 1].fetch(last), peer.header.fetch(0)), (1, 2));
     assert_eq!((own.queue_pairs.len(), peer.queue_pairs.len()), (sets, sets));
 
