@@ -2,7 +2,7 @@
 //! endpoints.
 
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState};
-use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MESSAGE_BYTES, OUT_OF_BAND};
+use towpath_queue::descriptor::{Descriptor, MESSAGE_BYTES, OUT_OF_BAND};
 use zerocopy::IntoBytes;
 
 use crate::error::{Lost, SendError};
@@ -40,10 +40,7 @@ impl Session {
         to: OobAddress,
         payload: &[u8],
     ) -> Result<(), SendError> {
-        self.check_free(endpoint)?;
-        self.put_oob(endpoint, Kind::Request, to, payload)?;
-        self.expect(endpoint, PeerState::Requested);
-        Ok(())
+        self.connect(endpoint, Kind::Request, to, payload)
     }
 
     /// Queues the acceptance of a request from an address. `endpoint` becomes the other end of the
@@ -58,10 +55,7 @@ impl Session {
         to: OobAddress,
         payload: &[u8],
     ) -> Result<(), SendError> {
-        self.check_free(endpoint)?;
-        self.put_oob(endpoint, Kind::Accept, to, payload)?;
-        self.expect(endpoint, PeerState::Requested);
-        Ok(())
+        self.connect(endpoint, Kind::Accept, to, payload)
     }
 
     /// Queues the rejection of a request from an address. The requester learns of it even if its
@@ -159,12 +153,20 @@ impl Session {
         }
     }
 
-    /// Checks that an endpoint has no peer, and waits for none.
-    fn check_free(&self, endpoint: Endpoint) -> Result<(), SendError> {
-        match self.peer_state(endpoint) {
-            PeerState::Requested | PeerState::Connected => Err(SendError::HasPeer),
-            _ => Ok(()),
+    /// Queues a message that is to connect an endpoint, which has no peer and waits for none.
+    fn connect(
+        &mut self,
+        endpoint: Endpoint,
+        kind: Kind,
+        to: OobAddress,
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        if matches!(self.peer_state(endpoint), PeerState::Requested | PeerState::Connected) {
+            return Err(SendError::HasPeer);
         }
+        self.put_oob(endpoint, kind, to, payload)?;
+        self.expect(endpoint, PeerState::Requested);
+        Ok(())
     }
 
     /// Records what an endpoint's peer state is until the server changes it.
@@ -193,24 +195,18 @@ impl Session {
         let (len, max) = (payload.len(), kind.most_bytes());
         let message = OobMessage::new(kind, to, payload).ok_or(SendError::Payload { len, max })?;
         let unit = self.unit(endpoint.queue_pair, 0)?;
-        if !self.has_room_in(endpoint.queue_pair, MESSAGE_BYTES as usize) {
+        let len = MESSAGE_BYTES as usize;
+        if !self.has_room_in(endpoint.queue_pair, len) {
             return Err(SendError::Full);
         }
         let Some(buffer) = self.transmit_free.take() else { return Err(SendError::Full) };
-        if let Some(bytes) = self.transmit_pool.bytes_mut(buffer, MESSAGE_BYTES as usize) {
-            bytes.copy_from_slice(message.as_bytes());
-        }
-        let descriptor = Descriptor {
-            buffer,
-            start: HEADROOM_BYTES,
-            len: MESSAGE_BYTES,
-            endpoint: endpoint.number,
-            flags: OUT_OF_BAND,
-        };
-        if !self.push(unit, &[descriptor]) {
-            self.transmit_free.release(buffer);
-            return Err(SendError::Full);
-        }
+        let descriptor = self.transmit_pool.write_one(buffer, len, endpoint.number, |parts| {
+            if let [part] = parts {
+                part.copy_from_slice(message.as_bytes());
+            }
+        });
+        let pushed = self.push(unit, &[Descriptor { flags: OUT_OF_BAND, ..descriptor }]);
+        debug_assert!(pushed, "there was room");
         Ok(())
     }
 }

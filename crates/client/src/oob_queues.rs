@@ -14,8 +14,8 @@ use towpath_queue::{OwnWords, PeerWords, Violation};
 pub enum OobKind {
     /// A message ([`crate::Session::send_oob`]).
     Message,
-    /// A request for a connection ([`crate::Session::request_connection`]): answer it with [`crate::Session::accept_connection`] or
-    /// [`crate::Session::reject_connection`].
+    /// A request for a connection ([`crate::Session::request_connection`]): answer it with
+    /// [`crate::Session::accept_connection`] or [`crate::Session::reject_connection`].
     Request,
     /// A peer accepted this endpoint's request.
     Accept,

@@ -70,6 +70,15 @@ fn open(session: &mut Session, port: u16) -> (Endpoint, OobAddress) {
     (endpoint, OobAddress { ip, protocol: 6, port: endpoint.port() })
 }
 
+/// Waits until something holds.
+fn eventually(mut so: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < until, "not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Waits until an endpoint has a message, and takes it.
 fn next(session: &mut Session, endpoint: Endpoint) -> ReceivedOob {
     let until = Instant::now() + PATIENCE;
@@ -232,15 +241,11 @@ fn full_queues_discard_and_a_sender_has_a_quarter() {
         }
         sender.flush().unwrap();
         sent += u64::from(SLOTS);
-        let done = |world: &World| {
-            ["oob_received", "oob_dropped_full", "oob_dropped_share"]
-                .map(|name| world.counter(&receiver, to, name))
-        };
-        let until = Instant::now() + PATIENCE;
-        while done(&world).iter().sum::<u64>() < sent {
-            assert!(Instant::now() < until);
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually(|| {
+            let counts = ["oob_received", "oob_dropped_full", "oob_dropped_share"]
+                .map(|name| world.counter(&receiver, to, name));
+            counts.iter().sum::<u64>() >= sent
+        });
     }
     // One place is kept for an answer.
     let quarter = u64::from(SLOTS / 4);
@@ -272,10 +277,7 @@ fn an_answer_has_room_in_a_full_queue() {
         }
         other.flush().unwrap();
     }
-    let until = Instant::now() + PATIENCE;
-    while world.counter(&client, endpoint, "oob_dropped_full") == 0 {
-        assert!(Instant::now() < until);
-    }
+    eventually(|| world.counter(&client, endpoint, "oob_dropped_full") > 0);
     let (accepting, _) = open(&mut server, 0);
     server.accept_connection(accepting, own, b"yes").unwrap();
     server.flush().unwrap();
@@ -316,7 +318,7 @@ fn a_closed_endpoints_messages_are_not_the_next_ones() {
     let (mut other, to, address) = world.at("other", PORT);
     one.send_oob(from, address, b"for the first").unwrap();
     one.flush().unwrap();
-    while world.counter(&other, to, "oob_received") == 0 {}
+    eventually(|| world.counter(&other, to, "oob_received") > 0);
     other.close(to).unwrap();
     let (again, address) = open(&mut other, PORT);
     assert_eq!(again.number(), to.number());

@@ -105,6 +105,12 @@ impl OobProducer {
         Ok(head.wrapping_sub(self.tail.observe(head)?))
     }
 
+    /// Returns the number of slots.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.shape.slots
+    }
+
     /// Returns the index of the next message.
     #[inline]
     #[must_use]

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -145,12 +145,8 @@ impl Opened {
     /// Returns the endpoint's addresses for out-of-band messages, in a session with these addresses:
     /// none if the endpoint takes none, or has an address that is not the session's.
     pub(crate) fn oob_addresses(&self, session: &Addresses) -> Vec<OobAddress> {
-        let (Some(protocol), Some(port)) = (self.rule.protocol, self.rule.port) else {
-            return Vec::new();
-        };
-        let fits = |ip: &IpAddr| self.out_of_band && self.rule.ip.is_none_or(|own| own == *ip);
-        let addresses = session.all().filter(fits);
-        addresses.map(|ip| OobAddress { ip, protocol, port }).collect()
+        let all = oob_addresses(&self.rule, session);
+        all.filter(|_| self.out_of_band).collect()
     }
 
     /// Returns the tag of the VLAN that the endpoint lies within, as it is in packets that the
@@ -163,6 +159,16 @@ impl Opened {
             _ => None,
         }
     }
+}
+
+/// Returns the addresses of a flow rule for out-of-band messages, in a session with these addresses.
+pub(crate) fn oob_addresses(
+    rule: &Rule,
+    session: &Addresses,
+) -> impl Iterator<Item = OobAddress> + use<> {
+    let (local, ports) = (rule.ip, rule.protocol.zip(rule.port));
+    let ips = session.all().filter(move |ip| local.is_none_or(|own| own == *ip));
+    ips.filter_map(move |ip| ports.map(|(protocol, port)| OobAddress { ip, protocol, port }))
 }
 
 impl Connection {

@@ -12,7 +12,7 @@ use towpath_protocol::settings::{Scope, Setting, SettingError};
 use tracing::{debug, info};
 
 use crate::addresses::{Holder, Lease, PoolError};
-use crate::connection::{Connection, Opened, Progress, Refused, read_attach};
+use crate::connection::{Connection, Opened, Progress, Refused, oob_addresses, read_attach};
 use crate::control::{Control, Parts};
 use crate::engine::coalescing;
 use crate::engine::commands::Command;
@@ -397,12 +397,11 @@ impl Control {
             let policy = &self.parts.policy;
             opened.rule.port = Some(host.hold(&opened.rule, account, &terms, policy)?);
         } else if opened.rule.port == Some(0) && port_protocol(&opened.rule).is_some() {
-            let lease = connection.lease;
+            let addresses = connection.lease.filter(|_| opened.out_of_band);
+            let addresses = addresses.map(|lease| lease.addresses());
             let port = free_port(&opened.rule, &terms, |rule| {
-                let opened = Opened { rule: *rule, ..opened.clone() };
-                let oob = lease.map(|lease| opened.oob_addresses(&lease.addresses()));
-                let mut oob = oob.iter().flatten();
-                self.rules.contains_key(rule) || oob.any(|one| self.oob_addresses.contains(one))
+                let mut oob = addresses.iter().flat_map(|session| oob_addresses(rule, session));
+                self.rules.contains_key(rule) || oob.any(|one| self.oob_addresses.contains(&one))
             });
             let text = || "open: every port that your user may use is in use; close one".to_owned();
             opened.rule.port = Some(port.ok_or_else(|| (Refusal::Limit, text()))?);

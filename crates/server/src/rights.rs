@@ -32,7 +32,7 @@ pub struct Addresses {
 
 impl Addresses {
     /// Returns all addresses.
-    pub(crate) fn all(&self) -> impl Iterator<Item = IpAddr> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let ipv4 = self.ipv4.map(|ip| IpAddr::V4(ip.into()));
         let ipv6 = self.ipv6.into_iter().flatten().map(|ip| IpAddr::V6(ip.into()));
         ipv4.into_iter().chain(ipv6)

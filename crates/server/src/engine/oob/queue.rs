@@ -35,7 +35,7 @@ pub(crate) fn oob_bytes(shape: &SessionShape) -> usize {
 /// The queues of a session's endpoints.
 #[derive(Debug)]
 pub(crate) struct SessionOob {
-    pub(super) queues: Vec<OobQueue>,
+    queues: Vec<OobQueue>,
     /// For each queue pair, the slot behind the last message that was handled, or 0.
     handled: Option<OwnWords>,
     /// The queue pairs in which messages may come again that a predecessor handled.
@@ -60,7 +60,6 @@ pub(crate) struct OobQueue {
     pub(super) requests: Vec<EndpointName>,
     /// `true` if the queue is in the notifier's list of those with news.
     pub(crate) touched: bool,
-    slots: u32,
 }
 
 /// Which message the engine is about to publish.
@@ -96,7 +95,6 @@ impl SessionOob {
                 requests: Vec::new(),
                 may_repeat: false,
                 touched: false,
-                slots: oob.slots(),
             }
         });
         SessionOob {
@@ -146,29 +144,28 @@ impl SessionOob {
 
     /// Returns `true` if a predecessor handled a message. `capacity`: the slots of the queue pair.
     pub(crate) fn is_handled(&mut self, queue_pair: u32, slot: u32, capacity: u32) -> bool {
-        let Some(repeats) = self.repeats.get_mut(queue_pair as usize) else { return false };
-        if !*repeats {
+        if self.repeats.get(queue_pair as usize) != Some(&true) {
             return false;
         }
-        let handled = self.handled.as_ref().map_or(0, |words| words.get(queue_pair as usize));
         // Messages come in order: behind the first one that was not handled, none was.
-        *repeats = precedes(slot, handled, capacity);
-        *repeats
+        self.expect_repeats(queue_pair, slot, capacity)
     }
 
     /// Finds out whether messages come again that the predecessor handled, in a queue pair of which
-    /// the server takes the slot `next` next.
-    pub(super) fn expect_repeats(&mut self, queue_pair: u32, next: u32, capacity: u32) {
-        let handled = self.handled.as_ref().map_or(0, |words| words.get(queue_pair as usize));
+    /// the server takes the slot `next` next. Returns whether they do.
+    pub(super) fn expect_repeats(&mut self, queue_pair: u32, next: u32, capacity: u32) -> bool {
+        let is_recorded = self.is_recorded(queue_pair, next, capacity);
         if let Some(repeats) = self.repeats.get_mut(queue_pair as usize) {
-            *repeats = precedes(next, handled, capacity);
+            *repeats = is_recorded;
         }
+        is_recorded
     }
 
     /// Returns `true` if the ledger says of a message that it was handled.
     pub(super) fn is_recorded(&self, queue_pair: u32, slot: u32, capacity: u32) -> bool {
-        let handled = self.handled.as_ref().map_or(0, |words| words.get(queue_pair as usize));
-        precedes(slot, handled, capacity)
+        let Some(words) = &self.handled else { return false };
+        let handled = words.get(queue_pair as usize);
+        handled & HANDLED != 0 && (1..=capacity).contains(&(handled as u32).wrapping_sub(slot))
     }
 
     /// Forgets the message that was to be published.
@@ -180,9 +177,7 @@ impl SessionOob {
 
     /// Records that a message was handled.
     pub(crate) fn handled(&mut self, queue_pair: u32, slot: u32) {
-        if let Some(words) =
-            self.handled.as_mut().filter(|words| (queue_pair as usize) < words.len())
-        {
+        if let Some(words) = &mut self.handled {
             words.publish(queue_pair as usize, HANDLED | u64::from(slot.wrapping_add(1)));
         }
     }
@@ -212,11 +207,6 @@ impl SessionOob {
             rejects: index & INTENT_REJECTS != 0,
         })
     }
-}
-
-/// Returns `true` if a slot lies before the end of what was handled, as the ledger has it.
-fn precedes(slot: u32, handled: u64, capacity: u32) -> bool {
-    handled & HANDLED != 0 && (1..=capacity).contains(&(handled as u32).wrapping_sub(slot))
 }
 
 /// Why the engine does not put a message into a queue.
@@ -264,10 +254,10 @@ impl OobQueue {
     /// Checks that there is room for a message of a session. `kept`: messages for which room stays.
     pub(super) fn check_room(&mut self, session: u32, kept: u32) -> Result<(), NoRoom> {
         let unread = self.producer.unread().map_err(NoRoom::Violates)?;
-        if unread >= self.slots - kept {
+        if unread >= self.producer.slots() - kept {
             return Err(NoRoom::Full);
         }
-        if kept > 0 && self.producer.unread_of(session) >= self.slots / SHARE_DIVISOR {
+        if kept > 0 && self.producer.unread_of(session) >= self.producer.slots() / SHARE_DIVISOR {
             return Err(NoRoom::Share);
         }
         Ok(())
@@ -277,8 +267,8 @@ impl OobQueue {
     pub(super) fn check_requests(&self, session: u32) -> Result<(), NoRoom> {
         let theirs = self.requests.iter().filter(|one| one.session == session).count();
         match (
-            self.requests.len() as u32 >= self.slots,
-            theirs as u32 >= self.slots / SHARE_DIVISOR,
+            self.requests.len() as u32 >= self.producer.slots(),
+            theirs as u32 >= self.producer.slots() / SHARE_DIVISOR,
         ) {
             (true, _) => Err(NoRoom::Full),
             (_, true) => Err(NoRoom::Share),

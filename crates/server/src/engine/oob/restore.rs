@@ -18,7 +18,7 @@ impl Parts<'_> {
         for key in 0..self.sessions.keys() as u32 {
             let Some(session) = self.sessions.get_mut(key) else { continue };
             let own = session.number;
-            for endpoint in 0..session.oob.queues.len() as u32 {
+            for endpoint in 0..session.oob.len() {
                 self.restore_connection(Destination { session: key, endpoint }, own);
             }
         }

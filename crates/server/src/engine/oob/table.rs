@@ -122,14 +122,13 @@ impl Parts<'_> {
                 Connection::None => None,
                 Connection::Requested(peer) | Connection::Connected(peer) => Some(peer),
             };
-            let requests = queue.requests.clone();
+            let mut requests = queue.requests.clone();
+            requests.retain(|one| !self.allows(key, *one));
             let refused = PeerState::Refused(Refused::Policy);
             if own.is_some_and(|peer| !self.allows(key, peer)) {
                 self.disconnect(at, refused, refused);
             }
-            for one in
-                requests.into_iter().filter(|one| !self.allows(key, *one)).collect::<Vec<_>>()
-            {
+            for one in requests {
                 if let Some((requester, _)) = self.peer_queue(one) {
                     self.disconnect(requester, refused, refused);
                 }
@@ -306,7 +305,10 @@ fn no_room(sender: &Sender, delivery: &Delivery, why: NoRoom, parts: &mut Parts<
     match why {
         NoRoom::Full => parts.count(delivery.to, Count::DroppedFull),
         NoRoom::Share => parts.count(delivery.to, Count::DroppedShare),
-        NoRoom::Violates(violation) => parts.sessions.condemn(delivery.to.session, violation),
+        NoRoom::Violates(violation) => {
+            parts.sessions.condemn(delivery.to.session, violation);
+            parts.count(sender.from, Count::DroppedNoEndpoint);
+        }
     }
     if delivery.kind == Kind::Request {
         refuse_connection(sender, Kind::Request, Refused::Full, parts);

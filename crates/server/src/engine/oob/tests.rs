@@ -271,8 +271,9 @@ fn an_impossible_tail_condemns_its_own_session() {
     world.files[1].tail.as_mut().unwrap().store(0, 77);
     world.send((1, 0), Kind::Plain, (2, 0));
     assert_eq!(world.sessions.take_condemned(), Some(world.at(2, 0).session));
+    assert_eq!(world.count((1, 0), Count::DroppedNoEndpoint), 1);
     world.send((1, 0), Kind::Plain, (2, 1));
-    assert_eq!(world.count((1, 0), Count::DroppedNoEndpoint), 1, "it is about to end");
+    assert_eq!(world.count((1, 0), Count::DroppedNoEndpoint), 2, "it is about to end");
     assert_eq!(world.sessions.take_condemned(), None);
 }
 
