@@ -9,7 +9,8 @@
 //! arbitrary, and nothing more. On other targets, and where a tool has to see each access (loom,
 //! Miri, sanitizers), the copy is atomic loads and stores.
 //!
-//! The copy has no particular order, and moves a byte twice where two moves overlap.
+//! The copy has no particular order, and moves a byte twice where two moves overlap;
+//! [`copy_in_order`] does neither.
 //! Once a copy has brought bytes into private memory, a decision may depend on them: the copy never
 //! reads the source again. [`PeerWords`](crate::PeerWords) fetches single words.
 //!
@@ -36,13 +37,13 @@ mod vector;
     target_feature = "sse2",
     not(any(loom, miri, towpath_sanitize))
 )))]
-use atomic::copy as copy_bytes;
+use atomic::{copy as copy_bytes, copy_in_order as copy_bytes_in_order};
 #[cfg(all(
     target_arch = "x86_64",
     target_feature = "sse2",
     not(any(loom, miri, towpath_sanitize))
 ))]
-use vector::copy as copy_bytes;
+use vector::{copy as copy_bytes, copy_in_order as copy_bytes_in_order};
 
 /// Copies `len` bytes. Meanwhile other threads may read and write both ranges by this routine or by
 /// atomics, and other processes by any means. Where the ranges overlap, the bytes written are
@@ -56,6 +57,18 @@ use vector::copy as copy_bytes;
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { copy_bytes(from, to, len) }
+}
+
+/// Copies `len` bytes in ascending order, each once, into memory that a peer reads meanwhile. The peer
+/// never sees a part of an aligned word of 8 bytes, and if it sees a byte by an acquire load of the
+/// last word, it sees all bytes before. This takes longer than [`copy`].
+///
+/// # Safety
+/// As [`copy`].
+#[inline]
+pub unsafe fn copy_in_order(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { copy_bytes_in_order(from, to, len) }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -87,6 +100,54 @@ mod tests {
     #[test]
     fn any_length_is_copied_by_atomics() {
         copies_what_it_should_and_nothing_else(super::atomic::copy, 0..600);
+    }
+
+    #[test]
+    fn any_length_is_copied_in_order() {
+        copies_what_it_should_and_nothing_else(super::copy_in_order, 0..600);
+        copies_what_it_should_and_nothing_else(super::atomic::copy_in_order, 0..600);
+    }
+
+    /// A reader that polls sees whole words, in ascending order.
+    #[test]
+    fn a_reader_sees_whole_words_in_ascending_order() {
+        use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+        const WORDS: usize = 67;
+        let to: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+        let over = AtomicBool::new(false);
+        let rounds = if cfg!(miri) { 3 } else { 20_000_u64 };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=rounds {
+                    let from = [round * 0x0101_0101_0101; WORDS + 1];
+                    // Another alignment in each round.
+                    let start = (round % 8) as usize;
+                    // SAFETY: `from` has a word more than `to`, and only atomics access `to`.
+                    unsafe {
+                        let from = from.as_ptr().cast::<u8>();
+                        if start == 0 {
+                            super::copy_in_order(from, to[0].as_ptr().cast(), WORDS * 8);
+                        } else {
+                            let mut bytes = [0; (WORDS + 1) * 8];
+                            core::ptr::copy(from, bytes.as_mut_ptr().add(start), WORDS * 8);
+                            let from = bytes.as_ptr().add(start);
+                            super::copy_in_order(from, to[0].as_ptr().cast(), WORDS * 8);
+                        }
+                    }
+                }
+                over.store(true, Ordering::Release);
+            });
+            while !over.load(Ordering::Acquire) {
+                // Backwards: a word that is read later may be newer, and never older.
+                let mut newest = 0;
+                for word in to.iter().rev() {
+                    let word = word.load(Ordering::Acquire);
+                    assert_eq!(word % 0x0101_0101_0101, 0, "a torn word");
+                    assert!(word >= newest, "a word before its predecessors");
+                    newest = word;
+                }
+            }
+        });
     }
 
     #[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(any(miri, towpath_sanitize))))]

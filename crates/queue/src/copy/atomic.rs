@@ -36,6 +36,36 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// Copies `len` bytes in ascending order.
+///
+/// # Safety
+/// As [`super::copy`].
+pub(super) unsafe fn copy_in_order(from: *const u8, to: *mut u8, len: usize) {
+    let mut at = 0;
+    while at < len {
+        // SAFETY: at < len; the rest is the caller's promise.
+        let (from, to) = unsafe { (from.add(at), to.add(at)) };
+        let is_word = to.addr().is_multiple_of(WORD_BYTES) && len - at >= WORD_BYTES;
+        let step = if is_word { WORD_BYTES } else { 1 };
+        // What this side copied before is visible with the last word or byte.
+        let order = if at + step == len { Ordering::Release } else { Ordering::Relaxed };
+        // SAFETY: at + step <= len; the word at `to` is aligned, as just checked; the rest is the
+        // caller's promise. The source is only read, by relaxed loads.
+        unsafe {
+            if is_word {
+                let load =
+                    |byte| AtomicU8::from_ptr(from.add(byte).cast_mut()).load(Ordering::Relaxed);
+                let word = u64::from_ne_bytes(core::array::from_fn(load));
+                AtomicU64::from_ptr(to.cast()).store(word, order);
+            } else {
+                let byte = AtomicU8::from_ptr(from.cast_mut()).load(Ordering::Relaxed);
+                AtomicU8::from_ptr(to).store(byte, order);
+            }
+        }
+        at += step;
+    }
+}
+
 /// # Safety
 /// As [`super::copy`], for one byte.
 unsafe fn copy_byte(from: *const u8, to: *mut u8) {

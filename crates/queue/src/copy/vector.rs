@@ -87,6 +87,82 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// Copies `len` bytes in ascending order. x86-64 makes stores visible in the order of the program, and
+/// none of those below crosses a multiple of its own length. A store of 16 bytes may become visible
+/// as two of 8 bytes.
+///
+/// # Safety
+/// As [`super::copy`].
+#[inline(never)]
+pub(super) unsafe fn copy_in_order(from: *const u8, to: *mut u8, len: usize) {
+    let (head, mut at) = (to.align_offset(16).min(len), 0);
+    // SAFETY: each move is inside: up to `head`, then 16 bytes while as many are left, and then the
+    // rest; the last rest is the caller's promise.
+    unsafe {
+        at += by_word(from, to, head);
+        let rounds = (len - at) / 64;
+        if rounds > 0 {
+            asm!(
+                ".p2align 4",
+                "2:",
+                "movups {a}, [{from}]",
+                "movups {b}, [{from} + 16]",
+                "movups {c}, [{from} + 32]",
+                "movups {d}, [{from} + 48]",
+                "add {from}, 64",
+                "movaps [{to}], {a}",
+                "movaps [{to} + 16], {b}",
+                "movaps [{to} + 32], {c}",
+                "movaps [{to} + 48], {d}",
+                "add {to}, 64",
+                "dec {rounds}",
+                "jnz 2b",
+                from = inout(reg) from.add(at) => _, to = inout(reg) to.add(at) => _,
+                rounds = inout(reg) rounds => _,
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                options(nostack),
+            );
+            at += rounds * 64;
+        }
+        by_word(from.add(at), to.add(at), len - at);
+    }
+}
+
+/// Copies `len` bytes in ascending order, by aligned words where possible. Returns `len`.
+///
+/// # Safety
+/// As [`super::copy`].
+#[inline(always)]
+unsafe fn by_word(from: *const u8, to: *mut u8, len: usize) -> usize {
+    let mut at = 0;
+    while at < len {
+        // SAFETY: at < len; the rest is the caller's promise.
+        let (from, to) = unsafe { (from.add(at), to.add(at)) };
+        if to.addr().is_multiple_of(8) && len - at >= 8 {
+            // SAFETY: at + 8 <= len; the rest is the caller's promise.
+            unsafe {
+                asm!(
+                    "mov {a}, [{from}]", "mov [{to}], {a}",
+                    from = in(reg) from, to = in(reg) to, a = out(reg) _,
+                    options(nostack, preserves_flags),
+                );
+            }
+            at += 8;
+        } else {
+            // SAFETY: at + 1 <= len; the rest is the caller's promise.
+            unsafe {
+                asm!(
+                    "movzx {a:e}, byte ptr [{from}]", "mov [{to}], {a:l}",
+                    from = in(reg) from, to = in(reg) to, a = out(reg) _,
+                    options(nostack, preserves_flags),
+                );
+            }
+            at += 1;
+        }
+    }
+    len
+}
+
 /// Copies fewer than 16 bytes.
 ///
 /// # Safety
