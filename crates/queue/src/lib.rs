@@ -23,6 +23,7 @@
 //! | [`doorbell`] | which side sleeps, and whether to notify it |
 //! | [`events`] | which queues have news |
 //! | [`oob`] | small messages from endpoint to endpoint, and whether the peer is there |
+//! | [`tripwire`] | whether another side accessed a place in memory |
 //! | [`optimistic`] | a section of one process for which no thread waits; not in shared memory |
 //! | [`buffers`] | which side holds a buffer, and which to use next |
 #![cfg_attr(not(any(test, loom)), no_std)]
@@ -42,6 +43,7 @@ pub mod receive;
 pub mod simulation;
 pub mod spsc;
 pub mod transmit;
+pub mod tripwire;
 pub mod word;
 
 #[cfg(all(test, not(loom)))]

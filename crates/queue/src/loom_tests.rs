@@ -15,6 +15,7 @@ mod parking;
 mod queues;
 mod relay;
 mod room;
+mod tripwire;
 
 use std::cell::Cell;
 

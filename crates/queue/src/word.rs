@@ -56,6 +56,11 @@ pub enum Barrier {
     /// The sender wrote a request for room, and checks whether there is room. Partner:
     /// [`Barrier::MarkerChecks`].
     RequesterChecks,
+    /// The owner of a tripwire armed it, and looks at its memory. Partner: [`Barrier::AccessorChecks`].
+    ArmerChecks,
+    /// A side accessed memory, and checks whether a tripwire there is armed. Partner:
+    /// [`Barrier::ArmerChecks`].
+    AccessorChecks,
     /// The owner published a word ahead of its later stores ([`OwnWords::publish_ahead`]). Partner: an
     /// acquire fence between a load of one of those and that of the word. Not a full barrier.
     LaterStores,
