@@ -5,6 +5,7 @@
 //! | [`SharedFile`] | a memory file whose length is sealed | mappings |
 //! | [`Mapping`] | mapped memory that another side may write; any number of threads read it | copies out of it, by atomics |
 //! | [`Region`] | the right to write a range of a mapping; each range has one | copies into it, by atomics and `&mut self` |
+//! | [`CommonMemory`] | a range that several processes write | copies and words, by atomics |
 //!
 //! The types promise that a mapping stays mapped for as long as its value lives, and that its file
 //! can neither shrink nor grow meanwhile (seals). Safe code reads and writes mapped memory only by
@@ -13,11 +14,13 @@
 //! for private memory of this process that only the region writes. The other functions that form
 //! one are unsafe.
 
+mod common;
 mod mapping;
 mod own_file;
 mod region;
 mod words;
 
+pub use common::CommonMemory;
 pub use mapping::{FilePart, Mapping};
 pub use own_file::HUGE_PAGE_BYTES;
 pub use region::{PrivateFile, Region};
@@ -108,6 +111,16 @@ impl SharedFile {
             rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
             Mode::empty(),
         )?)
+    }
+
+    /// Maps the whole file for common use: others may write it at any time, and so may this process if
+    /// `is_writable`. The caller makes no [`Region`] of the same file.
+    ///
+    /// # Errors
+    /// The error of `mmap`.
+    pub fn map_common(&self, is_writable: bool) -> io::Result<CommonMemory> {
+        let mapping = Mapping::new(self.file.as_fd(), self.len, is_writable)?;
+        Ok(CommonMemory::new(mapping, is_writable))
     }
 
     /// Maps the whole file for reading and writing.

@@ -1,0 +1,217 @@
+//! Memory that several processes write, without order among them.
+//!
+//! Unsafe lives here because this module accesses mapped memory at addresses.
+
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use towpath_queue::copy::{copy, copy_in_order};
+
+use crate::Mapping;
+
+/// A range of mapped memory that this process, others, and any number of threads read and write.
+/// There are no references into it: every access copies, by atomics.
+///
+/// A write places its bytes in ascending order, and never a part of an aligned word of 8 bytes. A
+/// reader that sees the last word, by [`CommonMemory::load`], sees everything before it.
+#[derive(Clone, Debug)]
+pub struct CommonMemory {
+    mapping: Arc<Mapping>,
+    offset: usize,
+    len: usize,
+    is_writable: bool,
+}
+
+impl CommonMemory {
+    /// Returns the memory of a mapping that has no [`Region`](crate::Region).
+    pub(crate) fn new(mapping: Mapping, is_writable: bool) -> CommonMemory {
+        CommonMemory { offset: 0, len: mapping.len(), mapping: Arc::new(mapping), is_writable }
+    }
+
+    /// Returns a range of this memory; `None` if it is not inside.
+    #[must_use]
+    pub fn part(&self, offset: usize, len: usize) -> Option<CommonMemory> {
+        self.range(offset, len)?;
+        Some(CommonMemory { offset: self.offset + offset, len, ..self.clone() })
+    }
+
+    /// Returns the same memory without the right to write it.
+    #[must_use]
+    pub fn read_only(&self) -> CommonMemory {
+        CommonMemory { is_writable: false, ..self.clone() }
+    }
+
+    /// Returns the length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// `true` if the range has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// `true` if this process may write the memory.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    /// Returns the mapping.
+    #[must_use]
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    #[inline]
+    fn range(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        if offset > self.len || len > self.len - offset {
+            return None;
+        }
+        self.mapping.range(self.offset + offset, len)
+    }
+
+    /// Copies bytes out of the memory. Where others write meanwhile, old and new bytes are mixed.
+    /// Returns whether the range lies inside; if not, copies nothing.
+    #[inline]
+    #[must_use]
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> bool {
+        let Some(from) = self.range(offset, to.len()) else { return false };
+        // SAFETY: `from` is mapped for the length of `to`, as just checked, and `to` is borrowed. No
+        // plain access touches this memory, of which there is no `Region`.
+        unsafe { copy(from.as_ptr(), to.as_mut_ptr(), to.len()) };
+        true
+    }
+
+    /// Copies as [`CommonMemory::read`] does, into uninitialized memory. Writes all of it if this
+    /// returns `true`, and nothing otherwise.
+    #[inline]
+    #[must_use]
+    pub fn read_into(&self, offset: usize, to: &mut [MaybeUninit<u8>]) -> bool {
+        let Some(from) = self.range(offset, to.len()) else { return false };
+        // SAFETY: as in `read`.
+        unsafe { copy(from.as_ptr(), to.as_mut_ptr().cast(), to.len()) };
+        true
+    }
+
+    /// Copies bytes into the memory, in ascending order. Returns whether this process may write it and
+    /// the range lies inside; if not, copies nothing.
+    #[inline]
+    #[must_use]
+    pub fn write(&self, offset: usize, from: &[u8]) -> bool {
+        let Some(to) = self.range(offset, from.len()).filter(|_| self.is_writable) else {
+            return false;
+        };
+        // SAFETY: `to` is mapped and writable for the length of `from`, as just checked, and `from` is
+        // borrowed; else as in `read`.
+        unsafe { copy_in_order(from.as_ptr(), to.as_ptr(), from.len()) };
+        true
+    }
+
+    /// Copies from other such memory, in ascending order. Returns whether this process may write this
+    /// memory and both ranges lie inside; if not, copies nothing. Where the ranges overlap, the bytes
+    /// are arbitrary.
+    #[inline]
+    #[must_use]
+    pub fn copy_from(
+        &self,
+        offset: usize,
+        from: &CommonMemory,
+        from_offset: usize,
+        len: usize,
+    ) -> bool {
+        let (Some(to), Some(from)) = (self.range(offset, len), from.range(from_offset, len)) else {
+            return false;
+        };
+        if self.is_writable {
+            // SAFETY: both are mapped for `len` bytes, as just checked, and `to` is writable; else as
+            // in `read`.
+            unsafe { copy_in_order(from.as_ptr(), to.as_ptr(), len) };
+        }
+        self.is_writable
+    }
+
+    /// Copies from a mapping that another side writes, in ascending order. Returns what
+    /// [`CommonMemory::copy_from`] does.
+    #[inline]
+    #[must_use]
+    pub fn copy_from_mapping(
+        &self,
+        offset: usize,
+        from: &Mapping,
+        from_offset: usize,
+        len: usize,
+    ) -> bool {
+        let (Some(to), Some(from)) = (self.range(offset, len), from.range(from_offset, len)) else {
+            return false;
+        };
+        if self.is_writable {
+            // SAFETY: as in `copy_from`; and `Mapping::copy_out` says the same of `from`.
+            unsafe { copy_in_order(from.as_ptr(), to.as_ptr(), len) };
+        }
+        self.is_writable
+    }
+
+    /// Returns the aligned word of 8 bytes at an offset, with an acquire load: the caller sees all that
+    /// the word's writer wrote before. `None` if the word is not inside or not aligned.
+    #[inline]
+    #[must_use]
+    pub fn load(&self, offset: usize) -> Option<u64> {
+        // SYNC: pairs with the release stores of `store` and of `copy_in_order`.
+        self.word(offset).map(|word| word.load(Ordering::Acquire))
+    }
+
+    /// Stores an aligned word of 8 bytes, with a release store. Returns whether this process may write
+    /// the memory, and the word is inside and aligned; if not, stores nothing.
+    #[inline]
+    #[must_use]
+    pub fn store(&self, offset: usize, value: u64) -> bool {
+        let Some(word) = self.word(offset).filter(|_| self.is_writable) else { return false };
+        // SYNC: pairs with the acquire load of `load`.
+        word.store(value, Ordering::Release);
+        true
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        let start = self.range(offset, size_of::<u64>())?.cast::<AtomicU64>();
+        // SAFETY: mapped for 8 bytes, as just checked, for as long as `self` lives; an atomic, so that
+        // a reference to it claims nothing about its writers.
+        start.is_aligned().then(|| unsafe { start.as_ref() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::SharedFile;
+
+    #[test]
+    fn accesses_stay_inside_and_within_the_rights() {
+        let file = SharedFile::create("test", 4096).unwrap();
+        let all = file.map_common(true).unwrap();
+        let reader = file.map_common(false).unwrap();
+        let part = all.part(100, 28).unwrap();
+        assert!(all.part(4096, 0).is_some_and(|part| part.is_empty()));
+        assert!(all.part(4095, 2).is_none() && part.part(28, 1).is_none());
+        assert!(part.write(3, b"abc") && !part.write(26, b"abc"));
+        let mut bytes = [0; 3];
+        assert!(reader.read(103, &mut bytes) && &bytes == b"abc");
+        assert!(!part.read(26, &mut bytes) && !part.read(usize::MAX, &mut bytes));
+        assert!(!reader.write(0, b"a") && !reader.store(0, 1) && !all.read_only().store(0, 1));
+        assert!(!reader.copy_from(0, &all, 0, 1));
+        assert!(all.store(8, 7) && reader.load(8) == Some(7));
+        assert!(reader.load(9).is_none() && reader.load(4089).is_none());
+        assert_eq!((part.load(12), part.load(8)), (Some(0), None), "by its address");
+        assert!(all.copy_from(200, &reader, 103, 3) && reader.read(200, &mut bytes));
+        assert_eq!(&bytes, b"abc");
+        assert!(!all.copy_from(4094, &reader, 103, 3) && !all.copy_from(0, &reader, 4094, 3));
+        assert!(
+            all.copy_from_mapping(300, reader.mapping(), 103, 3) && reader.read(300, &mut bytes)
+        );
+        assert_eq!(&bytes, b"abc");
+    }
+}
