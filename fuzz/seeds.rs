@@ -204,6 +204,8 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         name: fixed_name("seed"),
         ipv4: [10, 0, 0, 1],
         flags: 0,
+        apertures: 0,
+        tripwires: 0,
     };
     let attached = Attached {
         epoch: 7,

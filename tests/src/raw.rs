@@ -46,6 +46,8 @@ pub fn attach(name: &str) -> Attach {
         name: fixed_name(name),
         ipv4: [0; 4],
         flags: 0,
+        apertures: 0,
+        tripwires: 0,
     }
 }
 

@@ -31,6 +31,8 @@ pub(crate) struct Memories {
     pub(crate) state: Arc<Mapping>,
     pub(crate) application: Region,
     pub(crate) transmit_pool: Region,
+    /// The words by which the application arms its tripwires; `None` if it can have none.
+    pub(crate) armed: Option<Region>,
 }
 
 /// Attaches over a connected socket.
@@ -48,7 +50,9 @@ pub(crate) fn attach(
     };
     let mut descriptors = descriptors;
     let lanes = usize::from(granted.lanes);
-    let wakes = descriptors.split_off(descriptors.len().min(6));
+    let mut wakes = descriptors.split_off(descriptors.len().min(6));
+    let armed_bytes = shape.tripwires().owner_words() * 8;
+    let armed = if armed_bytes > 0 && !wakes.is_empty() { Some(wakes.remove(0)) } else { None };
     let Ok([server, receive_pool, state, application, transmit_pool, doorbell]) =
         <[OwnedFd; 6]>::try_from(descriptors)
     else {
@@ -61,7 +65,9 @@ pub(crate) fn attach(
     let receive_pool = map_readable(receive_pool)?;
     let application = map_writable(application)?;
     let transmit_pool = map_writable(transmit_pool)?;
-    if server.len() < shape.server_words() * 8 * lanes
+    let armed = armed.map(map_writable).transpose()?;
+    if armed_bytes > armed.as_ref().map_or(0, Region::len)
+        || server.len() < shape.server_words() * 8 * lanes
         || application.len() < shape.application_words() * 8 * lanes
         || state.len() < STATE_WORDS * 8 * lanes
     {
@@ -71,7 +77,7 @@ pub(crate) fn attach(
         Answer::Message(Message::Done, _) => {}
         other => return Err(other.into_attach_error()),
     }
-    let memories = Memories { server, receive_pool, state, application, transmit_pool };
+    let memories = Memories { server, receive_pool, state, application, transmit_pool, armed };
     Ok(Attachment { channel, shape, granted, memories, doorbell, wakes })
 }
 
@@ -88,6 +94,8 @@ fn request(options: &Options) -> Attach {
         flags: options.addresses.to_flags()
             | if options.own_queue { message::ATTACH_OWN_QUEUE } else { 0 }
             | options.oob_slots << message::ATTACH_OOB_SHIFT,
+        apertures: options.apertures,
+        tripwires: options.tripwires,
     }
 }
 
@@ -106,6 +114,7 @@ fn check(options: &Options, request: &Attach) -> Result<SessionShape, AttachErro
         request.receive_buffer_bytes,
     )
     .and_then(|shape| shape.with_oob(options.oob_slots))
+    .and_then(|shape| shape.with_apertures(options.apertures, options.tripwires))
     .map_err(|error| refused(error.to_string()))?;
     options.wait_strategy.check().map_err(|wrong| refused(wrong.to_string()))?;
     if let Some(small) = options.expedited_queue_pair

@@ -151,6 +151,42 @@ pub enum OpenError {
     Lost(#[from] Lost),
 }
 
+/// The reason why an application could not access a memory or an aperture. Nothing was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccessError {
+    /// The range is not inside, or a word does not begin at a multiple of 8 bytes.
+    #[error(
+        "{len} bytes from byte {offset} on, of {bytes}; a word of 8 bytes is aligned to 8 bytes"
+    )]
+    Range {
+        /// Where the range begins, in bytes.
+        offset: usize,
+        /// Its length, in bytes.
+        len: usize,
+        /// The length of the memory or aperture, in bytes.
+        bytes: usize,
+    },
+    /// The aperture's rights, or its memory's sharing, do not include this access.
+    #[error("the aperture is not exported for this access; ask its owner for another one")]
+    Rights,
+    /// The aperture's memory is not mapped: it is for requests alone.
+    #[error("the aperture is for requests alone; its owner can create memory that importers map")]
+    NotMapped,
+    /// The owner revoked the aperture.
+    #[error("the owner revoked the aperture; release it")]
+    Revoked,
+    /// The connection that the aperture was for is closed.
+    #[error("the aperture's connection is closed; release it, and connect again for another one")]
+    Closed,
+    /// The session at the other end of the connection has ended.
+    #[error("the application at the other end has ended; release the aperture")]
+    Gone,
+    /// This process is a child made by `fork`.
+    #[error("this process was forked, and the aperture belongs to its parent")]
+    Forked,
+}
+
 /// The reason why the client did not queue a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {

@@ -6,7 +6,7 @@ use towpath_memory::{Region, own_words, peer_words};
 use towpath_queue::PeerWords;
 
 /// A page that the kernel wipes in children.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ForkGuard {
     words: PeerWords,
 }

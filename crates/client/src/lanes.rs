@@ -22,6 +22,16 @@ use towpath_queue::{OwnWords, PeerWords};
 
 use crate::oob_queues::Oob;
 
+/// What only the first lane has.
+pub(crate) struct First {
+    /// The queues of out-of-band messages.
+    pub(crate) oob: Option<Box<Oob>>,
+    /// The states of apertures.
+    pub(crate) apertures: PeerWords,
+    /// Which tripwires fired.
+    pub(crate) fired: PeerWords,
+}
+
 pub(crate) struct QueuePair {
     pub(crate) transmit: TransmitProducer,
     pub(crate) receive: ReceiveConsumer,
@@ -64,15 +74,15 @@ pub(crate) struct Lane {
 }
 
 /// Makes the lanes of a session, and their queue pairs: first all of the first lane, and so on; and
-/// the queues of out-of-band messages of the first lane.
+/// what only the first lane has.
 pub(crate) fn lanes(
     shape: &SessionShape,
     wakes: Vec<OwnedFd>,
     mut own: OwnWords,
     server: &PeerWords,
     state: &PeerWords,
-) -> (Vec<Lane>, Vec<QueuePair>, Option<Box<Oob>>) {
-    let (mut lanes, mut queue_pairs, mut oob) = (Vec::new(), Vec::new(), None);
+) -> (Vec<Lane>, Vec<QueuePair>, Option<First>) {
+    let (mut lanes, mut queue_pairs, mut first) = (Vec::new(), Vec::new(), None);
     let words = shape.server_words();
     for (number, wake) in wakes.into_iter().enumerate() {
         let pages: ServerPages<PeerWords> = shape.server_peer(&server.part(number * words, words));
@@ -94,7 +104,8 @@ pub(crate) fn lanes(
             });
         }
         if number == 0 {
-            oob = Oob::new(shape, own.oob, &pages.oob);
+            let oob = Oob::new(shape, own.oob, &pages.oob);
+            first = Some(First { oob, apertures: pages.apertures, fired: pages.fired });
         }
         let flag = state.part(number * STATE_WORDS + STATE_SLEEP_WORD, 1);
         lanes.push(Lane {
@@ -114,7 +125,7 @@ pub(crate) fn lanes(
             counters: pages.counters,
         });
     }
-    (lanes, queue_pairs, oob)
+    (lanes, queue_pairs, first)
 }
 
 /// Returns the lane of a packet of which these are the first bytes.

@@ -42,6 +42,7 @@
 //! The application trusts the server as it trusts a kernel: the client checks the server's words
 //! for faults, not for malice.
 
+mod apertures;
 mod attach;
 mod clock;
 mod control;
@@ -49,6 +50,7 @@ mod error;
 mod fork;
 mod hold;
 mod lanes;
+mod memory;
 mod oob;
 mod oob_queues;
 mod options;
@@ -61,10 +63,12 @@ mod resume;
 mod rule;
 mod send;
 mod session;
+mod tripwires;
 mod wait;
 mod waiter;
 
-pub use error::{AttachError, Lost, OpenError, Refusal, SendError};
+pub use error::{AccessError, AttachError, Lost, OpenError, Refusal, SendError};
+pub use memory::{Aperture, ApertureKey, Export, Memory};
 pub use oob_queues::{OobKind, ReceivedOob};
 pub use options::{Addresses, Endpoint, Info, Options, Statistics, WaitStrategy};
 pub use pool::{Parts, Received};
@@ -73,7 +77,9 @@ pub use reserved::TransmitBuffer;
 pub use rule::Rule;
 pub use session::Session;
 pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};
+pub use towpath_protocol::apertures::{Access, ApertureState, Sharing};
 pub use towpath_protocol::oob::{OobAddress, PeerState, Refused};
 pub use towpath_protocol::settings::{Kind, Scope, Setting, SettingError, Spec, Values};
 pub use towpath_queue::Violation;
 pub use towpath_queue::descriptor::EXPEDITED_BYTES;
+pub use tripwires::{ImportedTripwire, Tripwire};

@@ -60,6 +60,9 @@ impl Session {
         if let Some(oob) = &mut self.oob {
             oob.check_all();
         }
+        if let Some(apertures) = &mut self.apertures {
+            apertures.check_all();
+        }
     }
 
     /// Goes on resuming, at most until a time. Returns `false` if the session is not resumed by
@@ -170,6 +173,14 @@ impl Session {
                 let lane = &mut self.lanes[set.lane];
                 lane.unnotified = true;
                 outcome = outcome.and(lane.marker.mark(fenced, set.number).map(|_| ()));
+            }
+        }
+        // The killed server may have been told, and not have fired.
+        if let Some(apertures) = &mut self.apertures {
+            let (lane, per_lane) = (&mut self.lanes[0], self.per_lane as u32);
+            for tripwire in apertures.restart_imported() {
+                lane.unnotified = true;
+                outcome = outcome.and(lane.marker.mark(fenced, per_lane + tripwire).map(|_| ()));
             }
         }
         if let Err(violation) = outcome {

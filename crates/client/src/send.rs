@@ -404,7 +404,7 @@ impl Session {
 
     /// Notifies the server of published packets, now or later. `new`: no event for them was
     /// pending.
-    fn notify_for(&mut self, new: bool) {
+    pub(crate) fn notify_for(&mut self, new: bool) {
         match self.doorbell_hold.is_time(new, self.statistics.sent) {
             None => {}
             Some(true) => self.notify(),

@@ -19,13 +19,14 @@ use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 use towpath_queue::{PoolShape, Violation};
 
+use crate::apertures::Apertures;
 use crate::attach::{Attachment, attach};
 use crate::clock;
 use crate::control::{Answer, Deadline, ask, connect};
 use crate::error::{AttachError, Lost, OpenError, Refusal};
 use crate::fork::ForkGuard;
 use crate::hold::DoorbellHold;
-use crate::lanes::{Lane, QueuePair, lanes, no_counters};
+use crate::lanes::{First, Lane, QueuePair, lanes, no_counters};
 use crate::oob_queues::Oob;
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::pool::{ReceivePool, TransmitPool};
@@ -61,6 +62,8 @@ pub struct Session {
     pub(crate) doorbell_hold: DoorbellHold,
     /// The queues of out-of-band messages, if the session has any.
     pub(crate) oob: Option<Box<Oob>>,
+    /// The session's apertures and tripwires, if it can have any.
+    pub(crate) apertures: Option<Box<Apertures>>,
     /// The number of endpoints that the server closed, as far as the client knows.
     revoked: u64,
     /// `true` if no wait has returned since that number rose.
@@ -132,7 +135,11 @@ impl Session {
         let buffers = shape.receive_pool.buffers() * count;
         let receive_pool =
             PoolShape::new(buffers, shape.receive_pool.data_bytes()).ok_or_else(small)?;
-        let (lanes, mut queue_pairs, oob) = lanes(&shape, wakes, own, &server, &state);
+        let (lanes, mut queue_pairs, first) = lanes(&shape, wakes, own, &server, &state);
+        let First { oob, apertures, fired } =
+            first.ok_or_else(|| AttachError::Protocol("the session has no lanes".into()))?;
+        let guard = ForkGuard::new()?;
+        let apertures = Apertures::new(&shape, apertures, (memories.armed, fired), &guard);
         if granted.flags & message::OWN_QUEUE != 0
             && let Some(first) = queue_pairs.first_mut()
         {
@@ -159,6 +166,7 @@ impl Session {
             waiter: Waiter::new(options.wait_strategy),
             doorbell_hold: DoorbellHold::default(),
             oob,
+            apertures,
             revoked: 0,
             revoked_untold: false,
             ready: VecDeque::with_capacity(units),
@@ -171,7 +179,7 @@ impl Session {
             resumable: None,
             requests: 0,
             info: read_info(&granted),
-            guard: ForkGuard::new()?,
+            guard,
             _one_thread: PhantomData,
         };
         for unit in 0..units {
@@ -231,8 +239,7 @@ impl Session {
     /// [`OpenError`].
     pub fn open(&mut self, rule: &Rule) -> Result<Endpoint, OpenError> {
         self.check()?;
-        self.requests = self.requests.wrapping_add(1).max(1);
-        let open = message::Open { sequence: self.requests, ..rule.to_message() };
+        let open = message::Open { sequence: self.next_request(), ..rule.to_message() };
         match self.ask(&Message::Open(open))? {
             Message::Opened(opened) => {
                 let endpoint = Endpoint {
@@ -246,6 +253,12 @@ impl Session {
             }
             _ => Err(Lost::ServerGone.into()),
         }
+    }
+
+    /// Returns the number of the next request that creates something.
+    pub(crate) fn next_request(&mut self) -> u32 {
+        self.requests = self.requests.wrapping_add(1).max(1);
+        self.requests
     }
 
     /// Returns `true` if the server closed an endpoint of this session because its policy changed.
@@ -317,6 +330,14 @@ impl Session {
     /// Asks the server. A server that resumes the session is asked again: a request to close may
     /// then find its endpoint closed.
     fn ask(&mut self, message: &Message) -> Result<Message, OpenError> {
+        self.ask_with(message).map(|(message, _)| message)
+    }
+
+    /// Asks as [`Session::ask`] does. Also returns the descriptors that came with the answer.
+    pub(crate) fn ask_with(
+        &mut self,
+        message: &Message,
+    ) -> Result<(Message, Vec<OwnedFd>), OpenError> {
         let mut is_repeated = false;
         loop {
             match ask(&self.channel, message, Deadline::after(self.answer_timeout)) {
@@ -327,18 +348,19 @@ impl Session {
                     is_repeated = true;
                 }
                 Answer::Refused(Refusal::NotFound, _)
-                    if is_repeated && matches!(message, Message::Close(_)) =>
+                    if is_repeated
+                        && matches!(message, Message::Close(_) | Message::Release(_)) =>
                 {
-                    return Ok(Message::Done);
+                    return Ok((Message::Done, Vec::new()));
                 }
                 answer => return self.answered(answer),
             }
         }
     }
 
-    fn answered(&mut self, answer: Answer) -> Result<Message, OpenError> {
+    fn answered(&mut self, answer: Answer) -> Result<(Message, Vec<OwnedFd>), OpenError> {
         match answer {
-            Answer::Message(message, _) => Ok(message),
+            Answer::Message(message, descriptors) => Ok((message, descriptors)),
             Answer::Refused(refusal, text) => Err(OpenError::Refused { refusal, text }),
             Answer::HungUp | Answer::Wrong(_) => Err(self.over().into()),
             Answer::Missing(after) => {

@@ -21,7 +21,7 @@ const FAR: Duration = Duration::from_secs(86_400);
 impl Session {
     /// Waits until a queue pair has news: packets, or room that the application requested
     /// ([`Session::want_room`]); or an endpoint has: out-of-band messages, or a new state of its peer
-    /// ([`Session::ready_oob`]). It also returns once after the server has closed an endpoint
+    /// ([`Session::ready_oob`]); or a tripwire fired ([`Session::ready_tripwire`]). It also returns once after the server has closed an endpoint
     /// ([`Session::is_revoked`]). If the server was killed, the call waits for the next server, and
     /// returns `true` once that server has resumed the session. Returns `false` when the timeout
     /// expires. `None` and a deadline beyond the clock's range never expire; zero only checks.
@@ -214,8 +214,9 @@ impl Session {
             Ok(idle) => idle,
             Err(violation) => return Err(self.wrong(violation)),
         };
-        let none_left =
-            self.ready.is_empty() && self.oob.as_ref().is_none_or(|oob| oob.has_no_news());
+        let none_left = self.ready.is_empty()
+            && self.oob.as_ref().is_none_or(|oob| oob.has_no_news())
+            && self.apertures.as_ref().is_none_or(|one| one.has_no_news());
         if idle && none_left || !self.has_news()? {
             return Ok(false);
         }
@@ -250,9 +251,10 @@ impl Session {
         self.notify_if_due();
         let (sets, ready) = (&mut self.queue_pairs, &mut self.ready);
         let per_lane = self.per_lane as u32;
-        let oob = &mut self.oob;
+        let (oob, apertures) = (&mut self.oob, &mut self.apertures);
+        let first_tripwire = per_lane + oob.as_ref().map_or(0, |oob| oob.len());
         // All events that there can be: nothing sleeps while some are left.
-        let budget = per_lane + oob.as_ref().map_or(0, |oob| oob.len());
+        let budget = first_tripwire + apertures.as_ref().map_or(0, |one| one.tripwires());
         let (mut events, mut first) = (false, 0);
         let mut outcome = Ok(0);
         for lane in &mut self.lanes {
@@ -263,6 +265,12 @@ impl Session {
             }
             let taken = lane.events.take(budget, |queue_pair| {
                 events = true;
+                if queue_pair >= first_tripwire {
+                    if let Some(apertures) = apertures {
+                        apertures.record_event(queue_pair - first_tripwire);
+                    }
+                    return;
+                }
                 if queue_pair >= per_lane {
                     if let Some(oob) = oob {
                         oob.record_event(queue_pair - per_lane);
@@ -297,7 +305,8 @@ impl Session {
             let set = &mut self.queue_pairs[queue_pair as usize];
             set.room_told = set.room;
         }
-        Ok(first.is_some() | self.has_oob_news()? || revoked)
+        let tripped = self.apertures.as_mut().is_some_and(|one| one.has_fired_any());
+        Ok(first.is_some() | self.has_oob_news()? || tripped || revoked)
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {

@@ -373,6 +373,8 @@ fn raw(world: &World) -> Raw {
         name: message::fixed_name("hostile"),
         ipv4: [0; 4],
         flags: 0,
+        apertures: 0,
+        tripwires: 0,
     };
     let shape = SessionShape::new(1, 1, 8, 8, 2048, 2048).unwrap();
     channel.send(&Message::Attach(attach), &[]).unwrap();

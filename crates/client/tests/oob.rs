@@ -1,131 +1,16 @@
 //! Out-of-band messages between the sessions of a server in this process: messages, connections,
 //! limits, and what each side learns of the other's end.
 
-use std::net::IpAddr;
+#[allow(dead_code, reason = "each test file uses some of it")]
+mod connections;
+
 use std::time::{Duration, Instant};
 
+use connections::{PATIENCE, PORT, SLOTS, becomes, connect, eventually, next, open, world};
 use towpath_client::{
-    Endpoint, Lost, OobAddress, OobKind, OpenError, Options, PeerState, ReceivedOob, Refusal,
-    Refused, Rule, SendError, Session, Setting, WaitStrategy, report_over,
+    Endpoint, Lost, OobAddress, OobKind, OpenError, Options, PeerState, Refusal, Refused, Rule,
+    SendError, Session, Setting,
 };
-use towpath_device::loopback::{self, LoopbackDevice};
-use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
-
-/// Ends a test that hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
-const SLOTS: u32 = 16;
-const PORT: u16 = 7471;
-
-struct World {
-    server: Server,
-    _far: LoopbackDevice,
-}
-
-fn world(lanes: usize) -> World {
-    let subnet = |ip: &str, prefix| Some(Subnet::new(ip.parse().unwrap(), prefix));
-    let subnets = Subnets { ipv4: subnet("10.77.0.1", 24), ipv6: None };
-    let settings = EngineStrategy::Block.into();
-    let config = Config { settings, subnets, lanes, ..Config::default() };
-    let device = loopback::Config { queues: lanes, ..loopback::Config::default() };
-    let (near, far) = loopback::pair(&device).unwrap();
-    let store = Box::<MemoryStore>::default();
-    World { server: Server::start(&config, Box::new(near), store).unwrap(), _far: far }
-}
-
-fn options(name: &str) -> Options {
-    Options {
-        name: name.into(),
-        oob_slots: SLOTS,
-        wait_strategy: WaitStrategy::Block,
-        ..Options::default()
-    }
-}
-
-impl World {
-    fn attach(&self, name: &str) -> Session {
-        Session::attach_over(self.server.connect().unwrap(), &options(name)).unwrap()
-    }
-
-    /// Returns a session with an endpoint, and its address.
-    fn at(&self, name: &str, port: u16) -> (Session, Endpoint, OobAddress) {
-        let mut session = self.attach(name);
-        let (endpoint, address) = open(&mut session, port);
-        (session, endpoint, address)
-    }
-
-    fn counter(&self, session: &Session, endpoint: Endpoint, name: &str) -> u64 {
-        let report = report_over(self.server.connect().unwrap()).unwrap();
-        let sessions = report["sessions"].as_array().unwrap();
-        let one = sessions.iter().find(|one| one["session"] == session.info().session).unwrap();
-        let all = one["endpoints"].as_array().unwrap();
-        let endpoint = all.iter().find(|one| one["endpoint"] == endpoint.number()).unwrap();
-        endpoint["counters"][name].as_u64().unwrap()
-    }
-}
-
-fn open(session: &mut Session, port: u16) -> (Endpoint, OobAddress) {
-    let endpoint = session.open(&Rule::new().tcp(port).out_of_band()).unwrap();
-    let ip = IpAddr::V4(session.info().ipv4.unwrap().0);
-    (endpoint, OobAddress { ip, protocol: 6, port: endpoint.port() })
-}
-
-/// Waits until something holds.
-fn eventually(mut so: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !so() {
-        assert!(Instant::now() < until, "not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Waits until an endpoint has a message, and takes it.
-fn next(session: &mut Session, endpoint: Endpoint) -> ReceivedOob {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        if let Some(message) = session.receive_oob(endpoint).unwrap() {
-            return message;
-        }
-        assert!(Instant::now() < until, "no message");
-        session.wait(Some(PATIENCE)).unwrap();
-        while let Some(ready) = session.ready_oob().unwrap() {
-            if ready == endpoint.number() {
-                break;
-            }
-        }
-    }
-}
-
-/// Waits until an endpoint's peer has a state.
-fn becomes(session: &mut Session, endpoint: Endpoint, state: PeerState) {
-    let until = Instant::now() + PATIENCE;
-    while session.peer_state(endpoint) != state {
-        assert!(Instant::now() < until, "{:?}, not {state:?}", session.peer_state(endpoint));
-        session.wait(Some(Duration::from_millis(100))).unwrap();
-        let _ = session.ready_oob().unwrap();
-    }
-}
-
-/// Connects an endpoint of one session with a new endpoint of another one, which listens.
-fn connect(
-    (client, endpoint, own): (&mut Session, Endpoint, OobAddress),
-    (server, listener, to): (&mut Session, Endpoint, OobAddress),
-) -> Endpoint {
-    client.request_connection(endpoint, to, b"hello").unwrap();
-    assert_eq!(client.peer_state(endpoint), PeerState::Requested);
-    client.flush().unwrap();
-    let request = next(server, listener);
-    assert_eq!((request.kind(), request.payload()), (OobKind::Request, &b"hello"[..]));
-    assert_eq!((request.from(), request.session()), (own, client.info().session));
-    let (accepting, _) = open(server, 0);
-    server.accept_connection(accepting, request.from(), b"welcome").unwrap();
-    server.flush().unwrap();
-    becomes(client, endpoint, PeerState::Connected);
-    becomes(server, accepting, PeerState::Connected);
-    let answer = next(client, endpoint);
-    assert_eq!((answer.kind(), answer.payload()), (OobKind::Accept, &b"welcome"[..]));
-    accepting
-}
 
 #[test]
 fn messages_arrive_in_order_with_their_senders_address() {

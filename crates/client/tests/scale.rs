@@ -278,6 +278,8 @@ fn raw(server: &Server) -> Raw {
         name: message::fixed_name("hostile"),
         ipv4: [0; 4],
         flags: 0,
+        apertures: 0,
+        tripwires: 0,
     };
     let shape = SessionShape::new(
         1,

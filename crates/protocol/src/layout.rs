@@ -2,8 +2,9 @@
 //!
 //! | memory | written by | holds, in this order |
 //! |---|---|---|
-//! | server pages | server | header line, line of accounts, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs, queues of out-of-band messages |
+//! | server pages | server | header line, line of accounts, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs, queues of out-of-band messages, states of apertures, fired tripwires |
 //! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue pairs, queues of out-of-band messages |
+//! | armed words | application | a word for each tripwire; the server gives them to importers of the application's memory, too |
 //! | state page | server | epoch, an engine thread's sleep flag, heartbeat, counters of the device |
 //! | ledger | server | buffers of the transmit pool, buffers of the receive pool, each queue pair's slots completed out of order, connections of out-of-band messages |
 //!
@@ -13,16 +14,19 @@
 //! but the transmit pool then has as many parts of this layout, one behind the other: part i
 //! belongs to lane i, so each word still has one writer, and each receive buffer, too. All lanes
 //! send from one transmit pool, which they only read, and each has a ledger for it of its own.
-//! Out-of-band messages use the first lane; their queues in the parts of other lanes stay empty.
+//! Out-of-band messages, apertures and tripwires use the first lane; their words in the parts of other
+//! lanes stay empty.
 
 use towpath_queue::buffers::Ledger;
 use towpath_queue::events::EventShape;
 use towpath_queue::layout::{QueueShape, lines};
 use towpath_queue::oob::OobShape;
+use towpath_queue::tripwire::TripwireShape;
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords, PoolShape};
 
 use crate::VERSION;
+use crate::apertures::{MAX_APERTURES, MAX_TRIPWIRES};
 
 /// The most lanes of a server.
 pub const MAX_LANES: usize = 8;
@@ -48,6 +52,8 @@ pub const ENGINE_NS_WORD: usize = 0;
 const ACCOUNTS_SINCE: u16 = 9;
 /// The version since which endpoints may have queues of out-of-band messages.
 pub const OOB_SINCE: u16 = 10;
+/// The version since which sessions may have apertures.
+pub const APERTURES_SINCE: u16 = 11;
 /// Words of the ledger for the out-of-band message that the engine is about to publish.
 pub const OOB_INTENT_WORDS: usize = LINE_WORDS;
 /// Word of an endpoint's counters that is 1 if the server closed the endpoint because the policy
@@ -100,6 +106,9 @@ pub struct SessionShape {
     pub receive_pool: PoolShape,
     /// The queue of out-of-band messages of each endpoint; `None` for none.
     oob: Option<OobShape>,
+    /// Apertures, 0 to [`MAX_APERTURES`].
+    apertures: u32,
+    tripwires: TripwireShape,
     events: EventShape,
     server_events: EventShape,
     version: u16,
@@ -127,6 +136,12 @@ pub enum ShapeError {
         "queues of {0} out-of-band messages; powers of two from 8 to 256 are possible, and 0 for none"
     )]
     Oob(u32),
+    /// Apertures or tripwires out of range, or without connections.
+    #[error(
+        "{0} apertures and {1} tripwires; at most {MAX_APERTURES} and {MAX_TRIPWIRES} are possible, for \
+         endpoints with out-of-band messages, and no tripwires without apertures"
+    )]
+    Apertures(u32, u32),
     /// More lanes than a server has.
     #[error("{0} lanes; 1 to {MAX_LANES} are possible")]
     Lanes(usize),
@@ -175,6 +190,8 @@ impl SessionShape {
             transmit_pool: pool(transmit_slots, transmit_buffer_bytes)?,
             receive_pool: pool(receive_slots, receive_buffer_bytes)?,
             oob: None,
+            apertures: 0,
+            tripwires: TripwireShape::new(0),
             events,
             server_events: events,
             version: VERSION,
@@ -202,24 +219,49 @@ impl SessionShape {
     /// [`ShapeError`] names the number that is out of its range.
     pub fn with_oob(self, slots: u32) -> Result<SessionShape, ShapeError> {
         if slots == 0 {
-            return Ok(SessionShape { oob: None, server_events: self.events, ..self });
+            return SessionShape { oob: None, ..self }.with_apertures(0, 0);
         }
         let oob = OobShape::new(slots).ok_or(ShapeError::Oob(slots))?;
-        let sources = self.queue_pairs + self.endpoints;
-        let server_events =
-            EventShape::new(sources).ok_or(ShapeError::Endpoints(self.endpoints))?;
-        SessionShape { oob: Some(oob), server_events, ..self }.check_memory()
+        SessionShape { oob: Some(oob), ..self }.with_apertures(0, 0)
     }
 
-    /// Returns the shape in the layout of a version that a server speaks.
+    /// Returns the shape with so many apertures and tripwires. The caller calls this after
+    /// [`SessionShape::with_oob`].
+    ///
+    /// # Errors
+    /// [`ShapeError`] names the number that is out of its range.
+    pub fn with_apertures(
+        self,
+        apertures: u32,
+        tripwires: u32,
+    ) -> Result<SessionShape, ShapeError> {
+        let error = ShapeError::Apertures(apertures, tripwires);
+        if apertures > MAX_APERTURES
+            || tripwires > MAX_TRIPWIRES
+            || apertures > 0 && self.oob.is_none()
+            || tripwires > 0 && apertures == 0
+        {
+            return Err(error);
+        }
+        let queue_pairs = self.queue_pairs;
+        let endpoints = if self.oob.is_some() { self.endpoints } else { 0 };
+        let events = EventShape::new(queue_pairs + tripwires).ok_or(error)?;
+        let server_events = EventShape::new(queue_pairs + endpoints + tripwires).ok_or(error)?;
+        let tripwires = TripwireShape::new(tripwires);
+        SessionShape { apertures, tripwires, events, server_events, ..self }.check_memory()
+    }
+
+    /// Returns the shape in the layout of a version that a server speaks. Versions without queues of
+    /// out-of-band messages, or without apertures, have a shape without them.
     #[must_use]
     pub fn of_version(self, version: u16) -> SessionShape {
-        let shape = SessionShape { version, ..self };
-        if version >= OOB_SINCE {
-            shape
-        } else {
-            SessionShape { oob: None, server_events: self.events, ..shape }
-        }
+        let oob = self.oob.filter(|_| version >= OOB_SINCE).map_or(0, OobShape::slots);
+        let numbers = (self.apertures, self.tripwires.tripwires());
+        let (apertures, tripwires) = if version >= APERTURES_SINCE { numbers } else { (0, 0) };
+        let shape = SessionShape { oob: None, apertures: 0, version, ..self };
+        let smaller = shape.with_oob(oob).and_then(|one| one.with_apertures(apertures, tripwires));
+        // The numbers were in their ranges before, and what is left takes no more memory.
+        smaller.unwrap_or(shape)
     }
 
     /// Returns the version of the layout.
@@ -258,14 +300,15 @@ impl SessionShape {
             .ok_or(ShapeError::Buffers(self.transmit_pool.data_bytes(), bytes))
     }
 
-    /// Returns the shape of the event queue to the server.
+    /// Returns the shape of the event queue to the server. Its sources are the queue pairs, and then the
+    /// tripwires that the session imported, by their numbers among all of the session's.
     #[must_use]
     pub fn events_to_server(&self) -> EventShape {
         self.events
     }
 
-    /// Returns the shape of the event queue to the application. Its sources are the queue pairs, and
-    /// then each endpoint's queue of out-of-band messages.
+    /// Returns the shape of the event queue to the application. Its sources are the queue pairs, then
+    /// each endpoint's queue of out-of-band messages, and then the tripwires.
     #[must_use]
     pub fn events_to_application(&self) -> EventShape {
         self.server_events
@@ -275,6 +318,24 @@ impl SessionShape {
     #[must_use]
     pub fn oob(&self) -> Option<OobShape> {
         self.oob
+    }
+
+    /// Returns the most apertures of the session.
+    #[must_use]
+    pub fn apertures(&self) -> u32 {
+        self.apertures
+    }
+
+    /// Returns the shape of the session's tripwires.
+    #[must_use]
+    pub fn tripwires(&self) -> TripwireShape {
+        self.tripwires
+    }
+
+    /// Returns the number of the first tripwire among the sources of events to the application.
+    #[must_use]
+    pub fn first_tripwire_event(&self) -> u32 {
+        self.queue_pairs + self.oob_queues() as u32
     }
 
     /// Returns the number of queues of out-of-band messages.
@@ -301,6 +362,8 @@ impl SessionShape {
         self.server_queues_start()
             + self.queue_pairs as usize * self.queues.server_words()
             + self.oob_queues() * self.oob_server_words()
+            + lines(self.apertures as usize)
+            + self.tripwires.server_words()
     }
 
     /// Returns the number of words of the application pages.
@@ -345,6 +408,8 @@ impl SessionShape {
             oob: (0..self.oob_queues())
                 .map(|_| words.split_off_front(self.oob_server_words()))
                 .collect(),
+            apertures: words.split_off_front(lines(self.apertures as usize)),
+            fired: words.split_off_front(self.tripwires.server_words()),
         }
     }
 
@@ -362,6 +427,8 @@ impl SessionShape {
                 .map(|_| cut.next(self.queues.server_words()))
                 .collect(),
             oob: (0..self.oob_queues()).map(|_| cut.next(self.oob_server_words())).collect(),
+            apertures: cut.next(lines(self.apertures as usize)),
+            fired: cut.next(self.tripwires.server_words()),
         }
     }
 
@@ -444,6 +511,10 @@ pub struct ServerPages<W> {
     pub queue_pairs: Vec<W>,
     /// The words of each endpoint's queue of out-of-band messages; empty if there are none.
     pub oob: Vec<W>,
+    /// A word for each aperture: its state ([`crate::apertures::ApertureState`]).
+    pub apertures: W,
+    /// A bit for each tripwire ([`towpath_queue::tripwire`]).
+    pub fired: W,
 }
 
 /// The application pages' parts; the header's first word is the sleep flag.
@@ -486,7 +557,11 @@ mod tests {
         let newest = SessionShape::new(3, 5, 16, 32, 2048, 2048).unwrap();
         let older = newest.of_version(8);
         assert_eq!(newest.server_words() - older.server_words(), LINE_WORDS);
-        for shape in [newest, older] {
+        let whole = newest.with_oob(8).unwrap().with_apertures(9, 65).unwrap();
+        assert_eq!(whole.of_version(VERSION), whole);
+        assert_eq!(whole.of_version(9), newest.of_version(9));
+        assert_eq!(whole.of_version(10), newest.with_oob(8).unwrap().of_version(10));
+        for shape in [newest, older, whole] {
             check_both_sides(&shape);
         }
     }
@@ -506,6 +581,12 @@ mod tests {
         own.acknowledgements.store(0, 3);
         own.counters.store(4 * ENDPOINT_COUNTERS, 4);
         own.queue_pairs[2].store(shape.queues.server_words() - 1, 5);
+        if shape.apertures() > 0 {
+            own.apertures.store(shape.apertures() as usize - 1, 11);
+            own.fired.store(1, 12);
+            assert_eq!(peer.apertures.fetch(shape.apertures() as usize - 1), 11);
+            assert_eq!(peer.fired.fetch(1), 12);
+        }
         assert_eq!(peer.header.fetch(CLOSED_WORD), 1);
         assert_eq!(peer.events.fetch(0), 2);
         assert_eq!(peer.acknowledgements.fetch(0), 3);
@@ -536,6 +617,23 @@ mod tests {
         assert!(words * 8 <= 64 << 20, "{} bytes", words * 8);
         let buffers = shape.receive_pool.pool_bytes() + shape.transmit_pool.pool_bytes();
         assert!(buffers <= 64 << 20, "{buffers} bytes");
+    }
+
+    #[test]
+    fn apertures_need_connections() {
+        let shape = SessionShape::new(1, 1, 8, 8, 64, 64).unwrap();
+        let with_oob = shape.with_oob(8).unwrap();
+        let refused = |shape: SessionShape, apertures, tripwires| {
+            let outcome = shape.with_apertures(apertures, tripwires);
+            assert_eq!(outcome, Err(ShapeError::Apertures(apertures, tripwires)));
+        };
+        refused(shape, 1, 0);
+        refused(with_oob, 0, 1);
+        refused(with_oob, MAX_APERTURES + 1, 0);
+        refused(with_oob, 1, MAX_TRIPWIRES + 1);
+        let most = with_oob.with_apertures(MAX_APERTURES, MAX_TRIPWIRES).unwrap();
+        assert_eq!(most.first_tripwire_event(), 2);
+        assert!((most.server_words() - with_oob.server_words()) * 8 < 1 << 20);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`apertures`] | exported memory, its rights and its states |
 //! | [`counters`] | the counters, and their location |
 //! | [`layout`] | the layout of a session's memories |
 //! | [`message`] | the control messages, their numbers and their checks |
@@ -13,6 +14,7 @@
 //! | [`settings`] | the settings that can be changed while a server runs |
 //! | [`store`] | the store of objects that must outlive the server |
 
+pub mod apertures;
 pub mod channel;
 pub mod counters;
 pub mod doorbell;
@@ -33,6 +35,7 @@ pub mod store;
 /// | 8 | 0.1.0 | |
 /// | 9 | the version after 0.1.0 | the server pages have a line of accounts; [`message::OPEN_WITHIN_VLAN`] |
 /// | 10 | the version after 0.1.0 | [`oob`]: queues of messages, [`message::OPEN_OUT_OF_BAND`] |
-pub const VERSION: u16 = 10;
+/// | 11 | the version after 0.1.0 | [`apertures`]: [`message::Attach`] has two more fields |
+pub const VERSION: u16 = 11;
 /// The oldest version that a server speaks.
 pub const OLDEST_VERSION: u16 = 8;

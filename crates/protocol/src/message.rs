@@ -7,7 +7,7 @@
 //!
 //! | kind | from | body | answer |
 //! |---|---|---|---|
-//! | attach | application | [`Attach`] | attached with six descriptors and one for each lane, or error |
+//! | attach | application | [`Attach`] | attached with six descriptors, one more if the session may have tripwires, and one for each lane; or error |
 //! | attached | server | [`Attached`] | |
 //! | resume | application | [`Resume`] | attached with the new doorbell and one descriptor for each lane, or error |
 //! | mapped | application | none | done: the session exists |
@@ -17,6 +17,14 @@
 //! | report | administrator or granted user | [`Cursor`] | reported, or error |
 //! | reported | server | [`Cursor`] of the next page, then JSON | |
 //! | set | administrator; an application for its own endpoints | [`Set`] | done, or error |
+//! | create memory | application | [`CreateMemory`] | created with the memory's descriptor, or error |
+//! | created | server | [`Created`] | |
+//! | export | application | [`Export`] | created, or error |
+//! | import | application | [`Import`] | imported, with the memory's descriptor if it is mapped; or error |
+//! | imported | server | [`Imported`] | |
+//! | set tripwire | application | [`SetTripwire`] | created, or error |
+//! | import tripwire | application | [`ImportTripwire`] | created with the descriptor of its owner's armed words, or error |
+//! | release | application | [`Release`] | done, or error |
 //! | done | server | none | |
 //! | error | server | [`ErrorBody`] | |
 
@@ -34,7 +42,7 @@ pub const MAX_BYTES: usize = 32 << 10;
 pub const MAX_REQUEST_BYTES: usize = 512;
 /// The most descriptors with a message: the answer to attach carries up to this many, and no other
 /// message more.
-pub const MAX_DESCRIPTORS: usize = 6 + MAX_LANES;
+pub const MAX_DESCRIPTORS: usize = 7 + MAX_LANES;
 
 /// The beginning of every message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -71,7 +79,17 @@ pub struct Attach {
     /// [`ATTACH_OWN`], [`ATTACH_SHARED`], or 0 for either; and [`ATTACH_OWN_QUEUE`]; and from
     /// [`ATTACH_OOB_SHIFT`] on the out-of-band messages that a queue holds.
     pub flags: u32,
+    /// Apertures, at most. This field and the next are 0 from an application that speaks version 10 or
+    /// older, whose message ends before.
+    pub apertures: u32,
+    /// Tripwires, at most.
+    pub tripwires: u32,
 }
+
+/// The bytes of [`Attach`] in version 10 and older.
+const OLD_ATTACH_BYTES: usize = 64;
+/// The version since which [`Attach`] has all its fields.
+const NEW_ATTACH_SINCE: u16 = 11;
 
 /// Asks for addresses of the session's own.
 pub const ATTACH_OWN: u32 = 1;
@@ -89,8 +107,8 @@ pub const ATTACH_OOB_SHIFT: u32 = 16;
 /// The server's grant to a session. Descriptors come with it, in this order: server pages,
 /// receive pool, state page (these three read-only), application pages, transmit pool (both to be
 /// mapped writable now and sealed afterwards), the session's doorbell (a socket: readable after a
-/// notification, hung up at the session's end), and for each lane the eventfd that notifies its
-/// engine.
+/// notification, hung up at the session's end), the armed words if the session may have tripwires (as the
+/// application pages), and for each lane the eventfd that notifies its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Attached {
@@ -262,6 +280,132 @@ pub struct Close {
     pub endpoint: u32,
 }
 
+/// Creates a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateMemory {
+    /// Its length in bytes, which the server rounds up to pages.
+    pub bytes: u64,
+    /// A [`crate::apertures::Sharing`].
+    pub sharing: u32,
+    /// The number of the request, as [`Open::sequence`].
+    pub sequence: u32,
+}
+
+/// The server created what the application asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Created {
+    /// Its number in the session.
+    pub number: u32,
+    /// The key of an aperture; the session that set an imported tripwire; else 0.
+    pub key: u32,
+}
+
+/// Exports a range of a memory as an aperture, for the connection of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Export {
+    /// Where the range begins in the memory, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// The endpoint's number in the session.
+    pub endpoint: u32,
+    /// The memory's number in the session.
+    pub memory: u32,
+    /// The rights of the importer: a [`crate::apertures::Access`].
+    pub access: u32,
+    /// The number of the request, as [`Open::sequence`].
+    pub sequence: u32,
+}
+
+/// Imports an aperture of an endpoint's peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Import {
+    /// The endpoint's number in the session.
+    pub endpoint: u32,
+    /// The aperture's key.
+    pub key: u32,
+    /// The number of the request, as [`Open::sequence`].
+    pub sequence: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+/// The server imported an aperture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Imported {
+    /// Where the aperture begins in its memory, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// A number of the memory that no other memory of this server has: apertures of one memory need
+    /// one mapping.
+    pub memory: u64,
+    /// Its number in the session.
+    pub number: u32,
+    /// The importer's rights: a [`crate::apertures::Access`].
+    pub access: u32,
+    /// The memory's [`crate::apertures::Sharing`].
+    pub sharing: u32,
+    /// Always 0.
+    pub reserved: u32,
+}
+
+/// Sets a tripwire in a memory of the session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SetTripwire {
+    /// Where its place begins in the memory, in bytes.
+    pub offset: u64,
+    /// The length of its place, in bytes.
+    pub len: u64,
+    /// The memory's number in the session.
+    pub memory: u32,
+    /// The kinds of access of which it tells: a [`crate::apertures::Access`].
+    pub access: u32,
+    /// The number of the request, as [`Open::sequence`].
+    pub sequence: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+/// Imports a tripwire in an aperture that the session has imported, so that the application can have
+/// the server fire it after accesses of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ImportTripwire {
+    /// The aperture's number in the session.
+    pub aperture: u32,
+    /// The tripwire's number in the session that set it.
+    pub tripwire: u32,
+    /// The number of the request, as [`Open::sequence`].
+    pub sequence: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+/// Releases a memory, an aperture or a tripwire of the session. An aperture that the session exported
+/// is revoked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Release {
+    /// [`RELEASE_MEMORY`], [`RELEASE_APERTURE`] or [`RELEASE_TRIPWIRE`].
+    pub what: u32,
+    /// Its number in the session.
+    pub number: u32,
+}
+
+/// Releases a memory, of which no range is exported.
+pub const RELEASE_MEMORY: u32 = 1;
+/// Releases an aperture.
+pub const RELEASE_APERTURE: u32 = 2;
+/// Releases a tripwire.
+pub const RELEASE_TRIPWIRE: u32 = 3;
+
 /// Changes a setting of the device, or of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -377,13 +521,21 @@ pub enum Refusal {
 
 const _: () = {
     assert!(size_of::<Header>() == 8);
-    assert!(size_of::<Attach>() == 64);
+    assert!(size_of::<Attach>() == OLD_ATTACH_BYTES + 8);
     assert!(size_of::<Attached>() == 88);
     assert!(size_of::<Open>() == 64);
     assert!(size_of::<Resume>() == 16);
     assert!(size_of::<Set>() == 24);
     assert!(size_of::<Cursor>() == 16);
     assert!(size_of::<ErrorBody>() == 248);
+    assert!(size_of::<CreateMemory>() == 16);
+    assert!(size_of::<Created>() == 8);
+    assert!(size_of::<Export>() == 32);
+    assert!(size_of::<Import>() == 16);
+    assert!(size_of::<Imported>() == 40);
+    assert!(size_of::<SetTripwire>() == 32);
+    assert!(size_of::<ImportTripwire>() == 16);
+    assert!(size_of::<Release>() == 8);
 };
 
 /// A message.
@@ -402,6 +554,14 @@ pub enum Message {
     Done,
     Error(Box<ErrorBody>),
     Resume(Resume),
+    CreateMemory(CreateMemory),
+    Created(Created),
+    Export(Export),
+    Import(Import),
+    Imported(Imported),
+    SetTripwire(SetTripwire),
+    ImportTripwire(ImportTripwire),
+    Release(Release),
 }
 
 /// The reason why bytes are no message.
@@ -443,6 +603,14 @@ impl Message {
             Message::Done => 10,
             Message::Error(_) => 11,
             Message::Resume(_) => 12,
+            Message::CreateMemory(_) => 13,
+            Message::Created(_) => 14,
+            Message::Export(_) => 15,
+            Message::Import(_) => 16,
+            Message::Imported(_) => 17,
+            Message::SetTripwire(_) => 18,
+            Message::ImportTripwire(_) => 19,
+            Message::Release(_) => 20,
         }
     }
 
@@ -467,6 +635,14 @@ impl Message {
             Message::Set(body) => (body.as_bytes(), &[]),
             Message::Resume(body) => (body.as_bytes(), &[]),
             Message::Error(body) => (body.as_bytes(), &[]),
+            Message::CreateMemory(body) => (body.as_bytes(), &[]),
+            Message::Created(body) => (body.as_bytes(), &[]),
+            Message::Export(body) => (body.as_bytes(), &[]),
+            Message::Import(body) => (body.as_bytes(), &[]),
+            Message::Imported(body) => (body.as_bytes(), &[]),
+            Message::SetTripwire(body) => (body.as_bytes(), &[]),
+            Message::ImportTripwire(body) => (body.as_bytes(), &[]),
+            Message::Release(body) => (body.as_bytes(), &[]),
             Message::Mapped | Message::Done => (&[], &[]),
         };
         [header.as_bytes(), body, text].concat()
@@ -510,6 +686,12 @@ impl Message {
         }
         let empty = |message: Message| if body.is_empty() { Ok(message) } else { Err(length()) };
         let message = match header.kind {
+            1 if header.version < NEW_ATTACH_SINCE => {
+                let mut all = [0; size_of::<Attach>()];
+                let old = <&[u8; OLD_ATTACH_BYTES]>::try_from(body).map_err(|_| length())?;
+                all[..OLD_ATTACH_BYTES].copy_from_slice(old);
+                Ok(Message::Attach(read(&all, length())?))
+            }
             1 => Ok(Message::Attach(read(body, length())?)),
             2 => Ok(Message::Attached(read(body, length())?)),
             3 => empty(Message::Mapped),
@@ -524,6 +706,14 @@ impl Message {
             9 => Ok(Message::Set(read(body, length())?)),
             10 => empty(Message::Done),
             12 => Ok(Message::Resume(read(body, length())?)),
+            13 => Ok(Message::CreateMemory(read(body, length())?)),
+            14 => Ok(Message::Created(read(body, length())?)),
+            15 => Ok(Message::Export(read(body, length())?)),
+            16 => Ok(Message::Import(read(body, length())?)),
+            17 => Ok(Message::Imported(read(body, length())?)),
+            18 => Ok(Message::SetTripwire(read(body, length())?)),
+            19 => Ok(Message::ImportTripwire(read(body, length())?)),
+            20 => Ok(Message::Release(read(body, length())?)),
             kind => Err(MessageError::Kind(kind)),
         };
         Ok((message?, header.version))
@@ -569,6 +759,8 @@ mod tests {
                 name: fixed_name("wäb"),
                 ipv4: [10, 0, 0, 1],
                 flags: 0,
+                apertures: 5,
+                tripwires: 6,
             }),
             Message::Attached(Attached::new_zeroed()),
             Message::Mapped,
@@ -580,6 +772,14 @@ mod tests {
             Message::Set(Set { setting: 1, session: 2, endpoint: 3, reserved: 0, value: 4 }),
             Message::Done,
             Message::Error(Box::new(ErrorBody::new(Refusal::Limit, "no"))),
+            Message::CreateMemory(CreateMemory { bytes: 4096, sharing: 1, sequence: 2 }),
+            Message::Created(Created { number: 1, key: 2 }),
+            Message::Export(Export { len: 8, ..Export::new_zeroed() }),
+            Message::Import(Import { key: 5, ..Import::new_zeroed() }),
+            Message::Imported(Imported { number: 7, ..Imported::new_zeroed() }),
+            Message::SetTripwire(SetTripwire { len: 8, ..SetTripwire::new_zeroed() }),
+            Message::ImportTripwire(ImportTripwire { tripwire: 3, ..ImportTripwire::new_zeroed() }),
+            Message::Release(Release { what: RELEASE_MEMORY, number: 4 }),
         ]
     }
 
@@ -597,6 +797,18 @@ mod tests {
             bytes.push(0);
             assert!(matches!(message, Message::Reported(..)) || Message::decode(&bytes).is_err());
         }
+    }
+
+    #[test]
+    fn an_attach_message_of_an_older_version_asks_for_no_apertures() {
+        let mut bytes = examples()[0].encode();
+        bytes[4..6].copy_from_slice(&(NEW_ATTACH_SINCE - 1).to_ne_bytes());
+        assert!(matches!(Message::decode_any(&bytes), Err(MessageError::Length { .. })));
+        bytes.truncate(bytes.len() - 8);
+        let (message, version) = Message::decode_any(&bytes).unwrap();
+        let Message::Attach(attach) = message else { panic!("{message:?}") };
+        assert_eq!((attach.queue_pairs, attach.apertures, attach.tripwires), (1, 0, 0));
+        assert_eq!(version, NEW_ATTACH_SINCE - 1);
     }
 
     #[test]
@@ -625,7 +837,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_to_their_message_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..600), kind in 0..14u16, fix in any::<bool>()) {
+        fn any_bytes_decode_to_their_message_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..600), kind in 0..23u16, fix in any::<bool>()) {
             let mut bytes = bytes;
             if fix && bytes.len() >= 8 {
                 bytes[..4].copy_from_slice(&MAGIC.to_ne_bytes());

@@ -15,6 +15,7 @@ use towpath_protocol::peer::Peer;
 use towpath_protocol::settings::Values;
 
 use crate::addresses::Lease;
+use crate::apertures::SessionApertures;
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
 use crate::engine::forbidden::Forbidden;
@@ -98,6 +99,8 @@ pub(crate) struct Connection {
     pub(crate) endpoints: Vec<Option<Opened>>,
     /// Endpoint numbers that were returned, and the first number that was never given.
     pub(crate) free: (BinaryHeap<Reverse<u32>>, u32),
+    /// The session's memories, apertures and tripwires; `None` if it can have none.
+    pub(crate) apertures: Option<Box<SessionApertures>>,
     /// The last request for an endpoint that an earlier server carried out, and the endpoint.
     pub(crate) last_resumed: Option<(u32, u32)>,
 }
@@ -205,6 +208,7 @@ impl Connection {
             pins: Vec::new(),
             endpoints: Vec::new(),
             free: (BinaryHeap::new(), 0),
+            apertures: None,
             last_resumed: None,
         }
     }
@@ -320,6 +324,7 @@ pub(crate) fn read_attach(
         attach.receive_buffer_bytes,
     )
     .and_then(|shape| shape.with_oob(oob))
+    .and_then(|shape| shape.with_apertures(attach.apertures, attach.tripwires))
     .map_err(|error| malformed(format!("attach: {error}")))?
     .of_version(version);
     let wanted = Ipv4Addr::from(attach.ipv4);

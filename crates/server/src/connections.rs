@@ -167,6 +167,55 @@ impl Connections {
         number
     }
 
+    /// Adds bytes to those of a session, if its limits allow. Returns the reason otherwise.
+    pub(crate) fn charge_bytes(
+        &mut self,
+        token: u64,
+        limits: &Limits,
+        bytes: usize,
+    ) -> Result<(), String> {
+        let Some(connection) = self.all.get(&token) else { return Ok(()) };
+        let (account, most) = (connection.account, limits.session_bytes);
+        let wanted = connection.bytes + bytes;
+        if wanted > most {
+            return Err(format!(
+                "with this memory the session would have {wanted} bytes; at most {most} are allowed \
+                 (session-bytes of the server or the policy); release another memory, or ask for less"
+            ));
+        }
+        let uid = account.uid;
+        let held = self.users.get(&uid).map_or(0, |held| held.bytes) + bytes;
+        let most = limits.bytes_per_user;
+        if account.is_limited && held > most {
+            return Err(format!(
+                "with this memory, the sessions of user {uid} would have {held} bytes; at most {most} \
+                 are allowed (bytes-per-user of the server or the policy); release another memory"
+            ));
+        }
+        self.add_bytes(token, bytes);
+        Ok(())
+    }
+
+    /// Adds bytes to those of a session, whatever its limits are.
+    pub(crate) fn add_bytes(&mut self, token: u64, bytes: usize) {
+        let Some(connection) = self.all.get_mut(&token).filter(|one| one.number != 0) else {
+            return;
+        };
+        connection.bytes += bytes;
+        let account = connection.account;
+        self.charge(account, |held| held.bytes += bytes);
+    }
+
+    /// Takes bytes off those of a session.
+    pub(crate) fn take_bytes(&mut self, token: u64, bytes: usize) {
+        let Some(connection) = self.all.get_mut(&token).filter(|one| one.number != 0) else {
+            return;
+        };
+        connection.bytes -= bytes;
+        let account = connection.account;
+        self.charge(account, |held| held.bytes -= bytes);
+    }
+
     /// Returns the connection of a live session, by its number.
     pub(crate) fn living(&mut self, number: u32) -> Option<&mut Connection> {
         let token = self.token_of(number)?;

@@ -26,6 +26,7 @@ use towpath_protocol::store::Store;
 use tracing::{error, info, warn};
 
 use crate::addresses::Pool;
+use crate::apertures::ApertureKey;
 use crate::config::PolicyError;
 use crate::connection::{Connection, Refused};
 use crate::connections::Connections;
@@ -154,6 +155,8 @@ pub(crate) struct Control {
     pub(crate) rule_sets: Sets,
     /// The addresses of endpoints for out-of-band messages.
     pub(crate) oob_addresses: HashSet<OobAddress>,
+    /// The apertures by their keys.
+    pub(crate) aperture_keys: HashMap<u32, ApertureKey>,
     pub(crate) filters: Filters,
     pub(crate) own_queues: OwnQueues,
     /// The sessions that this server resumed, each with the time by which its application must have
@@ -228,6 +231,7 @@ impl Control {
             rules: HashMap::new(),
             rule_sets: Sets::default(),
             oob_addresses: HashSet::new(),
+            aperture_keys: HashMap::new(),
             filters: Filters::default(),
             own_queues: OwnQueues::new(parts.headers.take(), opener, takes_all),
             unclaimed: VecDeque::new(),
@@ -512,6 +516,12 @@ impl Control {
                 EngineReport::Recovered { resets } => {
                     info!(device = self.parts.info.name, resets, "the device works again");
                 }
+                EngineReport::Exported { session, number, peer } => {
+                    self.aperture_entered(session, number, peer);
+                }
+                EngineReport::Imported { session, number, entered } => {
+                    self.aperture_imported(session, number, entered);
+                }
                 EngineReport::Ceded { hardware, queue } => self.ceded(hardware, queue),
                 EngineReport::OwnQueueBroke { session } => self.own_queue_broke(session),
                 EngineReport::Ended(outcome) => {
@@ -539,6 +549,8 @@ impl Control {
                 let port = u32::from(port);
                 (token, Message::Opened(message::Opened { endpoint, port }))
             }
+            Reply::Exported(token, number) => return self.answer_export(token, number),
+            Reply::Imported(token, number) => return self.answer_import(token, number),
             Reply::Claimed(token, handed) => return self.answer_claimed(token, handed),
             Reply::Nothing => return,
         };

@@ -9,6 +9,7 @@
 //! | [`TransmitMemories`] | `memories.rs` | the memories from which sessions send, for reading |
 //! | [`FlowTable`] | `demux.rs` | flow rules, captures, the last-flow cache |
 //! | [`OobTable`] | `oob.rs` | the addresses of endpoints for out-of-band messages |
+//! | [`ApertureTable`] | `apertures.rs` | the apertures that may be used |
 //! | [`Delivery`] | `delivery.rs` | nothing: it borrows what a delivery needs |
 //! | [`RxPath`] | `rx.rs` | the device's free buffers, the received batch |
 //! | [`TxPath`] | `tx.rs` | scheduler, batch, bounce buffers, backlog, packets in flight |
@@ -19,6 +20,7 @@
 //! Every loop has a budget. The engine itself does not allocate, lock, log or make a system call
 //! per packet; only the driver may.
 
+pub(crate) mod apertures;
 mod closing;
 pub(crate) mod coalescing;
 pub(crate) mod commands;
@@ -65,6 +67,7 @@ use towpath_protocol::counters::Device as Count;
 use towpath_protocol::settings::{Setting, Values};
 use towpath_waiting::{Found, Next, Step};
 
+use apertures::ApertureTable;
 use closing::ClosingSessions;
 use commands::{Command, CommandPort, EngineReport};
 use delivery::Delivery;
@@ -136,6 +139,7 @@ pub struct Engine {
     memories: TransmitMemories,
     flows: FlowTable,
     oob: OobTable,
+    apertures: ApertureTable,
     rx: RxPath,
     own_rx: OwnRx,
     tx: TxPath,
@@ -192,6 +196,7 @@ impl Engine {
             memories: TransmitMemories::default(),
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
             oob: OobTable::default(),
+            apertures: ApertureTable::default(),
             rx: RxPath::new(&port, batch, values),
             own_rx: OwnRx::new(batch, values),
             tx: TxPath::new(memory, transmit_budget, iteration_budget, values),
@@ -372,6 +377,10 @@ impl Engine {
             self.ask()?;
         }
         self.tx.discover(&mut self.port, &mut self.sessions)?;
+        while let Some((session, number)) = self.sessions.take_tripped() {
+            let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
+            self.apertures.trip(session, number, sessions, notifier);
+        }
         let delivery = Delivery::new(
             &mut self.sessions,
             &mut self.notifier,
@@ -384,6 +393,7 @@ impl Engine {
             memories: &self.memories,
             flows: &mut self.flows,
             oob: &self.oob,
+            apertures: &mut self.apertures,
             delivery,
             counters: &mut self.counters,
         });

@@ -24,6 +24,9 @@ pub(crate) enum Reply {
     Closed(Option<u64>, Option<Rule>),
     /// The endpoint's number, and its port if it has one.
     Opened(u64, u32, u16),
+    /// The engine has entered an aperture, or reported why not.
+    Exported(u64, u32),
+    Imported(u64, u32),
     /// The application has claimed its session, and gets these descriptors.
     Claimed(u64, Vec<OwnedFd>),
     Nothing,

@@ -22,6 +22,7 @@
 #![deny(unsafe_code)]
 
 mod addresses;
+mod apertures;
 mod ceding;
 mod clock;
 mod config;

@@ -32,6 +32,7 @@ impl Control {
             Some(Report::Heard { token, wrong, body }) => self.heard(token, wrong, &body),
             Some(Report::Ended { token }) => self.connection_ended(token),
             Some(Report::MemoryReady { token, outcome }) => self.memory_ready(token, outcome),
+            Some(Report::Allocated { token, outcome }) => self.memory_allocated(token, outcome),
             Some(Report::Exited) => {
                 if let Some(Owner::User(uid)) = self.workers.owner(worker)
                     && !self.connections.of_worker(worker).is_empty()
@@ -290,9 +291,14 @@ impl Control {
             return;
         }
         let outcome = mappings.all.iter().try_for_each(|mapping| mapping.lock());
-        if let Err(error) = outcome
-            && !std::mem::replace(&mut self.says_it_cannot_lock, true)
-        {
+        if let Err(error) = outcome {
+            self.cannot_lock(&error);
+        }
+    }
+
+    /// Logs once that memory is not locked.
+    pub(crate) fn cannot_lock(&mut self, error: &std::io::Error) {
+        if !std::mem::replace(&mut self.says_it_cannot_lock, true) {
             warn!(
                 "sessions' memory may be paged out, and the engine then waits for the swap device: \
                  {error}; raise the limit of locked memory (LimitMEMLOCK, ulimit -l)"
@@ -350,6 +356,7 @@ impl Control {
         let (worker, uid) = (connection.worker, connection.account.uid);
         let pins = std::mem::take(&mut connection.pins);
         // The server pages come first.
+        self.dispose_of_memories(token);
         let mut files = self.forget_session(token);
         files.append(&mut left);
         let left = files;
@@ -434,6 +441,7 @@ impl Control {
             {
                 files.append(&mut prepared.into_descriptors());
             }
+            connection.apertures = None;
             // Applications may still take packets from their queues, so the workers wipe nothing.
             let dispose = Packet::new(command::DISPOSE, 0, 0).with(files);
             self.workers.tell(worker, Owner::User(uid), dispose);

@@ -13,9 +13,11 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::SealFlags;
 use towpath_memory::{FilePart, Mapping, SharedFile, own_words};
+use towpath_protocol::apertures::MAX_MEMORIES;
 use towpath_protocol::layout::{CLOSED_WORD, SessionShape};
 use towpath_protocol::store::Store;
 
+use crate::engine::apertures::states::APERTURE_BYTES;
 use crate::engine::oob::queue::oob_bytes;
 use crate::engine::own::{HeaderMemory, Offsets};
 use crate::engine::relays::Relay;
@@ -31,14 +33,21 @@ pub(crate) struct Files {
     pub(crate) ledger: SharedFile,
     pub(crate) application: SharedFile,
     pub(crate) transmit_pool: SharedFile,
+    /// The application's armed words; `None` if the session has no tripwires.
+    pub(crate) armed: Option<SharedFile>,
 }
 
 /// The names of these files in the store, after the session's.
 pub(crate) const MEMORIES: [&str; 5] =
     ["server", "receive-pool", "ledger", "application", "transmit-pool"];
-/// The names of a session's other objects in the store: its record, its application's process, and
-/// the descriptors that keep its pages in place.
+/// The name of the file with the armed words.
+pub(crate) const ARMED: &str = "armed";
+/// The names of a session's other objects in the store: its record, that of its apertures, its
+/// application's process, and the descriptors that keep its pages in place.
 pub(crate) const RECORD: &str = "record";
+pub(crate) const APERTURES: &str = "apertures";
+/// The beginning of the names of the memories that the session created; the memory's number follows.
+pub(crate) const MEMORY: &str = "memory-";
 pub(crate) const PROCESS: &str = "process";
 pub(crate) const PINS: &str = "pins";
 
@@ -68,7 +77,17 @@ pub(crate) fn session_bytes(shape: &SessionShape, lanes: usize) -> usize {
         + shape.receive_pool.pool_bytes()
         + shape.endpoints as usize * ENDPOINT_BYTES
         + shape.queue_pairs as usize * QUEUE_PAIR_BYTES;
-    lane * lanes + shape.transmit_pool.pool_bytes() + oob_bytes(shape)
+    lane * lanes
+        + shape.transmit_pool.pool_bytes()
+        + oob_bytes(shape)
+        + shape.tripwires().owner_words() * 8
+        + shape.apertures() as usize * APERTURE_BYTES
+        + shape.tripwires().tripwires() as usize * APERTURE_BYTES
+}
+
+/// Returns the bytes of a session's armed words; 0 if it has no tripwires.
+fn armed_bytes(shape: &SessionShape) -> usize {
+    shape.tripwires().owner_words() * 8
 }
 
 impl Files {
@@ -85,7 +104,10 @@ impl Files {
         server.seal_seals()?;
         receive_pool.seal_seals()?;
         ledger.seal_seals()?;
-        Ok(Files { server, receive_pool, ledger, application, transmit_pool })
+        let armed = armed_bytes(shape);
+        let armed = (armed > 0).then(|| SharedFile::create("towpath-armed-words", armed));
+        let armed = armed.transpose()?;
+        Ok(Files { server, receive_pool, ledger, application, transmit_pool, armed })
     }
 
     /// Adopts the files that an earlier server left, in the order of [`MEMORIES`].
@@ -94,6 +116,7 @@ impl Files {
     /// Fails if one is missing, is too short or is not sealed as its server sealed it.
     pub(crate) fn adopt(
         files: [Option<OwnedFd>; MEMORIES.len()],
+        armed: Option<OwnedFd>,
         shape: &SessionShape,
         lanes: usize,
     ) -> io::Result<Files> {
@@ -101,8 +124,7 @@ impl Files {
         let wrong = |name: &str, fault: &str| {
             io::Error::new(io::ErrorKind::InvalidData, format!("the file {name} is {fault}"))
         };
-        let adopt = |name: usize, file: Option<OwnedFd>, bytes: usize, seals: SealFlags| {
-            let name = MEMORIES[name];
+        let adopt_named = |name: &str, file: Option<OwnedFd>, bytes: usize, seals: SealFlags| {
             let file = file.ok_or_else(|| wrong(name, "missing"))?;
             let has = rustix::fs::fcntl_get_seals(&file)?;
             let file = SharedFile::adopt(file)?;
@@ -111,14 +133,21 @@ impl Files {
             }
             Ok(file)
         };
+        let adopt =
+            |name: usize, file, bytes, seals| adopt_named(MEMORIES[name], file, bytes, seals);
         let (ours, theirs) = (SealFlags::SEAL, SealFlags::SEAL | SealFlags::FUTURE_WRITE);
         let receive_bytes = shape.receive_pool.pool_bytes() * lanes;
+        let armed = match armed_bytes(shape) {
+            0 => None,
+            bytes => Some(adopt_named(ARMED, armed, bytes, theirs)?),
+        };
         Ok(Files {
             server: adopt(0, server, shape.server_words() * 8 * lanes, ours)?,
             receive_pool: adopt(1, receive_pool, receive_bytes, ours)?,
             ledger: adopt(2, ledger, shape.ledger_words() * 8 * lanes, ours)?,
             application: adopt(3, application, shape.application_words() * 8 * lanes, theirs)?,
             transmit_pool: adopt(4, transmit_pool, shape.transmit_pool.pool_bytes(), theirs)?,
+            armed,
         })
     }
 
@@ -147,8 +176,9 @@ impl Files {
             ledger: self.ledger.map_writable()?,
             receive_pool: self.receive_pool.map_writable()?,
             transmit_pool: Arc::new(self.transmit_pool.map_readable()?),
+            armed: self.map_armed()?,
         };
-        for mapping in memories.mappings().all {
+        for mapping in memories.mappings().all.iter().chain(&memories.armed) {
             mapping.keep_from_children()?;
         }
         Ok(memories)
@@ -174,6 +204,10 @@ impl Files {
         Ok(Mapped { sessions: (0..lanes).map(session).collect(), mappings, joined: None })
     }
 
+    fn map_armed(&self) -> io::Result<Option<Arc<Mapping>>> {
+        self.armed.as_ref().map(|file| file.map_readable().map(Arc::new)).transpose()
+    }
+
     fn all(&self) -> [&SharedFile; 5] {
         [&self.server, &self.receive_pool, &self.ledger, &self.application, &self.transmit_pool]
     }
@@ -197,6 +231,9 @@ impl Prepared {
         for (memory, file) in MEMORIES.into_iter().zip(files.all()) {
             store.put(&stored_name(number, memory), file.as_fd())?;
         }
+        if let Some(armed) = &files.armed {
+            store.put(&stored_name(number, ARMED), armed.as_fd())?;
+        }
         let mut handed = vec![
             files.server.read_only()?,
             files.receive_pool.read_only()?,
@@ -205,6 +242,9 @@ impl Prepared {
             files.transmit_pool.as_fd().try_clone_to_owned()?,
             theirs,
         ];
+        if let Some(armed) = &files.armed {
+            handed.push(armed.as_fd().try_clone_to_owned()?);
+        }
         let mut wakes = Vec::with_capacity(lanes);
         for _ in 0..lanes {
             let (wake, event) = wake()?;
@@ -240,6 +280,23 @@ impl Prepared {
     pub(crate) fn files_to_prepare(&self) -> io::Result<Vec<OwnedFd>> {
         let files = self.files.all().into_iter().map(AsFd::as_fd);
         files.chain(self.wakes.iter().map(AsFd::as_fd)).map(|fd| fd.try_clone_to_owned()).collect()
+    }
+
+    /// Returns the file with the armed words, which the worker seals.
+    ///
+    /// # Errors
+    /// Fails if descriptors are not available.
+    pub(crate) fn armed(&self) -> io::Result<Option<OwnedFd>> {
+        let armed = self.files.armed.as_ref();
+        armed.map(|file| file.as_fd().try_clone_to_owned()).transpose()
+    }
+
+    /// Returns a descriptor by which other applications read the armed words.
+    ///
+    /// # Errors
+    /// Fails if descriptors are not available.
+    pub(crate) fn readable_armed(&self) -> io::Result<Option<OwnedFd>> {
+        self.files.readable_armed()
     }
 
     /// Maps what the application writes, as the application does before the worker seals it.
@@ -295,8 +352,17 @@ impl Prepared {
 impl Files {
     /// Returns every descriptor, which an application can reach.
     pub(crate) fn into_descriptors(self) -> Vec<OwnedFd> {
-        let Files { server, receive_pool, ledger, application, transmit_pool } = self;
-        [server, receive_pool, ledger, application, transmit_pool].map(OwnedFd::from).into()
+        let Files { server, receive_pool, ledger, application, transmit_pool, armed } = self;
+        let all = [server, receive_pool, ledger, application, transmit_pool];
+        all.into_iter().chain(armed).map(OwnedFd::from).collect()
+    }
+
+    /// Returns a descriptor by which other applications read the armed words.
+    ///
+    /// # Errors
+    /// Fails if descriptors are not available.
+    pub(crate) fn readable_armed(&self) -> io::Result<Option<OwnedFd>> {
+        self.armed.as_ref().map(SharedFile::read_only).transpose()
     }
 }
 
@@ -324,17 +390,25 @@ pub(crate) fn wake() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Returns the name of a session's memory in the store.
-fn stored_name(number: u32, memory: &str) -> String {
+pub(crate) fn stored_name(number: u32, memory: &str) -> String {
     format!("session-{number}-{memory}")
 }
 
 /// Removes a session's objects from the store. Returns the store's own descriptors of its memories,
 /// the server pages first.
 pub(crate) fn remove_stored(store: &mut dyn Store, number: u32) -> Vec<OwnedFd> {
-    let memories = MEMORIES.iter().flat_map(|memory| store.remove(&stored_name(number, memory)));
-    let memories = memories.collect();
+    let memories = MEMORIES.iter().chain([&ARMED]);
+    let memories = memories.flat_map(|memory| store.remove(&stored_name(number, memory)));
+    let mut memories: Vec<_> = memories.collect();
+    // Those of a session that ended in order are gone already.
+    for memory in 0..MAX_MEMORIES {
+        let name = stored_name(number, &format!("{MEMORY}{memory}"));
+        if store.holds(&name) {
+            memories.append(&mut store.remove(&name));
+        }
+    }
     // No application can prolong the close of these.
-    for other in [RECORD, PROCESS, PINS] {
+    for other in [RECORD, APERTURES, PROCESS, PINS] {
         store.remove(&stored_name(number, other));
     }
     memories

@@ -321,7 +321,7 @@ fn session<'a>(
         ipv4: lease.ipv4.map(|(ip, prefix)| format!("{ip}/{prefix}")),
         ipv6: lease.ipv6.map(|(ip, prefix)| format!("{ip}/{prefix}")),
         queue_pairs: shape.queue_pairs,
-        bytes: crate::prepare::session_bytes(shape, lanes),
+        bytes: connection.bytes,
         bytes_limit: policy.limits(&connection.terms).session_bytes,
         transmit_buffers: shape.transmit_pool.buffers(),
         receive_buffers: shape.receive_pool.buffers() as usize * lanes,

@@ -43,9 +43,17 @@ impl Control {
             Message::Report(cursor) => self.report(token, cursor),
             Message::Set(set) => self.set(token, set),
             Message::Resume(resume) => self.claim_session(token, resume),
+            Message::CreateMemory(create) => self.create_memory(token, &create),
+            Message::Export(export) => self.export(token, &export),
+            Message::Import(import) => self.import(token, &import),
+            Message::SetTripwire(set) => self.set_tripwire(token, &set),
+            Message::ImportTripwire(import) => self.import_tripwire(token, &import),
+            Message::Release(release) => self.release_object(token, release),
             Message::Attached(_)
             | Message::Opened(_)
             | Message::Reported(..)
+            | Message::Created(_)
+            | Message::Imported(_)
             | Message::Done
             | Message::Error(_) => {
                 Err((Refusal::State, "this message is the server's to send".into()))
@@ -97,7 +105,12 @@ impl Control {
         }
         let number = self.next_number;
         let outcome = self.make_session(token, number, (&shape, lanes), (&name, &lease), hardware);
-        let (prepared, handed, record) = match outcome {
+        let outcome = outcome.and_then(|(prepared, handed, record)| {
+            let is_resumable = record.is_some();
+            let apertures = self.make_apertures(number, &shape, is_resumable, &prepared)?;
+            Ok((prepared, handed, record, apertures))
+        });
+        let (prepared, handed, record, apertures) = match outcome {
             Ok(all) => all,
             Err(error) => {
                 self.release(&address);
@@ -119,6 +132,7 @@ impl Control {
         connection.lease = Some(lease);
         connection.shape = Some(shape);
         connection.endpoints = vec![None; shape.endpoints as usize];
+        connection.apertures = apertures;
         connection.progress = Progress::Given(Box::new(prepared));
         let Some(connection) = self.connections.get(token) else { return Ok(()) };
         let attached = self.attached(connection, &lease);
@@ -210,16 +224,21 @@ impl Control {
         let data = wake_data(connection.number);
         let counter = self.free_counters.pop();
         connection.counter = counter;
-        let descriptors =
-            prepared.files_to_prepare().and_then(|files| Ok((files, prepared.doorbell()?)));
+        let descriptors = prepared.files_to_prepare().and_then(|files| {
+            let (doorbell, armed) = (prepared.doorbell()?, prepared.armed()?);
+            Ok((files, doorbell, armed))
+        });
         connection.progress = Progress::Preparing(prepared);
-        let (Ok((files, doorbell)), Some(counter)) = (descriptors, counter) else {
+        let (Ok((files, doorbell, armed)), Some(counter)) = (descriptors, counter) else {
             self.memory_ready(token, Err(Errno::MFILE.raw_os_error()));
             return Ok(());
         };
         let doorbell =
             Packet::new(command::OPEN_DOORBELL, token, u64::from(counter)).with(vec![doorbell]);
         self.tell_worker(token, doorbell);
+        if let Some(armed) = armed {
+            self.tell_worker(token, Packet::new(command::SEAL, token, 0).with(vec![armed]));
+        }
         self.tell_worker(token, Packet::new(command::PREPARE_MEMORY, token, data).with(files));
         Ok(())
     }

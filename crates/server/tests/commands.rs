@@ -139,6 +139,8 @@ fn live(server: &Server) -> (Channel, u32) {
         name: message::fixed_name("raw"),
         ipv4: [0; 4],
         flags: 0,
+        apertures: 0,
+        tripwires: 0,
     };
     let (Message::Attached(attached), _) = ask(&channel, &Message::Attach(attach)) else {
         panic!("not attached");

@@ -57,6 +57,8 @@ impl Raw {
             name: message::fixed_name("raw"),
             ipv4: [0; 4],
             flags: 0,
+            apertures: 0,
+            tripwires: 0,
         };
         let shape = SessionShape::new(1, 1, 64, 8, 2048, 2048).unwrap();
         let (Message::Attached(attached), descriptors) = answer(&channel, &Message::Attach(attach))

@@ -68,6 +68,7 @@ fn session() -> (Session, Application) {
         ledger,
         receive_pool,
         transmit_pool: transmit_pool.mapping().clone(),
+        armed: None,
     };
     let mut own = shape.application_own(own_words(application));
     let words = own.queue_pairs.remove(0);

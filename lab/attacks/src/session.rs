@@ -72,6 +72,8 @@ pub(crate) fn small(name: &str) -> Attach {
         name: fixed_name(name),
         ipv4: [0; 4],
         flags: 0,
+        apertures: 0,
+        tripwires: 0,
     }
 }
 

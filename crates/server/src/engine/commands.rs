@@ -9,7 +9,10 @@ use towpath_device::{DeviceError, HardwareQueue};
 use towpath_protocol::settings::Setting;
 use towpath_queue::Violation;
 
+use crate::engine::apertures::Exporting;
+use crate::engine::apertures::states::ImportedTripwire;
 use crate::engine::neighbours::NeighbourRequest;
+use crate::engine::oob::connection::EndpointName;
 use crate::engine::session::{Doorbell, Endpoint, Session};
 use crate::reach::Reach;
 
@@ -88,6 +91,32 @@ pub enum Command {
     RestoreQueue(HardwareQueue),
     /// Gives a session of an earlier server to its application.
     ClaimSession(Box<Claim>),
+    /// Enters an aperture, in the first lane. The engine reports the outcome.
+    Export(Box<Exporting>),
+    /// Lets a session use an aperture, in the first lane. The engine reports the outcome.
+    Import {
+        key: u32,
+        session: u32,
+        number: u32,
+    },
+    /// Revokes an aperture of the session that exported it, in the first lane.
+    Revoke {
+        key: u32,
+        session: u32,
+        number: u32,
+    },
+    /// Forgets that a session uses an aperture, in the first lane.
+    ReleaseImport {
+        key: u32,
+        session: u32,
+        number: u32,
+    },
+    /// Enters or removes a tripwire that a session imported, in the first lane.
+    ImportTripwire {
+        session: u32,
+        number: u32,
+        tripwire: Option<ImportedTripwire>,
+    },
     /// Ends the engine and its sessions.
     Stop,
     /// Ends the engine, and leaves its sessions for the next server.
@@ -96,13 +125,18 @@ pub enum Command {
 
 impl Command {
     /// Returns the same command for another lane; `None` for a session, of which each lane gets its
-    /// own part, and for a hardware queue, which only the first lane cedes.
+    /// own part, and for hardware queues, apertures and tripwires, which only the first lane has.
     fn again(&self) -> Option<Command> {
         Some(match self {
             Command::AddSession(_)
             | Command::ClaimSession(_)
             | Command::CedeQueue { .. }
-            | Command::RestoreQueue(_) => {
+            | Command::RestoreQueue(_)
+            | Command::Export(_)
+            | Command::Import { .. }
+            | Command::Revoke { .. }
+            | Command::ReleaseImport { .. }
+            | Command::ImportTripwire { .. } => {
                 return None;
             }
             Command::RemoveSession { number, reason } => {
@@ -225,6 +259,19 @@ pub enum EngineReport {
     Ceded {
         hardware: u32,
         queue: Option<HardwareQueue>,
+    },
+    /// The engine entered an aperture, for the endpoint `peer`; `None` if its endpoint is not
+    /// connected.
+    Exported {
+        session: u32,
+        number: u32,
+        peer: Option<EndpointName>,
+    },
+    /// The engine let a session use an aperture, unless there is no such aperture any more.
+    Imported {
+        session: u32,
+        number: u32,
+        entered: bool,
     },
     /// A session's own queue stopped working, and the session has to end.
     OwnQueueBroke {

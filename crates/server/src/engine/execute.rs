@@ -7,6 +7,7 @@ use towpath_protocol::oob::PeerState;
 use towpath_protocol::settings::{Scope, Setting};
 
 use crate::engine::Engine;
+use crate::engine::apertures::Exporting;
 use crate::engine::closing::Step;
 use crate::engine::commands::{Claim, Command, EngineReport, Listening};
 use crate::engine::delivery::{Delivery, Packet};
@@ -116,6 +117,27 @@ impl Engine {
                 self.rx.take_back(&self.port, &buffers);
             }
             Command::ClaimSession(claim) => self.claim_session(*claim),
+            Command::Export(exporting) => {
+                let peer = self.apertures.export(&exporting, &mut self.sessions);
+                let Exporting { owner, number, .. } = *exporting;
+                self.commands.tell(EngineReport::Exported { session: owner.session, number, peer });
+            }
+            Command::Import { key, session, number } => {
+                let entered = self.apertures.import(key, (session, number), &mut self.sessions);
+                self.commands.tell(EngineReport::Imported { session, number, entered });
+            }
+            Command::Revoke { key, session, number } => {
+                self.apertures.revoke(key, (session, number), &mut self.sessions);
+            }
+            Command::ReleaseImport { key, session, number } => {
+                self.apertures.release(key, (session, number), &mut self.sessions);
+            }
+            Command::ImportTripwire { session, number, tripwire } => {
+                let key = self.sessions.key(session);
+                if let Some(session) = key.and_then(|key| self.sessions.get_mut(key)) {
+                    session.apertures.set_imported(number, tripwire);
+                }
+            }
             Command::Stop => self.stop = true,
             Command::Leave => (self.stop, self.leaves) = (true, true),
         }
@@ -387,7 +409,8 @@ impl Engine {
 
     /// Returns the parts of the engine that changes of connections need.
     pub(super) fn oob_parts(&mut self) -> Parts<'_> {
-        Parts { sessions: &mut self.sessions, notifier: &mut self.notifier }
+        let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
+        Parts { sessions, notifier, apertures: &mut self.apertures }
     }
 
     /// Removes a session of which nothing is left, and hands it back.

@@ -43,6 +43,8 @@ pub(crate) struct Notifier {
     touched: Vec<(u32, u32)>,
     /// Queues of out-of-band messages with news, by session key and endpoint number.
     touched_oob: Vec<(u32, u32)>,
+    /// Tripwires that fired, by session key and number.
+    fired: Vec<(u32, u32)>,
     /// In a measured poll iteration, the sessions that received packets, and how many.
     received: Vec<(u32, u32)>,
     completed: Vec<Completed>,
@@ -68,6 +70,7 @@ impl Notifier {
         let mut notifier = Notifier {
             touched: Vec::with_capacity(1024),
             touched_oob: Vec::with_capacity(1024),
+            fired: Vec::with_capacity(1024),
             received: Vec::with_capacity(1024),
             completed: Vec::with_capacity(packets),
             deferred: Deadlines::default(),
@@ -108,6 +111,7 @@ impl Notifier {
         self.deferred.forget(key);
         self.touched.retain(|(session, _)| *session != key);
         self.touched_oob.retain(|(session, _)| *session != key);
+        self.fired.retain(|(session, _)| *session != key);
         self.completed.retain(|one| one.key != key);
     }
 
@@ -153,6 +157,13 @@ impl Notifier {
             // The session is then among those whose events the engine publishes.
             self.touch(session, key, 0);
         }
+    }
+
+    /// Records a tripwire that fired. Its application is told at the end of the poll iteration.
+    pub(crate) fn touch_tripwire(&mut self, session: &mut Session, key: u32, tripwire: u32) {
+        self.fired.push((key, tripwire));
+        // The session is then among those whose events the engine publishes.
+        self.touch(session, key, 0);
     }
 
     /// Records packets that the engine delivered locally or dropped. The engine completes them at
@@ -271,6 +282,12 @@ impl Notifier {
                 mark_oob(session, fenced, endpoint);
             }
         }
+        for (key, tripwire) in self.fired.drain(..) {
+            if let Some(session) = sessions.serve(key) {
+                let event = session.shape.first_tripwire_event() + tripwire;
+                mark_urgent(session, fenced, event);
+            }
+        }
         for (key, _) in &self.touched {
             if let Some(session) = sessions.get_mut(*key)
                 && session.news.marked
@@ -378,11 +395,17 @@ fn mark_oob(session: &mut Session, fenced: events::Fenced, endpoint: u32) {
     if let Some(queue) = session.oob.queue(endpoint) {
         queue.touched = false;
     }
+    mark_urgent(session, fenced, session.shape.queue_pairs + endpoint);
+}
+
+/// Marks an event of which the application is told at once.
+#[cold]
+fn mark_urgent(session: &mut Session, fenced: events::Fenced, event: u32) {
     if session.wake.is_none() {
         return;
     }
     session.news.urgent = true;
-    match session.marker.mark(fenced, session.shape.queue_pairs + endpoint) {
+    match session.marker.mark(fenced, event) {
         Ok(new) => session.news.marked |= new,
         Err(violation) => {
             session.violation.get_or_insert(violation);

@@ -13,7 +13,7 @@
 //!
 //! Messages use the first lane; other lanes have no queues.
 
-mod connection;
+pub(crate) mod connection;
 pub(crate) mod queue;
 mod restore;
 mod table;

@@ -19,6 +19,7 @@ use towpath_queue::receive::{ReceiveProducer, server_side};
 use towpath_queue::transmit::TransmitConsumer;
 use towpath_queue::{OwnWords, PeerWords, Violation};
 
+use crate::engine::apertures::states::SessionApertures;
 use crate::engine::coalescing::{self, Coalescing, Values};
 use crate::engine::demux::Rule;
 use crate::engine::forbidden::Forbidden;
@@ -185,6 +186,8 @@ pub struct Session {
     revoked: OwnWords,
     /// The queues of out-of-band messages.
     pub(crate) oob: SessionOob,
+    /// The states of its apertures, and its tripwires.
+    pub(crate) apertures: SessionApertures,
     /// The limit of packets that the session's rights forbid, if there is one.
     pub(crate) forbidden: Option<Forbidden>,
     /// Tells the application to notify the engine even if the engine is awake.
@@ -275,6 +278,8 @@ pub struct Memories {
     pub receive_pool: Region,
     /// Transmit buffer pool, read-only.
     pub transmit_pool: Arc<Mapping>,
+    /// The application's armed words, read-only; `None` if the session has no tripwires.
+    pub armed: Option<Arc<Mapping>>,
 }
 
 /// A session's memories for reading counters and for operations on the mappings themselves.
@@ -296,6 +301,7 @@ pub(crate) struct LaneMemories {
     ledger: Region,
     receive_pool: Region,
     transmit_pool: Arc<Mapping>,
+    armed: Option<PeerWords>,
 }
 
 impl Memories {
@@ -310,6 +316,7 @@ impl Memories {
             ledger: self.ledger.split_off_front(shape.ledger_words() * 8),
             receive_pool: self.receive_pool.split_off_front(shape.receive_pool.pool_bytes()),
             transmit_pool: self.transmit_pool.clone(),
+            armed: self.armed.as_ref().map(peer_words),
         }
     }
 
@@ -463,6 +470,11 @@ impl Session {
             } else {
                 SessionOob::none()
             },
+            apertures: SessionApertures::new(
+                &shape,
+                (server.apertures, server.fired),
+                memories.armed.filter(|_| memories.is_first),
+            ),
             forbidden: None,
             parking: Sleeper::new(parked),
             active_at: PARKED,

@@ -74,6 +74,8 @@ pub(crate) struct SessionTable {
     left: bool,
     /// Queue pairs that a session's events name, while the engine checks them.
     named: Vec<u32>,
+    /// Imported tripwires that sessions' events name, by session key and number.
+    tripped: Vec<(u32, u32)>,
     /// Sessions that violated the protocol and that the engine has yet to close.
     condemned: Vec<u32>,
     /// Number of sessions that have ended and of which something is left in the engine.
@@ -279,7 +281,15 @@ impl SessionTable {
         }
         let outcome = session.work.take(EVENTS, |queue_pair| named.push(queue_pair));
         // All events are acknowledged before this check, so later packets cause a new event.
-        let found = named.iter().try_for_each(|queue_pair| found(key, session, *queue_pair));
+        let queue_pairs = session.shape.queue_pairs;
+        let tripped = &mut self.tripped;
+        let found = named.iter().try_for_each(|source| match source.checked_sub(queue_pairs) {
+            None => found(key, session, *source),
+            Some(tripwire) => {
+                tripped.push((key, tripwire));
+                Ok(())
+            }
+        });
         match found.and(outcome) {
             Ok(count) => count,
             Err(violation) => {
@@ -287,6 +297,12 @@ impl SessionTable {
                 0
             }
         }
+    }
+
+    /// Returns an imported tripwire that a session named, by session key and number.
+    #[inline]
+    pub(crate) fn take_tripped(&mut self) -> Option<(u32, u32)> {
+        self.tripped.pop()
     }
 
     /// Checks every active session after the engine announced its sleep. Parked sessions notify

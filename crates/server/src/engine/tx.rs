@@ -384,6 +384,7 @@ mod tests {
     use towpath_protocol::layout::STATE_WORDS;
 
     use super::*;
+    use crate::engine::apertures::ApertureTable;
     use crate::engine::copy::session_word;
     use crate::engine::delivery::Delivery;
     use crate::engine::demux::{FlowCache, FlowTable};
@@ -444,6 +445,7 @@ mod tests {
                 memories: &self.memories,
                 flows: &mut self.flows,
                 oob: &OobTable::default(),
+                apertures: &mut ApertureTable::default(),
                 delivery,
                 counters: &mut self.counters,
             };

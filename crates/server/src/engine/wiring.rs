@@ -106,6 +106,7 @@ pub(crate) fn session(
         ledger: file(shape.ledger_words() * 8)?.map_writable()?,
         receive_pool: receive_pool.map_writable()?,
         transmit_pool: Arc::new(transmit_pool.map_readable()?),
+        armed: None,
     };
     let (ours, doorbell) = towpath_protocol::doorbell::pair()?;
     let session = Session::new(number, shape, memories, Doorbell::direct(ours), event()?);

@@ -117,6 +117,7 @@ impl Control {
         connection.mappings = unclaimed.mappings;
         connection.pins = unclaimed.pins;
         connection.endpoints = unclaimed.endpoints;
+        connection.apertures = unclaimed.apertures;
         connection.free = unclaimed.free;
         connection.last_resumed = unclaimed.last_resumed;
         connection.record = unclaimed.record;

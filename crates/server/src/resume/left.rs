@@ -8,10 +8,11 @@ use tracing::warn;
 
 use super::record::{Record, Recorded};
 use super::settings::SETTINGS;
+use crate::apertures::LeftApertures;
 use crate::config::StartError;
 use crate::keeper::OWN;
 use crate::position::{Crash, POSITIONS, Place, Positions};
-use crate::prepare::{MEMORIES, PINS, PROCESS, RECORD};
+use crate::prepare::{APERTURES, ARMED, MEMORIES, MEMORY, PINS, PROCESS, RECORD};
 use crate::socket::STORED_NAME;
 
 /// The name of the state page in the store.
@@ -33,6 +34,7 @@ pub(crate) struct LeftSession {
     /// The application's process.
     pub(crate) process: Option<OwnedFd>,
     pub(crate) pins: Vec<OwnedFd>,
+    pub(crate) apertures: LeftApertures,
 }
 
 /// The objects of an earlier server.
@@ -160,14 +162,25 @@ impl LeftSession {
                 self.pins.push(object);
                 None
             }
-            _ => Some(object),
+            ARMED => self.apertures.armed.replace(object),
+            APERTURES => self.apertures.record.replace(object),
+            _ => match part.strip_prefix(MEMORY).map(str::parse) {
+                Some(Ok(number)) => {
+                    self.apertures.memories.entry(number).or_default().push(object);
+                    None
+                }
+                _ => Some(object),
+            },
         }
     }
 
     /// Returns all descriptors, some of which an application can reach.
     pub(crate) fn into_descriptors(self) -> Vec<OwnedFd> {
-        let LeftSession { files, record, process, pins } = self;
-        files.into_iter().flatten().chain(record).chain(process).chain(pins).collect()
+        let LeftSession { files, record, process, pins, apertures } = self;
+        let LeftApertures { record: objects, armed, memories } = apertures;
+        let sessions = files.into_iter().flatten().chain(record).chain(process).chain(pins);
+        let memories = memories.into_values().flatten();
+        sessions.chain(objects).chain(armed).chain(memories).collect()
     }
 }
 
@@ -194,6 +207,11 @@ mod tests {
                 "program-policy",
                 "session-x-server",
                 "session-7-unknown",
+                "session-7-armed",
+                "session-7-apertures",
+                "session-7-memory-63",
+                "session-7-memory-63",
+                "session-7-memory-x",
             ]
             .map(object)
             .into(),
@@ -202,9 +220,12 @@ mod tests {
         assert_eq!(left.sessions[&7].files.iter().flatten().count(), 2);
         assert!(left.sessions[&7].record.is_some() && left.sessions[&12].process.is_some());
         assert_eq!(left.sessions[&7].pins.len(), 2);
+        let apertures = &left.sessions[&7].apertures;
+        assert!(apertures.armed.is_some() && apertures.record.is_some());
+        assert_eq!(apertures.memories[&63].len(), 2);
         assert!(left.listener.is_some() && left.state.is_some());
         assert_eq!(left.ports.len(), 1);
         let rest: Vec<_> = left.rest.iter().map(|(name, _)| &name[..]).collect();
-        assert_eq!(rest, ["state", "session-x-server", "session-7-unknown"]);
+        assert_eq!(rest, ["state", "session-x-server", "session-7-unknown", "session-7-memory-x"]);
     }
 }

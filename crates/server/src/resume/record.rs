@@ -5,6 +5,7 @@
 //! | 0, 1 | the layout's version; the state: 0 until the session begins |
 //! | 2 to 23 | the session: number, shape, user, addresses, name |
 //! | 24, 25 | the crashes of servers that served the session, and the time of the last one, in seconds of the monotonic clock |
+//! | 26 | the most apertures and tripwires of the session |
 //! | 32 to 543 | the user's groups, two in a word |
 //! | from 544 on | [`ENDPOINT_WORDS`] words for each endpoint: state, request, settings |
 //!
@@ -48,6 +49,8 @@ const FLAGS: usize = 22;
 const PID: usize = 23;
 const CRASHES: usize = 24;
 const CRASHED_AT: usize = 25;
+/// Apertures and tripwires; 0 in a record of an older version.
+const COUNTED: usize = 26;
 const GROUPS: usize = 32;
 const MAX_GROUPS: usize = 1024;
 const ENDPOINTS: usize = GROUPS + MAX_GROUPS / 2;
@@ -211,6 +214,7 @@ impl Record {
             RecordedAddresses::of(lease);
         let oob = shape.oob().map_or(0, |oob| u64::from(oob.slots()));
         words.store(FLAGS, if shared { SHARED } else { 0 } | oob << OOB_SHIFT);
+        words.store(COUNTED, pair(shape.apertures(), shape.tripwires().tripwires()));
         words.store(HOST_NUMBER, host_number.into());
         let [a, b, c, d, e, f] = mac;
         words.store(MAC, u64::from_le_bytes([a, b, c, d, e, f, 0, 0]));
@@ -320,6 +324,9 @@ impl Recorded {
         let [pairs, endpoints, transmit, receive, sent, received] = std::array::from_fn(of_shape);
         let shape = SessionShape::new(pairs, endpoints, transmit, receive, sent, received)
             .and_then(|shape| shape.with_oob((get(FLAGS) >> OOB_SHIFT) as u32))
+            .and_then(|shape| {
+                shape.with_apertures(get(COUNTED) as u32, (get(COUNTED) >> 32) as u32)
+            })
             .map(|shape| shape.of_version(version))
             .and_then(|shape| shape.check_lanes(lanes as usize).map(|()| shape))
             .map_err(|error| wrong(error.to_string()))?;

@@ -14,6 +14,7 @@ use tracing::{debug, info, warn};
 use super::left::{Left, LeftSession};
 use super::record::{MOST_CRASHES, Record, Recorded, RecordedAddresses, RecordedEndpoint};
 use crate::addresses::{Holder, Lease};
+use crate::apertures::SessionApertures;
 use crate::connection::{Connection, Opened, Progress};
 use crate::control::{Control, UNCLAIMED};
 use crate::engine::commands::Command;
@@ -79,6 +80,7 @@ impl Control {
             }
             unused.append(&mut session.into_descriptors());
         }
+        self.restore_imports();
         self.parts.position.begin(Phase::None);
         for (name, socket) in ports {
             // No session has this port any more.
@@ -114,7 +116,8 @@ impl Control {
                 recorded.number, recorded.lanes
             ));
         }
-        let files = Files::adopt(std::mem::take(&mut left.files), &shape, lanes);
+        let armed = left.apertures.armed.take();
+        let files = Files::adopt(std::mem::take(&mut left.files), armed, &shape, lanes);
         let files = files.map_err(|error| because("its memory")(&error))?;
         if recorded.crashes >= MOST_CRASHES {
             let closed = files.close(&shape, lanes, CLOSED_AFTER_CRASHES);
@@ -123,6 +126,7 @@ impl Control {
             return Err(crashed(recorded.crashes));
         }
         let mapped = files.map_unclaimed(number, shape, lanes);
+        let armed = files.readable_armed();
         // The application can prolong the close of these.
         unused.append(&mut files.into_descriptors());
         let mut mapped = mapped.map_err(|error| because("mapping its memory")(&error))?;
@@ -137,6 +141,11 @@ impl Control {
                 return Err(why);
             }
         };
+        let apertures = armed
+            .and_then(|armed| SessionApertures::adopt(number, &shape, &mut left.apertures, armed));
+        let failed = because("the record of its apertures");
+        let apertures = apertures.map_err(|error| failed(&error));
+        connection.apertures = apertures.inspect_err(|_| self.give_back(&connection))?;
         connection.shape = Some(shape);
         connection.mappings = Some(mapped.mappings.clone());
         connection.pins = std::mem::take(&mut left.pins);
@@ -157,6 +166,7 @@ impl Control {
         let parts = mapped.sessions.into_iter().map(Box::new).map(Command::AddSession).collect();
         self.parts.engines.command_each(parts, Reply::Nothing);
         self.restore_endpoints(token, &recorded, ports);
+        self.restore_exports(token);
         self.unclaimed.push_back((Instant::now() + self.parts.claim_timeout, token));
         Ok(true)
     }

@@ -66,6 +66,9 @@ pub(crate) enum Report {
     /// A session's memory is ready, with the descriptors that keep it in place; or the number of
     /// the error.
     MemoryReady { token: u64, outcome: Result<Vec<OwnedFd>, i32> },
+    /// A memory file is allocated, with the descriptors that keep it in place; or the number of the
+    /// error.
+    Allocated { token: u64, outcome: Result<Vec<OwnedFd>, i32> },
     /// The worker executed commands.
     Handled,
     /// The worker's process has ended.
@@ -187,13 +190,16 @@ impl Link {
         Some(match head.kind {
             report::MESSAGE => Report::Heard { token, wrong: head.value, body: body.to_vec() },
             report::ENDED => Report::Ended { token },
-            report::MEMORY_READY => Report::MemoryReady {
-                token,
-                outcome: match head.value {
+            report::MEMORY_READY | report::ALLOCATED => {
+                let outcome = match head.value {
                     0 => Ok(descriptors.into_iter().flatten().collect()),
                     number => Err(number as i32),
-                },
-            },
+                };
+                match head.kind {
+                    report::ALLOCATED => Report::Allocated { token, outcome },
+                    _ => Report::MemoryReady { token, outcome },
+                }
+            }
             _ => Report::Handled,
         })
     }

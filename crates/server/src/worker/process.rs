@@ -294,6 +294,22 @@ impl Worker {
                 self.tables.doorbells.remove(head.value);
                 Ok(())
             }
+            command::SEAL => match seal(&descriptors) {
+                Ok(()) => Ok(()),
+                // The command to prepare the memory follows, and finds the session over.
+                Err(errno) => {
+                    let errno = errno.raw_os_error() as u64;
+                    self.tell(report::MEMORY_READY, head.token, errno, &[])
+                }
+            },
+            command::ALLOCATE => {
+                let (pins, errno) = match allocate(&descriptors) {
+                    Ok(pins) => (pins, 0),
+                    Err(errno) => (Descriptors::default(), errno.raw_os_error() as u64),
+                };
+                drop(descriptors);
+                self.tell_with(report::ALLOCATED, head.token, errno, &[], &pins)
+            }
             command::DISPOSE => self.dispose(head, descriptors),
             command::REFUSE => {
                 if let [Some(socket), ..] = &descriptors {
@@ -425,6 +441,20 @@ impl Worker {
         }
         Ok(())
     }
+}
+
+/// Seals a memory file that an application has mapped, so that it is the only writer.
+fn seal([file, ..]: &Descriptors) -> Result<(), Errno> {
+    let file = file.as_ref().ok_or(Errno::INVAL)?;
+    rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
+}
+
+/// Allocates a memory file, and keeps the kernel from merging its pages.
+fn allocate([file, ..]: &Descriptors) -> Result<Descriptors, Errno> {
+    let file = file.as_ref().ok_or(Errno::INVAL)?;
+    let len = rustix::fs::fstat(file)?.st_size as u64;
+    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len)?;
+    pin(&[file.as_fd()])
 }
 
 /// Returns `true` if the peer has yet to read something.

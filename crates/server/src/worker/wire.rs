@@ -59,6 +59,11 @@ pub(crate) mod command {
     /// Send the message over this socket and close it. With the socket.
     pub(crate) const REFUSE: u32 = 8;
 
+    /// Seal a memory file against every further writer but those that have it mapped. With the file.
+    pub(crate) const SEAL: u32 = 9;
+    /// Allocate a memory file that only the server has. With the file.
+    pub(crate) const ALLOCATE: u32 = 10;
+
     /// A flag: the peer has a limited time for its next message.
     pub(crate) const TIMED: u64 = 1;
     /// A flag: the worker closes the connection after this message.
@@ -78,6 +83,8 @@ pub(crate) mod report {
     pub(crate) const ENDED: u32 = 3;
     /// A session's memory is sealed and allocated. Value: 0 or the number of the error.
     pub(crate) const MEMORY_READY: u32 = 4;
+    /// A memory file is allocated. Value: 0 or the number of the error.
+    pub(crate) const ALLOCATED: u32 = 5;
 
     /// The message follows.
     pub(crate) const VALID: u64 = 0;

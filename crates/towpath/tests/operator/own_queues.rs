@@ -295,6 +295,8 @@ fn leave_while_opening(world: &World) {
                 name: message::fixed_name("leaver"),
                 ipv4: [0; 4],
                 flags: message::ATTACH_OWN_QUEUE,
+                apertures: 0,
+                tripwires: 0,
             };
             channel.send(&Message::Attach(attach), &[]).unwrap();
             let answer = channel.receive().unwrap();

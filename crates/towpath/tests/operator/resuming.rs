@@ -554,6 +554,8 @@ fn an_endpoint_of_any_number_is_refused() {
             name: message::fixed_name("raw"),
             ipv4: [0; 4],
             flags: 0,
+            apertures: 0,
+            tripwires: 0,
         };
         assert!(matches!(ask(&channel, &Message::Attach(attach)), Message::Attached(_)));
         is_refused();

@@ -227,6 +227,11 @@ impl OobQueue {
         self.producer.reset();
     }
 
+    /// Returns the connection of the endpoint.
+    pub(crate) fn connection(&self) -> Connection {
+        self.connection
+    }
+
     pub(super) fn set_connection(&mut self, connection: Connection) {
         self.connection = connection;
         self.recorded.publish(0, connection.to_word());

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 
+use towpath_protocol::apertures::ApertureState;
 use towpath_protocol::counters::OutOfBand as Count;
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState, Refused};
 use towpath_queue::Violation;
 
 use super::connection::{Connection, EndpointName};
 use super::queue::{ANSWER_SLOTS, Intent, NoRoom, OobQueue};
+use crate::engine::apertures::ApertureTable;
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
 use crate::engine::session::Session;
@@ -33,10 +35,12 @@ impl Sender {
     }
 }
 
-/// The sessions and the notifier, borrowed for one message.
+/// The parts of the engine that a message changes, borrowed for it.
 pub(crate) struct Parts<'a> {
     pub(crate) sessions: &'a mut SessionTable,
     pub(crate) notifier: &'a mut Notifier,
+    /// What ends with a connection.
+    pub(crate) apertures: &'a mut ApertureTable,
 }
 
 impl Parts<'_> {
@@ -146,6 +150,12 @@ impl Parts<'_> {
     /// Tells an endpoint that it has no connection any more. The state comes first: if the server is
     /// killed in between, its successor finds the connection, and ends it again.
     pub(super) fn end(&mut self, at: Destination, state: PeerState) {
+        if let Some(session) = self.sessions.get(at.session) {
+            let name = EndpointName { session: session.number, endpoint: at.endpoint };
+            let ends =
+                if state == PeerState::Gone { ApertureState::Gone } else { ApertureState::Closed };
+            self.apertures.end_connection(name, ends, self.sessions);
+        }
         self.set_state(at, state);
         self.clear_connection(at);
     }

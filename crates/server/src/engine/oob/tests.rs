@@ -10,6 +10,7 @@ use towpath_queue::{OwnWords, PeerWords, Violation};
 
 use super::connection::{Connection, EndpointName};
 use super::{OobTable, Parts, Sender};
+use crate::engine::apertures::ApertureTable;
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
 use crate::engine::relays::Relays;
@@ -62,6 +63,7 @@ impl Files {
             ledger: self.ledger.map_writable().unwrap(),
             receive_pool: self.pools[1].map_writable().unwrap(),
             transmit_pool: Arc::new(self.pools[0].map_readable().unwrap()),
+            armed: None,
         };
         let (ours, _theirs) = towpath_protocol::doorbell::pair().unwrap();
         let doorbell = Doorbell::direct(ours);
@@ -82,6 +84,7 @@ struct World {
     sessions: SessionTable,
     notifier: Notifier,
     table: OobTable,
+    apertures: ApertureTable,
     slot: u32,
 }
 
@@ -98,6 +101,7 @@ impl World {
             sessions: SessionTable::default(),
             notifier: Notifier::new(&Values::default(), Relays::none().unwrap(), 64),
             table: OobTable::default(),
+            apertures: ApertureTable::default(),
             slot: 0,
         };
         world.serve((1..=sessions).collect());
@@ -124,7 +128,8 @@ impl World {
     }
 
     fn parts(&mut self) -> Parts<'_> {
-        Parts { sessions: &mut self.sessions, notifier: &mut self.notifier }
+        let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
+        Parts { sessions, notifier, apertures: &mut self.apertures }
     }
 
     fn at(&self, session: u32, endpoint: u32) -> Destination {

@@ -2,6 +2,7 @@
 
 use towpath_queue::Violation;
 
+use crate::engine::apertures::ApertureTable;
 use crate::engine::delivery::Delivery;
 use crate::engine::demux::FlowTable;
 use crate::engine::device_counters::DeviceCounters;
@@ -16,6 +17,7 @@ pub(crate) struct TxContext<'a> {
     pub(crate) memories: &'a TransmitMemories,
     pub(crate) flows: &'a mut FlowTable,
     pub(crate) oob: &'a OobTable,
+    pub(crate) apertures: &'a mut ApertureTable,
     pub(crate) delivery: Delivery<'a>,
     pub(crate) counters: &'a mut DeviceCounters,
 }

@@ -34,7 +34,8 @@ pub(super) fn send(
         let session = session.number;
         let sender = Sender { from, session, queue_pair, slot, may_repeat: false };
         let (sessions, notifier) = context.delivery.parts();
-        context.oob.send(&sender, &message, &mut Parts { sessions, notifier })?;
+        let apertures = &mut *context.apertures;
+        context.oob.send(&sender, &message, &mut Parts { sessions, notifier, apertures })?;
         if let Some(session) = context.delivery.session(key) {
             session.oob.handled(queue_pair, slot);
         }

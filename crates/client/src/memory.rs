@@ -1,0 +1,232 @@
+//! Memory that a session created, and apertures of other sessions' memory.
+
+use towpath_memory::CommonMemory;
+use towpath_protocol::apertures::{Access, ApertureState, Sharing};
+use towpath_queue::PeerWords;
+
+use crate::error::AccessError;
+use crate::fork::ForkGuard;
+
+/// Memory that this session created, of which it exports ranges ([`crate::Session::create_memory`]).
+///
+/// Others may write it at any time, by the rights of the apertures. So there are no references into
+/// it: every access copies. The memory stays mapped while this value lives, also after the session's
+/// end.
+#[derive(Debug)]
+pub struct Memory {
+    pub(crate) number: u32,
+    pub(crate) common: CommonMemory,
+    pub(crate) sharing: Sharing,
+}
+
+/// The key of an aperture. The application at the other end of the connection imports the aperture by
+/// it; anyone else can do nothing with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ApertureKey(pub u32);
+
+/// An aperture that this session exports ([`crate::Session::export`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Export {
+    pub(crate) number: u32,
+    pub(crate) key: ApertureKey,
+}
+
+impl Export {
+    /// Returns the key by which the peer imports the aperture.
+    #[must_use]
+    pub fn key(&self) -> ApertureKey {
+        self.key
+    }
+}
+
+fn inside<T>(
+    done: Option<T>,
+    (offset, len): (usize, usize),
+    memory: &CommonMemory,
+) -> Result<T, AccessError> {
+    done.ok_or(AccessError::Range { offset, len, bytes: memory.len() })
+}
+
+fn read(memory: &CommonMemory, offset: usize, to: &mut [u8]) -> Result<(), AccessError> {
+    let range = (offset, to.len());
+    inside(memory.read(offset, to).then_some(()), range, memory)
+}
+
+fn write(memory: &CommonMemory, offset: usize, from: &[u8]) -> Result<(), AccessError> {
+    inside(memory.write(offset, from).then_some(()), (offset, from.len()), memory)
+}
+
+impl Memory {
+    /// Returns the length in bytes: as long as the application asked for, rounded up to pages.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.common.len()
+    }
+
+    /// Returns `false`: a memory has at least one page.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.common.is_empty()
+    }
+
+    /// Returns how the importers of its apertures reach the memory.
+    #[must_use]
+    pub fn sharing(&self) -> Sharing {
+        self.sharing
+    }
+
+    /// Copies bytes out of the memory. If others write them meanwhile, old and new bytes are mixed.
+    ///
+    /// # Errors
+    /// [`AccessError::Range`].
+    #[inline]
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), AccessError> {
+        read(&self.common, offset, to)
+    }
+
+    /// Copies bytes into the memory, in ascending order. A reader never sees a part of an aligned word of
+    /// 8 bytes.
+    ///
+    /// # Errors
+    /// [`AccessError::Range`].
+    #[inline]
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), AccessError> {
+        write(&self.common, offset, from)
+    }
+
+    /// Returns the aligned word of 8 bytes at an offset. The application then also sees all that the
+    /// writer of the word wrote before it, here and in other memory.
+    ///
+    /// # Errors
+    /// [`AccessError::Range`].
+    #[inline]
+    pub fn load(&self, offset: usize) -> Result<u64, AccessError> {
+        inside(self.common.load(offset), (offset, 8), &self.common)
+    }
+
+    /// Stores an aligned word of 8 bytes. A reader that loads it also sees all that this thread wrote
+    /// before.
+    ///
+    /// # Errors
+    /// [`AccessError::Range`].
+    #[inline]
+    pub fn store(&self, offset: usize, value: u64) -> Result<(), AccessError> {
+        inside(self.common.store(offset, value).then_some(()), (offset, 8), &self.common)
+    }
+}
+
+/// An aperture of another session's memory that this session imported ([`crate::Session::import`]).
+///
+/// Each access first looks whether the aperture still exists: one load of a word that the server
+/// writes. The owner can revoke the aperture at any time. Its memory stays mapped while this value
+/// lives, and an access under way when the owner revokes it still takes place.
+#[derive(Debug)]
+pub struct Aperture {
+    pub(crate) number: u32,
+    pub(crate) key: ApertureKey,
+    pub(crate) access: Access,
+    pub(crate) len: usize,
+    /// The range; `None` if it is not mapped.
+    pub(crate) mapped: Option<CommonMemory>,
+    pub(crate) state: PeerWords,
+    pub(crate) guard: ForkGuard,
+    /// The number of the memory, of which the session has one mapping for each kind of access.
+    pub(crate) memory: u64,
+}
+
+impl Aperture {
+    /// Returns the length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns `false`: an aperture has at least one byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the rights.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Returns the key.
+    #[must_use]
+    pub fn key(&self) -> ApertureKey {
+        self.key
+    }
+
+    /// Returns the state: only a valid aperture can be accessed.
+    #[inline]
+    #[must_use]
+    pub fn state(&self) -> ApertureState {
+        if !self.guard.is_parent() {
+            return ApertureState::None;
+        }
+        ApertureState::from_word(self.state.observe(0))
+    }
+
+    #[inline]
+    fn mapped(&self, has_right: bool) -> Result<&CommonMemory, AccessError> {
+        match self.state() {
+            ApertureState::Valid => {}
+            other => return Err(self.why_not(other)),
+        }
+        if !has_right {
+            return Err(AccessError::Rights);
+        }
+        self.mapped.as_ref().ok_or(AccessError::NotMapped)
+    }
+
+    #[cold]
+    fn why_not(&self, state: ApertureState) -> AccessError {
+        match state {
+            ApertureState::Revoked => AccessError::Revoked,
+            ApertureState::Gone => AccessError::Gone,
+            _ if !self.guard.is_parent() => AccessError::Forked,
+            _ => AccessError::Closed,
+        }
+    }
+
+    /// Copies bytes out of the aperture, as [`Memory::read`] does.
+    ///
+    /// # Errors
+    /// [`AccessError`].
+    #[inline]
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), AccessError> {
+        read(self.mapped(self.access.reads())?, offset, to)
+    }
+
+    /// Copies bytes into the aperture, as [`Memory::write`] does.
+    ///
+    /// # Errors
+    /// [`AccessError`].
+    #[inline]
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), AccessError> {
+        write(self.mapped(self.access.writes())?, offset, from)
+    }
+
+    /// Returns an aligned word, as [`Memory::load`] does. Words are aligned in the memory that the
+    /// aperture is of.
+    ///
+    /// # Errors
+    /// [`AccessError`].
+    #[inline]
+    pub fn load(&self, offset: usize) -> Result<u64, AccessError> {
+        let mapped = self.mapped(self.access.reads())?;
+        inside(mapped.load(offset), (offset, 8), mapped)
+    }
+
+    /// Stores an aligned word, as [`Memory::store`] does.
+    ///
+    /// # Errors
+    /// [`AccessError`].
+    #[inline]
+    pub fn store(&self, offset: usize, value: u64) -> Result<(), AccessError> {
+        let mapped = self.mapped(self.access.writes())?;
+        inside(mapped.store(offset, value).then_some(()), (offset, 8), mapped)
+    }
+}

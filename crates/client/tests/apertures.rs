@@ -1,0 +1,453 @@
+//! Apertures and tripwires between the sessions of a server in this process: rights, limits, and
+//! what each side learns of the other's end.
+
+#[allow(dead_code, reason = "each test file uses some of it")]
+mod connections;
+
+use std::time::{Duration, Instant};
+
+use connections::{PATIENCE, PORT, World, becomes, connect, eventually, open, options, world};
+use towpath_client::{
+    Access, AccessError, Aperture, ApertureKey, ApertureState, Endpoint, Memory, OpenError,
+    Options, PeerState, Refusal, Session, Sharing, Tripwire,
+};
+use towpath_memory::PAGE_BYTES;
+
+/// Two sessions, each with an endpoint, connected with each other.
+struct Pair {
+    world: World,
+    owner: Session,
+    from: Endpoint,
+    importer: Session,
+    to: Endpoint,
+}
+
+fn with_apertures(name: &str) -> Options {
+    Options { apertures: 16, tripwires: 130, ..options(name) }
+}
+
+fn pair_on(lanes: usize) -> Pair {
+    let world = world(lanes);
+    let mut owner = world.attach_with(&with_apertures("owner"));
+    let mut importer = world.attach_with(&with_apertures("importer"));
+    let (from, own) = open(&mut owner, PORT);
+    let (listener, address) = open(&mut importer, PORT);
+    let to = connect((&mut owner, from, own), (&mut importer, listener, address));
+    // What the connection left is no news for a wait any more.
+    for session in [&mut owner, &mut importer] {
+        while session.wait(Some(Duration::ZERO)).unwrap() || session.ready_oob().unwrap().is_some()
+        {
+        }
+    }
+    Pair { world, owner, from, importer, to }
+}
+
+fn pair() -> Pair {
+    pair_on(1)
+}
+
+impl Pair {
+    /// Creates memory, and exports and imports all of it.
+    fn share(&mut self, bytes: usize, sharing: Sharing, access: Access) -> (Memory, Aperture) {
+        let memory = self.owner.create_memory(bytes, sharing).unwrap();
+        let key = self.export(&memory, 0..memory.len(), access);
+        (memory, self.importer.import(self.to, key).unwrap())
+    }
+
+    /// Returns `true` if a tripwire fires within a time in which an engine handles an event many times over.
+    fn fires(&mut self, tripwire: Tripwire) -> bool {
+        let until = Instant::now() + Duration::from_millis(50);
+        while Instant::now() < until && !self.owner.has_fired(tripwire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.owner.has_fired(tripwire)
+    }
+
+    fn export(
+        &mut self,
+        memory: &Memory,
+        range: std::ops::Range<usize>,
+        access: Access,
+    ) -> ApertureKey {
+        self.owner.export(self.from, memory, range, access).unwrap().key()
+    }
+}
+
+fn refused<T: std::fmt::Debug>(outcome: Result<T, OpenError>, refusal: Refusal, says: &str) {
+    let Err(OpenError::Refused { refusal: got, text }) = outcome else { panic!("{outcome:?}") };
+    assert!(got == refusal && text.contains(says), "{got:?}: {text}");
+}
+
+#[test]
+fn stores_of_one_side_are_loads_of_the_other() {
+    for lanes in [1, 2] {
+        let mut pair = pair_on(lanes);
+        let (memory, aperture) = pair.share(5000, Sharing::MapWrite, Access::ReadWrite);
+        assert_eq!((memory.len(), aperture.len()), (2 * PAGE_BYTES, 2 * PAGE_BYTES));
+        aperture.write(4093, b"written").unwrap();
+        let mut seen = [0; 7];
+        memory.read(4093, &mut seen).unwrap();
+        assert_eq!(&seen, b"written");
+        memory.store(8, 77).unwrap();
+        assert_eq!(aperture.load(8), Ok(77));
+        aperture.store(16, 78).unwrap();
+        assert_eq!(memory.load(16), Ok(78));
+        memory.write(0, b"back").unwrap();
+        aperture.read(0, &mut seen[..4]).unwrap();
+        assert_eq!(&seen[..4], b"back");
+        // A part of it, by another key and the same mapping.
+        let key = pair.owner.create_memory(4096, Sharing::MapWrite).map(|memory| {
+            let key = pair.owner.export(pair.from, &memory, 64..128, Access::ReadWrite);
+            (memory, key.unwrap().key())
+        });
+        let (memory, key) = key.unwrap();
+        let part = pair.importer.import(pair.to, key).unwrap();
+        part.write(0, b"there").unwrap();
+        memory.read(64, &mut seen[..5]).unwrap();
+        assert_eq!(&seen[..5], b"there");
+        let outside = part.write(60, b"12345");
+        assert_eq!(outside, Err(AccessError::Range { offset: 60, len: 5, bytes: 64 }));
+        assert!(part.write(usize::MAX, b"1").is_err() && part.load(1).is_err());
+        assert!(part.store(64, 1).is_err() && memory.store(4096, 1).is_err());
+    }
+}
+
+#[test]
+fn rights_are_those_of_the_export() {
+    let mut pair = pair();
+    let (memory, readable) = pair.share(4096, Sharing::MapRead, Access::Read);
+    memory.write(0, b"board").unwrap();
+    let mut seen = [0; 5];
+    readable.read(0, &mut seen).unwrap();
+    assert_eq!(&seen, b"board");
+    assert_eq!(readable.write(0, b"x"), Err(AccessError::Rights));
+    let outcome = pair.owner.export(pair.from, &memory, 0..8, Access::Write);
+    refused(outcome, Refusal::State, "map it for reading");
+    let (_memory, writable) = pair.share(4096, Sharing::MapWrite, Access::Write);
+    assert_eq!(writable.read(0, &mut seen), Err(AccessError::Rights));
+    assert_eq!(writable.load(0), Err(AccessError::Rights));
+    writable.write(0, b"x").unwrap();
+    let (_memory, requested) = pair.share(4096, Sharing::Requests, Access::ReadWrite);
+    assert_eq!(requested.read(0, &mut seen), Err(AccessError::NotMapped));
+    assert_eq!(requested.state(), ApertureState::Valid);
+}
+
+#[test]
+fn ranges_outside_empty_or_overlapping_are_refused() {
+    let mut pair = pair();
+    let memory = pair.owner.create_memory(4096, Sharing::MapWrite).unwrap();
+    for range in [0..0, 4096..4097, 0..4097, 4000..4097, usize::MAX - 1..usize::MAX] {
+        let outcome = pair.owner.export(pair.from, &memory, range.clone(), Access::Read);
+        refused(outcome, Refusal::Malformed, "the memory has 4096 bytes");
+        let outcome = pair.owner.set_tripwire(&memory, range, Access::Write);
+        refused(outcome, Refusal::Malformed, "the memory has 4096 bytes");
+    }
+    pair.export(&memory, 0..64, Access::Read);
+    pair.export(&memory, 0..128, Access::Read);
+    for range in [0..1, 63..65, 100..200, 0..4096] {
+        let outcome = pair.owner.export(pair.from, &memory, range, Access::Write);
+        refused(outcome, Refusal::InUse, "overlaps");
+    }
+    pair.export(&memory, 128..256, Access::ReadWrite);
+    let outcome = pair.owner.export(pair.from, &memory, 255..256, Access::Read);
+    refused(outcome, Refusal::InUse, "overlaps");
+    refused(pair.owner.create_memory(0, Sharing::Requests), Refusal::Malformed, "0 bytes");
+    let outcome = pair.owner.create_memory((1 << 30) + 1, Sharing::Requests);
+    refused(outcome, Refusal::Malformed, "1 to 1073741824");
+}
+
+#[test]
+fn a_key_is_for_one_connection() {
+    let mut pair = pair();
+    let memory = pair.owner.create_memory(4096, Sharing::MapWrite).unwrap();
+    let key = pair.export(&memory, 0..64, Access::ReadWrite);
+    // Another endpoint of the importer, the owner itself, another session, another key.
+    let (other, _) = open(&mut pair.importer, 0);
+    refused(pair.importer.import(other, key), Refusal::NotFound, "no aperture has this key");
+    refused(pair.owner.import(pair.from, key), Refusal::NotFound, "no aperture has this key");
+    let mut third = pair.world.attach_with(&with_apertures("third"));
+    let (endpoint, own) = open(&mut third, PORT);
+    refused(third.import(endpoint, key), Refusal::NotFound, "no aperture has this key");
+    let wrong = ApertureKey(key.0.wrapping_add(1));
+    refused(pair.importer.import(pair.to, wrong), Refusal::NotFound, "no aperture has this key");
+    let aperture = pair.importer.import(pair.to, key).unwrap();
+    refused(pair.importer.import(pair.to, key), Refusal::InUse, "imported already");
+    pair.importer.release_aperture(aperture).unwrap();
+    pair.importer.import(pair.to, key).unwrap();
+    // An endpoint that is not connected.
+    let outcome = third.create_memory(4096, Sharing::Requests);
+    let outcome = third.export(endpoint, &outcome.unwrap(), 0..64, Access::Read);
+    refused(outcome, Refusal::State, "not connected");
+    // The memory may be written by the importer's session, and so by no other one.
+    let (listener, address) = open(&mut pair.owner, 0);
+    let accepted = connect((&mut third, endpoint, own), (&mut pair.owner, listener, address));
+    let outcome = pair.owner.export(accepted, &memory, 64..128, Access::ReadWrite);
+    refused(outcome, Refusal::State, "create another memory");
+    let board = pair.owner.create_memory(4096, Sharing::MapRead).unwrap();
+    for (endpoint, session, theirs) in
+        [(pair.from, &mut pair.importer, pair.to), (accepted, &mut third, endpoint)]
+    {
+        let key = pair.owner.export(endpoint, &board, 0..64, Access::Read).unwrap().key();
+        session.import(theirs, key).unwrap();
+    }
+}
+
+#[test]
+fn revocation_ends_every_access() {
+    let mut pair = pair();
+    let memory = pair.owner.create_memory(4096, Sharing::MapWrite).unwrap();
+    let export = pair.owner.export(pair.from, &memory, 0..64, Access::ReadWrite).unwrap();
+    let aperture = pair.importer.import(pair.to, export.key()).unwrap();
+    aperture.write(0, b"before").unwrap();
+    refused(pair.owner.release_memory(&memory), Refusal::State, "revoke them first");
+    pair.owner.revoke(export).unwrap();
+    assert_eq!(aperture.write(0, b"after"), Err(AccessError::Revoked));
+    assert_eq!(aperture.read(0, &mut [0]), Err(AccessError::Revoked));
+    refused(pair.owner.revoke(export), Refusal::NotFound, "no aperture");
+    let outcome = pair.importer.import(pair.to, export.key());
+    refused(outcome, Refusal::NotFound, "no aperture has this key");
+    pair.importer.release_aperture(aperture).unwrap();
+}
+
+#[test]
+fn an_aperture_ends_with_its_connection() {
+    let mut pair = pair();
+    let (memory, aperture) = pair.share(4096, Sharing::MapWrite, Access::ReadWrite);
+    pair.owner.disconnect(pair.from).unwrap();
+    pair.owner.flush().unwrap();
+    becomes(&mut pair.importer, pair.to, PeerState::Closed);
+    assert_eq!(aperture.write(0, b"x"), Err(AccessError::Closed));
+    // The memory is still there for its owner, and another connection needs another aperture.
+    memory.write(0, b"mine").unwrap();
+    let outcome = pair.owner.export(pair.from, &memory, 0..64, Access::Read);
+    refused(outcome, Refusal::InUse, "overlaps");
+    let another = pair.owner.create_memory(4096, Sharing::MapWrite).unwrap();
+    let outcome = pair.owner.export(pair.from, &another, 0..64, Access::Read);
+    refused(outcome, Refusal::State, "not connected");
+    pair.importer.release_aperture(aperture).unwrap();
+}
+
+#[test]
+fn the_death_of_either_side_is_a_named_error() {
+    let mut pair = pair();
+    let (memory, aperture) = pair.share(1 << 20, Sharing::MapWrite, Access::ReadWrite);
+    aperture.write(0, b"kept").unwrap();
+    let Pair { world, owner, mut importer, to, .. } = pair;
+    drop(owner);
+    becomes(&mut importer, to, PeerState::Gone);
+    assert_eq!(aperture.read(0, &mut [0; 4]), Err(AccessError::Gone));
+    // The owner's own mapping is still there: no signal.
+    let mut seen = [0; 4];
+    memory.read(0, &mut seen).unwrap();
+    memory.write((1 << 20) - 1, b"x").unwrap();
+    importer.release_aperture(aperture).unwrap();
+    drop((memory, importer, world));
+    let mut pair = self::pair();
+    let (memory, aperture) = pair.share(4096, Sharing::MapWrite, Access::ReadWrite);
+    let Pair { mut owner, from, importer, .. } = pair;
+    drop(importer);
+    becomes(&mut owner, from, PeerState::Gone);
+    memory.write(0, b"alone").unwrap();
+    drop(aperture);
+}
+
+#[test]
+fn bytes_count_against_the_owner_and_each_importer_that_maps_them() {
+    let mut pair = pair();
+    let reported = |pair: &Pair| {
+        ["owner", "importer"].map(|who| {
+            let session = if who == "owner" { &pair.owner } else { &pair.importer };
+            pair.world.reported(session, "bytes")
+        })
+    };
+    let [own, theirs] = reported(&pair);
+    let memory = pair.owner.create_memory(1 << 20, Sharing::MapWrite).unwrap();
+    assert_eq!(reported(&pair), [own + (1 << 20), theirs]);
+    let first = pair.export(&memory, 0..64, Access::ReadWrite);
+    let second = pair.export(&memory, 64..128, Access::ReadWrite);
+    let [first, second] = [first, second].map(|key| pair.importer.import(pair.to, key).unwrap());
+    assert_eq!(reported(&pair), [own + (1 << 20), theirs + (1 << 20)], "once");
+    pair.importer.release_aperture(first).unwrap();
+    assert_eq!(reported(&pair)[1], theirs + (1 << 20));
+    pair.importer.release_aperture(second).unwrap();
+    assert_eq!(reported(&pair), [own + (1 << 20), theirs]);
+    let (requested, _aperture) = pair.share(1 << 20, Sharing::Requests, Access::ReadWrite);
+    assert_eq!(reported(&pair), [own + (2 << 20), theirs], "not mapped");
+    // More than a session may have: 256 MiB.
+    let outcome = pair.owner.create_memory(256 << 20, Sharing::Requests);
+    refused(outcome, Refusal::Limit, "at most 268435456");
+    assert_eq!(reported(&pair)[0], own + (2 << 20));
+    drop(requested);
+}
+
+#[test]
+fn a_session_has_as_many_as_it_asked_for() {
+    let mut pair = pair();
+    let memory = pair.owner.create_memory(4096, Sharing::Requests).unwrap();
+    let exports: Vec<_> = (0..16)
+        .map(|at| pair.owner.export(pair.from, &memory, at..at + 1, Access::Write).unwrap())
+        .collect();
+    let outcome = pair.owner.export(pair.from, &memory, 20..21, Access::Write);
+    refused(outcome, Refusal::Limit, "as many as it may have");
+    pair.owner.revoke(exports[3]).unwrap();
+    pair.owner.export(pair.from, &memory, 20..21, Access::Write).unwrap();
+    let mut plain = pair.world.attach("plain");
+    refused(plain.create_memory(1, Sharing::Requests), Refusal::State, "Options::apertures");
+    let memories: Vec<_> =
+        (1..64).map(|_| pair.owner.create_memory(1, Sharing::Requests).unwrap()).collect();
+    let outcome = pair.owner.create_memory(1, Sharing::Requests);
+    refused(outcome, Refusal::Limit, "as many as it may have");
+    for memory in memories {
+        pair.owner.release_memory(&memory).unwrap();
+    }
+    let tripwires: Vec<_> = (0..130)
+        .map(|at| pair.owner.set_tripwire(&memory, at..at + 1, Access::Write).unwrap())
+        .collect();
+    let outcome = pair.owner.set_tripwire(&memory, 200..201, Access::Write);
+    refused(outcome, Refusal::Limit, "as many as it may have");
+    refused(pair.owner.release_memory(&memory), Refusal::State, "first");
+    for tripwire in tripwires {
+        pair.owner.release_tripwire(tripwire).unwrap();
+    }
+    let memory = pair.owner.create_memory(1, Sharing::Requests).unwrap();
+    for _ in 0..8 {
+        pair.owner.set_tripwire(&memory, 0..64, Access::Write).unwrap();
+    }
+    let outcome = pair.owner.set_tripwire(&memory, 63..65, Access::Write);
+    refused(outcome, Refusal::Limit, "8 tripwires overlap");
+}
+
+#[test]
+fn a_tripwire_wakes_its_owner_once_per_arming() {
+    let mut pair = pair();
+    let (memory, aperture) = pair.share(4096, Sharing::MapWrite, Access::ReadWrite);
+    let tripwire = pair.owner.set_tripwire(&memory, 8..16, Access::Write).unwrap();
+    let trip = pair.importer.import_tripwire(&aperture, tripwire.number()).unwrap();
+    aperture.store(8, 1).unwrap();
+    assert_eq!(pair.importer.trip(trip), Ok(false), "not armed");
+    for value in 2..20 {
+        pair.owner.arm_tripwire(tripwire);
+        assert_eq!(memory.load(8), Ok(value - 1));
+        assert_eq!(pair.owner.ready_tripwire(), Ok(None));
+        aperture.store(8, value).unwrap();
+        assert_eq!(pair.importer.trip(trip), Ok(true));
+        assert_eq!(pair.importer.trip(trip), Ok(false), "told already");
+        assert_eq!(pair.owner.wait(Some(PATIENCE)), Ok(true));
+        assert!(pair.owner.has_fired(tripwire));
+        assert_eq!(pair.owner.ready_tripwire(), Ok(Some(tripwire)));
+        assert_eq!(pair.owner.ready_tripwire(), Ok(None));
+        assert!(!pair.owner.has_fired(tripwire));
+        assert_eq!(memory.load(8), Ok(value));
+    }
+    pair.owner.arm_tripwire(tripwire);
+    pair.owner.disarm_tripwire(tripwire);
+    assert_eq!(pair.importer.trip(trip), Ok(false), "disarmed");
+    // Released by its owner, and another one under its number: the importer has to ask again.
+    pair.owner.release_tripwire(tripwire).unwrap();
+    let other = pair.owner.set_tripwire(&memory, 100..101, Access::Write).unwrap();
+    assert_eq!(other.number(), tripwire.number());
+    pair.owner.arm_tripwire(other);
+    assert_eq!(pair.importer.trip(trip), Ok(true), "as far as the importer knows");
+    assert!(!pair.fires(other));
+}
+
+#[test]
+fn a_tripwire_is_imported_with_its_aperture_alone() {
+    let mut pair = pair();
+    let memory = pair.owner.create_memory(4096, Sharing::MapWrite).unwrap();
+    let export = pair.owner.export(pair.from, &memory, 0..64, Access::ReadWrite).unwrap();
+    let aperture = pair.importer.import(pair.to, export.key()).unwrap();
+    let [inside, across, behind] = [0..64, 60..68, 64..65]
+        .map(|range| pair.owner.set_tripwire(&memory, range, Access::Write).unwrap().number());
+    pair.importer.import_tripwire(&aperture, inside).unwrap();
+    for wrong in [across, behind, 99, u32::MAX] {
+        let outcome = pair.importer.import_tripwire(&aperture, wrong);
+        refused(outcome, Refusal::NotFound, "contains no tripwire");
+    }
+    let tripwire = pair.owner.set_tripwire(&memory, 0..8, Access::Write).unwrap();
+    let trip = pair.importer.import_tripwire(&aperture, tripwire.number()).unwrap();
+    pair.owner.arm_tripwire(tripwire);
+    pair.owner.revoke(export).unwrap();
+    pair.importer.trip(trip).unwrap();
+    assert!(!pair.fires(tripwire), "revoked");
+    let outcome = pair.importer.import_tripwire(&aperture, tripwire.number());
+    refused(outcome, Refusal::NotFound, "contains no tripwire");
+}
+
+#[test]
+fn many_tripwires_are_polled_by_the_word() {
+    let mut pair = pair();
+    let (memory, aperture) = pair.share(4096, Sharing::MapWrite, Access::ReadWrite);
+    let both: Vec<_> = (0..65)
+        .map(|at| {
+            let tripwire = pair.owner.set_tripwire(&memory, at..at + 1, Access::Write).unwrap();
+            let trip = pair.importer.import_tripwire(&aperture, tripwire.number()).unwrap();
+            pair.owner.arm_tripwire(tripwire);
+            (tripwire, trip)
+        })
+        .collect();
+    let polled = |owner: &Session| {
+        let mut fired = Vec::new();
+        owner.for_each_fired(|one| fired.push(one));
+        fired
+    };
+    assert!(polled(&pair.owner).is_empty());
+    for (_, trip) in [both[64], both[0], both[63]] {
+        assert_eq!(pair.importer.trip(trip), Ok(true));
+    }
+    eventually(|| polled(&pair.owner).len() == 3);
+    assert_eq!(polled(&pair.owner), [both[0].0, both[63].0, both[64].0]);
+    // The events of all three, in any order.
+    let mut ready = Vec::new();
+    while ready.len() < 3 {
+        assert_eq!(pair.owner.wait(Some(PATIENCE)), Ok(true));
+        ready.extend(pair.owner.ready_tripwire().unwrap());
+    }
+    assert!(polled(&pair.owner).is_empty());
+    assert_eq!(pair.owner.wait(Some(Duration::ZERO)), Ok(false));
+}
+
+/// The owner sleeps, and the importer's engine has to be woken for it.
+#[test]
+fn two_sides_wait_for_each_other() {
+    let mut pair = pair();
+    let (mine, theirs) = pair.share(4096, Sharing::MapWrite, Access::ReadWrite);
+    let ping = pair.owner.set_tripwire(&mine, 0..8, Access::Write).unwrap();
+    let trip = pair.importer.import_tripwire(&theirs, ping.number()).unwrap();
+    let back = pair.importer.create_memory(4096, Sharing::MapWrite).unwrap();
+    let key = pair.importer.export(pair.to, &back, 0..4096, Access::ReadWrite).unwrap().key();
+    let reply = pair.owner.import(pair.from, key).unwrap();
+    let pong = pair.importer.set_tripwire(&back, 0..8, Access::Write).unwrap();
+    let reply_trip = pair.owner.import_tripwire(&reply, pong.number()).unwrap();
+    const ROUNDS: u64 = 500;
+    let mut owner = pair.owner;
+    let far = std::thread::spawn(move || {
+        for round in 1..=ROUNDS {
+            while mine.load(0) != Ok(round) {
+                owner.arm_tripwire(ping);
+                if mine.load(0) == Ok(round) {
+                    break;
+                }
+                assert_eq!(owner.wait(Some(PATIENCE)), Ok(true));
+                while owner.ready_tripwire().unwrap().is_some() {}
+            }
+            reply.store(0, round).unwrap();
+            owner.trip(reply_trip).unwrap();
+        }
+        owner
+    });
+    let mut importer = pair.importer;
+    for round in 1..=ROUNDS {
+        theirs.store(0, round).unwrap();
+        importer.trip(trip).unwrap();
+        while back.load(0) != Ok(round) {
+            importer.arm_tripwire(pong);
+            if back.load(0) == Ok(round) {
+                break;
+            }
+            assert_eq!(importer.wait(Some(PATIENCE)), Ok(true));
+            while importer.ready_tripwire().unwrap().is_some() {}
+        }
+    }
+    far.join().unwrap();
+}

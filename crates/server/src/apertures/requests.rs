@@ -1,0 +1,705 @@
+//! The requests for memories, apertures and tripwires, and their replies.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use towpath_memory::SharedFile;
+use towpath_protocol::apertures::{Access, MAX_OVERLAPPING, Sharing, is_inside};
+use towpath_protocol::layout::MAX_MEMORY_BYTES;
+use towpath_protocol::message::{
+    CreateMemory, Created, Export, Import, ImportTripwire, Imported, Message, RELEASE_APERTURE,
+    RELEASE_MEMORY, RELEASE_TRIPWIRE, Refusal, Release, SetTripwire,
+};
+
+use super::{
+    ApertureKey, Creating, Entry, MemoryFile, SessionApertures, What, memory_id, memory_name,
+};
+use crate::connection::{Progress, Refused};
+use crate::control::Control;
+use crate::engine::apertures::Exporting;
+use crate::engine::apertures::states::ImportedTripwire;
+use crate::engine::commands::Command;
+use crate::engine::oob::connection::EndpointName;
+use crate::engines::Reply;
+use crate::prepare::stored_name;
+use crate::worker::link::Packet;
+use crate::worker::wire::command;
+use crate::worker::workers::Owner;
+
+fn refused(refusal: Refusal, text: impl std::fmt::Display) -> Refused {
+    (refusal, text.to_string())
+}
+
+impl Control {
+    /// Returns the tables of a live session that may have apertures.
+    ///
+    /// # Errors
+    /// Fails with the line that the server sends to the peer.
+    fn apertures(&mut self, token: u64, what: &str) -> Result<&mut SessionApertures, Refused> {
+        let connection = self.connections.get_mut(token);
+        let lives = connection.filter(|one| matches!(one.progress, Progress::Lives));
+        let Some(connection) = lives else {
+            let text = format!("{what}: there is no session on this connection");
+            return Err((Refusal::State, text));
+        };
+        connection.apertures.as_deref_mut().ok_or_else(|| {
+            let text = format!(
+                "{what}: the session has no apertures; attach with Options::apertures, and with \
+                 Options::tripwires for tripwires"
+            );
+            (Refusal::State, text)
+        })
+    }
+
+    /// Returns the number for a new object of a session, and its tables.
+    fn number_for(
+        &mut self,
+        token: u64,
+        kind: What,
+        what: &str,
+    ) -> Result<(u32, &mut SessionApertures), Refused> {
+        let apertures = self.apertures(token, what)?;
+        let number = apertures.objects.free(kind).ok_or_else(|| {
+            let text = format!("{what}: the session has as many as it may have; release one");
+            (Refusal::Limit, text)
+        })?;
+        Ok((number, apertures))
+    }
+
+    /// Gives the commands of apertures to the first lane's engine, which has all connections.
+    pub(super) fn command_first(&mut self, command: Command, reply: Reply) {
+        self.parts.engines.command_each(vec![command], reply);
+    }
+
+    /// Has the worker of the application's user allocate a new memory.
+    pub(crate) fn create_memory(
+        &mut self,
+        token: u64,
+        create: &CreateMemory,
+    ) -> Result<(), Refused> {
+        let what = "create memory";
+        let (number, apertures) = self.number_for(token, What::Memory, what)?;
+        if let Some((What::Memory, number)) = apertures.objects.repeated(create.sequence) {
+            return self.answer_memory(token, number);
+        }
+        if Sharing::from_number(create.sharing).is_none() {
+            return Err(refused(Refusal::Malformed, format!("{what}: unknown sharing")));
+        }
+        let most = MAX_MEMORY_BYTES as u64;
+        if create.bytes == 0 || create.bytes > most {
+            let text = format!("{what}: {} bytes; 1 to {most} are possible", create.bytes);
+            return Err((Refusal::Malformed, text));
+        }
+        let failed = |error| refused(Refusal::Limit, format!("{what}: {error}"));
+        let bytes = (create.bytes as usize).next_multiple_of(towpath_memory::PAGE_BYTES);
+        let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        let limits = self.parts.policy.limits(&connection.terms);
+        let charged = self.connections.charge_bytes(token, &limits, bytes);
+        charged.map_err(|text| refused(Refusal::Limit, format!("{what}: {text}")))?;
+        let file = SharedFile::create("towpath-memory", bytes).and_then(|file| {
+            file.seal_seals()?;
+            let theirs = file.as_fd().try_clone_to_owned()?;
+            Ok((file, theirs))
+        });
+        let (file, theirs) = file.map_err(|error| {
+            self.connections.take_bytes(token, bytes);
+            failed(error)
+        })?;
+        let entry = Entry {
+            kind: Entry::MEMORY,
+            sequence: create.sequence,
+            access: create.sharing,
+            len: bytes as u64,
+            ..Entry::default()
+        };
+        self.apertures(token, what)?.creating = Some(Creating { number, entry, file });
+        self.tell_worker(token, Packet::new(command::ALLOCATE, token, 0).with(vec![theirs]));
+        Ok(())
+    }
+
+    /// Hands over a memory that the worker has allocated.
+    pub(crate) fn memory_allocated(&mut self, token: u64, outcome: Result<Vec<OwnedFd>, i32>) {
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        let Some(apertures) = &mut connection.apertures else { return };
+        let Some(Creating { number, entry, file }) = apertures.creating.take() else { return };
+        let session = apertures.objects.session;
+        let name = stored_name(session, &memory_name(number));
+        let outcome = outcome.map_err(std::io::Error::from_raw_os_error).and_then(|pins| {
+            let mapped = file.map_common(true)?;
+            mapped.mapping().keep_from_children()?;
+            self.parts.store.put(&name, file.as_fd())?;
+            pins.iter().try_for_each(|pin| self.parts.store.put(&name, pin.as_fd()))?;
+            Ok(mapped)
+        });
+        let mapped = match outcome {
+            Ok(mapped) => mapped,
+            Err(error) => {
+                // No application has the file.
+                self.parts.store.remove(&name);
+                self.connections.take_bytes(token, entry.len as usize);
+                let text = format!("create memory: {error}");
+                return self.refuse(token, &(Refusal::Limit, text));
+            }
+        };
+        self.lock_memory(&mapped);
+        let connection = self.connections.get_mut(token);
+        let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) else { return };
+        apertures.objects.put(What::Memory, number, entry);
+        apertures.objects.record(What::Memory, number);
+        apertures.files.insert(number, MemoryFile { file, mapped });
+        if let Err(refused) = self.answer_memory(token, number) {
+            self.refuse(token, &refused);
+        }
+    }
+
+    fn answer_memory(&mut self, token: u64, number: u32) -> Result<(), Refused> {
+        let apertures = self.apertures(token, "create memory")?;
+        let file = apertures.files.get(&number).ok_or(std::io::ErrorKind::NotFound.into());
+        let file = file.and_then(|one| one.file.as_fd().try_clone_to_owned());
+        let file = file.map_err(|error: std::io::Error| {
+            refused(Refusal::Limit, format!("create memory: {error}"))
+        })?;
+        let created = Message::Created(Created { number, key: 0 });
+        self.answer_with(token, &created, vec![file], 0);
+        Ok(())
+    }
+
+    /// Has the engine enter an aperture.
+    pub(crate) fn export(&mut self, token: u64, export: &Export) -> Result<(), Refused> {
+        let what = "export";
+        let (number, apertures) = self.number_for(token, What::Aperture, what)?;
+        if let Some((What::Aperture, number)) = apertures.objects.repeated(export.sequence) {
+            self.answer_export(token, number);
+            return Ok(());
+        }
+        let entry = apertures.read_export(export)?;
+        let session = apertures.objects.session;
+        let connection = self.connections.get(token);
+        let endpoint =
+            connection.and_then(|one| one.endpoints.get(export.endpoint as usize)?.as_ref());
+        if !endpoint.is_some_and(|one| one.out_of_band && !one.revoked) {
+            let text = format!(
+                "{what}: there is no endpoint {} that takes out-of-band messages; open one with \
+                 Rule::out_of_band, and connect it",
+                export.endpoint
+            );
+            return Err((Refusal::NotFound, text));
+        }
+        let key = self.new_key().map_err(|error| {
+            refused(Refusal::Limit, format!("{what}: no random number for its key: {error}"))
+        })?;
+        let entry = Entry { key, ..entry };
+        let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
+        let Some(apertures) = &mut connection.apertures else { return Ok(()) };
+        apertures.objects.put(What::Aperture, number, entry);
+        self.aperture_keys.insert(key, ApertureKey { owner: session, number, imported: None });
+        let owner = EndpointName { session, endpoint: export.endpoint };
+        let exporting = Exporting { key, owner, number, resumed_for: None };
+        self.command_first(Command::Export(Box::new(exporting)), Reply::Exported(token, number));
+        Ok(())
+    }
+
+    /// Returns a key that no aperture has.
+    fn new_key(&self) -> std::io::Result<u32> {
+        loop {
+            let mut bytes = [0; 4];
+            rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+            let key = u32::from_ne_bytes(bytes);
+            if key != 0 && !self.aperture_keys.contains_key(&key) {
+                return Ok(key);
+            }
+        }
+    }
+
+    /// Records that the engine entered an aperture for an endpoint, or did not.
+    pub(crate) fn aperture_entered(
+        &mut self,
+        session: u32,
+        number: u32,
+        peer: Option<EndpointName>,
+    ) {
+        let Some(token) = self.connections.token_of(session) else { return };
+        let connection = self.connections.get_mut(token);
+        let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) else { return };
+        let Some(entry) = apertures.objects.get_mut(What::Aperture, number) else { return };
+        let peer = peer.unwrap_or(EndpointName { session: 0, endpoint: 0 });
+        (entry.other_session, entry.other) = (peer.session, peer.endpoint);
+    }
+
+    /// Answers a request to export, once the engine has entered the aperture.
+    pub(crate) fn answer_export(&mut self, token: u64, number: u32) {
+        let Ok(apertures) = self.apertures(token, "export") else { return };
+        let Some(entry) = apertures.objects.get(What::Aperture, number) else { return };
+        match apertures.check_peer(&entry) {
+            Ok(()) => {
+                apertures.objects.record(What::Aperture, number);
+                let created = Created { number, key: entry.key };
+                self.answer(token, &Message::Created(created));
+            }
+            Err(refused) => {
+                if let Some(revoke) = self.revoke_aperture(token, number) {
+                    self.command_first(revoke, Reply::Nothing);
+                }
+                self.refuse(token, &refused);
+            }
+        }
+    }
+
+    /// Has the engine let a session use an aperture that its endpoint was given.
+    pub(crate) fn import(&mut self, token: u64, import: &Import) -> Result<(), Refused> {
+        let what = "import";
+        let (number, apertures) = self.number_for(token, What::Aperture, what)?;
+        if let Some((What::Aperture, number)) = apertures.objects.repeated(import.sequence) {
+            self.answer_import(token, number);
+            return Ok(());
+        }
+        if import.reserved != 0 {
+            return Err(refused(Refusal::Malformed, "import: the reserved field must be 0"));
+        }
+        let session = apertures.objects.session;
+        let unknown = || {
+            let text = "import: no aperture has this key and is for this endpoint's connection; the \
+                        peer exports one, and sends its key";
+            refused(Refusal::NotFound, text)
+        };
+        let key = *self.aperture_keys.get(&import.key).ok_or_else(unknown)?;
+        let (exported, memory) = self.exported(&key).ok_or_else(unknown)?;
+        if (exported.other_session, exported.other) != (session, import.endpoint) {
+            return Err(unknown());
+        }
+        if key.imported.is_some() {
+            let text = "import: the aperture is imported already; use it, or release it first";
+            return Err(refused(Refusal::InUse, text));
+        }
+        let is_mapped = Sharing::from_number(memory.access).is_some_and(Sharing::is_mapped);
+        let entry = Entry {
+            kind: Entry::IMPORTED,
+            sequence: import.sequence,
+            key: import.key,
+            endpoint: import.endpoint,
+            access: exported.access,
+            other_session: key.owner,
+            other: key.number,
+            offset: memory_id(key.owner, &memory),
+            len: if is_mapped { memory.len } else { 0 },
+            ..Entry::default()
+        };
+        self.charge_import(token, &entry)?;
+        self.apertures(token, what)?.objects.put(What::Aperture, number, entry);
+        if let Some(key) = self.aperture_keys.get_mut(&import.key) {
+            key.imported = Some((session, number));
+        }
+        let command = Command::Import { key: import.key, session, number };
+        self.command_first(command, Reply::Imported(token, number));
+        Ok(())
+    }
+
+    /// Returns an exported aperture, and its memory.
+    pub(super) fn exported(&self, key: &ApertureKey) -> Option<(Entry, Entry)> {
+        let token = self.connections.token_of(key.owner)?;
+        let apertures = self.connections.get(token)?.apertures.as_ref()?;
+        let exported = apertures.objects.get(What::Aperture, key.number)?;
+        let memory = apertures.objects.get(What::Memory, exported.memory)?;
+        (exported.kind == Entry::EXPORTED).then_some((exported, memory))
+    }
+
+    /// Counts the bytes of a memory that a session is about to map against its limits, unless it has
+    /// the memory mapped already.
+    fn charge_import(&mut self, token: u64, imported: &Entry) -> Result<(), Refused> {
+        let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        let limits = self.parts.policy.limits(&connection.terms);
+        let bytes = self.apertures(token, "import")?.map(imported);
+        let charged = self.connections.charge_bytes(token, &limits, bytes);
+        charged.map_err(|text| {
+            if let Ok(apertures) = self.apertures(token, "import") {
+                apertures.unmap(imported);
+            }
+            refused(Refusal::Limit, format!("import: {text}"))
+        })
+    }
+
+    /// Records that the engine does not let a session use an aperture: it ended meanwhile.
+    pub(crate) fn aperture_imported(&mut self, session: u32, number: u32, entered: bool) {
+        let Some(token) = self.connections.token_of(session).filter(|_| !entered) else { return };
+        let connection = self.connections.get_mut(token);
+        let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) else { return };
+        if let Some(entry) = apertures.objects.get_mut(What::Aperture, number) {
+            entry.access = 0;
+        }
+    }
+
+    /// Answers a request to import, once the engine has let the session use the aperture.
+    pub(crate) fn answer_import(&mut self, token: u64, number: u32) {
+        if let Err(refused) = self.try_answer_import(token, number) {
+            if let Some(release) = self.release_import(token, number) {
+                self.command_first(release, Reply::Nothing);
+            }
+            self.refuse(token, &refused);
+        }
+    }
+
+    fn try_answer_import(&mut self, token: u64, number: u32) -> Result<(), Refused> {
+        let gone = || refused(Refusal::State, "import: the aperture was revoked meanwhile");
+        let apertures = self.apertures(token, "import")?;
+        let entry = apertures.objects.get(What::Aperture, number);
+        let entry = entry.filter(|one| one.access != 0).ok_or_else(gone)?;
+        let key = *self.aperture_keys.get(&entry.key).ok_or_else(gone)?;
+        let (exported, memory) = self.exported(&key).ok_or_else(gone)?;
+        let sharing = Sharing::from_number(memory.access).unwrap_or(Sharing::Requests);
+        let mut handed = Vec::new();
+        if sharing.is_mapped() {
+            let owner = self.connections.token_of(key.owner).ok_or_else(gone)?;
+            let file = self.apertures(owner, "import")?.files.get(&exported.memory);
+            let file = &file.ok_or_else(gone)?.file;
+            let writes = Access::from_number(exported.access).is_some_and(Access::writes);
+            let descriptor = match writes {
+                true => file.as_fd().try_clone_to_owned(),
+                false => file.read_only(),
+            };
+            let failed = |error| refused(Refusal::Limit, format!("import: {error}"));
+            handed.push(descriptor.map_err(failed)?);
+        }
+        let imported = Imported {
+            offset: exported.offset,
+            len: exported.len,
+            memory: memory_id(key.owner, &memory),
+            number,
+            access: exported.access,
+            sharing: memory.access,
+            reserved: 0,
+        };
+        self.apertures(token, "import")?.objects.record(What::Aperture, number);
+        self.answer_with(token, &Message::Imported(imported), handed, 0);
+        Ok(())
+    }
+
+    /// Sets a tripwire in a memory of the session.
+    pub(crate) fn set_tripwire(&mut self, token: u64, set: &SetTripwire) -> Result<(), Refused> {
+        let what = "set tripwire";
+        let (number, apertures) = self.number_for(token, What::Tripwire, what)?;
+        if let Some((What::Tripwire, number)) = apertures.objects.repeated(set.sequence) {
+            self.answer(token, &Message::Created(Created { number, key: 0 }));
+            return Ok(());
+        }
+        let memory = apertures.memory(set.memory, what)?;
+        if Access::from_number(set.access).is_none() || set.reserved != 0 {
+            return Err(refused(
+                Refusal::Malformed,
+                format!("{what}: unknown access, or a reserved field that is not 0"),
+            ));
+        }
+        if !is_inside(set.offset, set.len, memory.len) {
+            return Err(outside(what, set.offset, set.len, &memory));
+        }
+        let entry = Entry {
+            kind: Entry::TRIPWIRE,
+            sequence: set.sequence,
+            memory: set.memory,
+            access: set.access,
+            offset: set.offset,
+            len: set.len,
+            ..Entry::default()
+        };
+        let others = apertures.objects.all(What::Tripwire);
+        let others = others.filter(|(_, one)| {
+            one.kind == Entry::TRIPWIRE && one.memory == set.memory && one.overlaps(&entry)
+        });
+        if others.count() >= MAX_OVERLAPPING {
+            let text = format!(
+                "{what}: {MAX_OVERLAPPING} tripwires overlap this place, which is the limit; release one"
+            );
+            return Err((Refusal::Limit, text));
+        }
+        apertures.objects.put(What::Tripwire, number, entry);
+        apertures.objects.record(What::Tripwire, number);
+        self.answer(token, &Message::Created(Created { number, key: 0 }));
+        Ok(())
+    }
+
+    /// Imports a tripwire that lies in an aperture which the session imported.
+    pub(crate) fn import_tripwire(
+        &mut self,
+        token: u64,
+        import: &ImportTripwire,
+    ) -> Result<(), Refused> {
+        let what = "import tripwire";
+        let (number, apertures) = self.number_for(token, What::Tripwire, what)?;
+        let repeated = match apertures.objects.repeated(import.sequence) {
+            Some((What::Tripwire, number)) => Some(number),
+            _ => None,
+        };
+        if import.reserved != 0 {
+            return Err(refused(
+                Refusal::Malformed,
+                "import tripwire: the reserved field must be 0",
+            ));
+        }
+        let aperture = apertures.objects.get(What::Aperture, import.aperture);
+        let aperture = aperture.filter(|one| one.kind == Entry::IMPORTED).ok_or_else(|| {
+            let text =
+                format!("{what}: the session has not imported an aperture {}", import.aperture);
+            (Refusal::NotFound, text)
+        })?;
+        let unknown = || {
+            let text = format!(
+                "{what}: the aperture contains no tripwire {}; the owner sets one there, and sends its \
+                 number",
+                import.tripwire
+            );
+            (Refusal::NotFound, text)
+        };
+        let key = self.aperture_keys.get(&aperture.key).copied().ok_or_else(unknown)?;
+        let (exported, _) = self.exported(&key).ok_or_else(unknown)?;
+        let owner = self.connections.token_of(key.owner).ok_or_else(unknown)?;
+        let theirs = self.apertures(owner, what)?;
+        let tripwire = theirs.objects.get(What::Tripwire, import.tripwire);
+        let is_there = |one: &Entry| {
+            let is_in = is_inside(one.offset.wrapping_sub(exported.offset), one.len, exported.len);
+            one.kind == Entry::TRIPWIRE && one.memory == exported.memory && is_in
+        };
+        if !tripwire.as_ref().is_some_and(is_there) {
+            return Err(unknown());
+        }
+        let armed = theirs
+            .armed
+            .as_ref()
+            .ok_or_else(unknown)?
+            .try_clone()
+            .map_err(|error| refused(Refusal::Limit, format!("{what}: {error}")))?;
+        let number = repeated.unwrap_or(number);
+        let entry = Entry {
+            kind: Entry::IMPORTED_TRIPWIRE,
+            sequence: import.sequence,
+            key: aperture.key,
+            memory: import.aperture,
+            other_session: key.owner,
+            other: import.tripwire,
+            ..Entry::default()
+        };
+        let apertures = self.apertures(token, what)?;
+        if repeated.is_none() {
+            apertures.objects.put(What::Tripwire, number, entry);
+            apertures.objects.record(What::Tripwire, number);
+        }
+        let session = apertures.objects.session;
+        self.enter_tripwire(session, number, Some(&entry));
+        let created = Message::Created(Created { number, key: key.owner });
+        self.answer_with(token, &created, vec![armed], 0);
+        Ok(())
+    }
+
+    /// Has the engine enter an imported tripwire, or remove it.
+    pub(super) fn enter_tripwire(&mut self, session: u32, number: u32, entry: Option<&Entry>) {
+        let command = tripwire_command(session, number, entry);
+        self.command_first(command, Reply::Nothing);
+    }
+}
+
+/// Returns the command by which the engine enters an imported tripwire, or removes it.
+fn tripwire_command(session: u32, number: u32, entry: Option<&Entry>) -> Command {
+    let tripwire = entry.map(|entry| ImportedTripwire {
+        key: entry.key,
+        owner: entry.other_session,
+        tripwire: entry.other,
+    });
+    Command::ImportTripwire { session, number, tripwire }
+}
+
+impl Control {
+    /// Releases an object of a session.
+    pub(crate) fn release_object(&mut self, token: u64, release: Release) -> Result<(), Refused> {
+        let what = "release";
+        let Release { what: kind, number } = release;
+        let none =
+            |name| (Refusal::NotFound, format!("{what}: the session has no {name} {number}"));
+        let apertures = self.apertures(token, what)?;
+        let session = apertures.objects.session;
+        let command = match kind {
+            RELEASE_MEMORY => {
+                apertures.objects.get(What::Memory, number).ok_or_else(|| none("memory"))?;
+                self.release_memory(token, number)?;
+                None
+            }
+            RELEASE_APERTURE => {
+                let entry = apertures.objects.get(What::Aperture, number);
+                match entry.ok_or_else(|| none("aperture"))?.kind {
+                    Entry::EXPORTED => self.revoke_aperture(token, number),
+                    _ => self.release_import(token, number),
+                }
+            }
+            RELEASE_TRIPWIRE => {
+                let entry = apertures.objects.remove(What::Tripwire, number);
+                let kind = entry.ok_or_else(|| none("tripwire"))?.kind;
+                if kind == Entry::TRIPWIRE {
+                    self.forget_tripwire(session, number);
+                }
+                Some(tripwire_command(session, number, None))
+            }
+            _ => return Err(refused(Refusal::Malformed, "release: unknown kind of object")),
+        };
+        match command {
+            // The answer follows the engine's part.
+            Some(command) => self.command_first(command, Reply::Done(token)),
+            None => self.answer(token, &Message::Done),
+        }
+        Ok(())
+    }
+
+    /// Removes a tripwire of a session from the sessions that imported it: its number is another one's
+    /// soon.
+    fn forget_tripwire(&mut self, owner: u32, tripwire: u32) {
+        let theirs = |one: &Entry| {
+            one.kind == Entry::IMPORTED_TRIPWIRE
+                && (one.other_session, one.other) == (owner, tripwire)
+        };
+        let all = self.connections.sessions().filter_map(|one| one.apertures.as_ref());
+        let imported = all.flat_map(|one| {
+            let objects = &one.objects;
+            let tripwires = objects.all(What::Tripwire).filter(move |(_, one)| theirs(one));
+            tripwires.map(move |(number, _)| (objects.session, number))
+        });
+        for (session, number) in imported.collect::<Vec<_>>() {
+            self.enter_tripwire(session, number, None);
+        }
+    }
+
+    fn release_memory(&mut self, token: u64, number: u32) -> Result<(), Refused> {
+        let apertures = self.apertures(token, "release")?;
+        let session = apertures.objects.session;
+        if apertures.objects.all(What::Aperture).any(|(_, one)| one.exports(number)) {
+            let text =
+                format!("release: memory {number} has exported apertures; revoke them first");
+            return Err((Refusal::State, text));
+        }
+        let tripwires = apertures.objects.all(What::Tripwire);
+        if tripwires.into_iter().any(|(_, one)| one.kind == Entry::TRIPWIRE && one.memory == number)
+        {
+            let text = format!("release: memory {number} has tripwires; release them first");
+            return Err((Refusal::State, text));
+        }
+        let entry = apertures.objects.remove(What::Memory, number);
+        let file = apertures.files.remove(&number);
+        let bytes = entry.map_or(0, |one| one.len as usize);
+        let id = entry.map_or(0, |one| memory_id(session, &one));
+        let is_mapped = self.is_mapped(id);
+        let mut files = self.parts.store.remove(&stored_name(session, &memory_name(number)));
+        files.extend(file.map(|one| one.file.into()));
+        self.connections.take_bytes(token, bytes);
+        let flags = if is_mapped { 0 } else { command::WIPE };
+        let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        let (worker, uid) = (connection.worker, connection.account.uid);
+        let dispose = Packet::new(command::DISPOSE, 0, flags).with(files);
+        self.workers.tell(worker, Owner::User(uid), dispose);
+        Ok(())
+    }
+
+    /// Forgets an aperture that a session exports. Returns the command that revokes it.
+    fn revoke_aperture(&mut self, token: u64, number: u32) -> Option<Command> {
+        let apertures = self.apertures(token, "release").ok()?;
+        let session = apertures.objects.session;
+        let entry = apertures.objects.remove(What::Aperture, number)?;
+        self.aperture_keys.remove(&entry.key);
+        Some(Command::Revoke { key: entry.key, session, number })
+    }
+
+    /// Forgets an aperture that a session imported. Takes the memory's bytes off the session's if that
+    /// was its last aperture there. Returns the command by which the engine forgets it.
+    fn release_import(&mut self, token: u64, number: u32) -> Option<Command> {
+        let apertures = self.apertures(token, "release").ok()?;
+        let session = apertures.objects.session;
+        let entry = apertures.objects.get(What::Aperture, number)?;
+        let entry = Some(entry).filter(|one| one.kind == Entry::IMPORTED)?;
+        apertures.objects.remove(What::Aperture, number);
+        if let Some(key) = self.aperture_keys.get_mut(&entry.key) {
+            key.imported = key.imported.filter(|one| *one != (session, number));
+        }
+        let bytes = self.apertures(token, "release").map_or(0, |one| one.unmap(&entry));
+        self.connections.take_bytes(token, bytes);
+        Some(Command::ReleaseImport { key: entry.key, session, number })
+    }
+}
+
+fn outside(what: &str, offset: u64, len: u64, memory: &Entry) -> Refused {
+    let bytes = memory.len;
+    let text = format!(
+        "{what}: {len} bytes from byte {offset} on; the memory has {bytes} bytes, and a range is not empty"
+    );
+    (Refusal::Malformed, text)
+}
+
+impl SessionApertures {
+    /// Returns a memory of the session.
+    fn memory(&self, number: u32, what: &str) -> Result<Entry, Refused> {
+        self.objects.get(What::Memory, number).ok_or_else(|| {
+            (Refusal::NotFound, format!("{what}: the session has no memory {number}"))
+        })
+    }
+
+    /// Reads a request to export.
+    fn read_export(&self, export: &Export) -> Result<Entry, Refused> {
+        let what = "export";
+        let memory = self.memory(export.memory, what)?;
+        let Some(access) = Access::from_number(export.access) else {
+            return Err(refused(Refusal::Malformed, "export: unknown access"));
+        };
+        if !is_inside(export.offset, export.len, memory.len) {
+            return Err(outside(what, export.offset, export.len, &memory));
+        }
+        if self.sharing(export.memory) == Sharing::MapRead && access.writes() {
+            let text = "export: the memory's importers map it for reading; export it with Access::Read, \
+                        or create a memory with another sharing";
+            return Err(refused(Refusal::State, text));
+        }
+        let entry = Entry {
+            kind: Entry::EXPORTED,
+            sequence: export.sequence,
+            memory: export.memory,
+            endpoint: export.endpoint,
+            access: export.access,
+            offset: export.offset,
+            len: export.len,
+            ..Entry::default()
+        };
+        let writes = |one: &Entry| one.access & Access::Write as u32 != 0;
+        let mut others = self.objects.all(What::Aperture).filter(|(_, one)| {
+            one.exports(export.memory) && one.overlaps(&entry) && (writes(one) || access.writes())
+        });
+        match others.next() {
+            None => Ok(entry),
+            Some((number, _)) => {
+                let text = format!(
+                    "export: the range overlaps that of aperture {number}, and one of the two may be \
+                     written; revoke that one, or choose another range"
+                );
+                Err((Refusal::InUse, text))
+            }
+        }
+    }
+
+    /// Checks that an aperture may be for the endpoint at the other end of its connection.
+    fn check_peer(&mut self, entry: &Entry) -> Result<(), Refused> {
+        if entry.other_session == 0 {
+            let text =
+                format!("export: endpoint {} is not connected; connect it first", entry.endpoint);
+            return Err((Refusal::State, text));
+        }
+        if self.sharing(entry.memory) != Sharing::MapWrite {
+            return Ok(());
+        }
+        let Some(memory) = self.objects.get_mut(What::Memory, entry.memory) else { return Ok(()) };
+        // That session may go on to map the memory, even after its apertures are revoked.
+        let before = memory.other_session;
+        if before != 0 && before != entry.other_session {
+            let text = format!(
+                "export: session {before} may map this memory for writing, and then no other session may; \
+                 create another memory for session {}",
+                entry.other_session
+            );
+            return Err((Refusal::State, text));
+        }
+        if before == 0 {
+            memory.other_session = entry.other_session;
+            self.objects.record(What::Memory, entry.memory);
+        }
+        Ok(())
+    }
+}

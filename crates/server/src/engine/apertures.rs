@@ -1,0 +1,16 @@
+//! Apertures and tripwires: memory that applications export to each other (Riddoch and Pope).
+//!
+//! An aperture is for the connection of two endpoints. It ends with that connection, whatever ends the
+//! connection. Its state is a word in the server pages of both sessions, and the word of the
+//! exporting session counts: a successor enters only apertures that are valid there.
+//!
+//! An application that accessed mapped memory names a tripwire in its event queue, and the engine
+//! fires the tripwire in the session that set it.
+
+pub(crate) mod states;
+mod table;
+
+pub(crate) use table::{ApertureTable, Exporting};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! All apertures, by key and by the endpoints of their connections.
+
+use std::collections::HashMap;
+
+use towpath_protocol::apertures::ApertureState;
+use towpath_queue::tripwire;
+
+use crate::engine::notifier::Notifier;
+use crate::engine::oob::connection::{Connection, EndpointName};
+use crate::engine::sessions::SessionTable;
+
+/// An aperture that a session exports.
+#[derive(Clone, Copy, Debug)]
+pub struct Exporting {
+    pub(crate) key: u32,
+    /// The exporting endpoint.
+    pub(crate) owner: EndpointName,
+    /// The aperture's number in its session.
+    pub(crate) number: u32,
+    /// The endpoint that it was for under an earlier server; `None` for a new aperture.
+    pub(crate) resumed_for: Option<EndpointName>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Aperture {
+    owner: EndpointName,
+    number: u32,
+    peer: EndpointName,
+    /// Its number in the session that imported it.
+    imported: Option<u32>,
+}
+
+/// All apertures that may be used.
+#[derive(Debug, Default)]
+pub(crate) struct ApertureTable {
+    by_key: HashMap<u32, Aperture>,
+    /// The keys of the apertures of a connection, under both of its endpoints.
+    by_endpoint: HashMap<EndpointName, Vec<u32>>,
+}
+
+impl ApertureTable {
+    /// Enters an aperture for the connection of its endpoint. Returns the other end; `None`, and enters
+    /// nothing, if the endpoint has no connection, or another one than under the earlier server.
+    pub(crate) fn export(
+        &mut self,
+        exporting: &Exporting,
+        sessions: &mut SessionTable,
+    ) -> Option<EndpointName> {
+        let Exporting { key, owner, number, resumed_for } = *exporting;
+        let session = sessions.key(owner.session).and_then(|key| sessions.get_mut(key))?;
+        let is_open = !session.closing && session.takes_oob(owner.endpoint);
+        let connection = session.oob.queue(owner.endpoint).map(|queue| queue.connection());
+        let peer = match connection {
+            Some(Connection::Connected(peer)) if is_open => Some(peer),
+            _ => None,
+        };
+        let peer = match resumed_for {
+            None => peer,
+            Some(before) => {
+                let was_valid = session.apertures.state(number) == ApertureState::Valid;
+                peer.filter(|peer| was_valid && *peer == before)
+            }
+        };
+        let state = match (peer, resumed_for) {
+            (Some(_), _) => ApertureState::Valid,
+            (None, None) => ApertureState::None,
+            // What its owner, or the end of the connection, did before stays.
+            (None, Some(_)) => match session.apertures.state(number) {
+                ApertureState::Valid => ApertureState::Closed,
+                other => other,
+            },
+        };
+        session.apertures.set_state(number, state);
+        let peer = peer?;
+        self.by_key.insert(key, Aperture { owner, number, peer, imported: None });
+        for name in [owner, peer] {
+            self.by_endpoint.entry(name).or_default().push(key);
+        }
+        Some(peer)
+    }
+
+    /// Lets a session use an aperture that its endpoint was given. Returns `false` if there is no such
+    /// aperture any more.
+    pub(crate) fn import(
+        &mut self,
+        key: u32,
+        (session, number): (u32, u32),
+        sessions: &mut SessionTable,
+    ) -> bool {
+        let aperture = self.by_key.get_mut(&key).filter(|one| one.peer.session == session);
+        let is_valid = aperture.is_some();
+        if let Some(aperture) = aperture {
+            aperture.imported = Some(number);
+        }
+        let state = if is_valid { ApertureState::Valid } else { ApertureState::Closed };
+        set_state(sessions, session, number, state);
+        is_valid
+    }
+
+    /// Forgets that a session uses an aperture.
+    pub(crate) fn release(
+        &mut self,
+        key: u32,
+        (session, number): (u32, u32),
+        sessions: &mut SessionTable,
+    ) {
+        let aperture = self.by_key.get_mut(&key).filter(|one| one.peer.session == session);
+        if let Some(aperture) = aperture.filter(|one| one.imported == Some(number)) {
+            aperture.imported = None;
+        }
+        set_state(sessions, session, number, ApertureState::None);
+    }
+
+    /// Revokes an aperture of a session.
+    pub(crate) fn revoke(
+        &mut self,
+        key: u32,
+        (session, number): (u32, u32),
+        sessions: &mut SessionTable,
+    ) {
+        // The owner's word comes first: if the server is killed in between, its successor does not
+        // enter the aperture.
+        set_state(sessions, session, number, ApertureState::Revoked);
+        if self.by_key.get(&key).is_some_and(|one| one.owner.session == session) {
+            self.remove(key, |_| ApertureState::Revoked, sessions);
+        }
+    }
+
+    /// Ends all apertures of an endpoint's connection. `state`: theirs from now on, in the session of the
+    /// endpoint.
+    pub(crate) fn end_connection(
+        &mut self,
+        endpoint: EndpointName,
+        state: ApertureState,
+        sessions: &mut SessionTable,
+    ) {
+        // Most connections have none.
+        if self.by_endpoint.is_empty() {
+            return;
+        }
+        for key in self.by_endpoint.get(&endpoint).cloned().unwrap_or_default() {
+            let of = |name: EndpointName| {
+                if name == endpoint { state } else { ApertureState::Closed }
+            };
+            self.remove(key, of, sessions);
+        }
+    }
+
+    /// Fires the tripwire that an imported one stands for, if its owner armed it.
+    pub(crate) fn trip(
+        &self,
+        session: u32,
+        number: u32,
+        sessions: &mut SessionTable,
+        notifier: &mut Notifier,
+    ) {
+        let tripped = sessions.get(session).and_then(|one| one.apertures.imported(number));
+        let Some(tripped) = tripped.filter(|one| self.by_key.contains_key(&one.key)) else {
+            return;
+        };
+        let Some(key) = sessions.key(tripped.owner) else { return };
+        let Some(owner) = sessions.get_mut(key).filter(|one| !one.closing) else { return };
+        // The access came before the event that led here.
+        if owner.apertures.fire(tripwire::fence(), tripped.tripwire) {
+            notifier.touch_tripwire(owner, key, tripped.tripwire);
+        }
+    }
+
+    fn remove(
+        &mut self,
+        key: u32,
+        state: impl Fn(EndpointName) -> ApertureState,
+        sessions: &mut SessionTable,
+    ) {
+        let Some(aperture) = self.by_key.remove(&key) else { return };
+        // The owner's word comes first, as in `revoke`.
+        set_state(sessions, aperture.owner.session, aperture.number, state(aperture.owner));
+        if let Some(number) = aperture.imported {
+            set_state(sessions, aperture.peer.session, number, state(aperture.peer));
+        }
+        for name in [aperture.owner, aperture.peer] {
+            if let Some(keys) = self.by_endpoint.get_mut(&name) {
+                keys.retain(|one| *one != key);
+                if keys.is_empty() {
+                    self.by_endpoint.remove(&name);
+                }
+            }
+        }
+    }
+}
+
+fn set_state(sessions: &mut SessionTable, session: u32, number: u32, state: ApertureState) {
+    if let Some(session) = sessions.key(session).and_then(|key| sessions.get_mut(key)) {
+        session.apertures.set_state(number, state);
+    }
+}
