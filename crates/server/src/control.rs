@@ -551,6 +551,9 @@ impl Control {
             }
             Reply::Exported(token, number) => return self.answer_export(token, number),
             Reply::Imported(token, number) => return self.answer_import(token, number),
+            Reply::TripwireImported(token, created, armed) => {
+                return self.answer_with(token, &Message::Created(created), vec![armed], 0);
+            }
             Reply::Claimed(token, handed) => return self.answer_claimed(token, handed),
             Reply::Nothing => return,
         };

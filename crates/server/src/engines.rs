@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
 use towpath_device::DeviceError;
+use towpath_protocol::message::Created;
 
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::Rule;
@@ -27,6 +28,9 @@ pub(crate) enum Reply {
     /// The engine has entered an aperture, or reported why not.
     Exported(u64, u32),
     Imported(u64, u32),
+    /// The session has imported a tripwire of this number, which another session set, and whose armed
+    /// words it gets.
+    TripwireImported(u64, Created, OwnedFd),
     /// The application has claimed its session, and gets these descriptors.
     Claimed(u64, Vec<OwnedFd>),
     Nothing,

@@ -480,10 +480,10 @@ impl Control {
             apertures.objects.put(What::Tripwire, number, entry);
             apertures.objects.record(What::Tripwire, number);
         }
-        let session = apertures.objects.session;
-        self.enter_tripwire(session, number, Some(&entry));
-        let created = Message::Created(Created { number, key: key.owner });
-        self.answer_with(token, &created, vec![armed], 0);
+        let command = tripwire_command(apertures.objects.session, number, Some(&entry));
+        let created = Created { number, key: key.owner };
+        // From the answer on, the application counts on the engine.
+        self.command_first(command, Reply::TripwireImported(token, created, armed));
         Ok(())
     }
 

@@ -1,0 +1,200 @@
+//! Apertures and tripwires of applications whose server is killed and upgraded.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use towpath_client::{
+    Access, AccessError, Aperture, Endpoint, ImportedTripwire, Memory, OobAddress, Options,
+    PeerState, Rule, Session, Sharing, Tripwire,
+};
+
+use crate::running::*;
+
+const ARGUMENTS: [&str; 4] = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
+const KILLS: usize = 8;
+/// What a side says last.
+const LAST: u64 = u64::MAX;
+
+/// One side of a channel: what it writes, and what the other side writes to it.
+struct Side {
+    session: Session,
+    endpoint: Endpoint,
+    mine: Memory,
+    tripwire: Tripwire,
+    theirs: Aperture,
+    trip: ImportedTripwire,
+}
+
+fn attach(server: &Running, name: &str) -> (Session, Endpoint, OobAddress) {
+    let options = Options {
+        name: name.into(),
+        oob_slots: 8,
+        apertures: 8,
+        tripwires: 8,
+        ..Options::default()
+    };
+    let mut session = Session::attach(&server.socket, &options).unwrap();
+    let endpoint = session.open(&Rule::new().udp(0).out_of_band()).unwrap();
+    let ip = IpAddr::V4(session.info().ipv4.unwrap().0);
+    (session, endpoint, OobAddress { ip, protocol: 17, port: endpoint.port() })
+}
+
+fn message(session: &mut Session, endpoint: Endpoint) -> Vec<u8> {
+    loop {
+        if let Some(message) = session.receive_oob(endpoint).unwrap() {
+            return message.payload().to_vec();
+        }
+        session.wait(Some(LIMIT)).unwrap();
+        let _ = session.ready_oob().unwrap();
+    }
+}
+
+/// Connects two sessions, and gives each memory of the other.
+fn channel(server: &Running) -> [Side; 2] {
+    let (mut one, from, own) = attach(server, "one");
+    let (mut other, to, address) = attach(server, "other");
+    one.request_connection(from, address, b"").unwrap();
+    one.flush().unwrap();
+    message(&mut other, to);
+    other.accept_connection(to, own, b"").unwrap();
+    other.flush().unwrap();
+    message(&mut one, from);
+    let [mine, theirs] = [(&mut one, from), (&mut other, to)].map(|(session, endpoint)| {
+        let memory = session.create_memory(4096, Sharing::MapWrite).unwrap();
+        let export = session.export(endpoint, &memory, 0..64, Access::ReadWrite).unwrap();
+        let tripwire = session.set_tripwire(&memory, 0..8, Access::Write).unwrap();
+        (memory, tripwire, export.key())
+    });
+    let to_other = one.import(from, theirs.2).unwrap();
+    let to_one = other.import(to, mine.2).unwrap();
+    let other_trip = one.import_tripwire(&to_other, theirs.1.number()).unwrap();
+    let one_trip = other.import_tripwire(&to_one, mine.1.number()).unwrap();
+    [
+        Side {
+            session: one,
+            endpoint: from,
+            mine: mine.0,
+            tripwire: mine.1,
+            theirs: to_other,
+            trip: other_trip,
+        },
+        Side {
+            session: other,
+            endpoint: to,
+            mine: theirs.0,
+            tripwire: theirs.1,
+            theirs: to_one,
+            trip: one_trip,
+        },
+    ]
+}
+
+impl Side {
+    fn say(&mut self, value: u64) {
+        self.theirs.store(0, value).unwrap();
+        self.session.trip(self.trip).unwrap();
+    }
+
+    /// Waits until another server has resumed the session: one that neither waits nor asks for anything
+    /// does not notice.
+    fn resume(&mut self) {
+        let before = self.session.statistics().resumptions;
+        while self.session.statistics().resumptions == before {
+            self.session.wait(Some(LIMIT)).unwrap();
+            while self.session.ready_tripwire().unwrap().is_some() {}
+            while self.session.ready_oob().unwrap().is_some() {}
+            while self.session.ready().unwrap().is_some() {}
+        }
+    }
+
+    /// Waits, asleep, until the other side has said a value, or its last one. Returns which.
+    fn hear(&mut self, value: u64) -> u64 {
+        loop {
+            self.session.arm_tripwire(self.tripwire);
+            let said = self.mine.load(0).unwrap();
+            if said == value || said == LAST {
+                return said;
+            }
+            assert!(self.session.wait(Some(LIMIT)).unwrap(), "value {value} never came");
+            while self.session.ready_tripwire().unwrap().is_some() {}
+            while self.session.ready_oob().unwrap().is_some() {}
+        }
+    }
+}
+
+#[test]
+fn apertures_and_tripwires_outlive_their_servers() {
+    towpath_testkit::isolated!(|| {
+        if !tun("apertures::apertures_and_tripwires_outlive_their_servers") {
+            return;
+        }
+        let directory = Directory::new();
+        let mut server = serve(&directory, "s.sock", &ARGUMENTS);
+        let [mut one, mut other] = channel(&server);
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            let (first, second) = (&mut one, &mut other);
+            scope.spawn(move || {
+                let mut round = 0;
+                while round == 0 || !is_over() {
+                    round += 1;
+                    first.say(round);
+                    first.hear(round);
+                }
+                first.say(LAST);
+            });
+            scope.spawn(move || {
+                for round in 1.. {
+                    if second.hear(round) == LAST {
+                        return;
+                    }
+                    second.say(round);
+                }
+            });
+            for killed in 1..=KILLS {
+                std::thread::sleep(Duration::from_millis(20));
+                server.kill_server();
+                until("another server", || {
+                    server.log().matches("serving device=").count() == killed + 1
+                });
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let log = server.log();
+        assert!(!log.contains("not resumed"), "{log}");
+        // What the next server knows: the rights, the ranges, the keys, and the free numbers.
+        let memory = one.session.create_memory(8192, Sharing::MapRead).unwrap();
+        let outcome = one.session.export(one.endpoint, &one.mine, 0..1, Access::Read);
+        assert!(outcome.unwrap_err().to_string().contains("overlaps"));
+        let export = one.session.export(one.endpoint, &memory, 0..100, Access::Read).unwrap();
+        let board = other.session.import(other.endpoint, export.key()).unwrap();
+        memory.write(0, b"board").unwrap();
+        server.kill_server();
+        until("another server", || log_count(&server) == KILLS + 2);
+        let mut seen = [0; 5];
+        board.read(0, &mut seen).unwrap();
+        assert_eq!(&seen, b"board");
+        one.session.revoke(export).unwrap();
+        assert_eq!(board.read(0, &mut seen), Err(AccessError::Revoked));
+        server.kill_server();
+        until("another server", || log_count(&server) == KILLS + 3);
+        one.resume();
+        other.resume();
+        assert!(board.read(0, &mut seen).is_err());
+        one.session.release_memory(&memory).unwrap();
+        // The connection, and with it the apertures, ends under another server than it began.
+        drop(other.session);
+        while one.session.peer_state(one.endpoint) != PeerState::Gone {
+            one.session.wait(Some(LIMIT)).unwrap();
+            let _ = one.session.ready_oob().unwrap();
+        }
+        assert_eq!(one.theirs.load(0), Err(AccessError::Gone));
+        assert!(server.stop(Signal::TERM).success());
+    });
+}
+
+fn log_count(server: &Running) -> usize {
+    server.log().matches("serving device=").count()
+}
