@@ -16,6 +16,7 @@ use crate::error::{Lost, OpenError, Refusal};
 use crate::fork::ForkGuard;
 use crate::memory::{Aperture, ApertureKey, Export, Memory};
 use crate::options::Endpoint;
+use crate::requests::RequestTable;
 use crate::session::Session;
 use crate::tripwires::{ImportedTripwire, Tripwire, TripwireTable};
 
@@ -28,6 +29,7 @@ pub(crate) struct Apertures {
     /// The armed words of other sessions, by the sessions' numbers.
     armed: HashMap<u32, PeerWords>,
     pub(crate) tripwires: Option<TripwireTable>,
+    pub(crate) requests: RequestTable,
     guard: ForkGuard,
 }
 
@@ -35,14 +37,15 @@ impl Apertures {
     /// Creates the client's side; `None` if the session can have no apertures.
     pub(crate) fn new(
         shape: &SessionShape,
-        states: PeerWords,
+        (states, requests): (PeerWords, PeerWords),
         (armed, fired): (Option<Region>, PeerWords),
         guard: &ForkGuard,
     ) -> Option<Box<Apertures>> {
         (shape.apertures() > 0).then(|| {
             let tripwires = armed.map(|armed| TripwireTable::new(shape, armed, fired));
             let (mapped, armed) = (HashMap::new(), HashMap::new());
-            Box::new(Apertures { states, mapped, armed, tripwires, guard: guard.clone() })
+            let requests = RequestTable::new(requests, shape.endpoints);
+            Box::new(Apertures { states, mapped, armed, tripwires, requests, guard: guard.clone() })
         })
     }
 

@@ -187,6 +187,45 @@ pub enum AccessError {
     Forked,
 }
 
+/// The reason why the client did not queue a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// The transmit queue is full: wait for room ([`crate::Session::want_room`]).
+    #[error("the transmit queue is full")]
+    Full,
+    /// A local range is empty, or not inside of its memory.
+    #[error("a local range that is empty, or not inside of its memory")]
+    Outside,
+    /// The request has no local range, too many, or too many bytes.
+    #[error("{count} local ranges; 1 to 6 are possible, and 1 GiB in all")]
+    Ranges {
+        /// The number of local ranges.
+        count: usize,
+    },
+    /// The message is too long.
+    #[error("a message of {len} bytes; 0 to 64 are possible")]
+    Message {
+        /// The message's length, in bytes.
+        len: usize,
+    },
+    /// The endpoint can make no requests.
+    #[error(
+        "an endpoint that cannot make requests; attach with Options::apertures, and open it with \
+         Rule::out_of_band"
+    )]
+    NotPossible,
+    /// The server closed the endpoint, because its policy changed.
+    #[error(
+        "the driver server closed the endpoint, because its policy changed; ask the administrator \
+         for a grant, and open another endpoint"
+    )]
+    Revoked,
+    /// The session is over.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+}
+
 /// The reason why the client did not queue a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {

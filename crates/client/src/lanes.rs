@@ -30,6 +30,8 @@ pub(crate) struct First {
     pub(crate) apertures: PeerWords,
     /// Which tripwires fired.
     pub(crate) fired: PeerWords,
+    /// What became of requests.
+    pub(crate) requests: PeerWords,
 }
 
 pub(crate) struct QueuePair {
@@ -104,8 +106,9 @@ pub(crate) fn lanes(
             });
         }
         if number == 0 {
-            let oob = Oob::new(shape, own.oob, &pages.oob);
-            first = Some(First { oob, apertures: pages.apertures, fired: pages.fired });
+            let oob = Oob::new(shape, own.oob, &pages.oob, &pages.requests);
+            let (apertures, fired, requests) = (pages.apertures, pages.fired, pages.requests);
+            first = Some(First { oob, apertures, fired, requests });
         }
         let flag = state.part(number * STATE_WORDS + STATE_SLEEP_WORD, 1);
         lanes.push(Lane {

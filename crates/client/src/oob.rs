@@ -116,7 +116,8 @@ impl Session {
     }
 
     /// Returns the number of an endpoint that has out-of-band messages, which is the same until the
-    /// application has taken them, or a new [`Session::peer_state`], which is reported once. Only
+    /// application has taken them; or a new [`Session::peer_state`], or a request that is complete or
+    /// failed ([`Session::request_state`]), which are reported once. Only
     /// [`Session::wait`] and [`Session::poll`] take events.
     ///
     /// # Errors
@@ -137,6 +138,9 @@ impl Session {
     pub(crate) fn begin_oob(&mut self, endpoint: Endpoint) {
         if let Some(oob) = self.oob.as_mut().filter(|_| endpoint.oob) {
             oob.begin(endpoint.number);
+        }
+        if let Some(apertures) = &mut self.apertures {
+            apertures.requests.begin(endpoint.number);
         }
     }
 
@@ -165,6 +169,9 @@ impl Session {
             return Err(SendError::HasPeer);
         }
         self.put_oob(endpoint, kind, to, payload)?;
+        if let Some(apertures) = &mut self.apertures {
+            apertures.requests.connect(endpoint.number);
+        }
         self.expect(endpoint, PeerState::Requested);
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use towpath_protocol::counters::OutOfBand as Count;
-use towpath_protocol::layout::SessionShape;
+use towpath_protocol::layout::{REQUEST_WORDS, SessionShape};
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState};
 use towpath_queue::oob::OobConsumer;
 use towpath_queue::{OwnWords, PeerWords, Violation};
@@ -21,6 +21,8 @@ pub enum OobKind {
     Accept,
     /// A peer rejected this endpoint's request.
     Reject,
+    /// The peer wrote into an aperture with a value ([`ReceivedOob::value`]).
+    Immediate,
 }
 
 /// An out-of-band message that an endpoint received.
@@ -39,6 +41,7 @@ impl ReceivedOob {
             Kind::Request => OobKind::Request,
             Kind::Accept => OobKind::Accept,
             Kind::Reject => OobKind::Reject,
+            Kind::Immediate => OobKind::Immediate,
             Kind::Close => return Err(Violation::Flags),
         };
         Ok(ReceivedOob { kind, from, message })
@@ -69,6 +72,15 @@ impl ReceivedOob {
         self.message.session
     }
 
+    /// Returns the value that came with a write into an aperture, and the number of bytes written; `None`
+    /// for another kind of message.
+    #[must_use]
+    pub fn value(&self) -> Option<(u32, u32)> {
+        let payload = self.message.payload().first_chunk::<8>();
+        let [a, b, c, d, e, f, g, h] = *payload.filter(|_| self.kind == OobKind::Immediate)?;
+        Some((u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])))
+    }
+
     /// Returns the payload, at most 64 bytes.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
@@ -79,14 +91,23 @@ impl ReceivedOob {
 /// What the client knows of an endpoint's queue.
 pub(crate) struct Queue {
     pub(crate) consumer: OobConsumer,
-    /// The state word that the application knows of.
-    reported: u64,
+    /// The words of the endpoint's requests; `None` if the session can make none.
+    requests: Option<PeerWords>,
+    /// The news that the application knows of.
+    reported: News,
     /// What the application asked for, and the state word before: the server has yet to answer.
     pub(crate) asked: Option<(u64, PeerState)>,
     /// `true` if the endpoint is in [`Oob::ready`].
     ready: bool,
-    /// The state word because of which a wait ended last.
-    waited: u64,
+    /// The news because of which a wait ended last.
+    waited: News,
+}
+
+/// What the server writes beside the messages: the state of the peer, and what became of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct News {
+    state: u64,
+    requests: [u64; REQUEST_WORDS],
 }
 
 /// The queues of all endpoints.
@@ -102,14 +123,18 @@ impl Oob {
         shape: &SessionShape,
         own: Vec<OwnWords>,
         peer: &[PeerWords],
+        requests: &PeerWords,
     ) -> Option<Box<Oob>> {
         let oob = shape.oob()?;
-        let queues = own.into_iter().zip(peer).map(|(own, peer)| Queue {
+        let has_requests = !requests.is_empty();
+        let of = |number: usize| requests.part(number * REQUEST_WORDS, REQUEST_WORDS);
+        let queues = own.into_iter().zip(peer).enumerate().map(|(number, (own, peer))| Queue {
             consumer: OobConsumer::new(oob, own, peer),
-            reported: 0,
+            requests: has_requests.then(|| of(number)),
+            reported: News::default(),
             asked: None,
             ready: false,
-            waited: 0,
+            waited: News::default(),
         });
         let ready = VecDeque::with_capacity(shape.endpoints as usize);
         Some(Box::new(Oob { queues: queues.collect(), ready }))
@@ -138,23 +163,24 @@ impl Oob {
         self.ready.is_empty()
     }
 
-    /// Returns the first endpoint with news. `is_wait`: a wait asks, which reports a new state once.
+    /// Returns the first endpoint with news. `is_wait`: a wait asks, which reports a new state, and what
+    /// became of requests, once.
     pub(crate) fn first_ready(&mut self, is_wait: bool) -> Result<Option<u32>, Violation> {
         while let Some(endpoint) = self.ready.front().copied() {
             let queue = &mut self.queues[endpoint as usize];
             if queue.consumer.waiting()? > 0 {
                 return Ok(Some(endpoint));
             }
-            let state = queue.consumer.state();
-            if state != queue.reported && !(is_wait && state == queue.waited) {
+            let news = queue.news();
+            if news != queue.reported && !(is_wait && news == queue.waited) {
                 if is_wait {
-                    queue.waited = state;
+                    queue.waited = news;
                 } else {
-                    queue.reported = state;
+                    queue.reported = news;
                 }
                 return Ok(Some(endpoint));
             }
-            (queue.reported, queue.ready) = (state, false);
+            (queue.reported, queue.ready) = (news, false);
             self.ready.pop_front();
         }
         Ok(None)
@@ -170,7 +196,7 @@ impl Oob {
     /// Begins with an endpoint that was opened.
     pub(crate) fn begin(&mut self, endpoint: u32) {
         if let Some(queue) = self.queues.get_mut(endpoint as usize) {
-            (queue.reported, queue.asked) = (queue.consumer.state(), None);
+            (queue.reported, queue.asked) = (queue.news(), None);
             queue.waited = queue.reported;
         }
     }
@@ -184,6 +210,11 @@ impl Oob {
 }
 
 impl Queue {
+    fn news(&self) -> News {
+        let word = |index| self.requests.as_ref().map_or(0, |words| words.observe(index));
+        News { state: self.consumer.state(), requests: std::array::from_fn(word) }
+    }
+
     /// Returns what the peer does, as far as the client knows.
     #[inline]
     pub(crate) fn state(&self) -> PeerState {

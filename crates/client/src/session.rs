@@ -136,10 +136,11 @@ impl Session {
         let receive_pool =
             PoolShape::new(buffers, shape.receive_pool.data_bytes()).ok_or_else(small)?;
         let (lanes, mut queue_pairs, first) = lanes(&shape, wakes, own, &server, &state);
-        let First { oob, apertures, fired } =
+        let First { oob, apertures, fired, requests } =
             first.ok_or_else(|| AttachError::Protocol("the session has no lanes".into()))?;
         let guard = ForkGuard::new()?;
-        let apertures = Apertures::new(&shape, apertures, (memories.armed, fired), &guard);
+        let apertures =
+            Apertures::new(&shape, (apertures, requests), (memories.armed, fired), &guard);
         if granted.flags & message::OWN_QUEUE != 0
             && let Some(first) = queue_pairs.first_mut()
         {

@@ -6,10 +6,13 @@ mod connections;
 
 use std::time::{Duration, Instant};
 
-use connections::{PATIENCE, PORT, World, becomes, connect, eventually, open, options, world};
+use connections::{
+    PATIENCE, PORT, World, becomes, connect, eventually, next, open, options, world,
+};
 use towpath_client::{
-    Access, AccessError, Aperture, ApertureKey, ApertureState, Endpoint, Memory, OpenError,
-    Options, PeerState, Refusal, Session, Sharing, Tripwire,
+    Access, AccessError, Aperture, ApertureKey, ApertureState, Endpoint, Memory, OobAddress,
+    OobKind, OpenError, Options, PeerState, Refusal, Request, RequestError, RequestFault,
+    RequestId, RequestState, Session, Sharing, Tripwire,
 };
 use towpath_memory::PAGE_BYTES;
 
@@ -450,4 +453,259 @@ fn two_sides_wait_for_each_other() {
         }
     }
     far.join().unwrap();
+}
+
+/// Waits until a request is not pending any more.
+fn outcome(session: &mut Session, id: RequestId) -> RequestState {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match session.request_state(id) {
+            RequestState::Pending => {}
+            state => return state,
+        }
+        assert!(Instant::now() < until, "the request is still pending");
+        session.wait(Some(Duration::from_secs(1))).unwrap();
+        while session.ready_oob().unwrap().is_some() {}
+    }
+}
+
+fn bytes(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|place| ((place + seed) * 31 % 251) as u8).collect()
+}
+
+#[test]
+fn requests_move_bytes_both_ways() {
+    for lanes in [1, 2] {
+        let mut pair = pair_on(lanes);
+        let remote = pair.owner.create_memory(1 << 20, Sharing::Requests).unwrap();
+        let key = pair.export(&remote, 4096..1 << 20, Access::ReadWrite);
+        let local = pair.importer.create_memory(1 << 20, Sharing::Requests).unwrap();
+        // Of one byte, of odd places, and of several transfers.
+        for (at, len) in [(0, 1), (3, 77), (8, 64), (4095, 4097), (1, 300_000)] {
+            let data = bytes(at, len);
+            local.write(5, &data).unwrap();
+            let write = Request::write(key, at as u64).local(&local, 5..5 + len);
+            let id = pair.importer.request(pair.to, &write).unwrap();
+            assert_eq!(pair.importer.request_state(id), RequestState::Pending);
+            assert_eq!(outcome(&mut pair.importer, id), RequestState::Complete);
+            let mut placed = vec![0; len + 2];
+            remote.read(4096 + at - 1, &mut placed).unwrap();
+            assert_eq!(placed[1..=len], data, "{len} bytes at {at}");
+            let read = Request::read(key, at as u64).local(&local, 600_000..600_000 + len);
+            let id = pair.importer.request(pair.to, &read).unwrap();
+            assert_eq!(outcome(&mut pair.importer, id), RequestState::Complete);
+            let mut back = vec![0; len];
+            local.read(600_000, &mut back).unwrap();
+            assert_eq!(back, data);
+            remote.write(4096 + at, &vec![0; len]).unwrap();
+        }
+        // From several places, and into several.
+        let data = bytes(9, 3000);
+        local.write(0, &data).unwrap();
+        let write = Request::write(key, 7)
+            .local(&local, 2000..3000)
+            .local(&local, 0..1)
+            .local(&local, 1..2000);
+        let first = pair.importer.request(pair.to, &write).unwrap();
+        let read = Request::read(key, 7).local(&local, 10_000..10_500).local(&local, 5000..7500);
+        let second = pair.importer.request(pair.to, &read).unwrap();
+        assert_eq!(outcome(&mut pair.importer, second), RequestState::Complete);
+        assert_eq!(pair.importer.request_state(first), RequestState::Complete);
+        let (mut one, mut other) = (vec![0; 500], vec![0; 2500]);
+        local.read(10_000, &mut one).unwrap();
+        local.read(5000, &mut other).unwrap();
+        let expected = [&data[2000..], &data[..2000]].concat();
+        assert_eq!([one, other].concat(), expected, "a read sees earlier writes");
+    }
+}
+
+#[test]
+fn a_value_or_message_comes_behind_the_bytes() {
+    let mut pair = pair();
+    let remote = pair.owner.create_memory(4096, Sharing::Requests).unwrap();
+    let key = pair.export(&remote, 0..4096, Access::Write);
+    let local = pair.importer.create_memory(4096, Sharing::Requests).unwrap();
+    for round in 0..50_u32 {
+        local.store(0, u64::from(round) + 1).unwrap();
+        let write = Request::write(key, 8).local(&local, 0..8).with_value(round);
+        let id = pair.importer.request(pair.to, &write).unwrap();
+        pair.importer.request(pair.to, &Request::send(&round.to_le_bytes())).unwrap();
+        pair.importer.flush().unwrap();
+        let value = next(&mut pair.owner, pair.from);
+        assert_eq!((value.kind(), value.value()), (OobKind::Immediate, Some((round, 8))));
+        assert_eq!(remote.load(8), Ok(u64::from(round) + 1));
+        let message = next(&mut pair.owner, pair.from);
+        assert_eq!(
+            (message.kind(), message.payload()),
+            (OobKind::Message, &round.to_le_bytes()[..])
+        );
+        assert_eq!(message.value(), None);
+        assert_eq!(outcome(&mut pair.importer, id), RequestState::Complete);
+    }
+}
+
+/// A queue without room delays values and messages, and loses none.
+#[test]
+fn values_wait_for_room() {
+    let mut pair = pair();
+    let remote = pair.owner.create_memory(4096, Sharing::Requests).unwrap();
+    let key = pair.export(&remote, 0..4096, Access::Write);
+    let local = pair.importer.create_memory(4096, Sharing::Requests).unwrap();
+    let write = |value| Request::write(key, 0).local(&local, 0..8).with_value(value);
+    let mut last = None;
+    for value in 0..40 {
+        last = Some(pair.importer.request(pair.to, &write(value)).unwrap());
+    }
+    pair.importer.flush().unwrap();
+    for value in 0..40 {
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(next(&mut pair.owner, pair.from).value(), Some((value, 8)));
+    }
+    assert_eq!(outcome(&mut pair.importer, last.unwrap()), RequestState::Complete);
+    // A receiver that takes nothing for a second.
+    let mut ids = Vec::new();
+    for value in 0..10 {
+        ids.push(pair.importer.request(pair.to, &write(value)).unwrap());
+    }
+    let state = outcome(&mut pair.importer, ids[9]);
+    assert_eq!(state, RequestState::Failed(RequestFault::Flushed));
+    let states: Vec<_> = ids.iter().map(|id| pair.importer.request_state(*id)).collect();
+    let complete = states.iter().take_while(|one| **one == RequestState::Complete).count();
+    assert_eq!(complete, 4, "a quarter of the queue: {states:?}");
+    assert_eq!(states[complete], RequestState::Failed(RequestFault::NotReady));
+    becomes(&mut pair.owner, pair.from, PeerState::Closed);
+}
+
+#[test]
+fn a_request_that_fails_closes_its_connection() {
+    type Wrong = fn(&mut Pair, ApertureKey, &Memory) -> (Request, RequestFault);
+    let wrongs: [Wrong; 7] = [
+        |_, key, local| {
+            let key = ApertureKey(key.0 ^ 1);
+            (Request::write(key, 0).local(local, 0..8), RequestFault::Key)
+        },
+        |_, key, local| (Request::write(key, 57).local(local, 0..8), RequestFault::Range),
+        |_, key, local| (Request::write(key, u64::MAX).local(local, 0..8), RequestFault::Range),
+        |pair, _, local| {
+            let memory = pair.owner.create_memory(4096, Sharing::Requests).unwrap();
+            let key = pair.export(&memory, 0..64, Access::Read);
+            (Request::write(key, 0).local(local, 0..8), RequestFault::Rights)
+        },
+        |pair, _, local| {
+            let memory = pair.owner.create_memory(4096, Sharing::Requests).unwrap();
+            let key = pair.export(&memory, 0..64, Access::Write);
+            (Request::read(key, 0).local(local, 0..8), RequestFault::Rights)
+        },
+        |pair, key, _| {
+            let memory = pair.importer.create_memory(8192, Sharing::Requests).unwrap();
+            pair.importer.release_memory(&memory).unwrap();
+            (Request::write(key, 0).local(&memory, 0..8), RequestFault::Local)
+        },
+        |pair, _, local| {
+            let memory = pair.owner.create_memory(4096, Sharing::Requests).unwrap();
+            let export = pair.owner.export(pair.from, &memory, 0..64, Access::Write).unwrap();
+            pair.owner.revoke(export).unwrap();
+            (Request::write(export.key(), 0).local(local, 0..8), RequestFault::Key)
+        },
+    ];
+    for wrong in wrongs {
+        let mut pair = pair();
+        let remote = pair.owner.create_memory(4096, Sharing::Requests).unwrap();
+        let key = pair.export(&remote, 64..128, Access::ReadWrite);
+        let local = pair.importer.create_memory(4096, Sharing::Requests).unwrap();
+        local.write(0, &[9; 64]).unwrap();
+        let (wrong, fault) = wrong(&mut pair, key, &local);
+        let good = Request::write(key, 0).local(&local, 0..64);
+        let ids = [&good, &wrong, &good].map(|one| pair.importer.request(pair.to, one).unwrap());
+        assert_eq!(
+            outcome(&mut pair.importer, ids[2]),
+            RequestState::Failed(RequestFault::Flushed)
+        );
+        let states = ids.map(|id| pair.importer.request_state(id));
+        assert_eq!(states[..2], [RequestState::Complete, RequestState::Failed(fault)]);
+        becomes(&mut pair.importer, pair.to, PeerState::Closed);
+        becomes(&mut pair.owner, pair.from, PeerState::Closed);
+        let mut all = [0; 4096];
+        remote.read(0, &mut all).unwrap();
+        assert!(all[..64].iter().chain(&all[128..]).all(|byte| *byte == 0), "{fault:?}");
+        // Until there is another connection, there are no requests; what failed stays failed.
+        let late = pair.importer.request(pair.to, &good).unwrap();
+        assert!(matches!(outcome(&mut pair.importer, late), RequestState::Failed(_)));
+        let ip = std::net::IpAddr::V4(pair.owner.info().ipv4.unwrap().0);
+        let own = OobAddress { ip, protocol: 6, port: pair.from.port() };
+        let (listener, address) = open(&mut pair.importer, 0);
+        let to =
+            connect((&mut pair.owner, pair.from, own), (&mut pair.importer, listener, address));
+        let key = pair.export(&remote, 1024..1088, Access::ReadWrite);
+        let again = Request::write(key, 0).local(&local, 0..64);
+        let id = pair.importer.request(to, &again).unwrap();
+        assert_eq!(outcome(&mut pair.importer, id), RequestState::Complete);
+        assert_eq!(pair.importer.request_state(ids[1]), RequestState::Failed(fault));
+    }
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused_by_the_client() {
+    let mut pair = pair();
+    let local = pair.importer.create_memory(4096, Sharing::Requests).unwrap();
+    let key = ApertureKey(1);
+    let mut refused = |request: Request| pair.importer.request(pair.to, &request).unwrap_err();
+    assert_eq!(refused(Request::write(key, 0)), RequestError::Ranges { count: 0 });
+    let many = (0..7).fold(Request::read(key, 0), |one, _| one.local(&local, 0..1));
+    assert_eq!(refused(many), RequestError::Ranges { count: 7 });
+    for range in [0..0, 4096..4097, 0..4097] {
+        assert_eq!(refused(Request::write(key, 0).local(&local, range)), RequestError::Outside);
+    }
+    assert_eq!(refused(Request::send(&[0; 65])), RequestError::Message { len: 65 });
+    let mut plain = pair.world.attach("plain");
+    let (endpoint, _) = open(&mut plain, 0);
+    let outcome = plain.request(endpoint, &Request::send(b"x"));
+    assert_eq!(outcome.unwrap_err(), RequestError::NotPossible);
+    let full = (0..).find_map(|_| pair.importer.request(pair.to, &Request::send(b"")).err());
+    assert_eq!(full, Some(RequestError::Full));
+}
+
+/// A tripwire tells of requested accesses of its kind to its place alone.
+#[test]
+fn requests_fire_tripwires() {
+    let mut pair = pair();
+    let memory = pair.owner.create_memory(8192, Sharing::Requests).unwrap();
+    let key = pair.export(&memory, 0..8192, Access::ReadWrite);
+    let local = pair.importer.create_memory(8192, Sharing::Requests).unwrap();
+    let kinds = [
+        (0..8192, Access::ReadWrite),
+        (100..108, Access::Write),
+        (104..112, Access::Read),
+        (4096..4097, Access::Write),
+    ];
+    let set = kinds.map(|(range, access)| pair.owner.set_tripwire(&memory, range, access).unwrap());
+    let write = |range: std::ops::Range<usize>| {
+        Request::write(key, range.start as u64).local(&local, range)
+    };
+    let read =
+        |range: std::ops::Range<usize>| Request::read(key, range.start as u64).local(&local, range);
+    let cases = [
+        (write(0..8), vec![0]),
+        (write(99..101), vec![0, 1]),
+        (write(108..200), vec![0]),
+        (read(100..104), vec![0]),
+        (read(111..112), vec![0, 2]),
+        (write(0..8192), vec![0, 1, 3]),
+        (read(0..8192), vec![0, 2]),
+    ];
+    for (number, (request, expected)) in cases.into_iter().enumerate() {
+        set.iter().for_each(|one| pair.owner.arm_tripwire(*one));
+        let id = pair.importer.request(pair.to, &request).unwrap();
+        assert_eq!(outcome(&mut pair.importer, id), RequestState::Complete);
+        let mut fired = Vec::new();
+        while fired.len() < expected.len() {
+            assert_eq!(pair.owner.wait(Some(PATIENCE)), Ok(true));
+            while let Some(one) = pair.owner.ready_tripwire().unwrap() {
+                fired.push(set.iter().position(|other| *other == one).unwrap());
+            }
+        }
+        fired.sort_unstable();
+        assert_eq!(fired, expected, "case {number}");
+        assert!(set.iter().all(|one| !pair.owner.has_fired(*one)));
+    }
 }

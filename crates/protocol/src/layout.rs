@@ -2,11 +2,11 @@
 //!
 //! | memory | written by | holds, in this order |
 //! |---|---|---|
-//! | server pages | server | header line, line of accounts, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs, queues of out-of-band messages, states of apertures, fired tripwires |
+//! | server pages | server | header line, line of accounts, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs, queues of out-of-band messages, states of apertures, fired tripwires, requests of each endpoint |
 //! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue pairs, queues of out-of-band messages |
 //! | armed words | application | a word for each tripwire; the server gives them to importers of the application's memory, too |
 //! | state page | server | epoch, an engine thread's sleep flag, heartbeat, counters of the device |
-//! | ledger | server | buffers of the transmit pool, buffers of the receive pool, each queue pair's slots completed out of order, connections of out-of-band messages |
+//! | ledger | server | buffers of the transmit pool, buffers of the receive pool, each queue pair's slots completed out of order, connections of out-of-band messages, progress of requests |
 //!
 //! Both sides compute the offsets from one [`SessionShape`], agreed once in the attach messages.
 //!
@@ -54,6 +54,9 @@ const ACCOUNTS_SINCE: u16 = 9;
 pub const OOB_SINCE: u16 = 10;
 /// The version since which sessions may have apertures.
 pub const APERTURES_SINCE: u16 = 11;
+/// Words of the server pages for the requests of an endpoint: the number of the last one that is
+/// complete; and the one that failed, with its [`crate::requests::RequestFault`] in the upper half.
+pub const REQUEST_WORDS: usize = 2;
 /// Words of the ledger for the out-of-band message that the engine is about to publish.
 pub const OOB_INTENT_WORDS: usize = LINE_WORDS;
 /// Word of an endpoint's counters that is 1 if the server closed the endpoint because the policy
@@ -343,6 +346,16 @@ impl SessionShape {
         if self.oob.is_some() { self.endpoints as usize } else { 0 }
     }
 
+    /// Returns the words for the requests of all endpoints.
+    fn request_words(&self) -> usize {
+        if self.apertures > 0 { lines(self.endpoints as usize * REQUEST_WORDS) } else { 0 }
+    }
+
+    /// Returns the words of the ledger for the progress of requests, one for each queue pair.
+    fn progress_words(&self) -> usize {
+        if self.apertures > 0 { lines(self.queue_pairs as usize) } else { 0 }
+    }
+
     fn oob_server_words(&self) -> usize {
         self.oob.map_or(0, OobShape::server_words)
     }
@@ -364,6 +377,7 @@ impl SessionShape {
             + self.oob_queues() * self.oob_server_words()
             + lines(self.apertures as usize)
             + self.tripwires.server_words()
+            + self.request_words()
     }
 
     /// Returns the number of words of the application pages.
@@ -383,6 +397,7 @@ impl SessionShape {
             + lines(Ledger::words_for(self.receive_pool.buffers()))
             + lines(self.queue_pairs as usize * self.queues.ledger_words())
             + self.oob_ledger_words()
+            + self.progress_words()
     }
 
     fn server_queues_start(&self) -> usize {
@@ -410,6 +425,7 @@ impl SessionShape {
                 .collect(),
             apertures: words.split_off_front(lines(self.apertures as usize)),
             fired: words.split_off_front(self.tripwires.server_words()),
+            requests: words.split_off_front(self.request_words()),
         }
     }
 
@@ -429,6 +445,7 @@ impl SessionShape {
             oob: (0..self.oob_queues()).map(|_| cut.next(self.oob_server_words())).collect(),
             apertures: cut.next(lines(self.apertures as usize)),
             fired: cut.next(self.tripwires.server_words()),
+            requests: cut.next(self.request_words()),
         }
     }
 
@@ -477,7 +494,8 @@ impl SessionShape {
         .map(|len| words.split_off_front(len));
         let queue_pairs = (0..self.queue_pairs).map(|_| done.split_off_front(queue_pair)).collect();
         let oob = words.split_off_front(self.oob_ledger_words());
-        LedgerPages { transmit, receive, queue_pairs, oob }
+        let requests = words.split_off_front(self.progress_words());
+        LedgerPages { transmit, receive, queue_pairs, oob, requests }
     }
 }
 
@@ -515,6 +533,8 @@ pub struct ServerPages<W> {
     pub apertures: W,
     /// A bit for each tripwire ([`towpath_queue::tripwire`]).
     pub fired: W,
+    /// [`REQUEST_WORDS`] words for each endpoint.
+    pub requests: W,
 }
 
 /// The application pages' parts; the header's first word is the sleep flag.
@@ -544,6 +564,9 @@ pub struct LedgerPages {
     /// [`OOB_INTENT_WORDS`], then a word for each queue pair: how far its messages are handled, and a
     /// word for each endpoint: its connection. None if there are no out-of-band messages.
     pub oob: OwnWords,
+    /// A word for each queue pair: the request that is under way, and how far it is. None if there are no
+    /// apertures.
+    pub requests: OwnWords,
 }
 
 #[cfg(test)]
@@ -586,6 +609,8 @@ mod tests {
             own.fired.store(1, 12);
             assert_eq!(peer.apertures.fetch(shape.apertures() as usize - 1), 11);
             assert_eq!(peer.fired.fetch(1), 12);
+            own.requests.store(5 * REQUEST_WORDS - 1, 13);
+            assert_eq!(peer.requests.fetch(5 * REQUEST_WORDS - 1), 13);
         }
         assert_eq!(peer.header.fetch(CLOSED_WORD), 1);
         assert_eq!(peer.events.fetch(0), 2);

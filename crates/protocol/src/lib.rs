@@ -11,6 +11,7 @@
 //! | [`channel`] | a socket that carries messages with descriptors |
 //! | [`doorbell`] | the sockets through which a server notifies its sessions |
 //! | [`peer`] | the identity of the peer |
+//! | [`requests`] | requests to move bytes between a session's memory and an aperture |
 //! | [`settings`] | the settings that can be changed while a server runs |
 //! | [`store`] | the store of objects that must outlive the server |
 
@@ -22,6 +23,7 @@ pub mod layout;
 pub mod message;
 pub mod oob;
 pub mod peer;
+pub mod requests;
 pub mod settings;
 pub mod store;
 
@@ -35,7 +37,7 @@ pub mod store;
 /// | 8 | 0.1.0 | |
 /// | 9 | the version after 0.1.0 | the server pages have a line of accounts; [`message::OPEN_WITHIN_VLAN`] |
 /// | 10 | the version after 0.1.0 | [`oob`]: queues of messages, [`message::OPEN_OUT_OF_BAND`] |
-/// | 11 | the version after 0.1.0 | [`apertures`]: [`message::Attach`] has two more fields |
+/// | 11 | the version after 0.1.0 | [`apertures`] and [`requests`]: [`message::Attach`] has two more fields |
 pub const VERSION: u16 = 11;
 /// The oldest version that a server speaks.
 pub const OLDEST_VERSION: u16 = 8;

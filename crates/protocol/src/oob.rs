@@ -64,14 +64,19 @@ pub enum Kind {
     /// Closes the connection of the endpoint that sends it, or takes its request back. Only to the
     /// server; its address does not count.
     Close = 5,
+    /// The value of a request that wrote with one ([`crate::requests::RequestKind::WriteImmediate`]): 4
+    /// bytes, and the number of bytes written, 4 bytes. Only from the server.
+    Immediate = 6,
 }
 
 impl Kind {
     /// Returns the kind of a number; `None` if there is no such kind.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Kind> {
-        use Kind::{Accept, Close, Plain, Reject, Request};
-        [Plain, Request, Accept, Reject, Close].into_iter().find(|kind| *kind as u8 == number)
+        use Kind::{Accept, Close, Immediate, Plain, Reject, Request};
+        [Plain, Request, Accept, Reject, Close, Immediate]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
     }
 
     /// Returns the most bytes of payload.
@@ -80,6 +85,7 @@ impl Kind {
         match self {
             Kind::Request => REQUEST_BYTES,
             Kind::Close => 0,
+            Kind::Immediate => 8,
             _ => PAYLOAD_BYTES,
         }
     }

@@ -45,7 +45,10 @@ pub const EXPEDITED: u16 = 16;
 /// An out-of-band message, not a packet: one buffer with [`MESSAGE_BYTES`] (only to the server, with
 /// no other flag).
 pub const OUT_OF_BAND: u16 = 32;
-/// The bytes of an out-of-band message.
+/// A request, not a packet: one buffer with [`MESSAGE_BYTES`] (only to the server, with no other flag
+/// but [`TOGETHER`]).
+pub const REQUEST: u16 = 64;
+/// The bytes of an out-of-band message, and of a request.
 pub const MESSAGE_BYTES: u32 = 128;
 /// The longest packet that may be [`EXPEDITED`], in bytes: packets that overtake all others must be
 /// little work.
@@ -125,7 +128,7 @@ pub struct Descriptor {
     /// The endpoint: on transmit the sender's, on receive the one that the engine found for the
     /// packet.
     pub endpoint: u32,
-    /// [`MORE`], [`META`], [`OUTGOING`], [`TOGETHER`], [`EXPEDITED`], [`OUT_OF_BAND`].
+    /// [`MORE`], [`META`], [`OUTGOING`], [`TOGETHER`], [`EXPEDITED`], [`OUT_OF_BAND`], [`REQUEST`].
     pub flags: u16,
 }
 
@@ -200,6 +203,11 @@ impl Descriptor {
         {
             return Err(Violation::Flags);
         }
+        if descriptor.flags & REQUEST != 0
+            && (descriptor.flags & !TOGETHER != REQUEST || descriptor.len != MESSAGE_BYTES)
+        {
+            return Err(Violation::Flags);
+        }
         if descriptor.buffer >= pool.buffers {
             return Err(Violation::Buffer);
         }
@@ -256,6 +264,14 @@ mod tests {
         }
         let others = all & !OUT_OF_BAND;
         assert_eq!(check(MESSAGE_BYTES, OUT_OF_BAND, others), Some(Violation::Flags));
+        let all = all | REQUEST;
+        for flags in [REQUEST, REQUEST | TOGETHER] {
+            assert_eq!(check(MESSAGE_BYTES, flags, all), None);
+            assert_eq!(check(MESSAGE_BYTES - 1, flags, all), Some(Violation::Flags));
+        }
+        for other in [MORE, META, EXPEDITED, OUT_OF_BAND] {
+            assert_eq!(check(MESSAGE_BYTES, REQUEST | other, all), Some(Violation::Flags));
+        }
     }
 
     #[test]

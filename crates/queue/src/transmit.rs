@@ -8,7 +8,8 @@
 use crate::Violation;
 use crate::buffers::{Ledger, Slots};
 use crate::descriptor::{
-    Descriptor, EXPEDITED, HEADROOM_BYTES, MAX_CHAIN, META, MORE, OUT_OF_BAND, PoolShape, TOGETHER,
+    Descriptor, EXPEDITED, HEADROOM_BYTES, MAX_CHAIN, META, MORE, OUT_OF_BAND, PoolShape, REQUEST,
+    TOGETHER,
 };
 use crate::layout::QueueShape;
 use crate::spsc::{Observed, Published};
@@ -407,7 +408,7 @@ impl TransmitConsumer {
     #[inline]
     fn take_buffer(&mut self, ledger: &mut Ledger, index: u32) -> Result<Descriptor, Violation> {
         let words = self.fetch(index);
-        let allowed = MORE | META | TOGETHER | EXPEDITED | OUT_OF_BAND;
+        let allowed = MORE | META | TOGETHER | EXPEDITED | OUT_OF_BAND | REQUEST;
         let descriptor = Descriptor::check(words, &self.pool, allowed)?;
         ledger.take(descriptor.buffer)?;
         self.slots.set(index, descriptor.buffer);

@@ -53,6 +53,8 @@ struct Creating {
     number: u32,
     entry: Entry,
     file: SharedFile,
+    /// The memory, mapped by the server, once it is allocated.
+    mapped: Option<CommonMemory>,
 }
 
 /// The memories, apertures and tripwires of a session.
@@ -161,7 +163,10 @@ impl Control {
             let is_mapped = entry.is_some_and(|one| self.is_mapped(memory_id(number, &one)));
             let flags = if is_mapped { 0 } else { command::WIPE };
             let mut files = self.parts.store.remove(&stored_name(number, &memory_name(memory)));
-            files.extend(apertures.files.remove(&memory).map(|one| one.file.into()));
+            if let Some(MemoryFile { file, mapped }) = apertures.files.remove(&memory) {
+                files.push(file.into());
+                self.workers.drop_later(mapped);
+            }
             let dispose = Packet::new(command::DISPOSE, 0, flags).with(files);
             self.workers.tell(worker, Owner::User(uid), dispose);
         }

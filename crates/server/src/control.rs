@@ -549,8 +549,16 @@ impl Control {
                 let port = u32::from(port);
                 (token, Message::Opened(message::Opened { endpoint, port }))
             }
+            Reply::MemoryCreated(token, number) => return self.answer_memory(token, number),
+            Reply::MemoryRemoved(token, number) => {
+                self.release_memory(token, number);
+                (token, Message::Done)
+            }
             Reply::Exported(token, number) => return self.answer_export(token, number),
             Reply::Imported(token, number) => return self.answer_import(token, number),
+            Reply::TripwireSet(token, number) => {
+                (token, Message::Created(message::Created { number, key: 0 }))
+            }
             Reply::TripwireImported(token, created, armed) => {
                 return self.answer_with(token, &Message::Created(created), vec![armed], 0);
             }

@@ -25,9 +25,15 @@ pub(crate) enum Reply {
     Closed(Option<u64>, Option<Rule>),
     /// The endpoint's number, and its port if it has one.
     Opened(u64, u32, u16),
+    /// The engine has entered a memory.
+    MemoryCreated(u64, u32),
+    /// The engine has removed a memory, which a connection released.
+    MemoryRemoved(u64, u32),
     /// The engine has entered an aperture, or reported why not.
     Exported(u64, u32),
     Imported(u64, u32),
+    /// The engine has entered a tripwire that the session set.
+    TripwireSet(u64, u32),
     /// The session has imported a tripwire of this number, which another session set, and whose armed
     /// words it gets.
     TripwireImported(u64, Created, OwnedFd),

@@ -252,6 +252,7 @@ impl Control {
                     self.begin_session(token, mapped);
                 }
             }
+            Some(Job::PopulateMemory { token, .. }) => self.memory_populated(token),
             Some(Job::Release { token, mappings, sessions }) => {
                 self.released(token, sessions);
                 drop(mappings);

@@ -3,6 +3,9 @@
 //! next slice therefore waits for at most one slice of each other user.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+
+use towpath_memory::Mapping;
 
 use crate::engine::session::{Mappings, Session};
 use crate::prepare::Mapped;
@@ -15,6 +18,8 @@ const SLICE_BYTES: usize = 2 << 20;
 pub(crate) enum Job {
     /// Populates the server's part of a session's memory; then the session can be served.
     Populate { token: u64, mapped: Mapped },
+    /// Populates a memory of a session for the engine; then the session gets it.
+    PopulateMemory { token: u64, mapping: Arc<Mapping> },
     /// Unmaps a session that has ended, or that will not be served. Then these parts are disposed
     /// of.
     Release { token: u64, mappings: Mappings, sessions: Vec<Session> },
@@ -98,13 +103,14 @@ impl Slow {
 impl Begun {
     /// Executes a slice. Returns `true` when everything is done.
     fn slice(&mut self, populates_all: bool) -> bool {
-        let (mappings, populates) = match &self.job {
-            Job::Populate { mapped, .. } => (&mapped.mappings, true),
-            Job::Release { mappings, .. } => (mappings, false),
+        let (parts, populates) = match &self.job {
+            // The control thread skips the application's memory where possible: the application may
+            // never use most of it.
+            Job::Populate { mapped, .. } if !populates_all => (&mapped.mappings.all[..3], true),
+            Job::Populate { mapped, .. } => (&mapped.mappings.all[..], true),
+            Job::PopulateMemory { mapping, .. } => (std::slice::from_ref(mapping), true),
+            Job::Release { mappings, .. } => (&mappings.all[..], false),
         };
-        // The control thread skips the application's memory where possible: the application may
-        // never use most of it.
-        let parts = &mappings.all[..if populates && !populates_all { 3 } else { 5 }];
         let mut left = SLICE_BYTES;
         while left > 0 {
             let Some(mapping) = parts.get(self.part) else { return true };

@@ -21,6 +21,7 @@ use crate::engine::commands::Command;
 use crate::engine::oob::connection::EndpointName;
 use crate::engines::Reply;
 use crate::prepare::stored_name;
+use crate::slow::Job;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 use crate::worker::workers::Owner;
@@ -79,7 +80,8 @@ impl Control {
         let what = "create memory";
         let (number, apertures) = self.number_for(token, What::Memory, what)?;
         if let Some((What::Memory, number)) = apertures.objects.repeated(create.sequence) {
-            return self.answer_memory(token, number);
+            self.answer_memory(token, number);
+            return Ok(());
         }
         if Sharing::from_number(create.sharing).is_none() {
             return Err(refused(Refusal::Malformed, format!("{what}: unknown sharing")));
@@ -111,56 +113,76 @@ impl Control {
             len: bytes as u64,
             ..Entry::default()
         };
-        self.apertures(token, what)?.creating = Some(Creating { number, entry, file });
+        self.apertures(token, what)?.creating =
+            Some(Creating { number, entry, file, mapped: None });
         self.tell_worker(token, Packet::new(command::ALLOCATE, token, 0).with(vec![theirs]));
         Ok(())
     }
 
-    /// Hands over a memory that the worker has allocated.
+    /// Maps and populates a memory that the worker has allocated.
     pub(crate) fn memory_allocated(&mut self, token: u64, outcome: Result<Vec<OwnedFd>, i32>) {
         let Some(connection) = self.connections.get_mut(token) else { return };
+        let uid = connection.account.uid;
         let Some(apertures) = &mut connection.apertures else { return };
-        let Some(Creating { number, entry, file }) = apertures.creating.take() else { return };
-        let session = apertures.objects.session;
-        let name = stored_name(session, &memory_name(number));
+        let Some(creating) = &mut apertures.creating else { return };
+        let name = stored_name(apertures.objects.session, &memory_name(creating.number));
         let outcome = outcome.map_err(std::io::Error::from_raw_os_error).and_then(|pins| {
-            let mapped = file.map_common(true)?;
+            let mapped = creating.file.map_common(true)?;
             mapped.mapping().keep_from_children()?;
-            self.parts.store.put(&name, file.as_fd())?;
+            self.parts.store.put(&name, creating.file.as_fd())?;
             pins.iter().try_for_each(|pin| self.parts.store.put(&name, pin.as_fd()))?;
             Ok(mapped)
         });
-        let mapped = match outcome {
-            Ok(mapped) => mapped,
+        match outcome {
+            Ok(mapped) => {
+                let mapping = mapped.mapping().clone();
+                creating.mapped = Some(mapped);
+                self.slow.push(uid, Job::PopulateMemory { token, mapping });
+            }
             Err(error) => {
                 // No application has the file.
+                let bytes = creating.entry.len as usize;
+                apertures.creating = None;
                 self.parts.store.remove(&name);
-                self.connections.take_bytes(token, entry.len as usize);
+                self.connections.take_bytes(token, bytes);
                 let text = format!("create memory: {error}");
-                return self.refuse(token, &(Refusal::Limit, text));
+                self.refuse(token, &(Refusal::Limit, text));
             }
-        };
-        self.lock_memory(&mapped);
-        let connection = self.connections.get_mut(token);
-        let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) else { return };
-        apertures.objects.put(What::Memory, number, entry);
-        apertures.objects.record(What::Memory, number);
-        apertures.files.insert(number, MemoryFile { file, mapped });
-        if let Err(refused) = self.answer_memory(token, number) {
-            self.refuse(token, &refused);
         }
     }
 
-    fn answer_memory(&mut self, token: u64, number: u32) -> Result<(), Refused> {
-        let apertures = self.apertures(token, "create memory")?;
-        let file = apertures.files.get(&number).ok_or(std::io::ErrorKind::NotFound.into());
-        let file = file.and_then(|one| one.file.as_fd().try_clone_to_owned());
-        let file = file.map_err(|error: std::io::Error| {
-            refused(Refusal::Limit, format!("create memory: {error}"))
-        })?;
-        let created = Message::Created(Created { number, key: 0 });
-        self.answer_with(token, &created, vec![file], 0);
-        Ok(())
+    /// Enters a memory that is populated.
+    pub(crate) fn memory_populated(&mut self, token: u64) {
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        let Some(apertures) = &mut connection.apertures else { return };
+        let Some(Creating { number, entry, file, mapped: Some(mapped) }) =
+            apertures.creating.take()
+        else {
+            return;
+        };
+        let session = apertures.objects.session;
+        apertures.objects.put(What::Memory, number, entry);
+        apertures.objects.record(What::Memory, number);
+        apertures.files.insert(number, MemoryFile { file, mapped: mapped.clone() });
+        self.lock_memory(&mapped);
+        let add = Command::AddMemory { session, number, memory: mapped };
+        self.command_first(add, Reply::MemoryCreated(token, number));
+    }
+
+    /// Hands over a memory.
+    pub(crate) fn answer_memory(&mut self, token: u64, number: u32) {
+        let Ok(apertures) = self.apertures(token, "create memory") else { return };
+        let Some(memory) = apertures.files.get(&number) else { return };
+        match memory.file.as_fd().try_clone_to_owned() {
+            Ok(file) => {
+                let created = Message::Created(Created { number, key: 0 });
+                self.answer_with(token, &created, vec![file], 0);
+            }
+            Err(error) => {
+                let text = format!("create memory: {error}");
+                self.refuse(token, &(Refusal::Limit, text));
+            }
+        }
     }
 
     /// Has the engine enter an aperture.
@@ -193,7 +215,7 @@ impl Control {
         apertures.objects.put(What::Aperture, number, entry);
         self.aperture_keys.insert(key, ApertureKey { owner: session, number, imported: None });
         let owner = EndpointName { session, endpoint: export.endpoint };
-        let exporting = Exporting { key, owner, number, resumed_for: None };
+        let exporting = exporting(owner, number, &entry, None);
         self.command_first(Command::Export(Box::new(exporting)), Reply::Exported(token, number));
         Ok(())
     }
@@ -411,7 +433,8 @@ impl Control {
         }
         apertures.objects.put(What::Tripwire, number, entry);
         apertures.objects.record(What::Tripwire, number);
-        self.answer(token, &Message::Created(Created { number, key: 0 }));
+        let command = place_command(apertures.objects.session, number, &entry, true);
+        self.command_first(command, Reply::TripwireSet(token, number));
         Ok(())
     }
 
@@ -494,6 +517,37 @@ impl Control {
     }
 }
 
+/// Returns an aperture as the engine enters it. `resumed_for`: the endpoint that it was for under an
+/// earlier server.
+pub(super) fn exporting(
+    owner: EndpointName,
+    number: u32,
+    entry: &Entry,
+    resumed_for: Option<EndpointName>,
+) -> Exporting {
+    Exporting {
+        key: entry.key,
+        owner,
+        number,
+        memory: entry.memory,
+        offset: entry.offset,
+        len: entry.len,
+        access: Access::from_number(entry.access).unwrap_or(Access::Read),
+        resumed_for,
+    }
+}
+
+/// Returns the command by which the engine enters a tripwire of a session, or removes it.
+pub(super) fn place_command(session: u32, number: u32, entry: &Entry, is_set: bool) -> Command {
+    Command::SetTripwire {
+        session,
+        number,
+        memory: entry.memory,
+        range: (entry.offset, entry.len),
+        access: Access::from_number(entry.access).filter(|_| is_set),
+    }
+}
+
 /// Returns the command by which the engine enters an imported tripwire, or removes it.
 fn tripwire_command(session: u32, number: u32, entry: Option<&Entry>) -> Command {
     let tripwire = entry.map(|entry| ImportedTripwire {
@@ -516,8 +570,10 @@ impl Control {
         let command = match kind {
             RELEASE_MEMORY => {
                 apertures.objects.get(What::Memory, number).ok_or_else(|| none("memory"))?;
-                self.release_memory(token, number)?;
-                None
+                apertures.check_unused(number)?;
+                let command = Command::RemoveMemory { session, number };
+                self.command_first(command, Reply::MemoryRemoved(token, number));
+                return Ok(());
             }
             RELEASE_APERTURE => {
                 let entry = apertures.objects.get(What::Aperture, number);
@@ -528,11 +584,13 @@ impl Control {
             }
             RELEASE_TRIPWIRE => {
                 let entry = apertures.objects.remove(What::Tripwire, number);
-                let kind = entry.ok_or_else(|| none("tripwire"))?.kind;
-                if kind == Entry::TRIPWIRE {
+                let entry = entry.ok_or_else(|| none("tripwire"))?;
+                if entry.kind == Entry::TRIPWIRE {
                     self.forget_tripwire(session, number);
+                    Some(place_command(session, number, &entry, false))
+                } else {
+                    Some(tripwire_command(session, number, None))
                 }
-                Some(tripwire_command(session, number, None))
             }
             _ => return Err(refused(Refusal::Malformed, "release: unknown kind of object")),
         };
@@ -562,34 +620,24 @@ impl Control {
         }
     }
 
-    fn release_memory(&mut self, token: u64, number: u32) -> Result<(), Refused> {
-        let apertures = self.apertures(token, "release")?;
+    /// Releases a memory that the engine has removed.
+    pub(crate) fn release_memory(&mut self, token: u64, number: u32) {
+        let Ok(apertures) = self.apertures(token, "release") else { return };
         let session = apertures.objects.session;
-        if apertures.objects.all(What::Aperture).any(|(_, one)| one.exports(number)) {
-            let text =
-                format!("release: memory {number} has exported apertures; revoke them first");
-            return Err((Refusal::State, text));
-        }
-        let tripwires = apertures.objects.all(What::Tripwire);
-        if tripwires.into_iter().any(|(_, one)| one.kind == Entry::TRIPWIRE && one.memory == number)
-        {
-            let text = format!("release: memory {number} has tripwires; release them first");
-            return Err((Refusal::State, text));
-        }
-        let entry = apertures.objects.remove(What::Memory, number);
+        let Some(entry) = apertures.objects.remove(What::Memory, number) else { return };
         let file = apertures.files.remove(&number);
-        let bytes = entry.map_or(0, |one| one.len as usize);
-        let id = entry.map_or(0, |one| memory_id(session, &one));
-        let is_mapped = self.is_mapped(id);
+        let is_mapped = self.is_mapped(memory_id(session, &entry));
         let mut files = self.parts.store.remove(&stored_name(session, &memory_name(number)));
-        files.extend(file.map(|one| one.file.into()));
-        self.connections.take_bytes(token, bytes);
+        if let Some(MemoryFile { file, mapped }) = file {
+            files.push(file.into());
+            self.workers.drop_later(mapped);
+        }
+        self.connections.take_bytes(token, entry.len as usize);
         let flags = if is_mapped { 0 } else { command::WIPE };
-        let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        let Some(connection) = self.connections.get(token) else { return };
         let (worker, uid) = (connection.worker, connection.account.uid);
         let dispose = Packet::new(command::DISPOSE, 0, flags).with(files);
         self.workers.tell(worker, Owner::User(uid), dispose);
-        Ok(())
     }
 
     /// Forgets an aperture that a session exports. Returns the command that revokes it.
@@ -632,6 +680,20 @@ impl SessionApertures {
         self.objects.get(What::Memory, number).ok_or_else(|| {
             (Refusal::NotFound, format!("{what}: the session has no memory {number}"))
         })
+    }
+
+    /// Checks that no aperture and no tripwire is in a memory.
+    fn check_unused(&self, number: u32) -> Result<(), Refused> {
+        let mut apertures = self.objects.all(What::Aperture);
+        let mut tripwires = self.objects.all(What::Tripwire);
+        let what = if apertures.any(|(_, one)| one.exports(number)) {
+            "exported apertures; revoke them"
+        } else if tripwires.any(|(_, one)| one.kind == Entry::TRIPWIRE && one.memory == number) {
+            "tripwires; release them"
+        } else {
+            return Ok(());
+        };
+        Err((Refusal::State, format!("release: memory {number} has {what} first")))
     }
 
     /// Reads a request to export.

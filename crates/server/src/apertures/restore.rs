@@ -9,9 +9,9 @@ use towpath_protocol::apertures::is_inside;
 use towpath_protocol::layout::SessionShape;
 use tracing::warn;
 
+use super::requests::{exporting, place_command};
 use super::{ApertureKey, Entry, MemoryFile, Objects, SessionApertures, What};
 use crate::control::Control;
-use crate::engine::apertures::Exporting;
 use crate::engine::commands::Command;
 use crate::engine::oob::connection::EndpointName;
 use crate::engines::Reply;
@@ -99,13 +99,25 @@ impl Control {
         let session = apertures.objects.session;
         let bytes: u64 = apertures.objects.all(What::Memory).map(|(_, one)| one.len).sum();
         let entries = copies(&apertures.objects, What::Aperture);
+        let tripwires = copies(&apertures.objects, What::Tripwire);
+        let memories: Vec<_> =
+            apertures.files.iter().map(|(number, one)| (*number, one.mapped.clone())).collect();
         self.connections.add_bytes(token, bytes as usize);
+        for (number, memory) in memories {
+            self.lock_memory(&memory);
+            self.command_first(Command::AddMemory { session, number, memory }, Reply::Nothing);
+        }
+        for (number, entry) in tripwires.into_iter().filter(|(_, one)| one.kind == Entry::TRIPWIRE)
+        {
+            let command = place_command(session, number, &entry, true);
+            self.command_first(command, Reply::Nothing);
+        }
         for (number, entry) in entries.into_iter().filter(|(_, one)| one.kind == Entry::EXPORTED) {
             let key = ApertureKey { owner: session, number, imported: None };
             self.aperture_keys.insert(entry.key, key);
             let owner = EndpointName { session, endpoint: entry.endpoint };
             let peer = EndpointName { session: entry.other_session, endpoint: entry.other };
-            let exporting = Exporting { key: entry.key, owner, number, resumed_for: Some(peer) };
+            let exporting = exporting(owner, number, &entry, Some(peer));
             self.command_first(Command::Export(Box::new(exporting)), Reply::Nothing);
         }
     }

@@ -4,9 +4,12 @@
 //! connection. Its state is a word in the server pages of both sessions, and the word of the
 //! exporting session counts: a successor enters only apertures that are valid there.
 //!
-//! An application that accessed mapped memory names a tripwire in its event queue, and the engine
+//! An aperture is reached by requests, which the engine carries out in the scheduler's order, or it is
+//! mapped. An application that accessed mapped memory names a tripwire in its event queue, and the engine
 //! fires the tripwire in the session that set it.
 
+mod places;
+pub(crate) mod requests;
 pub(crate) mod states;
 mod table;
 

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
 use towpath_device::{DeviceError, HardwareQueue};
+use towpath_memory::CommonMemory;
+use towpath_protocol::apertures::Access;
 use towpath_protocol::settings::Setting;
 use towpath_queue::Violation;
 
@@ -99,6 +101,27 @@ pub enum Command {
         session: u32,
         number: u32,
     },
+    /// Enters a memory of a session, in the first lane.
+    AddMemory {
+        session: u32,
+        number: u32,
+        memory: CommonMemory,
+    },
+    /// Removes a memory of a session, in the first lane.
+    RemoveMemory {
+        session: u32,
+        number: u32,
+    },
+    /// Enters a tripwire that a session set in its memory, or removes it, in the first lane.
+    SetTripwire {
+        session: u32,
+        number: u32,
+        memory: u32,
+        /// Where its place begins in the memory, and the length, in bytes.
+        range: (u64, u64),
+        /// `None` to remove it.
+        access: Option<Access>,
+    },
     /// Revokes an aperture of the session that exported it, in the first lane.
     Revoke {
         key: u32,
@@ -134,6 +157,9 @@ impl Command {
             | Command::RestoreQueue(_)
             | Command::Export(_)
             | Command::Import { .. }
+            | Command::AddMemory { .. }
+            | Command::RemoveMemory { .. }
+            | Command::SetTripwire { .. }
             | Command::Revoke { .. }
             | Command::ReleaseImport { .. }
             | Command::ImportTripwire { .. } => {

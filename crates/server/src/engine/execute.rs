@@ -126,6 +126,21 @@ impl Engine {
                 let entered = self.apertures.import(key, (session, number), &mut self.sessions);
                 self.commands.tell(EngineReport::Imported { session, number, entered });
             }
+            Command::AddMemory { session, number, memory } => {
+                if let Some(session) = self.session_mut(session) {
+                    session.apertures.add_memory(number, memory);
+                }
+            }
+            Command::RemoveMemory { session, number } => {
+                if let Some(session) = self.session_mut(session) {
+                    session.apertures.remove_memory(number);
+                }
+            }
+            Command::SetTripwire { session, number, memory, range, access } => {
+                if let Some(session) = self.session_mut(session) {
+                    session.apertures.set_tripwire((number, memory), range, access);
+                }
+            }
             Command::Revoke { key, session, number } => {
                 self.apertures.revoke(key, (session, number), &mut self.sessions);
             }
@@ -133,14 +148,18 @@ impl Engine {
                 self.apertures.release(key, (session, number), &mut self.sessions);
             }
             Command::ImportTripwire { session, number, tripwire } => {
-                let key = self.sessions.key(session);
-                if let Some(session) = key.and_then(|key| self.sessions.get_mut(key)) {
+                if let Some(session) = self.session_mut(session) {
                     session.apertures.set_imported(number, tripwire);
                 }
             }
             Command::Stop => self.stop = true,
             Command::Leave => (self.stop, self.leaves) = (true, true),
         }
+    }
+
+    /// Returns the session with a number.
+    fn session_mut(&mut self, number: u32) -> Option<&mut Session> {
+        self.sessions.key(number).and_then(|key| self.sessions.get_mut(key))
     }
 
     /// Applies the terms of a session. Ends the connections that they do not allow any more.
@@ -269,6 +288,7 @@ impl Engine {
             if let Some(queue) = session.oob.queue(number) {
                 queue.reset();
             }
+            session.apertures.reset(number);
         }
         self.oob.insert(&endpoint.oob, destination);
         session.put_in(number, endpoint);

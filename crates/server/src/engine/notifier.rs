@@ -161,9 +161,14 @@ impl Notifier {
 
     /// Records a tripwire that fired. Its application is told at the end of the poll iteration.
     pub(crate) fn touch_tripwire(&mut self, session: &mut Session, key: u32, tripwire: u32) {
-        self.fired.push((key, tripwire));
+        self.add_fired(key, tripwire);
         // The session is then among those whose events the engine publishes.
         self.touch(session, key, 0);
+    }
+
+    /// Records a tripwire that fired, of a session that the caller touches.
+    pub(crate) fn add_fired(&mut self, key: u32, tripwire: u32) {
+        self.fired.push((key, tripwire));
     }
 
     /// Records packets that the engine delivered locally or dropped. The engine completes them at

@@ -18,7 +18,7 @@ pub(crate) mod queue;
 mod restore;
 mod table;
 
-pub(crate) use table::{OobTable, Parts, Sender};
+pub(crate) use table::{NotReady, OobTable, Parts, Sender};
 
 #[cfg(test)]
 mod tests;

@@ -472,7 +472,8 @@ impl Session {
             },
             apertures: SessionApertures::new(
                 &shape,
-                (server.apertures, server.fired),
+                (server.apertures, server.fired, server.requests),
+                ledger.requests,
                 memories.armed.filter(|_| memories.is_first),
             ),
             forbidden: None,

@@ -23,6 +23,7 @@ pub(crate) mod handoff;
 mod in_flight;
 mod local;
 mod oob;
+mod requests;
 mod route;
 mod settings;
 mod tag;
@@ -82,6 +83,8 @@ pub(crate) struct TxPath {
     tick: u64,
     /// The cost of the current batch beyond its own bytes.
     spent: Spent,
+    /// Why the current batch stopped in the middle of a request.
+    interrupted: Option<Stop>,
     /// Bytes that this poll iteration may still send, weighted by their cost.
     iteration_bytes: i64,
     /// The pieces and the receivers of the current packet.
@@ -122,6 +125,7 @@ impl TxPath {
             now: clock_ns(),
             tick: 0,
             spent: Spent::default(),
+            interrupted: None,
             iteration_bytes: 0,
             pieces: Vec::with_capacity(MAX_CHAIN + 1),
             found: Vec::with_capacity(64),

@@ -81,7 +81,7 @@ pub(crate) struct Link {
     channel: OwnedFd,
     queue: VecDeque<Packet>,
     /// The channel to the thread that closes sent descriptors.
-    closer: Sender<Vec<OwnedFd>>,
+    closer: Sender<Box<dyn Send>>,
     /// Connections whose packets the kernel refused.
     failed: Vec<u64>,
     sent: u64,
@@ -91,7 +91,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(channel: OwnedFd, closer: Sender<Vec<OwnedFd>>) -> Link {
+    pub(crate) fn new(channel: OwnedFd, closer: Sender<Box<dyn Send>>) -> Link {
         let (queue, failed) = (VecDeque::new(), Vec::new());
         Link { channel, queue, closer, failed, sent: 0, handled: 0, since: Instant::now() }
     }
@@ -144,7 +144,7 @@ impl Link {
             }
             // Even a close that is not the last may be prolonged by an application, through record
             // locks. Without the closing thread, this thread closes them.
-            let _ = self.closer.send(packet.descriptors);
+            let _ = self.closer.send(Box::new(packet.descriptors));
         }
         true
     }

@@ -52,7 +52,7 @@ pub(crate) struct Workers {
     serving: HashMap<Owner, u64>,
     idle: VecDeque<u64>,
     next: u64,
-    closer: Sender<Vec<OwnedFd>>,
+    closer: Sender<Box<dyn Send>>,
     buffer: Box<[u8; MAX_PACKET_BYTES]>,
 }
 
@@ -66,7 +66,7 @@ impl Workers {
         engines: Vec<OwnedFd>,
         epoll: Arc<OwnedFd>,
     ) -> io::Result<Workers> {
-        let (closer, closing) = channel::<Vec<OwnedFd>>();
+        let (closer, closing) = channel::<Box<dyn Send>>();
         let run = move || closing.into_iter().for_each(drop);
         std::thread::Builder::new().name("closer".into()).spawn(run)?;
         Ok(Workers {
@@ -84,8 +84,13 @@ impl Workers {
 
     /// Closes descriptors in the thread for that.
     pub(crate) fn close(&self, descriptors: Vec<OwnedFd>) {
+        self.drop_later(descriptors);
+    }
+
+    /// Drops a value in the thread that closes descriptors: memory whose unmapping takes long.
+    pub(crate) fn drop_later(&self, value: impl Send + 'static) {
         // The thread ends only after this value.
-        let _ = self.closer.send(descriptors);
+        let _ = self.closer.send(Box::new(value));
     }
 
     /// Returns the epoll set of a lane's engine.

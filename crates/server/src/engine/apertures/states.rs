@@ -1,9 +1,13 @@
 //! The words of a session's apertures and tripwires.
 
-use towpath_protocol::apertures::ApertureState;
-use towpath_protocol::layout::SessionShape;
+use towpath_memory::CommonMemory;
+use towpath_protocol::apertures::{Access, ApertureState};
+use towpath_protocol::layout::{REQUEST_WORDS, SessionShape};
+use towpath_protocol::requests::RequestFault;
 use towpath_queue::tripwire::{self, Firing};
 use towpath_queue::{OwnWords, PeerWords};
+
+use super::places::Places;
 
 /// Bytes of the server's own memory that an aperture or a tripwire counts as, in the tables of the
 /// engine and of the control thread.
@@ -19,10 +23,31 @@ pub struct ImportedTripwire {
     pub(crate) tripwire: u32,
 }
 
-/// The words of a session's apertures and tripwires, and the tripwires that it imported.
+/// A memory that a session created.
+#[derive(Debug)]
+struct SessionMemory {
+    common: CommonMemory,
+    tripwires: Places,
+}
+
+/// A word of the ledger that says how far a request is: valid, slot, bytes.
+const PROGRESS_VALID: u64 = 1 << 63;
+const PROGRESS_SLOT_SHIFT: u32 = 31;
+const PROGRESS_BYTES: u64 = (1 << PROGRESS_SLOT_SHIFT) - 1;
+const _: () = assert!(towpath_protocol::requests::MAX_REQUEST_BYTES <= PROGRESS_BYTES);
+
+/// A session's memories, the words of its apertures, tripwires and requests, and the tripwires that it
+/// imported.
 #[derive(Debug)]
 pub(crate) struct SessionApertures {
     states: OwnWords,
+    /// The requests of each endpoint.
+    requests: OwnWords,
+    /// How far the request at the head of each queue pair is.
+    progress: OwnWords,
+    /// For each queue pair, the slot of a request that waits for room at the other end, and since when.
+    waits: Vec<(u32, u64)>,
+    memories: Vec<Option<SessionMemory>>,
     firing: Option<Firing>,
     imported: Vec<Option<ImportedTripwire>>,
 }
@@ -32,15 +57,137 @@ impl SessionApertures {
     /// if the session has no tripwires in this lane.
     pub(crate) fn new(
         shape: &SessionShape,
-        (states, fired): (OwnWords, OwnWords),
+        (states, fired, requests): (OwnWords, OwnWords, OwnWords),
+        progress: OwnWords,
         armed: Option<PeerWords>,
     ) -> SessionApertures {
         let tripwires = shape.tripwires();
         let imported = if armed.is_some() { tripwires.tripwires() as usize } else { 0 };
         SessionApertures {
             states,
+            requests,
+            waits: vec![(0, 0); progress.len()],
+            progress,
+            memories: Vec::new(),
             firing: armed.map(|armed| Firing::new(tripwires, fired, armed)),
             imported: vec![None; imported],
+        }
+    }
+
+    /// `true` if the session can have no apertures.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.states.is_empty()
+    }
+
+    /// Enters a memory.
+    pub(crate) fn add_memory(&mut self, number: u32, common: CommonMemory) {
+        let number = number as usize;
+        if self.memories.len() <= number {
+            self.memories.resize_with(number + 1, || None);
+        }
+        self.memories[number] = Some(SessionMemory { common, tripwires: Places::default() });
+    }
+
+    /// Removes a memory.
+    pub(crate) fn remove_memory(&mut self, number: u32) {
+        if let Some(one) = self.memories.get_mut(number as usize) {
+            *one = None;
+        }
+    }
+
+    /// Returns a memory.
+    pub(super) fn memory(&self, number: u32) -> Option<&CommonMemory> {
+        Some(&self.memories.get(number as usize)?.as_ref()?.common)
+    }
+
+    /// Enters or removes a tripwire of the session.
+    pub(crate) fn set_tripwire(
+        &mut self,
+        (number, memory): (u32, u32),
+        range: (u64, u64),
+        access: Option<Access>,
+    ) {
+        let Some(Some(memory)) = self.memories.get_mut(memory as usize) else { return };
+        match access {
+            Some(access) => memory.tripwires.insert(number, range, access),
+            None => memory.tripwires.remove(number, range),
+        }
+    }
+
+    /// Fires the armed tripwires that an access to a memory touches, and passes them to `fired`. The
+    /// access has taken place.
+    pub(super) fn fire_touched(
+        &mut self,
+        memory: u32,
+        accessed: (u64, u64),
+        access: Access,
+        mut fired: impl FnMut(u32),
+    ) {
+        let memory = self.memories.get(memory as usize).and_then(Option::as_ref);
+        let memory = memory.filter(|memory| !memory.tripwires.is_empty());
+        let (Some(memory), Some(firing)) = (memory, &mut self.firing) else { return };
+        let mut fenced = None;
+        memory.tripwires.touched(accessed, access, |number| {
+            if firing.fire(*fenced.get_or_insert_with(tripwire::fence), number) {
+                fired(number);
+            }
+        });
+    }
+
+    /// Returns how many bytes of a request are moved.
+    pub(super) fn progress(&self, queue_pair: u32, slot: u32) -> u64 {
+        let word = self.progress.get(queue_pair as usize);
+        let of_slot = PROGRESS_VALID | u64::from(slot) << PROGRESS_SLOT_SHIFT;
+        if word & !PROGRESS_BYTES == of_slot { word & PROGRESS_BYTES } else { 0 }
+    }
+
+    /// Records how many bytes of a request are moved.
+    pub(super) fn set_progress(&mut self, queue_pair: u32, slot: u32, bytes: u64) {
+        let slot = u64::from(slot) << PROGRESS_SLOT_SHIFT;
+        self.progress.publish(queue_pair as usize, PROGRESS_VALID | slot | bytes);
+    }
+
+    /// Returns since when a request waits for room at the other end: this call if it is the first.
+    pub(super) fn waits_since(&mut self, queue_pair: u32, slot: u32, now: u64) -> u64 {
+        let Some(waits) = self.waits.get_mut(queue_pair as usize) else { return 0 };
+        if waits.0 != slot || waits.1 == 0 {
+            *waits = (slot, now);
+        }
+        waits.1
+    }
+
+    /// Records that a request of an endpoint is complete, and all before it.
+    pub(super) fn complete(&mut self, endpoint: u32, sequence: u32) {
+        self.requests.publish(endpoint as usize * REQUEST_WORDS, u64::from(sequence));
+    }
+
+    /// Records that a request of an endpoint failed, unless one before it did.
+    pub(super) fn fail(&mut self, endpoint: u32, sequence: u32, fault: RequestFault) {
+        if !self.has_failed(endpoint) {
+            let word = u64::from(fault as u32) << 32 | u64::from(sequence);
+            self.requests.publish(endpoint as usize * REQUEST_WORDS + 1, word);
+        }
+    }
+
+    /// `true` if a request of an endpoint's connection failed.
+    pub(super) fn has_failed(&self, endpoint: u32) -> bool {
+        self.requests.get(endpoint as usize * REQUEST_WORDS + 1) != 0
+    }
+
+    /// Begins with a new connection of an endpoint: no request has failed.
+    pub(crate) fn connect(&mut self, endpoint: u32) {
+        let word = endpoint as usize * REQUEST_WORDS + 1;
+        if word < self.requests.len() && self.requests.get(word) != 0 {
+            self.requests.publish(word, 0);
+        }
+    }
+
+    /// Begins with a new endpoint.
+    pub(crate) fn reset(&mut self, endpoint: u32) {
+        let first = endpoint as usize * REQUEST_WORDS;
+        if first + 1 < self.requests.len() {
+            self.requests.store(first, 0);
+            self.requests.store(first + 1, 0);
         }
     }
 

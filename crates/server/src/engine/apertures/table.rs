@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use towpath_protocol::apertures::ApertureState;
+use towpath_protocol::apertures::{Access, ApertureState};
 use towpath_queue::tripwire;
 
 use crate::engine::notifier::Notifier;
@@ -17,14 +17,31 @@ pub struct Exporting {
     pub(crate) owner: EndpointName,
     /// The aperture's number in its session.
     pub(crate) number: u32,
+    /// The memory's number in the session, and the range, in bytes.
+    pub(crate) memory: u32,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) access: Access,
     /// The endpoint that it was for under an earlier server; `None` for a new aperture.
     pub(crate) resumed_for: Option<EndpointName>,
+}
+
+/// What an aperture grants to requests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Granted {
+    /// The session that exports it, and its memory there.
+    pub(super) owner: u32,
+    pub(super) memory: u32,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) access: Access,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Aperture {
     owner: EndpointName,
     number: u32,
+    granted: Granted,
     peer: EndpointName,
     /// Its number in the session that imported it.
     imported: Option<u32>,
@@ -46,7 +63,7 @@ impl ApertureTable {
         exporting: &Exporting,
         sessions: &mut SessionTable,
     ) -> Option<EndpointName> {
-        let Exporting { key, owner, number, resumed_for } = *exporting;
+        let Exporting { key, owner, number, resumed_for, .. } = *exporting;
         let session = sessions.key(owner.session).and_then(|key| sessions.get_mut(key))?;
         let is_open = !session.closing && session.takes_oob(owner.endpoint);
         let connection = session.oob.queue(owner.endpoint).map(|queue| queue.connection());
@@ -72,11 +89,19 @@ impl ApertureTable {
         };
         session.apertures.set_state(number, state);
         let peer = peer?;
-        self.by_key.insert(key, Aperture { owner, number, peer, imported: None });
+        let Exporting { memory, offset, len, access, .. } = *exporting;
+        let granted = Granted { owner: owner.session, memory, offset, len, access };
+        self.by_key.insert(key, Aperture { owner, number, granted, peer, imported: None });
         for name in [owner, peer] {
             self.by_endpoint.entry(name).or_default().push(key);
         }
         Some(peer)
+    }
+
+    /// Returns what an aperture grants to the requests of an endpoint; `None` if there is no such aperture
+    /// for it.
+    pub(super) fn granted(&self, key: u32, to: &EndpointName) -> Option<Granted> {
+        self.by_key.get(&key).filter(|one| one.peer == *to).map(|one| one.granted)
     }
 
     /// Lets a session use an aperture that its endpoint was given. Returns `false` if there is no such

@@ -30,9 +30,18 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    fn name(&self) -> EndpointName {
+    pub(crate) fn name(&self) -> EndpointName {
         EndpointName { session: self.session, endpoint: self.from.endpoint }
     }
+}
+
+/// The reason why a value or message of a request is not delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotReady {
+    /// The queue of the peer has no room.
+    NoRoom,
+    /// The endpoint has no peer any more.
+    Closed,
 }
 
 /// The parts of the engine that a message changes, borrowed for it.
@@ -91,6 +100,57 @@ impl Parts<'_> {
             self.disconnect(at, state, PeerState::Closed);
         }
         requests.len()
+    }
+
+    /// `true` if an endpoint is open and has a peer.
+    pub(crate) fn is_connected(&mut self, at: Destination) -> bool {
+        let queue = self.open_queue(at);
+        queue.is_some_and(|queue| matches!(queue.connection, Connection::Connected(_)))
+    }
+
+    /// Ends the connection of an endpoint of which a request failed. Both sides learn that it is closed.
+    pub(crate) fn close_failed(&mut self, at: Destination) {
+        if self.is_connected(at) {
+            self.disconnect(at, PeerState::Closed, PeerState::Closed);
+        }
+    }
+
+    /// Puts the value or message of a request into the queue of the peer of an endpoint, unless a
+    /// predecessor did.
+    pub(crate) fn tell_peer(
+        &mut self,
+        sender: &Sender,
+        kind: Kind,
+        payload: &[u8],
+    ) -> Result<(), NotReady> {
+        let from = sender.from;
+        let queue = self.open_queue(from).ok_or(NotReady::Closed)?;
+        let Connection::Connected(receiver) = queue.connection else {
+            return Err(NotReady::Closed);
+        };
+        let session = self.sessions.get_mut(from.session).ok_or(NotReady::Closed)?;
+        let capacity = session.shape.queues.transmit();
+        if session.oob.is_handled(sender.queue_pair, sender.slot, capacity) {
+            return Ok(());
+        }
+        let own = session.endpoints.get(from.endpoint as usize).and_then(Option::as_ref);
+        let own = own.and_then(|one| one.oob.first()).ok_or(NotReady::Closed)?;
+        let message = OobMessage::new(kind, *own, payload).ok_or(NotReady::Closed)?;
+        let message = message.from_sender(*own, session.oob.uid, session.number);
+        let (to, queue) = self.peer_queue(receiver).ok_or(NotReady::Closed)?;
+        match queue.check_room(sender.session, ANSWER_SLOTS) {
+            Ok(()) => {}
+            Err(NoRoom::Full | NoRoom::Share) => return Err(NotReady::NoRoom),
+            Err(NoRoom::Violates(violation)) => {
+                self.sessions.condemn(to.session, violation);
+                return Err(NotReady::Closed);
+            }
+        }
+        publish(sender, &Delivery { kind, to, receiver, message }, self);
+        if let Some(session) = self.sessions.get_mut(from.session) {
+            session.oob.handled(sender.queue_pair, sender.slot);
+        }
+        Ok(())
     }
 
     /// Ends the connection of an endpoint, or takes its request back. `state`: that of its peer from now
@@ -223,7 +283,11 @@ impl OobTable {
     ) -> Result<(), Violation> {
         let Some((kind, address)) = message.check() else { return Err(Violation::Flags) };
         let Some(session) = parts.sessions.get(sender.from.session) else { return Ok(()) };
-        if session.oob.is_empty() || message.uid != 0 || message.session != 0 {
+        if session.oob.is_empty()
+            || message.uid != 0
+            || message.session != 0
+            || kind == Kind::Immediate
+        {
             return Err(Violation::Flags);
         }
         if !session.takes_oob(sender.from.endpoint) {
@@ -332,7 +396,8 @@ fn deliver(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) {
         Kind::Request => deliver_request(sender, delivery, parts),
         Kind::Accept => deliver_accept(sender, delivery, parts),
         Kind::Reject => deliver_reject(sender, delivery, parts),
-        Kind::Close => Ok(()),
+        // No application sends one.
+        Kind::Close | Kind::Immediate => Ok(()),
     };
     match done {
         Ok(()) => parts.count(sender.from, Count::Sent),
@@ -464,6 +529,11 @@ fn deliver_accept(
     }
     if let Answerable::Requested(listener) = answerable {
         parts.forget_request(listener, delivery.receiver);
+    }
+    for at in [delivery.to, sender.from] {
+        if let Some(session) = parts.sessions.get_mut(at.session) {
+            session.apertures.connect(at.endpoint);
+        }
     }
     publish(sender, delivery, parts);
     parts.set_state(delivery.to, PeerState::Connected);

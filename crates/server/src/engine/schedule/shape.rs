@@ -187,6 +187,13 @@ impl Shape {
         if leaves > at.now { Gate::Until(leaves) } else { Gate::Open }
     }
 
+    /// Charges the endpoint for bytes beyond those of its packets.
+    pub(crate) fn charge_bytes(&mut self, bytes: u64, at: &Moment) {
+        if let Some(bucket) = &mut self.bits {
+            bucket.charge(bytes, at.now, at.since);
+        }
+    }
+
     /// Charges the endpoint for a packet of `len` bytes.
     pub fn charge(&mut self, len: u32, at: &Moment) {
         if self.tick != at.tick {

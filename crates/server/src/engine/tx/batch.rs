@@ -1,6 +1,6 @@
 //! A batch: packets of one queue pair that the engine took together.
 
-use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
+use towpath_queue::descriptor::{Descriptor, MAX_CHAIN, OUT_OF_BAND, REQUEST};
 
 use crate::engine::demux::Destination;
 use crate::engine::session::Session;
@@ -43,8 +43,29 @@ pub(crate) struct Taken {
     pub(crate) together: bool,
     /// `true` if the packet waited too long and the engine drops it.
     pub(crate) late: bool,
-    /// `true` if it is an out-of-band message, not a packet.
-    pub(crate) oob: bool,
+    pub(crate) holds: Holds,
+}
+
+/// What an entry of a transmit queue is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Holds {
+    #[default]
+    Packet,
+    /// An out-of-band message.
+    Message,
+    /// A request to move bytes.
+    Request,
+}
+
+impl Holds {
+    /// Returns what a descriptor with these flags holds.
+    pub(crate) fn of(flags: u16) -> Holds {
+        match flags & (OUT_OF_BAND | REQUEST) {
+            0 => Holds::Packet,
+            REQUEST => Holds::Request,
+            _ => Holds::Message,
+        }
+    }
 }
 
 /// Packets of one queue pair that the engine took together, with their descriptors.

@@ -3,7 +3,9 @@
 
 use towpath_memory::Mapping;
 use towpath_queue::buffers::Ledger;
-use towpath_queue::descriptor::{Descriptor, EXPEDITED, META, MORE, OUT_OF_BAND, TOGETHER};
+use towpath_queue::descriptor::{
+    Descriptor, EXPEDITED, META, MORE, OUT_OF_BAND, REQUEST, TOGETHER,
+};
 use towpath_queue::transmit::TransmitConsumer;
 use towpath_queue::{PoolShape, Violation};
 
@@ -11,7 +13,7 @@ use crate::engine::schedule::shape::{Class, Gate, Moment, Shape, Shaping};
 use crate::engine::schedule::{Schedule, Stop};
 use crate::engine::session::{QueuePair, Session};
 use crate::engine::source::{PREFIX_BYTES, WHOLE_BYTES};
-use crate::engine::tx::batch::{BATCH, Batch, Taken};
+use crate::engine::tx::batch::{BATCH, Batch, Holds, Taken};
 
 /// The part of a packet that the engine prefetches before it reads the packet, without knowing yet
 /// whether the packet may be sent.
@@ -158,8 +160,8 @@ impl Batch {
             at: at as u32,
             endpoint: head.endpoint,
             len,
-            single: head.flags & (MORE | META | OUT_OF_BAND) == 0 && !late,
-            oob: head.flags & OUT_OF_BAND != 0,
+            single: head.flags & (MORE | META | OUT_OF_BAND | REQUEST) == 0 && !late,
+            holds: Holds::of(head.flags),
             together,
             late,
             ..Taken::default()
@@ -295,10 +297,10 @@ impl Batch {
             None => moment.now,
         };
         moment.goes_on = self.message_bytes > 0;
-        let gate = if next.flags & OUT_OF_BAND == 0 {
+        let gate = if next.flags & (OUT_OF_BAND | REQUEST) == 0 {
             shape.gate(next.len, moment)
         } else {
-            // Out-of-band messages wait for their rates, and are never late.
+            // Out-of-band messages and requests wait for their rates, and are never late.
             let mut shape = *shape;
             shape.set.max_delay_us = 0;
             shape.gate(next.len, moment)

@@ -6,8 +6,9 @@ use towpath_queue::Violation;
 
 use crate::engine::port::FRAME_BYTES;
 use crate::engine::schedule::{Stop, Turn};
-use crate::engine::tx::batch::{Batch, Taken};
+use crate::engine::tx::batch::{Batch, Holds, Taken};
 use crate::engine::tx::context::{Round, Sent, Served, TxContext};
+use crate::engine::tx::requests::Carried;
 use crate::engine::tx::take::{Allowance, Ended, Rules};
 use crate::engine::tx::{TxPath, local, oob};
 use crate::engine::work::{Share, Spent};
@@ -146,6 +147,10 @@ impl TxPath {
         if batch.shaped {
             batch.charge(session, sent, &self.rules());
         }
+        if unsent && let Some(stop) = self.interrupted.take() {
+            // The request goes on in the unit's next turn.
+            return Some(Served::More(stop, 0));
+        }
         if unsent && self.has_used_share(batch, sent) {
             // A message does not keep other units waiting for copies; it continues in the unit's
             // next turn.
@@ -210,12 +215,29 @@ impl TxPath {
             if index == batch.count {
                 return Ok((index, None));
             }
-            if batch.packets[index].oob {
-                if let Err(violation) = oob::send(batch, index, context) {
-                    return Ok((index + 1, Some(violation)));
+            match batch.packets[index].holds {
+                Holds::Packet => {}
+                Holds::Message => {
+                    if let Err(violation) = oob::send(batch, index, context) {
+                        return Ok((index + 1, Some(violation)));
+                    }
+                    index += 1;
+                    continue;
                 }
-                index += 1;
-                continue;
+                Holds::Request => {
+                    match self.carry_out(batch, index, context) {
+                        Err(violation) => return Ok((index + 1, Some(violation))),
+                        Ok(Carried::Left(stop)) => {
+                            self.interrupted = Some(stop);
+                            return Ok((index, None));
+                        }
+                        Ok(Carried::Done) if self.has_used_share(batch, index + 1) => {
+                            return Ok((index + 1, None));
+                        }
+                        Ok(Carried::Done) => index += 1,
+                    }
+                    continue;
+                }
             }
             let (later, costly) = match self.check_and_send::<CAPTURES>(batch, index, context)? {
                 Sent::Now => (false, false),

@@ -1,0 +1,268 @@
+//! Requests: the server moves bytes between memory of this session and an aperture of an endpoint's
+//! peer, or puts a message into the peer's queue, without the peer's doing.
+
+use std::ops::Range;
+
+use towpath_protocol::layout::REQUEST_WORDS;
+use towpath_protocol::requests::{self, MAX_SEGMENTS, RequestFault, RequestKind, Segment};
+use towpath_queue::PeerWords;
+use towpath_queue::descriptor::{Descriptor, MESSAGE_BYTES, REQUEST, TOGETHER};
+use zerocopy::IntoBytes;
+
+use crate::error::RequestError;
+use crate::memory::{ApertureKey, Memory};
+use crate::options::Endpoint;
+use crate::session::Session;
+
+/// A request, for [`Session::request`].
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    kind: RequestKind,
+    remote: (u32, u64),
+    local: [Segment; MAX_SEGMENTS],
+    /// The number of local ranges, also of those for which there was no place; of a message, its bytes.
+    count: usize,
+    /// `true` if a local range is empty or not inside of its memory.
+    is_outside: bool,
+    immediate: u32,
+    together: bool,
+}
+
+impl Request {
+    fn new(kind: RequestKind, remote: (u32, u64)) -> Request {
+        let local = [Segment::default(); MAX_SEGMENTS];
+        let (count, is_outside, immediate, together) = (0, false, 0, false);
+        Request { kind, remote, local, count, is_outside, immediate, together }
+    }
+
+    /// Writes from local memory into an aperture, from its byte `offset` on.
+    #[must_use]
+    pub fn write(key: ApertureKey, offset: u64) -> Request {
+        Request::new(RequestKind::Write, (key.0, offset))
+    }
+
+    /// Reads from an aperture, from its byte `offset` on, into local memory.
+    #[must_use]
+    pub fn read(key: ApertureKey, offset: u64) -> Request {
+        Request::new(RequestKind::Read, (key.0, offset))
+    }
+
+    /// Puts a message of at most 64 bytes into the queue of the endpoint at the other end, which it takes
+    /// as an out-of-band message. Unlike [`Session::send_oob`], this waits for room there.
+    #[must_use]
+    pub fn send(payload: &[u8]) -> Request {
+        let mut request = Request::new(RequestKind::Send, (0, 0));
+        request.count = payload.len();
+        if let Some(message) = requests::Request::message(0, payload) {
+            request.local = message.segments;
+        }
+        request
+    }
+
+    /// Adds a range of a memory of this session. A request has 1 to 6 of them, one behind the other in
+    /// the aperture, and at most 1 GiB in all.
+    #[must_use]
+    pub fn local(mut self, memory: &Memory, range: Range<usize>) -> Request {
+        let len = range.end.saturating_sub(range.start);
+        self.is_outside |= len == 0 || range.end > memory.len();
+        if let Some(place) = self.local.get_mut(self.count) {
+            let len = u32::try_from(len).unwrap_or(u32::MAX);
+            *place = Segment { offset: range.start as u64, len, memory: memory.number };
+        }
+        self.count += 1;
+        self
+    }
+
+    /// After the write, the endpoint at the other end receives this value ([`crate::OobKind::Immediate`]).
+    #[must_use]
+    pub fn with_value(mut self, value: u32) -> Request {
+        if self.kind == RequestKind::Write {
+            self.kind = RequestKind::WriteImmediate;
+        }
+        self.immediate = value;
+        self
+    }
+
+    /// The next request of the endpoint belongs to the same message: the server carries out nothing else
+    /// between the two, up to a limit of its own.
+    #[must_use]
+    pub fn together(mut self) -> Request {
+        self.together = true;
+        self
+    }
+
+    fn to_message(self, sequence: u32) -> Result<requests::Request, RequestError> {
+        if self.kind == RequestKind::Send {
+            let bytes = self.local.as_bytes();
+            let payload = bytes.get(..self.count);
+            let message = payload.and_then(|all| requests::Request::message(sequence, all));
+            return message.ok_or(RequestError::Message { len: self.count });
+        }
+        if self.is_outside {
+            return Err(RequestError::Outside);
+        }
+        let local = self.local.get(..self.count);
+        let made =
+            local.and_then(|all| requests::Request::new(self.kind, sequence, self.remote, all));
+        let made = made.ok_or(RequestError::Ranges { count: self.count })?;
+        Ok(requests::Request { immediate: self.immediate, ..made })
+    }
+}
+
+/// A request that was queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestId {
+    endpoint: u32,
+    sequence: u32,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestState {
+    /// The server has yet to carry it out.
+    Pending,
+    /// All of it is done: bytes that it wrote are in the aperture, bytes that it read in local memory.
+    Complete,
+    /// It failed, and with it the endpoint's connection. Some of its bytes may be moved.
+    Failed(RequestFault),
+}
+
+/// The requests of an endpoint.
+#[derive(Clone, Copy, Debug, Default)]
+struct EndpointRequests {
+    /// The number of the last request.
+    last: u32,
+    /// The requests that failed with an earlier connection: the first one with its fault, and the last.
+    failed: Option<(u32, RequestFault, u32)>,
+}
+
+/// The requests of a session.
+pub(crate) struct RequestTable {
+    words: PeerWords,
+    endpoints: Vec<EndpointRequests>,
+}
+
+/// Returns `true` if `one` is not behind `other`, among numbers that wrap.
+fn is_upto(one: u32, other: u32) -> bool {
+    other.wrapping_sub(one) < 1 << 31
+}
+
+impl RequestTable {
+    pub(crate) fn new(words: PeerWords, endpoints: u32) -> RequestTable {
+        RequestTable { words, endpoints: vec![EndpointRequests::default(); endpoints as usize] }
+    }
+
+    /// Returns the request of an endpoint's connection that failed first.
+    fn failed(&self, endpoint: u32) -> Option<(u32, RequestFault)> {
+        let word = self.words.observe(endpoint as usize * REQUEST_WORDS + 1);
+        // A fault of a later version has ended the connection, too.
+        let fault =
+            || RequestFault::from_number((word >> 32) as u32).unwrap_or(RequestFault::Closed);
+        (word != 0).then(|| (word as u32, fault()))
+    }
+
+    /// Returns the number of the last request of an endpoint that is complete.
+    fn completed(&self, endpoint: u32) -> u32 {
+        self.words.observe(endpoint as usize * REQUEST_WORDS) as u32
+    }
+
+    /// Begins with a new connection of an endpoint: remembers what failed with the one before.
+    pub(crate) fn connect(&mut self, endpoint: u32) {
+        let failed = self.failed(endpoint);
+        if let Some(one) = self.endpoints.get_mut(endpoint as usize)
+            && let Some((first, fault)) = failed
+        {
+            one.failed = Some((first, fault, one.last));
+        }
+    }
+
+    /// Begins with a new endpoint.
+    pub(crate) fn begin(&mut self, endpoint: u32) {
+        if let Some(one) = self.endpoints.get_mut(endpoint as usize) {
+            *one = EndpointRequests::default();
+        }
+    }
+
+    fn state(&self, id: RequestId) -> RequestState {
+        let Some(one) = self.endpoints.get(id.endpoint as usize) else {
+            return RequestState::Failed(RequestFault::Closed);
+        };
+        let failed = |(first, fault): (u32, RequestFault)| {
+            let fault = if id.sequence == first { fault } else { RequestFault::Flushed };
+            RequestState::Failed(fault)
+        };
+        if let Some((first, fault, last)) = one.failed
+            && is_upto(first, id.sequence)
+            && is_upto(id.sequence, last)
+        {
+            return failed((first, fault));
+        }
+        // First: the server publishes a completion before a failure behind it.
+        let now = self.failed(id.endpoint);
+        if is_upto(id.sequence, self.completed(id.endpoint)) {
+            return RequestState::Complete;
+        }
+        match now.filter(|(first, _)| is_upto(*first, id.sequence)) {
+            Some(first) => failed(first),
+            None => RequestState::Pending,
+        }
+    }
+}
+
+impl Session {
+    /// Queues a request of a connected endpoint. The next [`Session::flush`], or [`Session::wait`], sends
+    /// it; the server carries out the requests of an endpoint in their order, and a wait ends when one is
+    /// complete or failed. docs/apertures.md says what may be relied on.
+    ///
+    /// # Errors
+    /// [`RequestError`]; then nothing was queued.
+    pub fn request(
+        &mut self,
+        endpoint: Endpoint,
+        request: &Request,
+    ) -> Result<RequestId, RequestError> {
+        self.check()?;
+        let number = endpoint.number;
+        let table = self.apertures.as_ref().map(|one| &one.requests).filter(|_| endpoint.oob);
+        let table = table.ok_or(RequestError::NotPossible)?;
+        let one = table.endpoints.get(number as usize).ok_or(RequestError::NotPossible)?;
+        let sequence = one.last.wrapping_add(1);
+        let message = request.to_message(sequence)?;
+        self.update_revoked();
+        if self.is_revoked(endpoint) {
+            return Err(RequestError::Revoked);
+        }
+        let unit = self.unit(endpoint.queue_pair, 0).map_err(|_| RequestError::NotPossible)?;
+        let len = MESSAGE_BYTES as usize;
+        if !self.has_room_in(endpoint.queue_pair, len) {
+            return Err(RequestError::Full);
+        }
+        let Some(buffer) = self.transmit_free.take() else { return Err(RequestError::Full) };
+        let descriptor = self.transmit_pool.write_one(buffer, len, number, |parts| {
+            if let [part] = parts {
+                part.copy_from_slice(message.as_bytes());
+            }
+        });
+        let flags = REQUEST | if request.together { TOGETHER } else { 0 };
+        let pushed = self.push(unit, &[Descriptor { flags, ..descriptor }]);
+        debug_assert!(pushed, "there was room");
+        if let Some(apertures) = &mut self.apertures
+            && let Some(one) = apertures.requests.endpoints.get_mut(number as usize)
+        {
+            one.last = sequence;
+        }
+        Ok(RequestId { endpoint: number, sequence })
+    }
+
+    /// Returns what became of a request: loads of two words that the server writes. If a request is
+    /// complete, so are all that the endpoint made before. Ids of an endpoint that is closed, and those
+    /// of more than two billion requests ago, have no meaning.
+    #[inline]
+    #[must_use]
+    pub fn request_state(&self, id: RequestId) -> RequestState {
+        match &self.apertures {
+            Some(apertures) if self.is_parents() => apertures.requests.state(id),
+            _ => RequestState::Failed(RequestFault::Closed),
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Requests: the engine moves bytes between memory of the requesting session and an aperture of its
+//! endpoint's peer, piece by piece.
+//!
+//! How far a request is stands in the ledger, so a successor places at most the last piece again. The
+//! number of the last request that is complete is stored before the request leaves its queue, and is
+//! the same if a successor stores it once more. A value or a message for the peer goes as an
+//! out-of-band message does, which arrives exactly once.
+
+use towpath_memory::CommonMemory;
+use towpath_protocol::apertures::{Access, is_inside};
+use towpath_protocol::oob::Kind;
+use towpath_protocol::requests::{Checked, Request, RequestFault, RequestKind, Segment};
+
+use super::table::Granted;
+use crate::engine::oob::{NotReady, Parts, Sender};
+use crate::engine::sessions::SessionTable;
+
+/// The most bytes that the engine moves at once for a request; the others then wait their turn again
+/// (Riddoch and Pope, section 3.2: a maximum transfer size).
+pub(crate) const TRANSFER_BYTES: u64 = 64 << 10;
+
+/// How long a request waits for room in the queue at the other end, in nanoseconds, before it fails.
+const NOT_READY_NS: u64 = 1_000_000_000;
+/// The time between two looks for that room, in nanoseconds.
+const RETRY_NS: u64 = 100_000;
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It is complete, or failed.
+    Complete,
+    /// There is more to move.
+    More,
+    /// The queue at the other end has no room: look again at this time, in nanoseconds.
+    NotReady(u64),
+}
+
+/// A request that the engine took from a queue.
+pub(crate) struct Requesting<'a> {
+    pub(crate) sender: Sender,
+    pub(crate) request: &'a Request,
+    pub(crate) checked: Checked,
+    /// The time, in nanoseconds.
+    pub(crate) now: u64,
+}
+
+/// Carries out a request, or a piece of it. Returns what became of it, and the bytes moved.
+pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome, u64) {
+    let Sender { from, queue_pair, slot, .. } = one.sender;
+    let key = from.session;
+    let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Complete, 0) };
+    let has_failed = session.apertures.has_failed(from.endpoint);
+    if has_failed || !parts.is_connected(from) {
+        fail(one, RequestFault::Closed, parts);
+        return (Outcome::Complete, 0);
+    }
+    let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Complete, 0) };
+    let done = session.apertures.progress(queue_pair, slot).min(one.checked.bytes);
+    let mut moved = 0;
+    if one.checked.kind != RequestKind::Send && done < one.checked.bytes {
+        match place(one, done, parts) {
+            Ok(bytes) => moved = bytes,
+            Err(fault) => {
+                fail(one, fault, parts);
+                return (Outcome::Complete, 0);
+            }
+        }
+        if let Some(session) = parts.sessions.get_mut(key) {
+            session.apertures.set_progress(queue_pair, slot, done + moved);
+        }
+        if done + moved < one.checked.bytes {
+            return (Outcome::More, moved);
+        }
+    }
+    let told = match one.checked.kind {
+        RequestKind::WriteImmediate => {
+            let (value, bytes) = (one.request.immediate, one.checked.bytes as u32);
+            let payload = [value.to_le_bytes(), bytes.to_le_bytes()].concat();
+            parts.tell_peer(&one.sender, Kind::Immediate, &payload)
+        }
+        RequestKind::Send => parts.tell_peer(&one.sender, Kind::Plain, one.request.payload()),
+        RequestKind::Write | RequestKind::Read => Ok(()),
+    };
+    let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Complete, moved) };
+    match told {
+        Ok(()) => {}
+        Err(NotReady::Closed) => {
+            fail(one, RequestFault::Closed, parts);
+            return (Outcome::Complete, moved);
+        }
+        Err(NotReady::NoRoom) => {
+            if one.now < session.apertures.waits_since(queue_pair, slot, one.now) + NOT_READY_NS {
+                return (Outcome::NotReady(one.now + RETRY_NS), moved);
+            }
+            fail(one, RequestFault::NotReady, parts);
+            return (Outcome::Complete, moved);
+        }
+    }
+    session.apertures.complete(from.endpoint, one.request.sequence);
+    parts.notifier.touch_oob(session, key, from.endpoint);
+    (Outcome::Complete, moved)
+}
+
+/// Records that a request failed, and closes the connection: the requests behind it fail, too.
+fn fail(one: &Requesting<'_>, fault: RequestFault, parts: &mut Parts<'_>) {
+    let from = one.sender.from;
+    let Some(session) = parts.sessions.get_mut(from.session) else { return };
+    session.apertures.fail(from.endpoint, one.request.sequence, fault);
+    parts.notifier.touch_oob(session, from.session, from.endpoint);
+    parts.close_failed(from);
+}
+
+/// Moves the next piece of a request. Returns its bytes.
+fn place(one: &Requesting<'_>, done: u64, parts: &mut Parts<'_>) -> Result<u64, RequestFault> {
+    let Requesting { sender, request, checked, .. } = one;
+    let granted = parts.apertures.granted(request.key, &sender.name()).ok_or(RequestFault::Key)?;
+    let access = if checked.kind == RequestKind::Read { Access::Read } else { Access::Write };
+    if granted.access as u32 & access as u32 == 0 {
+        return Err(RequestFault::Rights);
+    }
+    if !is_inside(request.remote, checked.bytes, granted.len) {
+        return Err(RequestFault::Range);
+    }
+    let limit = TRANSFER_BYTES.min(checked.bytes - done);
+    let range = Range { granted: &granted, first: request.remote + done, len: limit };
+    copy(one, done, &range, access, parts.sessions)?;
+    touch_tripwires(&range, access, parts);
+    Ok(limit)
+}
+
+/// The part of an aperture that a piece touches.
+struct Range<'a> {
+    granted: &'a Granted,
+    /// Where it begins in the aperture, and its length, in bytes.
+    first: u64,
+    len: u64,
+}
+
+impl Range<'_> {
+    /// Returns where the range begins in its memory, in bytes.
+    fn offset(&self) -> u64 {
+        self.granted.offset + self.first
+    }
+}
+
+/// Copies between the local ranges, from their byte `done` on, and a range of an aperture.
+fn copy(
+    one: &Requesting<'_>,
+    done: u64,
+    range: &Range<'_>,
+    access: Access,
+    sessions: &SessionTable,
+) -> Result<(), RequestFault> {
+    let local = sessions.get(one.sender.from.session).ok_or(RequestFault::Closed)?;
+    let owner = sessions.key(range.granted.owner).and_then(|key| sessions.get(key));
+    let owner = owner.ok_or(RequestFault::Key)?;
+    let remote = owner.apertures.memory(range.granted.memory).ok_or(RequestFault::Key)?;
+    let (mut skip, mut left, mut at) = (done, range.len, range.offset());
+    for Segment { offset, len, memory } in &one.request.segments[..one.checked.segments] {
+        let len = u64::from(*len);
+        if skip >= len {
+            skip -= len;
+            continue;
+        }
+        let bytes = (len - skip).min(left);
+        let own = local.apertures.memory(*memory).ok_or(RequestFault::Local)?;
+        let from = offset.checked_add(skip).ok_or(RequestFault::Local)?;
+        if !is_inside(from, bytes, own.len() as u64) {
+            return Err(RequestFault::Local);
+        }
+        let is_copied = match access {
+            Access::Read => transfer(own, from, remote, at, bytes),
+            _ => transfer(remote, at, own, from, bytes),
+        };
+        if !is_copied {
+            return Err(RequestFault::Range);
+        }
+        (skip, left, at) = (0, left - bytes, at + bytes);
+        if left == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn transfer(to: &CommonMemory, at: u64, from: &CommonMemory, start: u64, bytes: u64) -> bool {
+    to.copy_from(at as usize, from, start as usize, bytes as usize)
+}
+
+/// Fires the armed tripwires that an access touched.
+fn touch_tripwires(range: &Range<'_>, access: Access, parts: &mut Parts<'_>) {
+    let Some(key) = parts.sessions.key(range.granted.owner) else { return };
+    let Some(owner) = parts.sessions.get_mut(key).filter(|one| !one.closing) else { return };
+    let accessed = (range.offset(), range.len);
+    let notifier = &mut *parts.notifier;
+    let mut fires = false;
+    owner.apertures.fire_touched(range.granted.memory, accessed, access, |number| {
+        notifier.add_fired(key, number);
+        fires = true;
+    });
+    if fires {
+        notifier.touch(owner, key, 0);
+    }
+}

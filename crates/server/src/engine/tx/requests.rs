@@ -1,0 +1,86 @@
+//! Requests in a transmit queue. They wait their turn as packets do, and a long one is carried out in
+//! several turns. The bytes that a request moves count against its queue pair's share and its
+//! endpoint's rate.
+
+use towpath_protocol::requests::Request;
+use towpath_queue::Violation;
+use zerocopy::FromBytes;
+
+use crate::clock::clock_ns;
+use crate::engine::apertures::requests::{Outcome, Requesting, carry_out};
+use crate::engine::demux::Destination;
+use crate::engine::oob::{Parts, Sender};
+use crate::engine::schedule::Stop;
+use crate::engine::schedule::shape::Moment;
+use crate::engine::tx::TxPath;
+use crate::engine::tx::batch::Batch;
+use crate::engine::tx::context::TxContext;
+use crate::engine::work::Work;
+
+/// What became of a request's turn.
+pub(super) enum Carried {
+    /// The request is complete, or failed.
+    Done,
+    /// The request goes on later.
+    Left(Stop),
+}
+
+impl TxPath {
+    /// Carries out the request `index` of a batch, or a piece of it.
+    ///
+    /// # Errors
+    /// The sender's violation.
+    pub(super) fn carry_out(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        context: &mut TxContext<'_>,
+    ) -> Result<Carried, Violation> {
+        let taken = &batch.packets[index];
+        let (key, queue_pair, slot) = (batch.key, batch.queue_pair, taken.first);
+        let from = Destination { session: key, endpoint: taken.endpoint };
+        let Some(session) = context.delivery.session(key) else { return Ok(Carried::Done) };
+        let endpoint = session.endpoints.get(taken.endpoint as usize).ok_or(Violation::Endpoint)?;
+        if endpoint.as_ref().is_some_and(|endpoint| endpoint.queue_pair != queue_pair) {
+            return Err(Violation::Endpoint);
+        }
+        if session.apertures.is_empty() {
+            return Err(Violation::Flags);
+        }
+        let request = taken.fetched.then(|| Request::read_from_bytes(batch.beginning(index)));
+        let Some(Ok(request)) = request else { return Err(Violation::Range) };
+        let checked = request.check().ok_or(Violation::Flags)?;
+        let sender = Sender { from, session: session.number, queue_pair, slot, may_repeat: false };
+        let now = clock_ns();
+        let (sessions, notifier) = context.delivery.parts();
+        let parts = &mut Parts { sessions, notifier, apertures: &mut *context.apertures };
+        let requesting = Requesting { sender, request: &request, checked, now };
+        let (outcome, moved) = carry_out(&requesting, parts);
+        self.charge_moved(moved, (from, now), context);
+        match outcome {
+            Outcome::Complete => {
+                context.delivery.complete((key, queue_pair), slot, 1);
+                Ok(Carried::Done)
+            }
+            Outcome::More => Ok(Carried::Left(Stop::Over)),
+            Outcome::NotReady(until) => Ok(Carried::Left(Stop::Until(until))),
+        }
+    }
+
+    /// Charges the bytes that a request moved to its queue pair and to its endpoint's rate.
+    fn charge_moved(
+        &mut self,
+        moved: u64,
+        (from, now): (Destination, u64),
+        context: &mut TxContext<'_>,
+    ) {
+        self.spent.unit += Work { copies: 0, bytes: moved };
+        let session = context.delivery.session(from.session);
+        let shape =
+            session.and_then(|one| one.shapes.get_mut(from.endpoint as usize)?.as_deref_mut());
+        if let Some(shape) = shape {
+            let moment = Moment { now, tick: self.tick, since: now, ..Moment::default() };
+            shape.charge_bytes(moved, &moment);
+        }
+    }
+}
