@@ -1,132 +1,19 @@
-//! The requests for memory, apertures and tripwires.
+//! The calls for memory, apertures and tripwires that ask the server.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
-use towpath_memory::{CommonMemory, Region, SharedFile, peer_words};
+use towpath_memory::SharedFile;
 use towpath_protocol::apertures::{Access, Sharing};
-use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Message};
-use towpath_queue::PeerWords;
 use towpath_queue::tripwire::ArmedWord;
 
-use crate::error::{Lost, OpenError, Refusal};
-use crate::fork::ForkGuard;
+use crate::aperture_table::not_mapped;
+use crate::error::{Lost, OpenError};
 use crate::memory::{Aperture, ApertureKey, Export, Memory};
 use crate::options::Endpoint;
-use crate::requests::RequestTable;
 use crate::session::Session;
-use crate::tripwires::{ImportedTripwire, Tripwire, TripwireTable};
-
-/// The apertures and tripwires of a session.
-pub(crate) struct Apertures {
-    states: PeerWords,
-    /// The memories of other sessions that are mapped, by their numbers and whether for writing, with
-    /// the number of apertures in each.
-    mapped: HashMap<(u64, bool), (CommonMemory, usize)>,
-    /// The armed words of other sessions, by the sessions' numbers.
-    armed: HashMap<u32, PeerWords>,
-    pub(crate) tripwires: Option<TripwireTable>,
-    pub(crate) requests: RequestTable,
-    guard: ForkGuard,
-}
-
-impl Apertures {
-    /// Creates the client's side; `None` if the session can have no apertures.
-    pub(crate) fn new(
-        shape: &SessionShape,
-        (states, requests): (PeerWords, PeerWords),
-        (armed, fired): (Option<Region>, PeerWords),
-        guard: &ForkGuard,
-    ) -> Option<Box<Apertures>> {
-        (shape.apertures() > 0).then(|| {
-            let tripwires = armed.map(|armed| TripwireTable::new(shape, armed, fired));
-            let (mapped, armed) = (HashMap::new(), HashMap::new());
-            let requests = RequestTable::new(requests, shape.endpoints);
-            Box::new(Apertures { states, mapped, armed, tripwires, requests, guard: guard.clone() })
-        })
-    }
-
-    /// Returns the number of tripwires.
-    pub(crate) fn tripwires(&self) -> u32 {
-        self.tripwires.as_ref().map_or(0, TripwireTable::count)
-    }
-
-    pub(crate) fn record_event(&mut self, tripwire: u32) {
-        if let Some(table) = &mut self.tripwires {
-            table.record_event(tripwire);
-        }
-    }
-
-    pub(crate) fn check_all(&mut self) {
-        if let Some(table) = &mut self.tripwires {
-            table.check_all();
-        }
-    }
-
-    pub(crate) fn has_no_news(&self) -> bool {
-        self.tripwires.as_ref().is_none_or(TripwireTable::has_no_news)
-    }
-
-    pub(crate) fn has_fired_any(&mut self) -> bool {
-        self.tripwires.as_mut().is_some_and(|table| table.first_fired().is_some())
-    }
-
-    pub(crate) fn restart_imported(&mut self) -> impl Iterator<Item = u32> + use<'_> {
-        self.tripwires.iter_mut().flat_map(TripwireTable::restart_imported)
-    }
-
-    /// Maps the memory of an imported aperture, unless it is mapped.
-    fn map(
-        &mut self,
-        id: (u64, bool),
-        file: Option<OwnedFd>,
-        missing: impl FnOnce() -> OpenError,
-    ) -> Result<CommonMemory, OpenError> {
-        if let Some((memory, uses)) = self.mapped.get_mut(&id) {
-            *uses += 1;
-            return Ok(memory.clone());
-        }
-        let file = file.ok_or_else(missing)?;
-        let memory = SharedFile::adopt(file).and_then(|file| file.map_common(id.1));
-        let memory = memory.map_err(not_mapped)?;
-        memory.mapping().populate();
-        self.mapped.insert(id, (memory.clone(), 1));
-        Ok(memory)
-    }
-
-    fn unmap(&mut self, id: (u64, bool)) {
-        if let Some((_, uses)) = self.mapped.get_mut(&id) {
-            *uses -= 1;
-            if *uses == 0 {
-                self.mapped.remove(&id);
-            }
-        }
-    }
-
-    /// Returns the armed words of another session.
-    fn armed(
-        &mut self,
-        session: u32,
-        file: Option<OwnedFd>,
-        missing: impl FnOnce() -> OpenError,
-    ) -> Result<PeerWords, OpenError> {
-        if let Some(words) = self.armed.get(&session) {
-            return Ok(words.clone());
-        }
-        let mapping =
-            SharedFile::adopt(file.ok_or_else(missing)?).and_then(|file| file.map_readable());
-        let words = peer_words(&Arc::new(mapping.map_err(not_mapped)?));
-        self.armed.insert(session, words.clone());
-        Ok(words)
-    }
-}
-
-fn not_mapped(error: std::io::Error) -> OpenError {
-    OpenError::Refused { refusal: Refusal::Limit, text: format!("mapping memory: {error}") }
-}
+use crate::tripwire_table::{ImportedTripwire, Tripwire};
 
 impl Session {
     /// Creates memory of at least `bytes` bytes, up to 1 GiB, of which the session can export ranges. The
@@ -214,7 +101,7 @@ impl Session {
         };
         let (answer, descriptors) = self.ask_with(&Message::Import(import))?;
         let Message::Imported(imported) = answer else { return Err(self.over().into()) };
-        let aperture = self.to_aperture(key, &imported, descriptors.into_iter().next());
+        let aperture = self.adopt_aperture(key, &imported, descriptors.into_iter().next());
         if aperture.is_err() {
             // This session does not use it.
             self.ask_release(message::RELEASE_APERTURE, imported.number)?;
@@ -222,7 +109,7 @@ impl Session {
         aperture
     }
 
-    fn to_aperture(
+    fn adopt_aperture(
         &mut self,
         key: ApertureKey,
         imported: &message::Imported,

@@ -42,6 +42,7 @@
 //! The application trusts the server as it trusts a kernel: the client checks the server's words
 //! for faults, not for malice.
 
+mod aperture_table;
 mod apertures;
 mod attach;
 mod clock;
@@ -58,12 +59,14 @@ mod pool;
 mod receive;
 mod reconnect;
 mod report;
+mod request_table;
 mod requests;
 mod reserved;
 mod resume;
 mod rule;
 mod send;
 mod session;
+mod tripwire_table;
 mod tripwires;
 mod wait;
 mod waiter;
@@ -74,7 +77,8 @@ pub use oob_queues::{OobKind, ReceivedOob};
 pub use options::{Addresses, Endpoint, Info, Options, Statistics, WaitStrategy};
 pub use pool::{Parts, Received};
 pub use report::{default_socket, report, report_over, set, set_over};
-pub use requests::{Request, RequestId, RequestState};
+pub use request_table::{RequestId, RequestState};
+pub use requests::Request;
 pub use reserved::TransmitBuffer;
 pub use rule::Rule;
 pub use session::Session;
@@ -85,4 +89,4 @@ pub use towpath_protocol::requests::RequestFault;
 pub use towpath_protocol::settings::{Kind, Scope, Setting, SettingError, Spec, Values};
 pub use towpath_queue::Violation;
 pub use towpath_queue::descriptor::EXPEDITED_BYTES;
-pub use tripwires::{ImportedTripwire, Tripwire};
+pub use tripwire_table::{ImportedTripwire, Tripwire};

@@ -19,7 +19,7 @@ use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 use towpath_queue::{PoolShape, Violation};
 
-use crate::apertures::Apertures;
+use crate::aperture_table::Apertures;
 use crate::attach::{Attachment, attach};
 use crate::clock;
 use crate::control::{Answer, Deadline, ask, connect};

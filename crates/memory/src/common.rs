@@ -179,9 +179,12 @@ impl CommonMemory {
     #[inline]
     fn word(&self, offset: usize) -> Option<&AtomicU64> {
         let start = self.range(offset, size_of::<u64>())?.cast::<AtomicU64>();
-        // SAFETY: mapped for 8 bytes, as just checked, for as long as `self` lives; an atomic, so that
-        // a reference to it claims nothing about its writers.
-        start.is_aligned().then(|| unsafe { start.as_ref() })
+        if !start.is_aligned() {
+            return None;
+        }
+        // SAFETY: mapped for 8 bytes and aligned, as just checked, for as long as `self` lives; an atomic,
+        // so that a reference to it claims nothing about its writers.
+        Some(unsafe { start.as_ref() })
     }
 }
 

@@ -15,7 +15,7 @@ use towpath_protocol::peer::Peer;
 use towpath_protocol::settings::Values;
 
 use crate::addresses::Lease;
-use crate::apertures::SessionApertures;
+use crate::apertures::tables::SessionApertures;
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
 use crate::engine::forbidden::Forbidden;

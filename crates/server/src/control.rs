@@ -26,7 +26,7 @@ use towpath_protocol::store::Store;
 use tracing::{error, info, warn};
 
 use crate::addresses::Pool;
-use crate::apertures::ApertureKey;
+use crate::apertures::tables::ApertureKey;
 use crate::config::PolicyError;
 use crate::connection::{Connection, Refused};
 use crate::connections::Connections;

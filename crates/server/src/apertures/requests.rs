@@ -10,9 +10,8 @@ use towpath_protocol::message::{
     RELEASE_MEMORY, RELEASE_TRIPWIRE, Refusal, Release, SetTripwire,
 };
 
-use super::{
-    ApertureKey, Creating, Entry, MemoryFile, SessionApertures, What, memory_id, memory_name,
-};
+use super::objects::{Entry, What};
+use super::tables::{ApertureKey, Creating, MemoryFile, SessionApertures, memory_id, memory_name};
 use crate::connection::{Progress, Refused};
 use crate::control::Control;
 use crate::engine::apertures::Exporting;

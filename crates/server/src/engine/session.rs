@@ -426,13 +426,9 @@ impl Session {
         let parked = server.header.split_off_front(REVOKED_WORD - PARKED_WORD);
         let application = shape.application_peer(&memories.application);
         let ledger = shape.ledger(own_words(memories.ledger));
-        let queue_pairs = server
-            .queue_pairs
-            .into_iter()
-            .zip(&application.queue_pairs)
-            .zip(ledger.queue_pairs)
-            .map(|((own, peer), done)| QueuePair::new(&shape, own, peer, done))
-            .collect();
+        let words = server.queue_pairs.into_iter().zip(&application.queue_pairs);
+        let words = words.zip(ledger.queue_pairs);
+        let queue_pairs = words.map(|((own, peer), done)| QueuePair::new(&shape, own, peer, done));
         Session {
             number,
             shape,
@@ -455,7 +451,7 @@ impl Session {
             notifier: PeerSleepFlag::new(application.header),
             doorbell,
             wake,
-            queue_pairs,
+            queue_pairs: queue_pairs.collect(),
             transmit_ledger: cleared(ledger.transmit, shape.transmit_pool.buffers()),
             receive_ledger: cleared(ledger.receive, shape.receive_pool.buffers()),
             endpoints: (0..shape.endpoints).map(|_| None).collect(),
@@ -465,10 +461,9 @@ impl Session {
             accounts: server.accounts,
             header,
             revoked: server.header,
-            oob: if memories.is_first {
-                SessionOob::new(&shape, server.oob, application.oob, ledger.oob)
-            } else {
-                SessionOob::none()
+            oob: match memories.is_first {
+                true => SessionOob::new(&shape, server.oob, application.oob, ledger.oob),
+                false => SessionOob::none(),
             },
             apertures: SessionApertures::new(
                 &shape,

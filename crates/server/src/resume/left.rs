@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::record::{Record, Recorded};
 use super::settings::SETTINGS;
-use crate::apertures::LeftApertures;
+use crate::apertures::left::LeftApertures;
 use crate::config::StartError;
 use crate::keeper::OWN;
 use crate::position::{Crash, POSITIONS, Place, Positions};

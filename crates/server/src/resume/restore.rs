@@ -2,19 +2,23 @@
 
 use std::collections::HashMap;
 use std::fmt::Display;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::epoll;
 use towpath_device::Filter;
-use towpath_protocol::layout::{CLOSED_ADDRESS_GONE, CLOSED_AFTER_CRASHES, CLOSED_BY_POLICY};
+use towpath_protocol::layout::{
+    CLOSED_ADDRESS_GONE, CLOSED_AFTER_CRASHES, CLOSED_BY_POLICY, SessionShape,
+};
 use towpath_protocol::peer::{Peer, has_ended};
 use tracing::{debug, info, warn};
 
 use super::left::{Left, LeftSession};
 use super::record::{MOST_CRASHES, Record, Recorded, RecordedAddresses, RecordedEndpoint};
 use crate::addresses::{Holder, Lease};
-use crate::apertures::SessionApertures;
+use crate::apertures::left::LeftApertures;
+use crate::apertures::tables::SessionApertures;
 use crate::connection::{Connection, Opened, Progress};
 use crate::control::{Control, UNCLAIMED};
 use crate::engine::commands::Command;
@@ -38,6 +42,33 @@ fn because(what: &str) -> impl Fn(&dyn Display) -> NotResumed {
 /// Returns the reason of a session that too many servers served at their end.
 fn crashed(servers: u64) -> NotResumed {
     format!("{servers} servers crashed or hung while they served it")
+}
+
+/// Closes a session that too many servers served at their end. Returns the reason.
+fn close_after_crashes(
+    files: Files,
+    (shape, lanes): (&SessionShape, usize),
+    crashes: u64,
+    unused: &mut Vec<OwnedFd>,
+) -> NotResumed {
+    let closed = files.close(shape, lanes, CLOSED_AFTER_CRASHES);
+    unused.append(&mut files.into_descriptors());
+    match closed {
+        Ok(()) => crashed(crashes),
+        Err(error) => because("its memory")(&error),
+    }
+}
+
+/// Adopts the apertures of a session.
+fn adopt_apertures(
+    number: u32,
+    shape: &SessionShape,
+    left: &mut LeftApertures,
+    armed: io::Result<Option<OwnedFd>>,
+) -> Result<Option<Box<SessionApertures>>, NotResumed> {
+    armed
+        .and_then(|armed| SessionApertures::adopt(number, shape, left, armed))
+        .map_err(|error| because("the record of its apertures")(&error))
 }
 
 impl Control {
@@ -120,10 +151,7 @@ impl Control {
         let files = Files::adopt(std::mem::take(&mut left.files), armed, &shape, lanes);
         let files = files.map_err(|error| because("its memory")(&error))?;
         if recorded.crashes >= MOST_CRASHES {
-            let closed = files.close(&shape, lanes, CLOSED_AFTER_CRASHES);
-            unused.append(&mut files.into_descriptors());
-            closed.map_err(|error| because("its memory")(&error))?;
-            return Err(crashed(recorded.crashes));
+            return Err(close_after_crashes(files, (&shape, lanes), recorded.crashes, unused));
         }
         let mapped = files.map_unclaimed(number, shape, lanes);
         let armed = files.readable_armed();
@@ -141,10 +169,7 @@ impl Control {
                 return Err(why);
             }
         };
-        let apertures = armed
-            .and_then(|armed| SessionApertures::adopt(number, &shape, &mut left.apertures, armed));
-        let failed = because("the record of its apertures");
-        let apertures = apertures.map_err(|error| failed(&error));
+        let apertures = adopt_apertures(number, &shape, &mut left.apertures, armed);
         connection.apertures = apertures.inspect_err(|_| self.give_back(&connection))?;
         connection.shape = Some(shape);
         connection.mappings = Some(mapped.mappings.clone());

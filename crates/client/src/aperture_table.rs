@@ -1,0 +1,122 @@
+//! The apertures and tripwires of a session, and what it maps of other sessions.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use towpath_memory::{CommonMemory, Region, SharedFile, peer_words};
+use towpath_protocol::layout::SessionShape;
+use towpath_queue::PeerWords;
+
+use crate::error::{OpenError, Refusal};
+use crate::fork::ForkGuard;
+use crate::request_table::RequestTable;
+use crate::tripwire_table::TripwireTable;
+
+/// The apertures and tripwires of a session.
+pub(crate) struct Apertures {
+    pub(crate) states: PeerWords,
+    /// The memories of other sessions that are mapped, by their numbers and whether for writing, with
+    /// the number of apertures in each.
+    mapped: HashMap<(u64, bool), (CommonMemory, usize)>,
+    /// The armed words of other sessions, by the sessions' numbers.
+    armed: HashMap<u32, PeerWords>,
+    pub(crate) tripwires: Option<TripwireTable>,
+    pub(crate) requests: RequestTable,
+    pub(crate) guard: ForkGuard,
+}
+
+impl Apertures {
+    /// Creates the client's side; `None` if the session can have no apertures.
+    pub(crate) fn new(
+        shape: &SessionShape,
+        (states, requests): (PeerWords, PeerWords),
+        (armed, fired): (Option<Region>, PeerWords),
+        guard: &ForkGuard,
+    ) -> Option<Box<Apertures>> {
+        (shape.apertures() > 0).then(|| {
+            let tripwires = armed.map(|armed| TripwireTable::new(shape, armed, fired));
+            let (mapped, armed) = (HashMap::new(), HashMap::new());
+            let requests = RequestTable::new(requests, shape.endpoints);
+            Box::new(Apertures { states, mapped, armed, tripwires, requests, guard: guard.clone() })
+        })
+    }
+
+    /// Returns the number of tripwires.
+    pub(crate) fn tripwires(&self) -> u32 {
+        self.tripwires.as_ref().map_or(0, TripwireTable::count)
+    }
+
+    pub(crate) fn record_event(&mut self, tripwire: u32) {
+        if let Some(table) = &mut self.tripwires {
+            table.record_event(tripwire);
+        }
+    }
+
+    pub(crate) fn check_all(&mut self) {
+        if let Some(table) = &mut self.tripwires {
+            table.check_all();
+        }
+    }
+
+    pub(crate) fn has_no_news(&self) -> bool {
+        self.tripwires.as_ref().is_none_or(TripwireTable::has_no_news)
+    }
+
+    pub(crate) fn has_fired_any(&mut self) -> bool {
+        self.tripwires.as_mut().is_some_and(|table| table.first_fired().is_some())
+    }
+
+    pub(crate) fn restart_imported(&mut self) -> impl Iterator<Item = u32> + use<'_> {
+        self.tripwires.iter_mut().flat_map(TripwireTable::restart_imported)
+    }
+
+    /// Maps the memory of an imported aperture, unless it is mapped.
+    pub(crate) fn map(
+        &mut self,
+        id: (u64, bool),
+        file: Option<OwnedFd>,
+        missing: impl FnOnce() -> OpenError,
+    ) -> Result<CommonMemory, OpenError> {
+        if let Some((memory, uses)) = self.mapped.get_mut(&id) {
+            *uses += 1;
+            return Ok(memory.clone());
+        }
+        let file = file.ok_or_else(missing)?;
+        let memory = SharedFile::adopt(file).and_then(|file| file.map_common(id.1));
+        let memory = memory.map_err(not_mapped)?;
+        memory.mapping().populate();
+        self.mapped.insert(id, (memory.clone(), 1));
+        Ok(memory)
+    }
+
+    pub(crate) fn unmap(&mut self, id: (u64, bool)) {
+        if let Some((_, uses)) = self.mapped.get_mut(&id) {
+            *uses -= 1;
+            if *uses == 0 {
+                self.mapped.remove(&id);
+            }
+        }
+    }
+
+    /// Returns the armed words of another session.
+    pub(crate) fn armed(
+        &mut self,
+        session: u32,
+        file: Option<OwnedFd>,
+        missing: impl FnOnce() -> OpenError,
+    ) -> Result<PeerWords, OpenError> {
+        if let Some(words) = self.armed.get(&session) {
+            return Ok(words.clone());
+        }
+        let mapping =
+            SharedFile::adopt(file.ok_or_else(missing)?).and_then(|file| file.map_readable());
+        let words = peer_words(&Arc::new(mapping.map_err(not_mapped)?));
+        self.armed.insert(session, words.clone());
+        Ok(words)
+    }
+}
+
+pub(crate) fn not_mapped(error: std::io::Error) -> OpenError {
+    OpenError::Refused { refusal: Refusal::Limit, text: format!("mapping memory: {error}") }
+}

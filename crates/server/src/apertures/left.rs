@@ -1,0 +1,88 @@
+//! What an earlier server left of a session's apertures.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use towpath_memory::SharedFile;
+use towpath_protocol::apertures::is_inside;
+use towpath_protocol::layout::SessionShape;
+use tracing::warn;
+
+use super::objects::{Entry, Objects, What};
+use super::tables::{MemoryFile, SessionApertures};
+
+/// What an earlier server left of a session's apertures.
+#[derive(Debug, Default)]
+pub(crate) struct LeftApertures {
+    /// The record.
+    pub(crate) record: Option<OwnedFd>,
+    /// The armed words.
+    pub(crate) armed: Option<OwnedFd>,
+    /// The memory files by their numbers, each with the descriptors that keep its pages in place.
+    pub(crate) memories: BTreeMap<u32, Vec<OwnedFd>>,
+}
+
+impl SessionApertures {
+    /// Takes over the tables and memories of a session; `None` if it can have none. A memory that is
+    /// missing is left out, with all that is in it.
+    ///
+    /// # Errors
+    /// Fails with the reason why the record cannot be used.
+    pub(crate) fn adopt(
+        session: u32,
+        shape: &SessionShape,
+        left: &mut LeftApertures,
+        armed: Option<OwnedFd>,
+    ) -> io::Result<Option<Box<SessionApertures>>> {
+        if shape.apertures() == 0 {
+            return Ok(None);
+        }
+        let record = left.record.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let objects = Objects::adopt(session, shape, record.as_fd())?;
+        let mut apertures = SessionApertures::with(objects, armed);
+        for (number, entry) in copies(&apertures.objects, What::Memory) {
+            // The store goes on to hold the descriptors behind the first one, and the first one too.
+            let left = left.memories.remove(&number).unwrap_or_default();
+            match adopt_memory(left.into_iter().next(), &entry) {
+                Ok(memory) => drop(apertures.files.insert(number, memory)),
+                Err(error) => {
+                    warn!(session, memory = number, "a memory is not resumed: {error}");
+                    apertures.objects.remove(What::Memory, number);
+                }
+            }
+        }
+        for what in [What::Aperture, What::Tripwire] {
+            for (number, entry) in copies(&apertures.objects, what) {
+                if !apertures.is_possible(&entry) {
+                    warn!(session, number, ?what, "an entry of its record is not possible");
+                    apertures.objects.remove(what, number);
+                }
+            }
+        }
+        Ok(Some(Box::new(apertures)))
+    }
+
+    /// Returns `true` if an entry agrees with the memories.
+    fn is_possible(&self, entry: &Entry) -> bool {
+        if matches!(entry.kind, Entry::IMPORTED | Entry::IMPORTED_TRIPWIRE) {
+            return true;
+        }
+        let memory = self.objects.get(What::Memory, entry.memory);
+        memory.is_some_and(|memory| is_inside(entry.offset, entry.len, memory.len))
+    }
+}
+
+pub(super) fn copies(objects: &Objects, what: What) -> Vec<(u32, Entry)> {
+    objects.all(what).map(|(number, entry)| (number, *entry)).collect()
+}
+
+fn adopt_memory(file: Option<OwnedFd>, entry: &Entry) -> io::Result<MemoryFile> {
+    let file = SharedFile::adopt(file.ok_or(io::ErrorKind::NotFound)?)?;
+    if file.len() as u64 != entry.len {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "another length than recorded"));
+    }
+    let mapped = file.map_common(true)?;
+    mapped.mapping().keep_from_children()?;
+    Ok(MemoryFile { file, mapped })
+}

@@ -1,0 +1,106 @@
+//! What the control thread knows of a session's memories and apertures.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+
+use towpath_memory::{CommonMemory, SharedFile};
+use towpath_protocol::apertures::Sharing;
+
+use super::objects::{Entry, Objects, What};
+use crate::prepare;
+
+/// An aperture that a session exports, found by its key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ApertureKey {
+    /// The session that exports it, and the aperture's number there.
+    pub(crate) owner: u32,
+    pub(crate) number: u32,
+    /// The session that imported it, and the aperture's number there.
+    pub(crate) imported: Option<(u32, u32)>,
+}
+
+/// The file of a memory.
+#[derive(Debug)]
+pub(crate) struct MemoryFile {
+    pub(super) file: SharedFile,
+    /// The memory, which the server keeps mapped and locked.
+    pub(super) mapped: CommonMemory,
+}
+
+/// A memory whose worker has yet to allocate it.
+#[derive(Debug)]
+pub(super) struct Creating {
+    pub(super) number: u32,
+    pub(super) entry: Entry,
+    pub(super) file: SharedFile,
+    /// The memory, mapped by the server, once it is allocated.
+    pub(super) mapped: Option<CommonMemory>,
+}
+
+/// The memories, apertures and tripwires of a session.
+#[derive(Debug)]
+pub(crate) struct SessionApertures {
+    pub(super) objects: Objects,
+    pub(super) files: BTreeMap<u32, MemoryFile>,
+    pub(super) creating: Option<Creating>,
+    /// The memories that the session maps as an importer: how many apertures it has in each, and the
+    /// bytes.
+    pub(super) mapped: HashMap<u64, (usize, usize)>,
+    /// By this, other applications read the armed words.
+    pub(super) armed: Option<OwnedFd>,
+}
+
+/// Returns the number of a memory that no other memory of the server has.
+pub(crate) fn memory_id(session: u32, memory: &Entry) -> u64 {
+    u64::from(session) << 32 | u64::from(memory.sequence)
+}
+
+/// Returns the name of a memory in the store, after the session's.
+pub(super) fn memory_name(number: u32) -> String {
+    format!("{}{number}", prepare::MEMORY)
+}
+
+impl SessionApertures {
+    /// Counts an imported aperture among those by which the session maps a memory. Returns the bytes
+    /// that the session maps in addition.
+    pub(super) fn map(&mut self, imported: &Entry) -> usize {
+        let (id, bytes) = (imported.offset, imported.len as usize);
+        if bytes == 0 {
+            return 0;
+        }
+        let (uses, _) = self.mapped.entry(id).or_insert((0, bytes));
+        *uses += 1;
+        if *uses == 1 { bytes } else { 0 }
+    }
+
+    /// Counts an imported aperture no more. Returns the bytes that the session maps no more, by what the
+    /// server knows.
+    pub(super) fn unmap(&mut self, imported: &Entry) -> usize {
+        let Some((uses, bytes)) = self.mapped.get_mut(&imported.offset) else { return 0 };
+        *uses -= 1;
+        let (uses, bytes) = (*uses, *bytes);
+        if uses > 0 {
+            return 0;
+        }
+        self.mapped.remove(&imported.offset);
+        bytes
+    }
+
+    /// Returns how the importers of a memory's apertures reach it.
+    pub(super) fn sharing(&self, memory: u32) -> Sharing {
+        let entry = self.objects.get(What::Memory, memory);
+        entry.and_then(|one| Sharing::from_number(one.access)).unwrap_or(Sharing::Requests)
+    }
+}
+
+impl SessionApertures {
+    pub(super) fn with(objects: Objects, armed: Option<OwnedFd>) -> SessionApertures {
+        SessionApertures {
+            objects,
+            files: BTreeMap::new(),
+            creating: None,
+            mapped: HashMap::new(),
+            armed,
+        }
+    }
+}
