@@ -516,12 +516,7 @@ impl Control {
                 EngineReport::Recovered { resets } => {
                     info!(device = self.parts.info.name, resets, "the device works again");
                 }
-                EngineReport::Exported { session, number, peer } => {
-                    self.aperture_entered(session, number, peer);
-                }
-                EngineReport::Imported { session, number, entered } => {
-                    self.aperture_imported(session, number, entered);
-                }
+                EngineReport::Aperture(report) => self.aperture_report(&report),
                 EngineReport::Ceded { hardware, queue } => self.ceded(hardware, queue),
                 EngineReport::OwnQueueBroke { session } => self.own_queue_broke(session),
                 EngineReport::Ended(outcome) => {

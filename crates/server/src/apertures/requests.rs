@@ -14,8 +14,9 @@ use super::objects::{Entry, What};
 use super::tables::{ApertureKey, Creating, MemoryFile, SessionApertures, memory_id, memory_name};
 use crate::connection::{Progress, Refused};
 use crate::control::Control;
-use crate::engine::apertures::Exporting;
-use crate::engine::apertures::states::ImportedTripwire;
+use crate::engine::apertures::commands::{
+    ApertureCommand, ApertureReport, Exporting, ImportedTripwire,
+};
 use crate::engine::commands::Command;
 use crate::engine::oob::connection::EndpointName;
 use crate::engines::Reply;
@@ -66,8 +67,8 @@ impl Control {
     }
 
     /// Gives the commands of apertures to the first lane's engine, which has all connections.
-    pub(super) fn command_first(&mut self, command: Command, reply: Reply) {
-        self.parts.engines.command_each(vec![command], reply);
+    pub(super) fn command_first(&mut self, command: ApertureCommand, reply: Reply) {
+        self.parts.engines.command_each(vec![Command::Aperture(command)], reply);
     }
 
     /// Has the worker of the application's user allocate a new memory.
@@ -164,7 +165,7 @@ impl Control {
         apertures.objects.record(What::Memory, number);
         apertures.files.insert(number, MemoryFile { file, mapped: mapped.clone() });
         self.lock_memory(&mapped);
-        let add = Command::AddMemory { session, number, memory: mapped };
+        let add = ApertureCommand::AddMemory { session, number, memory: mapped };
         self.command_first(add, Reply::MemoryCreated(token, number));
     }
 
@@ -215,7 +216,10 @@ impl Control {
         self.aperture_keys.insert(key, ApertureKey { owner: session, number, imported: None });
         let owner = EndpointName { session, endpoint: export.endpoint };
         let exporting = exporting(owner, number, &entry, None);
-        self.command_first(Command::Export(Box::new(exporting)), Reply::Exported(token, number));
+        self.command_first(
+            ApertureCommand::Export(Box::new(exporting)),
+            Reply::Exported(token, number),
+        );
         Ok(())
     }
 
@@ -231,13 +235,20 @@ impl Control {
         }
     }
 
+    /// Records what became of a command for an aperture.
+    pub(crate) fn aperture_report(&mut self, report: &ApertureReport) {
+        match *report {
+            ApertureReport::Exported { session, number, peer } => {
+                self.aperture_entered(session, number, peer);
+            }
+            ApertureReport::Imported { session, number, entered } => {
+                self.aperture_imported(session, number, entered);
+            }
+        }
+    }
+
     /// Records that the engine entered an aperture for an endpoint, or did not.
-    pub(crate) fn aperture_entered(
-        &mut self,
-        session: u32,
-        number: u32,
-        peer: Option<EndpointName>,
-    ) {
+    fn aperture_entered(&mut self, session: u32, number: u32, peer: Option<EndpointName>) {
         let Some(token) = self.connections.token_of(session) else { return };
         let connection = self.connections.get_mut(token);
         let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) else { return };
@@ -309,7 +320,7 @@ impl Control {
         if let Some(key) = self.aperture_keys.get_mut(&import.key) {
             key.imported = Some((session, number));
         }
-        let command = Command::Import { key: import.key, session, number };
+        let command = ApertureCommand::Import { key: import.key, session, number };
         self.command_first(command, Reply::Imported(token, number));
         Ok(())
     }
@@ -339,7 +350,7 @@ impl Control {
     }
 
     /// Records that the engine does not let a session use an aperture: it ended meanwhile.
-    pub(crate) fn aperture_imported(&mut self, session: u32, number: u32, entered: bool) {
+    fn aperture_imported(&mut self, session: u32, number: u32, entered: bool) {
         let Some(token) = self.connections.token_of(session).filter(|_| !entered) else { return };
         let connection = self.connections.get_mut(token);
         let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) else { return };
@@ -537,8 +548,13 @@ pub(super) fn exporting(
 }
 
 /// Returns the command by which the engine enters a tripwire of a session, or removes it.
-pub(super) fn place_command(session: u32, number: u32, entry: &Entry, is_set: bool) -> Command {
-    Command::SetTripwire {
+pub(super) fn place_command(
+    session: u32,
+    number: u32,
+    entry: &Entry,
+    is_set: bool,
+) -> ApertureCommand {
+    ApertureCommand::SetTripwire {
         session,
         number,
         memory: entry.memory,
@@ -548,13 +564,13 @@ pub(super) fn place_command(session: u32, number: u32, entry: &Entry, is_set: bo
 }
 
 /// Returns the command by which the engine enters an imported tripwire, or removes it.
-fn tripwire_command(session: u32, number: u32, entry: Option<&Entry>) -> Command {
+fn tripwire_command(session: u32, number: u32, entry: Option<&Entry>) -> ApertureCommand {
     let tripwire = entry.map(|entry| ImportedTripwire {
         key: entry.key,
         owner: entry.other_session,
         tripwire: entry.other,
     });
-    Command::ImportTripwire { session, number, tripwire }
+    ApertureCommand::ImportTripwire { session, number, tripwire }
 }
 
 impl Control {
@@ -570,7 +586,7 @@ impl Control {
             RELEASE_MEMORY => {
                 apertures.objects.get(What::Memory, number).ok_or_else(|| none("memory"))?;
                 apertures.check_unused(number)?;
-                let command = Command::RemoveMemory { session, number };
+                let command = ApertureCommand::RemoveMemory { session, number };
                 self.command_first(command, Reply::MemoryRemoved(token, number));
                 return Ok(());
             }
@@ -640,17 +656,17 @@ impl Control {
     }
 
     /// Forgets an aperture that a session exports. Returns the command that revokes it.
-    fn revoke_aperture(&mut self, token: u64, number: u32) -> Option<Command> {
+    fn revoke_aperture(&mut self, token: u64, number: u32) -> Option<ApertureCommand> {
         let apertures = self.apertures(token, "release").ok()?;
         let session = apertures.objects.session;
         let entry = apertures.objects.remove(What::Aperture, number)?;
         self.aperture_keys.remove(&entry.key);
-        Some(Command::Revoke { key: entry.key, session, number })
+        Some(ApertureCommand::Revoke { key: entry.key, session, number })
     }
 
     /// Forgets an aperture that a session imported. Takes the memory's bytes off the session's if that
     /// was its last aperture there. Returns the command by which the engine forgets it.
-    fn release_import(&mut self, token: u64, number: u32) -> Option<Command> {
+    fn release_import(&mut self, token: u64, number: u32) -> Option<ApertureCommand> {
         let apertures = self.apertures(token, "release").ok()?;
         let session = apertures.objects.session;
         let entry = apertures.objects.get(What::Aperture, number)?;
@@ -661,7 +677,7 @@ impl Control {
         }
         let bytes = self.apertures(token, "release").map_or(0, |one| one.unmap(&entry));
         self.connections.take_bytes(token, bytes);
-        Some(Command::ReleaseImport { key: entry.key, session, number })
+        Some(ApertureCommand::ReleaseImport { key: entry.key, session, number })
     }
 }
 

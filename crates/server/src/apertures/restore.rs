@@ -5,6 +5,7 @@ use super::objects::{Entry, What};
 use super::requests::{exporting, place_command};
 use super::tables::ApertureKey;
 use crate::control::Control;
+use crate::engine::apertures::commands::ApertureCommand;
 use crate::engine::commands::Command;
 use crate::engine::oob::connection::EndpointName;
 use crate::engines::Reply;
@@ -23,7 +24,10 @@ impl Control {
         self.connections.add_bytes(token, bytes as usize);
         for (number, memory) in memories {
             self.lock_memory(&memory);
-            self.command_first(Command::AddMemory { session, number, memory }, Reply::Nothing);
+            self.command_first(
+                ApertureCommand::AddMemory { session, number, memory },
+                Reply::Nothing,
+            );
         }
         for (number, entry) in tripwires.into_iter().filter(|(_, one)| one.kind == Entry::TRIPWIRE)
         {
@@ -36,7 +40,7 @@ impl Control {
             let owner = EndpointName { session, endpoint: entry.endpoint };
             let peer = EndpointName { session: entry.other_session, endpoint: entry.other };
             let exporting = exporting(owner, number, &entry, Some(peer));
-            self.command_first(Command::Export(Box::new(exporting)), Reply::Nothing);
+            self.command_first(ApertureCommand::Export(Box::new(exporting)), Reply::Nothing);
         }
     }
 
@@ -58,8 +62,8 @@ impl Control {
                 if let Some(key) = key.filter(|one| one.owner == entry.other_session) {
                     key.imported = Some((session, number));
                 }
-                let command = Command::Import { key: entry.key, session, number };
-                self.parts.engines.command_each(vec![command], Reply::Nothing);
+                let command = ApertureCommand::Import { key: entry.key, session, number };
+                self.parts.engines.command_each(vec![Command::Aperture(command)], Reply::Nothing);
             }
             self.connections.add_bytes(token, bytes);
             for (number, entry) in tripwires {

@@ -8,12 +8,13 @@
 //! mapped. An application that accessed mapped memory names a tripwire in its event queue, and the engine
 //! fires the tripwire in the session that set it.
 
+pub(crate) mod commands;
 mod places;
 pub(crate) mod requests;
 pub(crate) mod states;
 mod table;
 
-pub(crate) use table::{ApertureTable, Exporting};
+pub(crate) use table::ApertureTable;
 
 #[cfg(test)]
 mod tests;

@@ -6,15 +6,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
 use towpath_device::{DeviceError, HardwareQueue};
-use towpath_memory::CommonMemory;
-use towpath_protocol::apertures::Access;
 use towpath_protocol::settings::Setting;
 use towpath_queue::Violation;
 
-use crate::engine::apertures::Exporting;
-use crate::engine::apertures::states::ImportedTripwire;
+use crate::engine::apertures::commands::{ApertureCommand, ApertureReport};
 use crate::engine::neighbours::NeighbourRequest;
-use crate::engine::oob::connection::EndpointName;
 use crate::engine::session::{Doorbell, Endpoint, Session};
 use crate::reach::Reach;
 
@@ -93,53 +89,8 @@ pub enum Command {
     RestoreQueue(HardwareQueue),
     /// Gives a session of an earlier server to its application.
     ClaimSession(Box<Claim>),
-    /// Enters an aperture, in the first lane. The engine reports the outcome.
-    Export(Box<Exporting>),
-    /// Lets a session use an aperture, in the first lane. The engine reports the outcome.
-    Import {
-        key: u32,
-        session: u32,
-        number: u32,
-    },
-    /// Enters a memory of a session, in the first lane.
-    AddMemory {
-        session: u32,
-        number: u32,
-        memory: CommonMemory,
-    },
-    /// Removes a memory of a session, in the first lane.
-    RemoveMemory {
-        session: u32,
-        number: u32,
-    },
-    /// Enters a tripwire that a session set in its memory, or removes it, in the first lane.
-    SetTripwire {
-        session: u32,
-        number: u32,
-        memory: u32,
-        /// Where its place begins in the memory, and the length, in bytes.
-        range: (u64, u64),
-        /// `None` to remove it.
-        access: Option<Access>,
-    },
-    /// Revokes an aperture of the session that exported it, in the first lane.
-    Revoke {
-        key: u32,
-        session: u32,
-        number: u32,
-    },
-    /// Forgets that a session uses an aperture, in the first lane.
-    ReleaseImport {
-        key: u32,
-        session: u32,
-        number: u32,
-    },
-    /// Enters or removes a tripwire that a session imported, in the first lane.
-    ImportTripwire {
-        session: u32,
-        number: u32,
-        tripwire: Option<ImportedTripwire>,
-    },
+    /// Changes memories, apertures and tripwires, in the first lane, which has them.
+    Aperture(ApertureCommand),
     /// Ends the engine and its sessions.
     Stop,
     /// Ends the engine, and leaves its sessions for the next server.
@@ -155,14 +106,7 @@ impl Command {
             | Command::ClaimSession(_)
             | Command::CedeQueue { .. }
             | Command::RestoreQueue(_)
-            | Command::Export(_)
-            | Command::Import { .. }
-            | Command::AddMemory { .. }
-            | Command::RemoveMemory { .. }
-            | Command::SetTripwire { .. }
-            | Command::Revoke { .. }
-            | Command::ReleaseImport { .. }
-            | Command::ImportTripwire { .. } => {
+            | Command::Aperture(_) => {
                 return None;
             }
             Command::RemoveSession { number, reason } => {
@@ -286,19 +230,8 @@ pub enum EngineReport {
         hardware: u32,
         queue: Option<HardwareQueue>,
     },
-    /// The engine entered an aperture, for the endpoint `peer`; `None` if its endpoint is not
-    /// connected.
-    Exported {
-        session: u32,
-        number: u32,
-        peer: Option<EndpointName>,
-    },
-    /// The engine let a session use an aperture, unless there is no such aperture any more.
-    Imported {
-        session: u32,
-        number: u32,
-        entered: bool,
-    },
+    /// What became of a command for an aperture.
+    Aperture(ApertureReport),
     /// A session's own queue stopped working, and the session has to end.
     OwnQueueBroke {
         session: u32,

@@ -1,13 +1,12 @@
 //! The execution of commands, and the end of sessions.
 
-use towpath_device::Meta;
+use towpath_device::{HardwareQueue, Meta};
 use towpath_protocol::counters::Device as Count;
 use towpath_protocol::layout::ENDPOINT_COUNTERS;
 use towpath_protocol::oob::PeerState;
 use towpath_protocol::settings::{Scope, Setting};
 
 use crate::engine::Engine;
-use crate::engine::apertures::Exporting;
 use crate::engine::closing::Step;
 use crate::engine::commands::{Claim, Command, EngineReport, Listening};
 use crate::engine::delivery::{Delivery, Packet};
@@ -77,8 +76,7 @@ impl Engine {
                 }
             }
             Command::TellRevoked { session, number } => {
-                let key = self.sessions.key(session);
-                if let Some(session) = key.and_then(|key| self.sessions.get_mut(key)) {
+                if let Some(session) = self.session_mut(session) {
                     session.tell_revoked(number);
                 }
             }
@@ -111,50 +109,22 @@ impl Engine {
                 let queue = self.port.cede(hardware);
                 self.commands.tell(EngineReport::Ceded { hardware, queue });
             }
-            Command::RestoreQueue(queue) => {
-                let mut buffers = Vec::new();
-                self.port.restore(queue, &mut buffers);
-                self.rx.take_back(&self.port, &buffers);
-            }
+            Command::RestoreQueue(queue) => self.restore_queue(queue),
             Command::ClaimSession(claim) => self.claim_session(*claim),
-            Command::Export(exporting) => {
-                let peer = self.apertures.export(&exporting, &mut self.sessions);
-                let Exporting { owner, number, .. } = *exporting;
-                self.commands.tell(EngineReport::Exported { session: owner.session, number, peer });
-            }
-            Command::Import { key, session, number } => {
-                let entered = self.apertures.import(key, (session, number), &mut self.sessions);
-                self.commands.tell(EngineReport::Imported { session, number, entered });
-            }
-            Command::AddMemory { session, number, memory } => {
-                if let Some(session) = self.session_mut(session) {
-                    session.apertures.add_memory(number, memory);
-                }
-            }
-            Command::RemoveMemory { session, number } => {
-                if let Some(session) = self.session_mut(session) {
-                    session.apertures.remove_memory(number);
-                }
-            }
-            Command::SetTripwire { session, number, memory, range, access } => {
-                if let Some(session) = self.session_mut(session) {
-                    session.apertures.set_tripwire((number, memory), range, access);
-                }
-            }
-            Command::Revoke { key, session, number } => {
-                self.apertures.revoke(key, (session, number), &mut self.sessions);
-            }
-            Command::ReleaseImport { key, session, number } => {
-                self.apertures.release(key, (session, number), &mut self.sessions);
-            }
-            Command::ImportTripwire { session, number, tripwire } => {
-                if let Some(session) = self.session_mut(session) {
-                    session.apertures.set_imported(number, tripwire);
-                }
+            Command::Aperture(command) => {
+                let report = self.apertures.execute(command, &mut self.sessions);
+                report.into_iter().for_each(|one| self.commands.tell(EngineReport::Aperture(one)));
             }
             Command::Stop => self.stop = true,
             Command::Leave => (self.stop, self.leaves) = (true, true),
         }
+    }
+
+    /// Serves a hardware queue again.
+    fn restore_queue(&mut self, queue: HardwareQueue) {
+        let mut buffers = Vec::new();
+        self.port.restore(queue, &mut buffers);
+        self.rx.take_back(&self.port, &buffers);
     }
 
     /// Returns the session with a number.

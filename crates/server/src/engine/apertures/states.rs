@@ -7,21 +7,12 @@ use towpath_protocol::requests::RequestFault;
 use towpath_queue::tripwire::{self, Firing};
 use towpath_queue::{OwnWords, PeerWords};
 
+use super::commands::ImportedTripwire;
 use super::places::Places;
 
 /// Bytes of the server's own memory that an aperture or a tripwire counts as, in the tables of the
 /// engine and of the control thread.
 pub(crate) const APERTURE_BYTES: usize = 256;
-
-/// A tripwire that a session imported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImportedTripwire {
-    /// The key of the aperture that it is in.
-    pub(crate) key: u32,
-    /// The session that set it, and its number there.
-    pub(crate) owner: u32,
-    pub(crate) tripwire: u32,
-}
 
 /// A memory that a session created.
 #[derive(Debug)]
@@ -80,7 +71,7 @@ impl SessionApertures {
     }
 
     /// Enters a memory.
-    pub(crate) fn add_memory(&mut self, number: u32, common: CommonMemory) {
+    pub(super) fn add_memory(&mut self, number: u32, common: CommonMemory) {
         let number = number as usize;
         if self.memories.len() <= number {
             self.memories.resize_with(number + 1, || None);
@@ -89,7 +80,7 @@ impl SessionApertures {
     }
 
     /// Removes a memory.
-    pub(crate) fn remove_memory(&mut self, number: u32) {
+    pub(super) fn remove_memory(&mut self, number: u32) {
         if let Some(one) = self.memories.get_mut(number as usize) {
             *one = None;
         }
@@ -101,7 +92,7 @@ impl SessionApertures {
     }
 
     /// Enters or removes a tripwire of the session.
-    pub(crate) fn set_tripwire(
+    pub(super) fn set_tripwire(
         &mut self,
         (number, memory): (u32, u32),
         range: (u64, u64),
@@ -192,7 +183,7 @@ impl SessionApertures {
     }
 
     /// Returns the state of an aperture of the session.
-    pub(crate) fn state(&self, number: u32) -> ApertureState {
+    pub(super) fn state(&self, number: u32) -> ApertureState {
         let number = number as usize;
         if number >= self.states.len() {
             return ApertureState::None;
@@ -219,7 +210,7 @@ impl SessionApertures {
     }
 
     /// Enters or removes an imported tripwire.
-    pub(crate) fn set_imported(&mut self, number: u32, tripwire: Option<ImportedTripwire>) {
+    pub(super) fn set_imported(&mut self, number: u32, tripwire: Option<ImportedTripwire>) {
         if let Some(one) = self.imported.get_mut(number as usize) {
             *one = tripwire;
         }

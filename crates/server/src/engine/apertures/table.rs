@@ -5,26 +5,11 @@ use std::collections::HashMap;
 use towpath_protocol::apertures::{Access, ApertureState};
 use towpath_queue::tripwire;
 
+use super::commands::{ApertureCommand, ApertureReport, Exporting};
+use super::states::SessionApertures;
 use crate::engine::notifier::Notifier;
 use crate::engine::oob::connection::{Connection, EndpointName};
 use crate::engine::sessions::SessionTable;
-
-/// An aperture that a session exports.
-#[derive(Clone, Copy, Debug)]
-pub struct Exporting {
-    pub(crate) key: u32,
-    /// The exporting endpoint.
-    pub(crate) owner: EndpointName,
-    /// The aperture's number in its session.
-    pub(crate) number: u32,
-    /// The memory's number in the session, and the range, in bytes.
-    pub(crate) memory: u32,
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-    pub(crate) access: Access,
-    /// The endpoint that it was for under an earlier server; `None` for a new aperture.
-    pub(crate) resumed_for: Option<EndpointName>,
-}
 
 /// What an aperture grants to requests.
 #[derive(Clone, Copy, Debug)]
@@ -56,9 +41,46 @@ pub(crate) struct ApertureTable {
 }
 
 impl ApertureTable {
+    /// Executes a command. Returns what the control thread is told.
+    pub(crate) fn execute(
+        &mut self,
+        command: ApertureCommand,
+        sessions: &mut SessionTable,
+    ) -> Option<ApertureReport> {
+        use ApertureCommand as Do;
+        match command {
+            Do::AddMemory { session: owner, number, memory } => {
+                of(sessions, owner)?.add_memory(number, memory);
+            }
+            Do::RemoveMemory { session: owner, number } => {
+                of(sessions, owner)?.remove_memory(number)
+            }
+            Do::SetTripwire { session: owner, number, memory, range, access } => {
+                of(sessions, owner)?.set_tripwire((number, memory), range, access);
+            }
+            Do::ImportTripwire { session: importer, number, tripwire } => {
+                of(sessions, importer)?.set_imported(number, tripwire);
+            }
+            Do::Export(exporting) => {
+                let peer = self.export(&exporting, sessions);
+                let Exporting { owner, number, .. } = *exporting;
+                return Some(ApertureReport::Exported { session: owner.session, number, peer });
+            }
+            Do::Import { key, session, number } => {
+                let entered = self.import(key, (session, number), sessions);
+                return Some(ApertureReport::Imported { session, number, entered });
+            }
+            Do::Revoke { key, session, number } => self.revoke(key, (session, number), sessions),
+            Do::ReleaseImport { key, session, number } => {
+                self.release(key, (session, number), sessions);
+            }
+        }
+        None
+    }
+
     /// Enters an aperture for the connection of its endpoint. Returns the other end; `None`, and enters
     /// nothing, if the endpoint has no connection, or another one than under the earlier server.
-    pub(crate) fn export(
+    fn export(
         &mut self,
         exporting: &Exporting,
         sessions: &mut SessionTable,
@@ -106,7 +128,7 @@ impl ApertureTable {
 
     /// Lets a session use an aperture that its endpoint was given. Returns `false` if there is no such
     /// aperture any more.
-    pub(crate) fn import(
+    fn import(
         &mut self,
         key: u32,
         (session, number): (u32, u32),
@@ -123,12 +145,7 @@ impl ApertureTable {
     }
 
     /// Forgets that a session uses an aperture.
-    pub(crate) fn release(
-        &mut self,
-        key: u32,
-        (session, number): (u32, u32),
-        sessions: &mut SessionTable,
-    ) {
+    fn release(&mut self, key: u32, (session, number): (u32, u32), sessions: &mut SessionTable) {
         let aperture = self.by_key.get_mut(&key).filter(|one| one.peer.session == session);
         if let Some(aperture) = aperture.filter(|one| one.imported == Some(number)) {
             aperture.imported = None;
@@ -137,12 +154,7 @@ impl ApertureTable {
     }
 
     /// Revokes an aperture of a session.
-    pub(crate) fn revoke(
-        &mut self,
-        key: u32,
-        (session, number): (u32, u32),
-        sessions: &mut SessionTable,
-    ) {
+    fn revoke(&mut self, key: u32, (session, number): (u32, u32), sessions: &mut SessionTable) {
         // The owner's word comes first: if the server is killed in between, its successor does not
         // enter the aperture.
         set_state(sessions, session, number, ApertureState::Revoked);
@@ -215,7 +227,13 @@ impl ApertureTable {
 }
 
 fn set_state(sessions: &mut SessionTable, session: u32, number: u32, state: ApertureState) {
-    if let Some(session) = sessions.key(session).and_then(|key| sessions.get_mut(key)) {
-        session.apertures.set_state(number, state);
+    if let Some(apertures) = of(sessions, session) {
+        apertures.set_state(number, state);
     }
+}
+
+/// Returns the words and memories of a session.
+fn of(sessions: &mut SessionTable, number: u32) -> Option<&mut SessionApertures> {
+    let key = sessions.key(number)?;
+    Some(&mut sessions.get_mut(key)?.apertures)
 }
