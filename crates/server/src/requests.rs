@@ -12,6 +12,7 @@ use towpath_protocol::settings::{Scope, Setting, SettingError};
 use tracing::{debug, info};
 
 use crate::addresses::{Holder, Lease, PoolError};
+use crate::apertures::tables::SessionApertures;
 use crate::connection::{Connection, Opened, Progress, Refused, oob_addresses, read_attach};
 use crate::control::{Control, Parts};
 use crate::engine::coalescing;
@@ -32,6 +33,16 @@ use crate::resume::record::Record;
 use crate::rights::Rights;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
+
+/// The memory of a session.
+struct Made {
+    prepared: Prepared,
+    /// The descriptors for its application.
+    handed: Vec<OwnedFd>,
+    /// The record for a successor; `None` if none can resume the session.
+    record: Option<Record>,
+    apertures: Option<Box<SessionApertures>>,
+}
 
 impl Control {
     pub(crate) fn asked(&mut self, token: u64, message: Message) {
@@ -105,13 +116,8 @@ impl Control {
         }
         let number = self.next_number;
         let outcome = self.make_session(token, number, (&shape, lanes), (&name, &lease), hardware);
-        let outcome = outcome.and_then(|(prepared, handed, record)| {
-            let is_resumable = record.is_some();
-            let apertures = self.make_apertures(number, &shape, is_resumable, &prepared)?;
-            Ok((prepared, handed, record, apertures))
-        });
-        let (prepared, handed, record, apertures) = match outcome {
-            Ok(all) => all,
+        let Made { prepared, handed, record, apertures } = match outcome {
+            Ok(made) => made,
             Err(error) => {
                 self.release(&address);
                 self.parts.pool.release(&lease, holder);
@@ -140,8 +146,7 @@ impl Control {
         Ok(())
     }
 
-    /// Makes the memory of a session, with the descriptors for its application, and the record for
-    /// a successor: `None` if no successor can resume the session.
+    /// Makes the memory of a session.
     fn make_session(
         &mut self,
         token: u64,
@@ -149,7 +154,7 @@ impl Control {
         (shape, lanes): (&SessionShape, usize),
         (name, lease): (&str, &Lease),
         hardware: Option<u32>,
-    ) -> io::Result<(Prepared, Vec<OwnedFd>, Option<Record>)> {
+    ) -> io::Result<Made> {
         let store = self.parts.store.as_mut();
         let (mut prepared, handed) = Prepared::new(number, (*shape, lanes), &self.state, store)?;
         if let Some(headers) = self.own_queues.headers().filter(|_| hardware.is_some()) {
@@ -158,11 +163,15 @@ impl Control {
         let peer = self.connections.get(token).map(|connection| &connection.peer);
         let process = peer.and_then(|peer| Some((peer, peer.process.as_ref()?)));
         let process = process.filter(|_| hardware.is_none() && store.outlives_server());
-        let Some((peer, process)) = process else { return Ok((prepared, handed, None)) };
-        let (record, file) = Record::create(number, (shape, lanes), peer, name, lease)?;
-        prepare::store(store, number, prepare::RECORD, file.as_fd())?;
-        prepare::store(store, number, prepare::PROCESS, process.as_fd())?;
-        Ok((prepared, handed, Some(record)))
+        let mut made = None;
+        if let Some((peer, process)) = process {
+            let (record, file) = Record::create(number, (shape, lanes), peer, name, lease)?;
+            prepare::store(store, number, prepare::RECORD, file.as_fd())?;
+            prepare::store(store, number, prepare::PROCESS, process.as_fd())?;
+            made = Some(record);
+        }
+        let apertures = self.make_apertures(number, shape, made.is_some(), &prepared)?;
+        Ok(Made { prepared, handed, record: made, apertures })
     }
 
     /// Returns the reply to a granted session.
