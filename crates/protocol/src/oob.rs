@@ -338,7 +338,7 @@ mod tests {
         let valid = OobMessage::new(Kind::Request, address("192.0.2.7"), b"hello").unwrap();
         let mut wrong = [valid; 9];
         wrong[0].kind = 0;
-        wrong[1].kind = 6;
+        wrong[1].kind = 7;
         wrong[2].ip_version = 5;
         wrong[3].len = REQUEST_BYTES as u8 + 1;
         wrong[4].reserved = 1;

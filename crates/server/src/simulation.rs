@@ -16,6 +16,7 @@ mod control;
 mod messages;
 mod plan;
 mod random;
+mod transfers;
 mod wire;
 mod world;
 
@@ -180,8 +181,10 @@ fn simulate(number: u64) -> Outcome {
     let _ = std::fs::remove_file(&path);
     let options = Options {
         name: "simulated".to_owned(),
-        endpoints: 1,
+        endpoints: 2,
         oob_slots: 8,
+        apertures: 1,
+        tripwires: 1,
         transmit_slots: plan.slots,
         receive_slots: plan.slots,
         wait_strategy: WaitStrategy::Block,
@@ -196,6 +199,7 @@ fn simulate(number: u64) -> Outcome {
         Application::new(attached, (one, plan.applications), plan.packets, hostile)
     };
     let applications: Vec<Application> = (0..plan.applications).map(application).collect();
+    keeper.connect();
     let wire = Arc::new(Mutex::new(Wire::new(plan.manner, Random::new(random.next()))));
     let seed = Rc::new(Seed(RefCell::new(World {
         random,
@@ -278,6 +282,7 @@ fn every_seed_keeps_its_packets() {
         all.resets += one.resets;
         all.messages += one.messages;
         all.connections += one.connections;
+        all.requests += one.requests;
         all.time_ns += one.time_ns;
     }
     println!("{count} seeds: {all:?}");

@@ -9,6 +9,7 @@ use towpath_queue::OwnWords;
 
 use super::messages::{Messages, port};
 use super::random::Random;
+use super::transfers::{Means, Transfers};
 use crate::engine::testing::{MAC, inward, outward};
 
 /// The bytes of all headers of a packet.
@@ -74,6 +75,7 @@ pub(super) struct Application {
     pub(super) from_far: Arrivals,
     pub(super) from_neighbour: Arrivals,
     pub(super) messages: Messages,
+    pub(super) transfers: Transfers,
     asleep: bool,
     busy_until: u64,
     /// The hostile application, whose packets may hold anything.
@@ -86,12 +88,14 @@ pub(super) struct Application {
 
 impl Application {
     pub(super) fn new(
-        (session, endpoint): (Session, Endpoint),
+        (session, endpoint, means): (Session, Endpoint, Means),
         (number, applications): (usize, usize),
         packets: u32,
         (hostile_one, hostile): (Option<usize>, Option<OwnWords>),
     ) -> Application {
         let to_neighbour = if applications > 1 { packets } else { 0 };
+        let is_pair = applications > 1 && hostile_one.is_none_or(|one| one > 1) && number < 2;
+        let transfers = Transfers::new(means, number, if is_pair { packets / 6 } else { 0 });
         Application {
             session,
             endpoint,
@@ -102,6 +106,7 @@ impl Application {
             from_far: Arrivals::default(),
             from_neighbour: Arrivals::default(),
             messages: Messages::new((number, applications), packets / 2, hostile_one),
+            transfers,
             asleep: false,
             busy_until: 0,
             hostile_one,
@@ -160,13 +165,15 @@ impl Application {
             }
             self.session.disarm();
         }
-        match random.below(19) {
+        match random.below(22) {
             0..6 => self.send(random),
             6..11 => self.receive(random.below(12) as usize),
             11 => self.session.flush().map(|()| 1),
             12 => self.session.wait(Some(Duration::ZERO)).map(u64::from),
             16 => self.messages.send(&mut self.session, self.endpoint, random),
             17 | 18 => self.messages.receive(&mut self.session, self.endpoint, random.below(12)),
+            19 => self.transfers.send(&mut self.session, random),
+            20 | 21 => self.transfers.receive(&mut self.session, random.below(6)),
             13 if random.once_in(20) => {
                 self.busy_until = now + random.below(LONGEST_PAUSE_NS);
                 Ok(2)
@@ -227,7 +234,8 @@ impl Application {
     fn sleep(&mut self) -> Result<u64, Lost> {
         let has_more = self.to_far.sent < self.to_far.all
             || self.to_neighbour.sent < self.to_neighbour.all
-            || !self.messages.is_sent();
+            || !self.messages.is_sent()
+            || self.transfers.sent < self.transfers.all;
         if has_more {
             if self.session.has_room(self.endpoint, HEADERS + LONGEST as usize + 5) {
                 return Ok(4);
@@ -243,6 +251,9 @@ impl Application {
         assert!(self.session.receive_one(0).unwrap().is_none(), "a packet was left");
         assert_eq!(self.session.receive_oob(self.endpoint), Ok(None), "a message was left");
         assert_eq!(self.session.unsent(0).unwrap(), 0);
+        if !self.is_hostile() {
+            self.transfers.check();
+        }
         assert_eq!(
             (self.to_far.sent, self.to_neighbour.sent),
             (self.to_far.all, self.to_neighbour.all)

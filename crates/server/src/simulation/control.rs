@@ -9,20 +9,23 @@ use std::sync::mpsc::{Receiver, Sender};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::SealFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with};
-use towpath_client::{Endpoint, Options, Rule, Session};
+use towpath_client::{Access, Endpoint, OobAddress, Options, Rule, Session};
 use towpath_memory::SharedFile;
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::layout::{STATE_WORDS, SessionShape};
-use towpath_protocol::message::{self, Attached, Message, Opened};
+use towpath_protocol::message::{self, Attached, Created, Message, Opened};
 use towpath_protocol::store::{MemoryStore, Store};
 use towpath_queue::OwnWords;
 
-use super::messages::{address, port};
+use super::messages::{address, port, second_port};
+use super::transfers::{INBOX_BYTES, MEMORY_BYTES, Means, key, means};
+use crate::engine::apertures::commands::{ApertureCommand, Exporting};
 use crate::engine::commands::{Claim, Command, EngineReport};
+use crate::engine::oob::connection::EndpointName;
 use crate::engine::session::Doorbell;
 use crate::engine::testing::{MAC, endpoint};
 use crate::engine::wake_data;
-use crate::prepare::{Files, MEMORIES, Mapped, Prepared, wake};
+use crate::prepare::{ARMED, Files, MEMORIES, Mapped, Prepared, wake};
 use crate::reach::Reach;
 
 /// The control thread's ends of the channels to an engine.
@@ -62,6 +65,8 @@ pub(super) struct Keeper {
     store: MemoryStore,
     state: SharedFile,
     sessions: u32,
+    /// The memories of the sessions, for requests.
+    memories: Vec<SharedFile>,
     /// Sessions that violated the protocol.
     over: Vec<u32>,
 }
@@ -94,8 +99,11 @@ impl Keeper {
         );
         let state = SharedFile::create("simulated-state", STATE_WORDS * 8).unwrap();
         let shape = shape.and_then(|shape| shape.with_oob(options.oob_slots));
-        let (shape, store) = (shape.unwrap(), MemoryStore::default());
-        Keeper { listener, shape, store, state, sessions: 0, over: Vec::new() }
+        let shape = shape
+            .and_then(|shape| shape.with_apertures(options.apertures, options.tripwires))
+            .unwrap();
+        let (store, memories) = (MemoryStore::default(), Vec::new());
+        Keeper { listener, shape, store, state, sessions: 0, memories, over: Vec::new() }
     }
 
     pub(super) fn state(&self) -> &SharedFile {
@@ -121,21 +129,25 @@ impl Keeper {
         }
     }
 
-    /// Attaches an application, by the client library, and opens its endpoint. Also returns the
+    /// Attaches an application, by the client library, and opens its endpoints. Also returns the
     /// words that the application writes.
     pub(super) fn attach(
         &mut self,
         path: &Path,
         options: &Options,
-    ) -> ((Session, Endpoint), OwnWords) {
+    ) -> ((Session, Endpoint, Means), OwnWords) {
         self.sessions += 1;
         let number = self.sessions;
         let (path, options) = (path.to_owned(), options.clone());
-        let rule = Rule::new().udp(port(number as usize - 1)).out_of_band();
+        let own = number as usize - 1;
+        let [rule, second] =
+            [port(own), second_port(own)].map(|port| Rule::new().udp(port).out_of_band());
         let application = std::thread::spawn(move || {
             let mut session = Session::attach(path, &options).unwrap();
             let endpoint = session.open(&rule).unwrap();
-            (session, endpoint)
+            let second = session.open(&second).unwrap();
+            let means = means(&mut session, second);
+            (session, endpoint, means)
         });
         let socket = accept_with(&self.listener, SocketFlags::CLOEXEC).unwrap();
         let channel = Channel::new(socket);
@@ -153,17 +165,38 @@ impl Keeper {
         // As the worker does, once the application has mapped what it writes.
         let words = prepared.application_words().unwrap();
         let files = prepared.files_to_prepare().unwrap();
-        for theirs in &files[3..5] {
+        let armed = prepared.armed().unwrap();
+        for theirs in files[3..5].iter().chain(&armed) {
             let seals = SealFlags::FUTURE_WRITE | SealFlags::SEAL;
             rustix::fs::fcntl_add_seals(theirs, seals).unwrap();
         }
         channel.send(&Message::Done, &[]).unwrap();
-        assert!(matches!(next(), Message::Open(_)));
-        let opened = Opened { endpoint: 0, port: u32::from(port(number as usize - 1)) };
-        channel.send(&Message::Opened(opened), &[]).unwrap();
+        for (endpoint, port) in [(0, port(own)), (1, second_port(own))] {
+            assert!(matches!(next(), Message::Open(_)));
+            let opened = Opened { endpoint, port: u32::from(port) };
+            channel.send(&Message::Opened(opened), &[]).unwrap();
+        }
+        assert!(matches!(next(), Message::CreateMemory(_)));
+        let memory = SharedFile::create("simulated-memory", MEMORY_BYTES).unwrap();
+        let created = Message::Created(Created { number: 0, key: 0 });
+        channel.send(&created, &[memory.as_fd()]).unwrap();
+        self.memories.push(memory);
+        assert!(matches!(next(), Message::SetTripwire(_)));
+        channel.send(&created, &[]).unwrap();
         // The server that the application attached to ends here: the first one of the simulation
         // resumes the session, as every other does.
         (application.join().unwrap(), words)
+    }
+
+    /// Connects the second endpoints of the first two sessions, and exports their inboxes, as if a server
+    /// had done so.
+    pub(super) fn connect(&self) {
+        for number in 1..=self.sessions.min(2) {
+            let (_, mut mapped) = self.map(number);
+            let session = &mut mapped.sessions[0];
+            session.oob.set_connected(1, EndpointName { session: 3 - number, endpoint: 1 });
+            session.apertures.set_valid(0);
+        }
     }
 
     /// Maps the sessions of the server before, and has the engine serve them.
@@ -172,36 +205,73 @@ impl Keeper {
         numbers.filter_map(|number| self.restore_one(number, server)).collect()
     }
 
-    fn restore_one(&self, number: u32, server: &mut Server) -> Option<Mapped> {
+    fn map(&self, number: u32) -> (Files, Mapped) {
         let contents = self.store.contents().unwrap();
-        let mut files = MEMORIES.map(|_| None);
+        let (mut files, mut armed) = (MEMORIES.map(|_| None), None);
         for (name, file) in contents {
             let at = MEMORIES.iter().position(|one| name == format!("session-{number}-{one}"));
             if let Some(at) = at {
                 files[at] = Some(file);
+            } else if name == format!("session-{number}-{ARMED}") {
+                armed = Some(file);
             }
         }
-        let files = Files::adopt(files, &self.shape, 1).unwrap();
-        let mut mapped = files.map_unclaimed(number, self.shape, 1).unwrap();
+        let files = Files::adopt(files, armed, &self.shape, 1).unwrap();
+        let mapped = files.map_unclaimed(number, self.shape, 1).unwrap();
+        (files, mapped)
+    }
+
+    fn restore_one(&self, number: u32, server: &mut Server) -> Option<Mapped> {
+        let (_files, mut mapped) = self.map(number);
         if mapped.sessions[0].is_closed() {
             return None;
         }
         let mut session = Box::new(mapped.sessions.pop().unwrap());
         session.oob.reach = Reach::All;
         server.command(Command::AddSession(session));
-        let mut opened = endpoint(port(number as usize - 1));
-        opened.is_resumed = true;
-        opened.oob = [address(number as usize - 1)].into();
-        let (listening, group) = (None, false);
-        let endpoint = Box::new(opened);
-        server.command(Command::AddEndpoint {
-            session: number,
-            number: 0,
-            endpoint,
-            listening,
-            group,
-        });
+        let own = number as usize - 1;
+        for (endpoint_number, port) in [(0, port(own)), (1, second_port(own))] {
+            let mut opened = endpoint(port);
+            opened.is_resumed = true;
+            opened.oob = [OobAddress { port, ..address(own) }].into();
+            let (listening, group) = (None, false);
+            let endpoint = Box::new(opened);
+            server.command(Command::AddEndpoint {
+                session: number,
+                number: endpoint_number,
+                endpoint,
+                listening,
+                group,
+            });
+        }
+        self.restore_memory(number, server);
         Some(mapped)
+    }
+
+    /// Enters a session's memory, its tripwire and its aperture, as `Control::restore_exports` does.
+    fn restore_memory(&self, number: u32, server: &mut Server) {
+        let memory = self.memories[number as usize - 1].map_common(true).unwrap();
+        let add = ApertureCommand::AddMemory { session: number, number: 0, memory };
+        let range = (0, INBOX_BYTES as u64);
+        let access = Some(Access::Write);
+        let set =
+            ApertureCommand::SetTripwire { session: number, number: 0, memory: 0, range, access };
+        let mut all = vec![add, set];
+        if self.sessions > 1 && number <= 2 {
+            all.push(ApertureCommand::Export(Box::new(Exporting {
+                key: key(number as usize - 1).0,
+                owner: EndpointName { session: number, endpoint: 1 },
+                number: 0,
+                memory: 0,
+                offset: 0,
+                len: INBOX_BYTES as u64,
+                access: Access::Write,
+                resumed_for: Some(EndpointName { session: 3 - number, endpoint: 1 }),
+            })));
+        }
+        for command in all {
+            server.command(Command::Aperture(command));
+        }
     }
 
     /// Returns `true` if the control thread has something to do.
@@ -260,6 +330,7 @@ impl Keeper {
                     server.claiming.retain(|one| one.number != session);
                 }
                 EngineReport::Recovered { .. }
+                | EngineReport::Aperture(_)
                 | EngineReport::Closed { .. }
                 | EngineReport::Removed(_) => {}
                 EngineReport::Ended(outcome) => {

@@ -10,6 +10,11 @@ pub(super) fn port(application: usize) -> u16 {
     2000 + application as u16
 }
 
+/// The port of an application's endpoint for requests.
+pub(super) fn second_port(application: usize) -> u16 {
+    3000 + application as u16
+}
+
 /// Returns an application's address.
 pub(super) fn address(application: usize) -> OobAddress {
     let ip = [192, 0, 2, 2].into();

@@ -68,5 +68,7 @@ pub(super) struct Outcome {
     /// Out-of-band messages that came, and connections.
     pub(super) messages: u32,
     pub(super) connections: u32,
+    /// Requests that are complete.
+    pub(super) requests: u32,
     pub(super) time_ns: u64,
 }

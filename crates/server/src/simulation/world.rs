@@ -152,6 +152,7 @@ impl World {
                 one.to_far.sent == one.to_far.all
                     && one.to_neighbour.sent == one.to_neighbour.all
                     && one.messages.is_sent()
+                    && one.transfers.is_sent()
             })
     }
 
@@ -235,6 +236,8 @@ impl World {
             assert_eq!(connected(states.0), connected(states.1), "{states:?}");
             assert!(![states.0, states.1].contains(&PeerState::Requested), "{states:?}");
             self.outcome.connections += self.applications[0].messages.connections;
+            self.outcome.requests +=
+                self.applications[..2].iter().map(|one| one.transfers.sent).sum::<u32>();
         }
     }
 

@@ -133,6 +133,14 @@ impl SessionOob {
         self.queues.get_mut(endpoint as usize)
     }
 
+    /// Connects an endpoint, as an earlier server left it.
+    #[cfg(all(test, towpath_simulation))]
+    pub(crate) fn set_connected(&mut self, endpoint: u32, peer: EndpointName) {
+        if let Some(queue) = self.queue(endpoint) {
+            queue.set_connection(Connection::Connected(peer));
+        }
+    }
+
     /// Returns `true` if this session and another one may exchange messages.
     pub(super) fn reaches(&self, (uid, reach): (u32, Reach)) -> bool {
         match (self.reach, reach) {
