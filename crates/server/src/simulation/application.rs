@@ -232,6 +232,8 @@ impl Application {
 
     /// Sleeps, once everything is sent and received, or there is no room.
     fn sleep(&mut self) -> Result<u64, Lost> {
+        // What a wait has told of, the application looks at before it sleeps.
+        self.transfers.collect(&self.session);
         let has_more = self.to_far.sent < self.to_far.all
             || self.to_neighbour.sent < self.to_neighbour.all
             || !self.messages.is_sent()

@@ -108,7 +108,7 @@ impl Transfers {
     }
 
     /// Forgets the requests that are complete.
-    fn collect(&mut self, session: &Session) {
+    pub(super) fn collect(&mut self, session: &Session) {
         while let Some((number, id)) = self.pending.front() {
             match session.request_state(*id) {
                 RequestState::Complete => self.pending.pop_front(),

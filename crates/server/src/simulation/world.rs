@@ -139,7 +139,8 @@ impl World {
 
     fn state(&self) -> impl std::fmt::Debug {
         let apps = |one: &Application| {
-            (one.to_far.clone(), one.to_neighbour.clone(), one.from_far.clone())
+            let requests = (one.transfers.sent, one.transfers.is_sent());
+            (one.to_far.clone(), one.to_neighbour.clone(), one.from_far.clone(), requests)
         };
         let all: Vec<_> = self.applications.iter().map(apps).collect();
         (self.plan, all, self.sent.clone(), self.arrived.clone(), self.server.served.clone())
