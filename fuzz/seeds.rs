@@ -11,11 +11,13 @@ use towpath_pdu::atm::{Cell, Circuit, Segmenter};
 use towpath_pdu::{Fragment, OVERHEAD_BYTES};
 use towpath_protocol::VERSION;
 use towpath_protocol::message::{
-    ATTACH_OOB_SHIFT, Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, Cursor, ErrorBody,
-    MAX_BYTES, Message, OPEN_ALL, Open, Opened, RULE_ALL, Refusal, Resume, SHARED, Set, TRUSTED,
-    fixed_name,
+    ATTACH_OOB_SHIFT, Attach, Attached, CAN_CHECKSUM, CAN_SEGMENT, Close, CreateMemory, Created,
+    Cursor, ErrorBody, Export, Import, ImportTripwire, Imported, MAX_BYTES, Message, OPEN_ALL,
+    Open, Opened, RELEASE_APERTURE, RULE_ALL, Refusal, Release, Resume, SHARED, Set, SetTripwire,
+    TRUSTED, fixed_name,
 };
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage};
+use towpath_protocol::requests::{Request, RequestKind, Segment};
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
     let options = [2, 4, 5, 0xb4, 1, 3, 3, 7];
@@ -238,6 +240,18 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         remote_port: 5353,
         sequence: 1,
     };
+    let export = Export { offset: 64, len: 128, endpoint: 1, memory: 0, access: 3, sequence: 3 };
+    let imported = Imported {
+        offset: 64,
+        len: 128,
+        memory: 1 << 32 | 2,
+        number: 1,
+        access: 3,
+        sharing: 3,
+        reserved: 0,
+    };
+    let tripwire =
+        SetTripwire { offset: 64, len: 8, memory: 0, access: 2, sequence: 4, reserved: 0 };
     let refused = Message::Error(Box::new(ErrorBody::new(Refusal::Version, "use matching builds")));
     let mut messages: Vec<_> = [
         ("attach", Message::Attach(attach), 0),
@@ -245,6 +259,16 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         ("attach-overflow", Message::Attach(Attach { transmit_slots: 1 << 31, ..attach }), 0),
         ("attach-frames", Message::Attach(Attach { receive_buffer_bytes: 1 << 18, ..attach }), 0),
         ("attach-oob", Message::Attach(Attach { flags: 64 << ATTACH_OOB_SHIFT, ..attach }), 0),
+        (
+            "attach-apertures",
+            Message::Attach(Attach {
+                flags: 8 << ATTACH_OOB_SHIFT,
+                apertures: 65,
+                tripwires: 129,
+                ..attach
+            }),
+            0,
+        ),
         ("attached", Message::Attached(attached), 7),
         ("mapped", Message::Mapped, 0),
         ("open", Message::Open(open), 0),
@@ -259,6 +283,27 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
             Message::Set(Set { setting: 0, session: 1, endpoint: 2, reserved: 0, value: 1 }),
             0,
         ),
+        (
+            "create-memory",
+            Message::CreateMemory(CreateMemory { bytes: 4096, sharing: 3, sequence: 2 }),
+            0,
+        ),
+        ("created", Message::Created(Created { number: 1, key: 7 }), 1),
+        ("export", Message::Export(export), 0),
+        ("import", Message::Import(Import { endpoint: 1, key: 7, sequence: 3, reserved: 0 }), 0),
+        ("imported", Message::Imported(imported), 1),
+        ("set-tripwire", Message::SetTripwire(tripwire), 0),
+        (
+            "import-tripwire",
+            Message::ImportTripwire(ImportTripwire {
+                aperture: 1,
+                tripwire: 2,
+                sequence: 5,
+                reserved: 0,
+            }),
+            0,
+        ),
+        ("release", Message::Release(Release { what: RELEASE_APERTURE, number: 1 }), 0),
         ("done", Message::Done, 0),
         ("done-too-many-descriptors", Message::Done, 8),
         ("error", refused.clone(), 0),
@@ -342,6 +387,20 @@ fn cells() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
+/// Returns requests of each kind.
+fn requests() -> Vec<(&'static str, Vec<u8>)> {
+    let segment = Segment { offset: 4096, len: 64, memory: 1 };
+    let of = |kind, local: &[Segment]| {
+        Request::new(kind, 7, (5, 64), local).unwrap().to_bytes().to_vec()
+    };
+    vec![
+        ("write", of(RequestKind::Write, &[segment])),
+        ("write-value", of(RequestKind::WriteImmediate, &[segment; 2])),
+        ("read", of(RequestKind::Read, &[segment; 6])),
+        ("send", Request::message(8, b"hello").unwrap().to_bytes().to_vec()),
+    ]
+}
+
 /// Returns out-of-band messages of each kind, and of both families.
 fn messages() -> Vec<(&'static str, Vec<u8>)> {
     let to = |ip: &str| OobAddress { ip: ip.parse().unwrap(), protocol: 6, port: 7471 };
@@ -376,5 +435,6 @@ fn main() -> std::io::Result<()> {
     write("control", &control())?;
     write("pdu", &pdus())?;
     write("cells", &cells())?;
-    write("oob", &messages())
+    write("oob", &messages())?;
+    write("request", &requests())
 }

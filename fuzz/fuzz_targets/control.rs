@@ -29,7 +29,8 @@ use towpath_protocol::message::{
 
 /// The length of a message of each kind, in bytes with its header; 0: no such kind. This repeats
 /// the module's table, so that a change of either is detected.
-const LENGTHS: [usize; 13] = [0, 72, 96, 8, 72, 16, 12, 24, 24, 32, 8, 256, 24];
+const LENGTHS: [usize; 21] =
+    [0, 80, 96, 8, 72, 16, 12, 24, 24, 32, 8, 256, 24, 24, 16, 40, 24, 48, 40, 24, 16];
 const ERROR: u16 = 11;
 /// The only kind whose message may be longer: a page of text follows.
 const REPORTED: u16 = 8;
@@ -112,7 +113,8 @@ fn attached(attach: &Attach) {
         attach.transmit_buffer_bytes,
         attach.receive_buffer_bytes,
     )
-    .and_then(|shape| shape.with_oob(attach.flags >> ATTACH_OOB_SHIFT));
+    .and_then(|shape| shape.with_oob(attach.flags >> ATTACH_OOB_SHIFT))
+    .and_then(|shape| shape.with_apertures(attach.apertures, attach.tripwires));
     let sets_fit = (1..=MAX_QUEUE_PAIRS).contains(&attach.queue_pairs);
     let endpoints_fit = (1..=MAX_ENDPOINTS).contains(&attach.endpoints);
     let shape = match shape {
@@ -127,6 +129,9 @@ fn attached(attach: &Attach) {
                 }
                 ShapeError::Memory(bytes) => assert!(bytes > MAX_MEMORY_BYTES),
                 ShapeError::Oob(slots) => assert_eq!(slots, attach.flags >> ATTACH_OOB_SHIFT),
+                ShapeError::Apertures(apertures, tripwires) => {
+                    assert_eq!((apertures, tripwires), (attach.apertures, attach.tripwires));
+                }
                 ShapeError::Lanes(lanes) => panic!("a message names no lanes, and has {lanes}"),
                 ShapeError::Queues(..) | ShapeError::Buffers(..) => {}
             }
@@ -152,7 +157,9 @@ fn attached(attach: &Attach) {
         shape.transmit_pool.buffers() as usize * 2 + shape.receive_pool.buffers() as usize;
     // With out-of-band messages, a word for each queue pair and endpoint, and two lines.
     let oob = shape.oob().map_or(0, |_| shape.queue_pairs as usize + shape.endpoints as usize + 32);
-    assert!(words[2] <= buffers / 64 + 64 * (shape.queue_pairs as usize + 2) + oob);
+    // With apertures, a word for each queue pair, and a line.
+    let requests = if shape.apertures() > 0 { shape.queue_pairs as usize + 16 } else { 0 };
+    assert!(words[2] <= buffers / 64 + 64 * (shape.queue_pairs as usize + 2) + oob + requests);
     if words.iter().sum::<usize>() <= MOST_WORDS {
         taken_apart(&shape);
     }

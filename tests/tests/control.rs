@@ -109,9 +109,9 @@ fn random_control_bytes_harm_no_session() {
             if bytes.len() >= 8 && random.below(4) > 0 {
                 bytes[..4].copy_from_slice(&message::MAGIC.to_ne_bytes());
                 bytes[4..6].copy_from_slice(&VERSION.to_ne_bytes());
-                bytes[6..8].copy_from_slice(&(random.below(13) as u16).to_ne_bytes());
+                bytes[6..8].copy_from_slice(&(random.below(22) as u16).to_ne_bytes());
                 // Often of the right length, so that the server examines its fields.
-                let len = [72, 8, 52, 12, 16, bytes.len()][random.below(6) as usize];
+                let len = [80, 8, 72, 12, 24, 40, bytes.len()][random.below(7) as usize];
                 bytes.resize(len, random.draw() as u8);
             }
             if raw.send(&bytes, &[]).is_err() {

@@ -139,7 +139,7 @@ impl Session {
         let Some(buffer) = self.transmit_free.take() else { return Err(RequestError::Full) };
         let descriptor = self.transmit_pool.write_one(buffer, len, number, |parts| {
             if let [part] = parts {
-                part.copy_from_slice(message.as_bytes());
+                part.copy_from_slice(&message.to_bytes());
             }
         });
         let flags = REQUEST | if request.together { TOGETHER } else { 0 };

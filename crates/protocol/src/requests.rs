@@ -161,6 +161,18 @@ impl Request {
         })
     }
 
+    /// Reads a request that an application wrote; `None` unless it is [`MESSAGE_BYTES`] long.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Request> {
+        Request::read_from_bytes(bytes).ok()
+    }
+
+    /// Returns the request as bytes.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; MESSAGE_BYTES as usize] {
+        zerocopy::transmute!(*self)
+    }
+
     /// Returns the message of a request that sends one.
     #[must_use]
     pub fn payload(&self) -> &[u8] {

@@ -4,7 +4,6 @@
 
 use towpath_protocol::requests::Request;
 use towpath_queue::Violation;
-use zerocopy::FromBytes;
 
 use crate::clock::clock_ns;
 use crate::engine::apertures::requests::{Outcome, Requesting, carry_out};
@@ -47,8 +46,8 @@ impl TxPath {
         if session.apertures.is_empty() {
             return Err(Violation::Flags);
         }
-        let request = taken.fetched.then(|| Request::read_from_bytes(batch.beginning(index)));
-        let Some(Ok(request)) = request else { return Err(Violation::Range) };
+        let request = taken.fetched.then(|| Request::from_bytes(batch.beginning(index)));
+        let Some(Some(request)) = request else { return Err(Violation::Range) };
         let checked = request.check().ok_or(Violation::Flags)?;
         let sender = Sender { from, session: session.number, queue_pair, slot, may_repeat: false };
         let now = clock_ns();
