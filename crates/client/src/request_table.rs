@@ -61,12 +61,13 @@ impl RequestTable {
         self.words.observe(endpoint as usize * REQUEST_WORDS) as u32
     }
 
-    /// Begins with a new connection of an endpoint: remembers what failed with the one before.
+    /// Begins with a new connection of an endpoint, which has none: what is not complete has failed, or
+    /// fails as soon as the server comes to it.
     pub(crate) fn connect(&mut self, endpoint: u32) {
-        let failed = self.failed(endpoint);
-        if let Some(one) = self.endpoints.get_mut(endpoint as usize)
-            && let Some((first, fault)) = failed
-        {
+        let (failed, completed) = (self.failed(endpoint), self.completed(endpoint));
+        let Some(one) = self.endpoints.get_mut(endpoint as usize) else { return };
+        let (first, fault) = failed.unwrap_or((completed.wrapping_add(1), RequestFault::Closed));
+        if is_upto(first, one.last) {
             one.failed = Some((first, fault, one.last));
         }
     }

@@ -157,6 +157,9 @@ pub(crate) struct Control {
     pub(crate) oob_addresses: HashSet<OobAddress>,
     /// The apertures by their keys.
     pub(crate) aperture_keys: HashMap<u32, ApertureKey>,
+    /// Memories whose owners have released them, and which importers still map, by their ids, with the
+    /// users of their owners.
+    pub(crate) released_memories: HashMap<u64, (OwnedFd, u32)>,
     pub(crate) filters: Filters,
     pub(crate) own_queues: OwnQueues,
     /// The sessions that this server resumed, each with the time by which its application must have
@@ -232,6 +235,7 @@ impl Control {
             rule_sets: Sets::default(),
             oob_addresses: HashSet::new(),
             aperture_keys: HashMap::new(),
+            released_memories: HashMap::new(),
             filters: Filters::default(),
             own_queues: OwnQueues::new(parts.headers.take(), opener, takes_all),
             unclaimed: VecDeque::new(),

@@ -342,6 +342,9 @@ impl Engine {
         self.notifier.notify_deferred(&mut self.sessions, &mut self.counters);
         work += self.close_condemned();
         work += self.go_on_closing();
+        if self.apertures.has_ending() {
+            work += self.apertures.go_on_ending(&mut self.sessions);
+        }
         work += usize::from(self.has_commands_left());
         self.sessions.iteration_over(work);
         if work > 0 {

@@ -291,7 +291,8 @@ impl Control {
         if !self.slow.populates_all {
             return;
         }
-        let outcome = mappings.all.iter().try_for_each(|mapping| mapping.lock());
+        let mut all = mappings.all.iter().chain(&mappings.armed);
+        let outcome = all.try_for_each(|mapping| mapping.lock());
         if let Err(error) = outcome {
             self.cannot_lock(&error);
         }
@@ -433,16 +434,18 @@ impl Control {
             let Some(connection) = self.connections.get_mut(token) else { continue };
             connection.mappings = None;
             let (worker, uid) = (connection.worker, connection.account.uid);
+            let (number, apertures) = (connection.number, connection.apertures.take());
+            let progress = std::mem::replace(&mut connection.progress, Progress::Over);
             let mut files = match self.leaves {
                 true => Vec::new(),
-                false => remove_stored(self.parts.store.as_mut(), connection.number),
+                false => remove_stored(self.parts.store.as_mut(), number),
             };
-            if let Progress::Given(prepared) | Progress::Preparing(prepared) =
-                std::mem::replace(&mut connection.progress, Progress::Over)
-            {
+            if let Progress::Given(prepared) | Progress::Preparing(prepared) = progress {
                 files.append(&mut prepared.into_descriptors());
             }
-            connection.apertures = None;
+            if let Some(apertures) = apertures {
+                files.append(&mut self.close_memories(*apertures));
+            }
             // Applications may still take packets from their queues, so the workers wipe nothing.
             let dispose = Packet::new(command::DISPOSE, 0, 0).with(files);
             self.workers.tell(worker, Owner::User(uid), dispose);

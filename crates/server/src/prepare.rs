@@ -13,7 +13,6 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::SealFlags;
 use towpath_memory::{FilePart, Mapping, SharedFile, own_words};
-use towpath_protocol::apertures::MAX_MEMORIES;
 use towpath_protocol::layout::{CLOSED_WORD, SessionShape};
 use towpath_protocol::store::Store;
 
@@ -399,14 +398,7 @@ pub(crate) fn stored_name(number: u32, memory: &str) -> String {
 pub(crate) fn remove_stored(store: &mut dyn Store, number: u32) -> Vec<OwnedFd> {
     let memories = MEMORIES.iter().chain([&ARMED]);
     let memories = memories.flat_map(|memory| store.remove(&stored_name(number, memory)));
-    let mut memories: Vec<_> = memories.collect();
-    // Those of a session that ended in order are gone already.
-    for memory in 0..MAX_MEMORIES {
-        let name = stored_name(number, &format!("{MEMORY}{memory}"));
-        if store.holds(&name) {
-            memories.append(&mut store.remove(&name));
-        }
-    }
+    let memories = memories.collect();
     // No application can prolong the close of these.
     for other in [RECORD, APERTURES, PROCESS, PINS] {
         store.remove(&stored_name(number, other));

@@ -19,8 +19,8 @@ pub(crate) struct LeftApertures {
     pub(crate) record: Option<OwnedFd>,
     /// The armed words.
     pub(crate) armed: Option<OwnedFd>,
-    /// The memory files by their numbers, each with the descriptors that keep its pages in place.
-    pub(crate) memories: BTreeMap<u32, Vec<OwnedFd>>,
+    /// The memory files by their ids, each with the descriptors that keep its pages in place.
+    pub(crate) memories: BTreeMap<u64, Vec<OwnedFd>>,
 }
 
 impl SessionApertures {
@@ -42,9 +42,9 @@ impl SessionApertures {
         let objects = Objects::adopt(session, shape, record.as_fd())?;
         let mut apertures = SessionApertures::with(objects, armed);
         for (number, entry) in copies(&apertures.objects, What::Memory) {
-            // The store goes on to hold the descriptors behind the first one, and the first one too.
-            let left = left.memories.remove(&number).unwrap_or_default();
-            match adopt_memory(left.into_iter().next(), &entry) {
+            // The store goes on to hold the file, and those that keep its pages in place.
+            let file = left.memories.get(&entry.offset).and_then(|all| all.first());
+            match adopt_memory(file.map(OwnedFd::try_clone).transpose(), &entry) {
                 Ok(memory) => drop(apertures.files.insert(number, memory)),
                 Err(error) => {
                     warn!(session, memory = number, "a memory is not resumed: {error}");
@@ -77,8 +77,8 @@ pub(super) fn copies(objects: &Objects, what: What) -> Vec<(u32, Entry)> {
     objects.all(what).map(|(number, entry)| (number, *entry)).collect()
 }
 
-fn adopt_memory(file: Option<OwnedFd>, entry: &Entry) -> io::Result<MemoryFile> {
-    let file = SharedFile::adopt(file.ok_or(io::ErrorKind::NotFound)?)?;
+fn adopt_memory(file: io::Result<Option<OwnedFd>>, entry: &Entry) -> io::Result<MemoryFile> {
+    let file = SharedFile::adopt(file?.ok_or(io::ErrorKind::NotFound)?)?;
     if file.len() as u64 != entry.len {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "another length than recorded"));
     }

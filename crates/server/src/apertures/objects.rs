@@ -32,7 +32,8 @@ pub(crate) struct Entry {
     pub(crate) kind: u32,
     /// The number of the request that created it.
     pub(crate) sequence: u32,
-    /// The key of an aperture, or of the one that an imported tripwire is in.
+    /// The key of an aperture, or of the one that an imported tripwire is in; 0 once the owner has released
+    /// that tripwire.
     pub(crate) key: u32,
     /// The number of the memory of an exported aperture or a tripwire; of the imported aperture that
     /// an imported tripwire is in.
@@ -48,12 +49,19 @@ pub(crate) struct Entry {
     /// The endpoint of the importer of an exported aperture; the number of an imported aperture or
     /// tripwire in the session of its owner.
     pub(crate) other: u32,
-    /// Where the range of an exported aperture or a tripwire begins in the memory, in bytes; the number
-    /// of the memory of an imported aperture that no other memory has.
+    /// Where the range of an exported aperture or a tripwire begins in the memory, in bytes; the id of a
+    /// memory, or of that of an imported aperture, which no other memory has.
     pub(crate) offset: u64,
     /// The length of that range, or of a memory, in bytes; the length of the memory that the session maps
     /// for an imported aperture, 0 for none.
     pub(crate) len: u64,
+}
+
+/// A word of an entry that changes by itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum EntryWord {
+    Key = 1,
+    Other = 3,
 }
 
 const ENTRY_WORDS: usize = size_of::<Entry>() / 8;
@@ -231,6 +239,14 @@ impl Objects {
         words.publish(at, words_of[0]);
     }
 
+    /// Records the word of an object with its key, or that with the session at its other end: one store.
+    pub(crate) fn record_word(&mut self, what: What, number: u32, word: EntryWord) {
+        let (at, entry) = (self.place(what, number) + word as usize, self.get(what, number));
+        let (Some(words), Some(entry)) = (&mut self.record, entry) else { return };
+        let words_of: [u64; ENTRY_WORDS] = zerocopy::transmute!(entry);
+        words.publish(at, words_of[word as usize]);
+    }
+
     /// Returns an object.
     pub(crate) fn get(&self, what: What, number: u32) -> Option<Entry> {
         *self.kinds[what as usize].all.get(number as usize)?
@@ -259,10 +275,11 @@ impl Objects {
         (0..).zip(&self.kinds[what as usize].all).filter_map(|(n, one)| Some((n, one.as_ref()?)))
     }
 
-    /// Returns the object that an earlier request with this number created: the last request, if the
-    /// server was killed before it answered.
-    pub(crate) fn repeated(&self, sequence: u32) -> Option<(What, u32)> {
-        self.last.filter(|(last, ..)| *last == sequence).map(|(_, what, number)| (what, number))
+    /// Returns the object of this kind that an earlier request with this number created: the last request,
+    /// if the server was killed before it answered.
+    pub(crate) fn repeated(&self, sequence: u32, kind: u32) -> Option<u32> {
+        let (_, what, number) = self.last.filter(|(last, ..)| *last == sequence)?;
+        self.get(what, number).filter(|one| one.kind == kind).map(|_| number)
     }
 }
 
@@ -294,14 +311,21 @@ mod tests {
         }
         assert_eq!(objects.free(What::Aperture), None);
         objects.put(What::Tripwire, 0, entry(Entry::TRIPWIRE, 4));
-        assert_eq!(objects.repeated(4), Some((What::Tripwire, 0)));
+        assert_eq!(objects.repeated(4, Entry::TRIPWIRE), Some(0));
+        assert_eq!(objects.repeated(4, Entry::IMPORTED_TRIPWIRE), None);
+        assert_eq!(objects.repeated(3, Entry::EXPORTED), None, "not the last");
         assert!(objects.remove(What::Aperture, 1).is_some());
         assert!(objects.remove(What::Aperture, 1).is_none());
         let mut next = Objects::adopt(5, &shape(), file.as_fd()).unwrap();
         assert_eq!(next.all(What::Aperture).count(), 2);
         assert_eq!(next.get(What::Aperture, 2), Some(entry(Entry::EXPORTED, 3)));
         assert_eq!(next.all(What::Tripwire).count(), 0, "not recorded");
-        assert_eq!(next.repeated(3), Some((What::Aperture, 2)));
+        assert_eq!(next.repeated(3, Entry::EXPORTED), Some(2));
+        next.get_mut(What::Aperture, 2).unwrap().other_session = 9;
+        next.record_word(What::Aperture, 2, EntryWord::Other);
+        let again = Objects::adopt(5, &shape(), file.as_fd()).unwrap();
+        let expected = Entry { other_session: 9, ..entry(Entry::EXPORTED, 3) };
+        assert_eq!(again.get(What::Aperture, 2), Some(expected));
         assert_eq!(next.free(What::Aperture), Some(1));
         assert!(next.remove(What::Aperture, 2).is_some());
         let third = Objects::adopt(5, &shape(), file.as_fd()).unwrap();

@@ -10,8 +10,8 @@ use towpath_protocol::message::{
     RELEASE_MEMORY, RELEASE_TRIPWIRE, Refusal, Release, SetTripwire,
 };
 
-use super::objects::{Entry, What};
-use super::tables::{ApertureKey, Creating, MemoryFile, SessionApertures, memory_id, memory_name};
+use super::objects::{Entry, EntryWord, What};
+use super::tables::{ApertureKey, Creating, MemoryFile, SessionApertures, memory_name, random};
 use crate::connection::{Progress, Refused};
 use crate::control::Control;
 use crate::engine::apertures::commands::{
@@ -20,11 +20,14 @@ use crate::engine::apertures::commands::{
 use crate::engine::commands::Command;
 use crate::engine::oob::connection::EndpointName;
 use crate::engines::Reply;
-use crate::prepare::stored_name;
 use crate::slow::Job;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
-use crate::worker::workers::Owner;
+
+/// The most memories of a user, and of a server. Each takes a few descriptors of the server and of its
+/// keeper.
+const MEMORIES_PER_USER: usize = 256;
+const MEMORIES: usize = 4096;
 
 fn refused(refusal: Refusal, text: impl std::fmt::Display) -> Refused {
     (refusal, text.to_string())
@@ -78,11 +81,12 @@ impl Control {
         create: &CreateMemory,
     ) -> Result<(), Refused> {
         let what = "create memory";
-        let (number, apertures) = self.number_for(token, What::Memory, what)?;
-        if let Some((What::Memory, number)) = apertures.objects.repeated(create.sequence) {
+        let objects = &self.apertures(token, what)?.objects;
+        if let Some(number) = objects.repeated(create.sequence, Entry::MEMORY) {
             self.answer_memory(token, number);
             return Ok(());
         }
+        let (number, _) = self.number_for(token, What::Memory, what)?;
         if Sharing::from_number(create.sharing).is_none() {
             return Err(refused(Refusal::Malformed, format!("{what}: unknown sharing")));
         }
@@ -93,6 +97,7 @@ impl Control {
         }
         let failed = |error| refused(Refusal::Limit, format!("{what}: {error}"));
         let bytes = (create.bytes as usize).next_multiple_of(towpath_memory::PAGE_BYTES);
+        self.check_memories(token)?;
         let Some(connection) = self.connections.get(token) else { return Ok(()) };
         let limits = self.parts.policy.limits(&connection.terms);
         let charged = self.connections.charge_bytes(token, &limits, bytes);
@@ -100,9 +105,9 @@ impl Control {
         let file = SharedFile::create("towpath-memory", bytes).and_then(|file| {
             file.seal_seals()?;
             let theirs = file.as_fd().try_clone_to_owned()?;
-            Ok((file, theirs))
+            Ok((file, theirs, random::<8>()?))
         });
-        let (file, theirs) = file.map_err(|error| {
+        let (file, theirs, id) = file.map_err(|error| {
             self.connections.take_bytes(token, bytes);
             failed(error)
         })?;
@@ -110,6 +115,7 @@ impl Control {
             kind: Entry::MEMORY,
             sequence: create.sequence,
             access: create.sharing,
+            offset: u64::from_ne_bytes(id),
             len: bytes as u64,
             ..Entry::default()
         };
@@ -119,13 +125,32 @@ impl Control {
         Ok(())
     }
 
+    /// Checks that a user may have one more memory: each takes descriptors of the server and its keeper.
+    fn check_memories(&self, token: u64) -> Result<(), Refused> {
+        let uid = self.connections.get(token).map(|connection| connection.account.uid);
+        let (mut theirs, mut all) = (0, self.released_memories.len());
+        for one in self.connections.sessions() {
+            let count = one.apertures.as_ref().map_or(0, |one| one.files.len());
+            all += count;
+            theirs += if Some(one.account.uid) == uid { count } else { 0 };
+        }
+        let text = if theirs >= MEMORIES_PER_USER {
+            format!("your user has {theirs} memories, which is the limit; release one")
+        } else if all >= MEMORIES {
+            format!("this server has {all} memories, which is the limit; release one")
+        } else {
+            return Ok(());
+        };
+        Err((Refusal::Limit, format!("create memory: {text}")))
+    }
+
     /// Maps and populates a memory that the worker has allocated.
     pub(crate) fn memory_allocated(&mut self, token: u64, outcome: Result<Vec<OwnedFd>, i32>) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         let uid = connection.account.uid;
         let Some(apertures) = &mut connection.apertures else { return };
         let Some(creating) = &mut apertures.creating else { return };
-        let name = stored_name(apertures.objects.session, &memory_name(creating.number));
+        let name = memory_name(apertures.objects.session, creating.entry.offset);
         let outcome = outcome.map_err(std::io::Error::from_raw_os_error).and_then(|pins| {
             let mapped = creating.file.map_common(true)?;
             mapped.mapping().keep_from_children()?;
@@ -188,11 +213,12 @@ impl Control {
     /// Has the engine enter an aperture.
     pub(crate) fn export(&mut self, token: u64, export: &Export) -> Result<(), Refused> {
         let what = "export";
-        let (number, apertures) = self.number_for(token, What::Aperture, what)?;
-        if let Some((What::Aperture, number)) = apertures.objects.repeated(export.sequence) {
+        let objects = &self.apertures(token, what)?.objects;
+        if let Some(number) = objects.repeated(export.sequence, Entry::EXPORTED) {
             self.answer_export(token, number);
             return Ok(());
         }
+        let (number, apertures) = self.number_for(token, What::Aperture, what)?;
         let entry = apertures.read_export(export)?;
         let session = apertures.objects.session;
         let connection = self.connections.get(token);
@@ -226,9 +252,7 @@ impl Control {
     /// Returns a key that no aperture has.
     fn new_key(&self) -> std::io::Result<u32> {
         loop {
-            let mut bytes = [0; 4];
-            rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
-            let key = u32::from_ne_bytes(bytes);
+            let key = u32::from_ne_bytes(random()?);
             if key != 0 && !self.aperture_keys.contains_key(&key) {
                 return Ok(key);
             }
@@ -279,11 +303,12 @@ impl Control {
     /// Has the engine let a session use an aperture that its endpoint was given.
     pub(crate) fn import(&mut self, token: u64, import: &Import) -> Result<(), Refused> {
         let what = "import";
-        let (number, apertures) = self.number_for(token, What::Aperture, what)?;
-        if let Some((What::Aperture, number)) = apertures.objects.repeated(import.sequence) {
+        let objects = &self.apertures(token, what)?.objects;
+        if let Some(number) = objects.repeated(import.sequence, Entry::IMPORTED) {
             self.answer_import(token, number);
             return Ok(());
         }
+        let (number, apertures) = self.number_for(token, What::Aperture, what)?;
         if import.reserved != 0 {
             return Err(refused(Refusal::Malformed, "import: the reserved field must be 0"));
         }
@@ -311,7 +336,7 @@ impl Control {
             access: exported.access,
             other_session: key.owner,
             other: key.number,
-            offset: memory_id(key.owner, &memory),
+            offset: memory.offset,
             len: if is_mapped { memory.len } else { 0 },
             ..Entry::default()
         };
@@ -325,10 +350,15 @@ impl Control {
         Ok(())
     }
 
+    /// Returns the tables of a session, also if its application has yet to claim it.
+    fn tables_of(&self, session: u32) -> Option<&SessionApertures> {
+        let token = self.connections.token_of(session)?;
+        self.connections.get(token)?.apertures.as_deref()
+    }
+
     /// Returns an exported aperture, and its memory.
     pub(super) fn exported(&self, key: &ApertureKey) -> Option<(Entry, Entry)> {
-        let token = self.connections.token_of(key.owner)?;
-        let apertures = self.connections.get(token)?.apertures.as_ref()?;
+        let apertures = self.tables_of(key.owner)?;
         let exported = apertures.objects.get(What::Aperture, key.number)?;
         let memory = apertures.objects.get(What::Memory, exported.memory)?;
         (exported.kind == Entry::EXPORTED).then_some((exported, memory))
@@ -379,8 +409,8 @@ impl Control {
         let sharing = Sharing::from_number(memory.access).unwrap_or(Sharing::Requests);
         let mut handed = Vec::new();
         if sharing.is_mapped() {
-            let owner = self.connections.token_of(key.owner).ok_or_else(gone)?;
-            let file = self.apertures(owner, "import")?.files.get(&exported.memory);
+            let owner = self.tables_of(key.owner).ok_or_else(gone)?;
+            let file = owner.files.get(&exported.memory);
             let file = &file.ok_or_else(gone)?.file;
             let writes = Access::from_number(exported.access).is_some_and(Access::writes);
             let descriptor = match writes {
@@ -393,7 +423,7 @@ impl Control {
         let imported = Imported {
             offset: exported.offset,
             len: exported.len,
-            memory: memory_id(key.owner, &memory),
+            memory: memory.offset,
             number,
             access: exported.access,
             sharing: memory.access,
@@ -407,11 +437,12 @@ impl Control {
     /// Sets a tripwire in a memory of the session.
     pub(crate) fn set_tripwire(&mut self, token: u64, set: &SetTripwire) -> Result<(), Refused> {
         let what = "set tripwire";
-        let (number, apertures) = self.number_for(token, What::Tripwire, what)?;
-        if let Some((What::Tripwire, number)) = apertures.objects.repeated(set.sequence) {
+        let objects = &self.apertures(token, what)?.objects;
+        if let Some(number) = objects.repeated(set.sequence, Entry::TRIPWIRE) {
             self.answer(token, &Message::Created(Created { number, key: 0 }));
             return Ok(());
         }
+        let (number, apertures) = self.number_for(token, What::Tripwire, what)?;
         let memory = apertures.memory(set.memory, what)?;
         if Access::from_number(set.access).is_none() || set.reserved != 0 {
             return Err(refused(
@@ -455,10 +486,11 @@ impl Control {
         import: &ImportTripwire,
     ) -> Result<(), Refused> {
         let what = "import tripwire";
-        let (number, apertures) = self.number_for(token, What::Tripwire, what)?;
-        let repeated = match apertures.objects.repeated(import.sequence) {
-            Some((What::Tripwire, number)) => Some(number),
-            _ => None,
+        let objects = &self.apertures(token, what)?.objects;
+        let repeated = objects.repeated(import.sequence, Entry::IMPORTED_TRIPWIRE);
+        let (number, apertures) = match repeated {
+            Some(number) => (number, self.apertures(token, what)?),
+            None => self.number_for(token, What::Tripwire, what)?,
         };
         if import.reserved != 0 {
             return Err(refused(
@@ -482,8 +514,7 @@ impl Control {
         };
         let key = self.aperture_keys.get(&aperture.key).copied().ok_or_else(unknown)?;
         let (exported, _) = self.exported(&key).ok_or_else(unknown)?;
-        let owner = self.connections.token_of(key.owner).ok_or_else(unknown)?;
-        let theirs = self.apertures(owner, what)?;
+        let theirs = self.tables_of(key.owner).ok_or_else(unknown)?;
         let tripwire = theirs.objects.get(What::Tripwire, import.tripwire);
         let is_there = |one: &Entry| {
             let is_in = is_inside(one.offset.wrapping_sub(exported.offset), one.len, exported.len);
@@ -498,7 +529,6 @@ impl Control {
             .ok_or_else(unknown)?
             .try_clone()
             .map_err(|error| refused(Refusal::Limit, format!("{what}: {error}")))?;
-        let number = repeated.unwrap_or(number);
         let entry = Entry {
             kind: Entry::IMPORTED_TRIPWIRE,
             sequence: import.sequence,
@@ -624,35 +654,37 @@ impl Control {
             one.kind == Entry::IMPORTED_TRIPWIRE
                 && (one.other_session, one.other) == (owner, tripwire)
         };
-        let all = self.connections.sessions().filter_map(|one| one.apertures.as_ref());
-        let imported = all.flat_map(|one| {
-            let objects = &one.objects;
-            let tripwires = objects.all(What::Tripwire).filter(move |(_, one)| theirs(one));
-            tripwires.map(move |(number, _)| (objects.session, number))
-        });
-        for (session, number) in imported.collect::<Vec<_>>() {
-            self.enter_tripwire(session, number, None);
+        for token in self.connections.of_all() {
+            let connection = self.connections.get_mut(token);
+            let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) else {
+                continue;
+            };
+            let objects = &mut apertures.objects;
+            let session = objects.session;
+            let numbers = objects.all(What::Tripwire).filter(|(_, one)| theirs(one));
+            for number in numbers.map(|(number, _)| number).collect::<Vec<_>>() {
+                if let Some(entry) = objects.get_mut(What::Tripwire, number) {
+                    entry.key = 0;
+                }
+                objects.record_word(What::Tripwire, number, EntryWord::Key);
+                let command = Command::Aperture(tripwire_command(session, number, None));
+                self.parts.engines.command_each(vec![command], Reply::Nothing);
+            }
         }
     }
 
     /// Releases a memory that the engine has removed.
     pub(crate) fn release_memory(&mut self, token: u64, number: u32) {
-        let Ok(apertures) = self.apertures(token, "release") else { return };
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        let by = (connection.worker, connection.account.uid);
+        let Some(apertures) = &mut connection.apertures else { return };
         let session = apertures.objects.session;
-        let Some(entry) = apertures.objects.remove(What::Memory, number) else { return };
+        let entry = apertures.objects.remove(What::Memory, number);
         let file = apertures.files.remove(&number);
-        let is_mapped = self.is_mapped(memory_id(session, &entry));
-        let mut files = self.parts.store.remove(&stored_name(session, &memory_name(number)));
-        if let Some(MemoryFile { file, mapped }) = file {
-            files.push(file.into());
-            self.workers.drop_later(mapped);
+        if let (Some(entry), Some(file)) = (entry, file) {
+            self.connections.take_bytes(token, entry.len as usize);
+            self.dispose_of_memory(session, entry.offset, file, by);
         }
-        self.connections.take_bytes(token, entry.len as usize);
-        let flags = if is_mapped { 0 } else { command::WIPE };
-        let Some(connection) = self.connections.get(token) else { return };
-        let (worker, uid) = (connection.worker, connection.account.uid);
-        let dispose = Packet::new(command::DISPOSE, 0, flags).with(files);
-        self.workers.tell(worker, Owner::User(uid), dispose);
     }
 
     /// Forgets an aperture that a session exports. Returns the command that revokes it.
@@ -677,6 +709,7 @@ impl Control {
         }
         let bytes = self.apertures(token, "release").map_or(0, |one| one.unmap(&entry));
         self.connections.take_bytes(token, bytes);
+        self.importer_left(entry.offset);
         Some(ApertureCommand::ReleaseImport { key: entry.key, session, number })
     }
 }
@@ -775,7 +808,7 @@ impl SessionApertures {
         }
         if before == 0 {
             memory.other_session = entry.other_session;
-            self.objects.record(What::Memory, entry.memory);
+            self.objects.record_word(What::Memory, entry.memory, EntryWord::Other);
         }
         Ok(())
     }

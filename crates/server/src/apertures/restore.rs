@@ -1,9 +1,12 @@
 //! The apertures of the sessions that this server resumes.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+
 use super::left::copies;
 use super::objects::{Entry, What};
 use super::requests::{exporting, place_command};
-use super::tables::ApertureKey;
+use super::tables::{ApertureKey, SessionApertures, memory_name, released_name};
 use crate::control::Control;
 use crate::engine::apertures::commands::ApertureCommand;
 use crate::engine::commands::Command;
@@ -42,6 +45,54 @@ impl Control {
             let exporting = exporting(owner, number, &entry, Some(peer));
             self.command_first(ApertureCommand::Export(Box::new(exporting)), Reply::Nothing);
         }
+    }
+
+    /// Sorts the memories that an earlier server left of a session. Those that the session does not have any
+    /// more leave the store, and an importer may still map them. Returns the descriptors of no more use.
+    pub(crate) fn sort_memories(
+        &mut self,
+        session: u32,
+        memories: BTreeMap<u64, Vec<OwnedFd>>,
+        released: &mut HashMap<u64, OwnedFd>,
+    ) -> Vec<OwnedFd> {
+        let connection = self.connections.token_of(session);
+        let connection = connection.and_then(|token| self.connections.get(token));
+        let tables = connection.and_then(|one| one.apertures.as_ref());
+        let kept: HashSet<u64> = tables
+            .iter()
+            .flat_map(|one| one.objects.all(What::Memory).map(|(_, entry)| entry.offset))
+            .collect();
+        let mut unused = Vec::new();
+        for (id, descriptors) in memories {
+            let mut descriptors = descriptors.into_iter();
+            if !kept.contains(&id) {
+                unused.append(&mut self.parts.store.remove(&memory_name(session, id)));
+                released.extend(descriptors.next().map(|file| (id, file)));
+            }
+            unused.extend(descriptors);
+        }
+        unused
+    }
+
+    /// Keeps the memories that their owners have released, and which importers map. Returns the
+    /// descriptors of no more use.
+    pub(crate) fn restore_released(&mut self, released: HashMap<u64, OwnedFd>) -> Vec<OwnedFd> {
+        let mut unused = Vec::new();
+        for (id, file) in released {
+            let maps = |tables: &SessionApertures| tables.mapped.contains_key(&id);
+            let importer =
+                self.connections.sessions().find(|one| one.apertures.as_deref().is_some_and(maps));
+            let Some(uid) = importer.map(|one| one.account.uid) else {
+                unused.append(&mut self.parts.store.remove(&released_name(id)));
+                unused.push(file);
+                continue;
+            };
+            let name = released_name(id);
+            if self.parts.store.holds(&name) || self.parts.store.put(&name, file.as_fd()).is_ok() {
+                self.released_memories.insert(id, (file, uid));
+            }
+        }
+        unused
     }
 
     /// Enters the apertures and tripwires that resumed sessions imported, once all that are exported are

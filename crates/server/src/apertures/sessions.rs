@@ -1,15 +1,15 @@
 //! The beginning and the end of a session's apertures.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use towpath_memory::CommonMemory;
 use towpath_protocol::layout::SessionShape;
 
 use super::objects::{Entry, Objects, What};
-use super::tables::{MemoryFile, SessionApertures, memory_id, memory_name};
+use super::tables::{MemoryFile, SessionApertures, memory_name, released_name};
 use crate::control::Control;
-use crate::prepare::{self, Prepared, stored_name};
+use crate::prepare::{self, Prepared};
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 use crate::worker::workers::Owner;
@@ -60,17 +60,15 @@ impl Control {
         let number = apertures.objects.session;
         let memories: Vec<_> = apertures.files.keys().copied().collect();
         for memory in memories {
-            let entry = apertures.objects.get(What::Memory, memory);
-            let is_mapped = entry.is_some_and(|one| self.is_mapped(memory_id(number, &one)));
-            let flags = if is_mapped { 0 } else { command::WIPE };
-            let mut files = self.parts.store.remove(&stored_name(number, &memory_name(memory)));
-            if let Some(MemoryFile { file, mapped }) = apertures.files.remove(&memory) {
-                files.push(file.into());
-                self.workers.drop_later(mapped);
+            let id = apertures.objects.get(What::Memory, memory).map(|one| one.offset);
+            if let (Some(id), Some(file)) = (id, apertures.files.remove(&memory)) {
+                self.dispose_of_memory(number, id, file, (worker, uid));
             }
-            let dispose = Packet::new(command::DISPOSE, 0, flags).with(files);
-            self.workers.tell(worker, Owner::User(uid), dispose);
         }
+        // Importers have duplicates of this descriptor, by which they can prolong its close.
+        let armed: Vec<_> = apertures.armed.take().into_iter().collect();
+        let dispose = Packet::new(command::DISPOSE, 0, 0).with(armed);
+        self.workers.tell(worker, Owner::User(uid), dispose);
         for (_, entry) in apertures.objects.all(What::Aperture) {
             if entry.kind == Entry::EXPORTED {
                 self.aperture_keys.remove(&entry.key);
@@ -78,5 +76,57 @@ impl Control {
                 key.imported = key.imported.filter(|(session, _)| *session != number);
             }
         }
+        for id in apertures.mapped.keys() {
+            self.importer_left(*id);
+        }
+    }
+
+    /// Closes the memories of a session at the server's end. Returns the descriptors, some of which
+    /// applications can reach.
+    pub(crate) fn close_memories(&mut self, apertures: SessionApertures) -> Vec<OwnedFd> {
+        let mut files: Vec<OwnedFd> = apertures.armed.into_iter().collect();
+        for (number, MemoryFile { file, .. }) in apertures.files {
+            let entry = apertures.objects.get(What::Memory, number);
+            if let Some(entry) = entry.filter(|_| !self.leaves) {
+                let name = memory_name(apertures.objects.session, entry.offset);
+                files.append(&mut self.parts.store.remove(&name));
+            }
+            files.push(file.into());
+        }
+        files
+    }
+
+    /// Disposes of a memory whose owner has released it, or has ended. As long as an importer maps it,
+    /// the server keeps a descriptor, so that it can free the memory afterwards.
+    pub(super) fn dispose_of_memory(
+        &mut self,
+        session: u32,
+        id: u64,
+        MemoryFile { file, mapped }: MemoryFile,
+        (worker, uid): (u64, u32),
+    ) {
+        self.workers.drop_later(mapped);
+        let mut files = self.parts.store.remove(&memory_name(session, id));
+        let mut flags = command::WIPE;
+        if self.is_mapped(id) && self.parts.store.put(&released_name(id), file.as_fd()).is_ok() {
+            self.released_memories.insert(id, (OwnedFd::from(file), uid));
+            flags = 0;
+        } else {
+            files.push(file.into());
+        }
+        let dispose = Packet::new(command::DISPOSE, 0, flags).with(files);
+        self.workers.tell(worker, Owner::User(uid), dispose);
+    }
+
+    /// Frees a memory whose owner has released it, once no importer maps it any more, by what the server
+    /// knows.
+    pub(super) fn importer_left(&mut self, id: u64) {
+        if self.is_mapped(id) {
+            return;
+        }
+        let Some((file, uid)) = self.released_memories.remove(&id) else { return };
+        let mut files = self.parts.store.remove(&released_name(id));
+        files.push(file);
+        self.workers.dispose(Owner::User(uid), files);
     }
 }

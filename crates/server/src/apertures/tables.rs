@@ -7,7 +7,7 @@ use towpath_memory::{CommonMemory, SharedFile};
 use towpath_protocol::apertures::Sharing;
 
 use super::objects::{Entry, Objects, What};
-use crate::prepare;
+use crate::prepare::{self, stored_name};
 
 /// An aperture that a session exports, found by its key.
 #[derive(Clone, Copy, Debug)]
@@ -50,14 +50,25 @@ pub(crate) struct SessionApertures {
     pub(super) armed: Option<OwnedFd>,
 }
 
-/// Returns the number of a memory that no other memory of the server has.
-pub(crate) fn memory_id(session: u32, memory: &Entry) -> u64 {
-    u64::from(session) << 32 | u64::from(memory.sequence)
+/// Returns the name of a memory in the store, by its id.
+pub(super) fn memory_name(session: u32, id: u64) -> String {
+    stored_name(session, &format!("{}{id:x}", prepare::MEMORY))
 }
 
-/// Returns the name of a memory in the store, after the session's.
-pub(super) fn memory_name(number: u32) -> String {
-    format!("{}{number}", prepare::MEMORY)
+/// The beginning of the names of memories in the store whose owner has released them, and which an
+/// importer still maps. The memory's id follows.
+pub(crate) const RELEASED: &str = "released-memory-";
+
+/// Returns the name of such a memory.
+pub(super) fn released_name(id: u64) -> String {
+    format!("{RELEASED}{id:x}")
+}
+
+/// Makes a random number, of which no two are the same.
+pub(super) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes)
 }
 
 impl SessionApertures {

@@ -49,6 +49,7 @@ impl Engine {
         self.commands.has_left()
             || !self.closing.is_empty()
             || self.tx.is_hurrying()
+            || self.apertures.has_ending()
             || self.sessions.has_condemned()
     }
 

@@ -289,6 +289,8 @@ pub struct Mappings {
     pub server: Arc<Mapping>,
     /// All mappings; those that the server writes come first.
     pub(crate) all: [Arc<Mapping>; 5],
+    /// The application's armed words.
+    pub(crate) armed: Option<Arc<Mapping>>,
 }
 
 /// A lane's part of a session's memories.
@@ -327,7 +329,7 @@ impl Memories {
         let [server, ledger, receive_pool] = written.map(Arc::clone);
         let (application, transmit_pool) = (self.application.clone(), self.transmit_pool.clone());
         let all = [server.clone(), ledger, receive_pool, application, transmit_pool];
-        Mappings { server, all }
+        Mappings { server, all, armed: self.armed.clone() }
     }
 }
 

@@ -9,6 +9,7 @@ use tracing::warn;
 use super::record::{Record, Recorded};
 use super::settings::SETTINGS;
 use crate::apertures::left::LeftApertures;
+use crate::apertures::tables::RELEASED;
 use crate::config::StartError;
 use crate::keeper::OWN;
 use crate::position::{Crash, POSITIONS, Place, Positions};
@@ -47,6 +48,8 @@ pub(crate) struct Left {
     /// Where the earlier server's threads stood.
     pub(crate) positions: Option<OwnedFd>,
     pub(crate) sessions: BTreeMap<u32, LeftSession>,
+    /// Memories that their owners have released, by their ids.
+    pub(crate) released: HashMap<u64, OwnedFd>,
     /// Sockets that hold ports, by their names.
     pub(crate) ports: HashMap<String, OwnedFd>,
     /// Everything else, which this server does not use.
@@ -132,10 +135,19 @@ impl Left {
             POSITIONS => self.positions.replace(object),
             // The device has taken its objects already, and the others are not for the server.
             _ if [DEVICE, OWN, PROGRAM].iter().any(|start| name.starts_with(start)) => None,
+            _ if name.starts_with(RELEASED) => match released_id(name) {
+                Some(id) => self.released.insert(id, object),
+                None => Some(object),
+            },
             _ if name.starts_with(PORT) => self.ports.insert(name.to_owned(), object),
             _ => Some(object),
         }
     }
+}
+
+/// Returns the id in the name of a memory whose owner has released it.
+fn released_id(name: &str) -> Option<u64> {
+    u64::from_str_radix(name.strip_prefix(RELEASED)?, 16).ok()
 }
 
 impl LeftSession {
@@ -164,9 +176,9 @@ impl LeftSession {
             }
             ARMED => self.apertures.armed.replace(object),
             APERTURES => self.apertures.record.replace(object),
-            _ => match part.strip_prefix(MEMORY).map(str::parse) {
-                Some(Ok(number)) => {
-                    self.apertures.memories.entry(number).or_default().push(object);
+            _ => match part.strip_prefix(MEMORY).map(|id| u64::from_str_radix(id, 16)) {
+                Some(Ok(id)) => {
+                    self.apertures.memories.entry(id).or_default().push(object);
                     None
                 }
                 _ => Some(object),
@@ -209,8 +221,9 @@ mod tests {
                 "session-7-unknown",
                 "session-7-armed",
                 "session-7-apertures",
-                "session-7-memory-63",
-                "session-7-memory-63",
+                "session-7-memory-6f",
+                "session-7-memory-6f",
+                "released-memory-70",
                 "session-7-memory-x",
             ]
             .map(object)
@@ -222,7 +235,8 @@ mod tests {
         assert_eq!(left.sessions[&7].pins.len(), 2);
         let apertures = &left.sessions[&7].apertures;
         assert!(apertures.armed.is_some() && apertures.record.is_some());
-        assert_eq!(apertures.memories[&63].len(), 2);
+        assert_eq!(apertures.memories[&0x6f].len(), 2);
+        assert!(left.released.contains_key(&0x70));
         assert!(left.listener.is_some() && left.state.is_some());
         assert_eq!(left.ports.len(), 1);
         let rest: Vec<_> = left.rest.iter().map(|(name, _)| &name[..]).collect();

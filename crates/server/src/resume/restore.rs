@@ -75,7 +75,7 @@ impl Control {
     /// Makes the sessions of an earlier server anew, before the engines run. Closes what is of no
     /// use.
     pub(crate) fn restore(&mut self, left: Left) {
-        let Left { sessions, mut ports, rest, .. } = left;
+        let Left { sessions, mut ports, rest, mut released, .. } = left;
         let mut unused: Vec<OwnedFd> = Vec::new();
         for (name, object) in rest {
             unused.extend(self.parts.store.remove(&name));
@@ -87,7 +87,10 @@ impl Control {
         for (number, mut session) in sessions {
             self.parts.position.serve(number);
             self.next_number = self.next_number.max(number.wrapping_add(1)).max(1);
-            match self.restore_session(number, &mut session, &mut ports, &mut unused) {
+            let outcome = self.restore_session(number, &mut session, &mut ports, &mut unused);
+            let memories = std::mem::take(&mut session.apertures.memories);
+            unused.append(&mut self.sort_memories(number, memories, &mut released));
+            match outcome {
                 Ok(true) => restored += 1,
                 // Its application had not finished attaching or has ended, or the session was closed.
                 Ok(false) => {
@@ -112,6 +115,7 @@ impl Control {
             unused.append(&mut session.into_descriptors());
         }
         self.restore_imports();
+        unused.append(&mut self.restore_released(released));
         self.parts.position.begin(Phase::None);
         for (name, socket) in ports {
             // No session has this port any more.

@@ -21,8 +21,12 @@ pub(crate) const TRANSFER_BYTES: u64 = 64 << 10;
 
 /// How long a request waits for room in the queue at the other end, in nanoseconds, before it fails.
 const NOT_READY_NS: u64 = 1_000_000_000;
-/// The time between two looks for that room, in nanoseconds.
-const RETRY_NS: u64 = 100_000;
+/// The time between two looks for that room, in nanoseconds: as long as the request has waited, within
+/// these limits.
+const LEAST_RETRY_NS: u64 = 100_000;
+const MOST_RETRY_NS: u64 = 10_000_000;
+/// What a look at one tripwire costs, as a number of bytes moved.
+const TRIPWIRE_BYTES: u64 = 64;
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,31 +48,37 @@ pub(crate) struct Requesting<'a> {
     pub(crate) now: u64,
 }
 
-/// Carries out a request, or a piece of it. Returns what became of it, and the bytes moved.
+/// Carries out a request, or a piece of it. Returns what became of it, and its cost as a number of bytes
+/// moved.
 pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome, u64) {
     let Sender { from, queue_pair, slot, .. } = one.sender;
     let key = from.session;
     let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Complete, 0) };
+    // A predecessor told the application that it is complete, and was killed before it left the queue.
+    if session.apertures.is_complete(from.endpoint, one.request.sequence) {
+        return (Outcome::Complete, 0);
+    }
     let has_failed = session.apertures.has_failed(from.endpoint);
-    if has_failed || !parts.is_connected(from) {
+    if has_failed || !parts.begin_request(from) {
         fail(one, RequestFault::Closed, parts);
         return (Outcome::Complete, 0);
     }
-    let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Complete, 0) };
-    let done = session.apertures.progress(queue_pair, slot).min(one.checked.bytes);
     let mut moved = 0;
-    if one.checked.kind != RequestKind::Send && done < one.checked.bytes {
+    if one.checked.kind != RequestKind::Send {
+        let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Complete, 0) };
+        let done = session.apertures.progress(queue_pair, slot).min(one.checked.bytes);
         match place(one, done, parts) {
-            Ok(bytes) => moved = bytes,
+            Ok((bytes, cost)) => moved = bytes + cost,
             Err(fault) => {
                 fail(one, fault, parts);
                 return (Outcome::Complete, 0);
             }
         }
+        let done = (done + TRANSFER_BYTES).min(one.checked.bytes);
         if let Some(session) = parts.sessions.get_mut(key) {
-            session.apertures.set_progress(queue_pair, slot, done + moved);
+            session.apertures.set_progress(queue_pair, slot, done);
         }
-        if done + moved < one.checked.bytes {
+        if done < one.checked.bytes {
             return (Outcome::More, moved);
         }
     }
@@ -89,8 +99,10 @@ pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome
             return (Outcome::Complete, moved);
         }
         Err(NotReady::NoRoom) => {
-            if one.now < session.apertures.waits_since(queue_pair, slot, one.now) + NOT_READY_NS {
-                return (Outcome::NotReady(one.now + RETRY_NS), moved);
+            let since = session.apertures.waits_since(queue_pair, slot, one.now);
+            if one.now < since + NOT_READY_NS {
+                let pause = (one.now - since).clamp(LEAST_RETRY_NS, MOST_RETRY_NS);
+                return (Outcome::NotReady(one.now + pause), moved);
             }
             fail(one, RequestFault::NotReady, parts);
             return (Outcome::Complete, moved);
@@ -110,8 +122,13 @@ fn fail(one: &Requesting<'_>, fault: RequestFault, parts: &mut Parts<'_>) {
     parts.close_failed(from);
 }
 
-/// Moves the next piece of a request. Returns its bytes.
-fn place(one: &Requesting<'_>, done: u64, parts: &mut Parts<'_>) -> Result<u64, RequestFault> {
+/// Checks a request, and moves its next piece, if there is one. Returns the bytes moved, and the cost of
+/// what else it did.
+fn place(
+    one: &Requesting<'_>,
+    done: u64,
+    parts: &mut Parts<'_>,
+) -> Result<(u64, u64), RequestFault> {
     let Requesting { sender, request, checked, .. } = one;
     let granted = parts.apertures.granted(request.key, &sender.name()).ok_or(RequestFault::Key)?;
     let access = if checked.kind == RequestKind::Read { Access::Read } else { Access::Write };
@@ -123,9 +140,24 @@ fn place(one: &Requesting<'_>, done: u64, parts: &mut Parts<'_>) -> Result<u64, 
     }
     let limit = TRANSFER_BYTES.min(checked.bytes - done);
     let range = Range { granted: &granted, first: request.remote + done, len: limit };
+    // If the server crashes over this memory, its owner's session counts, too.
+    let owner = parts.sessions.key(granted.owner).ok_or(RequestFault::Key)?;
+    parts.sessions.receiver(owner).ok_or(RequestFault::Key)?;
+    check_local(one, parts.sessions)?;
     copy(one, done, &range, access, parts.sessions)?;
-    touch_tripwires(&range, access, parts);
-    Ok(limit)
+    Ok((limit, touch_tripwires(&range, access, parts) * TRIPWIRE_BYTES))
+}
+
+/// Checks that the local ranges of a request are in memories of its session.
+fn check_local(one: &Requesting<'_>, sessions: &SessionTable) -> Result<(), RequestFault> {
+    let local = sessions.get(one.sender.from.session).ok_or(RequestFault::Closed)?;
+    let is_good = |segment: &Segment| {
+        let memory = local.apertures.memory(segment.memory);
+        let (offset, len) = (segment.offset, u64::from(segment.len));
+        memory.is_some_and(|memory| is_inside(offset, len, memory.len() as u64))
+    };
+    let all = &one.request.segments[..one.checked.segments];
+    if all.iter().all(is_good) { Ok(()) } else { Err(RequestFault::Local) }
 }
 
 /// The part of an aperture that a piece touches.
@@ -143,7 +175,8 @@ impl Range<'_> {
     }
 }
 
-/// Copies between the local ranges, from their byte `done` on, and a range of an aperture.
+/// Copies between the local ranges, from their byte `done` on, and a range of an aperture. The caller has
+/// checked them.
 fn copy(
     one: &Requesting<'_>,
     done: u64,
@@ -164,10 +197,7 @@ fn copy(
         }
         let bytes = (len - skip).min(left);
         let own = local.apertures.memory(*memory).ok_or(RequestFault::Local)?;
-        let from = offset.checked_add(skip).ok_or(RequestFault::Local)?;
-        if !is_inside(from, bytes, own.len() as u64) {
-            return Err(RequestFault::Local);
-        }
+        let from = offset + skip;
         let is_copied = match access {
             Access::Read => transfer(own, from, remote, at, bytes),
             _ => transfer(remote, at, own, from, bytes),
@@ -187,18 +217,23 @@ fn transfer(to: &CommonMemory, at: u64, from: &CommonMemory, start: u64, bytes: 
     to.copy_from(at as usize, from, start as usize, bytes as usize)
 }
 
-/// Fires the armed tripwires that an access touched.
-fn touch_tripwires(range: &Range<'_>, access: Access, parts: &mut Parts<'_>) {
-    let Some(key) = parts.sessions.key(range.granted.owner) else { return };
-    let Some(owner) = parts.sessions.get_mut(key).filter(|one| !one.closing) else { return };
+/// Fires the armed tripwires that an access touched. Returns how many it touched.
+fn touch_tripwires(range: &Range<'_>, access: Access, parts: &mut Parts<'_>) -> u64 {
+    let Some(key) = parts.sessions.key(range.granted.owner) else { return 0 };
+    let Some(owner) = parts.sessions.get_mut(key).filter(|one| !one.closing) else { return 0 };
+    if range.len == 0 {
+        return 0;
+    }
     let accessed = (range.offset(), range.len);
     let notifier = &mut *parts.notifier;
     let mut fires = false;
-    owner.apertures.fire_touched(range.granted.memory, accessed, access, |number| {
+    let memory = range.granted.memory;
+    let touched = owner.apertures.fire_touched(memory, accessed, access, |number| {
         notifier.add_fired(key, number);
         fires = true;
     });
     if fires {
         notifier.touch(owner, key, 0);
     }
+    touched
 }

@@ -106,23 +106,25 @@ impl SessionApertures {
     }
 
     /// Fires the armed tripwires that an access to a memory touches, and passes them to `fired`. The
-    /// access has taken place.
+    /// access has taken place. Returns how many it touches, armed or not.
     pub(super) fn fire_touched(
         &mut self,
         memory: u32,
         accessed: (u64, u64),
         access: Access,
         mut fired: impl FnMut(u32),
-    ) {
+    ) -> u64 {
         let memory = self.memories.get(memory as usize).and_then(Option::as_ref);
         let memory = memory.filter(|memory| !memory.tripwires.is_empty());
-        let (Some(memory), Some(firing)) = (memory, &mut self.firing) else { return };
-        let mut fenced = None;
+        let (Some(memory), Some(firing)) = (memory, &mut self.firing) else { return 0 };
+        let (mut fenced, mut touched) = (None, 0);
         memory.tripwires.touched(accessed, access, |number| {
+            touched += 1;
             if firing.fire(*fenced.get_or_insert_with(tripwire::fence), number) {
                 fired(number);
             }
         });
+        touched
     }
 
     /// Returns how many bytes of a request are moved.
@@ -150,6 +152,12 @@ impl SessionApertures {
     /// Records that a request of an endpoint is complete, and all before it.
     pub(super) fn complete(&mut self, endpoint: u32, sequence: u32) {
         self.requests.publish(endpoint as usize * REQUEST_WORDS, u64::from(sequence));
+    }
+
+    /// `true` if a request of an endpoint is complete, by its number: that of the last one, or before.
+    pub(super) fn is_complete(&self, endpoint: u32, sequence: u32) -> bool {
+        let last = self.requests.get(endpoint as usize * REQUEST_WORDS) as u32;
+        last.wrapping_sub(sequence) < 1 << 31
     }
 
     /// Records that a request of an endpoint failed, unless one before it did.

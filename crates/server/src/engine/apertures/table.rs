@@ -38,7 +38,22 @@ pub(crate) struct ApertureTable {
     by_key: HashMap<u32, Aperture>,
     /// The keys of the apertures of a connection, under both of its endpoints.
     by_endpoint: HashMap<EndpointName, Vec<u32>>,
+    /// Connections that have ended, with what is left of their apertures.
+    ending: Vec<Ending>,
 }
+
+/// The apertures of a connection that has ended: none of them can be used.
+#[derive(Debug)]
+struct Ending {
+    keys: Vec<u32>,
+    endpoints: [EndpointName; 2],
+    /// What becomes of them in the session of the first endpoint; in the other one they are closed.
+    state: ApertureState,
+}
+
+/// Apertures of ended connections that the engine removes at once, and per poll iteration, so that one
+/// connection's thousands do not delay other sessions.
+const ENDED_PER_ITERATION: usize = 64;
 
 impl ApertureTable {
     /// Executes a command. Returns what the control thread is told.
@@ -123,7 +138,13 @@ impl ApertureTable {
     /// Returns what an aperture grants to the requests of an endpoint; `None` if there is no such aperture
     /// for it.
     pub(super) fn granted(&self, key: u32, to: &EndpointName) -> Option<Granted> {
-        self.by_key.get(&key).filter(|one| one.peer == *to).map(|one| one.granted)
+        let aperture = self.by_key.get(&key).filter(|one| one.peer == *to && self.lasts(one));
+        aperture.map(|one| one.granted)
+    }
+
+    /// `true` if the connection of an aperture has not ended.
+    fn lasts(&self, aperture: &Aperture) -> bool {
+        self.ending.is_empty() || self.by_endpoint.contains_key(&aperture.owner)
     }
 
     /// Lets a session use an aperture that its endpoint was given. Returns `false` if there is no such
@@ -134,9 +155,9 @@ impl ApertureTable {
         (session, number): (u32, u32),
         sessions: &mut SessionTable,
     ) -> bool {
-        let aperture = self.by_key.get_mut(&key).filter(|one| one.peer.session == session);
-        let is_valid = aperture.is_some();
-        if let Some(aperture) = aperture {
+        let aperture = self.by_key.get(&key).filter(|one| one.peer.session == session);
+        let is_valid = aperture.is_some_and(|one| self.lasts(one));
+        if let Some(aperture) = self.by_key.get_mut(&key).filter(|_| is_valid) {
             aperture.imported = Some(number);
         }
         let state = if is_valid { ApertureState::Valid } else { ApertureState::Closed };
@@ -172,15 +193,44 @@ impl ApertureTable {
         sessions: &mut SessionTable,
     ) {
         // Most connections have none.
-        if self.by_endpoint.is_empty() {
-            return;
-        }
-        for key in self.by_endpoint.get(&endpoint).cloned().unwrap_or_default() {
-            let of = |name: EndpointName| {
-                if name == endpoint { state } else { ApertureState::Closed }
+        let Some(keys) = self.by_endpoint.remove(&endpoint) else { return };
+        let Some(one) = keys.first().and_then(|key| self.by_key.get(key)) else { return };
+        let other = if one.owner == endpoint { one.peer } else { one.owner };
+        // Both ends of a connection have the same ones.
+        self.by_endpoint.remove(&other);
+        self.ending.push(Ending { keys, endpoints: [endpoint, other], state });
+        self.go_on_ending(sessions);
+    }
+
+    /// Removes apertures of ended connections. Returns their number.
+    pub(crate) fn go_on_ending(&mut self, sessions: &mut SessionTable) -> usize {
+        let mut removed = 0;
+        while removed < ENDED_PER_ITERATION
+            && let Some(Ending { keys, endpoints: [first, _], state }) = self.ending.last_mut()
+        {
+            let (first, state) = (*first, *state);
+            let Some(key) = keys.pop() else {
+                self.ending.pop();
+                continue;
             };
+            let of = |name| if name == first { state } else { ApertureState::Closed };
             self.remove(key, of, sessions);
+            removed += 1;
         }
+        self.ending.retain(|one| !one.keys.is_empty());
+        removed
+    }
+
+    /// `true` if apertures of an ended connection of one of these endpoints are left: the endpoint gets no
+    /// other connection before they are removed.
+    pub(crate) fn is_ending(&self, endpoints: [EndpointName; 2]) -> bool {
+        let mut all = self.ending.iter().flat_map(|one| &one.endpoints);
+        all.any(|one| endpoints.contains(one))
+    }
+
+    /// `true` if apertures of ended connections are left.
+    pub(crate) fn has_ending(&self) -> bool {
+        !self.ending.is_empty()
     }
 
     /// Fires the tripwire that an imported one stands for, if its owner armed it.
@@ -191,8 +241,9 @@ impl ApertureTable {
         sessions: &mut SessionTable,
         notifier: &mut Notifier,
     ) {
+        let is_there = |key: u32| self.by_key.get(&key).is_some_and(|one| self.lasts(one));
         let tripped = sessions.get(session).and_then(|one| one.apertures.imported(number));
-        let Some(tripped) = tripped.filter(|one| self.by_key.contains_key(&one.key)) else {
+        let Some(tripped) = tripped.filter(|one| is_there(one.key)) else {
             return;
         };
         let Some(key) = sessions.key(tripped.owner) else { return };

@@ -102,8 +102,17 @@ impl Parts<'_> {
         requests.len()
     }
 
+    /// Begins with a request of an endpoint. Returns `true` if the endpoint is open and has a peer.
+    pub(crate) fn begin_request(&mut self, at: Destination) -> bool {
+        if let Some(queue) = self.open_queue(at) {
+            // No later message is the one that a predecessor was handling.
+            queue.may_repeat_once();
+        }
+        self.is_connected(at)
+    }
+
     /// `true` if an endpoint is open and has a peer.
-    pub(crate) fn is_connected(&mut self, at: Destination) -> bool {
+    fn is_connected(&mut self, at: Destination) -> bool {
         let queue = self.open_queue(at);
         queue.is_some_and(|queue| matches!(queue.connection, Connection::Connected(_)))
     }
@@ -508,6 +517,9 @@ fn deliver_accept(
     let own = parts.open_queue(sender.from).ok_or(Undelivered::State)?;
     let is_again = own.connection == connection && sender.may_repeat;
     if own.connection != Connection::None && !is_again {
+        return Err(Undelivered::State);
+    }
+    if parts.apertures.is_ending([sender.name(), delivery.receiver]) {
         return Err(Undelivered::State);
     }
     let answerable = answerable(sender, delivery, parts).ok_or(Undelivered::State)?;

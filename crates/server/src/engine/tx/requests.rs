@@ -54,8 +54,9 @@ impl TxPath {
         let (sessions, notifier) = context.delivery.parts();
         let parts = &mut Parts { sessions, notifier, apertures: &mut *context.apertures };
         let requesting = Requesting { sender, request: &request, checked, now };
-        let (outcome, moved) = carry_out(&requesting, parts);
-        self.charge_moved(moved, (from, now), context);
+        let (outcome, cost) = carry_out(&requesting, parts);
+        let copies = u64::from(matches!(outcome, Outcome::NotReady(_)));
+        self.charge_moved(Work { copies, bytes: cost }, (from, now), context);
         match outcome {
             Outcome::Complete => {
                 context.delivery.complete((key, queue_pair), slot, 1);
@@ -66,20 +67,20 @@ impl TxPath {
         }
     }
 
-    /// Charges the bytes that a request moved to its queue pair and to its endpoint's rate.
+    /// Charges what a request cost to its queue pair and to its endpoint's rate.
     fn charge_moved(
         &mut self,
-        moved: u64,
+        work: Work,
         (from, now): (Destination, u64),
         context: &mut TxContext<'_>,
     ) {
-        self.spent.unit += Work { copies: 0, bytes: moved };
+        self.spent.unit += work;
         let session = context.delivery.session(from.session);
         let shape =
             session.and_then(|one| one.shapes.get_mut(from.endpoint as usize)?.as_deref_mut());
         if let Some(shape) = shape {
             let moment = Moment { now, tick: self.tick, since: now, ..Moment::default() };
-            shape.charge_bytes(moved, &moment);
+            shape.charge_bytes(work.bytes, &moment);
         }
     }
 }

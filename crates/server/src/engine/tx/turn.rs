@@ -54,6 +54,7 @@ impl TxPath {
     ) -> Result<Round, DeviceError> {
         (batch.key, batch.queue_pair, batch.unit, batch.expedited) =
             (turn.key, turn.queue_pair, turn.unit, expedited);
+        self.interrupted = None;
         let packets = turn.packets.min(left);
         let Turn { bytes, message_bytes, .. } = *turn;
         let mut left = Left { packets, used: 0, bytes, message_bytes };
