@@ -49,6 +49,9 @@ use crate::position::Position;
 /// The watchdog's window: shorter than many stalls of the device.
 const WATCHDOG_MS: u64 = 500;
 
+/// What a turn takes in which none acts and nothing is due, in nanoseconds.
+const QUIET_STEP_NS: u64 = 100_000;
+
 /// The schedule of a seed.
 struct Seed(RefCell<World>);
 
@@ -103,7 +106,7 @@ impl Schedule for Seed {
             }
             // A server that waits for nothing has done everything: then the turns leave it quiet.
             let next = world.next_time().into_iter().chain(until).min();
-            simulation::set_now(next.map_or(now, |next| next.max(now + 1)));
+            simulation::set_now(next.map_or(now + QUIET_STEP_NS, |next| next.max(now + 1)));
         }
     }
 }
@@ -213,6 +216,7 @@ fn simulate(number: u64) -> Outcome {
         end_at: None,
         leaves: false,
         quiet: 0,
+        acted_at: simulation::now(),
         outcome: Outcome::default(),
     })));
     loop {

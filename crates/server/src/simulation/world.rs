@@ -15,6 +15,9 @@ use crate::engine::testing::MAC;
 
 /// Turns without an act after which everything is over, unless something happens at a later time.
 const QUIET_TURNS: u32 = 300;
+/// The time that has to pass meanwhile: a request waits up to 10 ms until the engine looks again for
+/// room.
+const QUIET_NS: u64 = 25_000_000;
 
 /// The simulation's time after which a seed counts as one that hangs: 100 s.
 const LONGEST_NS: u64 = 100_000_000_000;
@@ -35,6 +38,8 @@ pub(super) struct World {
     pub(super) leaves: bool,
     /// Turns in a row in which none could act.
     pub(super) quiet: u32,
+    /// When the last one acted.
+    pub(super) acted_at: u64,
     pub(super) outcome: Outcome,
 }
 
@@ -53,14 +58,14 @@ impl World {
         self.quiet += 1;
         for who in (0..others + 3).map(|step| (first + step) % (others + 3)) {
             if self.acts(who, now) {
-                self.quiet = 0;
+                (self.quiet, self.acted_at) = (0, now);
                 return true;
             }
         }
         if self.next_time().is_some() {
-            self.quiet = 0;
+            (self.quiet, self.acted_at) = (0, now);
         }
-        if self.quiet > QUIET_TURNS {
+        if self.quiet > QUIET_TURNS && now - self.acted_at > QUIET_NS {
             match &mut self.end_at {
                 Some((left, _)) => *left = 0,
                 None => self.leave(),
