@@ -283,6 +283,78 @@ fn bytes_count_against_the_owner_and_each_importer_that_maps_them() {
     drop(requested);
 }
 
+/// The owner and the importer could keep their mappings, so the server frees the memory itself.
+#[test]
+fn a_released_memory_is_freed_once_no_importer_maps_it() {
+    for importer_ends in [false, true] {
+        let mut pair = pair();
+        let memory = pair.owner.create_memory(1 << 20, Sharing::MapWrite).unwrap();
+        let export = pair.owner.export(pair.from, &memory, 0..64, Access::ReadWrite).unwrap();
+        let aperture = pair.importer.import(pair.to, export.key()).unwrap();
+        memory.store(0, 5).unwrap();
+        let before = pair.world.reported(&pair.importer, "bytes");
+        pair.owner.revoke(export).unwrap();
+        pair.owner.release_memory(&memory).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(memory.load(0), Ok(5), "the importer has it, and it counts against it");
+        assert_eq!(pair.world.reported(&pair.importer, "bytes"), before);
+        if importer_ends {
+            drop((aperture, pair.importer));
+        } else {
+            pair.importer.release_aperture(aperture).unwrap();
+        }
+        eventually(|| memory.load(0) == Ok(0));
+    }
+}
+
+#[test]
+fn a_user_has_a_limited_number_of_memories() {
+    let world = world(1);
+    let mut sessions: Vec<_> = (0..5).map(|_| world.attach_with(&with_apertures("many"))).collect();
+    for session in &mut sessions[..4] {
+        for _ in 0..64 {
+            session.create_memory(1, Sharing::Requests).unwrap();
+        }
+    }
+    let outcome = sessions[4].create_memory(1, Sharing::Requests);
+    refused(outcome, Refusal::Limit, "your user has 256 memories");
+    drop(sessions.remove(0));
+    eventually(|| sessions[3].create_memory(1, Sharing::Requests).is_ok());
+}
+
+/// Requests that were queued when the peer closed the connection have failed, also if the endpoint is
+/// connected again before the server came to them.
+#[test]
+fn requests_of_an_ended_connection_do_not_become_complete() {
+    let mut pair = pair();
+    let remote = pair.owner.create_memory(4096, Sharing::Requests).unwrap();
+    let key = pair.export(&remote, 0..64, Access::Write);
+    let local = pair.importer.create_memory(4096, Sharing::Requests).unwrap();
+    let write = Request::write(key, 0).local(&local, 0..8);
+    let first = pair.importer.request(pair.to, &write).unwrap();
+    assert_eq!(outcome(&mut pair.importer, first), RequestState::Complete);
+    pair.owner.disconnect(pair.from).unwrap();
+    pair.owner.flush().unwrap();
+    becomes(&mut pair.importer, pair.to, PeerState::Closed);
+    let late: Vec<_> = (0..3).map(|_| pair.importer.request(pair.to, &write).unwrap()).collect();
+    let ip = std::net::IpAddr::V4(pair.owner.info().ipv4.unwrap().0);
+    let (listener, address) = open(&mut pair.owner, 0);
+    let ip_of_importer = std::net::IpAddr::V4(pair.importer.info().ipv4.unwrap().0);
+    let own = OobAddress { ip: ip_of_importer, protocol: 6, port: pair.to.port() };
+    assert_eq!(address.ip, ip);
+    let accepted =
+        connect((&mut pair.importer, pair.to, own), (&mut pair.owner, listener, address));
+    let key = pair.owner.export(accepted, &remote, 1024..1032, Access::Write).unwrap().key();
+    let again = Request::write(key, 0).local(&local, 0..8);
+    let id = pair.importer.request(pair.to, &again).unwrap();
+    assert_eq!(outcome(&mut pair.importer, id), RequestState::Complete);
+    let states: Vec<_> = late.iter().map(|id| pair.importer.request_state(*id)).collect();
+    let failed = RequestState::Failed;
+    let flushed = failed(RequestFault::Flushed);
+    assert_eq!(states, [failed(RequestFault::Closed), flushed, flushed]);
+    assert_eq!(pair.importer.request_state(first), RequestState::Complete);
+}
+
 #[test]
 fn a_session_has_as_many_as_it_asked_for() {
     let mut pair = pair();

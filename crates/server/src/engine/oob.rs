@@ -21,4 +21,4 @@ mod table;
 pub(crate) use table::{NotReady, OobTable, Parts, Sender};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -168,6 +168,13 @@ impl SessionApertures {
         }
     }
 
+    /// Returns why a request of an endpoint's connection failed.
+    #[cfg(test)]
+    pub(super) fn fault(&self, endpoint: u32) -> Option<RequestFault> {
+        let word = self.requests.get(endpoint as usize * REQUEST_WORDS + 1);
+        RequestFault::from_number((word >> 32) as u32)
+    }
+
     /// `true` if a request of an endpoint's connection failed.
     pub(super) fn has_failed(&self, endpoint: u32) -> bool {
         self.requests.get(endpoint as usize * REQUEST_WORDS + 1) != 0

@@ -1,1 +1,193 @@
+use towpath_memory::{CommonMemory, SharedFile};
+use towpath_protocol::apertures::{Access, ApertureState};
+use towpath_protocol::oob::{Kind, PeerState, Refused};
+use towpath_protocol::requests::{Request, RequestFault, RequestKind, Segment};
 
+use super::commands::{ApertureCommand, ApertureReport, Exporting};
+use super::requests::{Outcome, Requesting, TRANSFER_BYTES, carry_out};
+use crate::engine::oob::Sender;
+use crate::engine::oob::connection::EndpointName;
+use crate::engine::oob::tests::{APERTURES, World};
+
+const OWNER: (u32, u32) = (1, 0);
+const IMPORTER: (u32, u32) = (2, 1);
+const KEY: u32 = 7;
+const BYTES: usize = 1 << 20;
+
+fn name((session, endpoint): (u32, u32)) -> EndpointName {
+    EndpointName { session, endpoint }
+}
+
+/// Two sessions with a memory each, and a connection between them.
+fn world() -> (World, [CommonMemory; 2]) {
+    let mut world = World::new(2);
+    world.connect(OWNER, (2, 0), IMPORTER);
+    let memories = [1, 2].map(|session| add_memory(&mut world, session));
+    (world, memories)
+}
+
+fn add_memory(world: &mut World, session: u32) -> CommonMemory {
+    let file = SharedFile::create("memory", BYTES).unwrap();
+    let memory = file.map_common(true).unwrap();
+    let add = ApertureCommand::AddMemory { session, number: 0, memory: memory.clone() };
+    assert!(execute(world, add).is_none());
+    memory
+}
+
+fn execute(world: &mut World, command: ApertureCommand) -> Option<ApertureReport> {
+    world.apertures.execute(command, &mut world.sessions)
+}
+
+fn export(world: &mut World, key: u32, number: u32, resumed_for: Option<EndpointName>) -> bool {
+    let command = ApertureCommand::Export(Box::new(Exporting {
+        key,
+        owner: name(OWNER),
+        number,
+        memory: 0,
+        offset: 64,
+        len: BYTES as u64 - 64,
+        access: Access::ReadWrite,
+        resumed_for,
+    }));
+    match execute(world, command) {
+        Some(ApertureReport::Exported { peer, .. }) => peer.is_some(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn state(world: &World, session: u32, number: u32) -> ApertureState {
+    let key = world.sessions.key(session).unwrap();
+    world.sessions.get(key).unwrap().apertures.state(number)
+}
+
+/// Carries out a request of the importer, and returns what became of it.
+fn request(world: &mut World, slot: u32, request: &Request) -> Outcome {
+    let from = world.at(IMPORTER.0, IMPORTER.1);
+    let sender = Sender { from, session: IMPORTER.0, queue_pair: 0, slot, may_repeat: false };
+    let checked = request.check().unwrap();
+    let requesting = Requesting { sender, request, checked, now: 1 };
+    carry_out(&requesting, &mut world.parts()).0
+}
+
+fn write(sequence: u32, len: u32) -> Request {
+    let local = Segment { offset: 0, len, memory: 0 };
+    Request::new(RequestKind::Write, sequence, (KEY, 0), &[local]).unwrap()
+}
+
+fn fault(world: &World) -> Option<RequestFault> {
+    let key = world.sessions.key(IMPORTER.0).unwrap();
+    world.sessions.get(key).unwrap().apertures.fault(IMPORTER.1)
+}
+
+#[test]
+fn thousands_of_apertures_end_a_few_at_a_time() {
+    let (mut world, _) = world();
+    for number in 0..APERTURES {
+        assert!(export(&mut world, KEY + number, number, None));
+    }
+    world.send(OWNER, Kind::Close, (2, 0));
+    assert!(world.apertures.has_ending(), "{APERTURES} do not end at once");
+    // None of them can be used any more, and the endpoints are not connected before all are gone.
+    assert_eq!(request(&mut world, 1, &write(1, 8)), Outcome::Complete);
+    assert_eq!(fault(&world), Some(RequestFault::Closed));
+    world.send(OWNER, Kind::Request, (2, 0));
+    world.send(IMPORTER, Kind::Accept, OWNER);
+    assert_eq!(world.state(IMPORTER), PeerState::Refused(Refused::State));
+    let mut turns = 0;
+    while world.apertures.has_ending() {
+        let sessions = &mut world.sessions;
+        assert!(world.apertures.go_on_ending(sessions) <= 64);
+        turns += 1;
+    }
+    assert!(turns >= APERTURES / 64 - 1);
+    assert!((0..APERTURES).all(|number| state(&world, 1, number) == ApertureState::Closed));
+    world.send(IMPORTER, Kind::Accept, OWNER);
+    assert_eq!(world.state(IMPORTER), PeerState::Connected);
+    assert_eq!(request(&mut world, 2, &write(2, 8)), Outcome::Complete);
+    assert_eq!(
+        fault(&world),
+        Some(RequestFault::Key),
+        "the old key is no key of the new connection"
+    );
+}
+
+#[test]
+fn a_successor_carries_out_no_request_that_is_complete() {
+    let (mut world, [remote, local]) = world();
+    assert!(export(&mut world, KEY, 0, None));
+    assert!(local.store(0, 5));
+    assert_eq!(request(&mut world, 1, &write(1, 8)), Outcome::Complete);
+    assert_eq!(remote.load(64), Some(5));
+    // The application knows that it is complete, and changes its memory; then the server is killed.
+    assert!(local.store(0, 6));
+    assert_eq!(request(&mut world, 1, &write(1, 8)), Outcome::Complete);
+    assert_eq!(remote.load(64), Some(5));
+    assert_eq!(request(&mut world, 2, &write(2, 8)), Outcome::Complete);
+    assert_eq!((remote.load(64), fault(&world)), (Some(6), None));
+}
+
+#[test]
+fn a_long_request_goes_on_where_it_was() {
+    let (mut world, [remote, local]) = world();
+    assert!(export(&mut world, KEY, 0, None));
+    let len = 3 * TRANSFER_BYTES + 8;
+    let data: Vec<u8> = (0..len).map(|place| (place % 251) as u8).collect();
+    assert!(local.write(0, &data));
+    let one = write(1, len as u32);
+    assert_eq!(request(&mut world, 1, &one), Outcome::More);
+    // What is moved is moved: a successor goes on behind it.
+    assert!(local.write(0, &[0; 64]));
+    for _ in 0..2 {
+        assert_eq!(request(&mut world, 1, &one), Outcome::More);
+    }
+    assert_eq!(request(&mut world, 1, &one), Outcome::Complete);
+    let mut placed = vec![0; len as usize];
+    assert!(remote.read(64, &mut placed));
+    assert_eq!(placed, data);
+}
+
+/// An application that exchanges its request for another one in between gets no right by it.
+#[test]
+fn a_request_is_checked_also_if_nothing_is_left_to_move() {
+    let (mut world, _) = world();
+    assert!(export(&mut world, KEY, 0, None));
+    assert_eq!(request(&mut world, 1, &write(1, 2 * TRANSFER_BYTES as u32)), Outcome::More);
+    let local = Segment { offset: 0, len: 8, memory: 0 };
+    let other = Request::new(RequestKind::WriteImmediate, 1, (KEY + 1, 0), &[local]).unwrap();
+    assert_eq!(request(&mut world, 1, &other), Outcome::Complete);
+    assert_eq!(fault(&world), Some(RequestFault::Key));
+    assert!(!world.taken(OWNER).contains(&Kind::Immediate));
+}
+
+#[test]
+fn a_successor_enters_what_was_valid() {
+    let (mut world, _) = world();
+    assert!(export(&mut world, KEY, 0, None) && export(&mut world, KEY + 1, 1, None));
+    let revoke = ApertureCommand::Revoke { key: KEY + 1, session: 1, number: 1 };
+    assert!(execute(&mut world, revoke).is_none());
+    assert_eq!(state(&world, 1, 1), ApertureState::Revoked);
+    world.serve(vec![1, 2]);
+    let before = Some(name(IMPORTER));
+    assert!(export(&mut world, KEY, 0, before));
+    assert!(!export(&mut world, KEY + 1, 1, before), "revoked");
+    assert!(!export(&mut world, KEY + 2, 2, before), "never exported");
+    assert_eq!(state(&world, 1, 1), ApertureState::Revoked);
+    // For another endpoint than before, or without a connection.
+    world.serve(vec![1, 2]);
+    assert!(!export(&mut world, KEY, 0, Some(name((2, 2)))));
+    assert_eq!(state(&world, 1, 0), ApertureState::Closed);
+    let import = ApertureCommand::Import { key: KEY, session: 2, number: 5 };
+    let report = execute(&mut world, import);
+    assert!(matches!(report, Some(ApertureReport::Imported { entered: false, .. })));
+    assert_eq!(state(&world, 2, 5), ApertureState::Closed);
+}
+
+/// The connection restored first ends the aperture, if the peer's session is gone.
+#[test]
+fn a_successor_without_the_peer_ends_the_aperture() {
+    let (mut world, _) = world();
+    assert!(export(&mut world, KEY, 0, None));
+    world.serve(vec![1]);
+    assert!(!export(&mut world, KEY, 0, Some(name(IMPORTER))));
+    assert_eq!(state(&world, 1, 0), ApertureState::Closed);
+}

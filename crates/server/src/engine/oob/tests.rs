@@ -22,6 +22,7 @@ use crate::reach::Reach;
 
 const SLOTS: u32 = 8;
 const ENDPOINTS: u32 = 4;
+pub(crate) const APERTURES: u32 = 300;
 
 /// The files of a session, which outlive a server, and the application's side.
 struct Files {
@@ -35,7 +36,9 @@ struct Files {
 }
 
 fn shape() -> SessionShape {
-    SessionShape::new(1, ENDPOINTS, 16, 16, 256, 256).unwrap().with_oob(SLOTS).unwrap()
+    let shape = SessionShape::new(1, ENDPOINTS, 16, 16, 256, 256).unwrap();
+    let shape = shape.with_oob(SLOTS).and_then(|shape| shape.with_apertures(APERTURES, 0));
+    shape.unwrap()
 }
 
 impl Files {
@@ -79,12 +82,12 @@ impl Files {
 }
 
 /// Sessions 1, 2, ... with endpoints, and the engine's parts that messages need.
-struct World {
+pub(crate) struct World {
     files: Vec<Files>,
-    sessions: SessionTable,
+    pub(crate) sessions: SessionTable,
     notifier: Notifier,
     table: OobTable,
-    apertures: ApertureTable,
+    pub(crate) apertures: ApertureTable,
     slot: u32,
 }
 
@@ -94,7 +97,7 @@ fn address(session: u32, endpoint: u32) -> OobAddress {
 }
 
 impl World {
-    fn new(sessions: u32) -> World {
+    pub(crate) fn new(sessions: u32) -> World {
         let files = (0..sessions).map(|_| Files::new()).collect();
         let mut world = World {
             files,
@@ -109,9 +112,10 @@ impl World {
     }
 
     /// Begins a server with these sessions.
-    fn serve(&mut self, numbers: Vec<u32>) {
+    pub(crate) fn serve(&mut self, numbers: Vec<u32>) {
         (self.sessions, self.table) = (SessionTable::default(), OobTable::default());
         self.notifier = Notifier::new(&Values::default(), Relays::none().unwrap(), 64);
+        self.apertures = ApertureTable::default();
         for number in numbers {
             let mut session = self.files[number as usize - 1].session(number);
             (session.oob.uid, session.oob.reach) = (1000, Reach::Own);
@@ -127,16 +131,16 @@ impl World {
         self.parts().restore();
     }
 
-    fn parts(&mut self) -> Parts<'_> {
+    pub(crate) fn parts(&mut self) -> Parts<'_> {
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
         Parts { sessions, notifier, apertures: &mut self.apertures }
     }
 
-    fn at(&self, session: u32, endpoint: u32) -> Destination {
+    pub(crate) fn at(&self, session: u32, endpoint: u32) -> Destination {
         Destination { session: self.sessions.key(session).unwrap(), endpoint }
     }
 
-    fn send(&mut self, from: (u32, u32), kind: Kind, to: (u32, u32)) {
+    pub(crate) fn send(&mut self, from: (u32, u32), kind: Kind, to: (u32, u32)) {
         let message = OobMessage::new(kind, address(to.0, to.1), &[]).unwrap();
         assert_eq!(self.send_any(from, &message), Ok(()));
     }
@@ -152,7 +156,7 @@ impl World {
         outcome
     }
 
-    fn state(&self, (session, endpoint): (u32, u32)) -> PeerState {
+    pub(crate) fn state(&self, (session, endpoint): (u32, u32)) -> PeerState {
         let consumer = &self.files[session as usize - 1].consumers[endpoint as usize];
         PeerState::from_number(consumer.state() as u32).unwrap()
     }
@@ -162,14 +166,14 @@ impl World {
     }
 
     /// Takes all messages of an endpoint.
-    fn taken(&mut self, (session, endpoint): (u32, u32)) -> Vec<Kind> {
+    pub(crate) fn taken(&mut self, (session, endpoint): (u32, u32)) -> Vec<Kind> {
         let consumer = &mut self.files[session as usize - 1].consumers[endpoint as usize];
         let next = || consumer.take().unwrap();
         let kind = |words| OobMessage::from_words(words).check().unwrap().0;
         std::iter::from_fn(next).map(kind).collect()
     }
 
-    fn connect(&mut self, one: (u32, u32), listener: (u32, u32), other: (u32, u32)) {
+    pub(crate) fn connect(&mut self, one: (u32, u32), listener: (u32, u32), other: (u32, u32)) {
         self.send(one, Kind::Request, listener);
         assert_eq!(self.state(one), PeerState::Requested);
         self.send(other, Kind::Accept, one);
