@@ -1,4 +1,5 @@
-//! Code that the example programs share: usage and errors, reported in one line.
+//! Code that the example programs share: usage and errors, reported in one line; and connections by which
+//! one application lets another one use its memory.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -11,8 +12,8 @@ const USAGE: u8 = 2;
 
 /// Runs an example that takes `N` arguments, and returns its exit status.
 ///
-/// `usage` is the name of the example and of its arguments, such as `"echo SOCKET"`. A last
-/// argument in brackets may be left out; it is then empty. The first line of `about` is the
+/// `usage` is the name of the example and of its arguments, such as `"echo SOCKET"`. Arguments in
+/// brackets at the end may be left out together; they are then empty. The first line of `about` is the
 /// example's purpose. `--help` prints both with status 0. Another number of arguments, or an
 /// unknown option, prints one line on standard error and returns status 2. An error of `run` prints
 /// one line of text and returns status 1.
@@ -39,8 +40,10 @@ pub fn run<const N: usize>(
         let _ = writeln!(io::stdout(), "{about}\n\nusage: {usage}");
         return ExitCode::SUCCESS;
     }
-    if usage.ends_with(']') && arguments.len() + 1 == N {
-        arguments.push(OsString::new());
+    let optional = usage.strip_suffix(']').and_then(|usage| usage.rsplit_once('['));
+    let optional = optional.map_or(0, |(_, names)| names.split_whitespace().count());
+    if arguments.len() + optional == N {
+        arguments.resize(N, OsString::new());
     }
     let is_option = |argument: &OsString| argument.as_encoded_bytes().starts_with(b"-");
     let failed = match <[OsString; N]>::try_from(arguments) {
@@ -54,6 +57,8 @@ pub fn run<const N: usize>(
     let _ = writeln!(io::stderr(), "{name}: {error}");
     ExitCode::FAILURE
 }
+
+pub mod apertures;
 
 #[cfg(doctest)]
 #[doc = include_str!("first.md")]

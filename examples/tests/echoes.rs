@@ -2,7 +2,7 @@
 
 mod network;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Child, Command, Output, Stdio};
@@ -225,31 +225,96 @@ fn out_of_band_messages_come_back() {
         return;
     }
     isolated!(|| {
-        use std::io::Write;
-        use std::process::{Command, Stdio};
         let served = Served::start(1500, |device| Box::new(device));
         let program = env!("CARGO_BIN_EXE_oob_echo");
         let mut echo = Running::start(program, &served, &[]);
-        let report = towpath_client::report(served.socket()).unwrap();
-        let ip = report["sessions"][0]["ipv4"].as_str().unwrap().split('/').next().unwrap();
-        let ask = |port: u16, lines: &str| {
-            let mut command = Command::new(program);
-            command.arg(served.socket()).arg(format!("{ip}:{port}"));
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            let mut child = command.spawn().unwrap();
-            child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-            let output = child.wait_with_output().unwrap();
-            let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-            (output.status.code(), text(output.stdout), text(output.stderr))
-        };
+        let ip = first_address(&served);
         for _ in 0..3 {
-            let said = ask(7, "one\ntwo\n");
+            let said = ask(program, &served, &[&format!("{ip}:7")], "one\ntwo\n");
             assert_eq!(said, (Some(0), "welcome\none\ntwo\n".to_owned(), String::new()));
         }
-        let (status, _, error) = ask(8, "");
+        let (status, _, error) = ask(program, &served, &[&format!("{ip}:8")], "");
         assert_eq!(status, Some(1));
         assert!(error.contains("refused: no endpoint of this server"), "{error}");
         echo.assert_alive();
+        served.server.stop().unwrap();
+    });
+}
+
+/// Returns the address of the first session.
+fn first_address(served: &Served) -> String {
+    let report = towpath_client::report(served.socket()).unwrap();
+    let ip = report["sessions"][0]["ipv4"].as_str().unwrap();
+    ip.split('/').next().unwrap().to_owned()
+}
+
+/// Runs a program that reads lines. Returns its status and what it said.
+fn ask(
+    program: &str,
+    served: &Served,
+    arguments: &[&str],
+    lines: &str,
+) -> (Option<i32>, String, String) {
+    let mut command = Command::new(program);
+    command.arg(served.socket()).args(arguments);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn counters_are_read_without_their_owner() {
+    if !possible("counters_are_read_without_their_owner", &[]) {
+        return;
+    }
+    isolated!(|| {
+        let served = Served::start(1500, |device| Box::new(device));
+        let program = env!("CARGO_BIN_EXE_board");
+        let mut board = Running::start(program, &served, &[]);
+        let at = format!("{}:9", first_address(&served));
+        for _ in 0..2 {
+            let (status, out, error) = ask(program, &served, &[&at], "");
+            assert_eq!((status, error.as_str()), (Some(0), ""), "{out}");
+            let ticks = |line: &str| line.split(' ').next().unwrap().parse::<u64>().unwrap();
+            let ticks: Vec<u64> = out.lines().map(ticks).collect();
+            assert!(ticks.len() == 3 && ticks.is_sorted() && ticks[0] < ticks[2], "{out}");
+            assert!(out.lines().all(|line| line.ends_with(" 1 readers")), "{out}");
+        }
+        board.assert_alive();
+        served.server.stop().unwrap();
+    });
+}
+
+#[test]
+fn values_are_looked_up_without_their_owner() {
+    if !possible("values_are_looked_up_without_their_owner", &[]) {
+        return;
+    }
+    isolated!(|| {
+        let served = Served::start(1500, |device| Box::new(device));
+        let program = env!("CARGO_BIN_EXE_kv");
+        let pairs: String =
+            (0..300).map(|number| format!("key{number} value {number}\n")).collect();
+        let mut keeper = Command::new(program);
+        keeper.arg(served.socket()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut keeper = keeper.spawn().unwrap();
+        keeper.stdin.take().unwrap().write_all(pairs.as_bytes()).unwrap();
+        let mut line = String::new();
+        BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("answering at"), "{line}");
+        let at = format!("{}:9", first_address(&served));
+        for number in [0, 7, 150, 299] {
+            let said = ask(program, &served, &[&at, &format!("key{number}")], "");
+            assert_eq!(said, (Some(0), format!("value {number}\n"), String::new()));
+        }
+        let (status, _, error) = ask(program, &served, &[&at, "key300"], "");
+        assert_eq!((status, error.as_str()), (Some(1), "kv: no such key\n"));
+        assert!(keeper.try_wait().unwrap().is_none());
+        keeper.kill().unwrap();
+        keeper.wait().unwrap();
         served.server.stop().unwrap();
     });
 }

@@ -27,6 +27,8 @@ fn the_first_program_is_the_one_in_the_readme() {
 #[test]
 fn every_example_is_read_at_a_glance() {
     for (name, text) in [
+        ("board", include_str!("../src/bin/board.rs")),
+        ("kv", include_str!("../src/bin/kv.rs")),
         ("echo", include_str!("../src/bin/echo.rs")),
         ("udp_echo", include_str!("../src/bin/udp_echo.rs")),
         ("oob_echo", include_str!("../src/bin/oob_echo.rs")),

@@ -3,8 +3,10 @@
 use std::process::{Command, Stdio};
 
 /// The examples, and the least and the largest number of arguments of each.
-const EXAMPLES: [(&str, &str, [usize; 2]); 6] = [
+const EXAMPLES: [(&str, &str, [usize; 2]); 8] = [
+    ("board", env!("CARGO_BIN_EXE_board"), [1, 2]),
     ("echo", env!("CARGO_BIN_EXE_echo"), [1, 1]),
+    ("kv", env!("CARGO_BIN_EXE_kv"), [1, 3]),
     ("oob_echo", env!("CARGO_BIN_EXE_oob_echo"), [1, 2]),
     ("own_queue", env!("CARGO_BIN_EXE_own_queue"), [1, 1]),
     ("pdu_echo", env!("CARGO_BIN_EXE_pdu_echo"), [1, 1]),

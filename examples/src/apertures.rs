@@ -1,0 +1,93 @@
+//! Connections by which an application lets others use its memory: each gets the key of an aperture of its
+//! own.
+
+use std::error::Error;
+use std::net::SocketAddr;
+
+use towpath_client::{
+    Access, ApertureKey, Endpoint, Memory, OobAddress, OobKind, PeerState, ReceivedOob, Rule,
+    Session,
+};
+
+const TCP: u8 = 6;
+
+/// Returns the address of an endpoint, such as `10.77.0.2:9`.
+///
+/// # Errors
+/// A text that is no address.
+pub fn address(text: &str) -> Result<OobAddress, Box<dyn Error>> {
+    let at: SocketAddr =
+        text.parse().map_err(|_| format!("{text}: no address, such as 10.77.0.2:9"))?;
+    Ok(OobAddress { ip: at.ip(), protocol: TCP, port: at.port() })
+}
+
+/// Connects an endpoint with an application that asked for it, and sends it the key of an aperture of
+/// the first `bytes` bytes of a memory. Returns `None` if the application does not wait any more.
+///
+/// # Errors
+/// The errors of the session.
+pub fn admit(
+    session: &mut Session,
+    request: &ReceivedOob,
+    (memory, bytes, access): (&Memory, usize, Access),
+) -> Result<Option<Endpoint>, Box<dyn Error>> {
+    if request.kind() != OobKind::Request {
+        return Ok(None);
+    }
+    let endpoint = session.open(&Rule::new().tcp(0).out_of_band())?;
+    session.accept_connection(endpoint, request.from(), b"")?;
+    while session.peer_state(endpoint) == PeerState::Requested {
+        session.wait(None)?;
+    }
+    if session.peer_state(endpoint) != PeerState::Connected {
+        session.close(endpoint)?;
+        return Ok(None);
+    }
+    let export = session.export(endpoint, memory, 0..bytes, access)?;
+    session.send_oob(endpoint, request.from(), &export.key().0.to_le_bytes())?;
+    session.flush()?;
+    Ok(Some(endpoint))
+}
+
+/// Closes the endpoints whose peers have closed or died.
+///
+/// # Errors
+/// The errors of the session.
+pub fn close_gone(
+    session: &mut Session,
+    endpoints: &mut Vec<Endpoint>,
+) -> Result<(), Box<dyn Error>> {
+    let is_gone = |one: &Endpoint| session.peer_state(*one) != PeerState::Connected;
+    let gone: Vec<_> = endpoints.extract_if(.., |one| is_gone(one)).collect();
+    for endpoint in gone {
+        session.close(endpoint)?;
+    }
+    Ok(())
+}
+
+/// Connects with the application at an address. Returns the endpoint, and the key of the aperture that
+/// the application sent.
+///
+/// # Errors
+/// A refusal, or the errors of the session.
+pub fn ask(
+    session: &mut Session,
+    to: OobAddress,
+) -> Result<(Endpoint, ApertureKey), Box<dyn Error>> {
+    let endpoint = session.open(&Rule::new().tcp(0).out_of_band())?;
+    session.request_connection(endpoint, to, b"")?;
+    loop {
+        let state = session.peer_state(endpoint);
+        if !matches!(state, PeerState::Requested | PeerState::Connected) {
+            return Err(format!("{to}: {state}").into());
+        }
+        session.wait(None)?;
+        session.receive(0, usize::MAX, |_| {})?;
+        while let Some(message) = session.receive_oob(endpoint)? {
+            let key = message.payload().first_chunk().copied();
+            if let Some(key) = key.filter(|_| message.kind() == OobKind::Message) {
+                return Ok((endpoint, ApertureKey(u32::from_le_bytes(key))));
+            }
+        }
+    }
+}
